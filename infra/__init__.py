@@ -1,0 +1,1 @@
+"""What touches the world: objects in a store, configuration, Spark, devices."""

@@ -1,0 +1,159 @@
+"""TOML tables into frozen records: types checked, unknown keys refused, digests stable."""
+
+import difflib
+import hashlib
+import json
+import math
+import tomllib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import MISSING, Field, asdict, fields, is_dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+Record = TypeVar("Record")
+
+
+class ConfigurationError(ValueError):
+    """A configuration that cannot be used; the message names the file, the key and a remedy."""
+
+
+def read_toml(path: str) -> dict[str, object]:
+    """Read a TOML file; raise ConfigurationError if it is absent or malformed."""
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{path}: not TOML: {error}") from error
+
+
+def apply_overrides(table: Mapping[str, object], overrides: Sequence[str]) -> dict[str, object]:
+    """Copy `table` with `section.key=value` settings; values are TOML, or else plain text."""
+    result = deepcopy(dict(table))
+    for override in overrides:
+        path, equals, text = override.partition("=")
+        keys = [key.strip() for key in path.split(".")]
+        if not equals or not all(keys):
+            raise ConfigurationError(f"--set {override}: need section.key=value")
+        _section(result, keys[:-1], override)[keys[-1]] = _override_value(text.strip())
+    return result
+
+
+def _section(table: dict[str, object], keys: Sequence[str], override: str) -> dict[str, object]:
+    for key in keys:
+        inner = table.setdefault(key, {})
+        if not isinstance(inner, dict):
+            raise ConfigurationError(f"--set {override}: {key} = {inner!r} is no section")
+        table = inner
+    return table
+
+
+def _override_value(text: str) -> object:
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    value = parsed["value"]
+    # A date, and text that breaks out of its line, are meant as text.
+    usable = len(parsed) == 1 and isinstance(value, bool | int | float | str | list | dict)
+    return value if usable else text
+
+
+def read_record(cls: type[Record], table: Mapping[str, object], where: str) -> Record:
+    """Read `table` into the dataclass `cls`; `where` names the file in messages.
+
+    Fields may be int, float, str, bool, Literal, StrEnum, dataclasses, tuple[T, ...],
+    dict[str, T] and `T | None`. Raises ConfigurationError for unknown or missing keys, wrong
+    types, and whatever ValueError the record's own check raises.
+    """
+    known = {field.name: field for field in fields(typing.cast(Any, cls)) if field.init}
+    _refuse_unknown(table, list(known), where)
+    hints = typing.get_type_hints(cls)
+    values = {}
+    for name, field in known.items():
+        if name in table:
+            values[name] = _convert(hints[name], table[name], f"{where}: {name}")
+        elif _is_required(field):
+            raise ConfigurationError(f"{where}: {name} is missing: need {_describe(hints[name])}")
+    try:
+        return cls(**values)
+    except ConfigurationError:
+        raise
+    except ValueError as error:
+        raise ConfigurationError(f"{where}: {error}") from error
+
+
+def _refuse_unknown(table: Mapping[str, object], known: Sequence[str], where: str) -> None:
+    for key in table:
+        if key not in known:
+            nearest = difflib.get_close_matches(key, known, n=1)
+            remedy = f"did you mean {nearest[0]}?" if nearest else f"known: {', '.join(known)}"
+            raise ConfigurationError(f"{where}: unknown key {key}: {remedy}")
+
+
+def _is_required(field: Field[Any]) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
+
+
+def _convert(hint: Any, value: object, where: str) -> object:  # noqa: ANN401
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        (inner,) = (argument for argument in arguments if argument is not types.NoneType)
+        return _convert(inner, value, where)
+    if origin is tuple and isinstance(value, list):
+        return tuple(_convert(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    if origin is dict and isinstance(value, dict):
+        return {key: _convert(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
+    if is_dataclass(hint) and isinstance(hint, type) and isinstance(value, dict):
+        return read_record(hint, value, where)
+    if origin is typing.Literal and (type(value), value) in [(type(c), c) for c in arguments]:
+        return value
+    if isinstance(hint, type):
+        return _convert_plain(hint, value, where)
+    raise _wrong_type(hint, value, where)
+
+
+def _convert_plain(hint: type, value: object, where: str) -> object:
+    if issubclass(hint, StrEnum) and value in [str(member) for member in hint]:
+        return hint(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is float and is_number and math.isfinite(typing.cast(float, value)):
+        return float(typing.cast(float, value))  # 1 and 1.0 have one digest
+    if hint in (int, str, bool) and type(value) is hint:
+        return value
+    raise _wrong_type(hint, value, where)
+
+
+def _wrong_type(hint: Any, value: object, where: str) -> ConfigurationError:  # noqa: ANN401
+    return ConfigurationError(f"{where} = {value!r}: need {_describe(hint)}")
+
+
+def _describe(hint: Any) -> str:  # noqa: ANN401
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return next(_describe(inner) for inner in arguments if inner is not types.NoneType)
+    if origin is tuple:
+        return f"a list, each {_describe(arguments[0])}"
+    if origin is typing.Literal:
+        return "one of " + ", ".join(map(repr, arguments))
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return "one of " + ", ".join(repr(str(member)) for member in hint)
+    if origin is dict or is_dataclass(hint):
+        return "a table"
+    names = {int: "a whole number", float: "a finite number", bool: "true or false"}
+    return names.get(hint, "text in quotes")
+
+
+def canonical_json(record: object) -> str:
+    """Write the record as JSON with sorted keys: equal records give equal text."""
+    plain = asdict(typing.cast(Any, record))
+    return json.dumps(plain, sort_keys=True, ensure_ascii=False, allow_nan=False)
+
+
+def digest(record: object) -> str:
+    """SHA-256 of the canonical JSON, in hexadecimal."""
+    return hashlib.sha256(canonical_json(record).encode()).hexdigest()

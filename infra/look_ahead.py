@@ -1,0 +1,29 @@
+"""Do slow things ahead of their reader, in order, with a bound on how many."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def look_ahead(function: Callable[[T], R], items: Iterable[T], depth: int) -> Iterator[tuple[T, R]]:
+    """Yield each item with `function(item)`, in order; at most `depth` are running or waiting.
+
+    Closing the iterator early cancels what has not started and waits for what has.
+    """
+    pending: deque[tuple[T, Future[R]]] = deque()
+    pool = ThreadPoolExecutor(depth, thread_name_prefix="look-ahead")
+    try:
+        for item in items:
+            if len(pending) == depth:
+                oldest, future = pending.popleft()
+                yield oldest, future.result()
+            pending.append((item, pool.submit(function, item)))
+        while pending:
+            oldest, future = pending.popleft()
+            yield oldest, future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)

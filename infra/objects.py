@@ -1,0 +1,33 @@
+"""What a store of objects speaks of: a description of an object, and the errors."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+class StoreError(Exception):
+    """The store could not do what was asked; the message names the URI and a remedy."""
+
+
+class PrefixError(StoreError):
+    """A URI that is malformed, climbs out by `..`, or lies outside the allowed prefixes."""
+
+
+class ObjectNotFound(StoreError):  # noqa: N818
+    """There is no object at this URI (its bucket or directory may exist)."""
+
+
+class AccessDenied(StoreError):  # noqa: N818
+    """The store knows us and refuses, or does not know us."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """An object's address, size, and a tag that changes when its bytes change."""
+
+    uri: str
+    num_bytes: int
+    etag: str
+
+
+# Beside a method called `list`, the word no longer names the type.
+Listing: TypeAlias = list[ObjectInfo]

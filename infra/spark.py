@@ -1,0 +1,203 @@
+"""Spark sessions, and one Spark task per piece of work; run as a module, sets spark-submit up."""
+
+import os
+import re
+import shlex
+import sys
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import TypeVar
+
+import pyspark
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark import SparkConf, SparkContext, StatusTracker, inheritable_thread_target
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from tqdm import tqdm
+
+from infra.cluster import Cluster, require_dependencies
+from infra.java import find_java_home
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_POLL_INTERVAL_S = 0.2
+
+# Also for a local master from the command line: nothing listens beyond this host.
+_LOCAL_SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+
+# Sourced by spark-submit. What the user has set wins, except for Java, which was checked.
+# A host that does not know its own name stops Spark unless told an address. Standard error is
+# reopened to append, because our programs open it a second time (infra/standard_error.py).
+_SPARK_ENV = """\
+# Written by `python -m infra.spark`; run it again when Java or the environment moves.
+JAVA_HOME={java_home}
+: "${{PYSPARK_PYTHON:={python}}}"
+getent hosts "$(uname -n)" > /dev/null 2>&1 || : "${{SPARK_LOCAL_IP:=127.0.0.1}}"
+[ -f /dev/stderr ] && [ ! /dev/stdout -ef /dev/stderr ] && exec 2>> /dev/stderr
+"""
+
+_LOG4J2 = """\
+# Written by `python -m infra.spark`: errors only, and on standard error.
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex{3}
+"""
+
+
+class TaskError(RuntimeError):
+    """A Spark task failed for good; the message names the work and the task's own error."""
+
+
+def spark_environment() -> dict[str, str]:
+    """Environment variables with which pyspark and spark-submit find Java and this Python.
+
+    For a child process: `{**os.environ, **spark_environment()}`.
+    """
+    scripts = str(Path(sys.executable).parent)  # spark-submit calls find-spark-home and python3
+    path = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    return {
+        "JAVA_HOME": str(find_java_home()),
+        "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON") or sys.executable,
+        "PATH": os.pathsep.join([scripts, *(part for part in path if part != scripts)]),
+    }
+
+
+def configure() -> Path:
+    """Let plain `spark-submit` work in this Python environment; return the directory written.
+
+    That is the one spark-submit will read: SPARK_CONF_DIR, or else `conf` in pyspark.
+    """
+    of_pyspark = Path(pyspark.__file__).parent / "conf"  # wheels come without it
+    directory = Path(os.environ.get("SPARK_CONF_DIR") or of_pyspark)
+    directory.mkdir(parents=True, exist_ok=True)
+    java_home, python = shlex.quote(str(find_java_home())), shlex.quote(sys.executable)
+    environment = _SPARK_ENV.format(java_home=java_home, python=python)
+    (directory / "spark-env.sh").write_text(environment, encoding="utf-8")
+    (directory / "log4j2.properties").write_text(_LOG4J2, encoding="utf-8")
+    return directory
+
+
+def spark_session(app_name: str, cluster: Cluster) -> SparkSession:
+    """Start Spark as `cluster` says; what spark-submit was given by --conf or --master wins.
+
+    Use it in a `with` statement, which stops it. Raises ConfigurationError if a Python
+    dependency of the cluster is not installed.
+    """
+    require_dependencies(cluster)
+    settings = {"spark.app.name": app_name, **_settings(cluster)}
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        conf = _submitted_conf(settings, cluster)
+    else:
+        os.environ.update(spark_environment())
+        if cluster.is_local:  # the name of a container need not resolve
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        conf = SparkConf().setAll(list(settings.items()))
+    session = SparkSession.builder.config(conf=conf).getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def run_tasks(
+    session: SparkSession, tasks: Sequence[T], function: Callable[[T], R], description: str
+) -> list[R]:
+    """Run `function` on each of `tasks`, one Spark task each; results keep the order of `tasks`.
+
+    Shows progress on standard error if that is a terminal. Raises TaskError when a task has
+    failed as often as Spark may try it.
+    """
+    if not tasks:
+        return []
+    context = session.sparkContext
+    group = uuid.uuid4().hex
+
+    def collect() -> list[R]:
+        context.setJobGroup(group, description, interruptOnCancel=True)
+        return context.parallelize(tasks, len(tasks)).map(function).collect()
+
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(inheritable_thread_target(session)(collect))
+        try:
+            _show_progress(future, context.statusTracker(), group, len(tasks), description)
+            results: list[R] = future.result()
+        except (Py4JJavaError, PySparkException) as error:
+            raise TaskError(f"{description}: {_cause(error)}") from error
+        except BaseException:
+            context.cancelJobGroup(group)
+            raise
+    return results
+
+
+def _settings(cluster: Cluster) -> dict[str, str]:
+    settings = {
+        "spark.master": cluster.master,
+        "spark.executor.cores": str(cluster.cores_per_executor),
+        "spark.executor.instances": str(cluster.num_executors),
+        "spark.executor.memory": cluster.executor_memory,
+        "spark.driver.memory": cluster.driver_memory,
+        "spark.ui.showConsoleProgress": "false",
+    }
+    if cluster.is_local:
+        settings |= _LOCAL_SETTINGS
+    return settings | cluster.spark
+
+
+def _submitted_conf(settings: dict[str, str], cluster: Cluster) -> SparkConf:
+    SparkContext._ensure_initialized()  # connects to the JVM of spark-submit
+    jvm = SparkContext._jvm
+    assert jvm is not None
+    conf = SparkConf(_jvm=jvm)
+    command = jvm.java.lang.System.getProperty("sun.java.command") or ""
+    # Without --master spark-submit says local[*], as if somebody had asked for it.
+    if conf.get("spark.master") == "local[*]" and not _names_master(command):
+        conf.set("spark.master", cluster.master)
+    if conf.get("spark.master", "").startswith("local"):
+        settings = {**_LOCAL_SETTINGS, **settings}
+    # spark-submit names the application after its file, so that name is no wish either.
+    conf.setAppName(settings["spark.app.name"])
+    for key, value in settings.items():
+        conf.setIfMissing(key, value)
+    return conf
+
+
+def _names_master(command: str) -> bool:
+    return re.search(r"(^|\s)--master[\s=]|spark\.master=", command) is not None
+
+
+def _show_progress(
+    future: "Future[list[R]]", tracker: StatusTracker, group: str, num_tasks: int, description: str
+) -> None:
+    with tqdm(total=num_tasks, desc=description, unit="task", disable=None) as bar:
+        while wait([future], timeout=_POLL_INTERVAL_S).not_done:
+            bar.update(_num_completed(tracker, group) - bar.n)
+        if future.exception() is None:
+            bar.update(num_tasks - bar.n)
+
+
+def _num_completed(tracker: StatusTracker, group: str) -> int:
+    jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
+    stages = [tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]
+    return sum(stage.numCompletedTasks for stage in stages if stage)
+
+
+def _cause(error: Py4JJavaError | PySparkException) -> str:
+    """Find the task's own error in Spark's long message: the line after the last frame."""
+    java_error = getattr(error, "java_exception", None)
+    message = str(error if java_error is None else java_error.getMessage()).strip()
+    _, traceback, frames = message.rpartition("Traceback (most recent call last):\n")
+    lines = frames.splitlines()
+    return next((line for line in lines if traceback and line[:1].strip()), lines[0])
+
+
+if __name__ == "__main__":
+    print(f"wrote {configure()}: spark-submit is ready", file=sys.stderr)

@@ -1,0 +1,93 @@
+"""URIs of objects: `s3://bucket/key`, and local paths as `/abs`, `rel` or `file:///abs`."""
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import unquote
+
+from infra.objects import PrefixError
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_BUCKET = re.compile(r"[A-Za-z0-9._-]{3,63}")
+
+
+def join_uri(base: str, *parts: str) -> str:
+    """Join by single slashes; a part that starts with a slash does not replace the base."""
+    if not base:
+        raise ValueError("base = '': need a URI to join to")
+    stripped = [part.strip("/") for part in parts]
+    return "/".join([base.rstrip("/"), *(part for part in stripped if part)])
+
+
+def normalize_uri(uri: str) -> str:
+    """Spell a location in the one way used inside: `s3://bucket/key`, or an absolute local path.
+
+    A relative path, with `..` or not, is taken from the working directory: meant for what a
+    user types, such as `--run ../runs/a`. Raises PrefixError for a malformed URI.
+    """
+    if not uri or any(ord(character) < 32 for character in uri):
+        raise PrefixError(f"{uri!r}: need an s3:// URI or a local path, in printable text")
+    scheme = _SCHEME.match(uri)
+    if scheme is None:
+        return os.path.abspath(uri)  # noqa: PTH100 - resolve() would also follow symlinks
+    if scheme[1] == "file":
+        return _file_uri_path(uri)
+    if scheme[1] != "s3":
+        raise PrefixError(f"{uri}: unknown scheme {scheme[1]}://, need s3:// or a local path")
+    bucket, key = split_s3(uri)
+    if not _BUCKET.fullmatch(bucket):
+        raise PrefixError(f"{uri}: bucket {bucket!r}: need 3..63 of A-Z a-z 0-9 . _ -")
+    refuse_traversal(uri)
+    return f"s3://{bucket}/{key}".rstrip("/")
+
+
+def _file_uri_path(uri: str) -> str:
+    path = unquote(uri.removeprefix("file://"))
+    if not path.startswith("/"):
+        raise PrefixError(f"{uri}: need file:///absolute/path, without a host")
+    return path if path == "/" else path.rstrip("/")
+
+
+def is_s3(uri: str) -> bool:
+    """Whether a normalized URI is in S3 rather than on a local path."""
+    return uri.startswith("s3://")
+
+
+def split_s3(uri: str) -> tuple[str, str]:
+    """Bucket and key of an `s3://` URI; `?`, `#` and `%` are ordinary letters of a key."""
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    return bucket, key
+
+
+def refuse_traversal(uri: str) -> None:
+    """Raise PrefixError if a segment is `.` or `..`, also when percent-encoded once or twice."""
+    # Decoded although S3 keys are literal: gateways and proxies decode them, some twice.
+    decoded = unquote(unquote(uri)).replace("\\", "/")
+    first, *rest = decoded.split("/")
+    if ".." in (first, *rest) or "." in rest:
+        raise PrefixError(f"{uri}: '.' and '..' are refused: write the path without them")
+
+
+def resolve_prefix(prefix: str) -> str:
+    """Normalize an allowed prefix; a local one also has its symlinks resolved."""
+    normalized = normalize_uri(prefix)
+    return normalized if is_s3(normalized) else str(Path(normalized).resolve())
+
+
+def require_within(uri: str, resolved_prefixes: Sequence[str]) -> str:
+    """Return `uri` normalized; raise PrefixError unless it lies at or below one of the prefixes."""
+    refuse_traversal(uri)
+    normalized = normalize_uri(uri)
+    real = normalized if is_s3(normalized) else str(Path(normalized).resolve())
+    if any(_is_at_or_below(real, prefix) for prefix in resolved_prefixes):
+        return normalized
+    allowed = ", ".join(resolved_prefixes) or "none"
+    raise PrefixError(
+        f"{uri}: outside the allowed prefixes ({allowed}): allow its prefix, or move it"
+    )
+
+
+def _is_at_or_below(uri: str, prefix: str) -> bool:
+    # With the slash, so that s3://bucket/pre does not let s3://bucket/prefix2 in.
+    return uri == prefix or uri.startswith(prefix.rstrip("/") + "/")

@@ -1,0 +1,1 @@
+"""The steps, one file each, runnable by spark-submit, torchrun or python -m."""

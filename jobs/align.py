@@ -1,0 +1,33 @@
+"""Align the labelled data: bootstrap, senone tree, a network, realignment (003 VII-C2).
+
+python -m jobs.align --recipe demo --run runs/demo
+"""
+
+from jobs.command_line import Job, Result, Step, main
+from jobs.training_steps import run_fit
+from training.alignment import bootstrap, realign
+from training.fits import aligner_fit
+
+
+def run(job: Job) -> Result:
+    """Bootstrap, train the network on that, and align again by it."""
+    recipe = job.recipe
+    where = job.store, job.run_uri, job.corpus_uri
+    bootstrapped = bootstrap(*where, recipe.bootstrap, recipe.senones, recipe.loss_budget)
+    trained = run_fit(aligner_fit)(job)
+    scale = recipe.evaluation.acoustic_scale
+    return [bootstrapped, *trained, realign(*where, scale, recipe.loss_budget)]
+
+
+STEP = Step(
+    name="align",
+    description="Give the labelled data its frame-level targets: a monophone bootstrap, a phonetic "
+    "decision tree of senones, a network trained on those, and a realignment by the network "
+    "(paper 003 VII-C2).",
+    reads=("features/labelled", "features/unlabelled"),
+    writes=("alignments/bootstrap", "models/aligner", "alignments/labelled"),
+    run=run,
+)
+
+if __name__ == "__main__":
+    main(STEP)

@@ -1,0 +1,26 @@
+"""Evaluate: word error rates of baseline, teacher and student by placement (003 VIII-C).
+
+python -m jobs.evaluate --recipe demo --run runs/demo
+"""
+
+from jobs.command_line import Job, Result, Step, main
+from training.scoring import HELDOUT, MODELS, evaluate
+
+
+def run(job: Job) -> Result:
+    """Decode the held-out subset."""
+    return [evaluate(job.store, job.run_uri, job.corpus_uri, job.recipe.evaluation)]
+
+
+STEP = Step(
+    name="evaluate",
+    description="Decode the held-out subset with each model and count word errors by device "
+    "placement (paper 003 VII-D, Table II). The language model is an n-gram of the labelled "
+    "transcripts.",
+    reads=(HELDOUT, "alignments/labelled", *(f"models/{name}" for name in MODELS)),
+    writes=("evaluation",),
+    run=run,
+)
+
+if __name__ == "__main__":
+    main(STEP)

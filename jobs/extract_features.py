@@ -1,0 +1,40 @@
+"""Extract features: audio to causally normalized log-mel shards (003 IV-B2).
+
+spark-submit jobs/extract_features.py --recipe demo --run runs/demo
+"""
+
+from jobs.command_line import Job, Result, Step, main
+from jobs.spark_steps import distribute_on_spark
+from pipeline.steps.extraction import extract_features
+from pipeline.steps.manifest import SUBSETS
+
+
+def run(job: Job) -> Result:
+    """Extract each subset."""
+    with distribute_on_spark(job) as distribute:
+        return [
+            extract_features(
+                job.store,
+                job.run_uri,
+                subset,
+                job.corpus_uri,
+                job.recipe.features,
+                job.recipe.loss_budget,
+                distribute,
+            )
+            for subset in SUBSETS
+        ]
+
+
+STEP = Step(
+    name="extract_features",
+    description="Fetch and decode audio, compute 64 log-mel energies, subtract each speaker's "
+    "causal mean, shuffle and store feature shards with their moments (paper 003 IV-B2). "
+    "Audio that cannot be used lands in the quarantine ledger.",
+    reads=tuple(f"selection/{subset}" for subset in SUBSETS),
+    writes=tuple(f"features/{subset}" for subset in SUBSETS),
+    run=run,
+)
+
+if __name__ == "__main__":
+    main(STEP)

@@ -1,0 +1,41 @@
+"""Generate targets: the teacher's k best logits for every unlabelled frame (003 IV-B3, V-C).
+
+spark-submit jobs/generate_targets.py --recipe demo --run runs/demo
+"""
+
+from infra.device_pool import DevicePool
+
+from jobs.command_line import Job, Result, Step, main
+from jobs.spark_steps import distribute_on_spark
+from pipeline.steps.targets import generate_targets
+from training.teacher import PooledTeacher
+
+IDLE_TIMEOUT_S = 20.0
+
+
+def run(job: Job) -> Result:
+    """Label all unlabelled feature shards by the teacher's servers, one a device."""
+    k = job.recipe.targets.k
+    pool = DevicePool(
+        factory="training.teacher:serve_teacher",
+        arguments={"run_uri": job.run_uri, "k": str(k)},
+        devices=job.cluster.devices,
+        idle_timeout_s=IDLE_TIMEOUT_S,
+    )
+    with distribute_on_spark(job) as distribute:
+        teacher = PooledTeacher(pool, k)
+        return [generate_targets(job.store, job.run_uri, job.recipe.targets, teacher, distribute)]
+
+
+STEP = Step(
+    name="generate_targets",
+    description="Label every frame of the unlabelled features with the teacher's k best logits "
+    "(paper 003 IV-B3, V-C). Each host starts one server process a device, as its cluster file "
+    "names them, and shares them between its tasks.",
+    reads=("features/unlabelled", "models/teacher"),
+    writes=("targets/unlabelled",),
+    run=run,
+)
+
+if __name__ == "__main__":
+    main(STEP)

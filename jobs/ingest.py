@@ -1,0 +1,71 @@
+"""Ingest a Kaldi data directory: audio objects and metadata, the corpus of a run.
+
+python -m jobs.ingest --recipe an4 --run runs/an4 --kaldi-dir /data/an4
+"""
+
+from dataclasses import asdict
+from pathlib import Path
+
+from infra.object_store import join_uri
+from jobs.command_line import Job, Result, Step, main
+from jobs.corpus import ingest
+from pipeline.records import Tally, parse_utterance
+from pipeline.steps.commit import finished_manifest, step_context, write_manifest
+from pipeline.steps.manifest import Manifest, Output, sha256
+
+
+def run(job: Job) -> Result:
+    """Copy audio and write metadata and lexicon, unless this very directory was ingested."""
+    directory = Path(job.arguments.kaldi_dir)
+    if not directory.is_dir():
+        raise ValueError(f"--kaldi-dir {directory}: is no directory")
+    inputs = {
+        path.name: sha256(path.read_bytes())
+        for path in sorted(directory.iterdir())
+        if path.is_file() and path.suffix != ".ctm"
+    }
+    context = step_context(job.store, job.run_uri, "ingest", {}, inputs)
+    if (done := finished_manifest(context)) is not None:
+        return [(done, True)]
+    summary = ingest(directory, job.store, job.corpus_uri)
+    outputs = metadata_outputs(job)
+    tally = sum((output.tally for output in outputs), Tally())
+    manifest = Manifest(
+        step="ingest",
+        config={},
+        config_digest="",
+        inputs=inputs,
+        outputs=outputs,
+        tally_in=tally,
+        tally_out=tally,
+        statistics=asdict(summary) | {"new_objects": None},
+    )
+    write_manifest(context, manifest)
+    return [(manifest, False)]
+
+
+def metadata_outputs(job: Job) -> tuple[Output, ...]:
+    """The corpus's metadata objects, by their keys below the corpus."""
+    outputs = []
+    for found in job.store.list(join_uri(job.corpus_uri, "metadata")):
+        data = job.store.get(found.uri)
+        tally = Tally.of(parse_utterance(line) for line in data.decode().splitlines())
+        key = found.uri.removeprefix(job.corpus_uri).lstrip("/")
+        outputs.append(Output(key, len(data), sha256(data), tally.utterances, tally.duration_ms))
+    return tuple(outputs)
+
+
+STEP = Step(
+    name="ingest",
+    description="Copy a Kaldi data directory (wav.scp, text, utt2spk, lexicon.txt, and the lists "
+    "labelled.speakers, unlabelled.speakers, heldout.speakers) into the store as a corpus of audio "
+    "objects and metadata. Optional: utt2placement, utt2time, utt2dur, spk2locale.",
+    reads=(),
+    writes=("ingest",),
+    run=run,
+)
+
+if __name__ == "__main__":
+    parser = STEP.parser()
+    parser.add_argument("--kaldi-dir", required=True, help="the Kaldi data directory")
+    main(STEP, parser)

@@ -1,0 +1,194 @@
+"""A Kaldi data directory with three lists of speakers, read and checked before anything is copied.
+
+Needed: wav.scp, text, utt2spk, lexicon.txt, {labelled,unlabelled,heldout}.speakers. Optional:
+utt2placement, utt2time (ISO 8601 with an offset), utt2dur (seconds), spk2locale.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+SUBSETS = ("labelled", "unlabelled", "heldout")
+UNDETERMINED_LOCALE = "und"
+_UNSAFE_IN_KEYS = "/\\%"
+
+
+@dataclass(frozen=True, slots=True)
+class KaldiUtterance:
+    """One utterance of the directory; `text` is None in the unlabelled subset, whatever is known.
+
+    `created_at` and `declared_duration_s` are None where the directory does not tell.
+    """
+
+    utterance_id: str
+    speaker_id: str
+    subset: str
+    locale: str
+    audio_path: Path
+    text: str | None
+    placement: str | None
+    created_at: str | None
+    declared_duration_s: float | None
+
+
+@dataclass(frozen=True)
+class KaldiDirectory:
+    """Utterances by speaker and id, the lexicon, and how many belong to speakers in no list."""
+
+    utterances: tuple[KaldiUtterance, ...]
+    lexicon: bytes
+    num_unlisted: int
+
+
+def read_kaldi_directory(path: Path) -> KaldiDirectory:
+    """Read the tables of the directory at `path`; a ValueError names the file and the remedy."""
+    tables = _Tables(path)
+    subset_of = _read_subsets(path, set(tables.speaker_of.values()))
+    listed = [
+        utterance_id
+        for utterance_id, speaker_id in sorted(tables.speaker_of.items(), key=_by_speaker)
+        if speaker_id in subset_of
+    ]
+    return KaldiDirectory(
+        utterances=tuple(tables.utterance(key, subset_of) for key in listed),
+        lexicon=_read(path / "lexicon.txt"),
+        num_unlisted=len(tables.speaker_of) - len(listed),
+    )
+
+
+class _Tables:
+    """The directory's tables by utterance, agreeing with wav.scp."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.audio_path_of = {
+            key: _audio_path(path, key, value) for key, value in _table(path, "wav.scp").items()
+        }
+        self.speaker_of = self._by_utterance("utt2spk")
+        self.text_of = self._by_utterance("text")
+        self.placement_of = self._by_utterance("utt2placement", optional=True)
+        self.created_at_of = self._by_utterance("utt2time", optional=True)
+        self.duration_of = self._by_utterance("utt2dur", optional=True)
+        self.locale_of = _table(path, "spk2locale", optional=True)
+        if without := sorted(self.audio_path_of.keys() - self.speaker_of.keys()):
+            raise ValueError(f"{path}/utt2spk: {_some(without)} of wav.scp without speaker: add")
+
+    def utterance(self, utterance_id: str, subset_of: Mapping[str, str]) -> KaldiUtterance:
+        speaker_id = self.speaker_of[utterance_id]
+        subset = subset_of[speaker_id]
+        text = self.text_of.get(utterance_id) if subset != "unlabelled" else None
+        if subset != "unlabelled" and text is None:
+            remedy = f"add it, or take speaker {speaker_id} out of {subset}.speakers"
+            raise ValueError(f"{self.path}/text: no transcript of {utterance_id}: {remedy}")
+        return KaldiUtterance(
+            utterance_id=utterance_id,
+            speaker_id=speaker_id,
+            subset=subset,
+            locale=self.locale_of.get(speaker_id, UNDETERMINED_LOCALE),
+            audio_path=self.audio_path_of[utterance_id],
+            text=text,
+            placement=self.placement_of.get(utterance_id),
+            created_at=self._created_at(utterance_id),
+            declared_duration_s=self._duration_s(utterance_id),
+        )
+
+    def _by_utterance(self, name: str, *, optional: bool = False) -> dict[str, str]:
+        table = _table(self.path, name, optional=optional)
+        if unknown := sorted(table.keys() - self.audio_path_of.keys()):
+            remedy = "add them there, or remove these lines"
+            raise ValueError(f"{self.path / name}: {_some(unknown)} not in wav.scp: {remedy}")
+        return table
+
+    def _created_at(self, utterance_id: str) -> str | None:
+        value = self.created_at_of.get(utterance_id)
+        if value is None:
+            return None
+        try:
+            has_offset = datetime.fromisoformat(value).tzinfo is not None
+        except ValueError:
+            has_offset = False
+        if not has_offset:
+            bound = "need ISO 8601 with an offset, as 2020-01-31T12:00:00+00:00"
+            raise ValueError(f"{self.path}/utt2time: {utterance_id} {value}: {bound}")
+        return value
+
+    def _duration_s(self, utterance_id: str) -> float | None:
+        value = self.duration_of.get(utterance_id)
+        if value is None:
+            return None
+        try:
+            duration_s = float(value)
+        except ValueError:
+            duration_s = math.nan
+        if not 0 < duration_s < math.inf:
+            raise ValueError(f"{self.path}/utt2dur: {utterance_id} {value}: need seconds above 0")
+        return duration_s
+
+
+def _read_subsets(path: Path, speakers: set[str]) -> dict[str, str]:
+    subset_of: dict[str, str] = {}
+    for subset in SUBSETS:
+        file = path / f"{subset}.speakers"
+        listed = _lines(file)
+        if unknown := sorted(set(listed) - speakers):
+            raise ValueError(f"{file}: {_some(unknown)} not in utt2spk: remove from the list")
+        for speaker_id in listed:
+            if subset_of.setdefault(speaker_id, subset) != subset:
+                other = f"{subset_of[speaker_id]}.speakers"
+                raise ValueError(f"{file}: {speaker_id} also in {other}: leave it in one")
+    return subset_of
+
+
+def _audio_path(path: Path, utterance_id: str, value: str) -> Path:
+    where = f"{path}/wav.scp: {utterance_id}"
+    if value.endswith("|") or value.startswith("|"):
+        remedy = "run the commands once into WAV or FLAC files, and name these"
+        raise ValueError(f"{where}: a command ({value[:60]}) is not run: {remedy}")
+    if utterance_id.startswith(".") or any(mark in utterance_id for mark in _UNSAFE_IN_KEYS):
+        raise ValueError(f"{where}: becomes an object key: rename it without / \\ % or leading dot")
+    audio_path = path / value
+    if not audio_path.is_file():
+        raise ValueError(f"{where}: no file {audio_path}: correct the path or remove the utterance")
+    return audio_path
+
+
+def _table(path: Path, name: str, *, optional: bool = False) -> dict[str, str]:
+    file = path / name
+    if optional and not file.exists():
+        return {}
+    table: dict[str, str] = {}
+    for number, line in enumerate(_lines(file), 1):
+        key, *value = line.split(maxsplit=1)
+        if not value and name != "text":
+            raise ValueError(f"{file}:{number}: {key} alone: need a key and a value")
+        if key in table:
+            raise ValueError(f"{file}:{number}: {key} a second time: keep one line")
+        table[key] = " ".join(value)
+    return table
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        text = _read(file).decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file}: not UTF-8: {error}: convert it") from error
+    return [line.strip() for line in text.split("\n") if line.strip()]
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except FileNotFoundError as error:
+        needed = f"text, utt2spk, wav.scp, lexicon.txt, {', '.join(SUBSETS)}.speakers"
+        raise ValueError(f"{file}: missing; a data directory needs {needed}") from error
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _by_speaker(item: tuple[str, str]) -> tuple[str, str]:
+    utterance_id, speaker_id = item
+    return speaker_id, utterance_id

@@ -1,0 +1,27 @@
+"""Repartition: features and targets joined into training partitions (003 IV-B4).
+
+spark-submit jobs/repartition.py --recipe demo --run runs/demo
+"""
+
+from jobs.command_line import Job, Result, Step, main
+from jobs.spark_steps import distribute_on_spark
+from pipeline.steps.repartition import SOURCES, repartition
+
+
+def run(job: Job) -> Result:
+    """Join and deal the unlabelled subset."""
+    with distribute_on_spark(job) as distribute:
+        return [repartition(job.store, job.run_uri, job.recipe.partitions, distribute)]
+
+
+STEP = Step(
+    name="repartition",
+    description="Join features with targets and deal them into training partitions, each drawn "
+    "from several source shards, without a Spark shuffle (paper 003 IV-B4).",
+    reads=SOURCES,
+    writes=("partitions/unlabelled",),
+    run=run,
+)
+
+if __name__ == "__main__":
+    main(STEP)

@@ -1,0 +1,87 @@
+"""Report a run: word error rates by placement, hours, steps, curves, as JSON and as a page.
+
+python -m jobs.report --recipe demo --run runs/demo
+"""
+
+import json
+import sys
+from typing import Any
+
+from infra.object_store import join_uri
+from jobs.command_line import Job, Result, Step, main
+from jobs.report_page import format_table, render_report
+from pipeline.steps.commit import finished_manifest, ledger_reasons, step_context, write_manifest
+from pipeline.steps.manifest import SUBSETS, Manifest, input_digests, read_manifest, read_output
+from training.scoring import MODELS
+
+PIPELINE = tuple(f"{step}/{subset}" for step in ("selection", "features") for subset in SUBSETS)
+READS = ("evaluation", "targets/unlabelled", *(f"models/{name}" for name in MODELS), *PIPELINE)
+
+
+def run(job: Job) -> Result:
+    """Build the report from the manifests of all steps; print the table."""
+    inputs = input_digests(job.store, job.run_uri, READS)
+    context = step_context(job.store, job.run_uri, "report", {}, inputs)
+    report = build_report(job)
+    print(format_table(report), file=sys.stderr if job.arguments.json else sys.stdout)
+    if (done := finished_manifest(context)) is not None:
+        return [(done, True)]
+    for name, text in (
+        ("report.json", json.dumps(report, indent=1, sort_keys=True) + "\n"),
+        ("report.html", render_report(report)),
+    ):
+        job.store.put(join_uri(job.run_uri, "report", name), text.encode())
+    evaluated = read_manifest(job.store, job.run_uri, "evaluation").tally_out
+    manifest = Manifest("report", {}, "", inputs, (), tally_in=evaluated, tally_out=evaluated)
+    write_manifest(context, manifest)
+    return [(manifest, False)]
+
+
+def build_report(job: Job) -> dict[str, Any]:
+    """Everything that report.json holds."""
+    manifests = {name: read_manifest(job.store, job.run_uri, name) for name in READS}
+    (evaluation,) = manifests["evaluation"].outputs
+    context = step_context(job.store, job.run_uri, "report", {}, {})
+    steps = step_records(job)
+    targets = manifests["targets/unlabelled"]
+    return {
+        "run": job.run_uri,
+        "code_version": manifests["evaluation"].code_version,
+        "recipe": steps["evaluate"]["recipe"],
+        **json.loads(read_output(job.store, job.run_uri, evaluation)),
+        "hours": {s: manifests[f"features/{s}"].tally_out.hours for s in SUBSETS},
+        "steps": {name: step_entry(record) for name, record in steps.items()},
+        "curves": {name: manifests[f"models/{name}"].statistics["curve"] for name in MODELS},
+        "targets": {"k": targets.config["k"], **targets.statistics},
+        "quarantine": {
+            name: dict(ledger_reasons(context, manifests[name].ledgers)) for name in PIPELINE
+        },
+    }
+
+
+def step_records(job: Job) -> dict[str, Any]:
+    """What each step left about itself, in the order in which they ended."""
+    uris = [found.uri for found in job.store.list(join_uri(job.run_uri, "steps"))]
+    records = [json.loads(job.store.get(uri)) for uri in uris]
+    return {record["step"]: record for record in sorted(records, key=lambda r: r["finished_at"])}
+
+
+def step_entry(record: dict[str, Any]) -> dict[str, Any]:
+    """Seconds and counts of one step, over all its manifests."""
+    tallies = record["manifests"].values()
+    counts = ("utterances_in", "utterances_out", "quarantined")
+    totals = {name: sum(tally[name] for tally in tallies) for name in counts}
+    return {"seconds": record["seconds"], **totals}
+
+
+STEP = Step(
+    name="report",
+    description="Gather word error rates by placement, hours, counts, seconds and learning curves "
+    "of a run into report/report.json and a self-contained report/report.html.",
+    reads=READS,
+    writes=("report",),
+    run=run,
+)
+
+if __name__ == "__main__":
+    main(STEP)

@@ -1,0 +1,127 @@
+"""The page: sections in the order in which a reader asks."""
+
+import json
+from collections.abc import Mapping
+from importlib import resources
+
+from jobs.report_page.markup import details, figure, number, paragraph, section, text
+from jobs.report_page.plots import learning_curve, step_bars, word_error_bars
+from jobs.report_page.scores import Report, at_paper_placements, headline, in_order
+from jobs.report_page.tables import (
+    error_table,
+    frame_accuracy_table,
+    funnel_table,
+    hours_table,
+    quarantine_table,
+    word_error_table,
+)
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+"""The browser's own guard: should markup ever slip through, it can load and run nothing."""
+
+PAPER_NOTE = (
+    " The WERR of the paper (Table II of Realizing Petabyte Scale Acoustic Modeling) is for other "
+    "data, and a million hours of it."
+)
+
+
+def render_report(report: Report) -> str:
+    """A self-contained HTML page, also well-formed XML; the same report gives the same text.
+
+    Parts of the report that are empty or absent are left out; all its texts are escaped.
+    """
+    name = str(report["run"]).rstrip("/").rpartition("/")[2]
+    style = resources.files("jobs.report_page").joinpath("page.css").read_text("utf-8")
+    body = "\n".join(part for part in (_top(report, name), *_sections(report)) if part)
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8"/>
+<meta http-equiv="Content-Security-Policy" content="{POLICY}"/>
+<meta name="viewport" content="width=device-width, initial-scale=1"/>
+<meta name="color-scheme" content="light dark"/>
+<title>{text(name)} \N{EN DASH} megahour report</title>
+<style>
+{style}</style>
+</head>
+<body>
+<main>
+{body}
+</main>
+</body>
+</html>
+"""
+
+
+def _top(report: Report, name: str) -> str:
+    origin = f"megahour {report['code_version']} · {report['run']}"
+    return (
+        f"<header>\n<h1>{text(name)}</h1>\n{paragraph(headline(report), 'headline')}\n"
+        f"{paragraph(origin, 'origin')}\n</header>"
+    )
+
+
+def _sections(report: Report) -> list[str]:
+    recipe = json.dumps(report.get("recipe") or {}, indent=2, ensure_ascii=False)
+    return [
+        section("Word error rates", word_error_table(report), _word_error_note(report)),
+        section("Kinds of errors", error_table(report)),
+        section("Frame accuracy", frame_accuracy_table(report)),
+        section("Learning curves", *_curves(report)),
+        section("Data", hours_table(report), quarantine_table(report)),
+        section("Targets", _targets(report)),
+        section("Steps", _step_figure(report), funnel_table(report)),
+        section("Recipe", details("The resolved recipe", recipe)),
+    ]
+
+
+def _word_error_note(report: Report) -> str:
+    wer = report.get("wer") or {}
+    if not any(wer.values()):
+        return ""
+    note = (
+        "Lower is better; the lowest rate of a row is set bold. WERR is the share of the word "
+        "error rate of the baseline that the student removes."
+    )
+    return figure(word_error_bars(wer), note + (PAPER_NOTE if at_paper_placements(wer) else ""))
+
+
+def _curves(report: Report) -> list[str]:
+    curves = report.get("curves") or {}
+    return [
+        figure(learning_curve(name, index, curves[name]), _curve_caption(report, name))
+        for index, name in enumerate(in_order(curves))
+        if curves[name]
+    ]
+
+
+def _curve_caption(report: Report, name: str) -> str:
+    curve = report["curves"][name]
+    size = (report.get("models") or {}).get(name)
+    parameters = f"{number(size['num_parameters'], 0)} parameters, " if size else ""
+    frames = sum(point["num_frames"] for point in curve)
+    rates = [point["learning_rate"] for point in curve]
+    return (
+        f"{parameters}{len(curve)} visits, {frames:,} frames, "
+        f"learning rates {max(rates):.2g} to {min(rates):.2g}"
+    )
+
+
+def _targets(report: Report) -> str:
+    targets = report.get("targets") or {}
+    if not targets:
+        return ""
+    return paragraph(
+        f"The student learns from the k = {targets['k']} highest logits of the teacher in each "
+        f"frame. They hold {100 * targets['mean_retained_mass']:.2f} % of its probability on "
+        f"average, over {targets['num_frames']:,} low-rate frames."
+    )
+
+
+def _step_figure(report: Report) -> str:
+    steps: Mapping[str, Mapping[str, float]] = report.get("steps") or {}
+    if not steps:
+        return ""
+    seconds = {name: step["seconds"] for name, step in steps.items()}
+    total = sum(seconds.values())
+    return figure(step_bars(seconds), f"Wall-clock time, {total:,.1f} s together")

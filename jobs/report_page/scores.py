@@ -1,0 +1,57 @@
+"""What the page and the terminal say about word error rates: order, means, the headline."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+Report = Mapping[str, Any]
+Scores = Mapping[str, Mapping[str, float]]
+
+MODELS = ("baseline", "teacher", "student")
+PAPER_WERR = {"DP1": 9.8, "DP2": 22.2, "DP3": 21.8, "DP4": 16.5, "DP5": 18.9}
+"""Paper 003 Table II: relative word error rate reduction, percent, by device placement."""
+
+
+def in_order(models: Iterable[str]) -> list[str]:
+    """Baseline, teacher, student; then any others as they come."""
+    names = list(models)
+    return [name for name in MODELS if name in names] + [
+        name for name in names if name not in MODELS
+    ]
+
+
+def placements(scores: Scores) -> list[str]:
+    """The placements that any model was evaluated at, as they come."""
+    return list(dict.fromkeys(name for model in in_order(scores) for name in scores[model]))
+
+
+def at_paper_placements(scores: Scores) -> bool:
+    """Whether the placements are the paper's DP1..DP5."""
+    return set(placements(scores)) == set(PAPER_WERR)
+
+
+def mean(scores: Mapping[str, float]) -> float | None:
+    """The mean over placements; None if there are none."""
+    return fmean(scores.values()) if scores else None
+
+
+def headline(report: Report) -> str:
+    """One sentence: the mean WERR, and whether the student is better at every placement."""
+    reductions: Mapping[str, float] = report.get("werr") or {}
+    if not reductions:
+        return "This run has no word error rates yet: it has not been evaluated."
+    overall = fmean(reductions.values())
+    verb = "lowers" if overall >= 0 else "raises"
+    change = f"the word error rate of the supervised baseline by {abs(overall):.1f} %"
+    if len(reductions) == 1:
+        return f"The student {verb} {change} (WERR)."
+    start = f"Over {len(reductions)} placements the student {verb} {change} on average (mean WERR)"
+    losses = [name for name, reduction in reductions.items() if not reduction > 0]
+    if not losses:
+        return f"{start}; it beats the baseline at every placement."
+    return f"{start}; it does not beat the baseline at {_listing(losses)}."
+
+
+def _listing(names: Sequence[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last

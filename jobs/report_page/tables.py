@@ -1,0 +1,110 @@
+"""The tables of the page."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from jobs.report_page.markup import Cell, Row, grouped_table, number, table
+from jobs.report_page.scores import (
+    PAPER_WERR,
+    Report,
+    Scores,
+    at_paper_placements,
+    in_order,
+    mean,
+    placements,
+)
+
+ERRORS = ("substitutions", "insertions", "deletions")
+
+
+def word_error_table(report: Report) -> str:
+    """Word error rates by placement, the student's WERR, and the paper's where it is known."""
+    wer: Scores = report.get("wer") or {}
+    werr: Mapping[str, float] = report.get("werr") or {}
+    models, names = in_order(wer), placements(wer)
+    paper = [PAPER_WERR] if at_paper_placements(wer) else []
+    rows: list[Row] = [
+        [
+            name,
+            *_lowest_marked([wer[model].get(name) for model in models]),
+            _reduction(werr.get(name)),
+            *(number(reductions[name]) for reductions in paper),
+        ]
+        for name in names
+    ]
+    means = [number(mean(wer[model])) for model in models]
+    papers_mean = (number(mean(reductions)) for reductions in paper)
+    foot: Row = ["mean", *means, _reduction(mean(werr)), *papers_mean]
+    header = ["Placement", *models, "WERR", *("paper WERR" for _ in paper)]
+    caption = "Word error rates and the WERR of the student, %"
+    return table(caption, header, rows, foot if len(names) > 1 else None)
+
+
+def _lowest_marked(rates: Sequence[float | None]) -> list[Cell]:
+    lowest = min((rate for rate in rates if rate is not None), default=None)
+    return [
+        Cell(number(rate), "best" if rate is not None and rate == lowest else "") for rate in rates
+    ]
+
+
+def _reduction(value: float | None) -> Cell:
+    return Cell(number(value), "worse" if value is not None and value < 0 else "strong")
+
+
+def error_table(report: Report) -> str:
+    """Substitutions, insertions and deletions of each model at each placement."""
+    counts = report.get("word_errors") or {}
+    groups: dict[str, list[Row]] = {}
+    for name in placements(counts):
+        for model in in_order(counts):
+            if (errors := counts[model].get(name)) is not None:
+                numbers = [errors[kind] for kind in ERRORS]
+                cells = [number(value, 0) for value in (*numbers, sum(numbers))]
+                row = [model, *cells, number(errors["reference_words"], 0)]
+                groups.setdefault(name, []).append(row)
+    header = ["Placement", "Model", *ERRORS, "errors", "reference words"]
+    return grouped_table("Counts against the reference transcripts", header, groups)
+
+
+def frame_accuracy_table(report: Report) -> str:
+    """Frame accuracy by placement and model."""
+    accuracy: Scores = report.get("frame_accuracy") or {}
+    models = in_order(accuracy)
+    rows = [
+        [name, *(number(accuracy[model].get(name)) for model in models)]
+        for name in placements(accuracy)
+    ]
+    return table(
+        "Low-rate frames whose best senone is the aligned one, %", ["Placement", *models], rows
+    )
+
+
+def hours_table(report: Report) -> str:
+    """Hours of speech that each subset came to."""
+    hours: Mapping[str, float] = report.get("hours") or {}
+    rows = [[subset, number(value, 2)] for subset, value in hours.items()]
+    return table("Hours of speech extracted, by subset", ["Subset", "hours"], rows)
+
+
+def funnel_table(report: Report) -> str:
+    """What went into each step, came out, and was left behind."""
+    rows = []
+    for name, step in (report.get("steps") or {}).items():
+        num_in, num_out, lost = (
+            step[key] for key in ("utterances_in", "utterances_out", "quarantined")
+        )
+        # What is neither written nor quarantined was not drawn: manifests balance to the utterance.
+        counts = [number(count, 0) for count in (num_in, num_in - num_out - lost, lost, num_out)]
+        rows.append([name, *counts, number(step["seconds"])])
+    header = ["Step", "in", "not selected", "quarantined", "out", "seconds"]
+    return table("Utterances through each step", header, rows)
+
+
+def quarantine_table(report: Report) -> str:
+    """Why utterances were quarantined, most frequent reason first."""
+    quarantine: Mapping[str, Mapping[str, int]] = report.get("quarantine") or {}
+    groups = {
+        step: [[reason, number(count, 0)] for reason, count in Counter(reasons).most_common()]
+        for step, reasons in quarantine.items()
+    }
+    return grouped_table("Utterances quarantined, by reason", ["Step", "Reason", "count"], groups)

@@ -1,0 +1,47 @@
+"""The word error rates as plain text for the terminal."""
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from jobs.report_page.markup import printable
+from jobs.report_page.scores import Report, Scores, headline, in_order, mean, placements
+
+LINE_WIDTH = 70
+
+
+def format_table(report: Report) -> str:
+    """The headline and the word error rates with the WERR below, in lines of about 70 columns."""
+    wer: Scores = report.get("wer") or {}
+    models, names = in_order(wer), placements(wer)
+    blocks = [textwrap.fill(printable(headline(report)), LINE_WIDTH)]
+    rows = [(model, wer[model]) for model in models] + [("WERR", report.get("werr") or {})]
+    labels = [printable(label) for label in ("WER, %", *(label for label, _ in rows))]
+    columns = [_column(printable(name), [values.get(name) for _, values in rows]) for name in names]
+    if len(names) > 1:
+        columns.append(_column("mean", [mean(values) for _, values in rows]))
+    stub = _left(labels)
+    for some in _fitting(columns, stub):
+        blocks.append("\n".join("".join(line) for line in zip(stub, *some, strict=True)))
+    return "\n\n".join(blocks)
+
+
+def _left(labels: Sequence[str]) -> list[str]:
+    width = max(map(len, labels))
+    return [label.ljust(width) for label in labels]
+
+
+def _column(name: str, values: Sequence[float | None]) -> list[str]:
+    cells = [name, *("-" if value is None else f"{value:.1f}" for value in values)]
+    width = max(map(len, cells)) + 2
+    return [cell.rjust(max(width, 7)) for cell in cells]
+
+
+def _fitting(columns: Sequence[list[str]], stub: Sequence[str]) -> Iterator[list[list[str]]]:
+    some: list[list[str]] = []
+    for column in columns:
+        if some and sum(len(each[0]) for each in (stub, *some, column)) > LINE_WIDTH:
+            yield some
+            some = []
+        some.append(column)
+    if some:
+        yield some

@@ -1,0 +1,39 @@
+"""Select utterances: hours drawn uniformly, whole speakers in nearly equal files (003 IV-B1).
+
+spark-submit jobs/select_utterances.py --recipe demo --run runs/demo
+"""
+
+from jobs.command_line import Job, Result, Step, main
+from jobs.spark_steps import distribute_on_spark
+from pipeline.steps.manifest import SUBSETS
+from pipeline.steps.selection import metadata_uri, select_utterances
+
+
+def run(job: Job) -> Result:
+    """Select each subset; only the unlabelled one is drawn from."""
+    with distribute_on_spark(job) as distribute:
+        return [
+            select_utterances(
+                job.store,
+                job.run_uri,
+                subset,
+                metadata_uri(job.corpus_uri, subset),
+                job.recipe.selection,
+                job.recipe.loss_budget,
+                distribute,
+            )
+            for subset in SUBSETS
+        ]
+
+
+STEP = Step(
+    name="select_utterances",
+    description="Draw the unlabelled hours uniformly from the metadata and pack whole speakers "
+    "into nearly equal files (paper 003 IV-B1). Labelled and held-out subsets are taken whole.",
+    reads=(),
+    writes=tuple(f"selection/{subset}" for subset in SUBSETS),
+    run=run,
+)
+
+if __name__ == "__main__":
+    main(STEP)

@@ -1,0 +1,112 @@
+"""Five placements of the device, DP1 (easy) to DP5 (hard), as paper 003's Table II has five."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from jaxtyping import Float32
+from scipy.signal import fftconvolve
+
+from jobs.synthesis.rooms import draw_impulse_response
+
+NUM_ROOMS = 4
+_PEAK = 0.9
+
+Samples = Float32[np.ndarray, " samples"]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How far from the device one speaks, in what a room, over how much noise."""
+
+    name: str
+    distance_m: float
+    reverberation_time_s: float
+    signal_to_noise_db: float
+
+
+PLACEMENTS = (
+    Placement("DP1", 1.0, 0.25, 25.0),
+    Placement("DP2", 2.0, 0.35, 18.0),
+    Placement("DP3", 3.0, 0.45, 14.0),
+    Placement("DP4", 3.5, 0.55, 10.0),
+    Placement("DP5", 4.5, 0.70, 5.0),
+)
+
+
+@dataclass(frozen=True)
+class Acoustics:
+    """Rooms of each placement, and long stretches of noise, that many utterances share."""
+
+    impulse_responses: dict[str, tuple[Samples, ...]]
+    noises: tuple[Samples, ...]
+
+    @classmethod
+    def draw(cls, noises: tuple[Samples, ...], generator: np.random.Generator) -> Self:
+        """Draw four rooms for each placement."""
+        responses = {
+            place.name: tuple(
+                draw_impulse_response(place.distance_m, place.reverberation_time_s, generator)
+                for _ in range(NUM_ROOMS)
+            )
+            for place in PLACEMENTS
+        }
+        return cls(responses, noises)
+
+    def save(self, path: Path) -> None:
+        """Write to an .npz file, for other processes."""
+        rooms = {
+            f"{name}-{index}": response
+            for name, responses in self.impulse_responses.items()
+            for index, response in enumerate(responses)
+        }
+        noises = {f"noise-{index}": noise for index, noise in enumerate(self.noises)}
+        np.savez(path, allow_pickle=False, **rooms, **noises)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read what `save` wrote."""
+        with np.load(path) as arrays:
+            responses = {
+                place.name: tuple(arrays[f"{place.name}-{room}"] for room in range(NUM_ROOMS))
+                for place in PLACEMENTS
+            }
+            num_noises = sum(name.startswith("noise-") for name in arrays)
+            noises = tuple(arrays[f"noise-{index}"] for index in range(num_noises))
+        return cls(responses, noises)
+
+
+def reverberate(
+    speech: Samples, placement: Placement, acoustics: Acoustics, generator: np.random.Generator
+) -> Samples:
+    """Carry the speech through one of the placement's rooms; the direct sound is not delayed."""
+    responses = acoustics.impulse_responses[placement.name]
+    response = responses[generator.integers(len(responses))]
+    return np.asarray(fftconvolve(speech, response)[: len(speech)], np.float32)
+
+
+def noise_for(
+    speech: Samples, placement: Placement, acoustics: Acoustics, generator: np.random.Generator
+) -> Samples:
+    """Cut noise as long as the speech, at the placement's signal-to-noise ratio."""
+    noise = acoustics.noises[generator.integers(len(acoustics.noises))]
+    start = generator.integers(len(noise) - len(speech) + 1)
+    cut = noise[start : start + len(speech)]
+    level = 10 ** (-placement.signal_to_noise_db / 20) * _root_mean_square(speech)
+    return np.asarray(level / _root_mean_square(cut) * cut, np.float32)
+
+
+def record(
+    speech: Samples, placement: Placement, acoustics: Acoustics, generator: np.random.Generator
+) -> Samples:
+    """Record as the device hears the speech, at a level of -35 to -20 dB, never clipped."""
+    reverberant = reverberate(speech, placement, acoustics, generator)
+    heard = reverberant + noise_for(reverberant, placement, acoustics, generator)
+    level = 10 ** (generator.uniform(-35.0, -20.0) / 20)
+    gain = min(level / _root_mean_square(heard), _PEAK / float(np.abs(heard).max()))
+    return np.asarray(gain * heard, np.float32)
+
+
+def _root_mean_square(samples: Samples) -> float:
+    return float(np.sqrt(np.mean(np.square(samples, dtype=np.float64))))

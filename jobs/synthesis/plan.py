@@ -1,0 +1,103 @@
+"""What is to be said by whom, in which rooms: the corpus's configuration divided into tasks."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from jobs.synthesis.placements import PLACEMENTS
+from jobs.synthesis.rendering import AcousticsTask, SpeakerTask
+from jobs.synthesis.speakers import Speaker, draw_speakers, split_variants
+
+SUBSETS = ("labelled", "unlabelled", "heldout")
+_NOISE_S = 120.0
+_ACOUSTICS_KEY, _SPEECH_KEY = 3, 4
+
+
+@dataclass(frozen=True)
+class SynthesisConfig:
+    """How much synthetic speech of how many speakers; its values decide every byte."""
+
+    labelled_hours: float = 0.2
+    unlabelled_hours: float = 4.0
+    num_labelled_speakers: int = 12
+    num_unlabelled_speakers: int = 120
+    num_heldout_speakers: int = 12
+    heldout_utterances_per_placement: int = 60
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("labelled_hours", "unlabelled_hours"):
+            if not 0 < getattr(self, name) <= 1000:
+                raise ValueError(f"{name} = {getattr(self, name)}: need more than 0, at most 1000")
+        for name, value in asdict(self).items():
+            if name.startswith("num_") and value < 1:
+                raise ValueError(f"{name} = {value}: need at least 1 speaker")
+        given, least = self.heldout_utterances_per_placement, self.num_heldout_speakers
+        if given < least:
+            bound = f"need at least {least}, one for each held-out speaker"
+            raise ValueError(f"heldout_utterances_per_placement = {given}: {bound}")
+        if self.seed < 0:
+            raise ValueError(f"seed = {self.seed}: need 0 or more")
+
+    def speakers(self) -> dict[str, tuple[Speaker, ...]]:
+        """Draw the speakers of each subset."""
+        numbers = (
+            self.num_labelled_speakers,
+            self.num_unlabelled_speakers,
+            self.num_heldout_speakers,
+        )
+        return draw_speakers(self.seed, *numbers)
+
+
+def acoustics_tasks(config: SynthesisConfig, scratch: Path) -> list[AcousticsTask]:
+    """Rooms and noise, drawn once for training and once more for the held-out speakers."""
+    split = split_variants(config.seed)
+    return [
+        AcousticsTask(
+            _acoustics_path(scratch, held_out=bool(index)),
+            tuple(f"en-us+{variant}" for variant in variants),
+            _NOISE_S,
+            (config.seed, _ACOUSTICS_KEY, index),
+        )
+        for index, variants in enumerate((split.unlabelled, split.heldout))
+    ]
+
+
+def speaker_tasks(config: SynthesisConfig, directory: Path, scratch: Path) -> list[SpeakerTask]:
+    """One task a speaker, in the order of the subsets."""
+    return [
+        _speaker_task(config, subset, index, speaker, directory=directory, scratch=scratch)
+        for subset, speakers in config.speakers().items()
+        for index, speaker in enumerate(speakers)
+    ]
+
+
+def _speaker_task(
+    config: SynthesisConfig,
+    subset: str,
+    index: int,
+    speaker: Speaker,
+    *,
+    directory: Path,
+    scratch: Path,
+) -> SpeakerTask:
+    held_out = subset == "heldout"
+    # Held-out speakers speak as often at each placement, so that placements compare.
+    rounds, more = divmod(config.heldout_utterances_per_placement, config.num_heldout_speakers)
+    hours_each = {
+        "labelled": config.labelled_hours / config.num_labelled_speakers,
+        "unlabelled": config.unlabelled_hours / config.num_unlabelled_speakers,
+        "heldout": 0.0,
+    }
+    return SpeakerTask(
+        speaker,
+        _acoustics_path(scratch, held_out=held_out),
+        directory,
+        first_placement=0 if held_out else index % len(PLACEMENTS),
+        key=(config.seed, _SPEECH_KEY, SUBSETS.index(subset), index),
+        budget_s=3600 * hours_each[subset],
+        num_utterances=len(PLACEMENTS) * (rounds + (index < more)) if held_out else 0,
+    )
+
+
+def _acoustics_path(scratch: Path, *, held_out: bool) -> Path:
+    return scratch / ("heldout.npz" if held_out else "training.npz")

@@ -1,0 +1,158 @@
+"""espeak-ng by ctypes: 16 kHz samples with the times of their phones."""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float32
+from scipy.signal import firwin, resample_poly
+
+from jobs.synthesis.demo_extra import import_espeakng_loader
+from jobs.synthesis.phones import SILENCE, phone_name
+
+SAMPLE_RATE_HZ = 16_000
+_ESPEAK_RATE_HZ = 22_050
+_UP, _DOWN = 320, 441
+
+# Values of espeak-ng's speak_lib.h.
+_OUTPUT_SYNCHRONOUS = 2
+_PHONEME_EVENTS = 1
+_DONT_EXIT = 0x8000
+_PHONEME_EVENT = 7
+_RATE, _PITCH, _PITCH_RANGE = 1, 3, 4
+_UTF8 = 1
+_PHONEME_SEPARATOR = "|"
+
+
+class _EventId(ctypes.Union):
+    _fields_ = [("number", ctypes.c_int), ("name", ctypes.c_char_p), ("string", ctypes.c_char * 8)]
+
+
+class _Event(ctypes.Structure):
+    _fields_ = [
+        ("type", ctypes.c_int),
+        ("unique_identifier", ctypes.c_uint),
+        ("text_position", ctypes.c_int),
+        ("length", ctypes.c_int),
+        ("audio_position", ctypes.c_int),
+        ("sample", ctypes.c_int),
+        ("user_data", ctypes.c_void_p),
+        ("id", _EventId),
+    ]
+
+
+_Samples = ctypes.POINTER(ctypes.c_short)
+_Callback = ctypes.CFUNCTYPE(ctypes.c_int, _Samples, ctypes.c_int, ctypes.POINTER(_Event))
+# Kaiser window over ten zero crossings a side, as resample_poly's own, made once and in float32.
+_LOW_PASS = firwin(20 * _DOWN + 1, 1 / _DOWN, window=("kaiser", 5.0)).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class PhoneSegment:
+    """A phone and its time in the audio; a stop starts at its burst, as espeak-ng reports it."""
+
+    phone: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Speech:
+    """16 kHz samples in [-1, 1] and the phones that cover them without gaps."""
+
+    samples: Float32[np.ndarray, " samples"]
+    phones: tuple[PhoneSegment, ...]
+
+    def padded(self, before_s: float, after_s: float) -> "Speech":
+        """Return the same with silence before and after it."""
+        before, after = round(before_s * SAMPLE_RATE_HZ), round(after_s * SAMPLE_RATE_HZ)
+        shift_s, num_samples = before / SAMPLE_RATE_HZ, before + len(self.samples) + after
+        shifted = [(phone.phone, phone.start_s + shift_s) for phone in self.phones]
+        starts = [(SILENCE, 0.0), *shifted, (SILENCE, shift_s + self.phones[-1].end_s)]
+        end_s = num_samples / SAMPLE_RATE_HZ
+        return Speech(np.pad(self.samples, (before, after)), cover(starts, end_s))
+
+
+class SpeechSynthesizer:
+    """espeak-ng in this process (the library has one voice and one state a process).
+
+    Flutter and noise go on from utterance to utterance, so that the same bytes come only from
+    the same utterances, in the same order, since the process began.
+    """
+
+    def __init__(self) -> None:
+        loader = import_espeakng_loader()
+        self._library = ctypes.CDLL(loader.get_library_path())
+        parent = str(Path(loader.get_data_path()).parent).encode()
+        flags = _PHONEME_EVENTS | _DONT_EXIT
+        rate_hz = self._library.espeak_Initialize(_OUTPUT_SYNCHRONOUS, 0, parent, flags)
+        if rate_hz != _ESPEAK_RATE_HZ:
+            remedy = "reinstall espeakng-loader"
+            raise RuntimeError(f"espeak-ng answers {rate_hz}, need {_ESPEAK_RATE_HZ} Hz: {remedy}")
+        self._library.espeak_ng_SetRandSeed(ctypes.c_long(1))
+        self._library.espeak_TextToPhonemes.restype = ctypes.c_char_p
+        self._callback = _Callback(self._collect)
+        self._library.espeak_SetSynthCallback(self._callback)
+        self._blocks: list[np.ndarray] = []
+        self._events: list[tuple[int, str]] = []
+
+    def select_voice(
+        self, voice: str, pitch: int = 50, rate_wpm: int = 175, pitch_range: int = 50
+    ) -> None:
+        """Speak from now on as `voice` (accent+variant); pitch and its range are 0..100."""
+        if self._library.espeak_SetVoiceByName(voice.encode()) != 0:
+            raise ValueError(f"voice = {voice!r}: espeak-ng has no such voice")
+        for parameter, value in ((_PITCH, pitch), (_RATE, rate_wpm), (_PITCH_RANGE, pitch_range)):
+            self._library.espeak_SetParameter(parameter, value, 0)
+
+    def speak(self, text: str) -> Speech:
+        """Synthesize a sentence at 16 kHz."""
+        self._blocks, self._events = [], []
+        data = text.encode() + b"\0"
+        self._library.espeak_Synth(data, ctypes.c_size_t(len(data)), 0, 1, 0, _UTF8, None, None)
+        self._library.espeak_Synchronize()
+        integers = np.concatenate(self._blocks)
+        samples = resample_poly(integers.astype(np.float32) / 32768, _UP, _DOWN, window=_LOW_PASS)
+        return Speech(samples, self._segments(len(integers)))
+
+    def pronounce(self, text: str) -> list[tuple[str, ...]]:
+        """Phones of each word as said in this sentence; words said as one come as one."""
+        remaining = ctypes.c_char_p(text.encode())
+        mode, words = ord(_PHONEME_SEPARATOR) << 8, []
+        while remaining.value:
+            clause = self._library.espeak_TextToPhonemes(ctypes.byref(remaining), _UTF8, mode)
+            words += clause.decode().split()
+        names = [map(phone_name, word.split(_PHONEME_SEPARATOR)) for word in words]
+        return [tuple(name for name in word if name and name != SILENCE) for word in names]
+
+    def _collect(self, samples: "ctypes._Pointer[ctypes.c_short]", num: int, events: object) -> int:
+        if num > 0 and samples:
+            self._blocks.append(np.ctypeslib.as_array(samples, (num,)).copy())
+        index = 0
+        while (event := events[index]).type != 0:  # type: ignore[index]
+            if event.type == _PHONEME_EVENT:
+                mnemonic = ctypes.string_at(ctypes.addressof(event) + _Event.id.offset, 8)
+                self._events.append((event.sample, mnemonic.split(b"\0")[0].decode()))
+            index += 1
+        return 0
+
+    def _segments(self, num_samples: int) -> tuple[PhoneSegment, ...]:
+        named = [(phone_name(mnemonic), sample) for sample, mnemonic in self._events]
+        starts = [(phone, sample / _ESPEAK_RATE_HZ) for phone, sample in named if phone]
+        return cover([(SILENCE, 0.0), *starts], num_samples / _ESPEAK_RATE_HZ)
+
+
+def cover(starts: Sequence[tuple[str, float]], end_s: float) -> tuple[PhoneSegment, ...]:
+    """Segments from their starts up to `end_s`; empty ones go, silences that touch are one."""
+    ends_s = [start_s for _, start_s in starts[1:]] + [end_s]
+    segments: list[PhoneSegment] = []
+    for (phone, start_s), stop_s in zip(starts, ends_s, strict=True):
+        if min(stop_s, end_s) <= start_s:
+            continue
+        segment = PhoneSegment(phone, start_s, min(stop_s, end_s))
+        if segments and phone == SILENCE == segments[-1].phone:
+            segment = replace(segments.pop(), end_s=segment.end_s)
+        segments.append(segment)
+    return tuple(segments)

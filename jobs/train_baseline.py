@@ -1,0 +1,22 @@
+"""Train the fully supervised baseline.
+
+torchrun --nproc-per-node 2 -- jobs/train_baseline.py --recipe demo --run runs/demo
+"""
+
+from jobs.command_line import Step
+from jobs.training_steps import main, run_fit
+from training.fits import baseline_fit
+
+STEP = Step(
+    name="train_baseline",
+    description="Train the fully supervised baseline, of the student's form, on labelled data (paper 003"
+    " VII-C7)."
+    " Start it with torchrun for several ranks, or plainly for one; it goes on from its"
+    " last checkpoint.",
+    reads=("alignments/labelled", "features/labelled", "features/unlabelled"),
+    writes=("models/baseline",),
+    run=run_fit(baseline_fit),
+)
+
+if __name__ == "__main__":
+    main(STEP, section="baseline")

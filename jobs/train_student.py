@@ -1,0 +1,27 @@
+"""Train the student on the teacher's targets, interleaving labelled data.
+
+torchrun --nproc-per-node 4 -- jobs/train_student.py --recipe demo --run runs/demo
+"""
+
+from jobs.command_line import Step
+from jobs.training_steps import main, run_fit
+from training.fits import student_fit
+
+STEP = Step(
+    name="train_student",
+    description="Train the student on the teacher's targets, interleaving labelled data"
+    " (scheduled learning, paper 003 V-D)."
+    " Start it with torchrun for several ranks, or plainly for one; it goes on from its"
+    " last checkpoint.",
+    reads=(
+        "alignments/labelled",
+        "partitions/unlabelled",
+        "features/labelled",
+        "features/unlabelled",
+    ),
+    writes=("models/student",),
+    run=run_fit(student_fit),
+)
+
+if __name__ == "__main__":
+    main(STEP, section="student")

@@ -1,0 +1,21 @@
+"""Train the bidirectional teacher on the labelled data.
+
+torchrun --nproc-per-node 2 -- jobs/train_teacher.py --recipe demo --run runs/demo
+"""
+
+from jobs.command_line import Step
+from jobs.training_steps import main, run_fit
+from training.fits import teacher_fit
+
+STEP = Step(
+    name="train_teacher",
+    description="Train the bidirectional teacher on the labelled data (paper 003 V-A, VII-C4)."
+    " Start it with torchrun for several ranks, or plainly for one; it goes on from its"
+    " last checkpoint.",
+    reads=("alignments/labelled", "features/labelled", "features/unlabelled"),
+    writes=("models/teacher",),
+    run=run_fit(teacher_fit),
+)
+
+if __name__ == "__main__":
+    main(STEP, section="teacher")

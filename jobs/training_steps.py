@@ -1,0 +1,36 @@
+"""Run a training step on the ranks that torchrun started, or alone."""
+
+from collections.abc import Callable
+
+import torch
+
+from jobs.command_line import Job, Result, Step, execute
+from training import collectives
+from training.fit import Fit, fit_model
+from training.recipes import Recipe
+
+
+def run_fit(make_fit: Callable[[Recipe], Fit]) -> Callable[[Job], Result]:
+    """A step's function that fits the model of `make_fit` on all ranks."""
+
+    def run(job: Job) -> Result:
+        with collectives.open_world() as group:
+            if group.size() > 1:
+                torch.set_num_threads(1)  # a rank is a core
+            return [fit_model(make_fit(job.recipe), job.store, job.run_uri, group)]
+
+    return run
+
+
+def main(step: Step, section: str) -> None:
+    """Run a training step's command line; --trainer sets the trainer of the recipe's `section`."""
+    parser = step.parser()
+    parser.add_argument(
+        "--trainer",
+        choices=("synchronous", "gtc", "bmuf", "htm"),
+        help=f"who talks to whom, when (003 VI, 000 2); default: the recipe's {section}.trainer",
+    )
+    arguments = parser.parse_args()
+    if arguments.trainer:
+        arguments.set.append(f"{section}.trainer.name={arguments.trainer}")
+    raise SystemExit(execute(step, arguments, collectives.is_leader()))

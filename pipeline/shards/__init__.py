@@ -1,0 +1,23 @@
+"""Shards: Parquet files of features, of targets, and of both joined, to and from bytes."""
+
+from pipeline.shards.features import FeatureRow, read_features, write_features
+from pipeline.shards.partitions import (
+    PartitionRow,
+    read_partition,
+    read_partition_lengths,
+    write_partition,
+)
+from pipeline.shards.targets import TargetRow, read_targets, write_targets
+
+__all__ = [
+    "FeatureRow",
+    "PartitionRow",
+    "TargetRow",
+    "read_features",
+    "read_partition",
+    "read_partition_lengths",
+    "read_targets",
+    "write_features",
+    "write_partition",
+    "write_targets",
+]

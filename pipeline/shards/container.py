@@ -1,0 +1,166 @@
+"""Rows to and from the bytes of a Parquet file; bytes that do not say what they should are refused.
+
+Files are uncompressed and plainly encoded, so that a file cannot unpack to more than its size.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+ROW_GROUP_ROWS = 128
+_TAIL_BYTES = 8
+_DIGEST_BYTES = 32
+_ARROW_SCHEMA_KEY = b"ARROW:schema"
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """The columns of one kind of shard and the footer entries that state its conventions."""
+
+    schema: pa.Schema
+    footer: Mapping[str, str]
+
+
+def required(name: str, data_type: pa.DataType) -> pa.Field:
+    """Describe a column without nulls."""
+    return pa.field(name, data_type, nullable=False)
+
+
+def write_rows(shard_format: Format, rows: Sequence[Row], **entries: str) -> bytes:
+    """Write `rows`, with more footer `entries`; the same rows always give the same bytes."""
+    _require_unique_ids(rows)
+    schema = shard_format.schema.with_metadata({**shard_format.footer, **entries})
+    sink = pa.BufferOutputStream()
+    options = {
+        "compression": "none",
+        "use_dictionary": False,
+        "write_statistics": False,  # they would repeat whole tensors as minimum and maximum
+        "write_page_checksum": True,
+    }
+    with pq.ParquetWriter(sink, schema, **options) as writer:
+        for first in range(0, len(rows), ROW_GROUP_ROWS):
+            batch = pa.RecordBatch.from_pylist(rows[first : first + ROW_GROUP_ROWS], schema)
+            writer.write_batch(batch)
+    return seal(sink.getvalue().to_pybytes())
+
+
+def seal(data: bytes) -> bytes:
+    """Put the SHA-256 of a Parquet file's footer before that footer, where readers skip it.
+
+    Parquet has checksums for pages only, and pyarrow 26 aborts on some damaged footers.
+    """
+    footer_start = len(data) - _TAIL_BYTES - int.from_bytes(data[-8:-4], "little")
+    digest = hashlib.sha256(data[footer_start:]).digest()
+    return data[:footer_start] + digest + data[footer_start:]
+
+
+def read_rows(shard_format: Format, data: bytes) -> tuple[list[Row], dict[str, str]]:
+    """Read all rows, binary cells as buffers on `data`, and the footer's entries.
+
+    ValueError for bytes that are damaged or of another format.
+    """
+    with _as_value_errors():
+        file = _open(shard_format, pa.BufferReader(data))
+        rows = [row for group in range(file.num_row_groups) for row in _group_rows(file, group)]
+        _require_unique_ids(rows)
+        return rows, _footer(file)
+
+
+def read_columns(
+    shard_format: Format, file: BinaryIO, names: Sequence[str]
+) -> dict[str, pa.ChunkedArray]:
+    """Read only the columns `names` through a seekable file."""
+    with _as_value_errors():
+        table = _open(shard_format, pa.PythonFile(file, mode="r")).read(
+            list(names), use_threads=False
+        )
+        return {name: table.column(name) for name in names}
+
+
+@contextmanager
+def _as_value_errors() -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError) as error:
+        raise ValueError(f"cannot read the shard: {str(error)[:200]}") from error
+
+
+def _require_seal(source: pa.NativeFile) -> None:
+    num_bytes = source.size()
+    if num_bytes < _TAIL_BYTES + _DIGEST_BYTES:
+        raise ValueError(f"cannot read the shard: {num_bytes} bytes are none")
+    tail = source.read_at(_TAIL_BYTES, num_bytes - _TAIL_BYTES)
+    footer_bytes = int.from_bytes(tail[:4], "little") + _TAIL_BYTES
+    digest_start = num_bytes - footer_bytes - _DIGEST_BYTES
+    if digest_start < 0 or not tail.endswith(b"PAR1"):
+        raise ValueError("cannot read the shard: its end is no Parquet footer's")
+    sealed = source.read_at(footer_bytes + _DIGEST_BYTES, digest_start)
+    if hashlib.sha256(sealed[_DIGEST_BYTES:]).digest() != sealed[:_DIGEST_BYTES]:
+        raise ValueError("cannot read the shard: its footer does not match its digest")
+
+
+def _open(shard_format: Format, source: pa.NativeFile) -> pq.ParquetFile:
+    _require_seal(source)
+    file = pq.ParquetFile(source, page_checksum_verification=True)
+    if not file.schema_arrow.equals(shard_format.schema):
+        names = shard_format.schema.names
+        raise ValueError(f"columns {file.schema_arrow.names}: need {names}, with their types")
+    footer = _footer(file)
+    for name, expected in shard_format.footer.items():
+        if footer.get(name) != expected:
+            raise ValueError(f"footer entry {name} = {footer.get(name)!r}: need {expected!r}")
+    _require_plain(file.metadata, source.size())
+    return file
+
+
+def _require_plain(metadata: pq.FileMetaData, num_bytes: int) -> None:
+    chunks = [
+        metadata.row_group(group).column(column)
+        for group in range(metadata.num_row_groups)
+        for column in range(metadata.num_columns)
+    ]
+    for chunk in chunks:
+        packed = chunk.compression != "UNCOMPRESSED"
+        if packed or chunk.has_dictionary_page or not 0 <= chunk.num_values <= num_bytes:
+            where = f"column {chunk.path_in_schema}"
+            raise ValueError(
+                f"{where}: need plain, uncompressed values, fewer than the file's bytes"
+            )
+
+
+def _footer(file: pq.ParquetFile) -> dict[str, str]:
+    entries = file.metadata.metadata or {}
+    return {
+        key.decode(): value.decode() for key, value in entries.items() if key != _ARROW_SCHEMA_KEY
+    }
+
+
+def _group_rows(file: pq.ParquetFile, group: int) -> list[Row]:
+    table = file.read_row_group(group, use_threads=False)
+    columns = [_cells(table.column(name)) for name in table.column_names]
+    return [
+        dict(zip(table.column_names, cells, strict=True)) for cells in zip(*columns, strict=True)
+    ]
+
+
+def _cells(column: pa.ChunkedArray) -> list[Any]:
+    if pa.types.is_binary(column.type):
+        return [cell.as_buffer() for cell in column]
+    cells: list[Any] = column.to_pylist()
+    return cells
+
+
+def _require_unique_ids(rows: Sequence[Row]) -> None:
+    seen: set[str] = set()
+    for row in rows:
+        utterance_id = row["utterance_id"]
+        if utterance_id in seen:
+            raise ValueError(f"utterance {utterance_id!r} twice: a shard holds each once")
+        seen.add(utterance_id)

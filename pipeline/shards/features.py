@@ -1,0 +1,87 @@
+"""The feature shard: one row per utterance, its energies un-spliced at 100 Hz (003 IV-B2)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Float16
+
+from pipeline.shards.container import Format, read_rows, required, write_rows
+from pipeline.shards.tensors import features_from_cell, features_to_cell
+
+FEATURE_FOOTER = {
+    "dtype": "float16",
+    "num_bins": "64",
+    "frame_shift_ms": "10",
+    "normalization": "causal speaker mean",
+}
+_PLAIN_FIELDS = (
+    "utterance_id",
+    "speaker_id",
+    "duration_ms",
+    "created_at",
+    "audio_uri",
+    "audio_etag",
+    "text",
+    "placement",
+)
+_FORMAT = Format(
+    pa.schema(
+        [
+            required("utterance_id", pa.string()),
+            required("speaker_id", pa.string()),
+            required("duration_ms", pa.int64()),
+            required("created_at", pa.string()),
+            required("audio_uri", pa.string()),
+            required("audio_etag", pa.string()),
+            pa.field("text", pa.string()),
+            pa.field("placement", pa.string()),
+            required("num_frames", pa.int32()),
+            required("features", pa.binary()),
+        ]
+    ),
+    {"shard": "features", **FEATURE_FOOTER},
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FeatureRow:
+    """One utterance's log-mel energies after causal mean subtraction, and where they come from."""
+
+    utterance_id: str
+    speaker_id: str
+    duration_ms: int
+    created_at: str
+    audio_uri: str
+    text: str | None
+    placement: str | None
+    features: Float16[np.ndarray, "frames 64"]
+    audio_etag: str = ""
+
+
+def write_features(rows: Sequence[FeatureRow]) -> bytes:
+    """Write a feature shard; ValueError for features that are not finite float16 [frames 64]."""
+    return write_rows(_FORMAT, [_to_cells(row) for row in rows])
+
+
+def read_features(data: bytes) -> list[FeatureRow]:
+    """Read a feature shard in stored order; arrays are read-only views of `data`.
+
+    ValueError for damaged bytes or tensors of another size than stated.
+    """
+    rows, _ = read_rows(_FORMAT, data)
+    return [_from_cells(row) for row in rows]
+
+
+def _to_cells(row: FeatureRow) -> dict[str, Any]:
+    cells = {name: getattr(row, name) for name in _PLAIN_FIELDS}
+    features = features_to_cell(row.features, row.utterance_id)
+    return {**cells, "num_frames": len(row.features), "features": features}
+
+
+def _from_cells(cells: dict[str, Any]) -> FeatureRow:
+    plain = {name: cells[name] for name in _PLAIN_FIELDS}
+    features = features_from_cell(cells["features"], cells["num_frames"], cells["utterance_id"])
+    return FeatureRow(**plain, features=features)

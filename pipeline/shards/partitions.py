@@ -1,0 +1,123 @@
+"""The training partition: features joined with their targets, what a trainer reads (003 IV-B4)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Float16, Int64, UInt16
+
+from pipeline.kbest import KBest
+from pipeline.shards.container import Format, Row, read_columns, read_rows, required, write_rows
+from pipeline.shards.features import FEATURE_FOOTER
+from pipeline.shards.targets import common_k, stated_k
+from pipeline.shards.tensors import (
+    UINT16,
+    features_from_cell,
+    features_to_cell,
+    from_buffer,
+    kbest_from_cells,
+    kbest_to_cells,
+    to_bytes,
+)
+from pipeline.splicing import num_low_rate_frames
+
+_FORMAT = Format(
+    pa.schema(
+        [
+            required("utterance_id", pa.string()),
+            required("speaker_id", pa.string()),
+            required("duration_ms", pa.int64()),
+            pa.field("text", pa.string()),
+            required("num_frames", pa.int32()),
+            required("features", pa.binary()),
+            pa.field("alignment", pa.binary()),
+            required("offset", pa.int32()),
+            pa.field("senones", pa.binary()),
+            pa.field("logits", pa.binary()),
+            pa.field("log_z", pa.binary()),
+        ]
+    ),
+    {"shard": "partition", **FEATURE_FOOTER},
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartitionRow:
+    """One utterance to train on: features, with hard targets at 100 Hz or k-best at `offset`."""
+
+    utterance_id: str
+    speaker_id: str
+    duration_ms: int
+    text: str | None
+    features: Float16[np.ndarray, "frames 64"]
+    alignment: UInt16[np.ndarray, " frames"] | None
+    offset: int
+    kbest: KBest | None
+
+
+def write_partition(rows: Sequence[PartitionRow]) -> bytes:
+    """Write a training partition; k-best targets keep the same k, which the footer states."""
+    k = common_k([row.kbest for row in rows if row.kbest is not None])
+    return write_rows(_FORMAT, [_to_cells(row, k) for row in rows], k=str(k))
+
+
+def read_partition(data: bytes) -> list[PartitionRow]:
+    """Read a training partition in stored order; arrays are read-only views of `data`.
+
+    ValueError for damaged bytes or tensors of another size than stated.
+    """
+    rows, footer = read_rows(_FORMAT, data)
+    k = stated_k(footer)
+    return [_from_cells(row, k) for row in rows]
+
+
+def read_partition_lengths(
+    file: BinaryIO,
+) -> tuple[Int64[np.ndarray, " rows"], Int64[np.ndarray, " rows"]]:
+    """Read only each row's number of 10 ms frames and its offset, in stored order."""
+    columns = read_columns(_FORMAT, file, ("num_frames", "offset"))
+    num_frames, offsets = (column.to_numpy().astype(np.int64) for column in columns.values())
+    if (num_frames < 0).any() or ((offsets < 0) | (offsets > 2)).any():
+        raise ValueError("damaged shard: need num_frames >= 0 and offsets of 0, 1 or 2")
+    return num_frames, offsets
+
+
+def _to_cells(row: PartitionRow, k: int) -> Row:
+    where, num_frames = row.utterance_id, len(row.features)
+    cells: Row = {
+        "utterance_id": where,
+        "speaker_id": row.speaker_id,
+        "duration_ms": row.duration_ms,
+        "text": row.text,
+        "num_frames": num_frames,
+        "features": features_to_cell(row.features, where),
+        "offset": row.offset,
+    }
+    num_targets = num_low_rate_frames(num_frames, row.offset)
+    if row.alignment is not None:
+        cells["alignment"] = to_bytes(row.alignment, UINT16, (num_frames,), f"{where} alignment")
+    if row.kbest is not None:
+        cells |= kbest_to_cells(row.kbest, num_targets, k, where)
+    return cells
+
+
+def _from_cells(cells: dict[str, Any], k: int) -> PartitionRow:
+    where, num_frames = cells["utterance_id"], cells["num_frames"]
+    num_targets = num_low_rate_frames(num_frames, cells["offset"])
+    alignment = kbest = None
+    if cells["alignment"] is not None:
+        alignment = from_buffer(cells["alignment"], UINT16, (num_frames,), f"{where} alignment")
+    if any(cells[name] is not None for name in ("senones", "logits", "log_z")):
+        kbest = kbest_from_cells(cells, num_targets, k, where)
+    return PartitionRow(
+        where,
+        cells["speaker_id"],
+        cells["duration_ms"],
+        cells["text"],
+        features_from_cell(cells["features"], num_frames, where),
+        alignment,
+        cells["offset"],
+        kbest,
+    )

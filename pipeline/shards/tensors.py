@@ -1,0 +1,75 @@
+"""Arrays to and from raw little-endian bytes of a stated shape."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Float16
+
+from pipeline.kbest import KBest, check_kbest
+from pipeline.normalization import NUM_BINS
+
+FLOAT16 = np.dtype("<f2")
+UINT16 = np.dtype("<u2")
+_INFINITY_BITS = 0x7C00
+
+
+def from_buffer(
+    cell: pa.Buffer | None, dtype: np.dtype[Any], shape: tuple[int, ...], where: str
+) -> np.ndarray:
+    """View `cell` as an array; ValueError unless it has exactly the bytes of `shape`."""
+    num_bytes = 0 if cell is None else cell.size
+    expected = int(np.prod(shape, dtype=object)) * dtype.itemsize
+    if cell is None or min(shape) < 0 or num_bytes != expected:
+        raise ValueError(f"{where}: {num_bytes} bytes: need {expected}, shape {shape} of {dtype}")
+    return np.frombuffer(cell, dtype).reshape(shape)
+
+
+def to_bytes(array: np.ndarray, dtype: np.dtype[Any], shape: tuple[int, ...], where: str) -> bytes:
+    """Give the raw bytes of `array`; ValueError if it has another type or shape."""
+    if array.dtype != dtype or array.shape != shape:
+        raise ValueError(f"{where}: {array.dtype} {array.shape}: need {dtype} {shape}")
+    return array.tobytes()
+
+
+def require_finite(features: Float16[np.ndarray, "frames bins"], where: str) -> None:
+    """Refuse NaN and infinity."""
+    # Four times as fast as np.isfinite, which converts: 14 ms for 2.2 h.
+    if features.size and int((features.view(UINT16) & 0x7FFF).max()) >= _INFINITY_BITS:
+        raise ValueError(f"{where}: NaN or infinity among the features")
+
+
+def features_from_cell(cell: pa.Buffer, num_frames: int, where: str) -> np.ndarray:
+    """View a features cell as float16 [num_frames 64], all finite."""
+    features = from_buffer(cell, FLOAT16, (num_frames, NUM_BINS), f"{where} features")
+    require_finite(features, where)
+    return features
+
+
+def features_to_cell(features: Float16[np.ndarray, "frames bins"], where: str) -> bytes:
+    """Give the bytes of float16 features [frames 64], all finite."""
+    cell = to_bytes(features, FLOAT16, (len(features), NUM_BINS), f"{where} features")
+    require_finite(features, where)
+    return cell
+
+
+def kbest_from_cells(row: dict[str, Any], num_frames: int, k: int, where: str) -> KBest:
+    """View the cells senones, logits and log_z of `row` as k-best targets, checked."""
+    kbest = KBest(
+        from_buffer(row["senones"], UINT16, (num_frames, k), f"{where} senones"),
+        from_buffer(row["logits"], FLOAT16, (num_frames, k), f"{where} logits"),
+        from_buffer(row["log_z"], FLOAT16, (num_frames,), f"{where} log_z"),
+    )
+    check_kbest(kbest, where)
+    return kbest
+
+
+def kbest_to_cells(kbest: KBest, num_frames: int, k: int, where: str) -> dict[str, bytes]:
+    """Give the cells senones, logits and log_z of k-best targets, checked."""
+    cells = {
+        "senones": to_bytes(kbest.senones, UINT16, (num_frames, k), f"{where} senones"),
+        "logits": to_bytes(kbest.logits, FLOAT16, (num_frames, k), f"{where} logits"),
+        "log_z": to_bytes(kbest.log_z, FLOAT16, (num_frames,), f"{where} log_z"),
+    }
+    check_kbest(kbest, where)
+    return cells

@@ -1,0 +1,147 @@
+"""Repartition: features and targets joined into training partitions (paper 003 IV-B4).
+
+A task joins G source shards with their targets and deals their utterances over its partitions,
+so that each partition draws from all G, without a shuffle between machines. G = 1 is the paper.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from infra.object_store import ObjectStore
+from pipeline.records import Tally
+from pipeline.shards import (
+    PartitionRow,
+    read_features,
+    read_targets,
+    write_partition,
+)
+from pipeline.shuffling import shuffled_order
+from pipeline.steps.commit import (
+    Commit,
+    Distribute,
+    StepContext,
+    StepPlan,
+    finished_manifest,
+    run_plan,
+    step_context,
+)
+from pipeline.steps.manifest import Manifest, Output, input_digests, read_manifest, read_output
+from pipeline.steps.selection import shuffle
+
+SOURCES = ("features/unlabelled", "targets/unlabelled")
+
+
+@dataclass(frozen=True, slots=True)
+class RepartitionConfig:
+    """Training partitions of about `partition_hours` (the paper's 2), from groups of G shards."""
+
+    partition_hours: float
+    num_source_shards: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.partition_hours <= 0:
+            raise ValueError(f"partition_hours = {self.partition_hours}: need more than 0")
+        if self.num_source_shards < 1:
+            raise ValueError(f"num_source_shards = {self.num_source_shards}: need at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTask:
+    """G feature shards with their target shards."""
+
+    context: StepContext
+    config: RepartitionConfig
+    name: str
+    features: tuple[Output, ...]
+    targets: tuple[Output, ...]
+
+
+def repartition(
+    store: ObjectStore, run_uri: str, config: RepartitionConfig, distribute: Distribute
+) -> tuple[Manifest, bool]:
+    """Join and deal the unlabelled subset; the manifest, and whether it was done before."""
+    inputs = input_digests(store, run_uri, SOURCES)
+    context = step_context(store, run_uri, "partitions/unlabelled", asdict(config), inputs)
+    if (done := finished_manifest(context)) is not None:
+        return done, True
+    features, targets = (read_manifest(store, run_uri, step).outputs for step in SOURCES)
+    size = config.num_source_shards
+    tasks = {
+        f"{first // size:06d}": GroupTask(
+            context,
+            config,
+            f"{first // size:06d}",
+            features[first : first + size],
+            targets[first : first + size],
+        )
+        for first in range(0, len(features), size)
+    }
+    plan = StepPlan(context, asdict(config), inputs, tasks, loss_budget=0.0)
+    return run_plan(
+        plan, write_group, distribute, lambda outputs: shuffle(outputs, config.seed)
+    ), False
+
+
+def write_group(task: GroupTask) -> Commit:
+    """Join one group and write its partitions."""
+    rows = [
+        row for pair in zip(task.features, task.targets, strict=True) for row in join(task, *pair)
+    ]
+    order = shuffled_order(len(rows), task.config.seed, "partition", task.name)
+    tally = Tally(len(rows), sum(row.duration_ms for row in rows))
+    parts = deal([rows[index] for index in order], num_partitions(tally, task.config))
+    outputs = tuple(
+        task.context.put_output(
+            f"{task.name}-{number:05d}",
+            ".parquet",
+            write_partition(part),
+            Tally(len(part), sum(row.duration_ms for row in part)),
+        )
+        for number, part in enumerate(parts)
+    )
+    record = Commit(task.name, task.context.identity, outputs, None, tally, Tally())
+    return task.context.commit(record)
+
+
+def num_partitions(tally: Tally, config: RepartitionConfig) -> int:
+    """How many partitions of about `partition_hours` these hours make, never more than rows."""
+    return min(max(round(tally.hours / config.partition_hours), 1), tally.utterances)
+
+
+def deal(rows: Sequence[PartitionRow], num_parts: int) -> list[list[PartitionRow]]:
+    """Give each row, in order, to the part that has the fewest milliseconds so far."""
+    parts: list[list[PartitionRow]] = [[] for _ in range(num_parts)]
+    filled = [0] * num_parts
+    for row in rows:
+        emptiest = filled.index(min(filled))
+        parts[emptiest].append(row)
+        filled[emptiest] += row.duration_ms
+    return parts
+
+
+def join(task: GroupTask, features: Output, targets: Output) -> list[PartitionRow]:
+    """Features beside their targets; both shards hold the same utterances in the same order."""
+    store, run_uri = task.context.store, task.context.run_uri
+    feature_rows = read_features(read_output(store, run_uri, features))
+    target_rows = read_targets(read_output(store, run_uri, targets))
+    joined = []
+    for row, target in zip(feature_rows, target_rows, strict=True):
+        if row.utterance_id != target.utterance_id:
+            raise ValueError(
+                f"{targets.key}: {target.utterance_id} stands where {features.key} has "
+                f"{row.utterance_id}; generate the targets again into a fresh --run"
+            )
+        joined.append(
+            PartitionRow(
+                utterance_id=row.utterance_id,
+                speaker_id=row.speaker_id,
+                duration_ms=row.duration_ms,
+                text=None,
+                features=row.features,
+                alignment=None,
+                offset=target.offset,
+                kbest=target.kbest,
+            )
+        )
+    return joined

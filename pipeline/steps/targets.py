@@ -1,0 +1,129 @@
+"""Target generation: the teacher's k best logits for each feature shard (paper 003 IV-B3, V-C)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from jaxtyping import Float32
+
+from infra.object_store import ObjectStore
+from pipeline.kbest import KBest, retained_mass
+from pipeline.records import Tally
+from pipeline.sampling import sampling_priority
+from pipeline.shards import TargetRow, read_features, write_targets
+from pipeline.splicing import splice
+from pipeline.steps.commit import (
+    Commit,
+    Distribute,
+    StepContext,
+    StepPlan,
+    finished_manifest,
+    run_plan,
+    step_context,
+)
+from pipeline.steps.manifest import Manifest, Output, input_digests, read_manifest, read_output
+
+Teacher = Callable[[list[Float32[np.ndarray, "_frames 192"]]], list[KBest]]
+"""Spliced utterances to their k best logits, in the same order; called in the workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetsConfig:
+    """`k` logits a frame; a request to the teacher holds about `request_frames` low-rate frames."""
+
+    k: int
+    request_frames: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.k <= 255:
+            raise ValueError(f"k = {self.k}: need 1..255; the paper's is 20")
+        if self.request_frames < 1:
+            raise ValueError(f"request_frames = {self.request_frames}: need at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTask:
+    """One feature shard to label."""
+
+    context: StepContext
+    config: TargetsConfig
+    name: str
+    features: Output
+    teacher: Teacher
+
+
+def generate_targets(
+    store: ObjectStore,
+    run_uri: str,
+    config: TargetsConfig,
+    teacher: Teacher,
+    distribute: Distribute,
+) -> tuple[Manifest, bool]:
+    """Label the unlabelled subset; target shards stand in the order of the feature shards."""
+    inputs = input_digests(store, run_uri, ["features/unlabelled", "models/teacher"])
+    context = step_context(store, run_uri, "targets/unlabelled", asdict(config), inputs)
+    if (done := finished_manifest(context)) is not None:
+        return done, True
+    shards = read_manifest(store, run_uri, "features/unlabelled").outputs
+    tasks = {
+        f"{number:06d}": ShardTask(context, config, f"{number:06d}", output, teacher)
+        for number, output in enumerate(shards)
+    }
+    # Features that were extracted can all be labelled: nothing may be lost here.
+    plan = StepPlan(context, asdict(config), inputs, tasks, loss_budget=0.0)
+    return run_plan(plan, label_shard, distribute, list, mass_statistics), False
+
+
+def mass_statistics(commits: Sequence[Commit]) -> dict[str, int | float]:
+    """Mean share of the teacher's probability that the k best hold (V-C), and frames labelled."""
+    num_frames = sum(commit.statistics["num_frames"] for commit in commits)
+    mass = sum(commit.statistics["retained_mass"] for commit in commits)
+    return {"num_frames": num_frames, "mean_retained_mass": mass / max(num_frames, 1)}
+
+
+def label_shard(task: ShardTask) -> Commit:
+    """Splice each utterance at its own offset and keep the teacher's k best."""
+    rows = read_features(read_output(task.context.store, task.context.run_uri, task.features))
+    offsets = [sampling_priority(task.config.seed, row.utterance_id) % 3 for row in rows]
+    spliced = [
+        splice(row.features, offset).astype(np.float32)
+        for row, offset in zip(rows, offsets, strict=True)
+    ]
+    kbest = [
+        target for request in requests(spliced, task.config) for target in task.teacher(request)
+    ]
+    targets = [
+        TargetRow(row.utterance_id, offset, target)
+        for row, offset, target in zip(rows, offsets, kbest, strict=True)
+    ]
+    data = write_targets(targets)
+    tally = Tally(len(rows), sum(row.duration_ms for row in rows))
+    record = Commit(
+        task=task.name,
+        identity=task.context.identity,
+        outputs=(task.context.put_output(task.name, ".parquet", data, tally),),
+        ledger=None,
+        tally_in=tally,
+        quarantined=Tally(),
+        statistics={
+            "num_frames": sum(len(target.log_z) for target in kbest),
+            "retained_mass": sum(float(retained_mass(target).sum()) for target in kbest),
+        },
+    )
+    return task.context.commit(record)
+
+
+def requests(
+    spliced: Sequence[Float32[np.ndarray, "_frames 192"]], config: TargetsConfig
+) -> list[list[Float32[np.ndarray, "_frames 192"]]]:
+    """Cut the utterances, in order, into requests of about `request_frames` frames."""
+    batches: list[list[Float32[np.ndarray, "_frames 192"]]] = [[]]
+    num_frames = 0
+    for frames in spliced:
+        if batches[-1] and num_frames + len(frames) > config.request_frames:
+            batches.append([])
+            num_frames = 0
+        batches[-1].append(frames)
+        num_frames += len(frames)
+    return batches

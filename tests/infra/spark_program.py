@@ -1,0 +1,25 @@
+"""A program for spark-submit: prints one line of JSON, and fails if told to."""
+
+import json
+import sys
+
+from pyspark import SparkContext
+
+from infra.cluster import load_cluster
+from infra.spark import run_tasks, spark_session
+from infra.standard_error import separate_standard_error
+
+separate_standard_error()
+with spark_session("program", load_cluster("demo")) as session:
+    squares = run_tasks(session, [1, 2, 3], lambda value: value**2, "squares")
+    process = getattr(SparkContext._gateway, "proc", None)
+    result = {
+        "conf": dict(session.sparkContext.getConf().getAll()),
+        "squares": squares,
+        "java_pid": process.pid if process else None,
+        "java_home": session.sparkContext._jvm.System.getProperty("java.home"),
+    }
+    print(json.dumps(result), flush=True)
+    if "fail" in sys.argv:
+        print("told to fail", file=sys.stderr)
+        raise SystemExit(3)

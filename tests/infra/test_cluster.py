@@ -1,0 +1,90 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from infra.cluster import load_cluster, require_dependencies
+from infra.configuration import ConfigurationError
+
+NAMES = (
+    "select_utterances",
+    "extract_features",
+    "generate_targets",
+    "repartition",
+    "train_teacher",
+    "train_student",
+    "demo",
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_step_has_a_cluster(name: str) -> None:
+    """The clusters that come with the package are valid and their dependencies are ours."""
+    cluster = load_cluster(name)
+    require_dependencies(cluster)
+    assert cluster.num_executors >= 1
+    assert all("{" not in prefix for prefix in cluster.readable("s3://b/run", "s3://b/corpus"))
+
+
+def test_clusters_are_the_papers() -> None:
+    """Instance types of 003 III-A; 16 GPUs for the teacher (VIII), 64 for the student (VII-C6)."""
+    types = {name: load_cluster(name).instance_type for name in NAMES}
+    assert types["extract_features"] == "c4.4xlarge"
+    assert types["select_utterances"] == "x1.32xlarge"
+    assert types["generate_targets"] == types["train_student"] == "p3.16xlarge"
+    assert load_cluster("train_teacher").num_executors == 16
+    assert load_cluster("train_student").num_executors == 64
+
+
+def test_permissions_are_filled_in() -> None:
+    """{run} and {corpus} become this run's; what a step writes, it may read."""
+    cluster = load_cluster("extract_features")
+    assert cluster.writable("s3://b/runs/1/", "s3://b/corpus") == ("s3://b/runs/1/features",)
+    assert cluster.readable("s3://b/runs/1", "s3://b/corpus") == (
+        "s3://b/corpus/audio",
+        "s3://b/runs/1/selection",
+        "s3://b/runs/1/features",
+    )
+
+
+def test_a_value_is_not_filled_in_twice() -> None:
+    """A run's name that looks like a placeholder stays as it is."""
+    cluster = load_cluster("extract_features")
+    assert cluster.writable("s3://b/{corpus}", "s3://c") == ("s3://b/{corpus}/features",)
+
+
+def test_a_cluster_of_ones_own_is_read_by_path(tmp_path: Path) -> None:
+    """A path to a .toml file is read as it is; other names are refused with the known ones."""
+    text = (Path(__file__).parents[2] / "infra" / "clusters" / "demo.toml").read_text()
+    path = tmp_path / "own.toml"
+    path.write_text(text.replace("local[2]", "local[3]"))
+    assert load_cluster(str(path)).master == "local[3]"
+    with pytest.raises(ConfigurationError, match=r"cluster 'demmo': need .*one of demo"):
+        load_cluster("demmo")
+    path.write_text(text.replace("num_instances = 1", "num_instances = 0"))
+    with pytest.raises(ConfigurationError, match=r"own.toml: num_instances = 0: need 1 or more"):
+        load_cluster(str(path))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"executor_memory": "4 GB"}, "executor_memory = '4 GB': need a size such as \"4g\""),
+        ({"price_per_instance_hour": -1.0}, "need 0 or more"),
+        ({"read_prefixes": ("{runs}/a",)}, "{runs}: need {run} or {corpus}"),
+        ({"spark": {"sparky": "1"}}, "key 'sparky': need a Spark property"),
+    ],
+)
+def test_bad_clusters_are_refused(change: dict[str, object], message: str) -> None:
+    """Sizes, prices, placeholders and properties are checked, with the value and the remedy."""
+    with pytest.raises(ValueError, match=message.replace("{", r"\{").replace("}", r"\}")):
+        replace(load_cluster("demo"), **change)  # type: ignore[arg-type]
+
+
+def test_missing_dependencies_are_named() -> None:
+    """What is not installed is named with the command; nonsense is refused."""
+    cluster = replace(load_cluster("demo"), python_dependencies=("numpy>=2", "no-such-thing==1"))
+    with pytest.raises(ConfigurationError, match=r"pip install 'no-such-thing==1'$"):
+        require_dependencies(cluster)
+    with pytest.raises(ConfigurationError, match="need a distribution and its versions"):
+        require_dependencies(replace(cluster, python_dependencies=("--index-url x",)))

@@ -1,0 +1,168 @@
+import json
+import math
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infra.configuration import (
+    ConfigurationError,
+    apply_overrides,
+    canonical_json,
+    digest,
+    read_record,
+    read_toml,
+)
+
+
+class Method(StrEnum):
+    NESTEROV = "nesterov"
+    AS_PRINTED = "as_printed"
+
+
+@dataclass(frozen=True)
+class Trainer:
+    method: Method
+    block_size: int = 50
+    threshold: float = 8.0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    name: str
+    trainer: Trainer
+    precision: Literal["fp32", "bf16"] = "fp32"
+    offsets: tuple[int, ...] = (0, 1, 2)
+    seed: int | None = None
+    shuffle: bool = True
+    spark: dict[str, str] = field(default_factory=dict)
+    trainers: tuple[Trainer, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("name = '': need a name")
+
+
+TABLE = {"name": "a", "trainer": {"method": "nesterov"}}
+
+
+def test_reads_every_kind_of_field() -> None:
+    """A TOML table becomes nested frozen records with tuples, enums and exact types."""
+    table = {
+        **TABLE,
+        "precision": "bf16",
+        "offsets": [1],
+        "seed": 7,
+        "shuffle": False,
+        "spark": {"spark.task.maxFailures": "2"},
+        "trainers": [{"method": "as_printed", "threshold": 2}],
+    }
+    trainers = (Trainer(Method.AS_PRINTED, threshold=2.0),)
+    spark = {"spark.task.maxFailures": "2"}
+    expected = Recipe("a", Trainer(Method.NESTEROV), "bf16", (1,), 7, False, spark, trainers)
+    assert read_record(Recipe, table, "r.toml") == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"nam": "b"}, "r.toml: unknown key nam: did you mean name?"),
+        ({"zzz": 1}, "r.toml: unknown key zzz: known: name, trainer,"),
+        (
+            {"trainer": {"method": "nesterov", "blok_size": 1}},
+            "r.toml: trainer: unknown key blok_s",
+        ),
+        ({"trainer": {}}, "r.toml: trainer: method is missing: need one of 'nesterov', 'as_pri"),
+        ({"trainer": {"method": "x"}}, "trainer: method = 'x': need one of 'nesterov'"),
+        ({"trainer": 3}, "r.toml: trainer = 3: need a table"),
+        ({"precision": "fp8"}, "precision = 'fp8': need one of 'fp32', 'bf16'"),
+        ({"offsets": [0, "1"]}, r"offsets\[1\] = '1': need a whole number"),
+        ({"offsets": 1}, "offsets = 1: need a list, each a whole number"),
+        ({"seed": True}, "seed = True: need a whole number"),
+        ({"seed": 1.0}, "seed = 1.0: need a whole number"),
+        ({"shuffle": 1}, "shuffle = 1: need true or false"),
+        ({"spark": {"a": 1}}, "spark.a = 1: need text in quotes"),
+        ({"trainer": {"method": "nesterov", "threshold": math.nan}}, "nan: need a finite number"),
+        ({"trainer": {"method": "nesterov", "threshold": "8"}}, "'8': need a finite number"),
+        ({"name": ""}, "r.toml: name = '': need a name"),
+    ],
+)
+def test_refuses_with_the_key_the_value_and_the_remedy(
+    change: dict[str, object], message: str
+) -> None:
+    """Unknown keys, wrong types and a record's own checks name file, key, value and remedy."""
+    with pytest.raises(ConfigurationError, match=message):
+        read_record(Recipe, {**TABLE, **change}, "r.toml")
+
+
+def test_missing_required_key_is_named() -> None:
+    """A required key's absence names the key and the kind of value it needs."""
+    with pytest.raises(ConfigurationError, match=r"r.toml: name is missing: need text in quotes"):
+        read_record(Recipe, {"trainer": {"method": "nesterov"}}, "r.toml")
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("seed=3", {"seed": 3}),
+        ("seed = 3", {"seed": 3}),
+        ("a.b.c=1.5", {"a": {"b": {"c": 1.5}}}),
+        ("name=s3://bucket/key", {"name": "s3://bucket/key"}),
+        ('name="3"', {"name": "3"}),
+        ("on=true", {"on": True}),
+        ("offsets=[0, 1]", {"offsets": [0, 1]}),
+        ("since=2019-01-01", {"since": "2019-01-01"}),
+        ("name=a=b", {"name": "a=b"}),
+        ("name=1\nother = 2", {"name": "1\nother = 2"}),
+    ],
+)
+def test_override_values_are_toml_or_text(override: str, expected: dict[str, object]) -> None:
+    """A value that is TOML is parsed; anything else, dates too, is plain text."""
+    assert apply_overrides({}, [override]) == expected
+
+
+def test_overrides_leave_the_table_alone_and_the_last_one_wins() -> None:
+    """apply_overrides copies deeply; later settings replace earlier ones."""
+    table = {"trainer": {"block_size": 1}}
+    result = apply_overrides(table, ["trainer.block_size=2", "trainer.block_size=3"])
+    assert result == {"trainer": {"block_size": 3}}
+    assert table == {"trainer": {"block_size": 1}}
+
+
+@pytest.mark.parametrize("override", ["seed", "=3", "a..b=3", "seed.deep=3"])
+def test_malformed_overrides_are_refused(override: str) -> None:
+    """A setting without key or value, or below a key that is no section, is refused."""
+    with pytest.raises(ConfigurationError, match="--set"):
+        apply_overrides({"seed": 1}, [override])
+
+
+def test_unreadable_and_malformed_files_are_named(tmp_path: Path) -> None:
+    """The message holds the path of a file that is absent or not TOML."""
+    path = tmp_path / "recipe.toml"
+    with pytest.raises(ConfigurationError, match=r"recipe.toml: cannot be read"):
+        read_toml(str(path))
+    path.write_text("a = = 1")
+    with pytest.raises(ConfigurationError, match=r"recipe.toml: not TOML"):
+        read_toml(str(path))
+    path.write_text("a = 1")
+    assert read_toml(str(path)) == {"a": 1}
+
+
+def test_digest_ignores_the_order_and_spelling_of_the_file() -> None:
+    """Key order and 8 for 8.0 do not change the digest; any value does."""
+    one = read_record(Trainer, {"method": "nesterov", "threshold": 8}, "a")
+    two = read_record(Trainer, {"threshold": 8.0, "method": "nesterov"}, "b")
+    assert digest(one) == digest(two)
+    assert digest(one) != digest(replace(one, block_size=51))
+    assert canonical_json(one) == '{"block_size": 50, "method": "nesterov", "threshold": 8.0}'
+
+
+@given(st.text(), st.integers(), st.floats(allow_nan=False, allow_infinity=False))
+def test_canonical_json_reads_back(name: str, seed: int, threshold: float) -> None:
+    """read_record(json(record)) is the record again."""
+    recipe = Recipe(name or "a", Trainer(Method.NESTEROV, threshold=threshold), seed=seed)
+    assert read_record(Recipe, json.loads(canonical_json(recipe)), "json") == recipe

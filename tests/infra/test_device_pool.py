@@ -1,0 +1,171 @@
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+
+from infra.device_pool import DeviceError, DevicePool, _private_directory
+from infra.file_locks import least_busy
+
+MAKE = "tests.infra.device_functions:make"
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[DevicePool]:
+    pool = DevicePool(MAKE, {"directory": str(tmp_path)}, ("cuda:0", "cuda:1"), idle_timeout_s=30)
+    yield pool
+    for made in tmp_path.glob("cuda:*"):
+        _kill(int(made.name.rpartition("-")[2]))
+    shutil.rmtree(_private_directory() / pool.token, ignore_errors=True)
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    _wait_until(lambda: not _is_alive(pid))
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def _wait_until(condition: "object") -> None:
+    deadline = time.monotonic() + 30
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _where(answer: bytes) -> tuple[str, int]:
+    device, pid = answer.decode().split()
+    return device, int(pid)
+
+
+def test_answers_come_back_whole(pool: DevicePool) -> None:
+    """Empty and large requests are answered by one server, which was made once."""
+    large = os.urandom(20_000_000)
+    assert pool.request(b"") == b""
+    assert pool.request(large) == large[::-1]
+    assert len(list(Path(pool.arguments["directory"]).glob("cuda:0-*"))) == 1
+
+
+def test_every_process_finds_the_same_servers(pool: DevicePool) -> None:
+    """Four processes that start at once make one server a device, not one each."""
+    with get_context("spawn").Pool(4) as processes:
+        answers = processes.map(pickle.loads(pickle.dumps(pool)).request, [b"sleep 0.3"] * 12, 1)
+    assert {_where(answer)[0] for answer in answers} == {"cuda:0", "cuda:1"}
+    assert len({_where(answer)[1] for answer in answers}) == 2
+    assert len(list(Path(pool.arguments["directory"]).iterdir())) == 2
+
+
+def test_simultaneous_requests_spread_over_the_devices(pool: DevicePool) -> None:
+    """Of four requests at once each of two devices gets two."""
+    with ThreadPoolExecutor(4) as threads:
+        answers = list(threads.map(pool.request, [b"sleep 0.5"] * 4))
+    devices = sorted(_where(answer)[0] for answer in answers)
+    assert devices == ["cuda:0", "cuda:0", "cuda:1", "cuda:1"]
+
+
+def test_a_killed_server_is_replaced(pool: DevicePool) -> None:
+    """After SIGKILL the next request starts a new server on the same device."""
+    device, pid = _where(pool.request(b"where"))
+    _kill(pid)
+    assert _where(pool.request(b"where"))[0] == device
+    assert _where(pool.request(b"where"))[1] != pid
+
+
+def test_a_server_killed_at_work_does_not_lose_the_request(pool: DevicePool) -> None:
+    """A request whose server dies under it is asked again; one that always kills is given up."""
+    assert pool.request(b"die-once") == b"alive"
+    with pytest.raises(DeviceError, match=r"cuda:\d: its server ended before .*3 attempts, logs"):
+        pool.request(b"die")
+    assert pool.request(b"ab") == b"ba"
+
+
+def test_a_killed_client_frees_its_slot(pool: DevicePool, tmp_path: Path) -> None:
+    """A task that is killed while it waits does not leave its device counted as busy."""
+    program = "import pickle, sys; pickle.load(sys.stdin.buffer).request(b'sleep 60')"
+    client = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
+    assert client.stdin is not None
+    with client.stdin as stdin:
+        stdin.write(pickle.dumps(pool))
+    _wait_until(lambda: list(tmp_path.glob("cuda:0-*")))
+    time.sleep(0.3)
+    assert _where(pool.request(b"where"))[0] == "cuda:1", "cuda:0 is busy"
+    client.kill()
+    client.wait()
+    with least_busy(pool._directory(), ["0", "1"]) as name:
+        assert name == "0"
+
+
+def test_the_function_s_errors_come_back(pool: DevicePool) -> None:
+    """A ValueError leaves the server alone; any other error comes back, and replaces it."""
+    before = pool.request(b"where")
+    with pytest.raises(ValueError, match=r"make on cuda:0: ValueError: payload = refuse: need"):
+        pool.request(b"refuse")
+    assert pool.request(b"where") == before
+    with pytest.raises(DeviceError, match=r"make on cuda:0: RuntimeError: out of memory"):
+        pool.request(b"fail")
+    assert pool.request(b"where") != before
+
+
+def test_a_device_that_cannot_start_is_passed_over(pool: DevicePool) -> None:
+    """A broken device does not swallow the tasks; if all are broken, the error says why."""
+    factory = "tests.infra.device_functions:broken"
+    pool = replace(pool, factory=factory, arguments={}, devices=("bad", "good"), idle_timeout_s=1)
+    assert pool.request(b"") == b"good"
+    with pytest.raises(DeviceError, match="bad: its server did not start: OSError: no such device"):
+        replace(pool, devices=("bad",)).request(b"")
+    with pytest.raises(DeviceError, match="No module named 'no_such_module'"):
+        replace(pool, factory="no_such_module:f", devices=("x",)).request(b"")
+
+
+def test_waiting_has_limits(pool: DevicePool) -> None:
+    """A server that starts or answers too late is killed, with the limit in the message."""
+    hasty = replace(pool, request_timeout_s=1)
+    pid = _where(hasty.request(b"where"))[1]
+    with pytest.raises(DeviceError, match="no answer in 1 s, so its server was killed"):
+        hasty.request(b"sleep 30")
+    _wait_until(lambda: not _is_alive(pid))
+    factory = "tests.infra.device_functions:slow"
+    slow = replace(pool, factory=factory, arguments={}, devices=("cpu",), start_timeout_s=0.5)
+    with pytest.raises(DeviceError, match=r"cpu: its server did not start within 0.5 s"):
+        slow.request(b"")
+
+
+def test_an_idle_server_ends(pool: DevicePool) -> None:
+    """A server ends when idle, not while it works, and comes back when it is needed."""
+    brief = replace(pool, idle_timeout_s=0.5)
+    pid = _where(brief.request(b"sleep 1.2"))[1]
+    assert _is_alive(pid)
+    _wait_until(lambda: not _is_alive(pid))
+    assert _where(brief.request(b"where"))[1] != pid
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"factory": "os.system"}, "factory = 'os.system': need 'module:function'"),
+        ({"devices": ()}, "need one or more"),
+        ({"devices": ("cpu", "cpu")}, "each once"),
+        ({"idle_timeout_s": 0}, "idle_timeout_s = 0: need more than 0 seconds"),
+    ],
+)
+def test_bad_pools_are_refused(pool: DevicePool, change: dict[str, object], message: str) -> None:
+    """Factory, devices and time limits are checked where the pool is made."""
+    with pytest.raises(ValueError, match=message):
+        replace(pool, **change)  # type: ignore[arg-type]

@@ -1,0 +1,260 @@
+import pickle
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import boto3
+import pytest
+
+from infra.object_store import (
+    AccessDenied,
+    ObjectNotFound,
+    ObjectStore,
+    StoreError,
+    join_uri,
+)
+from tests.s3_server import free_port
+
+
+@pytest.fixture(params=["local", "s3"])
+def base(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "local":
+        return str(tmp_path / "store")
+    bucket = request.getfixturevalue("s3_bucket")
+    return f"s3://{bucket}/store"
+
+
+@pytest.fixture
+def store(base: str) -> ObjectStore:
+    return ObjectStore((base,))
+
+
+def test_bytes_come_back(store: ObjectStore, base: str) -> None:
+    """get, head and open give what put wrote; a second put replaces it and its etag."""
+    uri = join_uri(base, "a", "b c%#?.bin")
+    store.put(uri, b"first")
+    before = store.head(uri)
+    store.put(uri, b"second!")
+    after = store.head(uri)
+    assert store.get(uri) == b"second!"
+    assert (after.uri, after.num_bytes) == (uri, 7)
+    assert before.etag != after.etag
+    with store.open(uri) as file:
+        file.seek(3)
+        assert file.read() == b"ond!"
+
+
+def test_absent_objects_are_told_apart(store: ObjectStore, base: str) -> None:
+    """An absent object raises ObjectNotFound with its URI, from every reader; it does not exist."""
+    uri = join_uri(base, "absent")
+    for read in (store.get, store.head, store.open):
+        with pytest.raises(ObjectNotFound, match="absent"):
+            read(uri)
+    assert not store.exists(uri)
+    store.put(uri, b"")
+    assert store.exists(uri)
+    assert store.get(uri) == b""
+    with pytest.raises(ObjectNotFound):
+        store.get(base)
+
+
+def test_put_if_absent_keeps_the_first(store: ObjectStore, base: str) -> None:
+    """The second conditional write says False and changes nothing."""
+    uri = join_uri(base, "commit")
+    assert store.put_if_absent(uri, b"winner")
+    assert not store.put_if_absent(uri, b"loser")
+    assert store.get(uri) == b"winner"
+
+
+def test_put_if_absent_has_one_winner_in_a_race(store: ObjectStore, base: str) -> None:
+    """Of 16 conditional writers at once one wins, and its bytes are there."""
+    uri = join_uri(base, "race")
+    with ThreadPoolExecutor(16) as pool:
+        won = list(pool.map(lambda i: store.put_if_absent(uri, b"%d" % i), range(16)))
+    assert sum(won) == 1
+    assert store.get(uri) == b"%d" % won.index(True)
+
+
+def test_list_is_recursive_sorted_and_stops_at_the_directory(store: ObjectStore, base: str) -> None:
+    """list gives everything below prefix/, by URI, and nothing of a sibling prefix2."""
+    names = ["run/z", "run/a/2", "run/a/1", "run/a.b", "run2/x"]
+    for name in names:
+        store.put(join_uri(base, name), b"1")
+    expected = sorted(join_uri(base, name) for name in names[:4])
+    assert [info.uri for info in store.list(join_uri(base, "run"))] == expected
+    assert [info.uri for info in store.list(join_uri(base, "run") + "/")] == expected
+    assert store.list(join_uri(base, "empty")) == []
+
+
+def test_list_goes_over_pages(s3_bucket: str) -> None:
+    """More objects than one answer of S3 holds (1,000) are all listed."""
+    base = f"s3://{s3_bucket}/many"
+    store = ObjectStore((base,))
+    uris = [f"{base}/{i:04}" for i in range(1003)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda uri: store.put(uri, b""), uris))
+    assert [info.uri for info in store.list(base)] == uris
+
+
+def test_get_many_keeps_order_and_goes_on_after_errors(store: ObjectStore, base: str) -> None:
+    """Objects come in the order asked for; an absent or forbidden one comes as its error."""
+    uris = [join_uri(base, str(i)) for i in range(20)]
+    for i in set(range(20)) - {7}:
+        store.put(uris[i], b"%d" % i)
+    uris[9] = "/etc/passwd"
+    got = list(store.get_many(uris, in_flight=4))
+    assert [uri for uri, _ in got] == uris
+    assert isinstance(got[7][1], ObjectNotFound)
+    assert isinstance(got[9][1], StoreError)
+    assert all(got[i][1] == b"%d" % i for i in set(range(20)) - {7, 9})
+
+
+def test_get_many_may_be_left_early(store: ObjectStore, base: str) -> None:
+    """Closing the iterator cancels the rest; a bad depth is refused with its bounds."""
+    uri = join_uri(base, "one")
+    store.put(uri, b"1")
+    objects = store.get_many([uri] * 1000, in_flight=2)
+    assert next(objects) == (uri, b"1")
+    objects.close()  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match=r"in_flight = 0: need 1..64"):
+        store.get_many([uri], in_flight=0)
+
+
+def test_a_store_travels_to_another_process(store: ObjectStore, base: str) -> None:
+    """A pickled store works after its clients have been used."""
+    store.put(join_uri(base, "x"), b"x")
+    assert pickle.loads(pickle.dumps(store)).get(join_uri(base, "x")) == b"x"
+
+
+def test_killed_writers_leave_no_object(tmp_path: Path) -> None:
+    """A partial file is not listed, and a finished write leaves none."""
+    store = ObjectStore((str(tmp_path),))
+    (tmp_path / ".partial-0123").write_bytes(b"half")
+    store.put(str(tmp_path / "whole"), b"whole")
+    store.put_if_absent(str(tmp_path / "whole"), b"other")
+    assert [Path(info.uri).name for info in store.list(str(tmp_path))] == ["whole"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".partial-0123", "whole"]
+
+
+def test_local_errors_have_names(tmp_path: Path) -> None:
+    """A path below a file is absent; a directory in the way of a write is a StoreError."""
+    store = ObjectStore((str(tmp_path),))
+    store.put(str(tmp_path / "file"), b"")
+    with pytest.raises(ObjectNotFound):
+        store.get(str(tmp_path / "file" / "below"))
+    (tmp_path / "directory").mkdir()
+    with pytest.raises(StoreError, match="directory"):
+        store.put(str(tmp_path / "directory"), b"")
+
+
+@pytest.mark.usefixtures("s3_bucket")
+def test_missing_bucket_is_told_at_once() -> None:
+    """Every operation on a bucket that is not there names it, the server and the variable."""
+    store = ObjectStore(("s3://no-such-bucket",))
+    uri = "s3://no-such-bucket/key"
+    for act in (store.get, store.exists, store.list, lambda uri: store.put(uri, b"")):
+        with pytest.raises(StoreError, match=r"no bucket 'no-such-bucket' at 127.*AWS_ENDPOINT"):
+            act(uri)
+    boto3.client("s3").create_bucket(Bucket="no-such-bucket")
+    assert not store.exists(uri), "a bucket made since is seen"
+    boto3.client("s3").delete_bucket(Bucket="no-such-bucket")
+    with pytest.raises(StoreError, match="no bucket 'no-such-bucket'"):
+        store.get(uri)
+
+
+def test_unreachable_endpoint_is_told_at_once(
+    s3_bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refused connection is a StoreError within seconds and names host and variable."""
+    port = free_port()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://user:hush@127.0.0.1:{port}")
+    begin = time.monotonic()
+    with pytest.raises(StoreError, match=rf"127.0.0.1:{port}: check AWS_ENDPOINT_URL") as caught:
+        ObjectStore((f"s3://{s3_bucket}",)).get(f"s3://{s3_bucket}/key")
+    assert time.monotonic() - begin < 5
+    assert "hush" not in str(caught.value)
+
+
+def test_no_credentials_are_named(s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without credentials the message says which variables to set."""
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(AccessDenied, match="AWS_SECRET_ACCESS_KEY"):
+        ObjectStore((f"s3://{s3_bucket}",)).get(f"s3://{s3_bucket}/key")
+
+
+class _Misbehaving(BaseHTTPRequestHandler):
+    """A server of S3's worst days: forbids, breaks off bodies, answers 503, 409 and 412."""
+
+    protocol_version = "HTTP/1.1"
+    requests: dict[str, int] = {}  # noqa: RUF012 - tests reset it
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def _answer(self, status: int, body: bytes = b"", promised: int | None = None) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body) if promised is None else promised))
+        self.end_headers()
+        self.wfile.write(body)
+        self.close_connection = promised is not None
+
+    def do_HEAD(self) -> None:
+        self._answer(200 if self.path.count("/") == 1 else 403)
+
+    def do_GET(self) -> None:
+        count = self.requests[self.path] = self.requests.get(self.path, 0) + 1
+        if self.path == "/bucket/forbidden":
+            error = b"<Error><Code>AccessDenied</Code><Message>key test-secret</Message></Error>"
+            self._answer(403, error)
+        elif self.path == "/bucket/slow-down" and count == 1:
+            self._answer(503)
+        elif (self.path == "/bucket/broken" and count < 3) or self.path == "/bucket/always-broken":
+            self._answer(200, b"half", promised=8)
+        else:
+            self._answer(200, b"all here")
+
+    def do_PUT(self) -> None:
+        count = self.requests[self.path] = self.requests.get(self.path, 0) + 1
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self._answer(409 if count < 3 else 412)
+
+
+@pytest.fixture
+def misbehaving(
+    s3_bucket: str,  # noqa: ARG001 - for its credentials
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[ObjectStore]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Misbehaving)
+    _Misbehaving.requests.clear()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+    yield ObjectStore(("s3://bucket",))
+    server.shutdown()
+    server.server_close()
+
+
+def test_forbidden_is_access_denied(misbehaving: ObjectStore) -> None:
+    """403 raises AccessDenied with a remedy, without the server's own text."""
+    for read in (misbehaving.get, misbehaving.head):
+        with pytest.raises(AccessDenied, match=r"forbidden: refused \(403") as caught:
+            read("s3://bucket/forbidden")
+        assert "test-secret" not in str(caught.value)
+
+
+def test_broken_bodies_are_read_again(misbehaving: ObjectStore) -> None:
+    """Two bodies that break off and one 503 are survived; one that always breaks is an error."""
+    assert misbehaving.get("s3://bucket/broken") == b"all here"
+    assert misbehaving.get("s3://bucket/slow-down") == b"all here"
+    with pytest.raises(StoreError, match="always-broken"):
+        misbehaving.get("s3://bucket/always-broken")
+
+
+def test_conflicting_writes_are_tried_again(misbehaving: ObjectStore) -> None:
+    """409 says nothing about who won: the write is repeated until 412 says that we lost."""
+    assert not misbehaving.put_if_absent("s3://bucket/commit", b"ours")
+    assert _Misbehaving.requests["/bucket/commit"] == 3

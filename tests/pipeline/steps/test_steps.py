@@ -1,0 +1,322 @@
+"""The data pipeline's steps on a small corpus: counts balance, bytes repeat, nothing is lost."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from infra.object_store import ObjectStore, join_uri
+from pipeline.kbest import KBest, select_kbest
+from pipeline.records import Tally
+from pipeline.shards import read_features, read_partition, read_targets
+from pipeline.steps.commit import Commit, LossBudgetExceededError, ledger_reasons, step_context
+from pipeline.steps.extraction import ExtractionConfig, extract_features
+from pipeline.steps.manifest import (
+    Manifest,
+    manifest_uri,
+    read_manifest,
+    read_output,
+)
+from pipeline.steps.repartition import RepartitionConfig, repartition
+from pipeline.steps.selection import SelectionConfig, metadata_uri, select_utterances
+from pipeline.steps.targets import TargetsConfig, generate_targets
+from tests.small_corpus import (
+    flac,
+    local_store,
+    serially,
+    tone,
+    wav,
+    write_corpus,
+    write_metadata,
+)
+
+SELECTION = SelectionConfig(hours=0.0, file_hours=10 / 3600, seed=3)
+EXTRACTION = ExtractionConfig(gets_in_flight=4, seed=3)
+
+
+def select(
+    store: ObjectStore, run_uri: str, corpus_uri: str, config: SelectionConfig = SELECTION
+) -> Manifest:
+    uri = metadata_uri(corpus_uri, "unlabelled")
+    return select_utterances(store, run_uri, "unlabelled", uri, config, 0.5, serially)[0]
+
+
+def extract(
+    store: ObjectStore, run_uri: str, corpus_uri: str, loss_budget: float = 0.5
+) -> Manifest:
+    return extract_features(
+        store, run_uri, "unlabelled", corpus_uri, EXTRACTION, loss_budget, serially
+    )[0]
+
+
+def fake_logits(frames: np.ndarray) -> np.ndarray:
+    """Logits of 30 senones that depend on the frames alone."""
+    projection = np.random.default_rng(0).normal(size=(frames.shape[1], 30)).astype(np.float32)
+    return np.tanh(frames.astype(np.float32) @ projection / 20) * 5
+
+
+def teacher(utterances: list[np.ndarray]) -> list[KBest]:
+    return [select_kbest(fake_logits(frames), 4) for frames in utterances]
+
+
+def write_teacher_manifest(store: ObjectStore, run_uri: str) -> None:
+    manifest = Manifest("models/teacher", {}, "", {}, ())
+    store.put(manifest_uri(run_uri, "models/teacher"), manifest.to_bytes())
+
+
+def run_all(folder: Path) -> tuple[ObjectStore, str]:
+    store, run_uri, corpus_uri = local_store(folder)
+    write_corpus(store, corpus_uri, "unlabelled", num_speakers=6, num_each=5)
+    select(store, run_uri, corpus_uri)
+    extract(store, run_uri, corpus_uri)
+    write_teacher_manifest(store, run_uri)
+    generate_targets(store, run_uri, TargetsConfig(4, 100, 3), teacher, serially)
+    repartition(store, run_uri, RepartitionConfig(5 / 3600, 2, 3), serially)
+    return store, run_uri
+
+
+def test_every_utterance_reaches_exactly_one_partition(tmp_path: Path) -> None:
+    """Thirty utterances in, the same thirty in the training partitions, and the hours agree."""
+    store, run_uri = run_all(tmp_path)
+    manifest = read_manifest(store, run_uri, "partitions/unlabelled")
+    rows = [
+        row
+        for output in manifest.outputs
+        for row in read_partition(read_output(store, run_uri, output))
+    ]
+    assert Counter(row.utterance_id for row in rows) == Counter(
+        f"unlabelled-{speaker:02d}-{number:03d}" for speaker in range(6) for number in range(5)
+    )
+    selected = read_manifest(store, run_uri, "selection/unlabelled")
+    assert manifest.tally_out == selected.tally_in == selected.tally_out
+
+
+def test_partition_targets_belong_to_their_features(tmp_path: Path) -> None:
+    """Each row's k best are the teacher's for just that row's features at the stored offset."""
+    store, run_uri = run_all(tmp_path)
+    output = read_manifest(store, run_uri, "partitions/unlabelled").outputs[0]
+    for row in read_partition(read_output(store, run_uri, output)):
+        usable = (len(row.features) - row.offset) // 3 * 3
+        spliced = row.features[row.offset :][:usable].reshape(-1, 192)
+        assert row.kbest is not None
+        expected = select_kbest(fake_logits(spliced), 4)
+        np.testing.assert_array_equal(row.kbest.senones, expected.senones)
+        np.testing.assert_array_equal(row.kbest.logits, expected.logits)
+
+
+def test_the_same_seed_gives_byte_identical_manifests(tmp_path: Path) -> None:
+    """Two runs at different places end in the same bytes, manifest by manifest."""
+    stores = [run_all(tmp_path / name) for name in ("first", "second")]
+    for step in ("selection", "features", "targets", "partitions"):
+        first, second = (
+            store.get(manifest_uri(uri, f"{step}/unlabelled")) for store, uri in stores
+        )
+        assert first == second
+
+
+def test_a_finished_step_is_not_done_again(tmp_path: Path) -> None:
+    """The second call finds the manifest and runs no task."""
+    store, run_uri, corpus_uri = local_store(tmp_path)
+    write_corpus(store, corpus_uri, "unlabelled", 2, 2)
+    select(store, run_uri, corpus_uri)
+    arguments = (store, run_uri, "unlabelled", corpus_uri, EXTRACTION, 0.5)
+    assert not extract_features(*arguments, serially)[1]
+    assert extract_features(*arguments, serially)[1]
+
+
+def test_a_step_goes_on_from_its_commits(tmp_path: Path) -> None:
+    """Tasks that were committed before the step broke off are not run again."""
+    store, run_uri, corpus_uri = local_store(tmp_path)
+    write_corpus(store, corpus_uri, "unlabelled", 6, 5)
+    select(store, run_uri, corpus_uri)
+
+    def breaking(elements, function, description):
+        del description
+        function(elements[0])
+        raise KeyboardInterrupt
+
+    counted = []
+
+    def counting(elements, function, description):
+        counted.extend(elements)
+        return serially(elements, function, description)
+
+    arguments = (store, run_uri, "unlabelled", corpus_uri, EXTRACTION, 0.5)
+    with pytest.raises(KeyboardInterrupt):
+        extract_features(*arguments, breaking)
+    extract_features(*arguments, counting)
+    num_files = len(read_manifest(store, run_uri, "selection/unlabelled").outputs)
+    assert len(counted) == num_files - 1
+
+
+def test_another_recipe_in_a_finished_run_is_refused(tmp_path: Path) -> None:
+    """The message names the manifest and the remedy."""
+    store, run_uri, corpus_uri = local_store(tmp_path)
+    write_corpus(store, corpus_uri, "unlabelled", 2, 2)
+    select(store, run_uri, corpus_uri)
+    with pytest.raises(ValueError, match=r"another recipe.*use another --run"):
+        select(store, run_uri, corpus_uri, SelectionConfig(0.0, 1.0, seed=4))
+
+
+def test_a_different_second_attempt_is_refused(tmp_path: Path) -> None:
+    """A task that commits other bytes under the same name is not deterministic."""
+    store, run_uri, _ = local_store(tmp_path)
+    context = step_context(store, run_uri, "features/x", {}, {})
+    first = context.put_output("0", ".bin", b"one", Tally())
+    second = context.put_output("0", ".bin", b"two", Tally())
+    context.commit(Commit("0", context.identity, (first,), None, Tally(), Tally()))
+    context.commit(Commit("0", context.identity, (first,), None, Tally(), Tally()))
+    with pytest.raises(ValueError, match="not deterministic"):
+        context.commit(Commit("0", context.identity, (second,), None, Tally(), Tally()))
+
+
+def test_bad_audio_lands_in_the_ledger_with_its_reason(tmp_path: Path) -> None:
+    """A corrupt FLAC, an empty object, a 44.1 kHz stereo file, a missing and a foreign one."""
+    store, run_uri, corpus_uri = local_store(tmp_path)
+    records = write_corpus(store, corpus_uri, "unlabelled", 4, 4)
+    stereo = np.stack([tone(1, 1.0), tone(2, 1.0)], axis=1)
+    whole = flac(tone(0, 1.0))
+    damage = {
+        0: whole[: len(whole) // 2],
+        1: b"",
+        2: flac(stereo, 44_100),
+        3: wav(tone(0, 0.0)),
+        4: b"RIFF" + bytes(range(256)),
+    }
+    for number, data in damage.items():
+        store.put(join_uri(corpus_uri, str(records[number]["audio_uri"])), data)
+    records[5]["audio_uri"] = "audio/nowhere.flac"
+    records[6]["audio_uri"] = "/etc/passwd"
+    records[7]["audio_uri"] = "s3://somebody-elses/bucket.flac"
+    write_metadata(store, corpus_uri, "unlabelled", records)
+    select(store, run_uri, corpus_uri)
+    manifest = extract(store, run_uri, corpus_uri)
+    context = step_context(store, run_uri, "features/unlabelled", {}, {})
+    reasons = ledger_reasons(context, manifest.ledgers)
+    assert manifest.quarantined.utterances == sum(reasons.values()) == 8
+    assert manifest.tally_out.utterances == 8
+    assert reasons == {
+        "truncated": 1,
+        "empty_object": 1,
+        "wrong_sample_rate": 1,
+        "too_short": 1,
+        "not_audio": 1,
+        "missing_object": 1,
+        "outside_prefixes": 2,
+    }
+
+
+def test_bad_metadata_lands_in_the_ledger(tmp_path: Path) -> None:
+    """Broken JSON, a negative duration, a missing speaker and a repeated utterance."""
+    store, run_uri, corpus_uri = local_store(tmp_path)
+    records = write_corpus(store, corpus_uri, "unlabelled", 3, 3)
+    broken = [
+        "{not json",
+        {**records[0], "utterance_id": "negative", "duration_s": -1.0},
+        {**records[0], "utterance_id": "nan", "duration_s": float("nan")},
+        {key: value for key, value in records[0].items() if key != "speaker_id"},
+        records[0],
+    ]
+    write_metadata(store, corpus_uri, "unlabelled", [*records, *broken])
+    manifest = select(store, run_uri, corpus_uri)
+    context = step_context(store, run_uri, "selection/unlabelled", {}, {})
+    assert ledger_reasons(context, manifest.ledgers) == Counter(
+        malformed_json=1, bad_duration=2, missing_field=1, duplicate_utterance=1
+    )
+    assert manifest.tally_in.utterances == 14
+    assert manifest.tally_out.utterances == 9
+
+
+def test_the_loss_budget_fails_the_step_and_says_why(tmp_path: Path) -> None:
+    """One of four lost is more than 10 %: no manifest; with a larger budget the commits serve."""
+    store, run_uri, corpus_uri = local_store(tmp_path)
+    records = write_corpus(store, corpus_uri, "unlabelled", 2, 2)
+    store.put(join_uri(corpus_uri, str(records[0]["audio_uri"])), b"")
+    select(store, run_uri, corpus_uri)
+    with pytest.raises(LossBudgetExceededError, match=r"1 of 4.*empty_object.*raise loss_budget"):
+        extract(store, run_uri, corpus_uri, loss_budget=0.1)
+    assert not store.exists(manifest_uri(run_uri, "features/unlabelled"))
+    assert extract(store, run_uri, corpus_uri, loss_budget=0.25).quarantined.utterances == 1
+
+
+def test_the_budget_of_hours_is_met_within_one_utterance(tmp_path: Path) -> None:
+    """Ten seconds of about thirty are drawn; the rest is counted as unselected."""
+    store, run_uri, corpus_uri = local_store(tmp_path)
+    write_corpus(store, corpus_uri, "unlabelled", 6, 5)
+    manifest = select(store, run_uri, corpus_uri, SelectionConfig(10 / 3600, 5 / 3600, 3))
+    assert 10_000 <= manifest.tally_out.duration_ms < 11_500
+    assert manifest.tally_in == manifest.tally_out + manifest.unselected
+
+
+def test_missing_and_empty_metadata_are_named(tmp_path: Path) -> None:
+    """No metadata at all, and metadata without a usable record, are two clear errors."""
+    store, run_uri, corpus_uri = local_store(tmp_path)
+    with pytest.raises(ValueError, match=r"holds no \*\.jsonl metadata: run jobs/ingest"):
+        select(store, run_uri, corpus_uri)
+    write_metadata(store, corpus_uri, "unlabelled", [])
+    with pytest.raises(ValueError, match="no usable record"):
+        select(store, run_uri, corpus_uri)
+
+
+def test_a_missing_input_manifest_names_the_step_to_run(tmp_path: Path) -> None:
+    """Extraction before selection says what is missing."""
+    store, run_uri, corpus_uri = local_store(tmp_path)
+    with pytest.raises(ValueError, match="run the step that writes selection/unlabelled first"):
+        extract(store, run_uri, corpus_uri)
+
+
+def test_damaged_objects_of_ours_are_refused(tmp_path: Path) -> None:
+    """A changed byte in a selection file is found by its digest."""
+    store, run_uri, corpus_uri = local_store(tmp_path)
+    write_corpus(store, corpus_uri, "unlabelled", 2, 2)
+    output = select(store, run_uri, corpus_uri).outputs[0]
+    data = store.get(join_uri(run_uri, output.key))
+    store.put(join_uri(run_uri, output.key), data[:-2] + b"~\n")
+    with pytest.raises(ValueError, match="SHA-256"):
+        extract(store, run_uri, corpus_uri)
+
+
+def test_stored_features_have_the_causal_mean_removed(tmp_path: Path) -> None:
+    """The first frame of a speaker's stream is zero, in whatever shard and row it lies."""
+    store, run_uri = run_all(tmp_path)
+    rows = [
+        row
+        for output in read_manifest(store, run_uri, "features/unlabelled").outputs
+        for row in read_features(read_output(store, run_uri, output))
+    ]
+    for row in rows:
+        if row.utterance_id.endswith("-000"):
+            assert not row.features[0].any()
+        else:
+            assert row.features[0].any()
+
+
+def test_target_shards_keep_the_row_order_of_the_features(tmp_path: Path) -> None:
+    """Shard by shard, row by row, the same utterances."""
+    store, run_uri = run_all(tmp_path)
+    features, targets = (
+        read_manifest(store, run_uri, f"{step}/unlabelled").outputs
+        for step in ("features", "targets")
+    )
+    for ours, theirs in zip(features, targets, strict=True):
+        feature_rows = read_features(read_output(store, run_uri, ours))
+        target_rows = read_targets(read_output(store, run_uri, theirs))
+        assert [row.utterance_id for row in feature_rows] == [
+            row.utterance_id for row in target_rows
+        ]
+
+
+def test_manifests_that_lose_an_utterance_cannot_be_made() -> None:
+    """In must be out plus quarantined plus unselected, to the utterance."""
+    with pytest.raises(ValueError, match="an utterance was lost"):
+        Manifest("x", {}, "", {}, (), tally_in=Tally(3, 30), tally_out=Tally(2, 20))
+
+
+def test_manifests_read_back_as_written(tmp_path: Path) -> None:
+    """`from_bytes` undoes `to_bytes`."""
+    store, run_uri = run_all(tmp_path)
+    data = store.get(manifest_uri(run_uri, "features/unlabelled"))
+    assert Manifest.from_bytes(data).to_bytes() == data
+    assert json.loads(data)["tally_out"]["hours"] > 0

@@ -1,0 +1,105 @@
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.normalization import CausalMean, Moments
+
+
+def energies(num_frames: int, seed: int = 0) -> np.ndarray:
+    generator = np.random.default_rng(seed)
+    return (generator.standard_normal((num_frames, 64)) * 3 + 12).astype(np.float32)
+
+
+def test_each_frame_loses_the_mean_up_to_and_including_it() -> None:
+    """Frame t becomes x[t] - mean(x[0..t]), as NumPy's mean computes it."""
+    stream = energies(50)
+    expected = [stream[t] - stream[: t + 1].mean(axis=0, dtype=np.float64) for t in range(50)]
+    np.testing.assert_allclose(CausalMean().subtract(stream), expected, atol=1e-6)
+
+
+@given(st.lists(st.integers(0, 100), max_size=6), st.integers(0, 2**32))
+def test_a_stream_cut_anywhere_gives_the_same_bits(cuts: list[int], seed: int) -> None:
+    """Utterance borders are invisible to a speaker's running mean."""
+    stream = energies(100, seed)
+    mean = CausalMean()
+    pieces = [mean.subtract(piece) for piece in np.split(stream, sorted(cuts))]
+    assert np.concatenate(pieces).tobytes() == CausalMean().subtract(stream).tobytes()
+    assert mean.count == 100
+
+
+@given(st.integers(0, 79))
+def test_causal_mean_ignores_the_future(last: int) -> None:
+    """Changing later frames leaves earlier frames bit-identical."""
+    stream, changed = energies(80), energies(80)
+    changed[last + 1 :] += 100
+    before, after = CausalMean().subtract(stream), CausalMean().subtract(changed)
+    assert before[: last + 1].tobytes() == after[: last + 1].tobytes()
+
+
+def test_the_mean_does_not_drift_over_a_long_stream() -> None:
+    """After an hour of a constant plus noise, the mean is off by less than 1e-3."""
+    mean, noise = CausalMean(), energies(3600)
+    for _ in range(100):
+        mean.subtract(noise)
+    np.testing.assert_allclose(mean.sum / mean.count, noise.mean(axis=0, dtype=np.float64), 1e-9)
+
+
+def test_a_prior_counts_as_frames_of_its_mean() -> None:
+    """A prior of n frames equals a stream that begins with n frames of that mean."""
+    stream, prior = energies(20), np.full(64, 12.5)
+    with_prior = CausalMean(5, 5 * prior).subtract(stream)
+    long_stream = np.vstack([np.tile(prior, (5, 1)), stream]).astype(np.float32)
+    assert with_prior.tobytes() == CausalMean().subtract(long_stream)[5:].tobytes()
+
+
+@given(st.lists(st.integers(0, 60), max_size=5))
+def test_merged_moments_are_numpys_mean_and_deviation(cuts: list[int]) -> None:
+    """Moments of the pieces, merged, describe the whole."""
+    frames = energies(60)
+    merged = Moments.zero()
+    for piece in np.split(frames, sorted(cuts)):
+        merged = merged.merge(Moments.of(piece))
+    assert merged.count == 60
+    np.testing.assert_allclose(merged.mean, frames.mean(axis=0, dtype=np.float64))
+    np.testing.assert_allclose(merged.standard_deviation, frames.std(axis=0, dtype=np.float64))
+
+
+def test_a_constant_bin_has_no_deviation() -> None:
+    """Rounding never makes the variance of a constant negative."""
+    frames = np.tile(np.linspace(-9, 9, 64, dtype=np.float32), (1000, 1))
+    assert (Moments.of(frames).standard_deviation < 1e-5).all()
+
+
+def test_moments_survive_json_to_the_bit() -> None:
+    """The manifest keeps what was computed."""
+    moments = Moments.of(energies(33))
+    loaded = Moments.from_dict(json.loads(json.dumps(moments.to_dict())))
+    assert loaded.count == 33
+    assert loaded.sum.tobytes() == moments.sum.tobytes()
+    assert loaded.sum_of_squares.tobytes() == moments.sum_of_squares.tobytes()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"count": -1},
+        {"count": None},
+        {"sum": [1.0]},
+        {"sum": [float("nan")] * 64},
+        {"sum_of_squares": [-1.0] * 64},
+        {"sum_of_squares": "many"},
+    ],
+)
+def test_impossible_moments_are_refused(change: dict[str, object]) -> None:
+    """A damaged record is not read as statistics."""
+    with pytest.raises(ValueError, match=r"moments|count"):
+        Moments.from_dict(Moments.of(energies(5)).to_dict() | change)
+
+
+def test_no_frames_have_no_mean() -> None:
+    """Dividing by no frames is an error, not NaN."""
+    with pytest.raises(ValueError, match="at least 1 frame"):
+        _ = Moments.zero().mean

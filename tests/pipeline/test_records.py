@@ -1,0 +1,169 @@
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.records import (
+    MetadataError,
+    Quarantined,
+    Tally,
+    Utterance,
+    parse_utterance,
+    stream_order,
+)
+
+GOOD: dict[str, Any] = {
+    "utterance_id": "utt-1",
+    "speaker_id": "spk-1",
+    "duration_s": 2.5,
+    "created_at": "2019-05-12T10:00:00+02:00",
+    "locale": "en-US",
+    "audio_uri": "audio/00/utt-1.flac",
+}
+TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=20)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
+)
+
+
+def error_of(**changes: Any) -> MetadataError:
+    fields = {name: value for name, value in {**GOOD, **changes}.items() if value != "ABSENT"}
+    with pytest.raises(MetadataError) as caught:
+        parse_utterance(json.dumps(fields))
+    return caught.value
+
+
+@given(TEXT, TEXT, st.floats(1e-3, 86400), st.none() | st.text(), st.none() | TEXT)
+def test_a_record_survives_its_own_line(
+    utterance_id: str, speaker_id: str, duration_s: float, text: str | None, placement: str | None
+) -> None:
+    """Writing and reading gives the same record, on one line whatever splits the lines."""
+    uri, moment = "audio/a.flac", "2019-05-12T10:00:00+00:00"
+    record = Utterance(utterance_id, speaker_id, duration_s, moment, "de", uri, text, placement)
+    line = record.to_json()
+    assert line.isascii()
+    assert line.splitlines() == [line]
+    assert parse_utterance(line) == record
+
+
+def test_unknown_fields_are_ignored() -> None:
+    """A firehose may carry more than we need."""
+    assert parse_utterance(json.dumps({**GOOD, "device": "tap"})) == Utterance(**GOOD)
+
+
+def test_whole_seconds_may_be_an_integer() -> None:
+    """JSON does not tell 3 from 3.0."""
+    assert parse_utterance(json.dumps({**GOOD, "duration_s": 3})).duration_ms == 3000
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"speaker_id": "ABSENT"}, "missing_field"),
+        ({"audio_uri": None}, "missing_field"),
+        ({"duration_s": "ABSENT"}, "missing_field"),
+        ({"speaker_id": 7}, "wrong_type"),
+        ({"text": ["hello"]}, "wrong_type"),
+        ({"placement": 3}, "wrong_type"),
+        ({"utterance_id": ""}, "bad_field"),
+        ({"utterance_id": "a\nb"}, "bad_field"),
+        ({"utterance_id": "\ud800"}, "bad_field"),
+        ({"text": "half \udc00 pair"}, "bad_field"),
+        ({"duration_s": 0}, "bad_duration"),
+        ({"duration_s": -1.0}, "bad_duration"),
+        ({"duration_s": float("nan")}, "bad_duration"),
+        ({"duration_s": float("inf")}, "bad_duration"),
+        ({"duration_s": 86400.5}, "bad_duration"),
+        ({"duration_s": 10**400}, "bad_duration"),
+        ({"duration_s": True}, "bad_duration"),
+        ({"duration_s": "2.5"}, "bad_duration"),
+        ({"created_at": "yesterday"}, "bad_timestamp"),
+        ({"created_at": "2019-05-12T10:00:00"}, "bad_timestamp"),
+        ({"created_at": "2019-13-12T10:00:00Z"}, "bad_timestamp"),
+    ],
+)
+def test_each_defect_has_a_named_reason(changes: dict[str, Any], reason: str) -> None:
+    """What is wrong decides the reason in the ledger."""
+    assert error_of(**changes).reason == reason
+
+
+@pytest.mark.parametrize(
+    "line", ["", "{", "[1]", "null", '"text"', "[" * 100_000, '{"duration_s": ' + "9" * 5000 + "}"]
+)
+def test_what_is_no_json_object_is_malformed(line: str) -> None:
+    """Deep nesting and giant integers included."""
+    with pytest.raises(MetadataError, match="malformed_json"):
+        parse_utterance(line)
+
+
+@given(st.dictionaries(st.sampled_from([*GOOD, "text", "placement"]), JSON))
+def test_no_value_escapes_as_another_error(changes: dict[str, Any]) -> None:
+    """Whatever the fields hold: a record that can be written, or a MetadataError."""
+    try:
+        record = parse_utterance(json.dumps({**GOOD, **changes}))
+    except MetadataError as error:
+        row = Quarantined.from_error(error, 10).to_json()
+        assert row.isascii()
+    else:
+        assert parse_utterance(record.to_json()) == record
+        record.to_json().encode()
+        assert stream_order(record) == stream_order(record)
+
+
+def test_the_ledger_keeps_what_could_be_read() -> None:
+    """A broken record can be found again, and its hours are counted."""
+    row = Quarantined.from_error(error_of(speaker_id=7), 123)
+    assert row.utterance_id == "utt-1"
+    assert row.audio_uri == "audio/00/utt-1.flac"
+    assert (row.reason, row.num_bytes, row.duration_ms) == ("wrong_type", 123, 2500)
+    assert json.loads(row.to_json())["reason"] == "wrong_type"
+
+
+def test_a_ledger_row_is_short() -> None:
+    """A megabyte in a field does not become a megabyte in the ledger."""
+    assert len(Quarantined.from_error(error_of(text=["x" * 10**6]), 1).to_json()) < 600
+
+
+def test_an_unusable_duration_counts_as_nothing() -> None:
+    """NaN never enters a sum of hours."""
+    assert Quarantined.from_error(error_of(duration_s=float("nan")), 1).duration_ms == 0
+
+
+def utterance(number: int, created_at: str, speaker_id: str = "spk") -> Utterance:
+    fields = {"utterance_id": f"utt-{number}", "created_at": created_at, "speaker_id": speaker_id}
+    return Utterance(**{**GOOD, **fields})
+
+
+def test_a_speakers_stream_is_in_order_of_creation() -> None:
+    """Instants are compared, not their text: 09:30+00:00 is after 11:00+02:00; ids break ties."""
+    stream = [
+        utterance(9, "2019-05-12T23:00:00+00:00", "another"),
+        utterance(3, "2019-05-12T11:00:00+02:00"),
+        utterance(1, "2019-05-12T09:30:00+00:00"),
+        utterance(2, "2019-05-12T11:30:00+02:00"),
+    ]
+    backwards = stream[::-1]
+    assert sorted(backwards, key=stream_order) == stream
+
+
+def test_extreme_times_can_be_ordered() -> None:
+    """The first and the last moment of the calendar, in any time zone."""
+    stream = [
+        utterance(1, "0001-01-01T00:00:00+14:00"),
+        utterance(2, "9999-12-31T23:59:59-12:00"),
+    ]
+    backwards = stream[::-1]
+    assert sorted(backwards, key=stream_order) == stream
+
+
+def test_tallies_add_up_exactly() -> None:
+    """Milliseconds are integers: a million records of 0.1 s are 27.8 hours to the millisecond."""
+    one = Tally.of([Utterance(**{**GOOD, "duration_s": 0.1})])
+    assert one == Tally(1, 100)
+    assert Tally(999_999, 99_999_900) + one == Tally(1_000_000, 100_000_000)
+    assert Tally(1, 3_600_000).hours == 1
+    assert Tally.of([]) == Tally()

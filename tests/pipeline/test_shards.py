@@ -1,0 +1,279 @@
+import dataclasses
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.kbest import KBest, select_kbest
+from pipeline.shards import (
+    FeatureRow,
+    PartitionRow,
+    TargetRow,
+    read_features,
+    read_partition,
+    read_partition_lengths,
+    read_targets,
+    write_features,
+    write_partition,
+    write_targets,
+)
+from pipeline.shards.container import seal
+from pipeline.splicing import num_low_rate_frames
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+
+
+def feature_row(number: int = 0, num_frames: int = 10, text: str | None = None) -> FeatureRow:
+    generator = np.random.default_rng(number)
+    features = generator.standard_normal((num_frames, 64)).astype(np.float16)
+    created_at = "2019-05-12T10:00:00+00:00"
+    return FeatureRow(
+        f"utt-{number}", "spk", 10 * num_frames, created_at, "a.flac", text, "DP1", features
+    )
+
+
+def kbest(num_frames: int, k: int = 3) -> KBest:
+    generator = np.random.default_rng(num_frames)
+    return select_kbest(generator.standard_normal((num_frames, 12)).astype(np.float32), k)
+
+
+def target_row(number: int = 0, num_frames: int = 4, offset: int = 1) -> TargetRow:
+    return TargetRow(f"utt-{number}", offset, kbest(num_frames))
+
+
+def hard_row(number: int = 0, num_frames: int = 10) -> PartitionRow:
+    features = feature_row(number, num_frames).features
+    alignment = np.arange(num_frames, dtype=np.uint16)
+    return PartitionRow(f"utt-{number}", "spk", 100, "hello", features, alignment, 0, None)
+
+
+def soft_row(number: int = 0, num_frames: int = 10, offset: int = 2) -> PartitionRow:
+    features = feature_row(number, num_frames).features
+    targets = kbest(num_low_rate_frames(num_frames, offset))
+    return PartitionRow(f"utt-{number}", "spk", 100, None, features, None, offset, targets)
+
+
+def plain(value: Any) -> Any:
+    """Rows as nested tuples, arrays as their type, shape and bytes, to compare with ==."""
+    if isinstance(value, np.ndarray):
+        return str(value.dtype), value.shape, value.tobytes()
+    if isinstance(value, list):
+        return tuple(map(plain, value))
+    if dataclasses.is_dataclass(value):
+        return tuple(plain(getattr(value, field.name)) for field in dataclasses.fields(value))
+    return value
+
+
+KINDS: dict[str, tuple[Callable[[Any], bytes], Callable[[bytes], Any], Sequence[Any]]] = {
+    "features": (
+        write_features,
+        read_features,
+        [feature_row(0), feature_row(1, 0), feature_row(2)],
+    ),
+    "targets": (write_targets, read_targets, [target_row(0), target_row(1, 0), target_row(2, 7)]),
+    "partition": (write_partition, read_partition, [hard_row(0), soft_row(1), soft_row(2, 1, 2)]),
+}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@every_kind
+@pytest.mark.parametrize("num_rows", [0, 1, 3])
+def test_rows_survive_to_the_bit(kind: str, num_rows: int) -> None:
+    """Reading gives back what was written, in its order."""
+    write, read, rows = KINDS[kind]
+    assert plain(read(write(rows[:num_rows]))) == plain(list(rows[:num_rows]))
+
+
+@every_kind
+def test_the_same_rows_give_the_same_bytes(kind: str) -> None:
+    """A retried task writes the object it wrote before, from what it reads too."""
+    write, read, rows = KINDS[kind]
+    data = write(rows)
+    assert write(rows) == data
+    assert write(read(data)) == data
+
+
+@settings(max_examples=30)
+@given(st.lists(st.tuples(st.integers(0, 9), st.none() | TEXT), max_size=5))
+def test_any_text_and_length_survive(rows: list[tuple[int, str | None]]) -> None:
+    """Utterances of any length, with any transcript or none."""
+    written = [feature_row(number, *row) for number, row in enumerate(rows)]
+    assert plain(read_features(write_features(written))) == plain(written)
+
+
+def test_row_groups_hold_128_utterances() -> None:
+    """A reader may take a shard in pieces; pages carry checksums."""
+    rows = [feature_row(number, 1) for number in range(300)]
+    data = write_features(rows)
+    metadata = pq.ParquetFile(io.BytesIO(data)).metadata
+    assert [metadata.row_group(group).num_rows for group in range(3)] == [128, 128, 44]
+    assert plain(read_features(data)) == plain(rows)
+
+
+def test_the_footer_states_the_conventions() -> None:
+    """Whoever opens a shard with other tools learns what the bytes are."""
+    footer = pq.ParquetFile(io.BytesIO(write_features([feature_row()]))).metadata.metadata
+    expected = {
+        b"shard": b"features",
+        b"dtype": b"float16",
+        b"num_bins": b"64",
+        b"frame_shift_ms": b"10",
+        b"normalization": b"causal speaker mean",
+    }
+    assert expected.items() <= footer.items()
+    footer = pq.ParquetFile(io.BytesIO(write_targets([target_row()]))).metadata.metadata
+    assert footer[b"k"] == b"3"
+
+
+def test_lengths_are_read_without_the_tensors(tmp_path: Path) -> None:
+    """A trainer plans its minibatches from the lengths alone: damaged features do not matter."""
+    rows = [hard_row(0, 500), soft_row(1, 400, 2), soft_row(2, 300, 1)]
+    tensor = rows[1].features.tobytes()
+    data = write_partition(rows).replace(tensor, bytes(len(tensor)))
+    with pytest.raises(ValueError, match="cannot read the shard"):
+        read_partition(data)
+    (tmp_path / "part").write_bytes(data)
+    with (tmp_path / "part").open("rb") as file:
+        num_frames, offsets = read_partition_lengths(file)
+    assert (num_frames.tolist(), offsets.tolist()) == ([500, 400, 300], [0, 2, 1])
+
+
+@every_kind
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_a_damaged_byte_is_refused_or_harmless(kind: str, data: st.DataObject) -> None:
+    """Any byte changed: a ValueError, or the rows as they were; never other tensors."""
+    write, read, rows = KINDS[kind]
+    damaged = bytearray(write(rows))
+    position = data.draw(st.integers(0, len(damaged) - 1))
+    damaged[position] ^= data.draw(st.integers(1, 255))
+    try:
+        assert plain(read(bytes(damaged))) == plain(list(rows))
+    except ValueError as error:
+        assert str(error)  # noqa: PT017
+
+
+@every_kind
+def test_a_damaged_footer_never_reaches_the_parquet_reader(kind: str) -> None:
+    """Page checksums do not cover the footer: the digest before it does."""
+    write, read, rows = KINDS[kind]
+    damaged = write(rows).replace(b"parquet-cpp-arrow", b"parquet-cpp-Arrow")
+    with pytest.raises(ValueError, match="does not match its digest"):
+        read(damaged)
+
+
+@every_kind
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_are_refused(kind: str, data: bytes) -> None:
+    """What is no Parquet file is a ValueError."""
+    with pytest.raises(ValueError, match="cannot read the shard"):
+        KINDS[kind][1](data)
+
+
+@every_kind
+@pytest.mark.parametrize("keep", [0.3, 0.9, 0.999])
+def test_a_cut_shard_is_refused(kind: str, keep: float) -> None:
+    """Half an object is no shard."""
+    write, read, rows = KINDS[kind]
+    data = write(rows)
+    with pytest.raises(ValueError, match="cannot read the shard"):
+        read(data[: int(len(data) * keep)])
+
+
+@pytest.mark.parametrize(
+    ("written", "read_as"), [("features", "targets"), ("targets", "partition")]
+)
+def test_another_kind_of_shard_is_refused(written: str, read_as: str) -> None:
+    """Targets are not read as features; the columns that are needed are named."""
+    data = KINDS[written][0](KINDS[written][2])
+    with pytest.raises(ValueError, match=r"columns .* need"):
+        KINDS[read_as][1](data)
+
+
+def rewritten(data: bytes, options: dict[str, Any] | None = None, **columns: list[Any]) -> bytes:
+    """The shard with some columns replaced by a liar, valid as Parquet."""
+    table = pq.read_table(io.BytesIO(data))
+    for name, cells in columns.items():
+        index = table.schema.get_field_index(name)
+        field = table.schema.field(index)
+        table = table.set_column(index, field, pa.array(cells, field.type))
+    plainly = {"compression": "none", "use_dictionary": False}
+    sink = io.BytesIO()
+    pq.write_table(table, sink, **{**plainly, **(options or {})})
+    return seal(sink.getvalue())
+
+
+NAN = np.full((10, 64), np.nan, np.float16).tobytes()
+LIES: dict[str, tuple[str, dict[str, list[Any]], str]] = {
+    "too many frames stated": ("features", {"num_frames": [11]}, "need 1408"),
+    "too few frames stated": ("features", {"num_frames": [9]}, "need 1152"),
+    "negative frames": ("features", {"num_frames": [-10]}, "utt-0 features"),
+    "huge frames": ("features", {"num_frames": [2**31 - 1]}, "need 274877906816"),
+    "NaN": ("features", {"features": [NAN]}, "NaN or infinity"),
+    "target frames": ("targets", {"num_low_rate_frames": [3]}, "utt-0 senones"),
+    "target offset": ("targets", {"offset": [3]}, "need 0, 1 or 2"),
+    "rising logits": ("targets", {"logits": [np.ones(12, np.float16).tobytes()]}, "best logit"),
+    "short log Z": ("targets", {"log_z": [b"\0\0"]}, "utt-0 log_z"),
+    "offset of another length": ("partition", {"offset": [0]}, "utt-0 senones"),
+    "missing logits": ("partition", {"logits": [None]}, "utt-0 logits"),
+    "odd alignment": ("partition", {"alignment": [b"\0"]}, "utt-0 alignment"),
+}
+FIRST_ROW = {"features": feature_row(), "targets": target_row(), "partition": soft_row()}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lying_shard_is_refused(lie: str) -> None:
+    """Sound Parquet whose tensors are not what it says: the utterance and the bound are named."""
+    kind, columns, message = LIES[lie]
+    write, read, _ = KINDS[kind]
+    data = rewritten(write([FIRST_ROW[kind]]), **columns)
+    with pytest.raises(ValueError, match=message):
+        read(data)
+
+
+@pytest.mark.parametrize("options", [{"compression": "zstd"}, {"use_dictionary": True}])
+def test_what_could_unpack_to_more_than_its_size_is_refused(options: dict[str, Any]) -> None:
+    """No decompression bombs: a shard is as large as its tensors."""
+    data = rewritten(write_features([feature_row()]), options)
+    with pytest.raises(ValueError, match="plain, uncompressed"):
+        read_features(data)
+
+
+@every_kind
+def test_an_utterance_twice_is_refused(kind: str) -> None:
+    """Neither written nor read."""
+    write, read, rows = KINDS[kind]
+    with pytest.raises(ValueError, match="'utt-0' twice"):
+        write([rows[0], rows[0]])
+    row_ids = ["utt-0"] * 3
+    with pytest.raises(ValueError, match="'utt-0' twice"):
+        read(rewritten(write(rows), utterance_id=row_ids))
+
+
+def test_rows_of_different_k_do_not_share_a_shard() -> None:
+    """The footer states one k."""
+    rows = [target_row(0), TargetRow("utt-1", 0, kbest(4, k=5))]
+    with pytest.raises(ValueError, match=r"k = \[3, 5\]"):
+        write_targets(rows)
+
+
+def test_targets_must_fit_their_features() -> None:
+    """A partition's targets are as many as the offset's low-rate frames."""
+    row = dataclasses.replace(soft_row(), kbest=kbest(9))
+    with pytest.raises(ValueError, match="utt-0 senones"):
+        write_partition([row])
+
+
+def test_overflowed_features_are_not_written() -> None:
+    """Infinity in float16 is caught where it arises."""
+    row = feature_row()
+    row.features[3, 3] = np.inf
+    with pytest.raises(ValueError, match="utt-0: NaN or infinity"):
+        write_features([row])

@@ -1,0 +1,74 @@
+"""A real S3 server process (moto) for tests: import the fixtures into a conftest or a test."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import boto3
+import pytest
+
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "test-key-id",
+    "AWS_SECRET_ACCESS_KEY": "test-secret",
+    "AWS_DEFAULT_REGION": "us-east-1",
+}
+
+
+def free_port() -> int:
+    """Return a TCP port of the loopback interface that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@contextmanager
+def running_s3_server() -> Iterator[str]:
+    """Run moto's server in a process of its own; give its endpoint URL."""
+    port = free_port()
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    environment = {**os.environ, **CREDENTIALS}
+    output = subprocess.DEVNULL
+    server = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+    endpoint = f"http://127.0.0.1:{port}"
+    try:
+        _wait_for(endpoint, server)
+        yield endpoint
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _wait_for(endpoint: str, server: "subprocess.Popen[bytes]") -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and server.poll() is None:
+        try:
+            urllib.request.urlopen(f"{endpoint}/moto-api/", timeout=5).close()
+        except OSError:
+            time.sleep(0.05)
+        else:
+            return
+    raise RuntimeError(f"moto's server at {endpoint} did not start within 60 s")
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """The endpoint URL of the session's S3 server."""
+    with running_s3_server() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def s3_bucket(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A fresh bucket's name; the environment leads boto3 and s3fs to its server."""
+    for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": s3_endpoint}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    bucket = f"test-{time.time_ns()}"
+    boto3.client("s3").create_bucket(Bucket=bucket)
+    return bucket

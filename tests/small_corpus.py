@@ -1,0 +1,85 @@
+"""A small corpus of tones in noise, in the store's own layout, for tests of the steps."""
+
+import io
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import soundfile
+
+from infra.object_store import ObjectStore, join_uri
+
+T = TypeVar("T")
+R = TypeVar("R")
+SAMPLE_RATE = 16_000
+
+
+def serially(elements: Sequence[T], function: Callable[[T], R], description: str) -> list[R]:
+    """Run a step's tasks one after the other, as a cluster of one would."""
+    del description
+    return [function(element) for element in elements]
+
+
+def flac(samples: np.ndarray, sample_rate: int = SAMPLE_RATE) -> bytes:
+    """`samples` as 16-bit FLAC."""
+    buffer = io.BytesIO()
+    soundfile.write(buffer, samples, sample_rate, format="FLAC", subtype="PCM_16")
+    return buffer.getvalue()
+
+
+def wav(samples: np.ndarray) -> bytes:
+    """`samples` as a 16-bit WAV."""
+    buffer = io.BytesIO()
+    soundfile.write(buffer, samples, SAMPLE_RATE, format="WAV", subtype="PCM_16")
+    return buffer.getvalue()
+
+
+def tone(number: int, duration_s: float) -> np.ndarray:
+    """A tone in noise, different for each `number`."""
+    generator = np.random.default_rng(number)
+    time = np.arange(round(duration_s * SAMPLE_RATE)) / SAMPLE_RATE
+    return 0.1 * np.sin(2 * np.pi * (200 + 40 * number) * time) + 0.01 * generator.normal(
+        size=len(time)
+    )
+
+
+def write_corpus(
+    store: ObjectStore, corpus_uri: str, subset: str, num_speakers: int, num_each: int
+) -> list[dict[str, object]]:
+    """Audio and metadata of `num_speakers` x `num_each` utterances of 0.5 to 1.5 s."""
+    records = []
+    for speaker in range(num_speakers):
+        for number in range(num_each):
+            utterance_id = f"{subset}-{speaker:02d}-{number:03d}"
+            duration_s = 0.5 + (speaker * num_each + number) % 11 / 10
+            uri = f"audio/{utterance_id}.flac"
+            store.put(join_uri(corpus_uri, uri), flac(tone(speaker + number, duration_s)))
+            records.append(
+                {
+                    "utterance_id": utterance_id,
+                    "speaker_id": f"speaker-{speaker:02d}",
+                    "duration_s": duration_s,
+                    "created_at": f"2026-01-01T00:{number:02d}:00+00:00",
+                    "locale": "en-US",
+                    "audio_uri": uri,
+                }
+            )
+    write_metadata(store, corpus_uri, subset, records)
+    return records
+
+
+def write_metadata(
+    store: ObjectStore, corpus_uri: str, subset: str, records: Sequence[object]
+) -> None:
+    """Metadata lines of one bucket; a text stands for itself."""
+    lines = [record if isinstance(record, str) else json.dumps(record) for record in records]
+    folder = join_uri(corpus_uri, "metadata", subset, "date=2026-01-01", "speaker_bucket=00")
+    store.put(join_uri(folder, "part-00000.jsonl"), "".join(f"{line}\n" for line in lines).encode())
+
+
+def local_store(folder: Path) -> tuple[ObjectStore, str, str]:
+    """A store on local paths, with a run and its corpus."""
+    run_uri = str(folder / "run")
+    return ObjectStore((run_uri,)), run_uri, join_uri(run_uri, "corpus")

@@ -1,0 +1,107 @@
+"""Blockwise model-update filtering against torch's own momentum."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from training.algorithms.block_filter import BlockFilter, block_momentum_for
+
+
+def broadcast_models(block_filter: BlockFilter, num_blocks: int) -> tuple[list[Tensor], Tensor]:
+    """The models that blocks start from when each moves the mean by a known G; the last global."""
+    state = block_filter.begin(torch.zeros(4, dtype=torch.float64))
+    models = [state.broadcast_model]
+    for block in range(num_blocks):
+        state = block_filter.end_block(state, state.broadcast_model + block_gradient(block))
+        models.append(state.broadcast_model)
+    return models, state.global_model
+
+
+def block_gradient(block: int) -> Tensor:
+    generator = torch.Generator().manual_seed(block)
+    return torch.randn(4, dtype=torch.float64, generator=generator)
+
+
+def sgd_models(num_blocks: int, **settings: float | bool) -> list[Tensor]:
+    """The same by torch.optim.SGD on -G."""
+    model = torch.nn.Parameter(torch.zeros(4, dtype=torch.float64))
+    optimizer = torch.optim.SGD([model], **settings)  # type: ignore[arg-type]
+    models = [model.detach().clone()]
+    for block in range(num_blocks):
+        model.grad = -block_gradient(block)
+        optimizer.step()
+        models.append(model.detach().clone())
+    return models
+
+
+@pytest.mark.parametrize(("zeta", "eta"), [(1.0, 0.75), (0.5, 0.9), (1.0, 0.0)])
+def test_nesterov_is_torch_nesterov(zeta: float, eta: float) -> None:
+    """The broadcast model is SGD(lr=zeta, momentum=eta, nesterov) on -G."""
+    models, _ = broadcast_models(BlockFilter(zeta, eta, "nesterov"), 12)
+    expected = sgd_models(12, lr=zeta, momentum=eta, nesterov=eta > 0)
+    torch.testing.assert_close(models, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("zeta", "eta"), [(1.0, 0.75), (0.5, 0.9)])
+def test_as_printed_is_classical_momentum(zeta: float, eta: float) -> None:
+    """Eq. (4) to the letter is SGD(lr=(1 + eta) zeta, momentum=eta) on -G, not Nesterov."""
+    models, global_model = broadcast_models(BlockFilter(zeta, eta, "as_printed"), 12)
+    expected = sgd_models(12, lr=(1 + eta) * zeta, momentum=eta)
+    torch.testing.assert_close(models, expected, rtol=1e-12, atol=1e-12)
+    assert torch.equal(global_model, models[-1])
+
+
+def test_nesterov_evaluates_without_look_ahead() -> None:
+    """The global model is the look-ahead less eta Delta: W += Delta from block to block."""
+    block_filter = BlockFilter(1.0, 0.5, "nesterov")
+    state = block_filter.begin(torch.zeros(1))
+    state = block_filter.end_block(state, torch.tensor([4.0]))
+    assert (state.global_model, state.broadcast_model, state.update) == (4.0, 6.0, 4.0)
+    state = block_filter.end_block(state, torch.tensor([7.0]))
+    assert (state.global_model, state.broadcast_model, state.update) == (7.0, 8.5, 3.0)
+
+
+def test_pseudo_gradient_has_the_models_sign() -> None:
+    """A mean model that moved up moves the global model up."""
+    block_filter = BlockFilter(0.5, 0.5, "nesterov")
+    state = block_filter.end_block(block_filter.begin(torch.zeros(1)), torch.ones(1))
+    assert state.global_model == 0.5
+
+
+def test_without_momentum_it_is_model_averaging() -> None:
+    """eta = 0, zeta = 1 gives the mean bitwise, which W + (mean - W) does not."""
+    model, mean = torch.tensor([1e8]), torch.tensor([0.1])
+    block_filter = BlockFilter(1.0, 0.0, "nesterov")
+    assert torch.equal(block_filter.end_block(block_filter.begin(model), mean).global_model, mean)
+    assert not torch.equal(model + (mean - model), mean)
+
+
+def test_goes_on_as_if_never_stopped() -> None:
+    """Beginning from the global model and the last update is the next block's state, bitwise."""
+    for form in ("nesterov", "as_printed"):
+        block_filter = BlockFilter(0.7, 0.6, form)
+        state = block_filter.end_block(block_filter.begin(torch.ones(3)), torch.rand(3))
+        again = block_filter.begin(state.global_model, state.update)
+        assert torch.equal(again.broadcast_model, state.broadcast_model)
+
+
+@pytest.mark.parametrize(
+    ("num_models", "zeta", "constant", "eta"),
+    [(4, 1.0, 1.0, 0.75), (16, 1.0, 1.0, 0.9375), (1, 1.0, 1.0, 0.0), (4, 1.0, 2.0, 0.875)],
+)
+def test_block_momentum_solves_eq_5(
+    num_models: int, zeta: float, constant: float, eta: float
+) -> None:
+    """zeta / (N (1 - eta)) = C."""
+    assert block_momentum_for(num_models, zeta, constant) == eta
+    assert zeta / (num_models * (1 - eta)) == constant
+
+
+def test_refuses_bad_settings() -> None:
+    """Messages name the value and the bound."""
+    with pytest.raises(ValueError, match=r"momentum_constant = 0\.1: need at least"):
+        block_momentum_for(2, 1.0, 0.1)
+    with pytest.raises(ValueError, match=r"block_momentum = 1\.0: need 0 <= eta < 1"):
+        BlockFilter(1.0, 1.0, "nesterov")
+    with pytest.raises(ValueError, match=r"block_learning_rate = 0\.0: need above 0"):
+        BlockFilter(0.0, 0.5, "nesterov")

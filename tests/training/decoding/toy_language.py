@@ -1,0 +1,65 @@
+"""A toy language for the decoding tests: eight phones, a tree over them, words that collide."""
+
+import numpy as np
+
+from training.decoding.alignment import PhoneAlignment
+from training.decoding.lexicon import Lexicon, parse_lexicon
+from training.decoding.senone_tree import SenoneTree
+from training.decoding.tree import TreeConfig, build_tree
+
+# "bee" and "be" are homophones, "cab" begins "cabs", "a" is one phone and has two pronunciations.
+LEXICON_TXT = """\
+a AX
+a(2) EY
+be B IY
+bee B IY
+cab K AE B
+cabs K AE B S
+see S IY
+sake S EY K
+"""
+
+
+def toy_lexicon() -> Lexicon:
+    return parse_lexicon(LEXICON_TXT)
+
+
+def toy_speech(
+    num_utterances: int = 30, seed: int = 0
+) -> tuple[dict[str, np.ndarray], dict[str, PhoneAlignment]]:
+    """Random phone strings whose frames depend on the phone and on both its neighbours."""
+    random = np.random.default_rng(seed)
+    num_phones = len(toy_lexicon().phones)
+    own, left, right = (random.normal(size=(num_phones, 39)) for _ in range(3))
+    frames, alignments = {}, {}
+    for number in range(num_utterances):
+        phones = np.concatenate([[0], random.integers(1, num_phones, 40), [0]]).astype(np.int32)
+        durations = random.integers(3, 12, len(phones))
+        starts = (np.cumsum(durations) - durations).astype(np.int32)
+        name = f"utterance-{number}"
+        alignments[name] = PhoneAlignment(phones, starts, int(durations.sum()))
+        before, centre, after = alignments[name].triphones.T
+        means = 2 * own[centre] + 0.5 * left[before] + 0.5 * right[after]
+        noise = random.normal(size=(durations.sum(), 39))
+        frames[name] = (np.repeat(means, durations, axis=0) + noise).astype(np.float32)
+    return frames, alignments
+
+
+def toy_tree(max_senones: int = 40) -> SenoneTree:
+    return build_tree(*toy_speech(), toy_lexicon().phones, TreeConfig(max_senones, 30))
+
+
+def senones_of(words: list[str], tree: SenoneTree) -> list[int]:
+    """Senones of a sentence's first pronunciations, silence at both ends and none between."""
+    lexicon = toy_lexicon()
+    spoken = [phone for word in words for phone in lexicon.pronunciations[word][0]]
+    phones = [lexicon.phone_ids[phone] for phone in ("SIL", *spoken, "SIL")]
+    padded = [0, *phones, 0]
+    return [tree.senone(*padded[i - 1 : i + 2]) for i in range(1, len(padded) - 1)]
+
+
+def oracle_log_likelihoods(senones: list[int], num_senones: int, margin: float = 8.0) -> np.ndarray:
+    """0 for the planted senone of each frame, -margin for the others."""
+    scores = np.full((len(senones), num_senones), -margin, np.float32)
+    scores[np.arange(len(senones)), senones] = 0
+    return scores

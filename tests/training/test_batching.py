@@ -1,0 +1,60 @@
+"""Chunks and whole utterances: every frame once, whatever the lengths."""
+
+from collections import Counter
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from training.batching import (
+    CHUNK_FRAMES,
+    POOL_FRAMES,
+    chunked_minibatches,
+    pools,
+    whole_utterance_minibatches,
+)
+
+LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=40).map(
+    lambda lengths: np.array(lengths, np.int64)
+)
+
+
+@given(LENGTHS, st.sampled_from([chunked_minibatches, whole_utterance_minibatches]))
+def test_every_frame_is_in_exactly_one_minibatch(lengths, form) -> None:
+    """Both forms cover all frames of all utterances once."""
+    batches = form(lengths, 320, np.random.default_rng(0))
+    frames = Counter(
+        (piece.utterance, frame)
+        for batch in batches
+        for piece in batch
+        for frame in range(piece.start, piece.stop)
+    )
+    assert set(frames.values()) == {1}
+    assert len(frames) == lengths.sum()
+
+
+@given(LENGTHS)
+def test_chunks_have_the_papers_length(lengths) -> None:
+    """32 frames, fewer only at an utterance's end."""
+    for batch in chunked_minibatches(lengths, 320, np.random.default_rng(0)):
+        assert len(batch) <= 10
+        for piece in batch:
+            assert (
+                piece.stop - piece.start == CHUNK_FRAMES or piece.stop == lengths[piece.utterance]
+            )
+
+
+@given(LENGTHS)
+def test_whole_utterances_stay_within_the_padded_size(lengths) -> None:
+    """Utterances times the longest fits the minibatch, unless one alone does not."""
+    for batch in whole_utterance_minibatches(lengths, 320, np.random.default_rng(0)):
+        padded = len(batch) * max(piece.stop for piece in batch)
+        assert padded <= 320 or len(batch) == 1
+
+
+@given(st.lists(st.integers(0, POOL_FRAMES * 2), max_size=20))
+def test_pools_are_consecutive_and_cover_all(lengths: list[int]) -> None:
+    """Each utterance is in one pool, in order."""
+    edges = pools(np.array(lengths, np.int64))
+    covered = [number for first, last in edges for number in range(first, last)]
+    assert covered == list(range(len(lengths)))

@@ -1,0 +1,13 @@
+"""One pool of ranks for all trainer tests: starting them costs more than the tests."""
+
+from collections.abc import Iterator
+
+import pytest
+from ranks import RankPool
+
+
+@pytest.fixture(scope="session")
+def rank_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
+    pool = RankPool(str(tmp_path_factory.mktemp("rendezvous") / "store"))
+    yield pool
+    pool.close()

@@ -1,0 +1,117 @@
+"""Real gloo ranks that stay up for the whole test session, and the small things they train."""
+
+import itertools
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.multiprocessing import get_context
+
+MAX_RANKS = 4
+TIME_LIMIT_S = 20
+numbers = itertools.count()
+
+
+class RankPool:
+    """Four processes of one world; a scenario runs on the first 1, 2 or 4 of them."""
+
+    def __init__(self, rendezvous: str) -> None:
+        context = get_context("spawn")
+        pipes = [context.Pipe() for _ in range(MAX_RANKS)]
+        self._connections = [ours for ours, _ in pipes]
+        self._processes = [
+            context.Process(target=_serve, args=(rank, theirs, rendezvous), daemon=True)
+            for rank, (_, theirs) in enumerate(pipes)
+        ]
+        for process in self._processes:
+            process.start()
+
+    def run(self, num_ranks: int, scenario: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Each rank's `scenario(group, *arguments)`, in rank order."""
+        connections = self._connections[:num_ranks]
+        for connection in connections:
+            connection.send((num_ranks, scenario, arguments))
+        replies = [
+            connection.recv() if connection.poll(TIME_LIMIT_S) else ("hangs", None)
+            for connection in connections
+        ]
+        errors = [error for error, _ in replies if error]
+        assert not errors, "\n".join(errors)
+        return [result for _, result in replies]
+
+    def close(self) -> None:
+        for connection in self._connections:
+            connection.send(None)
+        for process in self._processes:
+            process.join(5)
+            process.kill()
+
+
+def _serve(rank: int, connection: Connection, rendezvous: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{rendezvous}",
+        rank=rank,
+        world_size=MAX_RANKS,
+        timeout=timedelta(seconds=TIME_LIMIT_S / 2),
+    )
+    groups = {n: dist.new_group(range(n)) for n in (1, 2, MAX_RANKS)}
+    while (task := connection.recv()) is not None:
+        num_ranks, scenario, arguments = task
+        try:
+            connection.send((None, scenario(groups[num_ranks], *arguments)))
+        except Exception:
+            connection.send((traceback.format_exc(), None))
+    dist.destroy_process_group()
+
+
+def impatient(group: ProcessGroup) -> ProcessGroup:
+    """A group of the same ranks whose exchanges fail after two seconds."""
+    subgroup = group.split_group(
+        list(range(group.size())),
+        timeout=timedelta(seconds=2),
+        group_name=f"impatient {next(numbers)}",
+    )
+    assert subgroup is not None
+    return subgroup
+
+
+def small_model(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+
+
+def minibatch(step: int, rank: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    inputs = torch.randn(6, 5, generator=generator)
+    return inputs, torch.randint(3, (6,), generator=generator)
+
+
+def take_step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, *ranks: int) -> None:
+    """One step of an ordinary loop, on the minibatches of `ranks` together."""
+    batches = [minibatch(step, rank) for rank in ranks]
+    inputs = torch.cat([inputs for inputs, _ in batches])
+    targets = torch.cat([targets for _, targets in batches])
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(inputs), targets, reduction="sum") / 6
+    loss.backward()
+    optimizer.step()
+
+
+def sgd(model: nn.Module, momentum: float = 0.9) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=momentum)
+
+
+def weights(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def all_equal(tensors: list[Tensor]) -> bool:
+    return all(torch.equal(tensor, tensors[0]) for tensor in tensors)

@@ -1,0 +1,85 @@
+"""Synchronous SGD against one process on the concatenated minibatches."""
+
+import pytest
+import torch
+from ranks import RankPool, all_equal, minibatch, sgd, small_model, take_step, weights
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from training.trainers import Synchronous
+
+OPTIMIZERS = {
+    "sgd": sgd,
+    "adam": lambda model: torch.optim.Adam(model.parameters(), lr=0.01),
+}
+
+
+def train(group: ProcessGroup, optimizer_name: str) -> Tensor:
+    model = small_model(seed=group.rank())
+    optimizer = OPTIMIZERS[optimizer_name](model)
+    with Synchronous(model, optimizer, group=group):
+        for step in range(5):
+            take_step(model, optimizer, step, group.rank())
+    return weights(model)
+
+
+def train_without_data(group: ProcessGroup) -> Tensor:
+    """Rank 1 has data for two steps only; then its gradients are missing."""
+    model = small_model()
+    optimizer = sgd(model)
+    with Synchronous(model, optimizer, group=group):
+        for step in range(5):
+            if group.rank() == 0 or step < 2:
+                take_step(model, optimizer, step, group.rank())
+            else:
+                optimizer.zero_grad()
+                optimizer.step()
+    return weights(model)
+
+
+def train_on_integers(group: ProcessGroup) -> Tensor:
+    model = torch.nn.Linear(4, 2, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with Synchronous(model, optimizer, group=group):
+        for step in range(3):
+            model.weight.grad = torch.full((2, 4), float(step + group.rank()))
+            optimizer.step()
+    return weights(model)
+
+
+@pytest.mark.parametrize("optimizer_name", sorted(OPTIMIZERS))
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_equals_one_process(rank_pool: RankPool, num_ranks: int, optimizer_name: str) -> None:
+    """N ranks are one process on the N minibatches together; replicas are bitwise equal."""
+    replicas = rank_pool.run(num_ranks, train, optimizer_name)
+    model = small_model()
+    optimizer = OPTIMIZERS[optimizer_name](model)
+    for step in range(5):
+        take_step(model, optimizer, step, *range(num_ranks))
+    assert all_equal(replicas)
+    torch.testing.assert_close(replicas[0], weights(model), rtol=1e-4, atol=1e-6)
+    if num_ranks == 1:
+        assert torch.equal(replicas[0], weights(model))
+
+
+def test_a_rank_may_run_out_of_data(rank_pool: RankPool) -> None:
+    """Missing gradients count as zeros: the step is that of the ranks that have data."""
+    replicas = rank_pool.run(2, train_without_data)
+    model = small_model()
+    optimizer = sgd(model)
+    for step in range(5):
+        take_step(model, optimizer, step, *((0, 1) if step < 2 else (0,)))
+    assert all_equal(replicas)
+    torch.testing.assert_close(replicas[0], weights(model), rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_are_summed_not_averaged(rank_pool: RankPool) -> None:
+    """Every element of every tensor moves by the sum over ranks and steps, exactly."""
+    for replica in rank_pool.run(4, train_on_integers):
+        assert replica.tolist() == [-float(sum(s + r for s in range(3) for r in range(4)))] * 8
+
+
+def test_minibatches_differ() -> None:
+    """The oracle would hold trivially if ranks had the same data."""
+    assert not torch.equal(minibatch(0, 0)[0], minibatch(0, 1)[0])

@@ -1,0 +1,1 @@
+"""Acoustic models from training partitions: losses, distributed trainers, decoding, evaluation."""

@@ -1,0 +1,108 @@
+"""LSTM student and bidirectional LSTM teacher over spliced log-mel frames (paper 003 II-B, V-A)."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
+
+from pipeline.normalization import Moments
+
+NUM_BINS = 64
+NUM_SPLICED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The paper's student: 5 layers of 768 units, look-ahead 3; its teacher the same, both ways."""
+
+    num_layers: int
+    num_units: int
+    bidirectional: bool
+    look_ahead: int
+    dropout: float
+
+    def __post_init__(self) -> None:
+        if self.num_layers < 1 or self.num_units < 1:
+            raise ValueError(
+                f"num_layers = {self.num_layers}, num_units = {self.num_units}: need at least 1"
+            )
+        if self.look_ahead < 0 or (self.bidirectional and self.look_ahead):
+            raise ValueError(
+                f"look_ahead = {self.look_ahead}: need 0 or more low-rate frames, "
+                "and 0 for a bidirectional model, which sees them all"
+            )
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout = {self.dropout}: need 0 <= dropout < 1")
+
+
+class AcousticModel(nn.Module):
+    """Spliced frames to senone logits; the global mean and variance are frozen into the model.
+
+    Outputs are `look_ahead` low-rate frames late: logits[t] speak of frame t - look_ahead.
+    """
+
+    mean: Tensor
+    inverse_deviation: Tensor
+
+    def __init__(self, config: ModelConfig, num_senones: int) -> None:
+        super().__init__()
+        self.config = config
+        self.num_senones = num_senones
+        self.lstm = nn.LSTM(
+            NUM_BINS * NUM_SPLICED,
+            config.num_units,
+            config.num_layers,
+            batch_first=True,
+            bidirectional=config.bidirectional,
+            dropout=config.dropout if config.num_layers > 1 else 0.0,
+        )
+        num_outputs = config.num_units * (2 if config.bidirectional else 1)
+        self.output = nn.Linear(num_outputs, num_senones)
+        self.register_buffer("mean", torch.zeros(NUM_BINS * NUM_SPLICED))
+        self.register_buffer("inverse_deviation", torch.ones(NUM_BINS * NUM_SPLICED))
+
+    def freeze_normalization(self, moments: Moments) -> None:
+        """Set the global mean and variance (003 IV-B2), the same for each of the spliced frames."""
+        mean = torch.from_numpy(moments.mean).float()
+        deviation = torch.from_numpy(moments.standard_deviation).float()
+        self.mean.copy_(mean.repeat(NUM_SPLICED))
+        self.inverse_deviation.copy_(deviation.clamp(min=1e-5).reciprocal().repeat(NUM_SPLICED))
+
+    def forward(
+        self,
+        features: Float[Tensor, "batch frames 192"],
+        lengths: Int64[Tensor, " batch"] | None = None,
+    ) -> Float[Tensor, "batch frames senones"]:
+        """Logits, `look_ahead` frames late; `lengths` tells where padding starts, if at all."""
+        normalized = (features - self.mean) * self.inverse_deviation
+        if lengths is None:
+            hidden, _ = self.lstm(normalized)
+        else:
+            packed = pack_padded_sequence(normalized, lengths, True, enforce_sorted=False)
+            hidden, _ = pad_packed_sequence(
+                self.lstm(packed)[0], batch_first=True, total_length=features.shape[1]
+            )
+        logits: Tensor = self.output(hidden)
+        return logits
+
+    @torch.inference_mode()
+    def utterance_logits(
+        self, utterances: list[Float[Tensor, "_frames 192"]]
+    ) -> list[Float[Tensor, "_frames senones"]]:
+        """Logits of whole utterances, aligned with their frames: the look-ahead is undone."""
+        delay = self.config.look_ahead
+        extended = [delay_input(utterance, delay) for utterance in utterances]
+        lengths = torch.tensor([len(frames) for frames in extended])
+        logits = self(pad_sequence(extended, batch_first=True), lengths)
+        return [
+            row[delay : delay + len(frames)] for row, frames in zip(logits, utterances, strict=True)
+        ]
+
+
+def delay_input(
+    features: Float[Tensor, "frames 192"], look_ahead: int
+) -> Float[Tensor, "extended 192"]:
+    """Append the last frame `look_ahead` times, so that the delayed outputs cover all frames."""
+    return torch.cat([features, features[-1:].expand(look_ahead, -1)]) if look_ahead else features

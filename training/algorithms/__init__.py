@@ -1,0 +1,1 @@
+"""Pure tensor mathematics of distributed training: one equation a file, no ranks."""

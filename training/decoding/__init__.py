@@ -1,0 +1,1 @@
+"""From transcripts to senone alignments, and from log-likelihoods to words."""

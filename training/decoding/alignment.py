@@ -1,0 +1,58 @@
+"""Which phone is spoken when, and the senone of every 10 ms frame that follows from it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float32, Int32, Int64, UInt16
+
+from training.decoding.lexicon import SILENCE_ID
+from training.decoding.senone_tree import SenoneTree
+
+FRAMES_PER_LOW_RATE_FRAME = 3
+
+
+@dataclass(frozen=True)
+class TranscribedUtterance:
+    """One utterance with its words: log-mel energies at 100 Hz, causal speaker mean subtracted."""
+
+    utterance_id: str
+    speaker_id: str
+    words: tuple[str, ...]
+    features: Float32[np.ndarray, "frames bins"]
+
+
+@dataclass(frozen=True)
+class PhoneAlignment:
+    """Phone segments in order: phone ids (positions in Lexicon.phones) and first 10 ms frames."""
+
+    phones: Int32[np.ndarray, " segments"]
+    starts: Int32[np.ndarray, " segments"]
+    num_frames: int
+
+    @property
+    def durations(self) -> Int64[np.ndarray, " segments"]:
+        """Frames in each segment."""
+        return np.diff(self.starts, append=self.num_frames).astype(np.int64)
+
+    @property
+    def triphones(self) -> Int32[np.ndarray, "segments 3"]:
+        """Left, centre, right phone of each segment, across words; silence beyond the edges."""
+        padded = np.pad(self.phones, 1, constant_values=SILENCE_ID)
+        return np.stack([padded[:-2], padded[1:-1], padded[2:]], axis=1)
+
+
+def senone_alignment(alignment: PhoneAlignment, tree: SenoneTree) -> UInt16[np.ndarray, " frames"]:
+    """Return the senone of every 10 ms frame: the tree's leaf for the frame's triphone."""
+    left, centre, right = alignment.triphones.T
+    return np.repeat(tree.table[left, centre, right], alignment.durations).astype(np.uint16)
+
+
+def expand_to_frames(
+    senones: Int64[np.ndarray, " low_rate_frames"], offset: int, num_frames: int
+) -> UInt16[np.ndarray, " frames"]:
+    """Spread low frame rate senones over 10 ms frames; inverse of `alignment[offset + 1 :: 3]`.
+
+    Frames before the offset take the first senone, frames past the last stack the last one.
+    """
+    low_rate_frames = (np.arange(num_frames) - offset) // FRAMES_PER_LOW_RATE_FRAME
+    return senones[np.clip(low_rate_frames, 0, len(senones) - 1)].astype(np.uint16)

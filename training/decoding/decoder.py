@@ -1,0 +1,81 @@
+"""Best paths through decoding graphs: words, or the senone of every frame."""
+
+from dataclasses import dataclass
+
+import kaldi_decoder
+import kaldifst
+import numpy as np
+from jaxtyping import Float32, Int64
+
+from training.decoding.graph import DecodingGraph
+
+# Wide enough never to lose the path of a known word sequence, whatever the network thinks.
+ALIGNMENT_BEAM = 1000.0
+
+
+class AlignmentError(ValueError):
+    """An utterance that its transcript cannot explain: too few frames for its words."""
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """How much to search; `beam` is in units of scaled log-likelihood."""
+
+    beam: float = 13.0
+    max_active: int = 7000
+
+    def __post_init__(self) -> None:
+        """Refuse searches that keep nothing."""
+        if not self.beam > 0:
+            raise ValueError(f"beam = {self.beam}: need more than 0")
+        if self.max_active < 2:
+            raise ValueError(f"max_active = {self.max_active}: need at least 2 states a frame")
+
+
+def decode(
+    graph: DecodingGraph,
+    log_likelihoods: Float32[np.ndarray, "frames senones"],
+    config: DecoderConfig,
+) -> list[str]:
+    """Words of the best path; log-likelihoods are already divided by priors and scaled.
+
+    Where no path ends a sentence on the last frame, the best unfinished one counts.
+    """
+    search = _search(graph, log_likelihoods, config.beam, config.max_active)
+    found, path = search.get_best_path()
+    if not found:
+        return []
+    _, _, word_ids, _ = kaldifst.get_linear_symbol_sequence(path)
+    return [graph.words[word_id] for word_id in word_ids]
+
+
+def align(
+    graph: DecodingGraph, log_likelihoods: Float32[np.ndarray, "frames senones"]
+) -> Int64[np.ndarray, " frames"]:
+    """Return the senone of every frame on the best complete path.
+
+    Raises AlignmentError if the frames are too few for the graph's shortest word sequence.
+    """
+    search = _search(graph, log_likelihoods, ALIGNMENT_BEAM, np.iinfo(np.int32).max)
+    found, path = search.get_best_path()
+    if not (found and search.reached_final()):
+        raise AlignmentError(f"{len(log_likelihoods)} frames: too few for the words to align")
+    _, labels, _, _ = kaldifst.get_linear_symbol_sequence(path)
+    return np.asarray(labels, dtype=np.int64) - 1
+
+
+def _search(
+    graph: DecodingGraph,
+    log_likelihoods: Float32[np.ndarray, "frames senones"],
+    beam: float,
+    max_active: int,
+) -> kaldi_decoder.FasterDecoder:
+    num_columns = log_likelihoods.shape[1]
+    if num_columns != graph.num_senones:
+        raise ValueError(f"{num_columns} senones: need {graph.num_senones}, the graph's")
+    if not np.isfinite(log_likelihoods).all():
+        raise ValueError("log-likelihoods are not finite: check the acoustic model's output")
+    options = kaldi_decoder.FasterDecoderOptions(beam=beam, max_active=max_active)
+    search = kaldi_decoder.FasterDecoder(graph.fst, options)
+    search.decode(kaldi_decoder.DecodableCtc(log_likelihoods))
+    return search

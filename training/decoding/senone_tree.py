@@ -1,0 +1,120 @@
+"""The phonetic decision tree: triphone -> senone, one state a phone at low frame rate."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Int32
+
+Side = Literal["left", "right"]
+MAX_SENONES = 1 << 16  # senones are stored as 16-bit words
+
+
+@dataclass(frozen=True)
+class Split:
+    """Is the phone on `side` one of `phones`? Then go to `inside`, else to `outside`."""
+
+    side: Side
+    phones: frozenset[int]
+    inside: "Node"
+    outside: "Node"
+
+
+Node = int | Split
+
+
+@dataclass(frozen=True)
+class SenoneTree:
+    """One tree for each centre phone; leaves are senones, numbered 0..num_senones-1."""
+
+    phones: tuple[str, ...]
+    roots: tuple[Node, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse a tree whose leaves are not each of 0..n-1 once."""
+        if len(self.roots) != len(self.phones):
+            raise ValueError(f"{len(self.roots)} roots: need {len(self.phones)}, one a phone")
+        leaves = sorted(leaf for root in self.roots for leaf in _leaves(root))
+        if leaves != list(range(len(leaves))) or len(leaves) > MAX_SENONES:
+            raise ValueError(f"senones {leaves[:3]}...: need 0..n-1 once each, n <= {MAX_SENONES}")
+
+    @cached_property
+    def num_senones(self) -> int:
+        """Number of leaves."""
+        return sum(1 for root in self.roots for _ in _leaves(root))
+
+    @cached_property
+    def table(self) -> Int32[np.ndarray, "left centre right"]:
+        """The senone of every triphone, seen or not, by phone ids."""
+        num_phones = len(self.phones)
+        table = np.empty((num_phones, num_phones, num_phones), dtype=np.int32)
+        everything = np.ones(num_phones, dtype=bool)
+        for centre, root in enumerate(self.roots):
+            _fill(table[:, centre], root, {"left": everything, "right": everything})
+        return table
+
+    def senone(self, left: int, centre: int, right: int) -> int:
+        """Return the senone of `centre` between `left` and `right`, all phone ids."""
+        return int(self.table[left, centre, right])
+
+    def to_json(self) -> str:
+        """Write the tree as JSON text."""
+        roots = [_to_table(root) for root in self.roots]
+        return json.dumps({"phones": list(self.phones), "roots": roots}, ensure_ascii=False)
+
+
+def parse_senone_tree(text: str) -> SenoneTree:
+    """Read what `to_json` wrote; raise ValueError for anything else."""
+    try:
+        fields = json.loads(text)
+        phones = tuple(str(phone) for phone in fields["phones"])
+        roots = tuple(_from_table(root, len(phones)) for root in fields["roots"])
+    except (json.JSONDecodeError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"not a senone tree: {error!r}: need what to_json writes") from error
+    return SenoneTree(phones, roots)
+
+
+def _leaves(node: Node) -> Iterator[int]:
+    if isinstance(node, int):
+        yield node
+    else:
+        yield from _leaves(node.inside)
+        yield from _leaves(node.outside)
+
+
+def _fill(
+    table: Int32[np.ndarray, "left right"], node: Node, region: dict[Side, np.ndarray]
+) -> None:
+    if isinstance(node, int):
+        table[np.ix_(region["left"], region["right"])] = node
+        return
+    chosen = np.zeros(len(table), dtype=bool)
+    chosen[sorted(node.phones)] = True
+    _fill(table, node.inside, {**region, node.side: region[node.side] & chosen})
+    _fill(table, node.outside, {**region, node.side: region[node.side] & ~chosen})
+
+
+def _to_table(node: Node) -> object:
+    if isinstance(node, int):
+        return node
+    return {
+        "side": node.side,
+        "phones": sorted(node.phones),
+        "inside": _to_table(node.inside),
+        "outside": _to_table(node.outside),
+    }
+
+
+def _from_table(fields: object, num_phones: int) -> Node:
+    if isinstance(fields, int):
+        return int(fields)
+    if not isinstance(fields, dict) or fields["side"] not in ("left", "right"):
+        raise ValueError(f"tree node {str(fields)[:80]}: need a senone or a split")
+    phones = frozenset(int(phone) for phone in fields["phones"])
+    if not all(0 <= phone < num_phones for phone in phones):
+        raise ValueError(f"question {sorted(phones)}: need phone ids 0..{num_phones - 1}")
+    inside, outside = (_from_table(fields[branch], num_phones) for branch in ("inside", "outside"))
+    return Split(fields["side"], phones, inside, outside)

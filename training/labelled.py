@@ -1,0 +1,121 @@
+"""The labelled subset as training reads it: transcribed utterances, lexicon, hard-target shards."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import UInt16
+
+from infra.object_store import ObjectStore, join_uri
+from pipeline.records import Quarantined, Tally
+from pipeline.shards import FeatureRow, PartitionRow, read_features, write_partition
+from pipeline.steps.commit import Commit, StepContext, StepPlan, run_plan
+from pipeline.steps.manifest import Manifest, read_manifest, read_output
+from training.decoding.alignment import TranscribedUtterance
+from training.decoding.lexicon import Lexicon, parse_lexicon
+
+FEATURES = "features/labelled"
+Alignments = Mapping[str, UInt16[np.ndarray, " _frames"]]
+"""The senone of every 10 ms frame, by utterance id; failed utterances are absent."""
+
+
+def read_lexicon(store: ObjectStore, corpus_uri: str) -> Lexicon:
+    """The corpus's pronunciations."""
+    return parse_lexicon(store.get(join_uri(corpus_uri, "lexicon.txt")).decode())
+
+
+def read_shards(store: ObjectStore, run_uri: str, step: str) -> dict[str, list[FeatureRow]]:
+    """Feature rows of a small subset, shard by shard, in the order of the manifest."""
+    outputs = read_manifest(store, run_uri, step).outputs
+    return {
+        f"{number:06d}": read_features(read_output(store, run_uri, output))
+        for number, output in enumerate(outputs)
+    }
+
+
+def transcribed(row: FeatureRow) -> TranscribedUtterance:
+    """A feature row as alignment and decoding take it; a row without text has no words."""
+    words = tuple((row.text or "").split())
+    energies = row.features.astype(np.float32)
+    return TranscribedUtterance(row.utterance_id, row.speaker_id, words, energies)
+
+
+def write_aligned(
+    context: StepContext,
+    config: Mapping[str, Any],
+    inputs: Mapping[str, str],
+    shards: Mapping[str, list[FeatureRow]],
+    align: Callable[[list[FeatureRow]], Alignments],
+    statistics: Mapping[str, Any],
+    loss_budget: float,
+) -> Manifest:
+    """Write each shard's rows with their senones as one training partition."""
+
+    def write_shard(name: str) -> Commit:
+        rows = shards[name]
+        alignments = align(rows)
+        aligned = [aligned_row(row, alignments) for row in rows if row.utterance_id in alignments]
+        failed = [unaligned(row) for row in rows if row.utterance_id not in alignments]
+        tally = Tally(len(aligned), sum(row.duration_ms for row in aligned))
+        outputs = (
+            (context.put_output(name, ".parquet", write_partition(aligned), tally),)
+            if aligned
+            else ()
+        )
+        record = Commit(
+            task=name,
+            identity=context.identity,
+            outputs=outputs,
+            ledger=context.put_ledger(name, failed),
+            tally_in=tally + Tally.of(failed),
+            quarantined=Tally.of(failed),
+            statistics={"senones": senone_histogram(aligned)},
+        )
+        return context.commit(record)
+
+    def fold(commits: list[Commit]) -> dict[str, Any]:
+        counts = np.zeros(statistics["num_senones"], np.int64)
+        for commit in commits:
+            for senone, count in commit.statistics["senones"]:
+                counts[senone] += count
+        return {**statistics, "senone_counts": counts.tolist()}
+
+    plan = StepPlan(context, config, inputs, {name: name for name in shards}, loss_budget)
+    return run_plan(plan, write_shard, one_after_another, list, fold)
+
+
+def one_after_another(elements: Any, function: Any, description: str) -> list[Any]:  # noqa: ANN401
+    """Run the tasks in this process: alignment is small work beside the pipeline's."""
+    del description
+    return [function(element) for element in elements]
+
+
+def aligned_row(row: FeatureRow, alignments: Alignments) -> PartitionRow:
+    """The row with its senones."""
+    return PartitionRow(
+        utterance_id=row.utterance_id,
+        speaker_id=row.speaker_id,
+        duration_ms=row.duration_ms,
+        text=row.text,
+        features=row.features,
+        alignment=alignments[row.utterance_id],
+        offset=0,
+        kbest=None,
+    )
+
+
+def unaligned(row: FeatureRow) -> Quarantined:
+    """The ledger row of an utterance that its transcript cannot explain."""
+    detail = "no path of the transcript's HMM fits the frames: too short, or another text"
+    return Quarantined(
+        row.utterance_id, row.audio_uri, "alignment_failed", detail, 0, row.duration_ms
+    )
+
+
+def senone_histogram(rows: list[PartitionRow]) -> list[tuple[int, int]]:
+    """Senones that occur, with their 10 ms frames."""
+    present = [row.alignment for row in rows if row.alignment is not None]
+    if not present:
+        return []
+    senones, counts = np.unique(np.concatenate(present), return_counts=True)
+    return list(zip(senones.tolist(), counts.tolist(), strict=True))

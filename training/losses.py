@@ -1,0 +1,40 @@
+"""Cross-entropy with hard and with k-best soft targets, summed over frames (paper 003 II-C, V-C).
+
+Sums, not means: the papers' gradient thresholds are for gradients summed over a minibatch.
+"""
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from torch.nn import functional
+
+NO_LABEL = -1
+
+
+def hard_cross_entropy(
+    logits: Float[Tensor, "batch frames senones"], labels: Int64[Tensor, "batch frames"]
+) -> Float[Tensor, ""]:
+    """Sum of -log p(label) over the frames that have a label."""
+    return functional.cross_entropy(
+        logits.flatten(0, 1), labels.flatten(), ignore_index=NO_LABEL, reduction="sum"
+    )
+
+
+def kbest_cross_entropy(
+    logits: Float[Tensor, "batch frames senones"],
+    senones: Int64[Tensor, "batch frames k"],
+    probabilities: Float[Tensor, "batch frames k"],
+) -> Float[Tensor, ""]:
+    """Sum of the cross-entropy between the teacher's k best and the student (003 V-C).
+
+    Senones that are not among the k best have probability 0; a frame without target has all 0.
+    """
+    log_posteriors = torch.log_softmax(logits, dim=-1).gather(-1, senones)
+    return -(log_posteriors * probabilities).sum()
+
+
+def num_correct(
+    logits: Float[Tensor, "batch frames senones"], labels: Int64[Tensor, "batch frames"]
+) -> int:
+    """How many labelled frames the best senone gets right."""
+    return int(((logits.argmax(-1) == labels) & (labels != NO_LABEL)).sum())

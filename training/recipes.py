@@ -1,0 +1,123 @@
+"""The recipe: every step's configuration in one frozen, typed record, read from TOML."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from infra.configuration import apply_overrides, read_record, read_toml
+from pipeline.steps.extraction import ExtractionConfig
+from pipeline.steps.repartition import RepartitionConfig
+from pipeline.steps.selection import SelectionConfig
+from pipeline.steps.targets import TargetsConfig
+from training.acoustic_model import ModelConfig
+from training.decoding.hmm import BootstrapConfig
+from training.decoding.tree import TreeConfig
+
+TrainerName = Literal["synchronous", "gtc", "bmuf", "htm"]
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusConfig:
+    """Where the corpus lies (empty: <run>/corpus) and which prefixes its audio may lie under."""
+
+    uri: str = ""
+    audio_prefixes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerConfig:
+    """Who talks to whom, when (003 VI, 000 2): the papers' hyper-parameters."""
+
+    name: TrainerName
+    gradient_threshold: float
+    block_size: int
+    block_learning_rate: float
+    momentum_constant: float
+    group_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisedConfig:
+    """Cross-entropy on labelled data: chunked epochs, then whole utterances (003 II-B)."""
+
+    num_epochs: int
+    num_chunked_epochs: int
+    initial_learning_rate: float
+    final_learning_rate: float
+    minibatch_frames: int
+    max_gradient_norm: float
+    seed: int
+    trainer: TrainerConfig
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.num_chunked_epochs <= self.num_epochs:
+            raise ValueError(
+                f"num_chunked_epochs = {self.num_chunked_epochs}: need 0..{self.num_epochs}, "
+                "the epochs in all"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class StudentConfig:
+    """Scheduled learning on k-best targets and labelled data (003 V-D)."""
+
+    num_sub_epochs: int
+    num_passes: int
+    num_whole_utterance_sub_epochs: int
+    labelled_rate_factor: float
+    num_labelled_shares: int
+    initial_learning_rate: float
+    final_learning_rate: float
+    minibatch_frames: int
+    max_gradient_norm: float
+    seed: int
+    trainer: TrainerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ModelsConfig:
+    """Sizes of the deployed model (baseline, aligner and student alike) and of the teacher."""
+
+    student: ModelConfig
+    teacher: ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationConfig:
+    """Decoding of the held-out subset (003 VII-D)."""
+
+    ngram_order: int
+    acoustic_scale: float
+    beam: float
+    max_active: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """All that decides a run; `loss_budget` is the fraction of utterances that may be lost."""
+
+    name: str
+    cluster: str
+    loss_budget: float
+    selection: SelectionConfig
+    features: ExtractionConfig
+    bootstrap: BootstrapConfig
+    senones: TreeConfig
+    models: ModelsConfig
+    aligner: SupervisedConfig
+    baseline: SupervisedConfig
+    teacher: SupervisedConfig
+    targets: TargetsConfig
+    partitions: RepartitionConfig
+    student: StudentConfig
+    evaluation: EvaluationConfig
+    corpus: CorpusConfig = CorpusConfig()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.loss_budget < 1:
+            raise ValueError(f"loss_budget = {self.loss_budget}: need 0 <= loss_budget < 1")
+
+
+def read_recipe(path: str, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe with dotted overrides; ConfigurationError names what is wrong in it."""
+    return read_record(Recipe, apply_overrides(read_toml(path), overrides), path)

@@ -1,0 +1,71 @@
+"""Learning rates and what a sub-epoch visits (paper 003 II-B, V-D)."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ExponentialDecay:
+    """From `initial` at the first of `num_epochs` to `final` at the last, by a constant factor."""
+
+    initial: float
+    final: float
+    num_epochs: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.final <= self.initial:
+            raise ValueError(
+                f"learning rates {self.initial} -> {self.final}: need 0 < final <= initial"
+            )
+        if self.num_epochs < 1:
+            raise ValueError(f"num_epochs = {self.num_epochs}: need at least 1")
+
+    def learning_rate(self, epoch: int) -> float:
+        """The rate of `epoch`, counted from 0."""
+        progress = epoch / max(self.num_epochs - 1, 1)
+        return float(self.initial * (self.final / self.initial) ** progress)
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One stretch of training: which share of which data, how, and at what rate."""
+
+    labelled: bool
+    share: int
+    num_shares: int
+    offset: int
+    whole_utterances: bool
+    learning_rate: float
+
+
+def supervised_visits(
+    decay: ExponentialDecay, num_chunked_epochs: int, num_epochs: int
+) -> list[Visit]:
+    """Epochs over the labelled data, the offset rotating, whole utterances at the end (II-B)."""
+    return [
+        Visit(True, 0, 1, epoch % 3, epoch >= num_chunked_epochs, decay.learning_rate(epoch))
+        for epoch in range(num_epochs)
+    ]
+
+
+def scheduled_learning_visits(
+    decay: ExponentialDecay,
+    num_sub_epochs: int,
+    num_passes: int,
+    num_whole: int,
+    labelled_rate_factor: float,
+    num_labelled_shares: int,
+) -> list[Visit]:
+    """Sub-epochs of unlabelled data with labelled data after each, at a higher rate (V-D).
+
+    The paper makes one pass of 18 sub-epochs, the last 3 on whole utterances; after each sub-epoch
+    one of `num_labelled_shares` of the labelled data is visited, in turn.
+    """
+    visits = []
+    total = num_sub_epochs * num_passes
+    for step in range(total):
+        whole, rate = step >= total - num_whole, decay.learning_rate(step)
+        visits.append(Visit(False, step % num_sub_epochs, num_sub_epochs, 0, whole, rate))
+        share, offset = step % num_labelled_shares, step // num_labelled_shares % 3
+        labelled_rate = rate * labelled_rate_factor
+        visits.append(Visit(True, share, num_labelled_shares, offset, whole, labelled_rate))
+    return visits

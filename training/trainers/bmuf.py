@@ -1,0 +1,155 @@
+"""Blockwise model-update filtering: ranks train alone, and meet at a block's end (003 VI-B)."""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.optim import Optimizer
+
+from training import collectives
+from training.algorithms.block_filter import (
+    BlockFilter,
+    BlockState,
+    Form,
+    block_momentum_for,
+)
+from training.trainers.trainer import Trainer
+
+OptimizerState = Literal["keep", "average", "reset"]
+
+
+class Bmuf(Trainer):
+    """Every `block_size` steps the ranks' models are averaged and the average is filtered.
+
+    `block_momentum` None follows from zeta / (N (1 - eta)) = C, with `momentum_constant` C.
+    `optimizer_state` says what becomes of the optimizer's momenta at a block's end.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        group: ProcessGroup,
+        block_size: int,
+        block_learning_rate: float = 1.0,
+        block_momentum: float | None = None,
+        momentum_constant: float = 1.0,
+        form: Form = "nesterov",
+        optimizer_state: OptimizerState = "keep",
+    ) -> None:
+        super().__init__(model, optimizer, group=group)
+        if block_size < 1:
+            raise ValueError(f"block_size = {block_size}: need at least 1 step")
+        if optimizer_state not in ("keep", "average", "reset"):
+            raise ValueError(
+                f"optimizer_state = {optimizer_state!r}: need 'keep', 'average' or 'reset'"
+            )
+        if block_momentum is None:
+            block_momentum = block_momentum_for(
+                self.num_models, block_learning_rate, momentum_constant
+            )
+        self.block_size = block_size
+        self.filter = BlockFilter(block_learning_rate, block_momentum, form)
+        self.optimizer_state = optimizer_state
+        self.num_steps_in_block = 0
+        self._state: BlockState | None = None
+
+    @property
+    def num_models(self) -> int:
+        """How many different models a block's end averages, N of the equations."""
+        return self.group.size()
+
+    def settings(self) -> dict[str, object]:
+        """Name what must be equal on all ranks."""
+        return super().settings() | {
+            "block_size": self.block_size,
+            "block_filter": self.filter,
+            "optimizer_state": self.optimizer_state,
+            "num_steps_in_block": self.num_steps_in_block,
+        }
+
+    def exchange_gradients(self) -> None:
+        """Exchange nothing: within a block each rank applies its own gradients."""
+        self.parameters.fill_missing_gradients()
+
+    def average(self, values: Tensor) -> None:
+        """Replace `values` by their mean over the models."""
+        collectives.average(values, self.group)
+
+    def begin(self) -> None:
+        """Start a block from the shared model and the update that an earlier stage left."""
+        update = None if self._state is None else self._state.update
+        self._start_block(self.filter.begin(self.parameters.weights(), update))
+
+    def end_step(self) -> None:
+        """Count the step; at the block's end, synchronize."""
+        self.num_steps_in_block += 1
+        if self.num_steps_in_block == self.block_size:
+            self.synchronize()
+
+    def synchronize(self) -> None:
+        """Average the models, filter, and start the next block from the result."""
+        assert self._state is not None
+        mean_model = self.parameters.weights()
+        self.average(mean_model)
+        self._synchronize_optimizer()
+        self._start_block(self.filter.end_block(self._state, mean_model))
+
+    def conclude(self) -> None:
+        """End a partial block; leave the global model, not the look-ahead, to be evaluated."""
+        if self.num_steps_in_block > 0:
+            self.synchronize()
+        assert self._state is not None
+        self.parameters.set_weights(self._state.global_model)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Add the position in the block, both models and the filtered update."""
+        state = super().state_dict() | {"num_steps_in_block": self.num_steps_in_block}
+        if self._state is not None:
+            by_name = self.parameters.by_name
+            state["global_model"] = by_name(self._state.global_model)
+            state["broadcast_model"] = by_name(self._state.broadcast_model)
+            state["update"] = by_name(self._state.update)
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore `state_dict()`."""
+        self._state = None
+        if "update" in state:
+            flatten = self.parameters.flatten
+            self._state = BlockState(
+                flatten(state["global_model"]),
+                flatten(state["broadcast_model"]),
+                flatten(state["update"]),
+            )
+        self.num_steps_in_block = state["num_steps_in_block"]
+        super().load_state_dict(state)
+
+    def _start_block(self, state: BlockState) -> None:
+        self._state = state
+        self.num_steps_in_block = 0
+        self.parameters.set_weights(state.broadcast_model)
+
+    def _synchronize_optimizer(self) -> None:
+        if self.optimizer_state == "reset":
+            for parameter in self.parameters.named.values():
+                self.optimizer.state.pop(parameter, None)
+        elif self.optimizer_state == "average":
+            self._average_optimizer()
+
+    def _average_optimizer(self) -> None:
+        """Average what has a parameter's shape; step counters are equal anyway."""
+        momenta = [
+            value
+            for parameter in self.parameters.named.values()
+            for _, value in sorted(self.optimizer.state[parameter].items())
+            if isinstance(value, Tensor) and value.shape == parameter.shape
+        ]
+        if momenta:
+            flat = torch.cat([momentum.reshape(-1) for momentum in momenta])
+            self.average(flat)
+            pieces = flat.split_with_sizes([momentum.numel() for momentum in momenta])
+            for momentum, piece in zip(momenta, pieces, strict=True):
+                momentum.copy_(piece.view(momentum.shape))

@@ -1,0 +1,107 @@
+"""The hybrid two-tier method: GTC within groups, BMUF across them (paper 000 2.3)."""
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.optim import Optimizer
+
+from training.algorithms.block_filter import Form
+from training.collectives import Tiers
+from training.trainers.bmuf import Bmuf, OptimizerState
+from training.trainers.gtc import ThresholdedSum
+
+
+class Htm(Bmuf):
+    """Groups of `group_size` consecutive ranks each train one model by GTC; BMUF joins the models.
+
+    Groups of one rank are BMUF, where nothing is quantized; one group of several is GTC, where no
+    block is filtered. Residuals survive a block's end. The papers' 2 is for gradients summed over a
+    2048-frame minibatch: for a loss divided by 2048 it is 2 / 2048.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        group: ProcessGroup,
+        group_size: int,
+        block_size: int,
+        gradient_threshold: float,
+        block_learning_rate: float = 1.0,
+        block_momentum: float | None = None,
+        momentum_constant: float = 1.0,
+        form: Form = "nesterov",
+        optimizer_state: OptimizerState = "keep",
+    ) -> None:
+        self.group_size = group_size
+        super().__init__(
+            model,
+            optimizer,
+            group=group,
+            block_size=block_size,
+            block_learning_rate=block_learning_rate,
+            block_momentum=block_momentum,
+            momentum_constant=momentum_constant,
+            form=form,
+            optimizer_state=optimizer_state,
+        )
+        self._sum = ThresholdedSum(self.parameters.zeros(), gradient_threshold)
+        self._is_one_tier = self.num_models == 1 and group_size > 1
+        self._tiers: Tiers | None = None
+
+    @property
+    def num_models(self) -> int:
+        """How many groups there are, N := M in eq. (5)."""
+        if not (self.group_size >= 1 and self.group.size() % self.group_size == 0):
+            raise ValueError(
+                f"group_size = {self.group_size}: need a divisor of {self.group.size()}, the "
+                "number of ranks"
+            )
+        return self.group.size() // self.group_size
+
+    def settings(self) -> dict[str, object]:
+        """Name what must be equal on all ranks."""
+        return super().settings() | {
+            "group_size": self.group_size,
+            "gradient_threshold": self._sum.gradient_threshold,
+        }
+
+    def connect(self) -> None:
+        """Make the two tiers of groups, once."""
+        if self._tiers is None:
+            self._tiers = Tiers.of(self.group, self.group_size, self.parameters.device)
+
+    def exchange_gradients(self) -> None:
+        """Replace each gradient by the sum of what this rank's group sent."""
+        assert self._tiers is not None
+        if self._tiers.lower is None:
+            super().exchange_gradients()
+        else:
+            gradients = self._sum.of(self.parameters.gradients(), self._tiers.lower)
+            self.parameters.set_gradients(gradients)
+
+    def average(self, values: Tensor) -> None:
+        """Replace `values`, the same within a group, by their mean over the groups."""
+        assert self._tiers is not None
+        self._tiers.average(values)
+
+    def end_step(self) -> None:
+        """Count the step; at a block's end join the groups, where there are several."""
+        if not self._is_one_tier:
+            super().end_step()
+
+    def conclude(self) -> None:
+        """Leave the global model to be evaluated; with one group, it is the ranks' own."""
+        if not self._is_one_tier:
+            super().conclude()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Add the residuals, by parameter."""
+        return super().state_dict() | {"residuals": self.parameters.by_name(self._sum.residual)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore `state_dict()`."""
+        self._sum.residual = self.parameters.flatten(state["residuals"])
+        super().load_state_dict(state)
