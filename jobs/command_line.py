@@ -17,6 +17,7 @@ from typing import Any
 from infra.cluster import Cluster, load_cluster
 from infra.configuration import ConfigurationError, canonical_json, digest
 from infra.object_store import ObjectStore, StoreError, join_uri, normalize_uri
+from infra.standard_error import separate_standard_error
 from pipeline.steps.commit import LossBudgetExceededError
 from pipeline.steps.manifest import Manifest, manifest_uri
 from training.recipes import Recipe, read_recipe
@@ -84,6 +85,7 @@ def main(step: Step, parser: argparse.ArgumentParser | None = None, is_leader: b
 
 def execute(step: Step, arguments: argparse.Namespace, is_leader: bool) -> int:
     """Run the step; turn what a user can cause into a message and an exit code."""
+    separate_standard_error()
     try:
         job = open_job(step, arguments)
     except (ConfigurationError, StoreError) as error:

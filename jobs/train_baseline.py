@@ -9,8 +9,8 @@ from training.fits import baseline_fit
 
 STEP = Step(
     name="train_baseline",
-    description="Train the fully supervised baseline, of the student's form, on labelled data (paper 003"
-    " VII-C7)."
+    description="Train the fully supervised baseline, of the student's form, on labelled data"
+    " (paper 003 VII-C7)."
     " Start it with torchrun for several ranks, or plainly for one; it goes on from its"
     " last checkpoint.",
     reads=("alignments/labelled", "features/labelled", "features/unlabelled"),

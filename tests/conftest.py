@@ -1,6 +1,10 @@
 """What every test may use: where the recorded speech lies, and one thread a process."""
 
+import os
 from pathlib import Path
+
+# Before NumPy: OpenBLAS's own threads make small products many times slower on busy cores.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import pytest
 import torch

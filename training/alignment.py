@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import numpy as np
 import torch
-from jaxtyping import Float32, UInt16
+from jaxtyping import Float32
 
 from infra.object_store import ObjectStore
 from pipeline.shards import FeatureRow
@@ -14,7 +14,7 @@ from pipeline.steps.commit import finished_manifest, step_context
 from pipeline.steps.manifest import Manifest, input_digests, read_manifest
 from training.decoding.alignment import expand_to_frames, senone_alignment
 from training.decoding.cepstra import speaker_cepstra
-from training.decoding.decoder import align
+from training.decoding.decoder import AlignmentError, align
 from training.decoding.graph import alignment_graph
 from training.decoding.hmm import BootstrapConfig, bootstrap_alignment
 from training.decoding.lexicon import Lexicon
@@ -24,6 +24,7 @@ from training.fits import ALIGNED, BOOTSTRAPPED
 from training.labelled import (
     FEATURES,
     Alignments,
+    Senones,
     read_lexicon,
     read_shards,
     transcribed,
@@ -51,9 +52,11 @@ def bootstrap(
     shards = read_shards(store, run_uri, FEATURES)
     utterances = [transcribed(row) for rows in shards.values() for row in rows]
     lexicon = read_lexicon(store, corpus_uri)
-    phones = bootstrap_alignment(utterances, lexicon, config).alignments
+    bootstrapped = bootstrap_alignment(utterances, lexicon, config)
+    phones = bootstrapped.alignments
     tree = build_tree(speaker_cepstra(utterances), phones, lexicon.phones, tree_config)
-    senones = {name: senone_alignment(alignment, tree) for name, alignment in phones.items()}
+    senones: dict[str, Senones | str] = dict(bootstrapped.failures)
+    senones |= {name: senone_alignment(alignment, tree) for name, alignment in phones.items()}
     statistics = {"num_senones": tree.num_senones, "senone_tree": tree.to_json()}
     manifest = write_aligned(
         context, resolved, inputs, shards, lambda _: senones, statistics, loss_budget
@@ -107,14 +110,16 @@ def network_alignments(
     lexicon: Lexicon,
     tree: SenoneTree,
     acoustic_scale: float,
-) -> dict[str, UInt16[np.ndarray, " _frames"]]:
-    """The senone of every 10 ms frame by the network; utterances that do not fit are absent."""
-    alignments = {}
+) -> dict[str, Senones | str]:
+    """The senone of every 10 ms frame by the network, or why an utterance has none."""
+    alignments: dict[str, Senones | str] = {}
     scored = log_likelihoods(rows, trained, acoustic_scale)
     for row, scores in zip(rows, scored, strict=True):
+        graph = alignment_graph(lexicon, tree, transcribed(row).words)
         try:
-            senones = align(alignment_graph(lexicon, tree, (row.text or "").split()), scores)
-        except ValueError:
-            continue
-        alignments[row.utterance_id] = expand_to_frames(senones, 0, len(row.features))
+            senones = align(graph, scores)
+        except AlignmentError as error:
+            alignments[row.utterance_id] = str(error)
+        else:
+            alignments[row.utterance_id] = expand_to_frames(senones, 0, len(row.features))
     return alignments

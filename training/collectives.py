@@ -8,14 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from uuid import uuid4
 
 import torch
 import torch.distributed as dist
 from jaxtyping import Float, Int32, Shaped
 from torch import Tensor
-from torch.distributed import ProcessGroup
-from torch.distributed.distributed_c10d import GroupName
+from torch.distributed import ProcessGroup as ProcessGroup
 
 
 class CollectiveError(RuntimeError):
@@ -147,7 +145,7 @@ def gather_text(text: str, group: ProcessGroup, device: torch.device) -> list[st
 class Tiers:
     """Two tiers of ranks: groups of `group_size`, and above them the leaders, the groups' first.
 
-    `lower` is this rank's group, None where it is alone in it; `upper` joins the leaders and is
+    `lower` is this rank's group, None where it is alone in it; `upper` joins the leaders, and is
     None on all other ranks.
     """
 
@@ -156,16 +154,26 @@ class Tiers:
 
     @classmethod
     def of(cls, group: ProcessGroup, group_size: int, device: torch.device) -> "Tiers":
-        """Divide `group` into groups of consecutive ranks; all ranks must call this together."""
-        first = group.rank() // group_size * group_size
-        members = list(range(first, first + group_size))
-        leaders = list(range(0, group.size(), group_size))
-        # torch.distributed.new_group would need the whole world, or else names its group by how
-        # many groups a rank is in already, and hangs where that differs.
-        name = gather_text(uuid4().hex, group, device)[0]
-        lower = group.split_group(members, group_name=GroupName(f"{name} {first}"))
-        upper = group.split_group(leaders, group_name=GroupName(f"{name} leaders"))
-        return cls(lower if group_size > 1 else None, upper)
+        """Divide `group` into groups of consecutive ranks; all ranks must call this together.
+
+        Raises ValueError where there are two tiers to make and `group` is not the whole world.
+        """
+        if group_size == 1:
+            return cls(None, group)
+        if group_size == group.size():
+            return cls(group, None)
+        ranks = dist.get_process_group_ranks(group)
+        if len(ranks) != default_world().size():
+            # torch's ways to make a group without the other ranks hang: new_group's names depend on
+            # how many groups a rank is in already, gloo's split_group fails every third time.
+            raise ValueError(
+                f"a group of {len(ranks)} of {default_world().size()} ranks: need the group of all "
+                "ranks, or start a world with just these"
+            )
+        parts = [ranks[first : first + group_size] for first in range(0, len(ranks), group_size)]
+        subgroups = [_subgroup(group, part, device) for part in parts]
+        upper = _subgroup(group, ranks[::group_size], device)
+        return cls(subgroups[group.rank() // group_size], upper)
 
     def average(self, values: Float[Tensor, "..."]) -> None:
         """Replace `values`, the same within a lower group, by their mean over the groups."""
@@ -173,3 +181,11 @@ class Tiers:
             average(values, self.upper)
         if self.lower is not None:
             broadcast(values, self.lower)
+
+
+def _subgroup(group: ProcessGroup, ranks: list[int], device: torch.device) -> ProcessGroup | None:
+    # new_group would otherwise take torch's default limit, not that of the group it divides.
+    time_limit = group._get_backend(device).options._timeout
+    backend = dist.get_backend_config(group)
+    subgroup = dist.new_group(ranks, timeout=time_limit, backend=backend)
+    return subgroup if isinstance(subgroup, ProcessGroup) else None

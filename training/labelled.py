@@ -15,8 +15,9 @@ from training.decoding.alignment import TranscribedUtterance
 from training.decoding.lexicon import Lexicon, parse_lexicon
 
 FEATURES = "features/labelled"
-Alignments = Mapping[str, UInt16[np.ndarray, " _frames"]]
-"""The senone of every 10 ms frame, by utterance id; failed utterances are absent."""
+Senones = UInt16[np.ndarray, " _frames"]
+Alignments = Mapping[str, Senones | str]
+"""By utterance id the senone of every 10 ms frame, or why there is none."""
 
 
 def read_lexicon(store: ObjectStore, corpus_uri: str) -> Lexicon:
@@ -54,8 +55,9 @@ def write_aligned(
     def write_shard(name: str) -> Commit:
         rows = shards[name]
         alignments = align(rows)
-        aligned = [aligned_row(row, alignments) for row in rows if row.utterance_id in alignments]
-        failed = [unaligned(row) for row in rows if row.utterance_id not in alignments]
+        pairs = [(row, alignments[row.utterance_id]) for row in rows]
+        aligned = [aligned_row(row, found) for row, found in pairs if not isinstance(found, str)]
+        failed = [unaligned(row, found) for row, found in pairs if isinstance(found, str)]
         tally = Tally(len(aligned), sum(row.duration_ms for row in aligned))
         outputs = (
             (context.put_output(name, ".parquet", write_partition(aligned), tally),)
@@ -90,7 +92,7 @@ def one_after_another(elements: Any, function: Any, description: str) -> list[An
     return [function(element) for element in elements]
 
 
-def aligned_row(row: FeatureRow, alignments: Alignments) -> PartitionRow:
+def aligned_row(row: FeatureRow, senones: Senones) -> PartitionRow:
     """The row with its senones."""
     return PartitionRow(
         utterance_id=row.utterance_id,
@@ -98,24 +100,23 @@ def aligned_row(row: FeatureRow, alignments: Alignments) -> PartitionRow:
         duration_ms=row.duration_ms,
         text=row.text,
         features=row.features,
-        alignment=alignments[row.utterance_id],
+        alignment=senones,
         offset=0,
         kbest=None,
     )
 
 
-def unaligned(row: FeatureRow) -> Quarantined:
+def unaligned(row: FeatureRow, detail: str) -> Quarantined:
     """The ledger row of an utterance that its transcript cannot explain."""
-    detail = "no path of the transcript's HMM fits the frames: too short, or another text"
     return Quarantined(
         row.utterance_id, row.audio_uri, "alignment_failed", detail, 0, row.duration_ms
     )
 
 
-def senone_histogram(rows: list[PartitionRow]) -> list[tuple[int, int]]:
-    """Senones that occur, with their 10 ms frames."""
+def senone_histogram(rows: list[PartitionRow]) -> list[list[int]]:
+    """Senones that occur, each with its 10 ms frames."""
     present = [row.alignment for row in rows if row.alignment is not None]
     if not present:
         return []
     senones, counts = np.unique(np.concatenate(present), return_counts=True)
-    return list(zip(senones.tolist(), counts.tolist(), strict=True))
+    return [[int(senone), int(count)] for senone, count in zip(senones, counts, strict=True)]

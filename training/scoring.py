@@ -21,7 +21,7 @@ from training.decoding.language_model import witten_bell_arpa
 from training.decoding.lexicon import Lexicon
 from training.evaluation import WordErrors, werr, word_errors
 from training.fits import ALIGNED
-from training.labelled import read_lexicon, read_shards
+from training.labelled import Alignments, read_lexicon, read_shards
 from training.model_store import TrainedModel, load_model
 from training.recipes import EvaluationConfig
 
@@ -132,18 +132,19 @@ def count_errors(
 
 
 def frame_accuracy(
-    rows: Sequence[FeatureRow], model: TrainedModel, reference: Mapping[str, Any]
+    rows: Sequence[FeatureRow], model: TrainedModel, reference: Alignments
 ) -> dict[str, float]:
     """Percent of frames whose best senone is that of the transcript aligned by the teacher."""
     correct: dict[str, int] = defaultdict(int)
     total: dict[str, int] = defaultdict(int)
     for row in rows:
-        if row.utterance_id not in reference:
+        aligned = reference[row.utterance_id]
+        if isinstance(aligned, str):
             continue
         (scores,) = log_likelihoods([row], model, 1.0)
         # Accuracy is of posteriors: the priors go back in.
         best = (scores + model.log_priors.numpy()).argmax(axis=1)
-        labels = low_rate_alignment(reference[row.utterance_id], 0)
+        labels = low_rate_alignment(aligned, 0)
         correct[placement_of(row)] += int(np.count_nonzero(best == labels))
         total[placement_of(row)] += len(labels)
     return {placement: 100 * correct[placement] / total[placement] for placement in sorted(total)}

@@ -52,10 +52,8 @@ def inline_svg(figure: Figure, name: str, label: str) -> str:
     root = ET.fromstring(buffer.getvalue())  # noqa: S314 - drawn in the line above
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]
-        element.attrib = {
-            key.rpartition("}")[2]: _page_value(key, value, name)
-            for key, value in element.attrib.items()
-        }
+        plain = {key.rpartition("}")[2]: value for key, value in element.attrib.items()}
+        element.attrib = {key: _page_value(key, value, name) for key, value in plain.items()}
     root.attrib |= {"role": "img", "aria-label": label}
     return ET.tostring(root, encoding="unicode")
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Float64, Int, Int32
@@ -23,13 +22,17 @@ class GaussianStatistics:
     def __len__(self) -> int:
         return len(self.counts)
 
-    def select(self, rows: Int[np.ndarray, " chosen"] | Bool[np.ndarray, " sets"]) -> Self:
+    def select(
+        self, rows: Int[np.ndarray, " chosen"] | Bool[np.ndarray, " sets"]
+    ) -> "GaussianStatistics":
         """Return the statistics of some of the sets."""
-        return type(self)(self.counts[rows], self.sums[rows], self.squares[rows])
+        return GaussianStatistics(self.counts[rows], self.sums[rows], self.squares[rows])
 
-    def pool(self, weights: Float[np.ndarray, "pooled sets"]) -> Self:
+    def pool(self, weights: Float[np.ndarray, "pooled sets"]) -> "GaussianStatistics":
         """Merge sets: row i of `weights` has 1 for the sets that pool i takes in."""
-        return type(self)(weights @ self.counts, weights @ self.sums, weights @ self.squares)
+        return GaussianStatistics(
+            weights @ self.counts, weights @ self.sums, weights @ self.squares
+        )
 
     def log_likelihoods(self) -> Float64[np.ndarray, " sets"]:
         """Return each set's log-likelihood under its own Gaussian, less terms in counts only."""

@@ -53,9 +53,7 @@ def _history_states(entries: Sequence[_Entry]) -> dict[Ngram, int]:
     return states
 
 
-def _arcs(
-    entry: _Entry, states: Mapping[Ngram, int], word_ids: Mapping[str, int]
-) -> Iterator[Arc]:
+def _arcs(entry: _Entry, states: Mapping[Ngram, int], word_ids: Mapping[str, int]) -> Iterator[Arc]:
     *_, word = entry.ngram
     if word not in (START, END):
         target = states[_longest_history(entry.ngram, states)]

@@ -1,6 +1,5 @@
 """Real gloo ranks that stay up for the whole test session, and the small things they train."""
 
-import itertools
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -15,7 +14,7 @@ from torch.multiprocessing import get_context
 
 MAX_RANKS = 4
 TIME_LIMIT_S = 20
-numbers = itertools.count()
+impatient_groups: list[ProcessGroup] = []
 
 
 class RankPool:
@@ -62,6 +61,8 @@ def _serve(rank: int, connection: Connection, rendezvous: str) -> None:
         world_size=MAX_RANKS,
         timeout=timedelta(seconds=TIME_LIMIT_S / 2),
     )
+    short = timedelta(seconds=2)
+    impatient_groups.extend(dist.new_group(range(2), timeout=short) for _ in range(8))
     groups = {n: dist.new_group(range(n)) for n in (1, 2, MAX_RANKS)}
     while (task := connection.recv()) is not None:
         num_ranks, scenario, arguments = task
@@ -72,15 +73,9 @@ def _serve(rank: int, connection: Connection, rendezvous: str) -> None:
     dist.destroy_process_group()
 
 
-def impatient(group: ProcessGroup) -> ProcessGroup:
-    """A group of the same ranks whose exchanges fail after two seconds."""
-    subgroup = group.split_group(
-        list(range(group.size())),
-        timeout=timedelta(seconds=2),
-        group_name=f"impatient {next(numbers)}",
-    )
-    assert subgroup is not None
-    return subgroup
+def impatient() -> ProcessGroup:
+    """A fresh group of the first two ranks whose exchanges fail after two seconds."""
+    return impatient_groups.pop()
 
 
 def small_model(seed: int = 0) -> nn.Module:

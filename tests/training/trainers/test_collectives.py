@@ -42,7 +42,7 @@ def reduce(group: ProcessGroup) -> tuple[Tensor, Tensor]:
 
 
 def arrive_alone(group: ProcessGroup) -> tuple[str, float]:
-    group = impatient(group)
+    group = impatient()
     start = time.monotonic()
     if group.rank() == 0:
         try:

@@ -91,7 +91,7 @@ def enter_with_differences(group: ProcessGroup, what: str) -> str:
 
 def fail_in_the_body(group: ProcessGroup, name: str) -> tuple[str, float, Tensor]:
     """Rank 0 fails mid-block and leaves at once; afterwards its optimizer is its own again."""
-    model, optimizer, trainer = build(impatient(group), name)
+    model, optimizer, trainer = build(impatient(), name)
     start = time.monotonic()
     message = ""
     try:
@@ -109,7 +109,7 @@ def fail_in_the_body(group: ProcessGroup, name: str) -> tuple[str, float, Tensor
 
 
 def take_uneven_steps(group: ProcessGroup, name: str) -> str:
-    model, optimizer, trainer = build(impatient(group), name)
+    model, optimizer, trainer = build(impatient(), name)
     try:
         with trainer:
             for step in range(4 + group.rank()):
