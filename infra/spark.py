@@ -60,13 +60,11 @@ class TaskError(RuntimeError):
 
 
 def spark_environment() -> dict[str, str]:
-    """Environment variables with which pyspark and spark-submit find Java and this Python.
-
-    For a child process: `{**os.environ, **spark_environment()}`.
-    """
+    """Our environment, with what lets a child's pyspark and spark-submit find Java and Python."""
     scripts = str(Path(sys.executable).parent)  # spark-submit calls find-spark-home and python3
     path = os.environ.get("PATH", os.defpath).split(os.pathsep)
     return {
+        **os.environ,
         "JAVA_HOME": str(find_java_home()),
         "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON") or sys.executable,
         "PATH": os.pathsep.join([scripts, *(part for part in path if part != scripts)]),

@@ -63,9 +63,9 @@ def ingest(kaldi_dir: Path, store: ObjectStore, corpus_uri: str) -> IngestSummar
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """Where an utterance's audio was copied to, and its length if the file tells."""
+    """Where below the corpus an utterance's audio was copied to, and its length if it tells."""
 
-    audio_uri: str
+    key: str
     duration_s: float | None
     is_new: bool
 
@@ -107,15 +107,16 @@ class _Corpus:
             raise _other_corpus(uri)
 
     def _copy(self, utterance: KaldiUtterance, num_bytes_of: Mapping[str, int]) -> _Header:
-        uri = join_uri(self._uri, _audio_key(utterance))
+        key = _audio_key(utterance)
+        uri = join_uri(self._uri, key)
         # Sizes alone, as a second run should not read the corpus back.
         if uri in num_bytes_of:
             if num_bytes_of[uri] != utterance.audio_path.stat().st_size:
                 raise _other_corpus(uri)
-            return _Header(uri, _duration_s(utterance.audio_path), is_new=False)
+            return _Header(key, _duration_s(utterance.audio_path), is_new=False)
         data = utterance.audio_path.read_bytes()
         is_new = self._store.put_if_absent(uri, data)
-        return _Header(uri, _duration_s(io.BytesIO(data)), is_new)
+        return _Header(key, _duration_s(io.BytesIO(data)), is_new)
 
 
 def _records(
@@ -135,7 +136,8 @@ def _records(
                 created_at=utterance.created_at
                 or (_EPOCH + elapsed).isoformat(timespec="milliseconds"),
                 locale=utterance.locale,
-                audio_uri=header.audio_uri,
+                # Relative, so that a corpus and its digests are the same wherever it lies.
+                audio_uri=header.key,
                 text=utterance.text,
                 placement=utterance.placement,
             )

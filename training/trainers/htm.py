@@ -7,9 +7,9 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from training.algorithms.block_filter import Form
-from training.collectives import Tiers
 from training.trainers.bmuf import Bmuf, OptimizerState
 from training.trainers.gtc import ThresholdedSum
+from training.trainers.tiers import Tiers
 
 
 class Htm(Bmuf):

@@ -145,7 +145,7 @@ class Trainer:
             **self.parameters.describe(),
         }
         text = json.dumps({name: str(value) for name, value in facts.items()})
-        texts = collectives.gather_text(text, self.group, self.parameters.device)
+        texts = collectives.gather_text(text, self.group, "settings", self.parameters.device)
         first = json.loads(texts[0])
         for rank, other in enumerate(map(json.loads, texts)):
             for name in first | other:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from training.algorithms.gradient_threshold import (
     INDEX_BITS,
+    PIECE_ELEMENTS,
     Encoding,
     add_message,
     check_gradient_threshold,
@@ -85,6 +86,14 @@ def test_dense_messages_are_maps(num_sent: int, encoding: int, num_words: int) -
     message = take_message(signs * 5, 4.0)
     assert (int(message[0]), len(message) - 1) == (encoding, num_words)
     assert torch.equal(signs_of(message, 170).float(), signs)
+
+
+def test_large_models_are_searched_whole() -> None:
+    """Models are searched in pieces; elements at the pieces' edges are sent too."""
+    residual = torch.zeros(2 * PIECE_ELEMENTS + 5)
+    sent = [0, PIECE_ELEMENTS - 1, PIECE_ELEMENTS, 2 * PIECE_ELEMENTS, 2 * PIECE_ELEMENTS + 4]
+    residual[sent] = 1.0
+    assert take_message(residual, 1.0)[1:].tolist() == sent
 
 
 def test_says_that_a_gradient_is_broken() -> None:

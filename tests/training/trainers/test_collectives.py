@@ -9,15 +9,16 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from training import collectives
+from training.trainers.tiers import Tiers
 
 
 def gather_ragged(group: ProcessGroup) -> list[list[int]]:
     mine = torch.full((group.rank(),), group.rank(), dtype=torch.int32)
-    return [values.tolist() for values in collectives.gather(mine, group)]
+    return [values.tolist() for values in collectives.gather(mine, group, "test")]
 
 
 def gather_nothing(group: ProcessGroup) -> int:
-    gathered = collectives.gather(torch.empty(0, dtype=torch.int32), group)
+    gathered = collectives.gather(torch.empty(0, dtype=torch.int32), group, "test")
     return sum(map(len, gathered))
 
 
@@ -52,9 +53,17 @@ def arrive_alone(group: ProcessGroup) -> tuple[str, float]:
     return "", 0.0
 
 
+def meet_by_mistake(group: ProcessGroup) -> str:
+    try:
+        collectives.gather_text("!", group, f"purpose {group.rank()}", torch.device("cpu"))
+    except collectives.CollectiveError as error:
+        return str(error)
+    return "no error"
+
+
 def average_groups_of_two(group: ProcessGroup) -> float:
     value = torch.tensor([float(group.rank() // 2)])
-    collectives.Tiers.of(group, 2, value.device).average(value)
+    Tiers.of(group, 2, value.device).average(value)
     return float(value)
 
 
@@ -98,6 +107,12 @@ def test_waits_no_longer_than_the_limit(rank_pool: RankPool) -> None:
     assert waited_s < 5
     assert "sum failed on rank 0 of 2" in message
     assert "same number of steps" in message
+
+
+def test_tells_purposes_apart(rank_pool: RankPool) -> None:
+    """Ranks that gather different things do not take one for the other: all are told at once."""
+    for message in rank_pool.run(4, meet_by_mistake):
+        assert "are at another point of training. Check" in message
 
 
 def test_the_world_must_be_opened() -> None:

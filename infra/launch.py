@@ -1,0 +1,8 @@
+"""How this process was launched: the one place that reads what torchrun tells its processes."""
+
+import os
+
+
+def launched_rank() -> int:
+    """The rank that torchrun gave this process; 0 if it was started otherwise."""
+    return int(os.environ["RANK"]) if "TORCHELASTIC_RUN_ID" in os.environ else 0

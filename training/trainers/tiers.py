@@ -1,0 +1,62 @@
+"""Two tiers of ranks: small groups that talk often, and leaders that talk across them."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from training import collectives
+
+
+@dataclass(frozen=True, slots=True)
+class Tiers:
+    """Two tiers of ranks: groups of `group_size`, and above them the leaders, the groups' first.
+
+    `lower` is this rank's group, None where it is alone in it; `upper` joins the leaders, and is
+    None on all other ranks.
+    """
+
+    lower: ProcessGroup | None
+    upper: ProcessGroup | None
+
+    @classmethod
+    def of(cls, group: ProcessGroup, group_size: int, device: torch.device) -> "Tiers":
+        """Divide `group` into groups of consecutive ranks; all ranks must call this together.
+
+        Raises ValueError where there are two tiers to make and `group` is not the whole world.
+        """
+        if group_size == 1:
+            return cls(None, group)
+        if group_size == group.size():
+            return cls(group, None)
+        ranks = dist.get_process_group_ranks(group)
+        world_size = collectives.default_world().size()
+        if len(ranks) != world_size:
+            # torch's ways to make a group without the other ranks hang: new_group's names depend on
+            # how many groups a rank is in already, gloo's split_group fails every third time.
+            raise ValueError(
+                f"a group of {len(ranks)} of {world_size} ranks: need the group of all ranks, or "
+                "start a world with just these"
+            )
+        parts = [ranks[first : first + group_size] for first in range(0, len(ranks), group_size)]
+        subgroups = [_subgroup(group, part, device) for part in parts]
+        upper = _subgroup(group, ranks[::group_size], device)
+        return cls(subgroups[group.rank() // group_size], upper)
+
+    def average(self, values: Float[Tensor, "..."]) -> None:
+        """Replace `values`, the same within a lower group, by their mean over the groups."""
+        if self.upper is not None:
+            collectives.average(values, self.upper)
+        if self.lower is not None:
+            collectives.broadcast(values, self.lower)
+
+
+def _subgroup(group: ProcessGroup, ranks: list[int], device: torch.device) -> ProcessGroup | None:
+    # new_group would otherwise take torch's default limit, not that of the group it divides.
+    time_limit = group._get_backend(device).options._timeout
+    backend = dist.get_backend_config(group)
+    subgroup = dist.new_group(ranks, timeout=time_limit, backend=backend)
+    return subgroup if isinstance(subgroup, ProcessGroup) else None
