@@ -3,12 +3,15 @@
 python -m jobs.evaluate --recipe demo --run runs/demo
 """
 
+import torch
+
 from jobs.command_line import Job, Result, Step, main
 from training.scoring import HELDOUT, MODELS, evaluate
 
 
 def run(job: Job) -> Result:
     """Decode the held-out subset."""
+    torch.set_num_threads(1)  # one utterance at a time is too little work to share
     return [evaluate(job.store, job.run_uri, job.corpus_uri, job.recipe.evaluation)]
 
 

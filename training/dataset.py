@@ -115,7 +115,7 @@ class VisitPlan:
     dataset: Dataset
     visit: Visit
     slices: list[Slice]
-    lengths: list[Int64[np.ndarray, " rows"]]
+    lengths: list[Int64[np.ndarray, " _rows"]]
     index: int
 
     def _pools(self) -> list[tuple[int, int]]:

@@ -71,7 +71,7 @@ class BucketTask:
     config: SelectionConfig
     name: str
     uris: tuple[str, ...]
-    verdicts: tuple[UInt8[np.ndarray, " records"], ...]
+    verdicts: tuple[UInt8[np.ndarray, " _records"], ...]
 
 
 def select_utterances(
@@ -141,7 +141,9 @@ def summarize_metadata(source: tuple[ObjectStore, int, str]) -> MetadataSummary:
     )
 
 
-def draw(summaries: Sequence[MetadataSummary], hours: float) -> list[UInt8[np.ndarray, " records"]]:
+def draw(
+    summaries: Sequence[MetadataSummary], hours: float
+) -> list[UInt8[np.ndarray, " _records"]]:
     """A verdict on every good record: unselected, selected, or a duplicate of an earlier one."""
     priorities = np.concatenate([summary.priorities for summary in summaries])
     durations_ms = np.concatenate([summary.durations_ms for summary in summaries])

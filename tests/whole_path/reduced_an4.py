@@ -9,25 +9,28 @@ SIZES = {"labelled": (3, 10), "unlabelled": (6, 5), "heldout": (2, 4)}
 
 
 def write_reduced_an4(an4_dir: Path, directory: Path) -> Path:
-    """Write the directory: speakers stay in their split, utterances are each speaker's first."""
+    """Write the directory: speakers stay in their split, and one unlabelled file is cut short."""
     directory.mkdir()
+    tables = {name: read_table(an4_dir / name) for name in ("wav.scp", "text", "utt2spk")}
     kept: list[str] = []
-    speaker_of = read_table(an4_dir / "utt2spk")
     for subset in SUBSETS:
         num_speakers, num_each = SIZES[subset]
         speakers = (an4_dir / f"{subset}.speakers").read_text().split()[:num_speakers]
         (directory / f"{subset}.speakers").write_text("".join(f"{name}\n" for name in speakers))
         for speaker in speakers:
-            kept += [utt for utt, name in speaker_of.items() if name == speaker][:num_each]
-    for name in ("wav.scp", "text", "utt2spk"):
-        table = read_table(an4_dir / name)
-        (directory / name).write_text("".join(f"{utt} {table[utt]}\n" for utt in kept))
+            theirs = [key for key, name in tables["utt2spk"].items() if name == speaker]
+            kept += theirs[:num_each]
+        if subset == "unlabelled":
+            whole = (an4_dir / tables["wav.scp"][kept[-1]]).read_bytes()
+            (directory / "truncated.flac").write_bytes(whole[: len(whole) // 2])
+            tables["wav.scp"][kept[-1]] = "truncated.flac"
+    for name, table in tables.items():
+        (directory / name).write_text("".join(f"{key} {table[key]}\n" for key in kept))
     (directory / "lexicon.txt").write_bytes((an4_dir / "lexicon.txt").read_bytes())
-    (directory / "audio").symlink_to(an4_dir / "audio")
+    (directory / "audio").symlink_to((an4_dir / "audio").resolve())
     return directory
 
 
 def read_table(path: Path) -> dict[str, str]:
     """A Kaldi table: utterance to the rest of its line."""
-    lines = path.read_text().splitlines()
-    return dict(line.split(" ", 1) for line in lines)
+    return dict(line.split(" ", 1) for line in path.read_text().splitlines())

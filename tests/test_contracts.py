@@ -1,0 +1,130 @@
+"""The house rules that hold for the whole source: layers, who may import what, sizes, recipes."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from infra.cluster import load_cluster
+from training.recipes import read_recipe
+
+REPOSITORY = Path(__file__).parents[1]
+PACKAGES = ("pipeline", "training", "jobs", "infra")
+SOURCES = {
+    str(path.relative_to(REPOSITORY)): path.read_text()
+    for package in PACKAGES
+    for path in sorted((REPOSITORY / package).rglob("*.py"))
+}
+TREES = {name: ast.parse(text) for name, text in SOURCES.items()}
+MAX_FILE_LINES = 300
+MAX_FUNCTION_LINES = 50
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Dotted names of all modules that are imported, and of names from them."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def attributes(tree: ast.AST) -> Iterator[str]:
+    """Dotted names of all attributes that are read, such as os.environ."""
+    return (ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+
+
+def users(*names: str) -> set[str]:
+    """Files that import or name one of the dotted `names`, or something in them."""
+    return {
+        file
+        for file, tree in TREES.items()
+        for used in (*imported(tree), *attributes(tree))
+        if any(used == name or used.startswith(f"{name}.") for name in names)
+    }
+
+
+def test_import_contracts_hold() -> None:
+    """import-linter: jobs > training > pipeline > infra, and who may know Spark, S3 and torch."""
+    command = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run([command], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_only_infra_reads_the_environment() -> None:
+    """Configuration comes from recipes and arguments; elsewhere nothing reads variables."""
+    readers = users("os.environ", "os.environb", "os.getenv", "os.getenvb", "dotenv")
+    assert {file for file in readers if not file.startswith("infra/")} == set()
+
+
+def test_only_the_steps_and_infra_know_spark() -> None:
+    """pyspark is imported in pipeline/steps and infra/spark.py alone."""
+    known = users("pyspark", "py4j")
+    allowed = {file for file in known if file.startswith("pipeline/steps/")} | {"infra/spark.py"}
+    assert known <= allowed
+
+
+def test_only_the_object_store_knows_s3() -> None:
+    """boto3, botocore and s3fs are imported in infra/object_store.py alone."""
+    assert users("boto3", "botocore", "s3fs", "aiobotocore") == {"infra/object_store.py"}
+
+
+def test_only_trainers_know_other_ranks() -> None:
+    """torch.distributed is imported in training/collectives.py and training/trainers alone."""
+    known = users("torch.distributed", "torch.multiprocessing")
+    trainers = {file for file in known if file.startswith("training/trainers/")}
+    assert known - trainers == {"training/collectives.py"}
+
+
+def test_nothing_is_unpickled_or_evaluated() -> None:
+    """No pickle, torch.load, marshal or shelve, no eval or exec, no shell."""
+    assert users("pickle", "cloudpickle", "marshal", "shelve", "torch.load", "os.system") == set()
+    called = {
+        f"{file}: {ast.unparse(node)[:80]}"
+        for file, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and (
+            (isinstance(node.func, ast.Name) and node.func.id in {"eval", "exec"})
+            or any(
+                keyword.arg in {"shell", "allow_pickle"} and ast.unparse(keyword.value) != "False"
+                for keyword in node.keywords
+            )
+        )
+    }
+    assert called == set()
+
+
+def test_files_and_functions_are_short() -> None:
+    """No file above 300 lines, no function above 50."""
+    files = {file for file, text in SOURCES.items() if len(text.splitlines()) > MAX_FILE_LINES}
+    functions = {
+        f"{file}: {node.name}"
+        for file, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or node.lineno) - node.lineno >= MAX_FUNCTION_LINES
+    }
+    assert (files, functions) == (set(), set())
+
+
+@pytest.mark.parametrize(
+    "path", sorted((REPOSITORY / "jobs" / "recipes").glob("*.toml")), ids=lambda path: path.stem
+)
+def test_our_recipes_can_be_read(path: Path) -> None:
+    """Every recipe has all keys and no other, is named after its file, and its cluster is there."""
+    recipe = read_recipe(str(path))
+    assert recipe.name == path.stem
+    if recipe.cluster:
+        load_cluster(recipe.cluster)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((REPOSITORY / "infra" / "clusters").glob("*.toml")), ids=lambda path: path.stem
+)
+def test_our_clusters_can_be_read(path: Path) -> None:
+    """Every cluster has all keys and no other, by path as by name."""
+    assert load_cluster(str(path)) == load_cluster(path.stem)

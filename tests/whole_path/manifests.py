@@ -1,0 +1,59 @@
+"""The books of a whole run: every manifest, by step, and what must hold of them together."""
+
+from infra.object_store import ObjectStore
+from pipeline.records import Tally
+from pipeline.steps.manifest import SUBSETS, Manifest, read_output
+
+STEPS = {
+    "ingest",
+    *(f"{step}/{subset}" for step in ("selection", "features") for subset in SUBSETS),
+    *("alignments/bootstrap", "alignments/labelled"),
+    *(f"models/{name}" for name in ("aligner", "baseline", "teacher", "student")),
+    *("targets/unlabelled", "partitions/unlabelled", "evaluation", "report"),
+}
+
+
+def manifest_bytes(store: ObjectStore, run_uri: str) -> dict[str, bytes]:
+    """Every manifest below a run, as stored, by its step."""
+    suffix = "/manifest.json"
+    return {
+        found.uri.removeprefix(f"{run_uri}/").removesuffix(suffix): store.get(found.uri)
+        for found in store.list(run_uri)
+        if found.uri.endswith(suffix)
+    }
+
+
+def require_balance(store: ObjectStore, run_uri: str) -> dict[str, Manifest]:
+    """All steps are there; in = out + quarantined in each and from each to the next."""
+    stored = manifest_bytes(store, run_uri)
+    assert stored.keys() == STEPS
+    manifests = {step: Manifest.from_bytes(data) for step, data in stored.items()}
+    for step, manifest in manifests.items():
+        assert manifest.tally_in == manifest.tally_out + manifest.quarantined, step
+        held = sum((output.tally for output in manifest.outputs), Tally())
+        assert not manifest.outputs or held == manifest.tally_out, step
+        lost = sum((ledger.tally for ledger in manifest.ledgers), Tally())
+        assert lost == manifest.quarantined, step
+        if step != "ingest":  # its outputs are the corpus's, not the run's
+            for output in (*manifest.outputs, *manifest.ledgers):
+                assert len(read_output(store, run_uri, output)) == output.num_bytes
+    _require_chain(manifests)
+    return manifests
+
+
+def _require_chain(manifests: dict[str, Manifest]) -> None:
+    selected = [manifests[f"selection/{subset}"] for subset in SUBSETS]
+    assert sum((each.tally_in for each in selected), Tally()) == manifests["ingest"].tally_out
+    for earlier, later in (
+        *((f"selection/{subset}", f"features/{subset}") for subset in SUBSETS),
+        ("features/unlabelled", "targets/unlabelled"),
+        ("targets/unlabelled", "partitions/unlabelled"),
+        ("features/labelled", "alignments/bootstrap"),
+        ("features/labelled", "alignments/labelled"),
+        ("alignments/labelled", "models/baseline"),
+        ("alignments/labelled", "models/teacher"),
+        ("features/heldout", "evaluation"),
+    ):
+        assert manifests[later].tally_in == manifests[earlier].tally_out, later
+    both = manifests["alignments/labelled"].tally_out + manifests["partitions/unlabelled"].tally_out
+    assert manifests["models/student"].tally_in == both

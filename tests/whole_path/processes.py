@@ -1,0 +1,58 @@
+"""The jobs as a user starts them: real processes, from the repository's root."""
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from jobs.run import launches
+
+REPOSITORY = Path(__file__).parents[2]
+TINY = Path(__file__).with_name("tiny.toml")
+TIME_LIMIT_S = 500
+
+Environment = Mapping[str, str]
+Completed = subprocess.CompletedProcess[str]
+
+
+def run_all_steps(
+    run_uri: str, kaldi_dir: Path, environment: Environment, *options: str
+) -> Completed:
+    """The documented way to a user's own corpus; the last words of a failure are told."""
+    shared = ("--recipe", str(TINY), "--run", run_uri, "--kaldi-dir", str(kaldi_dir))
+    done = _run([sys.executable, "-m", "jobs.run", *shared, *options], environment)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done
+
+
+def run_step(
+    step: str, run_uri: str, environment: Environment, *options: str, student_ranks: int = 4
+) -> Completed:
+    """One step by itself, launched as jobs/run.py launches it."""
+    (launch,) = [each for each in launches("", 2, student_ranks) if each.step == step]
+    shared = ["--recipe", str(TINY), "--run", run_uri, *options]
+    return _run(launch.command(shared), environment)
+
+
+def _run(command: Sequence[str], environment: Environment) -> Completed:
+    return subprocess.run(
+        command,
+        check=False,
+        cwd=REPOSITORY,
+        env=dict(environment),
+        capture_output=True,
+        text=True,
+        timeout=TIME_LIMIT_S,
+    )
+
+
+def left_behind(mark: str) -> list[str]:
+    """Command lines of the processes whose environment holds `mark`."""
+    found = []
+    for process in Path("/proc").iterdir():
+        try:
+            if process.name.isdigit() and mark.encode() in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_text().replace("\0", " "))
+        except OSError:  # ended meanwhile, or another user's
+            continue
+    return found

@@ -1,0 +1,322 @@
+"""What the jobs say and how they exit: help, bad recipes, missing inputs, stores out of reach."""
+
+import json
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import boto3
+import pytest
+
+from infra.object_store import ObjectStore
+from jobs.run import JOBS
+from pipeline.steps.manifest import SUBSETS, manifest_uri
+from pipeline.steps.selection import metadata_uri, select_utterances
+from tests.s3_server import CREDENTIALS, free_port, running_s3_server
+from tests.small_corpus import local_store, serially, write_corpus, write_metadata
+from tests.whole_path.processes import TINY, run_step
+from training.recipes import read_recipe
+
+STEPS = (
+    *("ingest", "select_utterances", "extract_features", "align", "train_baseline"),
+    *("train_teacher", "generate_targets", "repartition", "train_student", "evaluate", "report"),
+)
+
+
+@dataclass(frozen=True)
+class Said:
+    """A job's exit code and its two streams."""
+
+    code: int
+    out: str
+    err: str
+
+
+RunJob = Callable[..., Said]
+
+
+@pytest.fixture
+def run_job(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RunJob:
+    """Run jobs/<step>.py as a program, within this process."""
+
+    def run(step: str, *arguments: str) -> Said:
+        path = JOBS / f"{step}.py"
+        monkeypatch.setattr(sys, "argv", [str(path), *arguments])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(path), run_name="__main__")
+        captured = capsys.readouterr()
+        return Said(int(ended.value.code or 0), captured.out, captured.err)
+
+    return run
+
+
+def usual(step: str, run_uri: object, *more: str) -> tuple[str, ...]:
+    """The step and the arguments that it needs at least."""
+    needed = ("--kaldi-dir", "nowhere") if step == "ingest" else ()
+    return (step, "--recipe", str(TINY), "--run", str(run_uri), *needed, *more)
+
+
+def require_message(said: Said, code: int, *parts: str) -> None:
+    """The job failed with `code`, and one line on standard error that holds `parts`."""
+    assert said.code == code, said.err
+    assert said.out == ""
+    assert "Traceback" not in said.err
+    (line,) = said.err.splitlines()
+    for part in parts:
+        assert part in line
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_help_teaches(run_job: RunJob, step: str) -> None:
+    """It says what the step does, each option, the exit codes, and that it may be repeated."""
+    said = run_job(step, "--help")
+    text = " ".join(said.out.split())
+    assert (said.code, said.err) == (0, "")
+    assert text.startswith(f"usage: jobs/{step}.py")
+    for option in ("--recipe", "--run", "--set SECTION.KEY=VALUE", "--dry-run", "--json"):
+        assert option in text
+    assert "Exit codes: 0 done or nothing to do, 1 failed, 2 bad usage or recipe" in text
+    assert "never done again" in text
+
+
+@pytest.mark.parametrize("program", ["run", "demo", "synthesize"])
+def test_help_of_the_programs_teaches(run_job: RunJob, program: str) -> None:
+    """The programs that are no steps explain themselves, too."""
+    said = run_job(program, "--help")
+    assert (said.code, said.err) == (0, "")
+    assert len(said.out.splitlines()) > 8
+
+
+def test_missing_arguments_are_bad_usage(run_job: RunJob) -> None:
+    """Exit code 2, and the usage."""
+    said = run_job("evaluate", "--run", "somewhere")
+    assert said.code == 2
+    assert "the following arguments are required: --recipe" in said.err
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("selection.hour=1", ("tiny.toml", "unknown key hour", "did you mean hours?")),
+        ("student.trainer.name=hmt", ("'hmt'", "one of 'synchronous', 'gtc', 'bmuf', 'htm'")),
+        ("selection.hours=-1", ("hours = -1", "need 0 (all) or more")),
+        ("selection.hours=many", ("'many'", "need a finite number")),
+        ("selection.hours", ("--set selection.hours: need section.key=value",)),
+        ("name.first=1", ("--set name.first=1: name = 'tiny' is no section",)),
+        ("cluster=moon", ("cluster 'moon'", "one of", "demo")),
+        ("corpus.uri=ftp://host/corpus", ("ftp://host/corpus", "need s3:// or a local path")),
+    ],
+)
+def test_a_bad_value_of_the_recipe_is_explained(
+    run_job: RunJob, tmp_path: Path, override: str, parts: tuple[str, ...]
+) -> None:
+    """Exit code 2; the message names the key, the value and what would do."""
+    require_message(run_job(*usual("evaluate", tmp_path, "--set", override)), 2, *parts)
+
+
+def test_a_misspelt_key_in_a_recipe_is_explained(run_job: RunJob, tmp_path: Path) -> None:
+    """In a file as by --set: the file, the key, and the nearest known one."""
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text(TINY.read_text().replace("file_hours", "files_hours"))
+    said = run_job("evaluate", "--recipe", str(recipe), "--run", str(tmp_path))
+    require_message(said, 2, str(recipe), "unknown key files_hours: did you mean file_hours?")
+
+
+def test_a_missing_or_broken_recipe_is_bad_usage(run_job: RunJob, tmp_path: Path) -> None:
+    """Exit code 2 and the path."""
+    broken = tmp_path / "broken.toml"
+    broken.write_text("name = [")
+    for recipe, part in (("nowhere.toml", "cannot be read"), (str(broken), "not TOML")):
+        said = run_job("evaluate", "--recipe", recipe, "--run", str(tmp_path))
+        require_message(said, 2, recipe, part)
+
+
+@pytest.mark.parametrize("uri", ["ftp://host/run", "s3://b/run", "s3://bucket/a/../run", ""])
+def test_a_bad_run_uri_is_bad_usage(run_job: RunJob, uri: str) -> None:
+    """An unknown scheme, no bucket's name, a path that climbs, and nothing at all."""
+    require_message(run_job(*usual("evaluate", uri)), 2, "evaluate: ", uri)
+
+
+@pytest.mark.parametrize(
+    ("step", "missing"),
+    [
+        ("extract_features", "selection/labelled"),
+        ("align", "features/labelled"),
+        ("train_baseline", "alignments/labelled"),
+        ("train_teacher", "alignments/labelled"),
+        ("generate_targets", "features/unlabelled"),
+        ("repartition", "features/unlabelled"),
+        ("train_student", "alignments/labelled"),
+        ("evaluate", "features/heldout"),
+        ("report", "evaluation"),
+    ],
+)
+def test_a_missing_input_names_the_step_to_run(
+    run_job: RunJob, tmp_path: Path, step: str, missing: str
+) -> None:
+    """Exit code 1, without starting Spark, and nothing is written."""
+    said = run_job(*usual(step, tmp_path / "run"))
+    uri = manifest_uri(str(tmp_path / "run"), missing)
+    require_message(said, 1, f"{uri} is missing: run the step that writes {missing} first")
+    assert not (tmp_path / "run").exists()
+
+
+def test_missing_data_is_explained(run_job: RunJob, tmp_path: Path) -> None:
+    """No Kaldi directory, and no metadata."""
+    require_message(run_job(*usual("ingest", tmp_path)), 1, "--kaldi-dir nowhere: is no directory")
+    said = run_job(*usual("select_utterances", tmp_path))
+    require_message(said, 1, "holds no *.jsonl metadata: run jobs/ingest.py")
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_dry_run_writes_nothing(run_job: RunJob, tmp_path: Path, step: str) -> None:
+    """It lists what is read and written, and whether that is there."""
+    run_uri = tmp_path / "run"
+    said = run_job(*usual(step, run_uri, "--dry-run"))
+    assert (said.code, said.err) == (0, "")
+    assert said.out.startswith(f"{step}: dry run on {run_uri}\n")
+    assert "  writes " in said.out
+    listed = json.loads(run_job(*usual(step, run_uri, "--dry-run", "--json")).out)
+    assert listed["status"] == "dry run"
+    assert set(listed["reads"].values()) <= {"missing"}
+    assert set(listed["writes"].values()) == {"missing"}
+    assert not run_uri.exists()
+
+
+@pytest.fixture
+def secrets(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """Credentials in the environment and in the endpoint, where nobody listens."""
+    endpoint = f"http://user:endpoint-password@127.0.0.1:{free_port()}"
+    for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": endpoint}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    keys = (CREDENTIALS["AWS_ACCESS_KEY_ID"], CREDENTIALS["AWS_SECRET_ACCESS_KEY"])
+    return (*keys, "endpoint-password")
+
+
+@pytest.mark.parametrize("step", ["select_utterances", "extract_features", "evaluate"])
+def test_a_store_out_of_reach_is_explained(
+    run_job: RunJob, secrets: tuple[str, ...], step: str
+) -> None:
+    """Exit code 1, the URI, the endpoint and a remedy; neither traceback nor credentials."""
+    said = run_job(*usual(step, "s3://bucket/run"))
+    require_message(said, 1, "s3://bucket/run", "127.0.0.1", "check AWS_ENDPOINT_URL")
+    assert not any(secret in said.err for secret in secrets)
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    with running_s3_server() as url:
+        yield url
+
+
+def test_an_absent_bucket_is_explained(
+    run_job: RunJob, secrets: tuple[str, ...], endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 1 and its name; the same for a step that reads and for one that begins."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    for step in ("select_utterances", "evaluate"):
+        said = run_job(*usual(step, "s3://nobodys/run"))
+        require_message(said, 1, "no bucket 'nobodys'", "create it, or correct its name")
+        assert not any(secret in said.err for secret in secrets)
+
+
+@pytest.mark.usefixtures("secrets")
+def test_missing_credentials_are_explained(
+    run_job: RunJob, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 1 and which variables to set."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    boto3.client("s3").create_bucket(Bucket="locked")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, "/nowhere")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    said = run_job(*usual("evaluate", "s3://locked/run"))
+    require_message(said, 1, "no usable credentials: set AWS_PROFILE, or AWS_ACCESS_KEY_ID")
+
+
+def test_ingest_prints_one_json_object(run_job: RunJob, tmp_path: Path) -> None:
+    """Progress and logs go to standard error; the second time there is nothing to do."""
+    kaldi_dir = tmp_path / "kaldi"
+    audio = write_corpus(ObjectStore((str(kaldi_dir),)), str(kaldi_dir), "unlabelled", 3, 1)
+    keys = [str(record["utterance_id"]) for record in audio]
+    tables = {
+        "wav.scp": [f"{record['utterance_id']} {record['audio_uri']}" for record in audio],
+        "text": [f"{key} HELLO" for key in keys],
+        "utt2spk": [f"{key} {key[:13]}" for key in keys],
+        "lexicon.txt": ["HELLO HH AH L OW"],
+        **{f"{subset}.speakers": [key[:13]] for subset, key in zip(SUBSETS, keys, strict=True)},
+    }
+    for name, lines in tables.items():
+        (kaldi_dir / name).write_text("".join(f"{line}\n" for line in lines))
+    arguments = ("--recipe", str(TINY), "--run", str(tmp_path / "run"), "--json")
+    first, second = (
+        json.loads(run_job("ingest", "--kaldi-dir", str(kaldi_dir), *arguments).out)
+        for _ in range(2)
+    )
+    assert (first["status"], second["status"]) == ("done", "nothing to do")
+    assert first["manifests"] == second["manifests"]
+    assert first["manifests"]["ingest"]["utterances_out"] == 3
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> tuple[ObjectStore, str, str]:
+    """A store with the metadata and audio of three small subsets."""
+    store, run_uri, corpus_uri = local_store(tmp_path)
+    for subset in SUBSETS:
+        write_corpus(store, corpus_uri, subset, num_speakers=2, num_each=2)
+    return store, run_uri, corpus_uri
+
+
+@pytest.mark.timeout(600)
+def test_spark_submit_prints_one_json_object(
+    corpus: tuple[ObjectStore, str, str], environment: dict[str, str]
+) -> None:
+    """Of all that Spark says nothing is on standard output."""
+    _, run_uri, _ = corpus
+    done = run_step("select_utterances", run_uri, environment, "--json")
+    assert done.returncode == 0, done.stderr[-4000:]
+    summary = json.loads(done.stdout)
+    assert summary["status"] == "done"
+    assert {name: counts["utterances_out"] for name, counts in summary["manifests"].items()} == {
+        f"selection/{subset}": 4 for subset in SUBSETS
+    }
+
+
+@pytest.mark.timeout(600)
+def test_an_exceeded_loss_budget_has_its_exit_code(
+    corpus: tuple[ObjectStore, str, str], environment: dict[str, str]
+) -> None:
+    """Audio outside the allowed prefixes is quarantined; beyond the budget that is exit code 3."""
+    store, run_uri, corpus_uri = corpus
+    records = write_corpus(store, corpus_uri, "unlabelled", num_speakers=2, num_each=2)
+    records[0]["audio_uri"] = "/etc/hostname"
+    records[1]["audio_uri"] = "s3://somebody-elses/audio.flac"
+    write_metadata(store, corpus_uri, "unlabelled", records)
+    selection = read_recipe(str(TINY)).selection
+    for subset in SUBSETS:
+        uri = metadata_uri(corpus_uri, subset)
+        select_utterances(store, run_uri, subset, uri, selection, 0.0, serially)
+    done = run_step("extract_features", run_uri, environment, "--json")
+    assert done.returncode == 3, done.stderr[-4000:]
+    assert done.stdout == ""
+    assert "2 of 4 utterances quarantined, the loss budget is 5.00%" in done.stderr
+    assert "{'outside_prefixes': 2}" in done.stderr
+    assert "mend the data, or raise loss_budget" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.timeout(600)
+def test_empty_metadata_is_explained(tmp_path: Path, environment: dict[str, str]) -> None:
+    """Metadata objects without a record: exit code 1, through spark-submit."""
+    store, run_uri, corpus_uri = local_store(tmp_path)
+    write_metadata(store, corpus_uri, "labelled", [])
+    done = run_step("select_utterances", run_uri, environment)
+    assert done.returncode == 1
+    assert "metadata/labelled holds no usable record" in done.stderr
+    assert "Traceback" not in done.stderr

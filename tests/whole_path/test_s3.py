@@ -1,0 +1,157 @@
+"""The whole path in S3, on speech at five placements, and the same bytes on a local path."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import boto3
+import pytest
+
+from infra.object_store import ObjectStore, join_uri
+from jobs.corpus import ingest
+from jobs.synthesis.corpus import synthesize
+from jobs.synthesis.plan import SynthesisConfig
+from pipeline.kbest import KBest
+from pipeline.steps.extraction import extract_features
+from pipeline.steps.manifest import SUBSETS
+from pipeline.steps.repartition import repartition
+from pipeline.steps.selection import metadata_uri, select_utterances
+from pipeline.steps.targets import generate_targets
+from tests.s3_server import CREDENTIALS, running_s3_server
+from tests.small_corpus import serially
+from tests.whole_path.manifests import manifest_bytes, require_balance
+from tests.whole_path.processes import TINY, run_all_steps, run_step
+from training.recipes import read_recipe
+from training.teacher import decode_targets, encode_utterances, serve_teacher
+
+pytestmark = pytest.mark.timeout(600)
+
+PLACEMENTS = ["DP1", "DP2", "DP3", "DP4", "DP5"]
+OTHER_SETTINGS = ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3")
+CORPUS = SynthesisConfig(
+    labelled_hours=1 / 60,
+    unlabelled_hours=2 / 60,
+    num_labelled_speakers=2,
+    num_unlabelled_speakers=4,
+    num_heldout_speakers=2,
+    heldout_utterances_per_placement=2,
+)
+
+
+@dataclass(frozen=True)
+class WholeRun:
+    """A finished run in S3: its URI, the corpus it was made from, and what it said."""
+
+    uri: str
+    kaldi_dir: Path
+    environment: dict[str, str]
+    output: str
+
+    @property
+    def store(self) -> ObjectStore:
+        return ObjectStore((self.uri,))
+
+
+@pytest.fixture(scope="module")
+def whole(
+    environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[WholeRun]:
+    kaldi_dir = tmp_path_factory.mktemp("synthetic") / "kaldi"
+    synthesize(CORPUS, kaldi_dir)
+    with running_s3_server() as endpoint, pytest.MonkeyPatch.context() as patch:
+        settings = {**CREDENTIALS, "AWS_ENDPOINT_URL": endpoint}
+        for name, value in settings.items():
+            patch.setenv(name, value)
+        for name in OTHER_SETTINGS:
+            patch.delenv(name, raising=False)
+        boto3.client("s3").create_bucket(Bucket="megahour")
+        uri = "s3://megahour/runs/tiny"
+        inherited = {**environment, **settings}
+        for name in OTHER_SETTINGS:
+            inherited.pop(name, None)
+        ranks = ("--supervised-ranks", "1", "--student-ranks", "2")
+        done = run_all_steps(uri, kaldi_dir, inherited, *ranks)
+        yield WholeRun(uri, kaldi_dir, inherited, done.stdout + done.stderr)
+
+
+@pytest.fixture(scope="module")
+def local(whole: WholeRun, tmp_path_factory: pytest.TempPathFactory) -> tuple[ObjectStore, str]:
+    """The same corpus and recipe on a local path, each step a plain loop, without Spark."""
+    run_uri = str(tmp_path_factory.mktemp("local") / "run")
+    store, corpus_uri = ObjectStore((run_uri,)), join_uri(run_uri, "corpus")
+    recipe = read_recipe(str(TINY))
+    ingest(whole.kaldi_dir, store, corpus_uri)
+    budget = recipe.loss_budget
+    for subset in SUBSETS:
+        uri = metadata_uri(corpus_uri, subset)
+        select_utterances(store, run_uri, subset, uri, recipe.selection, budget, serially)
+        extract_features(store, run_uri, subset, corpus_uri, recipe.features, budget, serially)
+    return store, run_uri
+
+
+def require_same(whole: WholeRun, local: tuple[ObjectStore, str], steps: set[str]) -> None:
+    """The manifests of `steps`, and so all bytes that they name, agree."""
+    theirs, ours = manifest_bytes(whole.store, whole.uri), manifest_bytes(*local)
+    for step in sorted(steps):
+        assert ours[step] == theirs[step], step
+
+
+def test_the_table_has_the_five_placements(whole: WholeRun) -> None:
+    """Paper 003's Table II: word error rates and their reduction at DP1 to DP5."""
+    report = json.loads(whole.store.get(join_uri(whole.uri, "report", "report.json")))
+    assert sorted(report["wer"]) == ["baseline", "student", "teacher"]
+    for rates in report["wer"].values():
+        assert sorted(rates) == PLACEMENTS
+    assert set(report["werr"]) <= set(PLACEMENTS)
+    assert re.search(r"^WER, % +" + " +".join(PLACEMENTS) + " +mean$", whole.output, re.MULTILINE)
+
+
+def test_hours_in_are_hours_out_and_quarantined(whole: WholeRun) -> None:
+    """In each manifest in S3, and from step to step; nothing of this corpus is lost."""
+    manifests = require_balance(whole.store, whole.uri)
+    assert not any(manifest.quarantined.utterances for manifest in manifests.values())
+
+
+def test_selection_and_features_do_not_depend_on_the_place(
+    whole: WholeRun, local: tuple[ObjectStore, str]
+) -> None:
+    """Spark on S3 and a plain loop on local paths end in the same bytes."""
+    steps = {f"{step}/{subset}" for step in ("selection", "features") for subset in SUBSETS}
+    require_same(whole, local, steps)
+
+
+def test_alignments_do_not_depend_on_the_place(
+    whole: WholeRun, local: tuple[ObjectStore, str]
+) -> None:
+    """Bootstrap, tree, the network trained on them and its realignment, on a local path."""
+    done = run_step("align", local[1], whole.environment, "--json")
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert json.loads(done.stdout)["status"] == "done"
+    require_same(whole, local, {"alignments/bootstrap", "models/aligner", "alignments/labelled"})
+
+
+def test_targets_and_partitions_do_not_depend_on_the_place(
+    whole: WholeRun, local: tuple[ObjectStore, str]
+) -> None:
+    """The teacher in this process and a plain loop give what its servers and Spark gave."""
+    store, run_uri = local
+    for found in whole.store.list(join_uri(whole.uri, "models/teacher")):
+        store.put(found.uri.replace(whole.uri, run_uri), whole.store.get(found.uri))
+    recipe = read_recipe(str(TINY))
+    label = serve_teacher("cpu", run_uri, str(recipe.targets.k))
+
+    def teacher(utterances: list) -> list[KBest]:
+        return decode_targets(label(encode_utterances(utterances)), recipe.targets.k)
+
+    generate_targets(store, run_uri, recipe.targets, teacher, serially)
+    repartition(store, run_uri, recipe.partitions, serially)
+    require_same(whole, local, {"targets/unlabelled", "partitions/unlabelled"})
+
+
+def test_credentials_are_nowhere(whole: WholeRun) -> None:
+    """Neither in what the steps said nor in any object of the run."""
+    said = [whole.output.encode(), *(whole.store.get(o.uri) for o in whole.store.list(whole.uri))]
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        assert not any(CREDENTIALS[name].encode() in data for data in said), name
