@@ -13,10 +13,9 @@ def run(job: Job) -> Result:
     """Bootstrap, train the network on that, and align again by it."""
     recipe = job.recipe
     where = job.store, job.run_uri, job.corpus_uri
-    bootstrapped = bootstrap(*where, recipe.bootstrap, recipe.senones, recipe.loss_budget)
-    trained = run_fit(aligner_fit)(job)
-    scale = recipe.evaluation.acoustic_scale
-    return [bootstrapped, *trained, realign(*where, scale, recipe.loss_budget)]
+    bootstrap(*where, recipe.bootstrap, recipe.senones, recipe.loss_budget)
+    run_fit(aligner_fit)(job)
+    return [realign(*where, recipe.evaluation.acoustic_scale, recipe.loss_budget)]
 
 
 STEP = Step(

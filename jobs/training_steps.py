@@ -14,7 +14,7 @@ def run_fit(make_fit: Callable[[Recipe], Fit]) -> Callable[[Job], Result]:
     """A step's function that fits the model of `make_fit` on all ranks."""
 
     def run(job: Job) -> Result:
-        # A rank is a core: OpenMP's threads, waiting for each other on busy cores, cost a factor of 15.
+        # A rank is a core: OpenMP's threads, two on busy cores, made an epoch 15 times longer.
         torch.set_num_threads(1)
         with collectives.open_world() as group:
             return [fit_model(make_fit(job.recipe), job.store, job.run_uri, group)]

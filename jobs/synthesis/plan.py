@@ -16,12 +16,12 @@ _ACOUSTICS_KEY, _SPEECH_KEY = 3, 4
 class SynthesisConfig:
     """How much synthetic speech of how many speakers; its values decide every byte."""
 
-    labelled_hours: float = 0.2
+    labelled_hours: float = 0.3
     unlabelled_hours: float = 4.0
     num_labelled_speakers: int = 12
     num_unlabelled_speakers: int = 120
     num_heldout_speakers: int = 12
-    heldout_utterances_per_placement: int = 60
+    heldout_utterances_per_placement: int = 120
     seed: int = 0
 
     def __post_init__(self) -> None:
