@@ -138,6 +138,8 @@ def _read_subsets(path: Path, speakers: set[str]) -> dict[str, str]:
             if subset_of.setdefault(speaker_id, subset) != subset:
                 other = f"{subset_of[speaker_id]}.speakers"
                 raise ValueError(f"{file}: {speaker_id} also in {other}: leave it in one")
+        if not listed:
+            raise ValueError(f"{file}: lists nobody: need at least one speaker")
     return subset_of
 
 

@@ -39,6 +39,10 @@ class Balance:
         """Largest file over the mean."""
         return self.largest_ms / self.mean_ms if self.mean_ms else 1.0
 
+    def to_dict(self) -> dict[str, float | list[str]]:
+        """Return numbers and names for a manifest."""
+        return {"imbalance": self.imbalance, "lone_speakers": list(self.lone_speakers)}
+
 
 def balance(files: Sequence[Sequence[str]], speaker_durations_ms: Mapping[str, int]) -> Balance:
     """Compare the files with their mean; report speakers that alone exceed 1.05 times it."""

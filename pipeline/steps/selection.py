@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int64, UInt8, UInt64
 
 from infra.object_store import ObjectStore, join_uri, normalize_uri
-from pipeline.packing import pack_speakers
+from pipeline.packing import balance, pack_speakers
 from pipeline.records import (
     MetadataError,
     Quarantined,
@@ -23,7 +23,12 @@ from pipeline.records import (
     parse_utterance,
     stream_order,
 )
-from pipeline.sampling import sampling_priority, select_to_budget
+from pipeline.sampling import (
+    DurationStatistics,
+    oversampling_threshold,
+    sampling_priority,
+    select_to_budget,
+)
 from pipeline.shuffling import shuffled_order
 from pipeline.steps.commit import (
     Commit,
@@ -106,7 +111,11 @@ def select_utterances(
     verdicts = dict(zip(uris, draw(summaries, hours), strict=True))
     plan = StepPlan(context, resolved, inputs, bucket_tasks(context, config, verdicts), loss_budget)
     manifest = run_plan(
-        plan, write_bucket, distribute, lambda outputs: shuffle(outputs, config.seed)
+        plan,
+        write_bucket,
+        distribute,
+        lambda outputs: shuffle(outputs, config.seed),
+        lambda commits: {"balance": {each.task: each.statistics["balance"] for each in commits}},
     )
     if not manifest.tally_out.utterances:
         raise ValueError(f"{metadata_uri} holds no usable record: {manifest.quarantined}")
@@ -151,8 +160,12 @@ def draw(
     _, first = np.unique(priorities, return_index=True)
     verdicts = np.full(len(priorities), DUPLICATE, np.uint8)
     verdicts[first] = UNSELECTED
-    chosen = select_to_budget(priorities[first], durations_ms[first], round(hours * 3_600_000))
-    verdicts[first[chosen]] = SELECTED
+    budget_ms = round(hours * 3_600_000)
+    threshold = oversampling_threshold(DurationStatistics.of(durations_ms[first]), budget_ms)
+    # Below the threshold lies mildly more than the budget: the rest need not be sorted.
+    candidates = first[priorities[first] <= np.uint64(threshold - 1)]
+    chosen = select_to_budget(priorities[candidates], durations_ms[candidates], budget_ms)
+    verdicts[candidates[chosen]] = SELECTED
     edges = np.cumsum([len(summary.priorities) for summary in summaries])[:-1]
     return np.split(verdicts, edges)
 
@@ -195,6 +208,7 @@ def write_bucket(task: BucketTask) -> Commit:
         tally_in=Tally.of(selected) + left_out + lost,
         quarantined=lost,
         unselected=left_out,
+        statistics={"balance": balance(packed, durations).to_dict()},
     )
     return task.context.commit(record)
 

@@ -163,7 +163,8 @@ def test_another_corpus_in_the_way_is_refused(kaldi_dir: Path, tmp_path: Path) -
     with pytest.raises(ValueError, match=r"labelled/.*of another corpus .*take another URI"):
         ingest(kaldi_dir, store, str(corpus))
     write(kaldi_dir, "spk2locale", [])
-    write(kaldi_dir, "unlabelled.speakers", [])
+    write(kaldi_dir, "unlabelled.speakers", ["eve"])
+    write(kaldi_dir, "heldout.speakers", ["bob"])
     with pytest.raises(ValueError, match=r"metadata/unlabelled/.*of another corpus"):
         ingest(kaldi_dir, store, str(corpus))
     soundfile.write(kaldi_dir / "audio" / "ann-1.flac", np.zeros(16_000), 16_000)
@@ -196,11 +197,12 @@ def test_utterances_without_time_follow_one_another(kaldi_dir: Path, tmp_path: P
 
 def test_speakers_in_no_list_are_counted(kaldi_dir: Path, tmp_path: Path) -> None:
     """They stay out of the corpus, and the summary says how many utterances that cost."""
-    write(kaldi_dir, "unlabelled.speakers", [])
+    append(kaldi_dir, "wav.scp", "dan-1 audio/ann-1.flac")
+    append(kaldi_dir, "utt2spk", "dan-1 dan")
     corpus = tmp_path / "corpus"
     summary = ingest(kaldi_dir, ObjectStore((str(corpus),)), str(corpus))
-    assert (summary.unlisted, summary.utterances["unlabelled"]) == (2, 0)
-    assert len(list(corpus.glob("audio/*/*.flac"))) == 4
+    assert summary.unlisted == 1
+    assert len(list(corpus.glob("audio/*/*.flac"))) == 6
 
 
 def test_recorded_speech_is_ingested(an4_dir: Path, tmp_path: Path) -> None:
@@ -231,3 +233,10 @@ def test_recorded_speech_is_ingested(an4_dir: Path, tmp_path: Path) -> None:
         assert record.duration_s == pytest.approx(len(samples) / rate_hz, abs=1e-6)
         assert (record.text is None) == (subset == "unlabelled")
         assert json.loads(record.to_json())["audio_uri"].startswith("audio/")
+
+
+def test_an_empty_list_of_speakers_is_refused(kaldi_dir: Path) -> None:
+    """Without labelled, unlabelled or held-out speech there is nothing to learn or to measure."""
+    (kaldi_dir / "heldout.speakers").write_text("\n")
+    with pytest.raises(ValueError, match=r"heldout.speakers: lists nobody"):
+        read_kaldi_directory(kaldi_dir)
