@@ -165,7 +165,7 @@ def test_another_corpus_in_the_way_is_refused(kaldi_dir: Path, tmp_path: Path) -
     write(kaldi_dir, "spk2locale", [])
     write(kaldi_dir, "unlabelled.speakers", ["eve"])
     write(kaldi_dir, "heldout.speakers", ["bob"])
-    with pytest.raises(ValueError, match=r"metadata/unlabelled/.*of another corpus"):
+    with pytest.raises(ValueError, match=r"metadata/\w+/.*of another corpus"):
         ingest(kaldi_dir, store, str(corpus))
     soundfile.write(kaldi_dir / "audio" / "ann-1.flac", np.zeros(16_000), 16_000)
     with pytest.raises(ValueError, match=r"ann-1.flac: of another corpus"):
