@@ -110,12 +110,13 @@ def fail(step: Step, error: Exception, code: int) -> int:
 
 
 def open_job(step: Step, arguments: argparse.Namespace) -> Job:
-    """Read the recipe and confine the store to the run, the corpus and the audio's prefixes."""
+    """Read the recipe and confine the store to the prefixes that the step's cluster may use."""
     recipe = read_recipe(recipe_path(arguments.recipe), arguments.set)
     run_uri = normalize_uri(arguments.run)
     corpus_uri = normalize_uri(recipe.corpus.uri or join_uri(run_uri, "corpus"))
-    store = ObjectStore((run_uri, corpus_uri, *recipe.corpus.audio_prefixes))
     cluster = load_cluster(arguments.cluster or recipe.cluster or step.name)
+    prefixes = cluster.readable(run_uri, corpus_uri)
+    store = ObjectStore((*prefixes, *recipe.corpus.audio_prefixes))
     return Job(step.name, recipe, run_uri, corpus_uri, store, cluster, arguments)
 
 

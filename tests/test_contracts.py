@@ -4,11 +4,16 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from infra.cluster import load_cluster
+from infra.object_store import ObjectStore, join_uri
+from infra.uris import require_within
+from jobs.run import launches
+from pipeline.steps.manifest import manifest_uri
 from training.recipes import read_recipe
 
 REPOSITORY = Path(__file__).parents[1]
@@ -128,3 +133,18 @@ def test_our_recipes_can_be_read(path: Path) -> None:
 def test_our_clusters_can_be_read(path: Path) -> None:
     """Every cluster has all keys and no other, by path as by name."""
     assert load_cluster(str(path)) == load_cluster(path.stem)
+
+
+@pytest.mark.parametrize("step", [launch.step for launch in launches("data", 2, 4)])
+def test_every_steps_cluster_permits_what_the_step_does(step: str) -> None:
+    """Its manifests lie within its own cluster's prefixes; what it writes, within the writable."""
+    described = import_module(f"jobs.{step}").STEP
+    cluster = load_cluster(step)
+    run_uri, corpus_uri = "s3://bucket/run", "s3://bucket/corpus"
+    read = ObjectStore(cluster.readable(run_uri, corpus_uri))
+    written = ObjectStore(cluster.writable(run_uri, corpus_uri))
+    for name in described.reads:
+        require_within(manifest_uri(run_uri, name), read.allowed_prefixes)
+    for name in described.writes:
+        require_within(manifest_uri(run_uri, name), written.allowed_prefixes)
+    require_within(join_uri(run_uri, "steps", f"{step}.json"), written.allowed_prefixes)

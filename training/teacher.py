@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from infra.device_pool import DevicePool
 from jaxtyping import Float32
 
-from infra.object_store import ObjectStore
+from infra.device_pool import DevicePool
+from infra.object_store import ObjectStore, join_uri
 from pipeline.kbest import KBest, select_kbest
 from training.model_store import load_model
 
@@ -33,7 +33,7 @@ class PooledTeacher:
 def serve_teacher(device: str, run_uri: str, k: str) -> Callable[[bytes], bytes]:
     """Load a run's teacher onto `device`; the device pool's servers call this once each."""
     torch.set_num_threads(1)  # one server a device: on CPUs, a device is a core
-    store = ObjectStore((run_uri,))
+    store = ObjectStore((join_uri(run_uri, "models"),))
     model = load_model(store, run_uri, "teacher").model.to(torch.device(device.partition("#")[0]))
 
     def label(payload: bytes) -> bytes:

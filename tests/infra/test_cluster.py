@@ -39,18 +39,19 @@ def test_clusters_are_the_papers() -> None:
 def test_permissions_are_filled_in() -> None:
     """{run} and {corpus} become this run's; what a step writes, it may read."""
     cluster = load_cluster("extract_features")
-    assert cluster.writable("s3://b/runs/1/", "s3://b/corpus") == ("s3://b/runs/1/features",)
+    written = ("s3://b/runs/1/features", "s3://b/runs/1/steps")
+    assert cluster.writable("s3://b/runs/1/", "s3://b/corpus") == written
     assert cluster.readable("s3://b/runs/1", "s3://b/corpus") == (
         "s3://b/corpus/audio",
         "s3://b/runs/1/selection",
-        "s3://b/runs/1/features",
+        *written,
     )
 
 
 def test_a_value_is_not_filled_in_twice() -> None:
     """A run's name that looks like a placeholder stays as it is."""
     cluster = load_cluster("extract_features")
-    assert cluster.writable("s3://b/{corpus}", "s3://c") == ("s3://b/{corpus}/features",)
+    assert cluster.writable("s3://b/{corpus}", "s3://c")[0] == "s3://b/{corpus}/features"
 
 
 def test_a_cluster_of_ones_own_is_read_by_path(tmp_path: Path) -> None:
