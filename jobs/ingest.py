@@ -33,7 +33,6 @@ def run(job: Job) -> Result:
     manifest = Manifest(
         step="ingest",
         config={},
-        config_digest="",
         inputs=inputs,
         outputs=outputs,
         tally_in=tally,

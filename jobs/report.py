@@ -32,7 +32,7 @@ def run(job: Job) -> Result:
     ):
         job.store.put(join_uri(job.run_uri, "report", name), text.encode())
     evaluated = read_manifest(job.store, job.run_uri, "evaluation").tally_out
-    manifest = Manifest("report", {}, "", inputs, (), tally_in=evaluated, tally_out=evaluated)
+    manifest = Manifest("report", {}, inputs, (), tally_in=evaluated, tally_out=evaluated)
     write_manifest(context, manifest)
     return [(manifest, False)]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from infra.object_store import ObjectStore
 from pipeline.records import Tally
 from pipeline.steps.commit import StepContext, write_manifest
-from pipeline.steps.manifest import Manifest, read_manifest, read_output, sha256
+from pipeline.steps.manifest import Manifest, read_manifest, read_output
 from training.acoustic_model import AcousticModel, ModelConfig
 from training.state import decode_state, encode_state
 
@@ -62,7 +62,6 @@ def store_model(
     manifest = Manifest(
         step=context.step,
         config=config,
-        config_digest=sha256(repr(sorted(config.items())).encode()),
         inputs=inputs,
         outputs=(output,),
         tally_in=data,

@@ -13,7 +13,7 @@ from infra.object_store import ObjectStore
 from pipeline.shards import FeatureRow, read_partition
 from pipeline.splicing import low_rate_alignment
 from pipeline.steps.commit import finished_manifest, step_context, write_manifest
-from pipeline.steps.manifest import Manifest, input_digests, read_manifest, read_output, sha256
+from pipeline.steps.manifest import Manifest, input_digests, read_manifest, read_output
 from training.alignment import log_likelihoods, network_alignments, read_tree
 from training.decoding.decoder import DecoderConfig, decode
 from training.decoding.graph import DecodingGraph, decoding_graph
@@ -50,7 +50,6 @@ def evaluate(
     manifest = Manifest(
         step="evaluation",
         config=asdict(config),
-        config_digest=sha256(repr(config).encode()),
         inputs=inputs,
         outputs=(context.put_output("scores", ".json", data, heldout),),
         tally_in=heldout,

@@ -170,7 +170,6 @@ def run_plan(
     manifest = Manifest(
         step=plan.context.step,
         config=plan.config,
-        config_digest=identity(plan.config, {}),
         inputs=plan.inputs,
         outputs=tuple(output_order(outputs)),
         ledgers=tuple(commit.ledger for commit in commits if commit.ledger),

@@ -35,7 +35,6 @@ class Manifest:
 
     step: str
     config: Mapping[str, Any]
-    config_digest: str
     inputs: Mapping[str, str]
     outputs: tuple[Output, ...]
     ledgers: tuple[Output, ...] = ()
@@ -58,6 +57,7 @@ class Manifest:
     def to_bytes(self) -> bytes:
         """Canonical JSON, with hours beside each tally for the reader."""
         document = asdict(self)
+        document["config_digest"] = sha256(json.dumps(self.config, sort_keys=True).encode())
         for name in ("tally_in", "tally_out", "quarantined", "unselected"):
             document[name]["hours"] = round(getattr(self, name).hours, 6)
         return (json.dumps(document, sort_keys=True, indent=1) + "\n").encode()
@@ -66,6 +66,7 @@ class Manifest:
     def from_bytes(cls, data: bytes) -> "Manifest":
         """Read what `to_bytes` wrote."""
         document = json.loads(data)
+        del document["config_digest"]
         for name in ("tally_in", "tally_out", "quarantined", "unselected"):
             tally = document[name]
             document[name] = Tally(tally["utterances"], tally["duration_ms"])

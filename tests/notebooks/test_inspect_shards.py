@@ -50,7 +50,7 @@ def write_step(run: Path, step: str, data: bytes, tally: Tally) -> None:
     """Store one shard and its manifest as a step does."""
     context = step_context(ObjectStore((str(run),)), str(run), step, {}, {})
     output = context.put_output("000000", ".parquet", data, tally)
-    manifest = Manifest(step, {}, "", {}, (output,), tally_in=tally, tally_out=tally)
+    manifest = Manifest(step, {}, {}, (output,), tally_in=tally, tally_out=tally)
     write_manifest(context, manifest)
 
 

@@ -65,7 +65,7 @@ def write_step(
     outputs = (context.put_output("0", ".parquet", data, tally),) if data else ()
     empty = tally if data else Tally()
     manifest = Manifest(
-        step, {}, "", {}, outputs, tally_in=empty, tally_out=empty, statistics=statistics
+        step, {}, {}, outputs, tally_in=empty, tally_out=empty, statistics=statistics
     )
     write_manifest(context, manifest)
 

@@ -62,7 +62,7 @@ def teacher(utterances: list[np.ndarray]) -> list[KBest]:
 
 
 def write_teacher_manifest(store: ObjectStore, run_uri: str) -> None:
-    manifest = Manifest("models/teacher", {}, "", {}, ())
+    manifest = Manifest("models/teacher", {}, {}, ())
     store.put(manifest_uri(run_uri, "models/teacher"), manifest.to_bytes())
 
 
@@ -311,7 +311,7 @@ def test_target_shards_keep_the_row_order_of_the_features(tmp_path: Path) -> Non
 def test_manifests_that_lose_an_utterance_cannot_be_made() -> None:
     """In must be out plus quarantined plus unselected, to the utterance."""
     with pytest.raises(ValueError, match="an utterance was lost"):
-        Manifest("x", {}, "", {}, (), tally_in=Tally(3, 30), tally_out=Tally(2, 20))
+        Manifest("x", {}, {}, (), tally_in=Tally(3, 30), tally_out=Tally(2, 20))
 
 
 def test_manifests_read_back_as_written(tmp_path: Path) -> None:
