@@ -18,7 +18,7 @@ from infra.cluster import Cluster, load_cluster
 from infra.configuration import ConfigurationError, canonical_json, digest
 from infra.object_store import ObjectStore, StoreError, join_uri, normalize_uri
 from infra.standard_error import separate_standard_error
-from pipeline.steps.commit import LossBudgetExceededError
+from pipeline.steps.ledger import LossBudgetExceededError
 from pipeline.steps.manifest import Manifest, manifest_uri
 from training.recipes import Recipe, read_recipe
 

@@ -10,7 +10,8 @@ from typing import Any
 from infra.object_store import join_uri
 from jobs.command_line import Job, Result, Step, main
 from jobs.report_page import format_table, render_report
-from pipeline.steps.commit import finished_manifest, ledger_reasons, step_context, write_manifest
+from pipeline.steps.commit import finished_manifest, step_context, write_manifest
+from pipeline.steps.ledger import ledger_reasons
 from pipeline.steps.manifest import SUBSETS, Manifest, input_digests, read_manifest, read_output
 from training.scoring import MODELS
 
@@ -41,7 +42,6 @@ def build_report(job: Job) -> dict[str, Any]:
     """Everything that report.json holds."""
     manifests = {name: read_manifest(job.store, job.run_uri, name) for name in READS}
     (evaluation,) = manifests["evaluation"].outputs
-    context = step_context(job.store, job.run_uri, "report", {}, {})
     steps = step_records(job)
     targets = manifests["targets/unlabelled"]
     return {
@@ -54,7 +54,8 @@ def build_report(job: Job) -> dict[str, Any]:
         "curves": {name: manifests[f"models/{name}"].statistics["curve"] for name in MODELS},
         "targets": {"k": targets.config["k"], **targets.statistics},
         "quarantine": {
-            name: dict(ledger_reasons(context, manifests[name].ledgers)) for name in PIPELINE
+            name: dict(ledger_reasons(job.store, job.run_uri, manifests[name].ledgers))
+            for name in PIPELINE
         },
     }
 

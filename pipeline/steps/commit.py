@@ -6,27 +6,22 @@ second one must have made the same bytes, or the step is not deterministic and f
 """
 
 import json
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from infra.object_store import ObjectStore, join_uri
 from pipeline.records import Quarantined, Tally
+from pipeline.steps.ledger import check_loss_budget
 from pipeline.steps.manifest import (
     Manifest,
     Output,
     manifest_uri,
-    read_output,
     sha256,
 )
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-class LossBudgetExceededError(Exception):
-    """More utterances were quarantined than the recipe's loss budget allows."""
 
 
 @runtime_checkable
@@ -165,17 +160,21 @@ def run_plan(
     fresh = distribute(pending, function, plan.context.step)
     committed.update({commit.task: commit for commit in fresh})
     commits = [committed[name] for name in plan.tasks]
-    check_loss_budget(plan.context, commits, plan.loss_budget)
+    quarantined = sum((commit.quarantined for commit in commits), Tally())
+    tally_in = sum((commit.tally_in for commit in commits), Tally())
+    ledgers = tuple(commit.ledger for commit in commits if commit.ledger)
+    store, run_uri = plan.context.store, plan.context.run_uri
+    check_loss_budget(store, run_uri, ledgers, quarantined, tally_in, plan.loss_budget)
     outputs = [output for commit in commits for output in commit.outputs]
     manifest = Manifest(
         step=plan.context.step,
         config=plan.config,
         inputs=plan.inputs,
         outputs=tuple(output_order(outputs)),
-        ledgers=tuple(commit.ledger for commit in commits if commit.ledger),
-        tally_in=sum((commit.tally_in for commit in commits), Tally()),
+        ledgers=ledgers,
+        tally_in=tally_in,
         tally_out=sum((commit.tally_out for commit in commits), Tally()),
-        quarantined=sum((commit.quarantined for commit in commits), Tally()),
+        quarantined=quarantined,
         unselected=sum((commit.unselected for commit in commits), Tally()),
         statistics=statistics(commits),
     )
@@ -204,27 +203,3 @@ def committed_tasks(context: StepContext) -> dict[str, Commit]:
                 f"inputs; use another --run, or remove {context.step}"
             )
     return {commit.task: commit for commit in commits}
-
-
-def check_loss_budget(context: StepContext, commits: Sequence[Commit], loss_budget: float) -> None:
-    """Fail if more than `loss_budget` (a fraction) of the utterances were quarantined."""
-    quarantined = sum(commit.quarantined.utterances for commit in commits)
-    num_in = sum(commit.tally_in.utterances for commit in commits)
-    if quarantined <= loss_budget * num_in:
-        return
-    reasons = ledger_reasons(context, [commit.ledger for commit in commits if commit.ledger])
-    raise LossBudgetExceededError(
-        f"{context.step}: {quarantined} of {num_in} utterances quarantined, the loss budget is "
-        f"{loss_budget:.2%}; reasons: {dict(reasons.most_common())}. See *.ledger.jsonl "
-        f"under {join_uri(context.run_uri, context.step)}; mend the data, or raise loss_budget"
-    )
-
-
-def ledger_reasons(context: StepContext, ledgers: Sequence[Output]) -> Counter[str]:
-    """How often each reason stands in `ledgers`."""
-    lines = [
-        line
-        for ledger in ledgers
-        for line in read_output(context.store, context.run_uri, ledger).decode().splitlines()
-    ]
-    return Counter(json.loads(line)["reason"] for line in lines)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from infra.object_store import ObjectStore
-from pipeline.steps.commit import ledger_reasons, step_context
+from pipeline.steps.ledger import ledger_reasons
 from tests.whole_path.manifests import manifest_bytes, require_balance
 from tests.whole_path.processes import left_behind, run_all_steps, run_step
 from tests.whole_path.reduced_an4 import write_reduced_an4
@@ -96,8 +96,7 @@ def test_hours_in_are_hours_out_and_quarantined(whole: WholeRun) -> None:
     features = manifests["features/unlabelled"]
     assert features.quarantined.utterances == 1
     assert features.quarantined.duration_ms > 1000
-    context = step_context(whole.store, str(whole.folder), "features/unlabelled", {}, {})
-    assert ledger_reasons(context, features.ledgers) == {"truncated": 1}
+    assert ledger_reasons(whole.store, str(whole.folder), features.ledgers) == {"truncated": 1}
     report = whole.report()
     assert report["hours"]["unlabelled"] == pytest.approx(features.tally_out.hours)
     assert report["quarantine"]["features/unlabelled"] == {"truncated": 1}

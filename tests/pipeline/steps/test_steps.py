@@ -11,8 +11,9 @@ from infra.object_store import ObjectStore, join_uri
 from pipeline.kbest import KBest, select_kbest
 from pipeline.records import Tally
 from pipeline.shards import read_features, read_partition, read_targets
-from pipeline.steps.commit import Commit, LossBudgetExceededError, ledger_reasons, step_context
+from pipeline.steps.commit import Commit, step_context
 from pipeline.steps.extraction import ExtractionConfig, extract_features
+from pipeline.steps.ledger import LossBudgetExceededError, ledger_reasons
 from pipeline.steps.manifest import (
     Manifest,
     manifest_uri,
@@ -193,8 +194,7 @@ def test_bad_audio_lands_in_the_ledger_with_its_reason(tmp_path: Path) -> None:
     write_metadata(store, corpus_uri, "unlabelled", records)
     select(store, run_uri, corpus_uri)
     manifest = extract(store, run_uri, corpus_uri)
-    context = step_context(store, run_uri, "features/unlabelled", {}, {})
-    reasons = ledger_reasons(context, manifest.ledgers)
+    reasons = ledger_reasons(store, run_uri, manifest.ledgers)
     assert manifest.quarantined.utterances == sum(reasons.values()) == 8
     assert manifest.tally_out.utterances == 8
     assert reasons == {
@@ -221,8 +221,7 @@ def test_bad_metadata_lands_in_the_ledger(tmp_path: Path) -> None:
     ]
     write_metadata(store, corpus_uri, "unlabelled", [*records, *broken])
     manifest = select(store, run_uri, corpus_uri)
-    context = step_context(store, run_uri, "selection/unlabelled", {}, {})
-    assert ledger_reasons(context, manifest.ledgers) == Counter(
+    assert ledger_reasons(store, run_uri, manifest.ledgers) == Counter(
         malformed_json=1, bad_duration=2, missing_field=1, duplicate_utterance=1
     )
     assert manifest.tally_in.utterances == 14
