@@ -4,30 +4,21 @@ Metadata objects of one speaker bucket hold all utterances of its speakers, so a
 one bucket can write whole speakers' files: nothing is transferred between tasks.
 """
 
-import gzip
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
-from jaxtyping import Int64, UInt8, UInt64
+from jaxtyping import UInt8
 
 from infra.object_store import ObjectStore, join_uri, normalize_uri
 from pipeline.packing import balance, pack_speakers
 from pipeline.records import (
-    MetadataError,
     Quarantined,
     Tally,
     Utterance,
-    parse_utterance,
     stream_order,
-)
-from pipeline.sampling import (
-    DurationStatistics,
-    oversampling_threshold,
-    sampling_priority,
-    select_to_budget,
 )
 from pipeline.shuffling import shuffled_order
 from pipeline.steps.commit import (
@@ -39,9 +30,8 @@ from pipeline.steps.commit import (
     run_plan,
     step_context,
 )
-from pipeline.steps.manifest import Manifest, Output, sha256
-
-UNSELECTED, SELECTED, DUPLICATE = 0, 1, 2
+from pipeline.steps.draw import SELECTED, UNSELECTED, draw, read_records, summarize_metadata
+from pipeline.steps.manifest import Manifest, Output
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +47,6 @@ class SelectionConfig:
             raise ValueError(f"hours = {self.hours}: need 0 (all) or more")
         if self.file_hours <= 0:
             raise ValueError(f"file_hours = {self.file_hours}: need more than 0")
-
-
-@dataclass(frozen=True, slots=True)
-class MetadataSummary:
-    """What the draw needs of one metadata object: a priority and a duration per good record."""
-
-    digest: str
-    priorities: UInt64[np.ndarray, " records"]
-    durations_ms: Int64[np.ndarray, " records"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,50 +105,6 @@ def select_utterances(
 
 def _is_metadata(uri: str) -> bool:
     return uri.endswith((".jsonl", ".jsonl.gz"))
-
-
-def read_records(data: bytes, uri: str) -> Iterator[tuple[str, Utterance | Quarantined]]:
-    """Each line of a metadata object with what it parses to; blank lines are no records."""
-    text = gzip.decompress(data) if uri.endswith(".gz") else data
-    for line in text.decode("utf-8", errors="replace").splitlines():
-        if not line.strip():
-            continue
-        try:
-            yield line, parse_utterance(line)
-        except MetadataError as error:
-            yield line, Quarantined.from_error(error, len(line))
-
-
-def summarize_metadata(source: tuple[ObjectStore, int, str]) -> MetadataSummary:
-    """Read one metadata object and keep what the draw needs of its good records."""
-    store, seed, uri = source
-    data = store.get(uri)
-    good = [record for _, record in read_records(data, uri) if isinstance(record, Utterance)]
-    return MetadataSummary(
-        sha256(data),
-        np.array([sampling_priority(seed, record.utterance_id) for record in good], np.uint64),
-        np.array([record.duration_ms for record in good], np.int64),
-    )
-
-
-def draw(
-    summaries: Sequence[MetadataSummary], hours: float
-) -> list[UInt8[np.ndarray, " _records"]]:
-    """A verdict on every good record: unselected, selected, or a duplicate of an earlier one."""
-    priorities = np.concatenate([summary.priorities for summary in summaries])
-    durations_ms = np.concatenate([summary.durations_ms for summary in summaries])
-    # A priority is a 64-bit hash of the utterance id: equal priorities are equal ids.
-    _, first = np.unique(priorities, return_index=True)
-    verdicts = np.full(len(priorities), DUPLICATE, np.uint8)
-    verdicts[first] = UNSELECTED
-    budget_ms = round(hours * 3_600_000)
-    threshold = oversampling_threshold(DurationStatistics.of(durations_ms[first]), budget_ms)
-    # Below the threshold lies mildly more than the budget: the rest need not be sorted.
-    candidates = first[priorities[first] <= np.uint64(threshold - 1)]
-    chosen = select_to_budget(priorities[candidates], durations_ms[candidates], budget_ms)
-    verdicts[candidates[chosen]] = SELECTED
-    edges = np.cumsum([len(summary.priorities) for summary in summaries])[:-1]
-    return np.split(verdicts, edges)
 
 
 def bucket_tasks(

@@ -1,5 +1,6 @@
 """The data pipeline's steps on a small corpus: counts balance, bytes repeat, nothing is lost."""
 
+import gzip
 import json
 from collections import Counter
 from pathlib import Path
@@ -257,6 +258,20 @@ def test_missing_and_empty_metadata_are_named(tmp_path: Path) -> None:
     write_metadata(store, corpus_uri, "unlabelled", [])
     with pytest.raises(ValueError, match="no usable record"):
         select(store, run_uri, corpus_uri)
+
+
+def test_compressed_metadata_is_read_and_a_broken_archive_is_named(tmp_path: Path) -> None:
+    """A .jsonl.gz counts as its text; one cut short is an error, as nobody knows what it held."""
+    store, run_uri, corpus_uri = local_store(tmp_path)
+    records = write_corpus(store, corpus_uri, "unlabelled", 1, 3)
+    write_metadata(store, corpus_uri, "unlabelled", [])
+    folder = join_uri(metadata_uri(corpus_uri, "unlabelled"), "date=2026-01-02/speaker_bucket=00")
+    data = gzip.compress("".join(json.dumps(record) + "\n" for record in records).encode())
+    store.put(join_uri(folder, "part-00000.jsonl.gz"), data)
+    assert select(store, run_uri, corpus_uri).tally_out.utterances == 3
+    store.put(join_uri(folder, "part-00000.jsonl.gz"), data[:-20])
+    with pytest.raises(ValueError, match=r"part-00000.jsonl.gz: no whole gzip file"):
+        select(store, f"{run_uri}/other", corpus_uri)
 
 
 def test_a_missing_input_manifest_names_the_step_to_run(tmp_path: Path) -> None:
