@@ -4,14 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-RUN ?= runs/demo
-RECIPE ?= demo
+demo: RUN ?= runs/demo
+run: RUN ?= runs/mine
+RECIPE ?= recorded
 
 .PHONY: help setup demo run test lint notebook clean
 
 help:
 	@echo 'make demo                 synthetic corpus, every step, word error rates (10 minutes, 2 cores)'
-	@echo 'make run KALDI_DIR=DIR    the same on your own Kaldi data directory (RECIPE=an4 RUN=runs/mine)'
+	@echo 'make run KALDI_DIR=DIR    the same on your own Kaldi data directory (RECIPE=recorded RUN=runs/mine)'
 	@echo 'make test                 all tests'
 	@echo 'make lint                 formatting, lint, types, import contracts'
 

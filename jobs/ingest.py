@@ -1,6 +1,6 @@
 """Ingest a Kaldi data directory: audio objects and metadata, the corpus of a run.
 
-python -m jobs.ingest --recipe an4 --run runs/an4 --kaldi-dir /data/an4
+python -m jobs.ingest --recipe recorded --run runs/mine --kaldi-dir /data/mine
 """
 
 from dataclasses import asdict

@@ -1,6 +1,6 @@
 """Run every step, each as its own process, from a Kaldi data directory to word error rates.
 
-python -m jobs.run --recipe an4 --run runs/an4 --kaldi-dir /data/an4
+python -m jobs.run --recipe recorded --run runs/mine --kaldi-dir /data/mine
 """
 
 import argparse
