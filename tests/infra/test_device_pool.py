@@ -81,11 +81,13 @@ def test_simultaneous_requests_spread_over_the_devices(pool: DevicePool) -> None
 
 
 def test_a_killed_server_is_replaced(pool: DevicePool) -> None:
-    """After SIGKILL the next request starts a new server on the same device."""
+    """After SIGKILL other processes answer, and the device has a new server."""
     device, pid = _where(pool.request(b"where"))
     _kill(pid)
-    assert _where(pool.request(b"where"))[0] == device
-    assert _where(pool.request(b"where"))[1] != pid
+    # The first may still reach the dying server's socket, and then asks the other device.
+    answers = [_where(pool.request(b"where")) for _ in range(2)]
+    assert all(other != pid for _, other in answers)
+    assert answers[-1][0] == device
 
 
 def test_a_server_killed_at_work_does_not_lose_the_request(pool: DevicePool) -> None:
