@@ -34,10 +34,11 @@ def serve_teacher(device: str, run_uri: str, k: str) -> Callable[[bytes], bytes]
     """Load a run's teacher onto `device`; the device pool's servers call this once each."""
     torch.set_num_threads(1)  # one server a device: on CPUs, a device is a core
     store = ObjectStore((join_uri(run_uri, "models"),))
-    model = load_model(store, run_uri, "teacher").model.to(torch.device(device.partition("#")[0]))
+    place = torch.device(device.partition("#")[0])  # cpu#0 and cpu#1 are two cores
+    model = load_model(store, run_uri, "teacher").model.to(place)
 
     def label(payload: bytes) -> bytes:
-        utterances = [torch.from_numpy(frames) for frames in decode_utterances(payload)]
+        utterances = [torch.from_numpy(frames).to(place) for frames in decode_utterances(payload)]
         logits = model.utterance_logits(utterances)
         return encode_targets([select_kbest(rows.cpu().numpy(), int(k)) for rows in logits])
 
