@@ -23,9 +23,14 @@ UNSELECTED, SELECTED, DUPLICATE = 0, 1, 2
 
 @dataclass(frozen=True, slots=True)
 class MetadataSummary:
-    """What the draw needs of one metadata object: a priority and a duration per good record."""
+    """What the draw needs of one metadata object: a priority and a duration per good record.
+
+    `speakers` are 64-bit hashes, each once; `num_records` counts bad records too.
+    """
 
     digest: str
+    num_records: int
+    speakers: UInt64[np.ndarray, " speakers"]
     priorities: UInt64[np.ndarray, " records"]
     durations_ms: Int64[np.ndarray, " records"]
 
@@ -55,9 +60,13 @@ def summarize_metadata(source: tuple[ObjectStore, int, str]) -> MetadataSummary:
     """Read one metadata object and keep what the draw needs of its good records."""
     store, seed, uri = source
     data = store.get(uri)
-    good = [record for _, record in read_records(data, uri) if isinstance(record, Utterance)]
+    records = [record for _, record in read_records(data, uri)]
+    good = [record for record in records if isinstance(record, Utterance)]
+    speakers = {sampling_priority(seed, record.speaker_id) for record in good}
     return MetadataSummary(
         sha256(data),
+        len(records),
+        np.array(sorted(speakers), np.uint64),
         np.array([sampling_priority(seed, record.utterance_id) for record in good], np.uint64),
         np.array([record.duration_ms for record in good], np.int64),
     )

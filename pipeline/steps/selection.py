@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import UInt8, UInt64
 
 from infra.object_store import ObjectStore, join_uri, normalize_uri
 from pipeline.packing import balance, pack_speakers
@@ -30,7 +30,14 @@ from pipeline.steps.commit import (
     run_plan,
     step_context,
 )
-from pipeline.steps.draw import SELECTED, UNSELECTED, draw, read_records, summarize_metadata
+from pipeline.steps.draw import (
+    SELECTED,
+    UNSELECTED,
+    MetadataSummary,
+    draw,
+    read_records,
+    summarize_metadata,
+)
 from pipeline.steps.manifest import Manifest, Output
 
 
@@ -88,6 +95,7 @@ def select_utterances(
     context = step_context(store, run_uri, f"selection/{subset}", resolved, inputs)
     if (done := finished_manifest(context)) is not None:
         return done, True
+    require_usable(metadata_uri, dict(zip(uris, summaries, strict=True)))
     hours = config.hours if subset == "unlabelled" else 0.0
     verdicts = dict(zip(uris, draw(summaries, hours), strict=True))
     plan = StepPlan(context, resolved, inputs, bucket_tasks(context, config, verdicts), loss_budget)
@@ -98,13 +106,33 @@ def select_utterances(
         lambda outputs: shuffle(outputs, config.seed),
         lambda commits: {"balance": {each.task: each.statistics["balance"] for each in commits}},
     )
-    if not manifest.tally_out.utterances:
-        raise ValueError(f"{metadata_uri} holds no usable record: {manifest.quarantined}")
     return manifest, False
 
 
 def _is_metadata(uri: str) -> bool:
     return uri.endswith((".jsonl", ".jsonl.gz"))
+
+
+def require_usable(metadata_uri: str, summaries: Mapping[str, MetadataSummary]) -> None:
+    """Refuse metadata without a record, or with a speaker in two buckets: a stream in two files."""
+    if not any(summary.num_records for summary in summaries.values()):
+        raise ValueError(f"{metadata_uri} holds no record: its objects are empty; ingest again")
+    speakers: dict[str, list[UInt64[np.ndarray, " _speakers"]]] = defaultdict(list)
+    for uri, summary in summaries.items():
+        speakers[bucket_of(uri)].append(summary.speakers)
+    once = [np.unique(np.concatenate(parts)) for parts in speakers.values()]
+    split = sum(map(len, once)) - len(np.unique(np.concatenate(once)))
+    if split:
+        raise ValueError(
+            f"{metadata_uri}: {split} speakers have records in several speaker_bucket=..; put all "
+            "of a speaker's records into one, as its causal mean needs the whole stream"
+        )
+
+
+def bucket_of(uri: str) -> str:
+    """The speaker bucket that a metadata object belongs to; without one, all is one bucket."""
+    match = re.search(r"/speaker_bucket=([^/]+)/", uri)
+    return f"bucket-{match[1] if match else 'all'}"
 
 
 def bucket_tasks(
@@ -115,8 +143,7 @@ def bucket_tasks(
     """One task per speaker bucket, over the metadata objects of all its dates."""
     buckets = defaultdict(list)
     for uri in verdicts:
-        match = re.search(r"/speaker_bucket=([^/]+)/", uri)
-        buckets[f"bucket-{match[1] if match else 'all'}"].append(uri)
+        buckets[bucket_of(uri)].append(uri)
     return {
         name: BucketTask(context, config, name, tuple(uris), tuple(verdicts[uri] for uri in uris))
         for name, uris in buckets.items()

@@ -318,5 +318,5 @@ def test_empty_metadata_is_explained(tmp_path: Path, environment: dict[str, str]
     write_metadata(store, corpus_uri, "labelled", [])
     done = run_step("select_utterances", run_uri, environment)
     assert done.returncode == 1
-    assert "metadata/labelled holds no usable record" in done.stderr
+    assert "metadata/labelled holds no record" in done.stderr
     assert "Traceback" not in done.stderr

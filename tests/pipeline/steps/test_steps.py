@@ -256,7 +256,18 @@ def test_missing_and_empty_metadata_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"holds no \*\.jsonl metadata: run jobs/ingest"):
         select(store, run_uri, corpus_uri)
     write_metadata(store, corpus_uri, "unlabelled", [])
-    with pytest.raises(ValueError, match="no usable record"):
+    with pytest.raises(ValueError, match="holds no record"):
+        select(store, run_uri, corpus_uri)
+
+
+def test_a_speaker_in_two_buckets_is_refused(tmp_path: Path) -> None:
+    """The causal mean is over a speaker's whole stream, which must lie in one file."""
+    store, run_uri, corpus_uri = local_store(tmp_path)
+    records = write_corpus(store, corpus_uri, "unlabelled", 2, 2)
+    folder = join_uri(metadata_uri(corpus_uri, "unlabelled"), "date=2026-01-01/speaker_bucket=01")
+    stray = json.dumps({**records[0], "utterance_id": "stray"})
+    store.put(join_uri(folder, "part-00000.jsonl"), stray.encode())
+    with pytest.raises(ValueError, match=r"1 speakers have records in several speaker_bucket"):
         select(store, run_uri, corpus_uri)
 
 
