@@ -3,6 +3,11 @@
 import os
 
 
+def is_launched() -> bool:
+    """Whether torchrun started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
 def launched_rank() -> int:
     """The rank that torchrun gave this process; 0 if it was started otherwise."""
-    return int(os.environ["RANK"]) if "TORCHELASTIC_RUN_ID" in os.environ else 0
+    return int(os.environ["RANK"]) if is_launched() else 0

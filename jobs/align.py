@@ -5,6 +5,7 @@ python -m jobs.align --recipe demo --run runs/demo
 
 from jobs.command_line import Job, Result, Step, main
 from jobs.training_steps import run_fit
+from training import collectives
 from training.alignment import bootstrap, realign
 from training.fits import aligner_fit
 
@@ -14,7 +15,8 @@ def run(job: Job) -> Result:
     recipe = job.recipe
     where = job.store, job.run_uri, job.corpus_uri
     bootstrap(*where, recipe.bootstrap, recipe.senones, recipe.loss_budget)
-    run_fit(aligner_fit)(job)
+    with collectives.open_world():
+        run_fit(aligner_fit)(job)
     return [realign(*where, recipe.evaluation.acoustic_scale, recipe.loss_budget)]
 
 

@@ -1,9 +1,12 @@
 """Run a training step on the ranks that torchrun started, or alone."""
 
+import os
+import sys
 from collections.abc import Callable
 
 import torch
 
+from infra.launch import is_launched
 from jobs.command_line import Job, Result, Step, execute
 from training import collectives
 from training.fit import Fit, fit_model
@@ -11,13 +14,13 @@ from training.recipes import Recipe
 
 
 def run_fit(make_fit: Callable[[Recipe], Fit]) -> Callable[[Job], Result]:
-    """A step's function that fits the model of `make_fit` on all ranks."""
+    """A step's function that fits the model of `make_fit` on all ranks of the world."""
 
     def run(job: Job) -> Result:
         # A rank is a core: OpenMP's threads, two on busy cores, made an epoch 15 times longer.
         torch.set_num_threads(1)
-        with collectives.open_world() as group:
-            return [fit_model(make_fit(job.recipe), job.store, job.run_uri, group)]
+        group = collectives.default_world()
+        return [fit_model(make_fit(job.recipe), job.store, job.run_uri, group)]
 
     return run
 
@@ -33,4 +36,11 @@ def main(step: Step, section: str) -> None:
     arguments = parser.parse_args()
     if arguments.trainer:
         arguments.set.append(f"{section}.trainer.name={arguments.trainer}")
-    raise SystemExit(execute(step, arguments, collectives.is_leader()))
+    with collectives.open_world():
+        code = execute(step, arguments, collectives.is_leader())
+        if is_launched():
+            # Closing gloo's threads has aborted a rank whose work was done and stored.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    raise SystemExit(code)
