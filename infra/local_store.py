@@ -1,6 +1,7 @@
 """Objects on local paths: writes appear whole or not at all, as they do in S3."""
 
 import errno
+import hashlib
 import os
 import stat
 import uuid
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from infra.objects import AccessDenied, Listing, ObjectInfo, ObjectNotFound, StoreError
+from infra.objects import AccessDenied, Fetched, Listing, ObjectInfo, ObjectNotFound, StoreError
 
 # Files of writers that are at work or were killed; a listing leaves them out.
 _PARTIAL_PREFIX = ".partial-"
@@ -19,10 +20,11 @@ _MISSING = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
 class LocalStore:
     """The local half of ObjectStore; takes normalized absolute paths."""
 
-    def get(self, uri: str) -> bytes:
-        """Read the whole object."""
+    def fetch(self, uri: str) -> Fetched:
+        """Read the whole object; its ETag is the one that S3 would give it."""
         with self.open(uri) as file:
-            return file.read()
+            data = file.read()
+        return Fetched(data, hashlib.md5(data, usedforsecurity=False).hexdigest())
 
     def open(self, uri: str) -> BinaryIO:
         """Open the object for reading."""

@@ -24,6 +24,7 @@ from infra.local_store import LocalStore
 from infra.look_ahead import look_ahead
 from infra.objects import (
     AccessDenied,
+    Fetched,
     Listing,
     ObjectInfo,
     ObjectNotFound,
@@ -34,6 +35,7 @@ from infra.uris import is_s3, join_uri, normalize_uri, require_within, resolve_p
 
 __all__ = [
     "AccessDenied",
+    "Fetched",
     "ObjectInfo",
     "ObjectNotFound",
     "ObjectStore",
@@ -51,7 +53,7 @@ _DENIED_CODES = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired"}
 
 
 class _Backend(Protocol):
-    def get(self, uri: str) -> bytes: ...
+    def fetch(self, uri: str) -> Fetched: ...
     def put(self, uri: str, data: bytes) -> None: ...
     def put_if_absent(self, uri: str, data: bytes) -> bool: ...
     def head(self, uri: str) -> ObjectInfo: ...
@@ -76,8 +78,12 @@ class ObjectStore:
 
     def get(self, uri: str) -> bytes:
         """Read the whole object; raise ObjectNotFound, AccessDenied or StoreError."""
+        return self.fetch(uri).data
+
+    def fetch(self, uri: str) -> Fetched:
+        """Read the whole object with its ETag; raise as `get` does."""
         backend, uri = self._route(uri)
-        return backend.get(uri)
+        return backend.fetch(uri)
 
     def put(self, uri: str, data: bytes) -> None:
         """Write the object, replacing what was there; readers see the old bytes or the new."""
@@ -113,23 +119,23 @@ class ObjectStore:
 
     def get_many(
         self, uris: Sequence[str], in_flight: int = 32
-    ) -> Iterator[tuple[str, bytes | StoreError]]:
+    ) -> Iterator[tuple[str, Fetched | StoreError]]:
         """Read objects in the order of `uris`, up to `in_flight` at a time and ahead of the reader.
 
         An object that cannot be read comes as its error, and the others still come.
         """
         if not 1 <= in_flight <= MAX_IN_FLIGHT:
             raise ValueError(f"in_flight = {in_flight}: need 1..{MAX_IN_FLIGHT}, our connections")
-        return look_ahead(self._get_or_error, uris, in_flight)
+        return look_ahead(self._fetch_or_error, uris, in_flight)
 
     def open(self, uri: str) -> BinaryIO:
         """Open the object for reading and seeking; from S3, in blocks of 8 MB."""
         backend, uri = self._route(uri)
         return backend.open(uri)
 
-    def _get_or_error(self, uri: str) -> bytes | StoreError:
+    def _fetch_or_error(self, uri: str) -> Fetched | StoreError:
         try:
-            return self.get(uri)
+            return self.fetch(uri)
         except StoreError as error:
             return error
 
@@ -146,15 +152,14 @@ class _S3Store:
         self._making_client = threading.Lock()
         self._reached_buckets: set[str] = set()
 
-    def get(self, uri: str) -> bytes:
+    def fetch(self, uri: str) -> Fetched:
         with self._request(uri) as (client, address):
             for _ in range(_MAX_ATTEMPTS - 1):
-                answer = client.get_object(**address)
                 try:
-                    return bytes(answer["Body"].read())
+                    return _read(client.get_object(**address))
                 except BotoCoreError:  # botocore repeats requests, not broken bodies
                     continue
-            return bytes(client.get_object(**address)["Body"].read())
+            return _read(client.get_object(**address))
 
     def put(self, uri: str, data: bytes) -> None:
         with self._request(uri) as (client, address):
@@ -242,6 +247,10 @@ class _S3Store:
         )
         with self._making_client:  # a session's client factory is not thread-safe
             return self._session.client("s3", config=config)
+
+
+def _read(answer: Any) -> Fetched:  # noqa: ANN401
+    return Fetched(bytes(answer["Body"].read()), answer.get("ETag", "").strip('"'))
 
 
 _S3_STORES: dict[tuple[object, ...], _S3Store] = {}

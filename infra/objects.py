@@ -29,5 +29,13 @@ class ObjectInfo:
     etag: str
 
 
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """An object's bytes and its ETag; on local paths the MD5 that S3 gives what one PUT wrote."""
+
+    data: bytes
+    etag: str
+
+
 # Beside a method called `list`, the word no longer names the type.
 Listing: TypeAlias = list[ObjectInfo]

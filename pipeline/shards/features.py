@@ -55,10 +55,10 @@ class FeatureRow:
     duration_ms: int
     created_at: str
     audio_uri: str
+    audio_etag: str
     text: str | None
     placement: str | None
     features: Float16[np.ndarray, "frames 64"]
-    audio_etag: str = ""
 
 
 def write_features(rows: Sequence[FeatureRow]) -> bytes:

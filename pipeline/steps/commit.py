@@ -190,12 +190,12 @@ def write_manifest(context: StepContext, manifest: Manifest) -> None:
 def committed_tasks(context: StepContext) -> dict[str, Commit]:
     """What earlier attempts at this step committed, by task; one LIST, in the driver."""
     objects = context.store.list(join_uri(context.run_uri, context.step, "commits"))
-    fetched = context.store.get_many([found.uri for found in objects])
+    fetched = context.store.get_many([each.uri for each in objects])
     commits = []
-    for _, data in fetched:
-        if isinstance(data, Exception):
-            raise data
-        commits.append(Commit.from_bytes(data))
+    for _, found in fetched:
+        if isinstance(found, Exception):
+            raise found
+        commits.append(Commit.from_bytes(found.data))
     for commit in commits:
         if commit.identity != context.identity:
             raise ValueError(

@@ -11,6 +11,7 @@ import numpy as np
 
 from infra.object_store import (
     AccessDenied,
+    Fetched,
     ObjectNotFound,
     ObjectStore,
     PrefixError,
@@ -148,10 +149,10 @@ def extract_rows(
     uris = [resolve_audio(task.corpus_uri, utterance.audio_uri) for utterance in utterances]
     fetched = task.context.store.get_many(uris, task.config.gets_in_flight)
     speaker, mean = "", CausalMean()
-    for utterance, (_, data) in zip(utterances, fetched, strict=True):
+    for utterance, (_, found) in zip(utterances, fetched, strict=True):
         if utterance.speaker_id != speaker:
             speaker, mean = utterance.speaker_id, CausalMean()
-        yield extract_utterance(utterance, data, mean)
+        yield extract_utterance(utterance, found, mean)
 
 
 def resolve_audio(corpus_uri: str, audio_uri: str) -> str:
@@ -161,27 +162,29 @@ def resolve_audio(corpus_uri: str, audio_uri: str) -> str:
 
 
 def extract_utterance(
-    utterance: Utterance, data: bytes | StoreError, mean: CausalMean
+    utterance: Utterance, found: Fetched | StoreError, mean: CausalMean
 ) -> FeatureRow | Quarantined:
     """Decode, filter and subtract the causal mean; what fails does not touch the mean."""
-    if isinstance(data, StoreError):
-        reason = REFUSALS.get(type(data))
+    if isinstance(found, StoreError):
+        reason = REFUSALS.get(type(found))
         if reason is None:
-            raise data
-        return quarantine(utterance, reason, str(data), 0)
+            raise found
+        return quarantine(utterance, reason, str(found), 0)
+    num_bytes = len(found.data)
     try:
-        energies = log_mel_energies(decode_audio(data))
+        energies = log_mel_energies(decode_audio(found.data))
     except AudioError as error:
-        return quarantine(utterance, error.reason, error.detail, len(data))
+        return quarantine(utterance, error.reason, error.detail, num_bytes)
     if len(energies) < MIN_FRAMES:
         detail = f"{len(energies)} frames of 10 ms: need at least {MIN_FRAMES}"
-        return quarantine(utterance, "too_short", detail, len(data))
+        return quarantine(utterance, "too_short", detail, num_bytes)
     return FeatureRow(
         utterance_id=utterance.utterance_id,
         speaker_id=utterance.speaker_id,
         duration_ms=utterance.duration_ms,
         created_at=utterance.created_at,
         audio_uri=utterance.audio_uri,
+        audio_etag=found.etag,
         text=utterance.text,
         placement=utterance.placement,
         features=mean.subtract(energies).astype(np.float16),

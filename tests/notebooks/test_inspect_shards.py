@@ -38,6 +38,7 @@ def rows() -> list[FeatureRow]:
             duration_ms=round(1000 * SECONDS[number]),
             created_at=f"2019-05-0{number + 1}T12:00:00+00:00",
             audio_uri=f"audio/{number}.flac",
+            audio_etag="",
             text=None,
             placement=None,
             features=frames.astype(np.float16),

@@ -35,7 +35,7 @@ def feature_row(number: int = 0, num_frames: int = 10, text: str | None = None) 
     features = generator.standard_normal((num_frames, 64)).astype(np.float16)
     created_at = "2019-05-12T10:00:00+00:00"
     return FeatureRow(
-        f"utt-{number}", "spk", 10 * num_frames, created_at, "a.flac", text, "DP1", features
+        f"utt-{number}", "spk", 10 * num_frames, created_at, "a.flac", "e1", text, "DP1", features
     )
 
 
