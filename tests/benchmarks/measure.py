@@ -1,0 +1,51 @@
+"""Interleaved timings, so that a busy machine slows all sides alike; figures with spread."""
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True)
+class Figure:
+    """The median of several values of one quantity, and their range."""
+
+    name: str
+    median: float
+    low: float
+    high: float
+    unit: str
+
+    @classmethod
+    def of(cls, name: str, values: Sequence[float], unit: str) -> "Figure":
+        """Summarize `values`."""
+        return cls(name, statistics.median(values), min(values), max(values), unit)
+
+
+def interleaved(
+    functions: Mapping[str, Callable[[], object]], num_rounds: int
+) -> dict[str, list[float]]:
+    """Seconds that each function took in each round; every round runs all of them in turn."""
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
+    for _ in range(num_rounds):
+        for name, function in functions.items():
+            started = time.perf_counter()
+            function()
+            seconds[name].append(time.perf_counter() - started)
+    return seconds
+
+
+def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[float]:
+    """The quotient of each round."""
+    return [above / below for above, below in zip(numerators, denominators, strict=True)]
+
+
+def show(title: str, figures: Sequence[Figure], as_json: bool) -> None:
+    """Print the figures: one JSON object, or lines for people."""
+    if as_json:
+        print(json.dumps({"title": title, "figures": [asdict(figure) for figure in figures]}))
+        return
+    print(title)
+    for each in figures:
+        print(f"  {each.name}: {each.median:.4g} ({each.low:.4g}..{each.high:.4g}) {each.unit}")
