@@ -8,12 +8,16 @@ demo: RUN ?= runs/demo
 run: RUN ?= runs/mine
 RECIPE ?= recorded
 
-.PHONY: help setup demo run test lint notebook clean
+KILLS ?= 30
+
+.PHONY: help setup demo run test faults dist lint clean
 
 help:
 	@echo 'make demo                 synthetic corpus, every step, word error rates (10 minutes, 2 cores)'
 	@echo 'make run KALDI_DIR=DIR    the same on your own Kaldi data directory (RECIPE=recorded RUN=runs/mine)'
-	@echo 'make test                 all tests'
+	@echo 'make test                 all tests but those of make faults'
+	@echo 'make faults               tests on a Spark cluster and a Ceph of their own (apt; KILLS=30)'
+	@echo 'make dist                 code and dependencies for spark-submit on a cluster'
 	@echo 'make lint                 formatting, lint, types, import contracts'
 
 setup: $(VENV)/.ready
@@ -35,6 +39,13 @@ run: setup
 test: setup
 	$(BIN)/python -m pytest
 
+faults: setup
+	sh tests/install_ceph.sh || echo 'no Ceph can be installed here: the tests that need it are skipped'
+	$(BIN)/python -m pytest -m cluster --kills $(KILLS) -rs
+
+dist: setup
+	$(BIN)/python -m jobs.package --folder dist
+
 lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -42,4 +53,4 @@ lint: setup
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) dist runs .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -4,11 +4,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, distribution
-from pathlib import Path
+from importlib.resources import files
 
 from infra.configuration import ConfigurationError, read_record, read_toml
 
-_CLUSTERS = Path(__file__).parent / "clusters"
+_CLUSTERS = files("infra") / "clusters"  # the code may lie in a zip
 _PLACEHOLDER = re.compile(r"\{(.*?)\}")
 _MEMORY = re.compile(r"[1-9][0-9]*[mgt]")
 _REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*([<>=!~].*)?")
@@ -73,12 +73,12 @@ def load_cluster(name_or_path: str) -> Cluster:
     """Read a cluster that comes with the package, by name, or one of your own, by path (.toml)."""
     if name_or_path.endswith(".toml"):
         return read_record(Cluster, read_toml(name_or_path), name_or_path)
-    known = sorted(path.stem for path in _CLUSTERS.glob("*.toml"))
+    known = sorted(file.name.removesuffix(".toml") for file in _CLUSTERS.iterdir())
     if name_or_path not in known:
         remedy = f"need a path to a .toml file, or one of {', '.join(known)}"
         raise ConfigurationError(f"cluster {name_or_path!r}: {remedy}")
-    path = str(_CLUSTERS / f"{name_or_path}.toml")
-    return read_record(Cluster, read_toml(path), path)
+    file = _CLUSTERS / f"{name_or_path}.toml"
+    return read_record(Cluster, read_toml(file), str(file))
 
 
 def require_dependencies(cluster: Cluster) -> None:

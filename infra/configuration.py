@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass
 from enum import StrEnum
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,10 +22,11 @@ class ConfigurationError(ValueError):
     """A configuration that cannot be used; the message names the file, the key and a remedy."""
 
 
-def read_toml(path: str) -> dict[str, object]:
-    """Read a TOML file; raise ConfigurationError if it is absent or malformed."""
+def read_toml(path: str | Traversable) -> dict[str, object]:
+    """Read a TOML file, or one packed with the code; ConfigurationError if absent or malformed."""
+    file = Path(path) if isinstance(path, str) else path
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:

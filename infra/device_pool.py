@@ -25,6 +25,7 @@ from infra.file_locks import least_busy, locked
 
 _MAX_ATTEMPTS = 3
 _POLL_INTERVAL_S = 0.05
+_CONNECT_LIMIT_S = 60.0  # a server accepts at once, unless 128 wait before us
 # Not TMPDIR, which may differ between the executors of a host.
 _POOLS = Path("/tmp")  # noqa: S108 - the directory below it is checked to be ours alone
 
@@ -116,11 +117,14 @@ class DevicePool:
 
     def _connect(self, name: str) -> socket.socket:
         path = self._directory() / name
-        connection = _try_connect(path)
-        if connection is not None:
-            return connection
-        with locked(path.with_suffix(".starting")):
-            return _try_connect(path) or self._start(name, path)
+        try:
+            connection = _try_connect(path)
+            if connection is not None:
+                return connection
+            with locked(path.with_suffix(".starting"), 2 * self.start_timeout_s):
+                return _try_connect(path) or self._start(name, path)
+        except TimeoutError as error:
+            raise _ServerLostError(f"its server cannot be reached: {error}") from error
 
     def _start(self, name: str, path: Path) -> socket.socket:
         process = self._spawn(name, path)
@@ -171,6 +175,7 @@ def _private_directory() -> Path:
 
 def _try_connect(path: Path) -> socket.socket | None:
     connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(_CONNECT_LIMIT_S)
     try:
         connection.connect(str(path))
     except (FileNotFoundError, ConnectionRefusedError):

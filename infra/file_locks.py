@@ -2,18 +2,27 @@
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
+_POLL_INTERVAL_S = 0.02
+_CHOOSING_LIMIT_S = 60.0  # it takes a millisecond
+
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of `path`, after waiting for it."""
-    descriptor = _open(path)
+def locked(path: Path, limit_s: float) -> Iterator[None]:
+    """Hold the lock of `path`, after waiting for it; TimeoutError after `limit_s`."""
+    deadline_s = time.monotonic() + limit_s
+    while (descriptor := _try_lock(path)) is None:
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(
+                f"{path}: locked by others for {limit_s:g} s: end them (fuser names them)"
+            )
+        time.sleep(_POLL_INTERVAL_S)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)
@@ -22,7 +31,7 @@ def locked(path: Path) -> Iterator[None]:
 @contextmanager
 def least_busy(directory: Path, names: Sequence[str]) -> Iterator[str]:
     """Take a slot of the name whose slots fewest hold, the first of equals; give the name."""
-    with locked(directory / "choosing"):
+    with locked(directory / "choosing", _CHOOSING_LIMIT_S):
         name = min(names, key=lambda name: _num_held(directory, name))
         slot = _take_free_slot(directory, name)
     try:

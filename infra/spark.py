@@ -5,25 +5,27 @@ import re
 import shlex
 import sys
 import uuid
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
 import pyspark
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
-from pyspark import SparkConf, SparkContext, StatusTracker, inheritable_thread_target
+from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
+from pyspark import SparkConf, SparkContext, inheritable_thread_target
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from tqdm import tqdm
 
 from infra.cluster import Cluster, require_dependencies
 from infra.java import find_java_home
+from infra.spark_progress import IDLE_LIMIT_S, TaskError, await_tasks
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-_POLL_INTERVAL_S = 0.2
+# What py4j raises once the driver's JVM is gone.
+_JVM_LOST = (Py4JError, ConnectionError)
 
 # Also for a local master from the command line: nothing listens beyond this host.
 _LOCAL_SETTINGS = {
@@ -55,10 +57,6 @@ appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex{3}
 """
 
 
-class TaskError(RuntimeError):
-    """A Spark task failed for good; the message names the work and the task's own error."""
-
-
 def spark_environment() -> dict[str, str]:
     """Our environment, with what lets a child's pyspark and spark-submit find Java and Python."""
     scripts = str(Path(sys.executable).parent)  # spark-submit calls find-spark-home and python3
@@ -86,10 +84,11 @@ def configure() -> Path:
     return directory
 
 
-def spark_session(app_name: str, cluster: Cluster) -> SparkSession:
+@contextmanager
+def spark_session(app_name: str, cluster: Cluster) -> Iterator[SparkSession]:
     """Start Spark as `cluster` says; what spark-submit was given by --conf or --master wins.
 
-    Use it in a `with` statement, which stops it. Raises ConfigurationError if a Python
+    It is stopped at the end of the `with` statement. Raises ConfigurationError if a Python
     dependency of the cluster is not installed.
     """
     require_dependencies(cluster)
@@ -103,16 +102,24 @@ def spark_session(app_name: str, cluster: Cluster) -> SparkSession:
         conf = SparkConf().setAll(list(settings.items()))
     session = SparkSession.builder.config(conf=conf).getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
-    return session
+    try:
+        yield session
+    finally:
+        with suppress(*_JVM_LOST):  # then there is nothing to stop
+            session.stop()
 
 
 def run_tasks(
-    session: SparkSession, tasks: Sequence[T], function: Callable[[T], R], description: str
+    session: SparkSession,
+    tasks: Sequence[T],
+    function: Callable[[T], R],
+    description: str,
+    idle_limit_s: float = IDLE_LIMIT_S,
 ) -> list[R]:
     """Run `function` on each of `tasks`, one Spark task each; results keep the order of `tasks`.
 
     Shows progress on standard error if that is a terminal. Raises TaskError when a task has
-    failed as often as Spark may try it.
+    failed as often as Spark may try it, or none has run for `idle_limit_s`.
     """
     if not tasks:
         return []
@@ -124,12 +131,16 @@ def run_tasks(
         return context.parallelize(tasks, len(tasks)).map(function).collect()
 
     with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(inheritable_thread_target(session)(collect))
         try:
-            _show_progress(future, context.statusTracker(), group, len(tasks), description)
+            future = pool.submit(inheritable_thread_target(session)(collect))
+            tracker = context.statusTracker()
+            await_tasks(future, tracker, group, len(tasks), description, idle_limit_s)
             results: list[R] = future.result()
         except (Py4JJavaError, PySparkException) as error:
             raise TaskError(f"{description}: {_cause(error)}") from error
+        except _JVM_LOST as error:
+            lost = "the driver's JVM has ended, killed or out of memory: run the step again"
+            raise TaskError(f"{description}: {lost}; it goes on from its commits") from error
         except BaseException:
             context.cancelJobGroup(group)
             raise
@@ -170,22 +181,6 @@ def _submitted_conf(settings: dict[str, str], cluster: Cluster) -> SparkConf:
 
 def _names_master(command: str) -> bool:
     return re.search(r"(^|\s)--master[\s=]|spark\.master=", command) is not None
-
-
-def _show_progress(
-    future: "Future[list[R]]", tracker: StatusTracker, group: str, num_tasks: int, description: str
-) -> None:
-    with tqdm(total=num_tasks, desc=description, unit="task", disable=None) as bar:
-        while wait([future], timeout=_POLL_INTERVAL_S).not_done:
-            bar.update(_num_completed(tracker, group) - bar.n)
-        if future.exception() is None:
-            bar.update(num_tasks - bar.n)
-
-
-def _num_completed(tracker: StatusTracker, group: str) -> int:
-    jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
-    stages = [tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]
-    return sum(stage.numCompletedTasks for stage in stages if stage)
 
 
 def _cause(error: Py4JJavaError | PySparkException) -> str:

@@ -10,6 +10,7 @@ from infra.objects import PrefixError
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _BUCKET = re.compile(r"[A-Za-z0-9._-]{3,63}")
+_MAX_KEY_BYTES = 1024  # S3's; a request for more is an error, not an absent object
 
 
 def join_uri(base: str, *parts: str) -> str:
@@ -38,14 +39,16 @@ def normalize_uri(uri: str) -> str:
     bucket, key = split_s3(uri)
     if not _BUCKET.fullmatch(bucket):
         raise PrefixError(f"{uri}: bucket {bucket!r}: need 3..63 of A-Z a-z 0-9 . _ -")
+    if len(key.encode(errors="surrogatepass")) > _MAX_KEY_BYTES:
+        raise PrefixError(f"{uri[:80]}...: need a key of at most {_MAX_KEY_BYTES} bytes")
     refuse_traversal(uri)
     return f"s3://{bucket}/{key}".rstrip("/")
 
 
 def _file_uri_path(uri: str) -> str:
     path = unquote(uri.removeprefix("file://"))
-    if not path.startswith("/"):
-        raise PrefixError(f"{uri}: need file:///absolute/path, without a host")
+    if not path.startswith("/") or "\0" in path:
+        raise PrefixError(f"{uri}: need file:///absolute/path, without a host or NUL")
     return path if path == "/" else path.rstrip("/")
 
 
@@ -72,20 +75,27 @@ def refuse_traversal(uri: str) -> None:
 def resolve_prefix(prefix: str) -> str:
     """Normalize an allowed prefix; a local one also has its symlinks resolved."""
     normalized = normalize_uri(prefix)
-    return normalized if is_s3(normalized) else str(Path(normalized).resolve())
+    return normalized if is_s3(normalized) else _without_links(normalized)
 
 
 def require_within(uri: str, resolved_prefixes: Sequence[str]) -> str:
     """Return `uri` normalized; raise PrefixError unless it lies at or below one of the prefixes."""
     refuse_traversal(uri)
     normalized = normalize_uri(uri)
-    real = normalized if is_s3(normalized) else str(Path(normalized).resolve())
+    real = normalized if is_s3(normalized) else _without_links(normalized)
     if any(_is_at_or_below(real, prefix) for prefix in resolved_prefixes):
         return normalized
     allowed = ", ".join(resolved_prefixes) or "none"
     raise PrefixError(
         f"{uri}: outside the allowed prefixes ({allowed}): allow its prefix, or move it"
     )
+
+
+def _without_links(path: str) -> str:
+    try:
+        return str(Path(path).resolve())
+    except (RuntimeError, OSError) as error:
+        raise PrefixError(f"{path}: its symlinks lead in a circle: mend them") from error
 
 
 def _is_at_or_below(uri: str, prefix: str) -> bool:

@@ -9,20 +9,23 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from infra.cluster import Cluster, load_cluster
 from infra.configuration import ConfigurationError, canonical_json, digest
 from infra.object_store import ObjectStore, StoreError, join_uri, normalize_uri
+from infra.request_counts import REQUESTS, RequestCounts, TaskTotals
 from infra.standard_error import separate_standard_error
 from pipeline.steps.ledger import LossBudgetExceededError
 from pipeline.steps.manifest import Manifest, manifest_uri
 from training.recipes import Recipe, read_recipe
 
-RECIPES = Path(__file__).parent / "recipes"
+RECIPES = files("jobs") / "recipes"  # the code may lie in a zip
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Job:
     store: ObjectStore
     cluster: Cluster
     arguments: argparse.Namespace
+    tasks: TaskTotals = field(default_factory=TaskTotals)
 
 
 Result = Sequence[tuple[Manifest, bool]]
@@ -103,13 +107,22 @@ def execute(step: Step, arguments: argparse.Namespace, is_leader: bool) -> int:
     return 0
 
 
-def fail(step: Step, error: Exception, code: int) -> int:
+class Named(Protocol):
+    """A job, for its name."""
+
+    @property
+    def name(self) -> str:
+        """The job's file name."""
+        ...
+
+
+def fail(step: Named, error: Exception, code: int) -> int:
     """Say on standard error what went wrong."""
     print(f"{step.name}: {error}", file=sys.stderr, flush=True)
     return code
 
 
-def open_job(step: Step, arguments: argparse.Namespace) -> Job:
+def open_job(step: Named, arguments: argparse.Namespace) -> Job:
     """Read the recipe and confine the store to the prefixes that the step's cluster may use."""
     recipe = read_recipe(recipe_path(arguments.recipe), arguments.set)
     run_uri = normalize_uri(arguments.run)
@@ -120,10 +133,10 @@ def open_job(step: Step, arguments: argparse.Namespace) -> Job:
     return Job(step.name, recipe, run_uri, corpus_uri, store, cluster, arguments)
 
 
-def recipe_path(recipe: str) -> str:
+def recipe_path(recipe: str) -> str | Traversable:
     """A recipe's file: as given, or one of ours by name."""
     ours = RECIPES / f"{recipe}.toml"
-    return str(ours) if ours.exists() and not Path(recipe).is_file() else recipe
+    return ours if ours.is_file() and not Path(recipe).is_file() else recipe
 
 
 def dry_run(step: Step, job: Job) -> dict[str, Any]:
@@ -144,7 +157,7 @@ def dry_run(step: Step, job: Job) -> dict[str, Any]:
 
 def run(step: Step, job: Job, is_leader: bool) -> dict[str, Any]:
     """Run the step; keep its resolved recipe and its duration unless all was done before."""
-    started = time.monotonic()
+    started, before = time.monotonic(), REQUESTS.total()
     results = step.run(job)
     seconds = round(time.monotonic() - started, 2)
     fresh = [manifest for manifest, was_done in results if not was_done]
@@ -152,6 +165,8 @@ def run(step: Step, job: Job, is_leader: bool) -> dict[str, Any]:
         "step": step.name,
         "status": "done" if fresh else "nothing to do",
         "seconds": seconds,
+        "task_seconds": round(job.tasks.seconds, 2),
+        "requests": asdict(REQUESTS.total() - before + job.tasks.requests),
         "manifests": {manifest.step: tallies(manifest) for manifest, _ in results},
     }
     if fresh and is_leader:
@@ -185,7 +200,11 @@ def describe(summary: dict[str, Any]) -> str:
         for verb in ("reads", "writes"):
             lines += [f"  {verb} {name}: {state}" for name, state in summary[verb].items()]
         return "\n".join(lines)
-    lines = [f"{summary['step']}: {summary['status']} ({summary['seconds']:.1f} s)"]
+    requests = RequestCounts(**summary["requests"])
+    lines = [
+        f"{summary['step']}: {summary['status']} ({summary['seconds']:.1f} s, "
+        f"{requests.num_requests:,} requests, {requests.retries:,} retried)"
+    ]
     lines += [
         f"  {name}: {counts['utterances_out']} utterances, {counts['hours_out']:.2f} h"
         + (f", {counts['quarantined']} quarantined" if counts["quarantined"] else "")

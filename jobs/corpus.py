@@ -15,7 +15,7 @@ from tqdm import tqdm
 from infra.look_ahead import look_ahead
 from infra.object_store import ObjectStore, join_uri, normalize_uri
 from jobs.kaldi_directory import SUBSETS, KaldiUtterance, read_kaldi_directory
-from pipeline.records import Tally, Utterance, stream_order
+from pipeline.records import MAX_DURATION_S, Tally, Utterance, stream_order
 
 NUM_SPEAKER_BUCKETS = 4
 _IN_FLIGHT = 16
@@ -146,9 +146,11 @@ def _records(
 
 def _duration_s(file: Path | io.BytesIO) -> float | None:
     try:
-        return float(soundfile.info(file).duration)
+        duration_s = float(soundfile.info(file).duration)
     except soundfile.SoundFileError:
         return None
+    # A FLAC from a pipe does not state its length, and libsndfile then says 2**63 samples.
+    return duration_s if duration_s <= MAX_DURATION_S else None
 
 
 def _audio_key(utterance: KaldiUtterance) -> str:

@@ -5,14 +5,18 @@ python -m jobs.report --recipe demo --run runs/demo
 
 import json
 import sys
+from collections.abc import Mapping
 from typing import Any
 
+from infra.cluster import load_cluster
 from infra.object_store import join_uri
 from jobs.command_line import Job, Result, Step, main
+from jobs.planning.comparison import compare_plan
 from jobs.report_page import format_table, render_report
 from pipeline.steps.commit import finished_manifest, step_context, write_manifest
 from pipeline.steps.ledger import ledger_reasons
 from pipeline.steps.manifest import SUBSETS, Manifest, input_digests, read_manifest, read_output
+from training.run_certificate import read_certificate
 from training.scoring import MODELS
 
 PIPELINE = tuple(f"{step}/{subset}" for step in ("selection", "features") for subset in SUBSETS)
@@ -51,13 +55,23 @@ def build_report(job: Job) -> dict[str, Any]:
         **json.loads(read_output(job.store, job.run_uri, evaluation)),
         "hours": {s: manifests[f"features/{s}"].tally_out.hours for s in SUBSETS},
         "steps": {name: step_entry(record) for name, record in steps.items()},
+        "plan": planned_and_actual(job, steps),
         "curves": {name: manifests[f"models/{name}"].statistics["curve"] for name in MODELS},
         "targets": {"k": targets.config["k"], **targets.statistics},
+        "certificate": read_certificate(job.store, job.run_uri),
         "quarantine": {
             name: dict(ledger_reasons(job.store, job.run_uri, manifests[name].ledgers))
             for name in PIPELINE
         },
     }
+
+
+def planned_and_actual(job: Job, steps: Mapping[str, Any]) -> dict[str, Any]:
+    """What each step was planned to make and take, and what it did."""
+    cluster = job.arguments.cluster or job.recipe.cluster
+    return compare_plan(
+        job.store, job.run_uri, job.recipe, lambda step: load_cluster(cluster or step), steps
+    )
 
 
 def step_records(job: Job) -> dict[str, Any]:

@@ -51,6 +51,7 @@ def launches(kaldi_dir: str, supervised_ranks: int, student_ranks: int) -> list[
         Launch("repartition", spark),
         Launch("train_student", torchrun(student_ranks)),
         Launch("evaluate", python),
+        Launch("certify", python),
         Launch("report", python),
     ]
 

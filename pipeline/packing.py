@@ -1,10 +1,30 @@
 """Whole speakers into nearly equal files (paper 003 IV-A1, IV-A3)."""
 
 import heapq
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 
 MAX_IMBALANCE = 1.05
+# So many files that rounding to whole ones moves a group's mean by at most 1.25 %.
+MIN_FILES_OF_A_GROUP = 40
+
+
+def group_buckets(bucket_durations_ms: Sequence[int], file_hours: float) -> list[range]:
+    """Group neighbouring buckets, to be packed together, into at least 40 files each.
+
+    If all of them make fewer files, they are one group.
+    """
+    least_ms = MIN_FILES_OF_A_GROUP * _file_ms(file_hours)
+    edges, group_ms = [0], 0
+    for number, duration_ms in enumerate(bucket_durations_ms, start=1):
+        group_ms += duration_ms
+        if group_ms >= least_ms:
+            edges.append(number)
+            group_ms = 0
+    # What remains at the end joins the last whole group.
+    edges = [*edges[: max(1, len(edges) - 1)], len(bucket_durations_ms)]
+    return [range(first, end) for first, end in pairwise(edges)]
 
 
 def pack_speakers(speaker_durations_ms: Mapping[str, int], file_hours: float) -> list[list[str]]:
@@ -13,10 +33,8 @@ def pack_speakers(speaker_durations_ms: Mapping[str, int], file_hours: float) ->
     As many files as make `file_hours` each, none empty. No file exceeds the mean by more than
     one speaker's duration.
     """
-    if not file_hours > 0:
-        raise ValueError(f"file_hours = {file_hours}: need more than 0")
     speakers = sorted(speaker_durations_ms, key=lambda each: (-speaker_durations_ms[each], each))
-    num_files = max(1, round(sum(speaker_durations_ms.values()) / (file_hours * 3_600_000)))
+    num_files = max(1, round(sum(speaker_durations_ms.values()) / _file_ms(file_hours)))
     files: list[list[str]] = [[] for _ in range(min(num_files, len(speakers)))]
     loads = [(0, index) for index in range(len(files))]
     for speaker in speakers:
@@ -26,31 +44,79 @@ def pack_speakers(speaker_durations_ms: Mapping[str, int], file_hours: float) ->
     return files
 
 
+def _file_ms(file_hours: float) -> float:
+    if not file_hours > 0:
+        raise ValueError(f"file_hours = {file_hours}: need more than 0")
+    return file_hours * 3_600_000
+
+
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """How equal the files came out; lone speakers exceed the bound in a file of their own."""
+    """How equal files came out.
 
-    largest_ms: int
-    mean_ms: float
-    lone_speakers: tuple[str, ...]
+    `alone_ms` are the files of a single speaker, `largest_shared_ms` is the longest other file.
+    """
+
+    num_files: int = 0
+    total_ms: int = 0
+    largest_shared_ms: int = 0
+    alone_ms: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, files: Sequence[Sequence[str]], speaker_durations_ms: Mapping[str, int]
+    ) -> "Balance":
+        """Measure packed `files`."""
+        loads_ms = [sum(speaker_durations_ms[each] for each in file) for file in files]
+        shared_ms = [load for file, load in zip(files, loads_ms, strict=True) if len(file) > 1]
+        alone_ms = {file[0]: speaker_durations_ms[file[0]] for file in files if len(file) == 1}
+        return cls(len(files), sum(loads_ms), max(shared_ms, default=0), alone_ms)
+
+    @classmethod
+    def of_groups(cls, groups: Iterable["Balance"]) -> "Balance":
+        """Measure the files of several groups as one set of files."""
+        parts = list(groups)
+        return cls(
+            sum(part.num_files for part in parts),
+            sum(part.total_ms for part in parts),
+            max((part.largest_shared_ms for part in parts), default=0),
+            {name: load for part in parts for name, load in part.alone_ms.items()},
+        )
+
+    @property
+    def mean_ms(self) -> float:
+        """Mean length of a file."""
+        return self.total_ms / max(1, self.num_files)
 
     @property
     def imbalance(self) -> float:
         """Largest file over the mean."""
-        return self.largest_ms / self.mean_ms if self.mean_ms else 1.0
+        return self._over_mean(max([self.largest_shared_ms, *self.alone_ms.values()]))
 
-    def to_dict(self) -> dict[str, float | list[str]]:
-        """Return numbers and names for a manifest."""
-        return {"imbalance": self.imbalance, "lone_speakers": list(self.lone_speakers)}
+    @property
+    def shared_imbalance(self) -> float:
+        """Largest file of several speakers over the mean: this packing can bound, to 1.05."""
+        return self._over_mean(self.largest_shared_ms)
 
+    @property
+    def lone_speakers(self) -> tuple[str, ...]:
+        """Speakers who alone exceed 1.05 times the mean."""
+        bound_ms = MAX_IMBALANCE * self.mean_ms
+        return tuple(sorted(name for name, load in self.alone_ms.items() if load > bound_ms))
 
-def balance(files: Sequence[Sequence[str]], speaker_durations_ms: Mapping[str, int]) -> Balance:
-    """Compare the files with their mean; report speakers that alone exceed 1.05 times it."""
-    loads = [sum(speaker_durations_ms[each] for each in file) for file in files]
-    mean_ms = sum(loads) / max(1, len(loads))
-    lone = [
-        file[0]
-        for file, load in zip(files, loads, strict=True)
-        if len(file) == 1 and load > MAX_IMBALANCE * mean_ms
-    ]
-    return Balance(max(loads, default=0), mean_ms, tuple(lone))
+    def to_dict(self) -> dict[str, object]:
+        """Plain values for a commit."""
+        return asdict(self)
+
+    def summary(self) -> dict[str, object]:
+        """Numbers and names for a manifest."""
+        return {
+            "num_files": self.num_files,
+            "mean_hours": round(self.mean_ms / 3_600_000, 6),
+            "imbalance": round(self.imbalance, 6),
+            "shared_imbalance": round(self.shared_imbalance, 6),
+            "lone_speakers": list(self.lone_speakers),
+        }
+
+    def _over_mean(self, load_ms: int) -> float:
+        return load_ms / self.mean_ms if self.total_ms else 1.0

@@ -1,12 +1,22 @@
 """The records that travel through the pipeline, validated at the border (paper 003 IV-B1)."""
 
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
+MIN_DURATION_S = 0.001  # hours are counted in whole milliseconds
 MAX_DURATION_S = 24 * 3600.0
+MAX_NAME_CHARACTERS = 1024  # what S3 allows a key
+MAX_LINE_BYTES = 2**20
+MAX_DETAIL_CHARACTERS = 300
+_CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_PASSWORD = re.compile(r"(://[^/?#\s:@]*):[^/?#\s]*@")
+_QUERY = re.compile(r"\?[^\s#'\"]*")
+# `json.dumps` with options makes an encoder each time.
+_SORTED_JSON = json.JSONEncoder(sort_keys=True)
 
 
 class MetadataError(ValueError):
@@ -48,27 +58,58 @@ class Utterance:
 
     def to_json(self) -> str:
         """One line of ASCII for a metadata or selection file, without absent optional fields."""
-        fields = {name: value for name, value in asdict(self).items() if value is not None}
-        return json.dumps(fields, sort_keys=True)
+        values = ((name, getattr(self, name)) for name in self.__slots__)
+        return _SORTED_JSON.encode({name: value for name, value in values if value is not None})
+
+
+def parse_line(line: bytes) -> Utterance:
+    """Read one line of a metadata object; raise MetadataError naming the reason why not."""
+    if len(line) > MAX_LINE_BYTES:
+        raise MetadataError("malformed_json", f"a line beyond {MAX_LINE_BYTES} bytes: split it")
+    try:
+        return parse_utterance(line.decode())
+    except UnicodeDecodeError as error:
+        detail = f"not UTF-8: {error.reason} at byte {error.start} of the line"
+        raise MetadataError("malformed_json", detail) from error
 
 
 def parse_utterance(line: str) -> Utterance:
     """Read one JSON line of metadata; raise MetadataError naming the reason why not."""
     try:
-        fields: Any = json.loads(line)
+        fields: Any = _DECODER.decode(line)
     except (ValueError, RecursionError) as error:  # ValueError: an integer of 4300 digits, too
-        raise MetadataError("malformed_json", str(error)[:200]) from error
+        raise MetadataError("malformed_json", str(error)) from error
     if not isinstance(fields, dict):
         raise MetadataError("malformed_json", f"need an object, got {type(fields).__name__}")
-    partial = _partial(fields)
     for name in ("utterance_id", "speaker_id", "created_at", "locale", "audio_uri"):
-        _require_text(fields, name, partial)
+        _require_text(fields, name)
     for name in ("text", "placement"):
-        _require_optional_text(fields, name, partial)
-    duration_s = _require_duration(fields, partial)
-    _require_time(fields["created_at"], partial)
-    known: dict[str, Any] = {name: fields.get(name) for name in Utterance.__slots__}
-    return Utterance(**{**known, "duration_s": duration_s})
+        _require_optional_text(fields, name)
+    duration_s = _require_duration(fields)
+    _require_time(fields)
+    # One by one, as a dictionary to unpack takes 1 us more of 4.
+    return Utterance(
+        fields["utterance_id"],
+        fields["speaker_id"],
+        duration_s,
+        fields["created_at"],
+        fields["locale"],
+        fields["audio_uri"],
+        fields.get("text"),
+        fields.get("placement"),
+    )
+
+
+def _without_repeats(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    # Readers of JSON differ in which one they take.
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"field {next(n for n in names if names.count(n) > 1)!r} twice")
+    return fields
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_without_repeats)
 
 
 def _partial(fields: dict[str, Any]) -> PartialRecord:
@@ -83,50 +124,63 @@ def _partial(fields: dict[str, Any]) -> PartialRecord:
 def _usable_duration(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if 0 < value <= MAX_DURATION_S else None
+    return float(value) if MIN_DURATION_S <= value <= MAX_DURATION_S else None
 
 
-def _require_text(fields: dict[str, Any], name: str, partial: PartialRecord) -> None:
+def _require_text(fields: dict[str, Any], name: str) -> None:
     value = fields.get(name)
+    plain = value if isinstance(value, str) and value.isascii() and value.isprintable() else ""
+    if 0 < len(plain) <= MAX_NAME_CHARACTERS:
+        return  # nearly always; saves 0.7 us of 5 a record
     if value is None:
-        raise MetadataError("missing_field", f"{name} is absent", partial)
-    _require_optional_text(fields, name, partial)
-    if not value or any(ord(character) < 32 for character in value):
-        raise MetadataError("bad_field", f"{name} = {value!r}: need printable text", partial)
+        raise MetadataError("missing_field", f"{name} is absent", _partial(fields))
+    _require_optional_text(fields, name)
+    if not value or _CONTROL_CHARACTER.search(value):
+        detail = f"{name} = {value!r}: need printable text"
+        raise MetadataError("bad_field", detail, _partial(fields))
+    if len(value) > MAX_NAME_CHARACTERS:
+        detail = f"{name} has {len(value)} characters: need at most {MAX_NAME_CHARACTERS}"
+        raise MetadataError("bad_field", detail, _partial(fields))
 
 
-def _require_optional_text(fields: dict[str, Any], name: str, partial: PartialRecord) -> None:
+def _require_optional_text(fields: dict[str, Any], name: str) -> None:
     value = fields.get(name)
     if value is not None and not isinstance(value, str):
-        raise MetadataError("wrong_type", f"{name} = {value!r}: need text", partial)
+        raise MetadataError("wrong_type", f"{name} = {value!r}: need text", _partial(fields))
     # JSON may escape half a surrogate pair, which no file can hold.
     if value is not None and not _is_unicode(value):
-        raise MetadataError("bad_field", f"{name} = {value!r}: not Unicode", partial)
+        raise MetadataError("bad_field", f"{name} = {value!r}: not Unicode", _partial(fields))
 
 
 def _is_unicode(text: str) -> bool:
-    return not any(0xD800 <= ord(character) <= 0xDFFF for character in text)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
-def _require_duration(fields: dict[str, Any], partial: PartialRecord) -> float:
+def _require_duration(fields: dict[str, Any]) -> float:
     value = fields.get("duration_s")
     if value is None:
-        raise MetadataError("missing_field", "duration_s is absent", partial)
+        raise MetadataError("missing_field", "duration_s is absent", _partial(fields))
     duration_s = _usable_duration(value)
     if duration_s is None:
-        bound = f"need 0 < duration_s <= {MAX_DURATION_S:.0f}"
-        raise MetadataError("bad_duration", f"duration_s = {value!r}: {bound}", partial)
+        detail = f"duration_s = {value!r}: need {MIN_DURATION_S} to {MAX_DURATION_S:.0f}"
+        raise MetadataError("bad_duration", detail, _partial(fields))
     return duration_s
 
 
-def _require_time(created_at: str, partial: PartialRecord) -> None:
+def _require_time(fields: dict[str, Any]) -> None:
+    created_at = fields["created_at"]
     try:
         moment = datetime.fromisoformat(created_at)
     except ValueError as error:
         detail = f"created_at = {created_at!r}: need ISO 8601 with an offset"
-        raise MetadataError("bad_timestamp", detail, partial) from error
+        raise MetadataError("bad_timestamp", detail, _partial(fields)) from error
     if moment.tzinfo is None:
-        raise MetadataError("bad_timestamp", f"created_at = {created_at!r}: no offset", partial)
+        detail = f"created_at = {created_at!r}: no offset"
+        raise MetadataError("bad_timestamp", detail, _partial(fields))
 
 
 def stream_order(utterance: Utterance) -> tuple[str, datetime, str]:
@@ -135,9 +189,17 @@ def stream_order(utterance: Utterance) -> tuple[str, datetime, str]:
     return utterance.speaker_id, created_at, utterance.utterance_id
 
 
+def _without_secrets(text: str) -> str:
+    text = _PASSWORD.sub(r"\1:***@", text)
+    return _QUERY.sub(lambda query: re.sub("=[^&]+", "=***", query[0]), text)
+
+
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """One row of the quarantine ledger: what was left out, and why."""
+    """One row of the quarantine ledger: what was left out, and why.
+
+    Its texts are bounded, and passwords and signatures within URIs are starred out.
+    """
 
     utterance_id: str
     audio_uri: str
@@ -145,6 +207,12 @@ class Quarantined:
     detail: str
     num_bytes: int
     duration_ms: int
+
+    def __post_init__(self) -> None:
+        audio_uri, detail = map(_without_secrets, (self.audio_uri, self.detail))
+        object.__setattr__(self, "utterance_id", self.utterance_id[:MAX_NAME_CHARACTERS])
+        object.__setattr__(self, "audio_uri", audio_uri[:MAX_NAME_CHARACTERS])
+        object.__setattr__(self, "detail", detail[:MAX_DETAIL_CHARACTERS])
 
     @classmethod
     def from_error(cls, error: MetadataError, num_bytes: int) -> "Quarantined":
@@ -154,7 +222,7 @@ class Quarantined:
             partial.utterance_id,
             partial.audio_uri,
             error.reason,
-            error.detail[:300],
+            error.detail,
             num_bytes,
             partial.duration_ms,
         )

@@ -1,4 +1,4 @@
-"""What every test may use: where the recorded speech lies, and one thread a process."""
+"""What every test may use: S3 servers, where the recorded speech lies, one thread a process."""
 
 import os
 from pathlib import Path
@@ -8,6 +8,17 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import pytest
 import torch
+
+from tests.ceph_server import ceph_bucket, ceph_endpoint
+from tests.s3_server import s3_bucket, s3_endpoint
+
+__all__ = ["ceph_bucket", "ceph_endpoint", "s3_bucket", "s3_endpoint"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How long the chaos test goes on."""
+    help_text = "processes that tests/faults/test_chaos.py kills in all; default: 30"
+    parser.addoption("--kills", type=int, default=30, metavar="N", help=help_text)
 
 
 @pytest.fixture(scope="session", autouse=True)

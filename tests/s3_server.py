@@ -8,6 +8,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import boto3
 import pytest
@@ -27,13 +28,13 @@ def free_port() -> int:
 
 
 @contextmanager
-def running_s3_server() -> Iterator[str]:
-    """Run moto's server in a process of its own; give its endpoint URL."""
+def running_s3_server(log: Path = Path(os.devnull)) -> Iterator[str]:
+    """Run moto's server in a process of its own, requests noted in `log`; give its URL."""
     port = free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     environment = {**os.environ, **CREDENTIALS}
-    output = subprocess.DEVNULL
-    server = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+    with log.open("ab") as output:
+        server = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
     endpoint = f"http://127.0.0.1:{port}"
     try:
         _wait_for(endpoint, server)
@@ -65,7 +66,12 @@ def s3_endpoint() -> Iterator[str]:
 @pytest.fixture
 def s3_bucket(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """A fresh bucket's name; the environment leads boto3 and s3fs to its server."""
-    for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": s3_endpoint}.items():
+    return fresh_bucket(s3_endpoint, monkeypatch)
+
+
+def fresh_bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Lead the environment to the server at `endpoint`, and make a bucket there."""
+    for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": endpoint}.items():
         monkeypatch.setenv(name, value)
     for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3"):
         monkeypatch.delenv(name, raising=False)

@@ -3,8 +3,8 @@
 Pure index arithmetic on utterance lengths, so that all ranks can count their steps beforehand.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from jaxtyping import Int64
@@ -23,11 +23,20 @@ class Piece:
     stop: int
 
 
-def pools(lengths: Int64[np.ndarray, " utterances"]) -> list[tuple[int, int]]:
-    """Cut the utterances, in order, into runs [first, last) of about POOL_FRAMES frames."""
-    pool_of = (np.cumsum(lengths) - lengths) // POOL_FRAMES
-    edges = [0, *(np.flatnonzero(np.diff(pool_of)) + 1).tolist(), len(lengths)]
-    return [(first, last) for first, last in pairwise(edges) if last > first]
+def pools(lengths: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Cut lengths, in order, into runs [first, last) of about POOL_FRAMES frames.
+
+    A run comes when the next one begins, so that no more lengths are read than are needed.
+    """
+    first, pool, start, end = 0, 0, 0, 0
+    for length in lengths:
+        if start // POOL_FRAMES != pool:
+            yield first, end
+            first, pool = end, start // POOL_FRAMES
+        start += int(length)
+        end += 1
+    if end > first:
+        yield first, end
 
 
 def chunked_minibatches(

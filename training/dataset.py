@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from infra.checked_reads import scan_checked
 from infra.object_store import ObjectStore, join_uri
 from pipeline.kbest import soft_targets
 from pipeline.shards import PartitionRow, read_partition, read_partition_lengths
@@ -80,22 +81,31 @@ class Dataset:
 
     def plan(self, visit: Visit, index: int) -> "VisitPlan":
         """Fix what this rank reads in visit number `index`, and in which order."""
+        return VisitPlan(visit, list(self.pools(visit, index)))
+
+    def pools(self, visit: Visit, index: int) -> Iterator["Pool"]:
+        """What this rank mixes at a time in visit number `index`; reads lengths as it goes."""
         outputs = self.labelled if visit.labelled else self.unlabelled
         # A share must hold the same rows in each pass, so the deal's order is not reshuffled.
         slices = deal(outputs, visit, self.rank, self.world_size, range(len(outputs)))
         generator = np.random.default_rng([self.seed, index, self.rank])
-        shuffled = [slices[number] for number in generator.permutation(len(slices))]
-        lengths = [self._lengths(part, visit) for part in shuffled]
-        kept = [
-            (part, counts) for part, counts in zip(shuffled, lengths, strict=True) if len(counts)
-        ]
-        return VisitPlan(
-            self, visit, [part for part, _ in kept], [counts for _, counts in kept], index
-        )
+        kept: list[Slice] = []
+        lengths: list[Int64[np.ndarray, " _rows"]] = []
+
+        def num_frames() -> Iterator[int]:
+            for number in generator.permutation(len(slices)):
+                counts = self._lengths(slices[number], visit)
+                if len(counts):
+                    kept.append(slices[number])
+                    lengths.append(counts)
+                    yield int(counts.sum())
+
+        for first, last in pools(num_frames()):
+            yield Pool(self, visit, index, first, kept[first:last], lengths[first:last])
 
     def _lengths(self, part: Slice, visit: Visit) -> Int64[np.ndarray, " rows"]:
-        with self.store.open(join_uri(self.run_uri, part.output.key)) as file:
-            num_frames, offsets = read_partition_lengths(file)
+        uri = join_uri(self.run_uri, part.output.key)
+        num_frames, offsets = scan_checked(self.store, uri, read_partition_lengths)
         if visit.labelled:
             offsets = np.full_like(offsets, visit.offset)
         counts = ((num_frames - offsets) // 3 + self.look_ahead).astype(np.int64)
@@ -109,35 +119,46 @@ class Dataset:
 
 
 @dataclass(frozen=True, slots=True)
-class VisitPlan:
-    """One rank's part of one visit: its minibatches can be counted before any audio is read."""
+class Pool:
+    """Slices that one rank holds at a time, their rows mixed; the first is the visit's `first`."""
 
     dataset: Dataset
     visit: Visit
+    index: int
+    first: int
     slices: list[Slice]
     lengths: list[Int64[np.ndarray, " _rows"]]
-    index: int
 
-    def _pools(self) -> list[tuple[int, int]]:
-        return pools(np.array([int(counts.sum()) for counts in self.lengths], np.int64))
-
-    def _batches(self, first: int, last: int) -> list[list[Piece]]:
-        lengths = np.concatenate(self.lengths[first:last])
-        generator = np.random.default_rng([self.dataset.seed, self.index, self.dataset.rank, first])
+    def batches(self) -> list[list[Piece]]:
+        """The pieces of each minibatch; utterances are counted over all slices, in order."""
+        key = [self.dataset.seed, self.index, self.dataset.rank, self.first]
         form = whole_utterance_minibatches if self.visit.whole_utterances else chunked_minibatches
-        return form(lengths, self.dataset.minibatch_frames, generator)
+        lengths = np.concatenate(self.lengths)
+        return form(lengths, self.dataset.minibatch_frames, np.random.default_rng(key))
+
+    def minibatches(self) -> Iterator[Minibatch]:
+        """Read the slices and yield the minibatches."""
+        rows = [row for part in self.slices for row in self.dataset.read(part)]
+        examples = [to_example(row, self.visit.offset, self.dataset.look_ahead) for row in rows]
+        for pieces in self.batches():
+            yield collate(examples, pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class VisitPlan:
+    """One rank's part of one visit: its minibatches can be counted before any audio is read."""
+
+    visit: Visit
+    pools: list[Pool]
 
     def num_minibatches(self) -> int:
         """How many minibatches this rank has."""
-        return sum(len(self._batches(first, last)) for first, last in self._pools())
+        return sum(len(pool.batches()) for pool in self.pools)
 
     def minibatches(self) -> Iterator[Minibatch]:
         """Read pool after pool and yield its minibatches."""
-        for first, last in self._pools():
-            rows = [row for part in self.slices[first:last] for row in self.dataset.read(part)]
-            examples = [to_example(row, self.visit.offset, self.dataset.look_ahead) for row in rows]
-            for pieces in self._batches(first, last):
-                yield collate(examples, pieces)
+        for pool in self.pools:
+            yield from pool.minibatches()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.resources.abc import Traversable
 from typing import Literal
 
 from infra.configuration import apply_overrides, read_record, read_toml
@@ -118,6 +119,6 @@ class Recipe:
             raise ValueError(f"loss_budget = {self.loss_budget}: need 0 <= loss_budget < 1")
 
 
-def read_recipe(path: str, overrides: Sequence[str] = ()) -> Recipe:
+def read_recipe(path: str | Traversable, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe with dotted overrides; ConfigurationError names what is wrong in it."""
-    return read_record(Recipe, apply_overrides(read_toml(path), overrides), path)
+    return read_record(Recipe, apply_overrides(read_toml(path), overrides), str(path))

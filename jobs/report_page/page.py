@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from importlib import resources
 
 from jobs.report_page.markup import details, figure, number, paragraph, section, text
+from jobs.report_page.planned import plan_note, plan_table
 from jobs.report_page.plots import learning_curve, step_bars, word_error_bars
 from jobs.report_page.scores import Report, at_paper_placements, headline, in_order
+from jobs.report_page.shuffled import shuffle_note, shuffle_table
 from jobs.report_page.tables import (
     error_table,
     frame_accuracy_table,
@@ -70,7 +72,9 @@ def _sections(report: Report) -> list[str]:
         section("Learning curves", *_curves(report)),
         section("Data", hours_table(report), quarantine_table(report)),
         section("Targets", _targets(report)),
+        section("Shuffle", shuffle_table(report), _shuffle_note(report)),
         section("Steps", _step_figure(report), funnel_table(report)),
+        section("Planned and actual", plan_table(report), _plan_note(report)),
         section("Recipe", details("The resolved recipe", recipe)),
     ]
 
@@ -116,6 +120,16 @@ def _targets(report: Report) -> str:
         f"frame. They hold {100 * targets['mean_retained_mass']:.2f} % of its probability on "
         f"average, over {targets['num_frames']:,} low-rate frames."
     )
+
+
+def _plan_note(report: Report) -> str:
+    note = plan_note(report)
+    return paragraph(note) if note else ""
+
+
+def _shuffle_note(report: Report) -> str:
+    note = shuffle_note(report)
+    return paragraph(note) if note else ""
 
 
 def _step_figure(report: Report) -> str:

@@ -1,16 +1,17 @@
-"""The word error rates as plain text for the terminal."""
+"""The word error rates, and the plan beside what came of it, as plain text for the terminal."""
 
 import textwrap
 from collections.abc import Iterator, Sequence
 
 from jobs.report_page.markup import printable
+from jobs.report_page.planned import plan_columns
 from jobs.report_page.scores import Report, Scores, headline, in_order, mean, placements
 
 LINE_WIDTH = 70
 
 
 def format_table(report: Report) -> str:
-    """The headline and the word error rates with the WERR below, in lines of about 70 columns."""
+    """The headline, the word error rates with the WERR below, the plan; about 70 columns wide."""
     wer: Scores = report.get("wer") or {}
     models, names = in_order(wer), placements(wer)
     blocks = [textwrap.fill(printable(headline(report)), LINE_WIDTH)]
@@ -20,13 +21,23 @@ def format_table(report: Report) -> str:
     if len(names) > 1:
         columns.append(_column("mean", [mean(values) for _, values in rows]))
     stub = _left(labels)
-    for some in _fitting(columns, stub):
-        blocks.append("\n".join("".join(line) for line in zip(stub, *some, strict=True)))
+    blocks += _folded(stub, columns)
+    names, planned = plan_columns(report)
+    widths = [max(map(len, cells)) + 2 for cells in planned]
+    padded = [
+        [cell.rjust(width) for cell in cells] for cells, width in zip(planned, widths, strict=True)
+    ]
+    blocks += _folded(_left(names), padded)
     return "\n\n".join(blocks)
 
 
+def _folded(stub: Sequence[str], columns: Sequence[list[str]]) -> Iterator[str]:
+    for some in _fitting(columns, stub):
+        yield "\n".join("".join(line) for line in zip(stub, *some, strict=True))
+
+
 def _left(labels: Sequence[str]) -> list[str]:
-    width = max(map(len, labels))
+    width = max(map(len, labels), default=0)
     return [label.ljust(width) for label in labels]
 
 

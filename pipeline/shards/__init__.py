@@ -1,10 +1,12 @@
 """Shards: Parquet files of features, of targets, and of both joined, to and from bytes."""
 
+from pipeline.shards.feature_cells import Storage, as_stored
 from pipeline.shards.features import FeatureRow, read_features, write_features
 from pipeline.shards.partitions import (
     PartitionRow,
     read_partition,
     read_partition_lengths,
+    read_partition_origins,
     write_partition,
 )
 from pipeline.shards.targets import TargetRow, read_targets, write_targets
@@ -12,10 +14,13 @@ from pipeline.shards.targets import TargetRow, read_targets, write_targets
 __all__ = [
     "FeatureRow",
     "PartitionRow",
+    "Storage",
     "TargetRow",
+    "as_stored",
     "read_features",
     "read_partition",
     "read_partition_lengths",
+    "read_partition_origins",
     "read_targets",
     "write_features",
     "write_partition",

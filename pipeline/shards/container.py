@@ -4,20 +4,25 @@ Files are uncompressed and plainly encoded, so that a file cannot unpack to more
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 ROW_GROUP_ROWS = 128
+ROW_GROUP_BYTES = 32 * 2**20
+"""A row group ends with the row that fills either: Arrow holds a whole one, several times."""
 _TAIL_BYTES = 8
 _DIGEST_BYTES = 32
 _ARROW_SCHEMA_KEY = b"ARROW:schema"
 
 Row = dict[str, Any]
+Columns = dict[str, list[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,32 +38,36 @@ def required(name: str, data_type: pa.DataType) -> pa.Field:
     return pa.field(name, data_type, nullable=False)
 
 
-def write_rows(shard_format: Format, rows: Sequence[Row], **entries: str) -> bytes:
-    """Write `rows`, with more footer `entries`; the same rows always give the same bytes."""
-    _require_unique_ids(rows)
+def write_rows(shard_format: Format, rows: Iterable[Row], **entries: str) -> bytes:
+    """Write `rows`, with more footer `entries`; the same rows always give the same bytes.
+
+    Rows may be made one by one: beside the result, one row group of them is in memory.
+    """
     schema = shard_format.schema.with_metadata({**shard_format.footer, **entries})
-    sink = pa.BufferOutputStream()
     options = {
         "compression": "none",
         "use_dictionary": False,
         "write_statistics": False,  # they would repeat whole tensors as minimum and maximum
         "write_page_checksum": True,
     }
+    sink = io.BytesIO()
     with pq.ParquetWriter(sink, schema, **options) as writer:
-        for first in range(0, len(rows), ROW_GROUP_ROWS):
-            batch = pa.RecordBatch.from_pylist(rows[first : first + ROW_GROUP_ROWS], schema)
-            writer.write_batch(batch)
-    return seal(sink.getvalue().to_pybytes())
+        for group in _row_groups(_with_unique_ids(rows)):
+            writer.write_batch(pa.RecordBatch.from_pylist(group, schema))
+    return seal(sink)
 
 
-def seal(data: bytes) -> bytes:
+def seal(file: io.BytesIO) -> bytes:
     """Put the SHA-256 of a Parquet file's footer before that footer, where readers skip it.
 
     Parquet has checksums for pages only, and pyarrow 26 aborts on some damaged footers.
     """
-    footer_start = len(data) - _TAIL_BYTES - int.from_bytes(data[-8:-4], "little")
-    digest = hashlib.sha256(data[footer_start:]).digest()
-    return data[:footer_start] + digest + data[footer_start:]
+    with file.getbuffer() as data:
+        footer_start = len(data) - _TAIL_BYTES - int.from_bytes(data[-8:-4], "little")
+        footer = bytes(data[footer_start:])
+    file.seek(footer_start)
+    file.write(hashlib.sha256(footer).digest() + footer)
+    return file.getvalue()  # the file's own memory, no copy
 
 
 def read_rows(shard_format: Format, data: bytes) -> tuple[list[Row], dict[str, str]]:
@@ -68,9 +77,8 @@ def read_rows(shard_format: Format, data: bytes) -> tuple[list[Row], dict[str, s
     """
     with _as_value_errors():
         file = _open(shard_format, pa.BufferReader(data))
-        rows = [row for group in range(file.num_row_groups) for row in _group_rows(file, group)]
-        _require_unique_ids(rows)
-        return rows, _footer(file)
+        groups = (_group_rows(file, group) for group in range(file.num_row_groups))
+        return list(_with_unique_ids(chain.from_iterable(groups))), _footer(file)
 
 
 def read_columns(
@@ -82,6 +90,22 @@ def read_columns(
             list(names), use_threads=False
         )
         return {name: table.column(name) for name in names}
+
+
+def read_plain_columns(
+    shard: BinaryIO | io.IOBase | bytes, names: Sequence[str]
+) -> tuple[Columns, dict[str, str]]:
+    """Read those of the columns `names` that a shard of any format has, and its footer's entries.
+
+    Of tensors nothing is read. ValueError for bytes that are no shard.
+    """
+    with _as_value_errors():
+        in_memory = isinstance(shard, bytes)
+        source = pa.BufferReader(shard) if in_memory else pa.PythonFile(shard, mode="r")
+        file = _open_sealed(source)
+        known = [name for name in names if name in file.schema_arrow.names]
+        table = file.read(known, use_threads=False)
+        return {name: table.column(name).to_pylist() for name in known}, _footer(file)
 
 
 @contextmanager
@@ -107,8 +131,7 @@ def _require_seal(source: pa.NativeFile) -> None:
 
 
 def _open(shard_format: Format, source: pa.NativeFile) -> pq.ParquetFile:
-    _require_seal(source)
-    file = pq.ParquetFile(source, page_checksum_verification=True)
+    file = _open_sealed(source)
     if not file.schema_arrow.equals(shard_format.schema):
         names = shard_format.schema.names
         raise ValueError(f"columns {file.schema_arrow.names}: need {names}, with their types")
@@ -116,6 +139,12 @@ def _open(shard_format: Format, source: pa.NativeFile) -> pq.ParquetFile:
     for name, expected in shard_format.footer.items():
         if footer.get(name) != expected:
             raise ValueError(f"footer entry {name} = {footer.get(name)!r}: need {expected!r}")
+    return file
+
+
+def _open_sealed(source: pa.NativeFile) -> pq.ParquetFile:
+    _require_seal(source)
+    file = pq.ParquetFile(source, page_checksum_verification=True)
     _require_plain(file.metadata, source.size())
     return file
 
@@ -157,10 +186,24 @@ def _cells(column: pa.ChunkedArray) -> list[Any]:
     return cells
 
 
-def _require_unique_ids(rows: Sequence[Row]) -> None:
+def _row_groups(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    group: list[Row] = []
+    num_bytes = 0
+    for row in rows:
+        group.append(row)
+        num_bytes += sum(len(cell) for cell in row.values() if isinstance(cell, bytes))
+        if len(group) == ROW_GROUP_ROWS or num_bytes >= ROW_GROUP_BYTES:
+            yield group
+            group, num_bytes = [], 0
+    if group:
+        yield group
+
+
+def _with_unique_ids(rows: Iterable[Row]) -> Iterator[Row]:
     seen: set[str] = set()
     for row in rows:
         utterance_id = row["utterance_id"]
         if utterance_id in seen:
             raise ValueError(f"utterance {utterance_id!r} twice: a shard holds each once")
         seen.add(utterance_id)
+        yield row

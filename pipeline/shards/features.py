@@ -9,10 +9,15 @@ import pyarrow as pa
 from jaxtyping import Float16
 
 from pipeline.shards.container import Format, read_rows, required, write_rows
-from pipeline.shards.tensors import features_from_cell, features_to_cell
+from pipeline.shards.feature_cells import (
+    Storage,
+    common_storage,
+    features_from_cell,
+    features_to_cell,
+    stated_storage,
+)
 
 FEATURE_FOOTER = {
-    "dtype": "float16",
     "num_bins": "64",
     "frame_shift_ms": "10",
     "normalization": "causal speaker mean",
@@ -59,29 +64,36 @@ class FeatureRow:
     text: str | None
     placement: str | None
     features: Float16[np.ndarray, "frames 64"]
+    storage: Storage = "float16"
 
 
 def write_features(rows: Sequence[FeatureRow]) -> bytes:
-    """Write a feature shard; ValueError for features that are not finite float16 [frames 64]."""
-    return write_rows(_FORMAT, [_to_cells(row) for row in rows])
+    """Write a feature shard in its rows' common storage, which the footer states.
+
+    ValueError for features that are not finite float16 [frames 64].
+    """
+    storage = common_storage(row.storage for row in rows)
+    return write_rows(_FORMAT, (_to_cells(row, storage) for row in rows), dtype=storage)
 
 
 def read_features(data: bytes) -> list[FeatureRow]:
-    """Read a feature shard in stored order; arrays are read-only views of `data`.
+    """Read a feature shard in stored order; float16 arrays are views, to be read only.
 
     ValueError for damaged bytes or tensors of another size than stated.
     """
-    rows, _ = read_rows(_FORMAT, data)
-    return [_from_cells(row) for row in rows]
+    rows, footer = read_rows(_FORMAT, data)
+    storage = stated_storage(footer)
+    return [_from_cells(row, storage) for row in rows]
 
 
-def _to_cells(row: FeatureRow) -> dict[str, Any]:
+def _to_cells(row: FeatureRow, storage: Storage) -> dict[str, Any]:
     cells = {name: getattr(row, name) for name in _PLAIN_FIELDS}
-    features = features_to_cell(row.features, row.utterance_id)
+    features = features_to_cell(row.features, storage, row.utterance_id)
     return {**cells, "num_frames": len(row.features), "features": features}
 
 
-def _from_cells(cells: dict[str, Any]) -> FeatureRow:
+def _from_cells(cells: dict[str, Any], storage: Storage) -> FeatureRow:
     plain = {name: cells[name] for name in _PLAIN_FIELDS}
-    features = features_from_cell(cells["features"], cells["num_frames"], cells["utterance_id"])
-    return FeatureRow(**plain, features=features)
+    where, num_frames = cells["utterance_id"], cells["num_frames"]
+    features = features_from_cell(cells["features"], num_frames, storage, where)
+    return FeatureRow(**plain, features=features, storage=storage)

@@ -6,16 +6,22 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Float16, Int64, UInt16
+from jaxtyping import Float16, Float64, Int64, UInt16
 
 from pipeline.kbest import KBest
 from pipeline.shards.container import Format, Row, read_columns, read_rows, required, write_rows
+from pipeline.shards.feature_cells import (
+    Storage,
+    common_storage,
+    features_from_cell,
+    features_to_cell,
+    stated_storage,
+)
 from pipeline.shards.features import FEATURE_FOOTER
 from pipeline.shards.targets import common_k, stated_k
 from pipeline.shards.tensors import (
+    FLOAT16,
     UINT16,
-    features_from_cell,
-    features_to_cell,
     from_buffer,
     kbest_from_cells,
     kbest_to_cells,
@@ -55,12 +61,14 @@ class PartitionRow:
     alignment: UInt16[np.ndarray, " frames"] | None
     offset: int
     kbest: KBest | None
+    storage: Storage = "float16"
 
 
 def write_partition(rows: Sequence[PartitionRow]) -> bytes:
-    """Write a training partition; k-best targets keep the same k, which the footer states."""
+    """Write a training partition; its rows' common k and storage are in the footer."""
     k = common_k([row.kbest for row in rows if row.kbest is not None])
-    return write_rows(_FORMAT, [_to_cells(row, k) for row in rows], k=str(k))
+    storage = common_storage(row.storage for row in rows)
+    return write_rows(_FORMAT, (_to_cells(row, k) for row in rows), k=str(k), dtype=storage)
 
 
 def read_partition(data: bytes) -> list[PartitionRow]:
@@ -69,8 +77,8 @@ def read_partition(data: bytes) -> list[PartitionRow]:
     ValueError for damaged bytes or tensors of another size than stated.
     """
     rows, footer = read_rows(_FORMAT, data)
-    k = stated_k(footer)
-    return [_from_cells(row, k) for row in rows]
+    k, storage = stated_k(footer), stated_storage(footer)
+    return [_from_cells(row, k, storage) for row in rows]
 
 
 def read_partition_lengths(
@@ -84,6 +92,20 @@ def read_partition_lengths(
     return num_frames, offsets
 
 
+def read_partition_origins(
+    file: BinaryIO,
+) -> tuple[list[str], list[str], Float64[np.ndarray, " rows"]]:
+    """Read only each row's utterance, speaker and mean log Z of soft targets, in stored order.
+
+    The mean log Z says how unsure the teacher was; rows without soft targets have 0.
+    """
+    columns = read_columns(_FORMAT, file, ("utterance_id", "speaker_id", "log_z"))
+    utterances, speakers = (columns[name].to_pylist() for name in ("utterance_id", "speaker_id"))
+    log_z = (np.frombuffer(cell or b"", FLOAT16) for cell in columns["log_z"].to_pylist())
+    means = [float(each.mean(dtype=np.float64)) if each.size else 0.0 for each in log_z]
+    return utterances, speakers, np.array(means, np.float64)
+
+
 def _to_cells(row: PartitionRow, k: int) -> Row:
     where, num_frames = row.utterance_id, len(row.features)
     cells: Row = {
@@ -92,7 +114,7 @@ def _to_cells(row: PartitionRow, k: int) -> Row:
         "duration_ms": row.duration_ms,
         "text": row.text,
         "num_frames": num_frames,
-        "features": features_to_cell(row.features, where),
+        "features": features_to_cell(row.features, row.storage, where),
         "offset": row.offset,
     }
     num_targets = num_low_rate_frames(num_frames, row.offset)
@@ -103,7 +125,7 @@ def _to_cells(row: PartitionRow, k: int) -> Row:
     return cells
 
 
-def _from_cells(cells: dict[str, Any], k: int) -> PartitionRow:
+def _from_cells(cells: dict[str, Any], k: int, storage: Storage) -> PartitionRow:
     where, num_frames = cells["utterance_id"], cells["num_frames"]
     num_targets = num_low_rate_frames(num_frames, cells["offset"])
     alignment = kbest = None
@@ -116,8 +138,9 @@ def _from_cells(cells: dict[str, Any], k: int) -> PartitionRow:
         cells["speaker_id"],
         cells["duration_ms"],
         cells["text"],
-        features_from_cell(cells["features"], num_frames, where),
+        features_from_cell(cells["features"], num_frames, storage, where),
         alignment,
         cells["offset"],
         kbest,
+        storage,
     )

@@ -37,7 +37,7 @@ class TargetRow:
 def write_targets(rows: Sequence[TargetRow]) -> bytes:
     """Write a target shard; all rows keep the same k, which the footer states."""
     k = common_k([row.kbest for row in rows])
-    return write_rows(_FORMAT, [_to_cells(row, k) for row in rows], k=str(k))
+    return write_rows(_FORMAT, (_to_cells(row, k) for row in rows), k=str(k))
 
 
 def read_targets(data: bytes) -> list[TargetRow]:

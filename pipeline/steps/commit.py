@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
-from infra.object_store import ObjectStore, join_uri
+from infra.checked_reads import read_checked
+from infra.object_store import ObjectNotFound, ObjectStore, join_uri
 from pipeline.records import Quarantined, Tally
 from pipeline.steps.ledger import check_loss_budget
 from pipeline.steps.manifest import (
@@ -19,6 +20,7 @@ from pipeline.steps.manifest import (
     manifest_uri,
     sha256,
 )
+from pipeline.steps.sealed_json import seal, unseal
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -54,13 +56,17 @@ class Commit:
         return sum((output.tally for output in self.outputs), Tally())
 
     def to_bytes(self) -> bytes:
-        """Canonical JSON."""
-        return json.dumps(asdict(self), sort_keys=True).encode()
+        """Canonical JSON with its digest."""
+        return seal(asdict(self))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Commit":
-        """Read what `to_bytes` wrote."""
-        document = json.loads(data)
+        """Read what `to_bytes` wrote; ValueError if it is damaged."""
+        document = unseal(
+            data,
+            "the commit record is damaged, or of an older version: remove it and run its step "
+            "again, which repeats this one task",
+        )
         for name in ("tally_in", "quarantined", "unselected"):
             document[name] = Tally(**document[name])
         document["outputs"] = tuple(Output(**output) for output in document["outputs"])
@@ -96,8 +102,8 @@ class StepContext:
         uri = join_uri(self.run_uri, self.step, "commits", f"{record.task}.json")
         if self.store.put_if_absent(uri, record.to_bytes()):
             return record
-        winner = Commit.from_bytes(self.store.get(uri))
-        if winner != record:
+        winner = read_checked(self.store, uri, Commit.from_bytes)
+        if winner.to_bytes() != record.to_bytes():
             raise ValueError(
                 f"{uri} holds other digests than this attempt made: the task is not "
                 "deterministic, or two recipes share one --run; use a fresh --run"
@@ -135,9 +141,10 @@ def step_context(
 def finished_manifest(context: StepContext) -> Manifest | None:
     """The manifest of this step if it is done; a ValueError if another recipe made it."""
     uri = manifest_uri(context.run_uri, context.step)
-    if not context.store.exists(uri):
+    try:
+        manifest = read_checked(context.store, uri, Manifest.from_bytes)
+    except ObjectNotFound:
         return None
-    manifest = Manifest.from_bytes(context.store.get(uri))
     made = identity(manifest.config, manifest.inputs)
     if made != context.identity:
         raise ValueError(
@@ -192,10 +199,13 @@ def committed_tasks(context: StepContext) -> dict[str, Commit]:
     objects = context.store.list(join_uri(context.run_uri, context.step, "commits"))
     fetched = context.store.get_many([each.uri for each in objects])
     commits = []
-    for _, found in fetched:
+    for uri, found in fetched:
         if isinstance(found, Exception):
             raise found
-        commits.append(Commit.from_bytes(found.data))
+        try:
+            commits.append(Commit.from_bytes(found.data))
+        except ValueError:
+            commits.append(read_checked(context.store, uri, Commit.from_bytes))
     for commit in commits:
         if commit.identity != context.identity:
             raise ValueError(

@@ -1,92 +1,94 @@
-"""The draw: a verdict on every metadata record, whatever objects the records lie in (003 IV-B1)."""
+"""The draw: up to which priority utterances are taken, whatever their buckets (003 IV-B1).
 
-import gzip
-import zlib
-from collections.abc import Iterator, Sequence
+The driver sees hours by range of priorities, never an utterance.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Int64, UInt8, UInt64
 
-from infra.object_store import ObjectStore
-from pipeline.records import MetadataError, Quarantined, Utterance, parse_utterance
-from pipeline.sampling import (
-    DurationStatistics,
-    oversampling_threshold,
-    sampling_priority,
-    select_to_budget,
-)
-from pipeline.steps.manifest import sha256
+from infra.object_store import ObjectInfo
+from pipeline.sampling import NUM_PRIORITIES
+from pipeline.steps.commit import Commit, Distribute, StepContext
+from pipeline.steps.manifest import Output
+from pipeline.steps.ranges import RangeSummary, RangeTask, compare_buckets, meet_budget
 
-UNSELECTED, SELECTED, DUPLICATE = 0, 1, 2
+# A range's task holds some 10 million records, at 70 bytes.
+_RANGE_BYTES = 2 * 2**30
+_GZIP_RATIO = 8
 
 
 @dataclass(frozen=True, slots=True)
-class MetadataSummary:
-    """What the draw needs of one metadata object: a priority and a duration per good record.
+class Draw:
+    """All up to `last_priority` is drawn, but duplicates.
 
-    `speakers` are 64-bit hashes, each once; `num_records` counts bad records too.
+    `duplicates` are, for each bucket, the objects that list what it leaves to earlier buckets.
     """
 
-    digest: str
-    num_records: int
-    speakers: UInt64[np.ndarray, " speakers"]
-    priorities: UInt64[np.ndarray, " records"]
-    durations_ms: Int64[np.ndarray, " records"]
+    last_priority: int
+    duplicates: tuple[tuple[Output, ...], ...]
 
 
-def uncompressed(data: bytes, uri: str) -> bytes:
-    """The text of a metadata object; ValueError names one that is not the gzip it claims to be."""
-    if not uri.endswith(".gz"):
-        return data
-    try:
-        return gzip.decompress(data)
-    except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{uri}: no whole gzip file: {error}; write it again") from error
-
-
-def read_records(data: bytes, uri: str) -> Iterator[tuple[str, Utterance | Quarantined]]:
-    """Each line of a metadata object with what it parses to; blank lines are no records."""
-    for line in uncompressed(data, uri).decode("utf-8", errors="replace").splitlines():
-        if not line.strip():
-            continue
-        try:
-            yield line, parse_utterance(line)
-        except MetadataError as error:
-            yield line, Quarantined.from_error(error, len(line))
-
-
-def summarize_metadata(source: tuple[ObjectStore, int, str]) -> MetadataSummary:
-    """Read one metadata object and keep what the draw needs of its good records."""
-    store, seed, uri = source
-    data = store.get(uri)
-    records = [record for _, record in read_records(data, uri)]
-    good = [record for record in records if isinstance(record, Utterance)]
-    speakers = {sampling_priority(seed, record.speaker_id) for record in good}
-    return MetadataSummary(
-        sha256(data),
-        len(records),
-        np.array(sorted(speakers), np.uint64),
-        np.array([sampling_priority(seed, record.utterance_id) for record in good], np.uint64),
-        np.array([record.duration_ms for record in good], np.int64),
+def num_ranges(objects: Sequence[ObjectInfo]) -> int:
+    """In how many ranges buckets are compared: one for each 2 GiB of metadata, unpacked."""
+    sizes = (
+        found.num_bytes * (_GZIP_RATIO if found.uri.endswith(".gz") else 1) for found in objects
     )
+    return 1 + sum(sizes) // _RANGE_BYTES
 
 
 def draw(
-    summaries: Sequence[MetadataSummary], hours: float
-) -> list[UInt8[np.ndarray, " _records"]]:
-    """A verdict on every good record: unselected, selected, or a duplicate of an earlier one."""
-    priorities = np.concatenate([summary.priorities for summary in summaries])
-    durations_ms = np.concatenate([summary.durations_ms for summary in summaries])
-    # A priority is a 64-bit hash of the utterance id: equal priorities are equal ids.
-    _, first = np.unique(priorities, return_index=True)
-    verdicts = np.full(len(priorities), DUPLICATE, np.uint8)
-    verdicts[first] = UNSELECTED
-    budget_ms = round(hours * 3_600_000)
-    threshold = oversampling_threshold(DurationStatistics.of(durations_ms[first]), budget_ms)
-    # Below the threshold lies mildly more than the budget: the rest need not be sorted.
-    candidates = first[priorities[first] <= np.uint64(threshold - 1)]
-    chosen = select_to_budget(priorities[candidates], durations_ms[candidates], budget_ms)
-    verdicts[candidates[chosen]] = SELECTED
-    edges = np.cumsum([len(summary.priorities) for summary in summaries])[:-1]
-    return np.split(verdicts, edges)
+    context: StepContext,
+    surveys: Sequence[Commit],
+    metadata_uri: str,
+    budget_ms: int,
+    distribute: Distribute,
+) -> Draw:
+    """Draw `budget_ms` from the surveyed buckets of `metadata_uri`; 0 takes all.
+
+    ValueError if there is less, or if a speaker is in two buckets: a stream in two files.
+    """
+    sources = zip(*(survey.outputs for survey in surveys), strict=True)
+    tasks = [RangeTask(context, number, each) for number, each in enumerate(sources)]
+    summaries = distribute(tasks, compare_buckets, "compare the buckets")
+    num_split = sum(summary.num_split_speakers for summary in summaries)
+    if num_split:
+        raise ValueError(
+            f"{metadata_uri}: {num_split} speakers have records in several speaker_bucket=..; put "
+            "all of a speaker's records into one, as its causal mean needs the whole stream"
+        )
+    last = _last_priority(tasks, summaries, budget_ms, distribute)
+    return Draw(last, _duplicates(summaries, len(surveys)))
+
+
+def _last_priority(
+    tasks: Sequence[RangeTask],
+    summaries: Sequence[RangeSummary],
+    budget_ms: int,
+    distribute: Distribute,
+) -> int:
+    totals_ms = np.cumsum([summary.duration_ms for summary in summaries])
+    if budget_ms > totals_ms[-1]:
+        hours, budget_hours = totals_ms[-1] / 3.6e6, budget_ms / 3.6e6
+        raise ValueError(
+            f"budget = {budget_hours:.2f} h: need at most {hours:.2f} h, what there is to select "
+            "from; 0 takes all"
+        )
+    if budget_ms == 0:
+        return NUM_PRIORITIES - 1
+    met = int(np.searchsorted(totals_ms, budget_ms))
+    before_ms = int(totals_ms[met]) - summaries[met].duration_ms
+    [last] = distribute([(tasks[met], budget_ms - before_ms)], meet_budget, "draw")
+    return last
+
+
+def _duplicates(
+    summaries: Sequence[RangeSummary], num_buckets: int
+) -> tuple[tuple[Output, ...], ...]:
+    found: list[list[Output]] = [[] for _ in range(num_buckets)]
+    for summary in summaries:
+        for bucket in summary.duplicates_of:
+            assert summary.duplicates is not None
+            found[bucket].append(summary.duplicates)
+    return tuple(map(tuple, found))

@@ -1,28 +1,18 @@
-"""Feature extraction: one selection file to one feature shard (paper 003 IV-B2).
+"""Feature extraction: one selection file to its feature shards (paper 003 IV-B2).
 
 Audio is fetched by many GETs in flight; each speaker's utterances, in order of creation, are one
-stream for the causal mean; the shard's utterances are shuffled, its moments kept with the commit.
+stream for the causal mean. A file makes one shard, or as many as keep a task's memory bounded
+however long its speakers are; each is shuffled, its moments are kept with the commit.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-import numpy as np
-
-from infra.object_store import (
-    AccessDenied,
-    Fetched,
-    ObjectNotFound,
-    ObjectStore,
-    PrefixError,
-    StoreError,
-    join_uri,
-)
-from pipeline.audio import AudioError, decode_audio
-from pipeline.filterbank import log_mel_energies
-from pipeline.normalization import CausalMean, Moments
-from pipeline.records import Quarantined, Tally, Utterance, parse_utterance
-from pipeline.shards import FeatureRow, write_features
+from infra.object_store import ObjectStore
+from pipeline.filterbank import Engine
+from pipeline.normalization import Moments
+from pipeline.records import Quarantined, Tally, parse_utterance
+from pipeline.shards import FeatureRow, Storage, write_features
 from pipeline.shuffling import shuffled_order
 from pipeline.steps.commit import (
     Commit,
@@ -41,23 +31,23 @@ from pipeline.steps.manifest import (
     read_output,
 )
 from pipeline.steps.selection import shuffle
+from pipeline.steps.utterance_features import extract_rows
 
-MIN_FRAMES = 5
-"""The fewest 10 ms frames that leave one spliced frame at each of the three offsets."""
-
-REFUSALS = {
-    ObjectNotFound: "missing_object",
-    AccessDenied: "access_denied",
-    PrefixError: "outside_prefixes",
-}
+MAX_SHARD_FRAMES = 2_000_000
+"""5.5 hours in a shard: 256 MB in memory as float16. The paper's files have 5 hours."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExtractionConfig:
-    """GETs in flight per task, and the seed of both levels of the hierarchical shuffle."""
+    """GETs in flight per task, the seed of both levels of the shuffle, engine and storage.
+
+    At most so many GETs: for long utterances fewer, within 256 MB.
+    """
 
     gets_in_flight: int
     seed: int
+    engine: Engine = "fast"
+    storage: Storage = "float16"
 
     def __post_init__(self) -> None:
         if not 1 <= self.gets_in_flight <= 64:
@@ -66,7 +56,7 @@ class ExtractionConfig:
 
 @dataclass(frozen=True, slots=True)
 class FileTask:
-    """One selection file to turn into a feature shard."""
+    """One selection file to turn into feature shards."""
 
     context: StepContext
     config: ExtractionConfig
@@ -113,91 +103,60 @@ def merge_moments(commits: Sequence[Commit]) -> Moments:
     return merged
 
 
-def extract_file(task: FileTask) -> Commit:
+def extract_file(task: FileTask, max_shard_frames: int = MAX_SHARD_FRAMES) -> Commit:
     """Fetch, decode, filter, normalize, shuffle and store one file's utterances."""
     lines = read_output(task.context.store, task.context.run_uri, task.selection).decode()
     utterances = [parse_utterance(line) for line in lines.splitlines()]
-    rows, quarantined = [], []
-    moments = Moments.zero()
-    for row in extract_rows(task, utterances):
-        if isinstance(row, Quarantined):
-            quarantined.append(row)
-            continue
-        rows.append(row)
-        moments = moments.merge(Moments.of(row.features.astype(np.float32)))
-    order = shuffled_order(len(rows), task.config.seed, "utterances", task.name)
-    data = write_features([rows[index] for index in order])
-    lost = Tally.of(quarantined)
-    written = Tally(len(rows), sum(row.duration_ms for row in rows))
-    outputs = (task.context.put_output(task.name, ".parquet", data, written),) if rows else ()
+    rows = extract_rows(
+        task.context.store,
+        task.corpus_uri,
+        utterances,
+        task.config.gets_in_flight,
+        task.config.engine,
+        task.config.storage,
+    )
+    quarantined: list[Quarantined] = []
+    outputs, moments = [], Moments.zero()
+    for number, shard in enumerate(cut(rows, quarantined, max_shard_frames)):
+        # Utterance by utterance in stream order: the same sums wherever the shards are cut.
+        for row in shard:
+            moments = moments.merge(Moments.of(row.features))
+        outputs.append(write_shard(task, f"{task.name}-{number:03d}", shard))
     record = Commit(
         task=task.name,
         identity=task.context.identity,
-        outputs=outputs,
+        outputs=tuple(outputs),
         ledger=task.context.put_ledger(task.name, quarantined),
         tally_in=Tally.of(utterances),
-        quarantined=lost,
+        quarantined=Tally.of(quarantined),
         statistics={"moments": moments.to_dict()},
     )
     return task.context.commit(record)
 
 
-def extract_rows(
-    task: FileTask, utterances: Sequence[Utterance]
-) -> Iterator[FeatureRow | Quarantined]:
-    """Features of each utterance, or its ledger row; the file holds speakers in stream order."""
-    uris = [resolve_audio(task.corpus_uri, utterance.audio_uri) for utterance in utterances]
-    fetched = task.context.store.get_many(uris, task.config.gets_in_flight)
-    speaker, mean = "", CausalMean()
-    for utterance, (_, found) in zip(utterances, fetched, strict=True):
-        if utterance.speaker_id != speaker:
-            speaker, mean = utterance.speaker_id, CausalMean()
-        yield extract_utterance(utterance, found, mean)
+def cut(
+    rows: Iterable[FeatureRow | Quarantined], quarantined: list[Quarantined], max_frames: int
+) -> Iterator[list[FeatureRow]]:
+    """Cut the stream of rows where `max_frames` are reached; ledger rows go to `quarantined`."""
+    shard: list[FeatureRow] = []
+    num_frames = 0
+    for row in rows:
+        if isinstance(row, Quarantined):
+            quarantined.append(row)
+            continue
+        shard.append(row)
+        num_frames += len(row.features)
+        if num_frames >= max_frames:
+            yield shard
+            shard, num_frames = [], 0
+    if shard:
+        yield shard
 
 
-def resolve_audio(corpus_uri: str, audio_uri: str) -> str:
-    """An audio URI relative to the corpus, or absolute as it stands."""
-    absolute = audio_uri.startswith("/") or "://" in audio_uri
-    return audio_uri if absolute else join_uri(corpus_uri, audio_uri)
-
-
-def extract_utterance(
-    utterance: Utterance, found: Fetched | StoreError, mean: CausalMean
-) -> FeatureRow | Quarantined:
-    """Decode, filter and subtract the causal mean; what fails does not touch the mean."""
-    if isinstance(found, StoreError):
-        reason = REFUSALS.get(type(found))
-        if reason is None:
-            raise found
-        return quarantine(utterance, reason, str(found), 0)
-    num_bytes = len(found.data)
-    try:
-        energies = log_mel_energies(decode_audio(found.data))
-    except AudioError as error:
-        return quarantine(utterance, error.reason, error.detail, num_bytes)
-    if len(energies) < MIN_FRAMES:
-        detail = f"{len(energies)} frames of 10 ms: need at least {MIN_FRAMES}"
-        return quarantine(utterance, "too_short", detail, num_bytes)
-    return FeatureRow(
-        utterance_id=utterance.utterance_id,
-        speaker_id=utterance.speaker_id,
-        duration_ms=utterance.duration_ms,
-        created_at=utterance.created_at,
-        audio_uri=utterance.audio_uri,
-        audio_etag=found.etag,
-        text=utterance.text,
-        placement=utterance.placement,
-        features=mean.subtract(energies).astype(np.float16),
-    )
-
-
-def quarantine(utterance: Utterance, reason: str, detail: str, num_bytes: int) -> Quarantined:
-    """The ledger row of an utterance whose audio cannot be used."""
-    return Quarantined(
-        utterance.utterance_id,
-        utterance.audio_uri,
-        reason,
-        detail[:300],
-        num_bytes,
-        utterance.duration_ms,
-    )
+def write_shard(task: FileTask, name: str, rows: list[FeatureRow]) -> Output:
+    """Shuffle and store one shard; `rows` are used up, so that they do not outlive it."""
+    order = shuffled_order(len(rows), task.config.seed, "utterances", name)
+    data = write_features([rows[index] for index in order])
+    tally = Tally(len(rows), sum(row.duration_ms for row in rows))
+    rows.clear()
+    return task.context.put_output(name, ".parquet", data, tally)

@@ -7,8 +7,10 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import Any
 
-from infra.object_store import ObjectStore, join_uri
+from infra.checked_reads import read_checked
+from infra.object_store import ObjectNotFound, ObjectStore, join_uri
 from pipeline.records import Tally
+from pipeline.steps.sealed_json import seal, unseal
 
 SUBSETS = ("labelled", "unlabelled", "heldout")
 
@@ -60,12 +62,16 @@ class Manifest:
         document["config_digest"] = sha256(json.dumps(self.config, sort_keys=True).encode())
         for name in ("tally_in", "tally_out", "quarantined", "unselected"):
             document[name]["hours"] = round(getattr(self, name).hours, 6)
-        return (json.dumps(document, sort_keys=True, indent=1) + "\n").encode()
+        return seal(document, indent=1)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Manifest":
-        """Read what `to_bytes` wrote."""
-        document = json.loads(data)
+        """Read what `to_bytes` wrote; ValueError if it is damaged."""
+        document = unseal(
+            data,
+            "the manifest is damaged, or of an older version: remove it and run its step again, "
+            "which makes it anew from the step's commits",
+        )
         del document["config_digest"]
         for name in ("tally_in", "tally_out", "quarantined", "unselected"):
             tally = document[name]
@@ -87,26 +93,31 @@ def manifest_uri(run_uri: str, step: str) -> str:
 
 def read_manifest(store: ObjectStore, run_uri: str, step: str) -> Manifest:
     """The manifest of a finished step; a ValueError names the job to run if there is none."""
-    uri = manifest_uri(run_uri, step)
-    if not store.exists(uri):
-        raise ValueError(f"{uri} is missing: run the step that writes {step} first")
-    return Manifest.from_bytes(store.get(uri))
+    return _read_manifest(store, run_uri, step)[0]
 
 
 def input_digests(store: ObjectStore, run_uri: str, steps: Sequence[str]) -> dict[str, str]:
     """SHA-256 of each input step's manifest, by step name."""
-    for step in steps:
-        read_manifest(store, run_uri, step)
-    return {step: sha256(store.get(manifest_uri(run_uri, step))) for step in steps}
+    return {step: _read_manifest(store, run_uri, step)[1] for step in steps}
+
+
+def _read_manifest(store: ObjectStore, run_uri: str, step: str) -> tuple[Manifest, str]:
+    uri = manifest_uri(run_uri, step)
+    try:
+        return read_checked(store, uri, lambda data: (Manifest.from_bytes(data), sha256(data)))
+    except ObjectNotFound as error:
+        raise ValueError(f"{uri} is missing: run the step that writes {step} first") from error
 
 
 def read_output(store: ObjectStore, run_uri: str, output: Output) -> bytes:
     """The bytes of one of our own objects, its digest checked."""
-    uri = join_uri(run_uri, output.key)
-    data = store.get(uri)
-    if sha256(data) != output.sha256:
-        raise ValueError(
-            f"{uri}: SHA-256 is {sha256(data)}, its manifest says {output.sha256}; "
-            "the object was altered or damaged: run its step again into a new --run"
-        )
-    return data
+
+    def require_whole(data: bytes) -> bytes:
+        if sha256(data) != output.sha256:
+            raise ValueError(
+                f"SHA-256 is {sha256(data)}, its manifest says {output.sha256}; "
+                "the object was altered or damaged: run its step again into a new --run"
+            )
+        return data
+
+    return read_checked(store, join_uri(run_uri, output.key), require_whole)

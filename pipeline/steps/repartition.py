@@ -2,10 +2,12 @@
 
 A task joins G source shards with their targets and deals their utterances over its partitions,
 so that each partition draws from all G, without a shuffle between machines. G = 1 is the paper.
+One shard or one partition is in memory at a time; the group lies on local disk meanwhile.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 
 from infra.object_store import ObjectStore
 from pipeline.records import Tally
@@ -27,6 +29,7 @@ from pipeline.steps.commit import (
 )
 from pipeline.steps.manifest import Manifest, Output, input_digests, read_manifest, read_output
 from pipeline.steps.selection import shuffle
+from pipeline.steps.spilling import SpilledRows
 
 SOURCES = ("features/unlabelled", "targets/unlabelled")
 
@@ -66,16 +69,16 @@ def repartition(
     if (done := finished_manifest(context)) is not None:
         return done, True
     features, targets = (read_manifest(store, run_uri, step).outputs for step in SOURCES)
-    size = config.num_source_shards
+    groups = enumerate(shard_groups(len(features), config.num_source_shards))
     tasks = {
-        f"{first // size:06d}": GroupTask(
+        f"{number:06d}": GroupTask(
             context,
             config,
-            f"{first // size:06d}",
-            features[first : first + size],
-            targets[first : first + size],
+            f"{number:06d}",
+            features[group.start : group.stop],
+            targets[group.start : group.stop],
         )
-        for first in range(0, len(features), size)
+        for number, group in groups
     }
     plan = StepPlan(context, asdict(config), inputs, tasks, loss_budget=0.0)
     return run_plan(
@@ -83,20 +86,28 @@ def repartition(
     ), False
 
 
+def shard_groups(num_shards: int, num_source_shards: int) -> list[range]:
+    """Cut the shards, in order, into the fewest groups of at most G, sizes within one."""
+    num_groups = -(-num_shards // num_source_shards)
+    edges = [num_shards * number // max(num_groups, 1) for number in range(num_groups + 1)]
+    return [range(first, last) for first, last in pairwise(edges)]
+
+
 def write_group(task: GroupTask) -> Commit:
     """Join one group and write its partitions."""
-    rows = [
-        row for pair in zip(task.features, task.targets, strict=True) for row in join(task, *pair)
-    ]
-    order = shuffled_order(len(rows), task.config.seed, "partition", task.name)
-    tally = Tally(len(rows), sum(row.duration_ms for row in rows))
-    parts = deal([rows[index] for index in order], num_partitions(tally, task.config))
+    rows = SpilledRows()
+    for pair in zip(task.features, task.targets, strict=True):
+        rows.extend(join(task, *pair))
+    durations = rows.durations_ms
+    tally = Tally(len(durations), sum(durations))
+    order = shuffled_order(len(durations), task.config.seed, "partition", task.name).tolist()
+    parts = deal(order, durations, num_partitions(tally, task.config))
     outputs = tuple(
         task.context.put_output(
             f"{task.name}-{number:05d}",
             ".parquet",
-            write_partition(part),
-            Tally(len(part), sum(row.duration_ms for row in part)),
+            write_partition([rows.load(row) for row in part]),
+            Tally(len(part), sum(durations[row] for row in part)),
         )
         for number, part in enumerate(parts)
     )
@@ -105,43 +116,46 @@ def write_group(task: GroupTask) -> Commit:
 
 
 def num_partitions(tally: Tally, config: RepartitionConfig) -> int:
-    """How many partitions of about `partition_hours` these hours make, never more than rows."""
+    """How many partitions of about `partition_hours` these hours make, never more than rows.
+
+    n partitions have partition_hours within the factor 1 +- 1/(2n); one alone may have less.
+    """
     return min(max(round(tally.hours / config.partition_hours), 1), tally.utterances)
 
 
-def deal(rows: Sequence[PartitionRow], num_parts: int) -> list[list[PartitionRow]]:
-    """Give each row, in order, to the part that has the fewest milliseconds so far."""
-    parts: list[list[PartitionRow]] = [[] for _ in range(num_parts)]
+def deal(order: Sequence[int], durations_ms: Sequence[int], num_parts: int) -> list[list[int]]:
+    """Give each row, in order, to the part with the fewest milliseconds so far.
+
+    So no two parts differ by more than the longest row.
+    """
+    parts: list[list[int]] = [[] for _ in range(num_parts)]
     filled = [0] * num_parts
-    for row in rows:
+    for row in order:
         emptiest = filled.index(min(filled))
         parts[emptiest].append(row)
-        filled[emptiest] += row.duration_ms
+        filled[emptiest] += durations_ms[row]
     return parts
 
 
-def join(task: GroupTask, features: Output, targets: Output) -> list[PartitionRow]:
+def join(task: GroupTask, features: Output, targets: Output) -> Iterator[PartitionRow]:
     """Features beside their targets; both shards hold the same utterances in the same order."""
     store, run_uri = task.context.store, task.context.run_uri
     feature_rows = read_features(read_output(store, run_uri, features))
     target_rows = read_targets(read_output(store, run_uri, targets))
-    joined = []
     for row, target in zip(feature_rows, target_rows, strict=True):
         if row.utterance_id != target.utterance_id:
             raise ValueError(
                 f"{targets.key}: {target.utterance_id} stands where {features.key} has "
                 f"{row.utterance_id}; generate the targets again into a fresh --run"
             )
-        joined.append(
-            PartitionRow(
-                utterance_id=row.utterance_id,
-                speaker_id=row.speaker_id,
-                duration_ms=row.duration_ms,
-                text=None,
-                features=row.features,
-                alignment=None,
-                offset=target.offset,
-                kbest=target.kbest,
-            )
+        yield PartitionRow(
+            utterance_id=row.utterance_id,
+            speaker_id=row.speaker_id,
+            duration_ms=row.duration_ms,
+            text=None,
+            features=row.features,
+            alignment=None,
+            offset=target.offset,
+            kbest=target.kbest,
+            storage=row.storage,
         )
-    return joined

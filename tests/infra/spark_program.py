@@ -1,7 +1,11 @@
 """A program for spark-submit: prints one line of JSON, and fails if told to."""
 
 import json
+import os
+import signal
 import sys
+import threading
+import time
 
 from pyspark import SparkContext
 
@@ -23,3 +27,7 @@ with spark_session("program", load_cluster("demo")) as session:
     if "fail" in sys.argv:
         print("told to fail", file=sys.stderr)
         raise SystemExit(3)
+    if "lose" in sys.argv:
+        java = int(session.sparkContext._jvm.java.lang.ProcessHandle.current().pid())
+        threading.Timer(1.0, os.kill, (java, signal.SIGKILL)).start()
+        run_tasks(session, [60.0], time.sleep, "naps")

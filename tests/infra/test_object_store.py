@@ -1,3 +1,4 @@
+import base64
 import hashlib
 import pickle
 import threading
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import boto3
 import pytest
+from botocore.exceptions import ClientError
 
+from infra import retry
 from infra.object_store import (
     AccessDenied,
     Fetched,
@@ -18,15 +21,25 @@ from infra.object_store import (
     StoreError,
     join_uri,
 )
+from infra.request_counts import REQUESTS
 from tests.s3_server import free_port
 
+CEPH = pytest.param("ceph", marks=pytest.mark.cluster)
 
-@pytest.fixture(params=["local", "s3"])
+
+@pytest.fixture(params=["s3", CEPH])
+def bucket(request: pytest.FixtureRequest) -> str:
+    """A bucket of moto's server, and one of Ceph's."""
+    name: str = request.getfixturevalue(f"{request.param}_bucket")
+    return name
+
+
+@pytest.fixture(params=["local", "s3", CEPH])
 def base(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A place for objects: local, or in either server."""
     if request.param == "local":
         return str(tmp_path / "store")
-    bucket = request.getfixturevalue("s3_bucket")
-    return f"s3://{bucket}/store"
+    return f"s3://{request.getfixturevalue(f'{request.param}_bucket')}/store"
 
 
 @pytest.fixture
@@ -91,9 +104,9 @@ def test_list_is_recursive_sorted_and_stops_at_the_directory(store: ObjectStore,
     assert store.list(join_uri(base, "empty")) == []
 
 
-def test_list_goes_over_pages(s3_bucket: str) -> None:
+def test_list_goes_over_pages(bucket: str) -> None:
     """More objects than one answer of S3 holds (1,000) are all listed."""
-    base = f"s3://{s3_bucket}/many"
+    base = f"s3://{bucket}/many"
     store = ObjectStore((base,))
     uris = [f"{base}/{i:04}" for i in range(1003)]
     with ThreadPoolExecutor(4) as pool:
@@ -154,7 +167,7 @@ def test_local_errors_have_names(tmp_path: Path) -> None:
         store.put(str(tmp_path / "directory"), b"")
 
 
-@pytest.mark.usefixtures("s3_bucket")
+@pytest.mark.usefixtures("bucket")
 def test_missing_bucket_is_told_at_once() -> None:
     """Every operation on a bucket that is not there names it, the server and the variable."""
     store = ObjectStore(("s3://no-such-bucket",))
@@ -189,6 +202,29 @@ def test_no_credentials_are_named(s3_bucket: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     with pytest.raises(AccessDenied, match="AWS_SECRET_ACCESS_KEY"):
         ObjectStore((f"s3://{s3_bucket}",)).get(f"s3://{s3_bucket}/key")
+
+
+@pytest.mark.cluster
+def test_a_wrong_secret_is_refused_at_once(
+    ceph_bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that checks signatures: AccessDenied, with what to check, and no repetition."""
+    store, uri = ObjectStore((f"s3://{ceph_bucket}",)), f"s3://{ceph_bucket}/key"
+    store.put(uri, b"secret")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    before = REQUESTS.total()
+    for act in (store.get, store.head, store.list, lambda uri: store.put(uri, b"")):
+        with pytest.raises(AccessDenied, match=r"refused \(403.*check the credentials"):
+            act(uri)
+    assert (REQUESTS.total() - before).retries == 0
+
+
+@pytest.mark.cluster
+def test_the_server_refuses_damaged_uploads(ceph_bucket: str) -> None:
+    """We send Content-MD5, and the server compares it with what it received (moto does not)."""
+    wrong = base64.b64encode(hashlib.md5(b"other").digest()).decode()
+    with pytest.raises(ClientError, match="BadDigest"):
+        boto3.client("s3").put_object(Bucket=ceph_bucket, Key="x", Body=b"ours", ContentMD5=wrong)
 
 
 class _Misbehaving(BaseHTTPRequestHandler):
@@ -233,6 +269,7 @@ def misbehaving(
     s3_bucket: str,  # noqa: ARG001 - for its credentials
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[ObjectStore]:
+    monkeypatch.setattr(retry, "FIRST_WAIT_S", 0.002)
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Misbehaving)
     _Misbehaving.requests.clear()
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()

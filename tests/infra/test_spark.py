@@ -4,13 +4,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from infra.cluster import load_cluster
-from infra.spark import TaskError, run_tasks, spark_environment, spark_session
+from infra.spark import run_tasks, spark_environment, spark_session
+from infra.spark_progress import TaskError
 from tests.infra.java_free import java_free_environment
 
 PROGRAM = str(Path(__file__).with_name("spark_program.py"))
@@ -56,6 +58,16 @@ def test_a_dying_worker_is_an_error(session: SparkSession) -> None:
     """A worker process that is killed fails the work with a message."""
     with pytest.raises(TaskError, match=r"deaths: .*Python worker exited unexpectedly"):
         run_tasks(session, [1], os._exit, "deaths")
+
+
+def test_tasks_that_nothing_takes_are_given_up(session: SparkSession) -> None:
+    """Where all cores are held by others, the wait ends at its limit, with a remedy."""
+    with ThreadPoolExecutor(1) as pool:
+        busy = pool.submit(run_tasks, session, [6, 6], time.sleep, "naps")
+        time.sleep(2)
+        with pytest.raises(TaskError, match=r"waits: no task ran for 1 s.*free cores"):
+            run_tasks(session, [0], time.sleep, "waits", idle_limit_s=1)
+        assert busy.result() == [None, None]
 
 
 def test_local_sessions_listen_on_loopback_only(session: SparkSession) -> None:
@@ -104,6 +116,16 @@ def test_what_the_user_submits_wins(java_free: dict[str, str]) -> None:
     assert conf["spark.master"] == "local[*]"
     assert conf["spark.sql.shuffle.partitions"] == "7"
     assert conf["spark.driver.host"] == "127.0.0.1"
+
+
+def test_a_lost_jvm_is_explained() -> None:
+    """When the driver's JVM is killed, the work ends at once, with what to do about it."""
+    repository = str(Path(__file__).parents[2])
+    environment = {**spark_environment(), "PYTHONPATH": repository}
+    done = _run([sys.executable, PROGRAM, "lose"], environment)
+    last_line = done.stderr.strip().splitlines()[-1]
+    assert "TaskError: naps: the driver's JVM has ended, killed" in last_line
+    assert done.returncode == 1
 
 
 def test_no_java_is_left_behind() -> None:

@@ -186,6 +186,20 @@ def test_unreadable_audio_is_kept_for_the_quarantine(kaldi_dir: Path, tmp_path: 
     assert store.get(join_uri(str(corpus), records["ann-1"].audio_uri)) == b"not audio"
 
 
+def test_audio_of_unknown_length_is_kept_for_the_quarantine(
+    kaldi_dir: Path, tmp_path: Path
+) -> None:
+    """A FLAC that was written to a pipe has no length in its header: as good as unreadable."""
+    path = kaldi_dir / "audio" / "bob-1.flac"
+    data = path.read_bytes()
+    path.write_bytes(data[:22] + bytes(4) + data[26:])
+    corpus = tmp_path / "corpus"
+    summary = ingest(kaldi_dir, ObjectStore((str(corpus),)), str(corpus))
+    records = {record.utterance_id: record for _, record in metadata(corpus)}
+    assert summary.unreadable == 1
+    assert records["bob-1"].duration_s == 0.001
+
+
 def test_utterances_without_time_follow_one_another(kaldi_dir: Path, tmp_path: Path) -> None:
     """Each speaker's first utterance begins at the epoch, the next where it ended."""
     corpus = tmp_path / "corpus"

@@ -2,7 +2,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.normalization import CausalMean, Moments
@@ -28,6 +28,32 @@ def test_a_stream_cut_anywhere_gives_the_same_bits(cuts: list[int], seed: int) -
     pieces = [mean.subtract(piece) for piece in np.split(stream, sorted(cuts))]
     assert np.concatenate(pieces).tobytes() == CausalMean().subtract(stream).tobytes()
     assert mean.count == 100
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 3000), st.integers(0, 3000))
+def test_blocks_are_as_invisible_as_utterances(num_frames: int, cut: int) -> None:
+    """The stream is worked through in blocks of 1000 frames; no cut shows where they lie."""
+    stream = energies(num_frames)
+    mean = CausalMean()
+    pieces = [mean.subtract(stream[:cut]), mean.subtract(stream[cut:])]
+    assert np.concatenate(pieces).tobytes() == CausalMean().subtract(stream).tobytes()
+    sums = np.zeros(64)
+    for frame in stream:
+        sums += frame
+    assert mean.sum.tobytes() == sums.tobytes()
+
+
+@given(st.permutations(range(4)), st.integers(0, 2**32))
+def test_other_speakers_do_not_matter(order: list[int], seed: int) -> None:
+    """Whoever comes before or between, a speaker's stream has the same bits."""
+    streams = [energies(30, seed + speaker) for speaker in range(4)]
+    alone = [CausalMean().subtract(stream) for stream in streams]
+    means = [CausalMean() for _ in streams]
+    for half in (slice(0, 13), slice(13, None)):
+        for speaker in order:
+            found = means[speaker].subtract(streams[speaker][half])
+            assert found.tobytes() == alone[speaker][half].tobytes()
 
 
 @given(st.integers(0, 79))

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.packing import balance, pack_speakers
+from pipeline.packing import MAX_IMBALANCE, Balance, group_buckets, pack_speakers
 
 HOUR_MS = 3_600_000
 SPEAKERS = st.dictionaries(st.text(max_size=4), st.integers(1, 30 * HOUR_MS), max_size=40)
@@ -29,7 +29,7 @@ def test_no_file_exceeds_the_mean_by_a_speaker(
 ) -> None:
     """The greedy bound: the last speaker went to a file that was below the mean."""
     files = pack_speakers(durations, file_hours)
-    result = balance(files, durations)
+    result = Balance.of(files, durations)
     for file in files:
         shortest_ms = min(durations[speaker] for speaker in file)
         assert sum(durations[speaker] for speaker in file) <= result.mean_ms + shortest_ms
@@ -48,7 +48,7 @@ def test_files_are_nearly_equal() -> None:
     """Many speakers in files of five hours: the largest is within 5 % of the mean (IV-A3)."""
     durations = many_speakers()
     files = pack_speakers(durations, 5.0)
-    result = balance(files, durations)
+    result = Balance.of(files, durations)
     assert result.imbalance < 1.05
     assert result.lone_speakers == ()
     assert result.mean_ms == pytest.approx(5 * HOUR_MS, rel=0.02)
@@ -59,9 +59,9 @@ def test_a_long_speaker_is_alone_and_reported() -> None:
     durations = many_speakers() | {"marathon": 40 * HOUR_MS}
     files = pack_speakers(durations, 5.0)
     assert ["marathon"] in files
-    result = balance(files, durations)
+    result = Balance.of(files, durations)
     assert result.lone_speakers == ("marathon",)
-    assert result.imbalance > 1.05
+    assert result.imbalance > MAX_IMBALANCE > result.shared_imbalance
 
 
 def test_few_speakers_make_few_files() -> None:
@@ -73,7 +73,8 @@ def test_few_speakers_make_few_files() -> None:
 def test_no_speakers_make_no_files() -> None:
     """Nothing to pack is nothing."""
     assert pack_speakers({}, 5.0) == []
-    assert balance([], {}).imbalance == 1.0
+    assert Balance.of([], {}) == Balance.of_groups([]) == Balance()
+    assert Balance().imbalance == Balance().shared_imbalance == 1.0
 
 
 @pytest.mark.parametrize("file_hours", [0.0, -1.0, float("nan")])
@@ -81,3 +82,50 @@ def test_a_file_has_a_positive_length(file_hours: float) -> None:
     """The error names the value."""
     with pytest.raises(ValueError, match=r"file_hours = .*: need more than 0"):
         pack_speakers({"a": 1}, file_hours)
+
+
+@given(st.lists(st.integers(0, 300 * HOUR_MS), min_size=1, max_size=60), FILE_HOURS)
+def test_groups_are_neighbours_and_large(durations_ms: list[int], file_hours: float) -> None:
+    """Each bucket in one group, in order; a group makes 40 files unless it is the only one."""
+    groups = group_buckets(durations_ms, file_hours)
+    assert [bucket for group in groups for bucket in group] == list(range(len(durations_ms)))
+    for group in groups:
+        group_ms = sum(durations_ms[bucket] for bucket in group)
+        assert len(groups) == 1 or group_ms >= 40 * file_hours * HOUR_MS
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    num_buckets=st.integers(1, 60),
+    speakers_per_file=st.floats(40, 300),
+    spread=st.floats(0, 2),
+    num_files=st.floats(20, 300),
+    is_pareto=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_files_of_all_groups_are_nearly_equal(
+    seed: int,
+    num_buckets: int,
+    speakers_per_file: float,
+    spread: float,
+    num_files: float,
+    is_pareto: bool,
+) -> None:
+    """Log-normal or Zipf-like speakers, 40 and more a file: at most 1.05 times the global mean."""
+    generator = np.random.default_rng(seed)
+    num_speakers = int(speakers_per_file * num_files)
+    tail = generator.pareto(1.2, num_speakers) + 0.1
+    hours = tail if is_pareto else generator.lognormal(0, spread, num_speakers)
+    speakers_ms = np.maximum(1, hours * (5 * HOUR_MS * num_files / hours.sum())).astype(int)
+    buckets: list[dict[str, int]] = [{} for _ in range(num_buckets)]
+    for number, bucket in enumerate(generator.integers(0, num_buckets, num_speakers)):
+        buckets[bucket][f"spk-{number}"] = int(speakers_ms[number])
+    groups = group_buckets([sum(bucket.values()) for bucket in buckets], 5.0)
+    parts = []
+    for group in groups:
+        durations = {name: ms for each in group for name, ms in buckets[each].items()}
+        parts.append(Balance.of(pack_speakers(durations, 5.0), durations))
+    result = Balance.of_groups(parts)
+    assert result.total_ms == sum(map(sum, (each.values() for each in buckets)))
+    assert result.shared_imbalance <= MAX_IMBALANCE
+    assert result.imbalance <= MAX_IMBALANCE or result.lone_speakers

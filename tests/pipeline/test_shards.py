@@ -16,6 +16,7 @@ from pipeline.shards import (
     FeatureRow,
     PartitionRow,
     TargetRow,
+    as_stored,
     read_features,
     read_partition,
     read_partition_lengths,
@@ -71,6 +72,10 @@ def plain(value: Any) -> Any:
     return value
 
 
+def in_bytes(row: Any) -> Any:
+    return dataclasses.replace(row, features=as_stored(row.features, "uint8"), storage="uint8")
+
+
 KINDS: dict[str, tuple[Callable[[Any], bytes], Callable[[bytes], Any], Sequence[Any]]] = {
     "features": (
         write_features,
@@ -79,6 +84,16 @@ KINDS: dict[str, tuple[Callable[[Any], bytes], Callable[[bytes], Any], Sequence[
     ),
     "targets": (write_targets, read_targets, [target_row(0), target_row(1, 0), target_row(2, 7)]),
     "partition": (write_partition, read_partition, [hard_row(0), soft_row(1), soft_row(2, 1, 2)]),
+    "features of uint8": (
+        write_features,
+        read_features,
+        [in_bytes(row) for row in (feature_row(0), feature_row(1, 0), feature_row(2))],
+    ),
+    "partition of uint8": (
+        write_partition,
+        read_partition,
+        [in_bytes(row) for row in (hard_row(0), soft_row(1), soft_row(2, 1, 2))],
+    ),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -115,6 +130,13 @@ def test_row_groups_hold_128_utterances() -> None:
     metadata = pq.ParquetFile(io.BytesIO(data)).metadata
     assert [metadata.row_group(group).num_rows for group in range(3)] == [128, 128, 44]
     assert plain(read_features(data)) == plain(rows)
+
+
+def test_row_groups_of_long_utterances_are_small() -> None:
+    """A reader, and the writer, hold no more than 32 MB and an utterance at a time."""
+    rows = [feature_row(number, 80_000) for number in range(5)]
+    metadata = pq.ParquetFile(io.BytesIO(write_features(rows))).metadata
+    assert [metadata.row_group(group).num_rows for group in range(2)] == [4, 1]
 
 
 def test_the_footer_states_the_conventions() -> None:
@@ -207,7 +229,7 @@ def rewritten(data: bytes, options: dict[str, Any] | None = None, **columns: lis
     plainly = {"compression": "none", "use_dictionary": False}
     sink = io.BytesIO()
     pq.write_table(table, sink, **{**plainly, **(options or {})})
-    return seal(sink.getvalue())
+    return seal(sink)
 
 
 NAN = np.full((10, 64), np.nan, np.float16).tobytes()
@@ -223,9 +245,17 @@ LIES: dict[str, tuple[str, dict[str, list[Any]], str]] = {
     "short log Z": ("targets", {"log_z": [b"\0\0"]}, "utt-0 log_z"),
     "offset of another length": ("partition", {"offset": [0]}, "utt-0 senones"),
     "missing logits": ("partition", {"logits": [None]}, "utt-0 logits"),
+    "levels without ranges": ("features of uint8", {"features": [bytes(255)]}, "256 bytes of"),
+    "too few levels": ("features of uint8", {"features": [bytes(256 + 639)]}, "need 640"),
+    "infinite ranges": ("features of uint8", {"features": [b"\x7c" * 896]}, "NaN or infinity"),
     "odd alignment": ("partition", {"alignment": [b"\0"]}, "utt-0 alignment"),
 }
-FIRST_ROW = {"features": feature_row(), "targets": target_row(), "partition": soft_row()}
+FIRST_ROW = {
+    "features": feature_row(),
+    "targets": target_row(),
+    "partition": soft_row(),
+    "features of uint8": in_bytes(feature_row()),
+}
 
 
 @pytest.mark.parametrize("lie", LIES)
@@ -277,3 +307,36 @@ def test_overflowed_features_are_not_written() -> None:
     row.features[3, 3] = np.inf
     with pytest.raises(ValueError, match="utt-0: NaN or infinity"):
         write_features([row])
+
+
+def test_one_byte_features_state_it_and_take_half_the_room() -> None:
+    """The footer says uint8; a reader gets float16."""
+    rows = [feature_row(number, 1000) for number in range(3)]
+    wide, narrow = write_features(rows), write_features([in_bytes(row) for row in rows])
+    assert pq.ParquetFile(io.BytesIO(narrow)).metadata.metadata[b"dtype"] == b"uint8"
+    assert 0.5 < len(narrow) / len(wide) < 0.52
+    assert {row.features.dtype for row in read_features(narrow)} == {np.dtype(np.float16)}
+
+
+def test_float16_features_are_views_of_the_shard() -> None:
+    """Reading copies no tensor into memory of its own."""
+    (row,) = read_features(write_features([feature_row()]))
+    assert not row.features.flags.owndata
+
+
+def test_two_storages_do_not_share_a_shard() -> None:
+    """The footer states one dtype."""
+    rows = [feature_row(0), in_bytes(feature_row(1))]
+    with pytest.raises(ValueError, match=r"storage = \['float16', 'uint8'\]"):
+        write_features(rows)
+
+
+def test_an_unknown_storage_is_refused() -> None:
+    """A shard of a later version is not misread."""
+    data = write_features([feature_row()])
+    table = pq.read_table(io.BytesIO(data))
+    schema = table.schema.with_metadata({**table.schema.metadata, b"dtype": b"int4"})
+    sink = io.BytesIO()
+    pq.write_table(table.cast(schema), sink, compression="none", use_dictionary=False)
+    with pytest.raises(ValueError, match="dtype = 'int4': need one of"):
+        read_features(seal(sink))

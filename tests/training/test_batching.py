@@ -54,7 +54,17 @@ def test_whole_utterances_stay_within_the_padded_size(lengths) -> None:
 
 @given(st.lists(st.integers(0, POOL_FRAMES * 2), max_size=20))
 def test_pools_are_consecutive_and_cover_all(lengths: list[int]) -> None:
-    """Each utterance is in one pool, in order."""
-    edges = pools(np.array(lengths, np.int64))
+    """Each utterance is in one pool, in order; a pool is what begins within its frames."""
+    edges = list(pools(lengths))
     covered = [number for first, last in edges for number in range(first, last)]
     assert covered == list(range(len(lengths)))
+    begins = np.cumsum([0, *lengths])[: len(lengths)] // POOL_FRAMES
+    assert len(edges) == len(set(begins.tolist()))
+    assert all(len(set(begins[first:last].tolist())) == 1 for first, last in edges)
+
+
+def test_a_pool_needs_no_lengths_beyond_the_next_ones_first() -> None:
+    """So that the beginning of a visit can be looked at without reading all of it."""
+    unread = iter([POOL_FRAMES, POOL_FRAMES, 1, 1])
+    assert next(pools(unread)) == (0, 1)
+    assert len(list(unread)) == 2

@@ -9,7 +9,7 @@ STEPS = {
     *(f"{step}/{subset}" for step in ("selection", "features") for subset in SUBSETS),
     *("alignments/bootstrap", "alignments/labelled"),
     *(f"models/{name}" for name in ("aligner", "baseline", "teacher", "student")),
-    *("targets/unlabelled", "partitions/unlabelled", "evaluation", "report"),
+    *("targets/unlabelled", "partitions/unlabelled", "evaluation", "certificate", "report"),
 }
 
 

@@ -21,7 +21,8 @@ from training.recipes import read_recipe
 
 STEPS = (
     *("ingest", "select_utterances", "extract_features", "align", "train_baseline"),
-    *("train_teacher", "generate_targets", "repartition", "train_student", "evaluate", "report"),
+    *("train_teacher", "generate_targets", "repartition", "train_student"),
+    *("evaluate", "certify", "report"),
 )
 
 
@@ -150,6 +151,7 @@ def test_a_bad_run_uri_is_bad_usage(run_job: RunJob, uri: str) -> None:
         ("repartition", "features/unlabelled"),
         ("train_student", "alignments/labelled"),
         ("evaluate", "features/heldout"),
+        ("certify", "selection/unlabelled"),
         ("report", "evaluation"),
     ],
 )

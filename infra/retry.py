@@ -1,0 +1,54 @@
+"""Do again what failed in passing: exponential backoff with full jitter, bounded in two ways."""
+
+import random
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from infra.request_counts import REQUESTS, RequestCounts
+
+R = TypeVar("R")
+
+MAX_ATTEMPTS = 10
+"""At 5 % failing requests, one operation in 1e13 fails as often as this."""
+
+FIRST_WAIT_S = 0.1
+LONGEST_WAIT_S = 20.0
+
+LIMIT_S = 180.0
+"""No attempt begins later than this after the first one."""
+
+
+class GaveUpError(Exception):
+    """An action kept failing in passing; `last` is how it failed the last time."""
+
+    def __init__(self, last: Exception, num_attempts: int, seconds: float) -> None:
+        super().__init__(f"given up after {num_attempts} attempts in {seconds:.1f} s")
+        self.last = last
+
+
+def retry(
+    action: Callable[[], R],
+    is_transient: Callable[[Exception], bool],
+    max_attempts: int = MAX_ATTEMPTS,
+    limit_s: float = LIMIT_S,
+) -> R:
+    """Call `action` until it succeeds; its first error that is not transient is raised as it is.
+
+    Raises GaveUpError after `max_attempts`, or when the next one would begin after `limit_s`.
+    """
+    started = time.monotonic()
+    for attempt in range(1, max_attempts + 1):
+        try:
+            return action()
+        except Exception as error:
+            if not is_transient(error):
+                raise
+            # Full jitter: tasks that failed together must not come back together.
+            wait_s = random.uniform(0, min(FIRST_WAIT_S * 2 ** (attempt - 1), LONGEST_WAIT_S))
+            elapsed_s = time.monotonic() - started
+            if attempt == max_attempts or elapsed_s + wait_s > limit_s:
+                raise GaveUpError(error, attempt, elapsed_s) from error
+        REQUESTS.add(RequestCounts(retries=1))
+        time.sleep(wait_s)
+    raise ValueError(f"max_attempts = {max_attempts}: need at least 1")

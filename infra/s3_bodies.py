@@ -1,0 +1,69 @@
+"""Bodies of requests and answers: whole, in bounded time, and with the MD5 that S3 knows."""
+
+import hashlib
+import io
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from infra.request_counts import REQUESTS, RequestCounts
+from infra.s3_errors import DamagedError
+
+CHUNK_BYTES = 2**20
+_PATIENCE_S = 60.0
+_SLOWEST_BYTES_PER_S = 1e6
+_MD5 = re.compile(r"[0-9a-f]{32}")
+
+
+def time_limit_s(num_bytes: int) -> float:
+    """How long a body may take: a minute, and what a megabyte a second takes."""
+    return _PATIENCE_S + num_bytes / _SLOWEST_BYTES_PER_S
+
+
+class TimedBody(io.BytesIO):
+    """A body to send: the socket's time limit is for each piece of it, ours for the whole."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self._deadline = time.monotonic() + time_limit_s(len(data))
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Read the next piece; TimeoutError when the whole takes too long."""
+        if time.monotonic() > self._deadline:
+            raise TimeoutError("the body was not accepted in time")
+        return super().read(size)
+
+
+def read_body(answer: Mapping[str, Any]) -> bytes:
+    """All of a GET's body; DamagedError if it trickles or is not what its ETag says."""
+    body, num_bytes = answer["Body"], answer["ContentLength"]
+    deadline = time.monotonic() + time_limit_s(num_bytes)
+    whole = io.BytesIO()
+    while chunk := body.read(CHUNK_BYTES):
+        whole.write(chunk)
+        REQUESTS.add(RequestCounts(bytes_received=len(chunk)))
+        if time.monotonic() > deadline:
+            raise DamagedError(f"only {whole.tell()} of {num_bytes} bytes came in time")
+    data = whole.getvalue()
+    require_md5(answer, hashlib.md5(data, usedforsecurity=False).hexdigest())
+    return data
+
+
+def etag_of(answer: Mapping[str, Any]) -> str:
+    """The ETag without its quotes."""
+    etag: str = answer.get("ETag", "").strip('"')
+    return etag
+
+
+def require_md5(answer: Mapping[str, Any], md5: str) -> None:
+    """DamagedError unless the ETag is `md5`; one that is no MD5 of the bytes says nothing.
+
+    Those of multipart uploads have a dash, those under KMS or customers' keys are random.
+    """
+    etag = etag_of(answer)
+    encrypted = "aws:kms" in answer.get("ServerSideEncryption", "")
+    if encrypted or "SSECustomerAlgorithm" in answer or not _MD5.fullmatch(etag):
+        return
+    if etag != md5:
+        raise DamagedError(f"MD5 of the bytes is {md5}, the store's ETag says {etag}")

@@ -1,0 +1,58 @@
+"""An object in S3 as a seekable file: s3fs's blocks, and our bounds on what may go wrong."""
+
+import s3fs
+from botocore.config import Config
+
+from infra.objects import AccessDenied, ObjectInfo, ObjectNotFound, StoreError
+from infra.request_counts import REQUESTS, RequestCounts
+from infra.retry import GaveUpError, retry
+from infra.s3_errors import DamagedError, store_error
+
+BLOCK_BYTES = 8 * 2**20
+
+
+def file_system(config: Config) -> s3fs.S3FileSystem:
+    """s3fs with our time limits, and without its own three layers of repeated requests."""
+    system = s3fs.S3FileSystem(
+        skip_instance_cache=True,  # its key leaves out the environment
+        config_kwargs={
+            "retries": config.retries,
+            "connect_timeout": config.connect_timeout,
+            "read_timeout": config.read_timeout,
+        },
+    )
+    system.retries = 1
+    return system
+
+
+class S3File(s3fs.S3File):
+    """An object open for reading; ranges that break off are read again, errors are the store's."""
+
+    def __init__(self, system: s3fs.S3FileSystem, info: ObjectInfo) -> None:
+        super().__init__(system, info.uri, "rb", BLOCK_BYTES, size=info.num_bytes)
+        self.uri = info.uri
+        # Its own HEAD would be a second one.
+        self.details = {"name": info.uri, "size": info.num_bytes, "ETag": f'"{info.etag}"'}
+
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        try:
+            return retry(lambda: self._fetch_whole_range(start, end), _is_transient)
+        except GaveUpError as error:
+            raise store_error(error.last, self.uri, str(error)) from error
+        except FileNotFoundError as error:
+            raise ObjectNotFound(f"{self.uri}: no such object: check the key") from error
+        except PermissionError as error:
+            raise AccessDenied(f"{self.uri}: refused: check the credentials") from error
+
+    def _fetch_whole_range(self, start: int, end: int) -> bytes:
+        REQUESTS.add(RequestCounts(get=1))
+        data: bytes = super()._fetch_range(start, end)
+        REQUESTS.add(RequestCounts(bytes_received=len(data)))
+        if len(data) != min(end, self.size) - start:
+            raise DamagedError(f"{len(data)} bytes came of {start}..{end}")
+        return data
+
+
+def _is_transient(error: Exception) -> bool:
+    # s3fs raises OSErrors, botocore's and aiohttp's errors, and turns some into others.
+    return not isinstance(error, FileNotFoundError | PermissionError | StoreError)

@@ -1,0 +1,210 @@
+"""The S3 half of ObjectStore: every request repeated within bounds, every body checked."""
+
+import base64
+import hashlib
+import os
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from functools import cached_property
+from typing import Any, BinaryIO, TypeVar
+
+import boto3
+import s3fs
+from botocore.config import Config
+from botocore.exceptions import ClientError
+
+from infra.objects import Fetched, Listing, ObjectInfo, require_at_most
+from infra.request_counts import REQUESTS, RequestCounts
+from infra.retry import GaveUpError, retry
+from infra.s3_bodies import TimedBody, etag_of, read_body, require_md5
+from infra.s3_errors import (
+    TRANSPORT_ERRORS,
+    DamagedError,
+    http_status,
+    is_transient,
+    is_unreachable,
+    missing_bucket,
+    store_error,
+)
+from infra.s3_file import S3File, file_system
+from infra.s3_listing import Page, confirmed_page
+from infra.uris import split_s3
+
+R = TypeVar("R")
+
+MAX_CONNECTIONS = 64
+CONNECT_TIMEOUT_S = 5.0
+READ_TIMEOUT_S = 20.0
+FIRST_CONTACT_LIMIT_S = 20.0
+
+_KINDS = {
+    "GetObject": RequestCounts(get=1),
+    "PutObject": RequestCounts(put=1),
+    "HeadObject": RequestCounts(head=1),
+    "HeadBucket": RequestCounts(head=1),
+    "ListObjectsV2": RequestCounts(list=1),
+    "DeleteObject": RequestCounts(),  # free
+}
+
+
+class S3Store:
+    """Whole objects in S3; endpoint, region and credentials by the standard AWS chain."""
+
+    def __init__(self) -> None:
+        self._session = boto3.session.Session()
+        self._making_client = threading.Lock()
+        self._reached_buckets: set[str] = set()
+
+    def fetch(self, uri: str, max_bytes: int | None) -> Fetched:
+        """Read the whole object, its bytes compared with an ETag that is their MD5."""
+
+        def attempt(client: Any, address: dict[str, str]) -> Fetched:  # noqa: ANN401
+            answer = client.get_object(**address)
+            with closing(answer["Body"]):
+                require_at_most(max_bytes, answer["ContentLength"], uri)
+                return Fetched(read_body(answer), etag_of(answer))
+
+        return self._perform(uri, attempt)
+
+    def put(self, uri: str, data: bytes) -> None:
+        """Write the object, replacing what was there."""
+        digest = hashlib.md5(data, usedforsecurity=False)
+        self._perform(uri, lambda client, address: _put(client, address, data, digest))
+
+    def put_if_absent(self, uri: str, data: bytes) -> bool:
+        """Write the object unless there is one; say whether we wrote it."""
+        digest = hashlib.md5(data, usedforsecurity=False)
+
+        def attempt(client: Any, address: dict[str, str]) -> bool:  # noqa: ANN401
+            try:
+                _put(client, address, data, digest, IfNoneMatch="*")
+            except ClientError as error:
+                if http_status(error) != 412:
+                    raise
+                return False
+            except DamagedError:
+                # Ours, and damaged on its way to a server that does not check Content-MD5.
+                REQUESTS.add(RequestCounts(retries=1))
+                self.put(uri, data)
+            return True
+
+        return self._perform(uri, attempt)
+
+    def head(self, uri: str) -> ObjectInfo:
+        """Describe the object without reading it."""
+        answer = self._perform(uri, lambda client, address: client.head_object(**address))
+        return ObjectInfo(uri, answer["ContentLength"], etag_of(answer))
+
+    def list(self, prefix: str) -> Listing:
+        """Describe all objects below `prefix/`, each page asked for until two answers agree."""
+        bucket, _ = split_s3(prefix)
+        found, page = [], Page()
+        while not page.is_last:
+            page = self._page(prefix, page.last_key)
+            found += page.describe(bucket)
+        return sorted(found, key=lambda info: info.uri)
+
+    def open(self, uri: str) -> BinaryIO:
+        """Open the object for reading and seeking, in blocks of 8 MB."""
+        file: BinaryIO = S3File(self._file_system, self.head(uri))
+        return file
+
+    def delete(self, uri: str) -> None:
+        """Remove the object, if it is there."""
+        self._perform(uri, lambda client, address: client.delete_object(**address))
+
+    def leftovers(self, prefix: str) -> Listing:
+        """Nothing: a PUT that breaks off leaves nothing."""
+        del prefix
+        return []
+
+    def _page(self, prefix: str, start_after: str) -> Page:
+        bucket, key = split_s3(prefix)
+        folder = f"{key}/" if key else ""
+        return self._perform(
+            prefix, lambda client, _: confirmed_page(client, bucket, folder, start_after)
+        )
+
+    def _perform(self, uri: str, attempt: Callable[[Any, dict[str, str]], R]) -> R:
+        bucket, key = split_s3(uri)
+        try:
+            self._reach(bucket)
+            address = {"Bucket": bucket, "Key": key}
+            return retry(lambda: attempt(self._client, address), is_transient)
+        except GaveUpError as error:
+            raise store_error(error.last, uri, str(error)) from error
+        except TRANSPORT_ERRORS as error:
+            raise store_error(error, uri) from error
+
+    def _reach(self, bucket: str) -> None:
+        # Once a process: a wrong endpoint or bucket is told at once, not after many attempts.
+        if bucket in self._reached_buckets:
+            return
+
+        def attempt() -> None:
+            try:
+                self._first_client.head_bucket(Bucket=bucket)
+            except ClientError as error:
+                if http_status(error) == 404:
+                    raise missing_bucket(bucket, f"s3://{bucket}") from error
+                # 403: permissions may end at a prefix; the request itself will tell.
+                if is_transient(error):
+                    raise
+
+        def may_pass(error: Exception) -> bool:
+            return is_transient(error) and not is_unreachable(error)
+
+        retry(attempt, may_pass, limit_s=FIRST_CONTACT_LIMIT_S)
+        self._reached_buckets.add(bucket)
+
+    @cached_property
+    def _client(self) -> Any:  # noqa: ANN401 - boto3 makes clients' classes at run time
+        return self._make_client(CONNECT_TIMEOUT_S, READ_TIMEOUT_S)
+
+    @cached_property
+    def _first_client(self) -> Any:  # noqa: ANN401
+        return self._make_client(CONNECT_TIMEOUT_S / 2, READ_TIMEOUT_S / 4)
+
+    @cached_property
+    def _file_system(self) -> s3fs.S3FileSystem:
+        return file_system(_config(CONNECT_TIMEOUT_S, READ_TIMEOUT_S))
+
+    def _make_client(self, connect_timeout_s: float, read_timeout_s: float) -> Any:  # noqa: ANN401
+        with self._making_client:  # a session's client factory is not thread-safe
+            client = self._session.client("s3", config=_config(connect_timeout_s, read_timeout_s))
+        client.meta.events.register("before-send.s3", _count)
+        return client
+
+
+def _config(connect_timeout_s: float, read_timeout_s: float) -> Config:
+    return Config(
+        # Repeated by infra/retry.py, which knows of broken bodies, conflicts and damage too.
+        retries={"mode": "standard", "total_max_attempts": 1},
+        connect_timeout=connect_timeout_s,
+        read_timeout=read_timeout_s,
+        max_pool_connections=MAX_CONNECTIONS,
+        request_checksum_calculation="when_required",  # we send Content-MD5, which all servers know
+    )
+
+
+def _count(event_name: str, **_: object) -> None:
+    REQUESTS.add(_KINDS[event_name.rpartition(".")[2]])
+
+
+def _put(client: Any, address: dict[str, str], data: bytes, digest: Any, **condition: str) -> None:  # noqa: ANN401
+    REQUESTS.add(RequestCounts(bytes_sent=len(data)))
+    content_md5 = base64.b64encode(digest.digest()).decode()
+    body = TimedBody(data)
+    answer = client.put_object(**address, Body=body, ContentMD5=content_md5, **condition)
+    require_md5(answer, digest.hexdigest())
+
+
+_S3_STORES: dict[tuple[object, ...], S3Store] = {}
+
+
+def s3_store() -> S3Store:
+    """The store of this process and environment; connections do not survive a fork."""
+    settings = sorted(item for item in os.environ.items() if item[0].startswith("AWS_"))
+    key = (os.getpid(), *settings)
+    return _S3_STORES.get(key) or _S3_STORES.setdefault(key, S3Store())

@@ -1,0 +1,56 @@
+"""Wait for a Spark job with a progress bar, but not for ever where nothing takes its tasks."""
+
+import time
+from concurrent.futures import Future, wait
+from typing import TypeVar
+
+from pyspark import StatusTracker
+from tqdm import tqdm
+
+R = TypeVar("R")
+
+IDLE_LIMIT_S = 1800.0
+"""How long a job may have no task running: clusters that grow on demand take minutes to start."""
+
+_POLL_INTERVAL_S = 0.2
+
+
+class TaskError(RuntimeError):
+    """A Spark job failed for good; the message names the work and the cause."""
+
+
+def await_tasks(
+    future: "Future[list[R]]",
+    tracker: StatusTracker,
+    group: str,
+    num_tasks: int,
+    description: str,
+    idle_limit_s: float,
+) -> None:
+    """Return when the job group's tasks have ended, well or badly.
+
+    Raises TaskError when none of them has run for `idle_limit_s`.
+    """
+    busy_at = time.monotonic()
+    with tqdm(total=num_tasks, desc=description, unit="task", disable=None) as bar:
+        while wait([future], timeout=_POLL_INTERVAL_S).not_done:
+            num_active, num_completed = _num_tasks(tracker, group)
+            if num_active or num_completed != bar.n:
+                busy_at = time.monotonic()
+            elif time.monotonic() - busy_at > idle_limit_s:
+                raise TaskError(
+                    f"{description}: no task ran for {idle_limit_s:.0f} s, the limit; give the "
+                    "cluster free cores, or ask for fewer (executor_memory, cores_per_executor)"
+                )
+            bar.update(num_completed - bar.n)
+        if future.exception() is None:
+            bar.update(num_tasks - bar.n)
+
+
+def _num_tasks(tracker: StatusTracker, group: str) -> tuple[int, int]:
+    """Active and completed tasks of the group."""
+    jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
+    infos = [tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]
+    stages = [stage for stage in infos if stage]
+    active = sum(stage.numActiveTasks for stage in stages)
+    return active, sum(stage.numCompletedTasks for stage in stages)

@@ -1,0 +1,85 @@
+"""Certify the shuffle: how uniform the order is in which the student's trainer really reads.
+
+python -m jobs.certify --recipe demo --run runs/demo
+"""
+
+import sys
+from typing import Any
+
+from jobs.command_line import Job, Result, Step, main
+from jobs.report_page.shuffled import FORMS, NAMES
+from pipeline.steps.manifest import manifest_uri, read_manifest
+from pipeline.steps.sources import STEPS
+from training.fits import student_fit
+from training.run_certificate import CertificateConfig, certify_run
+
+STUDENT = "models/student"
+USUAL_RANKS = 4
+HEADER = f"{'':32}{'step':>10}{'uniform':>10}{'rank':>10}{'uniform':>10}"
+
+
+def run(job: Job) -> Result:
+    """Look at the beginning of the student's visits; print the table."""
+    arguments = job.arguments
+    num_ranks = arguments.ranks or trained_ranks(job)
+    config = CertificateConfig(num_ranks, arguments.steps, arguments.visits)
+    result = certify_run(student_fit(job.recipe), job.store, job.run_uri, config)
+    table = format_certificate(result[0].statistics)
+    print(table, file=sys.stderr if arguments.json else sys.stdout)
+    return [result]
+
+
+def trained_ranks(job: Job) -> int:
+    """On how many ranks the student was trained; else as many as jobs/run.py starts."""
+    if not job.store.exists(manifest_uri(job.run_uri, STUDENT)):
+        return USUAL_RANKS
+    return int(read_manifest(job.store, job.run_uri, STUDENT).config["num_ranks"])
+
+
+def format_certificate(certificate: Any) -> str:  # noqa: ANN401 - as JSON has it
+    """The figures of a step's and of a rank's minibatches, each beside a uniform order's."""
+    whole = certificate["uniform_run"]
+    lines = [
+        f"{certificate['num_ranks']} ranks; a uniform order of the whole run: "
+        f"{whole['effective_files']:.1f} effective files, "
+        f"{whole['effective_speakers']:.1f} effective speakers"
+    ]
+    for form, form_title in FORMS.items():
+        if (part := certificate.get(form)) is None:
+            continue
+        counts = ("num_samples", "num_steps", "num_source_files", "num_speakers")
+        samples, steps, files, speakers = (part[name] for name in counts)
+        lines += [
+            f"{form_title}: {samples:,} in {steps} steps of visits {part['visits']}, "
+            f"from {files} files, {speakers} speakers",
+            HEADER,
+        ]
+        for name, title in NAMES.items():
+            pair = (part["step"][name], part["rank"].get(name, {}))
+            cells = [_cell(each.get(key)) for each in pair for key in ("measured", "uniform")]
+            lines.append(f"{title:32}{''.join(cells)}")
+    return "\n".join(lines)
+
+
+def _cell(value: float | None) -> str:
+    return f"{'-' if value is None else f'{value:.3g}':>10}"
+
+
+STEP = Step(
+    name="certify",
+    description="Certify the shuffle: effective source files and speakers in a minibatch, design "
+    "effect, autocorrelation and displacement of the order that the student's trainer really "
+    "reads, beside those of uniform orders (paper 003 IV-A2). Reads ids, not features.",
+    reads=STEPS,
+    writes=("certificate",),
+    run=run,
+)
+
+if __name__ == "__main__":
+    parser = STEP.parser()
+    parser.add_argument(
+        "--ranks", type=int, help=f"default: the trained student's, or {USUAL_RANKS}"
+    )
+    parser.add_argument("--steps", type=int, default=64, help="steps of each visit to look at")
+    parser.add_argument("--visits", type=int, default=6, help="visits of each form to look at")
+    main(STEP, parser)

@@ -1,0 +1,96 @@
+"""What was planned for a run beside what it took, step by step, for the report."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from infra.cluster import Cluster
+from infra.object_store import ObjectStore, join_uri
+from jobs.planning.calibration import Calibration
+from jobs.planning.keeping import stored_calibration
+from jobs.planning.run_plan import plan_run
+from jobs.planning.step_volumes import spark_volumes
+from jobs.planning.steps import StepPlan
+from jobs.planning.volumes import Volume
+from jobs.planning.workload import Workload, run_workload
+from training.recipes import Recipe
+
+FOLDERS = {
+    "select_utterances": "selection",
+    "extract_features": "features",
+    "generate_targets": "targets",
+    "repartition": "partitions",
+}
+"""Where below the run each step of the data pipeline writes."""
+
+REQUESTS = ("get", "put", "head", "list")
+
+Comparison = dict[str, dict[str, float | None]]
+"""By quantity, what was planned and what came of it; None where it is not known."""
+
+
+def compare_plan(
+    store: ObjectStore,
+    run_uri: str,
+    recipe: Recipe,
+    cluster_of: Callable[[str], Cluster],
+    records: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Planned and actual tasks, objects, bytes, requests and seconds; {} if nothing tells hours.
+
+    `records` are the steps' own. Seconds are planned only if the run was calibrated for.
+    """
+    workload = run_workload(store, run_uri, recipe.selection.hours)
+    if workload is None:
+        return {}
+    calibration = stored_calibration(store, run_uri)
+    plans = _plans(workload, recipe, calibration, cluster_of)
+    volumes = spark_volumes(workload, recipe)
+    steps = {
+        step: _compare(store, run_uri, step, records[step], volumes.get(step), plans.get(step))
+        for step in records
+        if step in volumes or step in plans
+    }
+    return {"calibrated_on": calibration.machine if calibration else None, "steps": steps}
+
+
+def _plans(
+    workload: Workload,
+    recipe: Recipe,
+    calibration: Calibration | None,
+    cluster_of: Callable[[str], Cluster],
+) -> dict[str, StepPlan]:
+    if calibration is None:
+        return {}
+    return {each.step: each for each in plan_run(workload, recipe, calibration, cluster_of).steps}
+
+
+def _compare(
+    store: ObjectStore,
+    run_uri: str,
+    step: str,
+    record: Mapping[str, Any],
+    volume: Volume | None,
+    plan: StepPlan | None,
+) -> Comparison:
+    comparison: Comparison = {}
+    if volume is not None:
+        found = store.list(join_uri(run_uri, FOLDERS[step]))
+        tasks = sum("/commits/" in each.uri for each in found)
+        num_bytes = sum(each.num_bytes for each in found)
+        comparison["tasks"] = _pair(volume.tasks, tasks)
+        comparison["objects"] = _pair(volume.objects, len(found))
+        comparison["bytes written"] = _pair(volume.bytes_written, num_bytes)
+        comparison["requests"] = _pair(volume.requests.total, _requests(record))
+        core_seconds = plan.core_seconds + plan.device_seconds if plan else None
+        comparison["task seconds"] = _pair(core_seconds, record.get("task_seconds"))
+    comparison["seconds"] = _pair(plan.wall_seconds if plan else None, record["seconds"])
+    return comparison
+
+
+def _requests(record: Mapping[str, Any]) -> float | None:
+    counts = record.get("requests")
+    return float(sum(counts[kind] for kind in REQUESTS)) if counts else None
+
+
+def _pair(planned: float | None, actual: float | None) -> dict[str, float | None]:
+    return {"planned": planned, "actual": actual}

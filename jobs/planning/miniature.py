@@ -1,0 +1,154 @@
+"""A run in miniature on made-up speech: the data pipeline's real steps, timed on one core."""
+
+import io
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import soundfile
+from jaxtyping import Float32
+
+from infra.object_store import ObjectStore, join_uri
+from pipeline.filterbank import SAMPLE_RATE_HZ
+from pipeline.kbest import KBest, select_kbest
+from pipeline.records import Utterance
+from pipeline.steps.commit import step_context, write_manifest
+from pipeline.steps.extraction import extract_features
+from pipeline.steps.manifest import Manifest
+from pipeline.steps.repartition import repartition
+from pipeline.steps.selection import SelectionConfig, metadata_uri, select_utterances
+from pipeline.steps.targets import Teacher, generate_targets
+from training.recipes import Recipe
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+NUM_CLIPS = 16
+MAX_UTTERANCES = 256
+MAX_CLIP_SECONDS = 60
+AUDIO_SECONDS = 900
+FILE_HOURS = 0.125
+NUM_RECORDS = 5_000
+"""For selection alone, which reads no audio."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepSeconds:
+    """Processor seconds of each step, for so much audio and so many metadata records."""
+
+    audio_seconds: float
+    select_records: float
+    extract: float
+    targets: float
+    repartition: float
+
+
+def run_miniature(folder: str, recipe: Recipe, utterance_seconds: float) -> StepSeconds:
+    """Run the steps below `folder`; the teacher is one that costs nothing."""
+    store, run_uri, corpus_uri = ObjectStore((folder,)), join_uri(folder, "run"), folder
+    records = write_corpus(store, corpus_uri, utterance_seconds)
+    small = SelectionConfig(hours=0.0, file_hours=FILE_HOURS, seed=1)
+    select(store, run_uri, corpus_uri, records, small)
+    made_up = [record(number, "audio/none.flac", 3.6) for number in range(NUM_RECORDS)]
+    elsewhere = join_uri(folder, "selection")
+    teacher_manifest = Manifest("models/teacher", {}, {}, ())
+    write_manifest(step_context(store, run_uri, "models/teacher", {}, {}), teacher_manifest)
+    teacher = free_teacher(recipe.targets.k)
+    features, partitions = recipe.features, recipe.partitions
+    return StepSeconds(
+        audio_seconds=sum(each.duration_s for each in records),
+        select_records=select(store, elsewhere, elsewhere, made_up, small),
+        extract=seconds(
+            lambda: extract_features(
+                store, run_uri, "unlabelled", corpus_uri, features, 0.0, serially
+            )
+        ),
+        targets=seconds(
+            lambda: generate_targets(store, run_uri, recipe.targets, teacher, serially)
+        ),
+        repartition=seconds(lambda: repartition(store, run_uri, partitions, serially)),
+    )
+
+
+def seconds(function: Callable[[], object]) -> float:
+    """Processor seconds of one call, in all threads."""
+    before = time.process_time()
+    function()
+    return time.process_time() - before
+
+
+def write_corpus(store: ObjectStore, corpus_uri: str, utterance_seconds: float) -> list[Utterance]:
+    """A few clips in the store, and as many records that name them as make some minutes."""
+    clip_seconds = min(utterance_seconds, MAX_CLIP_SECONDS)
+    clips = [speech_like(number, clip_seconds) for number in range(NUM_CLIPS)]
+    uris = [f"audio/{number}.flac" for number in range(NUM_CLIPS)]
+    for uri, clip in zip(uris, clips, strict=True):
+        store.put(join_uri(corpus_uri, uri), flac(clip))
+    number = min(max(round(AUDIO_SECONDS / clip_seconds), NUM_CLIPS), MAX_UTTERANCES)
+    duration_s = len(clips[0]) / SAMPLE_RATE_HZ
+    return [record(each, uris[each % NUM_CLIPS], duration_s) for each in range(number)]
+
+
+def select(
+    store: ObjectStore,
+    run_uri: str,
+    corpus_uri: str,
+    records: Sequence[Utterance],
+    config: SelectionConfig,
+) -> float:
+    """Processor seconds of the selection of all `records`, after writing their metadata."""
+    metadata = metadata_uri(corpus_uri, "unlabelled")
+    lines = "".join(each.to_json() + "\n" for each in records).encode()
+    store.put(join_uri(metadata, "speaker_bucket=00", "records.jsonl"), lines)
+    return seconds(
+        lambda: select_utterances(store, run_uri, "unlabelled", metadata, config, 0.0, serially)
+    )
+
+
+def record(number: int, audio_uri: str, duration_s: float) -> Utterance:
+    """A metadata record; a speaker has sixteen."""
+    return Utterance(
+        utterance_id=f"utterance-{number:09d}",
+        speaker_id=f"speaker-{number // 16:06d}",
+        duration_s=duration_s,
+        created_at=f"2026-01-01T00:{number % 16:02d}:00+00:00",
+        locale="en-US",
+        audio_uri=audio_uri,
+    )
+
+
+def free_teacher(k: int) -> Teacher:
+    """A teacher that answers without work: the k best of one frame, again and again."""
+    best = select_kbest(np.linspace(5, 0, 255, dtype=np.float32)[np.newaxis], k)
+
+    def repeated(num_frames: int) -> KBest:
+        columns = (best.senones, best.logits, best.log_z)
+        return KBest(*(np.repeat(column, num_frames, axis=0) for column in columns))
+
+    return lambda utterances: [repeated(len(frames)) for frames in utterances]
+
+
+def speech_like(number: int, duration_s: float) -> Float32[np.ndarray, " samples"]:
+    """Harmonics under a slow envelope with noise: compresses, and costs, about as speech does."""
+    generator = np.random.default_rng(number)
+    times_s = np.arange(round(max(duration_s, 0.1) * SAMPLE_RATE_HZ)) / SAMPLE_RATE_HZ
+    pitch_hz = generator.uniform(90, 220)
+    harmonics = (np.sin(2 * np.pi * pitch_hz * order * times_s) / order for order in range(1, 20))
+    syllables = 0.5 + 0.5 * np.sin(2 * np.pi * 4 * times_s + number)
+    noise = 0.02 * generator.normal(size=len(times_s))
+    return (0.08 * syllables * sum(harmonics) + noise * syllables + noise / 10).astype(np.float32)
+
+
+def flac(samples: Float32[np.ndarray, " samples"]) -> bytes:
+    """`samples` as a 16-bit FLAC file."""
+    buffer = io.BytesIO()
+    soundfile.write(buffer, samples, SAMPLE_RATE_HZ, format="FLAC", subtype="PCM_16")
+    return buffer.getvalue()
+
+
+def serially(elements: Sequence[T], function: Callable[[T], R], description: str) -> list[R]:
+    """A step's tasks one after the other."""
+    del description
+    return [function(element) for element in elements]

@@ -1,0 +1,103 @@
+"""The plan of all steps of a run, in their order, and its sums."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from infra.cluster import Cluster
+from jobs.planning.calibration import Calibration
+from jobs.planning.shard_sizes import num_low_rate_frames
+from jobs.planning.step_volumes import spark_volumes
+from jobs.planning.steps import StepPlan, num_devices, plan_spark_step, plan_training_step
+from jobs.planning.training import num_parameters, num_training_frames, training_volume
+from jobs.planning.workload import Workload
+from training.fit import Fit
+from training.fits import baseline_fit, student_fit, teacher_fit
+from training.recipes import Recipe
+
+STUDENT_PIPELINE = (
+    "select_utterances",
+    "extract_features",
+    "generate_targets",
+    "repartition",
+    "train_student",
+)
+"""What the paper's 12 days are of; the teacher is trained before."""
+
+PAPER_HOURS = 1e6
+PAPER_DAYS = {"data": 7.6, "student": 4.5, "student pipeline": 12.0}
+"""End-to-end processing time of a million hours (003 VIII-B1, Figure 3): the project's goal."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """All steps of a run, in order."""
+
+    workload: Workload
+    steps: tuple[StepPlan, ...]
+
+    def student_pipeline(self) -> tuple[StepPlan, ...]:
+        """The steps that the paper's 12 days are of."""
+        return tuple(step for step in self.steps if step.step in STUDENT_PIPELINE)
+
+    @property
+    def days(self) -> float:
+        """Wall-clock days of the student pipeline, one step after the other."""
+        return sum(step.wall_seconds for step in self.student_pipeline()) / 86_400
+
+
+def plan_run(
+    workload: Workload,
+    recipe: Recipe,
+    calibration: Calibration,
+    cluster_of: Callable[[str], Cluster],
+) -> RunPlan:
+    """Plan each step for this workload and recipe, on the step's own cluster."""
+    volumes = spark_volumes(workload, recipe)
+    in_flight = {"extract_features": recipe.features.gets_in_flight}
+
+    def spark(step: str, device_seconds: float = 0.0) -> StepPlan:
+        gets = in_flight.get(step, 1)
+        return plan_spark_step(
+            step, volumes[step], cluster_of(step), calibration, gets, device_seconds
+        )
+
+    def train(step: str, fit: Fit) -> StepPlan:
+        return _training_step(step, fit, workload, recipe, cluster_of(step), calibration)
+
+    labelling = _teacher_seconds(workload, recipe, calibration, cluster_of("generate_targets"))
+    steps = [spark("select_utterances"), spark("extract_features")]
+    if workload.hours("labelled"):
+        steps.append(train("train_baseline", baseline_fit(recipe)))
+        steps.append(train("train_teacher", teacher_fit(recipe)))
+    steps += [spark("generate_targets", labelling), spark("repartition")]
+    steps.append(train("train_student", student_fit(recipe)))
+    return RunPlan(workload, tuple(steps))
+
+
+def _teacher_seconds(
+    workload: Workload, recipe: Recipe, calibration: Calibration, cluster: Cluster
+) -> float:
+    frames = num_low_rate_frames(workload.hours("unlabelled"), workload.utterances("unlabelled"))
+    senones = recipe.senones.max_senones
+    rate = calibration.device(cluster.instance_type).teacher_forward
+    forward = frames / rate.of(num_parameters(recipe.models.teacher, senones))
+    # A device's one server selects the k best after each forward pass, on one core.
+    return forward + frames * senones / calibration.core.kbest_logits_per_s
+
+
+def _training_step(
+    step: str,
+    fit: Fit,
+    workload: Workload,
+    recipe: Recipe,
+    cluster: Cluster,
+    calibration: Calibration,
+) -> StepPlan:
+    ranks, senones = num_devices(cluster), recipe.senones.max_senones
+    rates = calibration.device(cluster.instance_type)
+    rate = rates.teacher_training if fit.name == "teacher" else rates.student_training
+    frames_per_s = rate.of(num_parameters(fit.model, senones))
+    kept = rates.trainer_efficiency.get(fit.trainer.name, 1.0)
+    seconds = num_training_frames(fit, workload) / frames_per_s / kept
+    volume = training_volume(fit, workload, recipe, ranks, senones)
+    return plan_training_step(step, volume, cluster, calibration, seconds)

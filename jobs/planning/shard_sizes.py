@@ -1,0 +1,57 @@
+"""Frames and bytes of what the pipeline stores, in closed form; means over many utterances."""
+
+from math import ceil
+
+from pipeline.shards import Storage
+from pipeline.shards.container import ROW_GROUP_ROWS
+
+FRAMES_PER_HOUR = 360_000
+"""Frames of 10 ms."""
+
+NUM_BINS = 64
+# What Parquet adds, fitted to shards of 1 to 1,280 rows: a file, a row group, a row with its texts.
+_FILE_BYTES, _GROUP_BYTES = 1_500, 800
+_FEATURE_ROW_BYTES, _TARGET_ROW_BYTES, _PARTITION_ROW_BYTES = 190, 45, 75
+
+
+def num_frames(hours: float, utterances: float) -> float:
+    """Frames of 10 ms: t seconds have 100 t - 2 on average, as every window lies within."""
+    return max(hours * FRAMES_PER_HOUR - 2 * utterances, 0)
+
+
+def num_low_rate_frames(hours: float, utterances: float) -> float:
+    """Low-rate frames at one offset an utterance: (F - 2) / 3 of F on average over the three."""
+    return max((num_frames(hours, utterances) - 2 * utterances) / 3, 0)
+
+
+def feature_bytes(hours: float, utterances: float, shards: float, storage: Storage) -> float:
+    """Feature shards: 64 values a frame."""
+    cells = _feature_cells(hours, utterances, storage)
+    return cells + _parquet(utterances, shards, _FEATURE_ROW_BYTES)
+
+
+def target_bytes(hours: float, utterances: float, shards: float, k: int) -> float:
+    """Target shards: k senones and logits of 2 bytes each and log Z, 2 bytes, a low-rate frame."""
+    frames = num_low_rate_frames(hours, utterances)
+    return frames * (4 * k + 2) + _parquet(utterances, shards, _TARGET_ROW_BYTES)
+
+
+def partition_bytes(
+    hours: float, utterances: float, partitions: float, k: int, storage: Storage
+) -> float:
+    """Training partitions: features and targets side by side."""
+    cells = _feature_cells(hours, utterances, storage)
+    targets = num_low_rate_frames(hours, utterances) * (4 * k + 2)
+    parquet = _parquet(utterances, partitions, _PARTITION_ROW_BYTES)
+    return cells + targets + parquet
+
+
+def _feature_cells(hours: float, utterances: float, storage: Storage) -> float:
+    values = num_frames(hours, utterances) * NUM_BINS
+    # A cell of uint8 begins with each bin's range.
+    return 2 * values if storage == "float16" else values + utterances * 2 * NUM_BINS * 2
+
+
+def _parquet(utterances: float, files: float, row_bytes: int) -> float:
+    groups = files * ceil(utterances / max(files, 1) / ROW_GROUP_ROWS)
+    return files * _FILE_BYTES + groups * _GROUP_BYTES + utterances * row_bytes

@@ -1,0 +1,75 @@
+"""Records of how much a step reads, makes, computes and asks of the store."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """Requests to the store by kind."""
+
+    get: float = 0
+    put: float = 0
+    head: float = 0
+    list: float = 0
+
+    @property
+    def total(self) -> float:
+        """Requests of all kinds."""
+        return self.get + self.put + self.head + self.list
+
+    def __add__(self, other: "Requests") -> "Requests":
+        return Requests(
+            self.get + other.get,
+            self.put + other.put,
+            self.head + other.head,
+            self.list + other.list,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a step computes on cores, in the units in which throughput is calibrated."""
+
+    metadata_records: float = 0
+    extracted_seconds: float = 0
+    labelled_seconds: float = 0
+    repartitioned_seconds: float = 0
+    kbest_logits: float = 0
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(
+            self.metadata_records + other.metadata_records,
+            self.extracted_seconds + other.extracted_seconds,
+            self.labelled_seconds + other.labelled_seconds,
+            self.repartitioned_seconds + other.repartitioned_seconds,
+            self.kbest_logits + other.kbest_logits,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """One step: tasks that commit, shards, all objects that it leaves, requests, bytes, work.
+
+    `small_reads` are the GETs that a task has in flight at once, the others follow one another.
+    """
+
+    tasks: int = 0
+    shards: int = 0
+    objects: int = 0
+    requests: Requests = Requests()
+    bytes_read: float = 0
+    bytes_written: float = 0
+    work: Work = field(default_factory=Work)
+    small_reads: float = 0
+
+    def __add__(self, other: "Volume") -> "Volume":
+        return Volume(
+            self.tasks + other.tasks,
+            self.shards + other.shards,
+            self.objects + other.objects,
+            self.requests + other.requests,
+            self.bytes_read + other.bytes_read,
+            self.bytes_written + other.bytes_written,
+            self.work + other.work,
+            self.small_reads + other.small_reads,
+        )

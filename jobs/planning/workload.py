@@ -1,0 +1,127 @@
+"""What a run has to work through: its subsets, planned from hours or read from its metadata."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from infra.object_store import ObjectStore
+from pipeline.records import Tally
+from pipeline.steps.manifest import SUBSETS, Output, manifest_uri, read_manifest
+from pipeline.steps.metadata_buckets import bucket_of
+
+UTTERANCE_SECONDS = 3.6
+"""The mean utterance: 1e9 of them are 1e6 hours (003 I)."""
+
+RECORD_BYTES = 200
+"""One metadata record: 200 GB for 1e9 utterances (003 IV-B1)."""
+
+AUDIO_BYTES_PER_HOUR = 115.2e6
+"""16 kHz WAV of 16 bits; FLAC needs about half."""
+
+BUCKET_HOURS = 1_000
+"""Hours of one speaker bucket that we plan for: a task of selection works through 1e6 records."""
+
+METADATA_OBJECT_RECORDS = 100_000
+"""Records of one metadata object that we plan for: 20 MB."""
+
+LABELLED_SHARE = 0.007
+"""Hours of labelled speech, of the unlabelled hours: 7,000 of 1e6 (003 VII-A)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subset:
+    """One subset: the metadata that there is, by speaker bucket, and what is selected of it."""
+
+    name: str
+    records: int
+    metadata_objects: int
+    bucket_hours: tuple[float, ...]
+    selected: float = 1.0
+
+    @property
+    def hours(self) -> float:
+        """Hours selected."""
+        return sum(self.bucket_hours) * self.selected
+
+    @property
+    def utterances(self) -> int:
+        """Utterances selected."""
+        return max(round(self.records * self.selected), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """All subsets of a run, and the sizes of what stands for an utterance in the corpus."""
+
+    subsets: tuple[Subset, ...]
+    record_bytes: float = RECORD_BYTES
+    audio_bytes_per_hour: float = AUDIO_BYTES_PER_HOUR
+
+    def hours(self, subset: str) -> float:
+        """Hours selected of one subset, 0 if there is none of that name."""
+        return sum(each.hours for each in self.subsets if each.name == subset)
+
+    def utterances(self, subset: str) -> int:
+        """Utterances selected of one subset, 0 if there is none of that name."""
+        return sum(each.utterances for each in self.subsets if each.name == subset)
+
+
+def planned_workload(
+    hours: float, labelled_hours: float, utterance_seconds: float = UTTERANCE_SECONDS
+) -> Workload:
+    """Subsets of a corpus that is not there yet, whose metadata holds just what is selected."""
+    if not 0 < hours <= 1e9:
+        raise ValueError(f"hours = {hours}: need more than 0, at most 1e9")
+    if not 0 <= labelled_hours <= 1e9:
+        raise ValueError(f"labelled hours = {labelled_hours}: need 0 or more, at most 1e9")
+    if not 0 < utterance_seconds <= 3600:
+        raise ValueError(f"utterance seconds = {utterance_seconds}: need more than 0, at most 3600")
+    subsets = {"unlabelled": hours, "labelled": labelled_hours}
+    return Workload(
+        tuple(
+            _planned(name, some, max(round(some * 3600 / utterance_seconds), 1))
+            for name, some in subsets.items()
+            if some
+        )
+    )
+
+
+def _planned(name: str, hours: float, records: int) -> Subset:
+    buckets = max(1, round(hours / BUCKET_HOURS))
+    objects = max(buckets, ceil(records / METADATA_OBJECT_RECORDS))
+    return Subset(name, records, objects, (hours / buckets,) * buckets)
+
+
+def run_workload(store: ObjectStore, run_uri: str, budget_hours: float) -> Workload | None:
+    """The subsets of an ingested run, with `budget_hours` to select (0 = all); None if it is not.
+
+    Filters, speaker caps and bad records are not foreseen.
+    """
+    if not store.exists(manifest_uri(run_uri, "ingest")):
+        return None
+    outputs = read_manifest(store, run_uri, "ingest").outputs
+    by_subset = {
+        name: [each for each in outputs if each.key.startswith(f"metadata/{name}/")]
+        for name in SUBSETS
+    }
+    return Workload(
+        tuple(
+            ingested(name, some, budget_hours if name == "unlabelled" else 0.0)
+            for name, some in by_subset.items()
+            if some
+        ),
+        record_bytes=sum(each.num_bytes for each in outputs)
+        / max(sum(each.utterances for each in outputs), 1),
+    )
+
+
+def ingested(name: str, metadata: Sequence[Output], budget_hours: float) -> Subset:
+    """A subset whose metadata objects are there."""
+    hours: dict[str, float] = defaultdict(float)
+    for each in metadata:
+        hours[bucket_of(f"/{each.key}")] += each.tally.hours
+    total = sum((each.tally for each in metadata), Tally())
+    selected = budget_hours / total.hours if budget_hours and total.hours else 1.0
+    in_order = tuple(hours[bucket] for bucket in sorted(hours))
+    return Subset(name, total.utterances, len(metadata), in_order, min(selected, 1.0))

@@ -1,0 +1,84 @@
+"""Verify a run: sizes, digests and counts of all its objects, to the utterance.
+
+python -m jobs.verify --recipe demo --run runs/demo [--sweep]
+"""
+
+from dataclasses import asdict
+
+from tqdm import tqdm
+
+from jobs.command_line import Job
+from jobs.inquiries import Answer, Inquiry, main
+from pipeline.steps.step_records import Finding
+from pipeline.steps.verification import Verification, sweep, verify_run
+
+
+def verify(job: Job) -> Answer:
+    """Read all that the manifests name; sweep if asked to."""
+    with tqdm(desc="verify", unit="B", unit_scale=True, disable=None) as bar:
+
+        def progress(num_bytes: int, total: int) -> None:
+            bar.total = total
+            bar.update(num_bytes)
+
+        found = verify_run(job.store, job.run_uri, job.corpus_uri, progress)
+    if not found.steps:
+        raise ValueError(f"{job.run_uri} holds no step of a run: check --run")
+    refusal = try_to_sweep(job, found) if job.arguments.sweep else None
+    is_good = not found.findings and refusal is None
+    document = {
+        "step": "verify",
+        "status": "verified" if is_good else "failed",
+        "run": job.run_uri,
+        **asdict(found),
+        "swept": job.arguments.sweep and refusal is None,
+    }
+    outcome = refusal or ("deleted" if job.arguments.sweep else "--sweep deletes them")
+    return Answer(is_good, describe(found, outcome), document)
+
+
+def try_to_sweep(job: Job, found: Verification) -> str | None:
+    """Sweep; None, or why nothing was swept."""
+    try:
+        sweep(job.store, job.run_uri, found)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def describe(found: Verification, outcome: str) -> str:
+    """What holds and what does not, as lines; `outcome` says what became of orphans."""
+    read = f"{len(found.steps)} steps, {found.num_objects:,} objects, {found.num_bytes:,} bytes"
+    lines = [line for finding in found.findings for line in block(finding)]
+    verdict = f"{len(found.findings)} findings" if found.findings else "all is as the manifests say"
+    lines.append(f"verify: {read}: {verdict}")
+    if found.unfinished:
+        lines.append(f"unfinished, not verified: {', '.join(found.unfinished)}")
+    if found.orphans:
+        lines += [f"orphan: {key}" for key in found.orphans]
+        lines.append(f"{len(found.orphans)} orphans, which no record names: {outcome}")
+    return "\n".join(lines)
+
+
+def block(finding: Finding) -> list[str]:
+    """One finding, below its object."""
+    rows = {"expected": finding.expected, "found": finding.found, "remedy": finding.remedy}
+    return [finding.object, *(f"  {name:<9} {text}" for name, text in rows.items())]
+
+
+INQUIRY = Inquiry(
+    name="verify",
+    description="Read every object that a run's manifests name: sizes, SHA-256, utterances and "
+    "milliseconds, commits against manifests, inputs against what was read, and the same "
+    "utterances from selection to partitions. List orphans, which no record names.",
+    epilog="Exit codes: 0 all holds, 1 something does not (each with a remedy) or failed, "
+    "2 bad usage or recipe.",
+    answer=verify,
+)
+
+if __name__ == "__main__":
+    parser = INQUIRY.parser()
+    parser.add_argument(
+        "--sweep", action="store_true", help="delete orphans; refused while anything is amiss"
+    )
+    main(INQUIRY, parser)

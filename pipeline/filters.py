@@ -1,0 +1,86 @@
+"""Which utterances may be selected at all: by locale, duration, date, and hours of one speaker."""
+
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from functools import cache
+from math import isfinite
+
+from pipeline.records import MAX_DURATION_S, Utterance
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionFilters:
+    """Bounds on what may be selected; the defaults let everything pass.
+
+    Without `locales` all locales pass. Bounds on durations pass themselves; `created_before`
+    does not. Times are ISO 8601, a date (from midnight UTC) or a time with an offset; "" is no
+    bound. `max_speaker_hours` bounds what is selected of one speaker; 0 is no bound.
+    """
+
+    locales: tuple[str, ...] = ()
+    min_duration_s: float = 0.0
+    max_duration_s: float = MAX_DURATION_S
+    created_from: str = ""
+    created_before: str = ""
+    max_speaker_hours: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_duration_s <= self.max_duration_s <= MAX_DURATION_S:
+            raise ValueError(
+                f"min_duration_s = {self.min_duration_s}, max_duration_s = {self.max_duration_s}: "
+                f"need 0 <= min_duration_s <= max_duration_s <= {MAX_DURATION_S:.0f}"
+            )
+        first = _instant("created_from", self.created_from)
+        end = _instant("created_before", self.created_before)
+        if first and end and first >= end:
+            raise ValueError(
+                f"created_from = {self.created_from!r}: need a time before created_before = "
+                f"{self.created_before!r}"
+            )
+        if not (isfinite(self.max_speaker_hours) and self.max_speaker_hours >= 0):
+            raise ValueError(
+                f"max_speaker_hours = {self.max_speaker_hours}: need 0 (no bound) or more"
+            )
+
+    @property
+    def max_speaker_ms(self) -> int:
+        """The bound on one speaker in milliseconds, 0 for none."""
+        return round(self.max_speaker_hours * 3_600_000)
+
+    def rejection(self, utterance: Utterance) -> str | None:
+        """The field for which `utterance` may not be selected: locale, duration_s, created_at."""
+        if self.locales and utterance.locale not in self.locales:
+            return "locale"
+        if not self.min_duration_s <= utterance.duration_s <= self.max_duration_s:
+            return "duration_s"
+        if (self.created_from or self.created_before) and not self._covers(utterance.created_at):
+            return "created_at"
+        return None
+
+    def _covers(self, created_at: str) -> bool:
+        moment = datetime.fromisoformat(created_at)
+        first = _instant("created_from", self.created_from)
+        end = _instant("created_before", self.created_before)
+        return (first is None or first <= moment) and (end is None or moment < end)
+
+
+@cache  # asked once per record
+def _instant(name: str, text: str) -> datetime | None:
+    if not text:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        remedy = 'need an ISO 8601 date or time, such as "2019-03-01" or ""'
+        raise ValueError(f"{name} = {text!r}: {remedy}") from error
+    if moment.tzinfo is None and not _is_date(text):
+        raise ValueError(f'{name} = {text!r}: need an offset, such as "{text}+00:00"')
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _is_date(text: str) -> bool:
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True

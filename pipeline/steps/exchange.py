@@ -1,0 +1,79 @@
+"""What buckets tell of themselves, in ranges of hashes, so that ranges of all can be compared.
+
+A bucket's priorities and hashed speaker ids, sorted and cut at the same values in every bucket:
+whoever reads one range of all buckets sees all records that share an utterance or speaker id.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int64, UInt64
+
+_HEADER = np.dtype("<u8")
+_HASH = np.dtype("<u8")
+_DURATION = np.dtype("<u4")
+
+
+@dataclass(frozen=True, slots=True)
+class HashRange:
+    """One bucket's part of a range: utterances by rising priority, and its speakers' hashes."""
+
+    priorities: UInt64[np.ndarray, " utterances"]
+    durations_ms: Int64[np.ndarray, " utterances"]
+    speakers: UInt64[np.ndarray, " speakers"]
+
+    def to_bytes(self) -> bytes:
+        """12 bytes an utterance, 8 a speaker, after their numbers."""
+        counts = np.array([len(self.priorities), len(self.speakers)], _HEADER)
+        columns = (
+            self.priorities.astype(_HASH),
+            self.durations_ms.astype(_DURATION),
+            self.speakers.astype(_HASH),
+        )
+        return b"".join([counts.tobytes(), *(column.tobytes() for column in columns)])
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "HashRange":
+        """Read what `to_bytes` wrote."""
+        num_utterances, num_speakers = map(int, np.frombuffer(data, _HEADER, 2))
+        offset = 2 * _HEADER.itemsize
+        columns = []
+        for kind, length in (
+            (_HASH, num_utterances),
+            (_DURATION, num_utterances),
+            (_HASH, num_speakers),
+        ):
+            columns.append(np.frombuffer(data, kind, length, offset))
+            offset += kind.itemsize * length
+        return cls(
+            columns[0].astype(np.uint64),
+            columns[1].astype(np.int64),
+            columns[2].astype(np.uint64),
+        )
+
+
+def cut_into_ranges(
+    priorities: UInt64[np.ndarray, " utterances"],
+    durations_ms: Int64[np.ndarray, " utterances"],
+    speakers: UInt64[np.ndarray, " speakers"],
+    num_ranges: int,
+) -> list[HashRange]:
+    """Sort a bucket's hashes and cut them where every bucket is cut."""
+    order = np.argsort(priorities)
+    priorities, durations_ms, speakers = priorities[order], durations_ms[order], np.sort(speakers)
+    of_utterances, of_speakers = _edges(priorities, num_ranges), _edges(speakers, num_ranges)
+    return [
+        HashRange(
+            priorities[of_utterances[each] : of_utterances[each + 1]],
+            durations_ms[of_utterances[each] : of_utterances[each + 1]],
+            speakers[of_speakers[each] : of_speakers[each + 1]],
+        )
+        for each in range(num_ranges)
+    ]
+
+
+def _edges(hashes: UInt64[np.ndarray, " hashes"], num_ranges: int) -> Int64[np.ndarray, " edges"]:
+    # By the upper 32 bits: their product with a number of ranges fits into 64.
+    upper, shift = hashes >> np.uint64(32), np.uint64(32)
+    ranges = (upper * np.uint64(num_ranges)) >> shift
+    return np.searchsorted(ranges, np.arange(num_ranges + 1, dtype=np.uint64)).astype(np.int64)

@@ -1,0 +1,79 @@
+"""What lies below a run's URI, by step: manifest, commits, and other objects."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from infra.object_store import ObjectStore
+
+_STEP_OF = (
+    re.compile(r"(.+)/manifest\.json"),
+    re.compile(r"(.+?)/(?:scratch/)?commits/[^/]+\.json"),
+    re.compile(r"(.+?)/(?:scratch/)?[0-9a-f]{2}/[^/]+-[0-9a-f]{16}[^/]*"),
+    re.compile(r"(.+)/checkpoints/.+"),
+)
+_OF_A_TASK = re.compile(r"scratch/.+|[0-9a-f]{2}/[^/]+-[0-9a-f]{16}[^/]*")
+_PARTIAL = re.compile(r"(.*/)?\.partial-[^/]+")
+
+
+@dataclass(frozen=True, slots=True)
+class StepFolder:
+    """One step's folder and the keys in it, below the run.
+
+    A step is a folder with a manifest, commits, checkpoints, or objects that a task stored.
+    """
+
+    step: str
+    keys: tuple[str, ...]
+
+    @property
+    def manifest_key(self) -> str:
+        """Where its manifest lies, or will."""
+        return f"{self.step}/manifest.json"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has its manifest."""
+        return self.manifest_key in self.keys
+
+    @property
+    def commit_keys(self) -> list[str]:
+        """Its commit records."""
+        return [key for key in self.keys if key.startswith(f"{self.step}/commits/")]
+
+    def unnamed(self, named: frozenset[str]) -> list[str]:
+        """Keys that neither `named` nor the step's layout knows."""
+        known = tuple(f"{self.step}/{name}" for name in ("commits/", "checkpoints/"))
+        return [
+            key
+            for key in self.keys
+            if key != self.manifest_key and key not in named and not key.startswith(known)
+        ]
+
+    def is_a_tasks(self, key: str) -> bool:
+        """Whether a task of ours, or a writer that was killed, left this object."""
+        name = key.removeprefix(f"{self.step}/")
+        return (_OF_A_TASK.fullmatch(name) or _PARTIAL.fullmatch(name)) is not None
+
+
+def list_run(store: ObjectStore, run_uri: str, corpus_uri: str) -> list[StepFolder]:
+    """The steps of a run, from one listing; the corpus may lie within the run, and is none."""
+    base, corpus = f"{run_uri.rstrip('/')}/", f"{corpus_uri.rstrip('/')}/"
+    found = [*store.list(run_uri), *store.leftovers(run_uri)]
+    keys = [each.uri.removeprefix(base) for each in found if not each.uri.startswith(corpus)]
+    matches = (pattern.fullmatch(key) for key in keys for pattern in _STEP_OF)
+    steps = {match[1] for match in matches if match}
+    keys_of = defaultdict(list)
+    for key in sorted(keys):
+        step = next((folder for folder in _folders(key) if folder in steps), None)
+        if step is not None:
+            keys_of[step].append(key)
+    return [StepFolder(step, tuple(keys_of[step])) for step in sorted(steps)]
+
+
+def _folders(key: str) -> Iterator[str]:
+    """The folders that hold `key`, the innermost first."""
+    while "/" in key:
+        key = key.rpartition("/")[0]
+        yield key

@@ -1,0 +1,127 @@
+"""One utterance's features: from what was fetched to a row, or to its place in the ledger."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from jaxtyping import Float32
+
+from infra.object_store import (
+    AccessDenied,
+    Fetched,
+    ObjectNotFound,
+    ObjectStore,
+    ObjectTooLarge,
+    PrefixError,
+    StoreError,
+    join_uri,
+)
+from pipeline.audio import AudioError, decode_audio, max_file_bytes, require_duration
+from pipeline.filterbank import Engine, log_mel_energies
+from pipeline.normalization import CausalMean
+from pipeline.records import Quarantined, Utterance
+from pipeline.shards import FeatureRow, Storage, as_stored
+
+MIN_FRAMES = 5
+"""The fewest 10 ms frames that leave one spliced frame at each of the three offsets."""
+
+IN_FLIGHT_BYTES = 256 * 2**20
+PCM_BYTES_PER_S = 32_000
+
+REFUSALS = {
+    ObjectNotFound: "missing_object",
+    AccessDenied: "access_denied",
+    PrefixError: "outside_prefixes",
+    ObjectTooLarge: "too_large",
+}
+
+
+def extract_rows(
+    store: ObjectStore,
+    corpus_uri: str,
+    utterances: Sequence[Utterance],
+    gets_in_flight: int,
+    engine: Engine,
+    storage: Storage,
+) -> Iterator[FeatureRow | Quarantined]:
+    """Features of each utterance, or its ledger row, in order.
+
+    A speaker's utterances stand together, in `stream_order`: by time, then utterance id. They
+    are one stream for the causal mean, which begins anew with the next speaker.
+    """
+    uris = [resolve_audio(corpus_uri, utterance.audio_uri) for utterance in utterances]
+    in_flight = affordable_gets(utterances, gets_in_flight)
+    longest_s = max((utterance.duration_s for utterance in utterances), default=0.0)
+    fetched = store.get_many(uris, in_flight, max_file_bytes(longest_s))
+    speaker, mean = "", CausalMean()
+    for utterance, (_, found) in zip(utterances, fetched, strict=True):
+        if utterance.speaker_id != speaker:
+            speaker, mean = utterance.speaker_id, CausalMean()
+        yield extract_utterance(utterance, found, mean, engine, storage)
+
+
+def affordable_gets(utterances: Sequence[Utterance], gets_in_flight: int) -> int:
+    """Bound the GETs in flight by the memory that they need: an hour of WAV is 115 MB."""
+    longest_s = max((utterance.duration_s for utterance in utterances), default=0.0)
+    affordable = IN_FLIGHT_BYTES // max(round(longest_s * PCM_BYTES_PER_S), 1)
+    return max(min(affordable, gets_in_flight), 1)
+
+
+def resolve_audio(corpus_uri: str, audio_uri: str) -> str:
+    """An audio URI relative to the corpus, or absolute as it stands."""
+    absolute = audio_uri.startswith("/") or "://" in audio_uri
+    return audio_uri if absolute else join_uri(corpus_uri, audio_uri)
+
+
+def extract_utterance(
+    utterance: Utterance,
+    found: Fetched | StoreError,
+    mean: CausalMean,
+    engine: Engine,
+    storage: Storage,
+) -> FeatureRow | Quarantined:
+    """Decode, filter and subtract the causal mean; what fails does not touch the mean."""
+    if isinstance(found, StoreError):
+        reason = REFUSALS.get(type(found))
+        if reason is None:
+            raise found
+        return quarantine(utterance, reason, str(found), 0)
+    try:
+        energies = _energies(utterance, found.data, engine)
+    except AudioError as error:
+        return quarantine(utterance, error.reason, error.detail, len(found.data))
+    return FeatureRow(
+        utterance_id=utterance.utterance_id,
+        speaker_id=utterance.speaker_id,
+        duration_ms=utterance.duration_ms,
+        created_at=utterance.created_at,
+        audio_uri=utterance.audio_uri,
+        audio_etag=found.etag,
+        text=utterance.text,
+        placement=utterance.placement,
+        features=as_stored(mean.subtract(energies).astype(np.float16), storage),
+        storage=storage,
+    )
+
+
+def _energies(
+    utterance: Utterance, data: bytes, engine: Engine
+) -> Float32[np.ndarray, "frames 64"]:
+    samples = decode_audio(data)
+    require_duration(samples, utterance.duration_s)
+    energies = log_mel_energies(samples, engine)
+    if len(energies) < MIN_FRAMES:
+        detail = f"{len(energies)} frames of 10 ms: need at least {MIN_FRAMES}"
+        raise AudioError("too_short", detail)
+    return energies
+
+
+def quarantine(utterance: Utterance, reason: str, detail: str, num_bytes: int) -> Quarantined:
+    """The ledger row of an utterance whose audio cannot be used."""
+    return Quarantined(
+        utterance.utterance_id,
+        utterance.audio_uri,
+        reason,
+        detail[:300],
+        num_bytes,
+        utterance.duration_ms,
+    )

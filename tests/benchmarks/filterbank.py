@@ -1,0 +1,88 @@
+"""The fast filter bank beside kaldi-native-fbank and the bare FFT, interleaved, on one core.
+
+`python -m tests.benchmarks.filterbank [--rounds N] [--json]`. Figures are multiples of real time;
+the difference between the engines is in natural-log units, over all recordings.
+"""
+
+import argparse
+import os
+
+# Before NumPy: one core, for all sides alike.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
+import numpy as np
+import scipy.fft
+
+from pipeline.audio import decode_audio
+from pipeline.fast_filterbank import FFT_SAMPLES
+from pipeline.filterbank import log_mel_energies, num_frames
+from tests.benchmarks.an4_audio import recordings
+from tests.benchmarks.measure import Figure, interleaved, ratios, show
+
+FFT_BLOCK_FRAMES = 256
+LENGTHS_S = (1, 3, 10, 600)
+SAMPLE_RATE_HZ = 16_000
+
+
+def bare_fft(num_frames: int) -> None:
+    """As many real FFTs of 512 as there are frames, in blocks, and nothing else."""
+    for first in range(0, num_frames, FFT_BLOCK_FRAMES):
+        scipy.fft.rfft(_FRAMES[: num_frames - first], axis=1)
+
+
+_FRAMES = np.random.default_rng(0).standard_normal((FFT_BLOCK_FRAMES, FFT_SAMPLES), np.float32)
+
+
+def speeds(name: str, signals: list[np.ndarray], num_rounds: int) -> list[Figure]:
+    """How fast both engines and the bare FFT are on these signals."""
+    duration_s = sum(map(len, signals)) / SAMPLE_RATE_HZ
+    seconds = interleaved(
+        {
+            "fast": lambda: [log_mel_energies(signal, "fast") for signal in signals],
+            "kaldi": lambda: [log_mel_energies(signal, "kaldi") for signal in signals],
+            "bare FFT": lambda: [bare_fft(num_frames(len(signal))) for signal in signals],
+        },
+        num_rounds,
+    )
+    figures = [
+        Figure.of(f"{name}: {engine}", [duration_s / each for each in taken], "x real time")
+        for engine, taken in seconds.items()
+    ]
+    for other in ("kaldi", "bare FFT"):
+        quotients = ratios(seconds[other], seconds["fast"])
+        figures.append(Figure.of(f"{name}: fast as a multiple of {other}", quotients, "x"))
+    return figures
+
+
+def differences(signals: list[np.ndarray]) -> list[Figure]:
+    """The engines' difference over all signals, and whether the frames are as many."""
+    pairs = [(log_mel_energies(each, "fast"), log_mel_energies(each, "kaldi")) for each in signals]
+    unequal = sum(fast.shape != kaldi.shape for fast, kaldi in pairs)
+    found = np.concatenate([np.abs(fast - kaldi).ravel() for fast, kaldi in pairs])
+    return [
+        Figure.of("difference, 99.9th percentile", [float(np.quantile(found, 0.999))], "log units"),
+        Figure.of("difference, largest", [float(found.max())], "log units"),
+        Figure.of("utterances with other frame counts", [unequal], "utterances"),
+    ]
+
+
+def figures(num_rounds: int) -> tuple[str, list[Figure]]:
+    """All figures, and what they are of."""
+    source, files = recordings()
+    signals = [decode_audio(file.data) for file in files]
+    found = speeds("all utterances", signals, num_rounds)
+    stream = np.resize(np.concatenate(signals), max(LENGTHS_S) * SAMPLE_RATE_HZ)
+    for length_s in LENGTHS_S:
+        # About as much work for each length: 10 minutes in utterances of it.
+        num = max(LENGTHS_S) // length_s
+        found += speeds(f"{length_s} s", np.split(stream, num), num_rounds)
+    return source, found + differences(signals)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    source, measured = figures(arguments.rounds)
+    show(f"64 log-mel energies of {source}, one core", measured, arguments.json)

@@ -1,0 +1,165 @@
+"""Requests of the four steps, by driver and tasks, beside what each step's plan needs.
+
+python -m tests.benchmarks.requests [--json] [--speakers 20] [--utterances 10]
+"""
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+
+import boto3
+
+from infra.object_store import ObjectStore, join_uri
+from infra.request_counts import REQUESTS, MeasuredFunction, RequestCounts, TaskTotals
+from pipeline.steps.manifest import read_manifest
+from tests.four_steps import OUTPUTS, four_steps, put_teacher
+from tests.s3_server import CREDENTIALS, running_s3_server
+from tests.small_corpus import serially, write_corpus
+
+KINDS = ("get", "put", "head", "list")
+NUM_BUCKETS = 1
+
+
+@dataclass(frozen=True)
+class StepRequests:
+    """A step's requests in the driver and in its tasks, what is expected, and per utterance."""
+
+    step: str
+    num_tasks: int
+    num_objects: int
+    num_utterances: int
+    driver: RequestCounts
+    tasks: RequestCounts
+    expected_driver: RequestCounts
+    expected_tasks: RequestCounts
+
+    @property
+    def agrees(self) -> bool:
+        """Whether no request is made that the plan does not need."""
+        pairs = ((self.driver, self.expected_driver), (self.tasks, self.expected_tasks))
+        return all(getattr(ours, k) == getattr(plan, k) for ours, plan in pairs for k in KINDS)
+
+
+def expected_driver(step: str) -> RequestCounts:
+    """The driver of a fresh step: three kinds of reading, one of writing.
+
+    GETs: its own manifest (absent), and each input's twice: its digest, its outputs. LISTs, each
+    confirmed by a second one: the step's commits; in selection also those of survey and draw, and
+    the metadata. PUT: the manifest.
+    """
+    gets = {"selection": 1, "features": 3, "targets": 4, "partitions": 5}[step]
+    return RequestCounts(get=gets, put=1, list=6 if step == "selection" else 2)
+
+
+def expected_tasks(
+    step: str, num_tasks: int, num_objects: int, num_inputs: int, num_utterances: int
+) -> RequestCounts:
+    """The tasks of a step: no LIST, no HEAD, one PUT an object and one a commit.
+
+    Selection reads each metadata object three times (digest, survey, draw), and once what each
+    bucket's survey and draw set aside. The others read each input once; extraction each utterance.
+    """
+    puts = num_objects + num_tasks
+    if step == "selection":
+        aside = 2 * NUM_BUCKETS  # objects, and as many commits
+        return RequestCounts(get=3 * num_inputs + aside, put=puts + 2 * aside)
+    gets = {"features": num_inputs + num_utterances, "targets": num_inputs}
+    return RequestCounts(get=gets.get(step, 2 * num_inputs), put=puts)
+
+
+def count_step(
+    store: ObjectStore,
+    run_uri: str,
+    step: str,
+    run: Callable[[], object],
+    tasks: TaskTotals,
+    num_inputs: int,
+) -> StepRequests:
+    """Run one step and count."""
+    before, before_tasks = REQUESTS.total(), tasks.requests
+    run()
+    in_tasks = tasks.requests - before_tasks
+    in_driver = REQUESTS.total() - before - in_tasks
+    manifest = read_manifest(store, run_uri, f"{step}/unlabelled")
+    num_utterances, num_objects = manifest.tally_in.utterances, len(manifest.outputs)
+    commits = store.list(join_uri(run_uri, f"{step}/unlabelled/commits"))
+    return StepRequests(
+        step,
+        len(commits),
+        num_objects,
+        num_utterances,
+        in_driver,
+        in_tasks,
+        expected_driver(step),
+        expected_tasks(step, len(commits), num_objects, num_inputs, num_utterances),
+    )
+
+
+def count_requests(
+    store: ObjectStore, run_uri: str, corpus_uri: str, num_speakers: int, num_each: int
+) -> list[StepRequests]:
+    """Write a corpus, run the four steps on it, and count each step's requests."""
+    write_corpus(store, corpus_uri, "unlabelled", num_speakers, num_each)
+    put_teacher(store, run_uri)
+    tasks = TaskTotals()
+    steps = four_steps(store, run_uri, corpus_uri, partial(_measured, tasks))
+    counted: list[StepRequests] = []
+    for step in OUTPUTS:
+        num_inputs = counted[-1].num_objects if counted else 1  # of metadata
+        counted.append(count_step(store, run_uri, step, steps[step], tasks, num_inputs))
+    return counted
+
+
+def _measured(totals: TaskTotals, elements, function, description) -> list:
+    measured = serially(elements, MeasuredFunction(function), description)
+    return [totals.add(each) for each in measured]
+
+
+def show(each: StepRequests) -> str:
+    """A step's counts, with the plan's in parentheses, for people."""
+    lines = [
+        f"{each.step}: {each.num_tasks} tasks, {each.num_objects} objects, "
+        f"{each.num_utterances} utterances"
+    ]
+    for name in ("driver", "tasks"):
+        ours, plan = getattr(each, name), getattr(each, f"expected_{name}")
+        counts = ", ".join(f"{k.upper()} {getattr(ours, k)} ({getattr(plan, k)})" for k in KINDS)
+        lines.append(f"  {name}: {counts}")
+    total = each.driver + each.tasks
+    lines.append(
+        f"  {total.num_requests / each.num_utterances:.3f} requests an utterance, "
+        f"{total.num_requests / each.num_objects:.2f} an object; {total.retries} retried; "
+        f"{'as planned' if each.agrees else 'NOT AS PLANNED'}"
+    )
+    return "\n".join(lines)
+
+
+def to_record(each: StepRequests) -> Mapping[str, object]:
+    """The same for programs."""
+    return {**asdict(each), "agrees": each.agrees}
+
+
+def main() -> None:
+    """Count the requests of the four steps against moto."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--speakers", type=int, default=20)
+    parser.add_argument("--utterances", type=int, default=10, help="of each speaker")
+    arguments = parser.parse_args()
+    with running_s3_server() as endpoint:
+        os.environ.update({**CREDENTIALS, "AWS_ENDPOINT_URL": endpoint})
+        boto3.client("s3").create_bucket(Bucket="requests")
+        store = ObjectStore(("s3://requests",))
+        sizes = arguments.speakers, arguments.utterances
+        counted = count_requests(store, "s3://requests/run", "s3://requests/corpus", *sizes)
+    if arguments.json:
+        print(json.dumps({"title": "requests", "steps": [to_record(each) for each in counted]}))
+    else:
+        print("\n".join(show(each) for each in counted))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,283 @@
+"""Selection at scale: speed and memory of each pass over made-up metadata, and the projection.
+
+python -m tests.benchmarks.selection [--records 10000000] [--gzip] [--folder DIR] [--json]
+
+Makes the metadata (speakers of about 50 utterances, log-normal durations, six months), selects a
+tenth of its hours on local Spark with two cores, and extrapolates to 1e9 records: processor time
+by records; the driver's memory by building all that it would then keep.
+"""
+
+import argparse
+import gzip
+import itertools
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from infra.cluster import load_cluster
+from infra.object_store import ObjectStore, join_uri
+from infra.spark import run_tasks, spark_session
+from pipeline.records import Tally
+from pipeline.steps.commit import StepContext
+from pipeline.steps.manifest import Manifest, Output
+from pipeline.steps.metadata_buckets import Bucket
+from pipeline.steps.ranges import RangeTask
+from pipeline.steps.selection import SelectionConfig, metadata_uri, select_utterances
+from tests.benchmarks.measure import Figure, show
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+NUM_BUCKETS = 200
+NUM_MONTHS = 6
+UTTERANCES_PER_SPEAKER = 50
+FILE_HOURS = 5.0
+NUM_CORES = 2
+# A million hours: metadata by day of half a year, in buckets of a million records.
+PROJECTED_RECORDS = 10**9
+PROJECTED_BUCKETS, PROJECTED_DATES, PROJECTED_RANGES, PROJECTED_FILES = 1000, 180, 94, 200_000
+SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What one process makes: a bucket's records, by month."""
+
+    folder: str
+    num_records: int
+    compressed: bool
+
+
+def make_bucket(recipe: Recipe, bucket: int) -> int:
+    """Write one bucket's metadata objects; return what its records last, in ms."""
+    generator = np.random.default_rng(bucket)
+    n = recipe.num_records
+    durations_ms = np.clip(generator.lognormal(np.log(3000), 0.6, n), 300, 60_000).astype(int)
+    activity = generator.lognormal(0, 1, max(1, n // UTTERANCES_PER_SPEAKER)).cumsum()
+    speakers = np.searchsorted(activity, generator.random(n) * activity[-1])
+    months, days = generator.integers(1, NUM_MONTHS + 1, n), generator.integers(1, 29, n)
+    for month in range(1, NUM_MONTHS + 1):
+        lines = [
+            f'{{"audio_uri": "audio/{each % 256:02x}/{bucket:04d}-{each:09d}.flac", "created_at": '
+            f'"2026-{month:02d}-{days[each]:02d}T{each % 24:02d}:{each % 60:02d}:07+00:00", '
+            f'"duration_s": {durations_ms[each] / 1000}, "locale": "en-US", "speaker_id": '
+            f'"speaker-{bucket:04d}-{speakers[each]:07d}", "utterance_id": '
+            f'"utterance-{bucket:04d}-{each:09d}"}}\n'
+            for each in np.flatnonzero(months == month).tolist()
+        ]
+        write_object(recipe, bucket, month, "".join(lines).encode())
+    return int(durations_ms.sum())
+
+
+def write_object(recipe: Recipe, bucket: int, month: int, data: bytes) -> None:
+    """One metadata object."""
+    name = f"date=2026-{month:02d}-01/speaker_bucket={bucket:04d}/part-00000.jsonl"
+    path = Path(recipe.folder, name + (".gz" if recipe.compressed else ""))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(data, 1, mtime=0) if recipe.compressed else data)
+
+
+def make_metadata(folder: str, num_records: int, compressed: bool) -> float:
+    """Write metadata of `num_records`; return their hours. In other processes, for our memory."""
+    recipe = Recipe(folder, num_records // NUM_BUCKETS, compressed)
+    with ProcessPoolExecutor(NUM_CORES, get_context("spawn")) as pool:
+        return sum(pool.map(partial(make_bucket, recipe), range(NUM_BUCKETS))) / 3_600_000
+
+
+def peak_mb(pid: int | str = "self") -> float:
+    """The most memory that a process ever had resident; 0 if it is gone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0.0
+    found = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")]
+    return int(found[0]) / 1024 if found else 0.0
+
+
+def descendants(pid: int) -> Iterator[tuple[int, str]]:
+    """Process ids and commands of all below `pid`."""
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            children = task.read_text().split()
+        except OSError:
+            continue
+        for child in map(int, children):
+            try:
+                yield child, Path(f"/proc/{child}/comm").read_text().strip()
+            except OSError:
+                continue
+            yield from descendants(child)
+
+
+def with_core_seconds(function: Callable[[T], R], element: T) -> tuple[R, float]:
+    """A task's result and its worker's processor time."""
+    started = time.process_time()
+    result = function(element)
+    return result, time.process_time() - started
+
+
+@dataclass
+class Watch:
+    """Core seconds of each pass, and peak memory of the JVM and of the largest Python worker."""
+
+    core_seconds: dict[str, float] = field(default_factory=dict)
+    jvm_mb: float = 0.0
+    worker_mb: float = 0.0
+
+    @contextmanager
+    def memory(self) -> Iterator[None]:
+        """Look at all child processes five times a second."""
+        done = threading.Event()
+
+        def look() -> None:
+            while not done.wait(0.2):
+                for pid, command in descendants(os.getpid()):
+                    if command == "java":
+                        self.jvm_mb = max(self.jvm_mb, peak_mb(pid))
+                    elif command.startswith("python"):
+                        self.worker_mb = max(self.worker_mb, peak_mb(pid))
+
+        thread = threading.Thread(target=look, daemon=True)
+        thread.start()
+        yield
+        done.set()
+        thread.join()
+
+    def timed(self, distribute: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        """Sum each distributed pass's processor time, which other processes do not lengthen."""
+
+        def run(elements: Sequence[T], function: Callable[[T], R], description: str) -> list[Any]:
+            started = time.perf_counter()
+            results = distribute(elements, partial(with_core_seconds, function), description)
+            seconds = time.perf_counter() - started
+            self.core_seconds[description] = sum(core_seconds for _, core_seconds in results)
+            print(f"{description}: {seconds:.1f} s", file=sys.stderr, flush=True)
+            return [result for result, _ in results]
+
+        return run
+
+
+def select(folder: str, run_uri: str, hours: float, watch: Watch) -> Manifest:
+    """Select a tenth of the hours with the real step, on two cores."""
+    config = SelectionConfig(hours=SHARE * hours, file_hours=FILE_HOURS, seed=7)
+    store = ObjectStore((folder, run_uri))
+    with spark_session("selection benchmark", load_cluster("demo")) as session:
+        run_tasks(session, range(NUM_CORES), abs, "start the workers")
+        distribute = watch.timed(partial(run_tasks, session))
+        uri = metadata_uri(folder, "unlabelled")
+        with watch.memory():
+            return select_utterances(store, run_uri, "unlabelled", uri, config, 0.0, distribute)[0]
+
+
+def figures(
+    manifest: Manifest, watch: Watch, start_mb: float, driver_mb: float, wall_s: float
+) -> list[Figure]:
+    """What is printed: one run, so each figure is its own range."""
+    n, files = manifest.tally_in.utterances, manifest.statistics["files"]
+    budget_ms = round(manifest.config["hours"] * 3_600_000)
+    values = {name: (n / seconds, "records/s/core") for name, seconds in watch.core_seconds.items()}
+    core_s = sum(watch.core_seconds.values())
+    values |= {
+        "all passes": (n / core_s, "records/s/core"),
+        "wall time": (wall_s, "s"),
+        "driver, peak": (driver_mb, "MB"),
+        "driver, before": (start_mb, "MB"),
+        "JVM, peak": (watch.jvm_mb, "MB"),
+        "largest Python worker, peak": (watch.worker_mb, "MB"),
+        "largest file over mean": (files["imbalance"], ""),
+        "hours over budget": (100 * (manifest.tally_out.duration_ms / budget_ms - 1), "%"),
+    }
+    values |= projection(core_s / n)
+    return [Figure.of(name, [value], unit) for name, (value, unit) in values.items()]
+
+
+def projection(core_s_per_record: float) -> dict[str, tuple[float, str]]:
+    """To 1e9 records: core-hours by the speed here, and the driver with all that it then keeps."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        driver_mb = pool.submit(keep_what_the_driver_keeps).result()
+    return {
+        "1e9 records": (PROJECTED_RECORDS * core_s_per_record / 3600, "core-hours"),
+        "1e9 records, driver's growth": (driver_mb, "MB"),
+    }
+
+
+def keep_what_the_driver_keeps() -> float:
+    """Peak growth of a process that holds what the driver does for 1e9 records, in MB."""
+    before_mb = peak_mb()
+    digests = (f"{number:064x}" for number in itertools.count())
+
+    def outputs(num: int, name: str) -> tuple[Output, ...]:
+        return tuple(
+            Output(
+                f"selection/unlabelled/{name}-{each:05d}-{next(digests)[:16]}.jsonl",
+                10**6,
+                next(digests),
+                5000,
+                10**7,
+            )
+            for each in range(num)
+        )
+
+    buckets = [
+        Bucket(
+            f"bucket-{bucket:04d}",
+            tuple(
+                f"s3://bucket/corpus/metadata/unlabelled/date=2026-{date:03d}/"
+                f"speaker_bucket={bucket:04d}/part-00000.jsonl.gz"
+                for date in range(PROJECTED_DATES)
+            ),
+            tuple(next(digests) for _ in range(PROJECTED_DATES)),
+        )
+        for bucket in range(PROJECTED_BUCKETS)
+    ]
+    inputs = {
+        uri: digest for each in buckets for uri, digest in zip(each.uris, each.digests, strict=True)
+    }
+    context = StepContext(ObjectStore(()), "s3://bucket/run", "selection/unlabelled", "")
+    surveys = [outputs(PROJECTED_RANGES, f"scratch/{each.name}") for each in buckets]
+    ranges = [
+        RangeTask(context, number, each) for number, each in enumerate(zip(*surveys, strict=True))
+    ]
+    drawn = [outputs(1, f"scratch/drawn-{each.name}") for each in buckets]
+    files = outputs(PROJECTED_FILES, "group-00000")
+    tally = sum((each.tally for each in files), Tally())
+    manifest = Manifest("selection/unlabelled", {}, inputs, files, tally_in=tally, tally_out=tally)
+    assert manifest.to_bytes()
+    assert ranges
+    assert drawn
+    return peak_mb() - before_mb
+
+
+def main() -> None:
+    """Make metadata, select, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--records", type=int, default=10_000_000)
+    parser.add_argument("--gzip", action="store_true", help="compressed metadata")
+    parser.add_argument("--folder", help="where to make the metadata; default: a temporary one")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        uri = join_uri(folder, "corpus")
+        hours = make_metadata(metadata_uri(uri, "unlabelled"), arguments.records, arguments.gzip)
+        watch, start_mb, started = Watch(), peak_mb(), time.perf_counter()
+        manifest = select(uri, join_uri(folder, "run"), hours, watch)
+        wall_s = time.perf_counter() - started
+        kind = "gzip" if arguments.gzip else "plain"
+        title = f"selection of {SHARE:.0%} of {hours:.0f} h, {arguments.records} records, {kind}"
+        show(title, figures(manifest, watch, start_mb, peak_mb(), wall_s), arguments.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""A Spark program: from where its driver and its executors import our code and NumPy."""
+
+import argparse
+import json
+import sys
+
+import numpy
+
+import infra
+import jobs.command_line
+import pipeline
+from infra.cluster import load_cluster
+from infra.spark import run_tasks, spark_session
+
+
+def import_places(_: int) -> list[str]:
+    """The files of our packages and of NumPy, and this process's Python."""
+    from pipeline.steps import extraction  # noqa: PLC0415
+
+    modules = (pipeline, infra, extraction, numpy)
+    return [*(str(module.__file__) for module in modules), sys.executable]
+
+
+def main() -> None:
+    """Print the driver's places and those of eight tasks, as JSON."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cluster", required=True)
+    cluster = load_cluster(parser.parse_args().cluster)
+    with spark_session("places", cluster) as session:
+        tasks = run_tasks(session, list(range(8)), import_places, "places")
+    print(json.dumps({"driver": [pipeline.__file__, jobs.command_line.__file__], "tasks": tasks}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Whom to shoot, and when: seeded, fair over the kinds, sooner where a step was over too soon."""
+
+import os
+import random
+import signal
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+
+KINDS = ("driver", "executor", "python", "worker")
+"""What is killed in every step; the device servers of generate_targets are, too."""
+
+DEVICE_SERVER = "device server"
+# A driver's death costs the most time and hits every task: half as often as an executor's.
+_TURN = (*KINDS, "executor", "python")
+_SPREAD_S = 1.2
+_MAX_PAUSE_S = 2.5
+_SIGNS = {
+    "executor": ("CoarseGrainedExecutorBackend",),
+    "python": ("pyspark.daemon", "pyspark.worker"),  # the daemon, or a worker that it forked
+    "worker": ("deploy.worker.Worker",),
+    DEVICE_SERVER: ("infra.device_server",),
+}
+
+Processes = Mapping[int, str]
+
+
+class Killer:
+    """Draws victims and moments.
+
+    It also pauses Python workers for a while: so that Spark starts a second attempt, whose rival
+    comes back when all is committed.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._spread_s: dict[str, float] = {}
+        self._paused: dict[int, float] = {}
+
+    def kinds(self, step: str, number: int) -> list[str]:
+        """The kinds of the next `number` kills: all in turn, in random order."""
+        turn = [*_TURN, DEVICE_SERVER] if step == "generate_targets" else _TURN
+        drawn: list[str] = []
+        while len(drawn) < number:
+            drawn += self._random.sample(turn, len(turn))
+        return drawn[:number]
+
+    def delay_s(self, step: str) -> float:
+        """How long to wait before the next kill."""
+        return self._random.uniform(0, self._spread_s.get(step, _SPREAD_S))
+
+    def hasten(self, step: str) -> None:
+        """Wait for shorter times in this step from now on."""
+        self._spread_s[step] = 0.7 * self._spread_s.get(step, _SPREAD_S)
+
+    def kill(self, kind: str, processes: Processes, program: str) -> bool:
+        """SIGKILL one process of `kind`; whether there was one."""
+        if kind == "driver":
+            victims = [each for each, command in processes.items() if is_driver(command, program)]
+        else:
+            victims = _of_kind(kind, processes)
+        return bool(victims) and _send(self._random.choice(victims), signal.SIGKILL)
+
+    def pause(self, processes: Processes) -> bool:
+        """Stop a Python worker for up to 2.5 s, every second time; whether one was stopped."""
+        victims = [each for each in _of_kind("python", processes) if each not in self._paused]
+        if not victims or self._random.random() < 0.5:
+            return False
+        victim = self._random.choice(victims)
+        self._paused[victim] = time.monotonic() + self._random.uniform(0.5, _MAX_PAUSE_S)
+        return _send(victim, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let go on who was stopped for long enough."""
+        for each in [each for each, until in self._paused.items() if until < time.monotonic()]:
+            _send(each, signal.SIGCONT)
+            del self._paused[each]
+
+
+def is_driver(command: str, program: str) -> bool:
+    """Whether this is the JVM of spark-submit, or the Python program that it runs."""
+    if "launcher.Main" in command or program not in command:
+        return False
+    return "deploy.SparkSubmit" in command or command.partition(" ")[0].endswith("python")
+
+
+def _of_kind(kind: str, processes: Processes) -> list[int]:
+    return [
+        each for each, command in processes.items() if any(sign in command for sign in _SIGNS[kind])
+    ]
+
+
+def _send(process_id: int, number: signal.Signals) -> bool:
+    with suppress(ProcessLookupError):
+        os.kill(process_id, number)
+        return True
+    return False

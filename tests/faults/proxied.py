@@ -1,0 +1,66 @@
+"""What tests behind the faulty proxy share: impatient clients, and books that must agree."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import NamedTuple
+
+import pytest
+
+from infra import retry, s3_store
+from infra.request_counts import RequestCounts
+from tests.faults.faulty_proxy import KINDS, FaultyProxy, faulty_proxy
+
+ALL_KINDS = sorted({kind for kinds in KINDS.values() for kind in kinds})
+
+StartProxy = Callable[..., FaultyProxy]
+
+
+class Server(NamedTuple):
+    """An S3 server's endpoint, and the URI of a fresh bucket there."""
+
+    endpoint: str
+    uri: str
+
+
+@pytest.fixture(params=["s3", pytest.param("ceph", marks=pytest.mark.cluster)])
+def server(request: pytest.FixtureRequest) -> Server:
+    """Moto's server, and Ceph's."""
+    endpoint = request.getfixturevalue(f"{request.param}_endpoint")
+    return Server(endpoint, f"s3://{request.getfixturevalue(f'{request.param}_bucket')}")
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same code with shorter waits."""
+    monkeypatch.setattr(s3_store, "READ_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(retry, "FIRST_WAIT_S", 0.002)
+
+
+@pytest.fixture
+def start_proxy(
+    impatient: None,  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[StartProxy]:
+    """A function that puts a proxy before a server and leads our environment to it."""
+    with ExitStack() as running:
+
+        def start(upstream: str, rate: float, *kinds: str, **settings: int) -> FaultyProxy:
+            weights = {kind: float(kind in kinds) for kind in ALL_KINDS} if kinds else {"stall": 0}
+            proxy = running.enter_context(faulty_proxy(upstream, rate, weights=weights, **settings))
+            monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+            return proxy
+
+        yield start
+
+
+def require_counts_agree(made: RequestCounts, proxy: FaultyProxy) -> None:
+    """We counted what the proxy saw, and one repetition for each fault.
+
+    Two damaged answers to a listing cost one repetition, and damage to what we do not read none.
+    """
+    seen = proxy.requests
+    assert (made.get, made.put, made.head, made.list) == tuple(
+        seen[operation] for operation in ("GET", "PUT", "HEAD", "LIST")
+    )
+    unnoticed = proxy.injected["LIST", "corrupt_body"]
+    assert proxy.num_faults - unnoticed <= made.retries <= proxy.num_faults

@@ -1,0 +1,78 @@
+"""Selection and extraction of records that one test cares about, in a plain loop."""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from infra.object_store import ObjectStore, join_uri
+from pipeline.shards import FeatureRow, read_features
+from pipeline.steps.extraction import ExtractionConfig, extract_features
+from pipeline.steps.manifest import Manifest, Output, read_output
+from pipeline.steps.selection import SelectionConfig, metadata_uri, select_utterances
+from tests.small_corpus import flac, serially, tone
+
+Record = dict[str, Any]
+SELECTION = SelectionConfig(hours=0.0, file_hours=10 / 3600, seed=3)
+EXTRACTION = ExtractionConfig(gets_in_flight=4, seed=3)
+
+
+def record(utterance_id: str, speaker_id: str, minute: int, **changes: object) -> Record:
+    """A metadata record, good unless changed."""
+    good = {
+        "utterance_id": utterance_id,
+        "speaker_id": speaker_id,
+        "duration_s": 1.0,
+        "created_at": f"2026-01-01T00:{minute:02d}:00+00:00",
+        "locale": "en-US",
+        "audio_uri": f"audio/{utterance_id}",
+    }
+    return good | changes
+
+
+def put_tone(store: ObjectStore, corpus_uri: str, utterance: Record, number: int) -> None:
+    """Good audio of a second for a record."""
+    store.put(join_uri(corpus_uri, utterance["audio_uri"]), flac(tone(number, 1.0)))
+
+
+def put_metadata(store: ObjectStore, corpus_uri: str, data: bytes, bucket: str = "00") -> None:
+    """One metadata object of the unlabelled subset, as these very bytes."""
+    folder = join_uri(
+        metadata_uri(corpus_uri, "unlabelled"), f"date=2026-01-01/speaker_bucket={bucket}"
+    )
+    store.put(join_uri(folder, "part-00000.jsonl"), data)
+
+
+def lines_of(records: Iterable[Record]) -> bytes:
+    """Metadata lines."""
+    return "".join(json.dumps(each) + "\n" for each in records).encode()
+
+
+def select(store: ObjectStore, run_uri: str, corpus_uri: str) -> Manifest:
+    """Select all of the unlabelled subset."""
+    uri = metadata_uri(corpus_uri, "unlabelled")
+    return select_utterances(store, run_uri, "unlabelled", uri, SELECTION, 0.99, serially)[0]
+
+
+def extract(store: ObjectStore, run_uri: str, corpus_uri: str) -> Manifest:
+    """Extract what was selected."""
+    arguments = (store, run_uri, "unlabelled", corpus_uri, EXTRACTION, 0.99, serially)
+    return extract_features(*arguments)[0]
+
+
+def ledger(store: ObjectStore, run_uri: str, ledgers: Sequence[Output]) -> list[Record]:
+    """All rows of a step's quarantine ledger."""
+    return [
+        json.loads(line)
+        for output in ledgers
+        for line in read_output(store, run_uri, output).splitlines()
+    ]
+
+
+def features(store: ObjectStore, run_uri: str, manifest: Manifest) -> dict[str, FeatureRow]:
+    """All feature rows by utterance."""
+    rows = [
+        row
+        for output in manifest.outputs
+        for row in read_features(read_output(store, run_uri, output))
+    ]
+    return {row.utterance_id: row for row in rows}

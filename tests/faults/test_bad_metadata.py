@@ -1,0 +1,174 @@
+"""Bad metadata of every kind, through selection and extraction: a ledger row each, and no harm."""
+
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from infra.object_store import ObjectStore, join_uri
+from pipeline.records import Quarantined
+from pipeline.steps.manifest import Manifest
+from pipeline.steps.selection import metadata_uri
+from tests.faults.metadata_kinds import BAD, GOOD, GOOD_LINE
+from tests.faults.small_runs import (
+    extract,
+    features,
+    ledger,
+    lines_of,
+    put_metadata,
+    put_tone,
+    record,
+    select,
+)
+from tests.small_corpus import local_store
+
+pytestmark = pytest.mark.timeout(60)
+NEIGHBOURS = [record(f"good-{minute}", "speaker", minute) for minute in (0, 2)]
+Run = tuple[ObjectStore, str, str]
+
+
+def run_beside_neighbours(folder: Path, lines: bytes) -> Run:
+    """A run whose metadata holds these lines between two good ones of the same speaker."""
+    store, run_uri, corpus_uri = local_store(folder)
+    for number, utterance in enumerate([*NEIGHBOURS, record("odd", "speaker", 1)]):
+        put_tone(store, corpus_uri, utterance, number)
+    first, last = (lines_of([neighbour]) for neighbour in NEIGHBOURS)
+    put_metadata(store, corpus_uri, first + lines + b"\n" + last)
+    return store, run_uri, corpus_uri
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    """The neighbours' features where no bad line stood between them."""
+    store, run_uri, corpus_uri = run_beside_neighbours(tmp_path_factory.mktemp("clean"), b"")
+    select(store, run_uri, corpus_uri)
+    rows = features(store, run_uri, extract(store, run_uri, corpus_uri))
+    return {name: row.features for name, row in rows.items()}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_line_has_its_own_row_and_harms_no_neighbour(
+    tmp_path: Path, clean: dict[str, np.ndarray], kind: str
+) -> None:
+    """One row with the stated reason and what could be read; the good lines keep every bit."""
+    expected = BAD[kind]
+    store, run_uri, corpus_uri = run_beside_neighbours(tmp_path, expected.line)
+    manifest = select(store, run_uri, corpus_uri)
+    (row,) = ledger(store, run_uri, manifest.ledgers)
+    assert row["reason"] == expected.reason
+    assert row["utterance_id"] == expected.utterance_id
+    assert row["duration_ms"] == expected.duration_ms == manifest.quarantined.duration_ms
+    assert 0 < row["num_bytes"] <= len(expected.line)
+    assert 0 < len(row["detail"]) <= 300
+    assert len(json.dumps(row)) < 15_000
+    require_balance(manifest, 3)
+    rows = features(store, run_uri, extract(store, run_uri, corpus_uri))
+    assert rows.keys() == clean.keys()
+    for name, row in rows.items():
+        np.testing.assert_array_equal(row.features, clean[name])
+
+
+def require_balance(manifest: Manifest, num_records: int) -> None:
+    """Every line is accounted for."""
+    assert manifest.tally_in.utterances == num_records
+    assert manifest.tally_in == manifest.tally_out + manifest.quarantined + manifest.unselected
+
+
+@pytest.mark.parametrize("kind", GOOD)
+def test_an_unusual_line_that_is_good_is_kept(tmp_path: Path, kind: str) -> None:
+    """It is selected and has features."""
+    store, run_uri, corpus_uri = run_beside_neighbours(tmp_path, GOOD[kind].line)
+    require_balance(select(store, run_uri, corpus_uri), 3)
+    rows = features(store, run_uri, extract(store, run_uri, corpus_uri))
+    assert rows.keys() == {"good-0", "odd", "good-2"}
+
+
+def test_a_byte_order_mark_belongs_to_no_record(tmp_path: Path) -> None:
+    """Some editors put one before the first line; it costs no utterance."""
+    store, run_uri, corpus_uri = run_beside_neighbours(tmp_path, b"")
+    put_metadata(store, corpus_uri, b"\xef\xbb\xbf" + GOOD_LINE + b"\n")
+    assert select(store, run_uri, corpus_uri).tally_out.utterances == 1
+
+
+def test_all_kinds_at_once_are_all_there(tmp_path: Path) -> None:
+    """Seventy bad lines in one object: as many rows, the reasons add up."""
+    lines = b"\n".join(kind.line for kind in BAD.values())
+    store, run_uri, corpus_uri = run_beside_neighbours(tmp_path, lines)
+    manifest = select(store, run_uri, corpus_uri)
+    assert len(BAD) >= 60
+    require_balance(manifest, len(BAD) + 2)
+    found = Counter(row["reason"] for row in ledger(store, run_uri, manifest.ledgers))
+    assert found == Counter(kind.reason for kind in BAD.values())
+
+
+@pytest.mark.parametrize("bucket", ["00", "01"])
+def test_a_repeated_id_is_quarantined(tmp_path: Path, bucket: str) -> None:
+    """The first record with an id counts, in one bucket as in another speaker's."""
+    store, run_uri, corpus_uri = run_beside_neighbours(tmp_path, b"")
+    twin = record("good-0", "speaker" if bucket == "00" else "another", 5)
+    records = [*NEIGHBOURS, twin] if bucket == "00" else [twin]
+    put_metadata(store, corpus_uri, lines_of(records), bucket)
+    manifest = select(store, run_uri, corpus_uri)
+    require_balance(manifest, 3)
+    (row,) = ledger(store, run_uri, manifest.ledgers)
+    assert (row["reason"], row["utterance_id"]) == ("duplicate_utterance", "good-0")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        gzip.compress(GOOD_LINE * 50)[:-30],
+        gzip.compress(GOOD_LINE)[:5],
+        b"",
+        GOOD_LINE,
+        gzip.compress(GOOD_LINE)[:-8] + bytes(8),
+        gzip.compress(GOOD_LINE) + b"trailing bytes",
+    ],
+    ids=["cut", "header cut", "empty", "plain", "bad checksum", "bytes after it"],
+)
+def test_an_archive_that_is_none_is_an_error(tmp_path: Path, data: bytes) -> None:
+    """Nobody knows how many records it held, so no row can stand for them: the step fails."""
+    store, run_uri, corpus_uri = run_beside_neighbours(tmp_path, b"")
+    folder = f"{metadata_uri(corpus_uri, 'unlabelled')}/date=2026-01-02/speaker_bucket=00"
+    store.put(join_uri(folder, "part-00000.jsonl.gz"), data)
+    with pytest.raises(ValueError, match=r"part-00000.jsonl.gz: no whole gzip file"):
+        select(store, run_uri, corpus_uri)
+
+
+def test_an_archive_that_unpacks_to_a_thousand_times_its_size_is_bounded(tmp_path: Path) -> None:
+    """A line without end is one row; what is beyond the longest line is not kept."""
+    store, run_uri, corpus_uri = run_beside_neighbours(tmp_path, b"")
+    folder = f"{metadata_uri(corpus_uri, 'unlabelled')}/date=2026-01-02/speaker_bucket=00"
+    store.put(join_uri(folder, "part-00000.jsonl.gz"), gzip.compress(bytes(2**27)))
+    manifest = select(store, run_uri, corpus_uri)
+    (row,) = ledger(store, run_uri, manifest.ledgers)
+    assert row["reason"] == "malformed_json"
+    assert row["num_bytes"] <= 2**20 + 1
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("https://user:hunter2@host/a.flac", "https://user:***@host/a.flac"),
+        (
+            "https://b.s3.amazonaws.com/a?X-Amz-Signature=hunter2&X-Amz-Date=1",
+            "X-Amz-Signature=***",
+        ),
+        ("s3://bucket/a.flac?token=hunter2", "token=***"),
+    ],
+)
+def test_the_ledger_keeps_no_secret_of_a_uri(uri: str, shown: str) -> None:
+    """Passwords and signed queries are starred out of the URI and of the detail."""
+    row = Quarantined("odd", uri, "outside_prefixes", f"{uri}: outside", 0, 1000)
+    assert "hunter2" not in row.to_json()
+    assert shown in row.audio_uri
+    assert shown in row.detail
+
+
+def test_an_ordinary_uri_is_kept_as_it_is() -> None:
+    """Colons, at signs and question marks are letters of a key."""
+    for uri in ("s3://bucket/a:b@c.flac", "audio/what?.flac", "/corpus/a&b=c.flac"):
+        assert Quarantined("odd", uri, "missing_object", uri, 0, 1000).audio_uri == uri

@@ -1,0 +1,188 @@
+"""Audio URIs of every bad kind, through selection and extraction, on local paths and in S3."""
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from infra.object_store import ObjectStore
+from tests.faults.small_runs import (
+    Record,
+    extract,
+    features,
+    ledger,
+    lines_of,
+    put_metadata,
+    put_tone,
+    record,
+    select,
+)
+from tests.small_corpus import flac, tone
+
+pytestmark = pytest.mark.timeout(60)
+
+# URIs by kind, {corpus} and {outside} to be filled in, and the reason that the ledger gives.
+LOCAL = {
+    "nothing there": ("audio/nowhere.flac", "missing_object"),
+    "a directory": ("audio", "missing_object"),
+    "the corpus itself": ("{corpus}", "missing_object"),
+    "below a file": ("audio/neighbour/below.flac", "missing_object"),
+    "a name of 300 letters": ("audio/" + "n" * 300, "missing_object"),
+    "a path of 1,000 folders": ("d/" * 500 + "x", "missing_object"),
+    "a terabyte": ("audio/terabyte", "too_large"),
+    "a pipe": ("audio/pipe", "missing_object"),
+    "a socket": ("audio/socket", "missing_object"),
+    "a link to nothing": ("audio/dangling", "missing_object"),
+    "a link to itself": ("audio/circle", "outside_prefixes"),
+    "a link to a file outside": ("audio/link", "outside_prefixes"),
+    "below a link to a directory outside": ("audio/folder/secret.flac", "outside_prefixes"),
+    "a link to a device": ("audio/device", "outside_prefixes"),
+    "a file outside": ("{outside}/secret.flac", "outside_prefixes"),
+    "the password file": ("/etc/passwd", "outside_prefixes"),
+    "the password file as a file URI": ("file:///etc/passwd", "outside_prefixes"),
+    "a file URI with a host": ("file://host/etc/passwd", "outside_prefixes"),
+    "a file URI with a NUL": ("file://{corpus}/a%00.flac", "outside_prefixes"),
+    "two slashes": ("//etc/passwd", "outside_prefixes"),
+    "a folder with the corpus's name and more": ("{corpus}-2/a.flac", "outside_prefixes"),
+    "dots": ("../../../etc/passwd", "outside_prefixes"),
+    "dots within": ("audio/../../secret.flac", "outside_prefixes"),
+    "encoded dots": ("audio/%2e%2e/%2e%2e/secret.flac", "outside_prefixes"),
+    "encoded dots and slash": ("audio/..%2fneighbour", "outside_prefixes"),
+    "dots encoded twice": ("audio/%252e%252e/neighbour", "outside_prefixes"),
+    "backslashes": ("audio\\..\\..\\secret.flac", "outside_prefixes"),
+    "another bucket": ("s3://somebody-elses/a.flac", "outside_prefixes"),
+    "a bucket's bad name": ("s3://b/a.flac", "outside_prefixes"),
+    "http": ("http://169.254.169.254/latest/meta-data", "outside_prefixes"),
+    "http with a password": ("https://user:hunter2@host/a.flac", "outside_prefixes"),
+    "an unknown scheme": ("gopher://host/a.flac", "outside_prefixes"),
+    "a home directory": ("~/secret.flac", "missing_object"),
+    "a shell's variable": ("$HOME/secret.flac", "missing_object"),
+    "a wildcard": ("audio/*", "missing_object"),
+}
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> tuple[ObjectStore, str, str]:
+    """A corpus with a neighbour's audio and all sorts of files that are no objects."""
+    corpus, outside, audio = (tmp_path / name for name in ("corpus", "outside", "corpus/audio"))
+    audio.mkdir(parents=True)
+    outside.mkdir()
+    (tmp_path / "corpus-2").mkdir()
+    for secret in (outside / "secret.flac", tmp_path / "corpus-2" / "a.flac"):
+        secret.write_bytes(flac(tone(1, 1.0)))
+    os.mkfifo(audio / "pipe")
+    with (audio / "terabyte").open("wb") as file:
+        file.truncate(2**40)
+    links = {"dangling": "nowhere", "circle": "circle", "link": outside / "secret.flac"}
+    for name, target in {**links, "folder": outside, "device": "/dev/zero"}.items():
+        (audio / name).symlink_to(target)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.path.relpath(audio / "socket"))
+    run_uri = str(tmp_path / "run")
+    return ObjectStore((str(corpus), run_uri)), run_uri, str(corpus)
+
+
+def require_rows(
+    store: ObjectStore, run_uri: str, corpus_uri: str, expected: dict[str, tuple[str, str]]
+) -> list[Record]:
+    """Extract one utterance of each URI beside a good one: a row each with its reason."""
+    neighbour = record("neighbour", "speaker", 0)
+    put_tone(store, corpus_uri, neighbour, 1)
+    records = [
+        record(f"{number}", "speaker", 1, audio_uri=uri)
+        for number, (uri, _) in enumerate(expected.values())
+    ]
+    put_metadata(store, corpus_uri, lines_of([neighbour, *records]))
+    selected = select(store, run_uri, corpus_uri)
+    manifest = extract(store, run_uri, corpus_uri)
+    rows = ledger(store, run_uri, manifest.ledgers)
+    found = {row["utterance_id"]: row["reason"] for row in rows}
+    reasons = [reason for _, reason in expected.values()]
+    assert found == {str(number): reason for number, reason in enumerate(reasons)}
+    assert selected.tally_out == manifest.tally_out + manifest.quarantined
+    assert list(features(store, run_uri, manifest)) == ["neighbour"]
+    for row in rows:
+        assert len(row["detail"]) <= 300
+        assert row["num_bytes"] == 0
+        assert "hunter2" not in str(row)
+    return rows
+
+
+def test_bad_uris_on_local_paths(corpus: tuple[ObjectStore, str, str]) -> None:
+    """Nothing outside the corpus is opened, no pipe or device is waited for, each has its row."""
+    store, run_uri, corpus_uri = corpus
+    outside = str(Path(corpus_uri).parent / "outside")
+    filled = {
+        kind: (uri.replace("{corpus}", corpus_uri).replace("{outside}", outside), reason)
+        for kind, (uri, reason) in LOCAL.items()
+    }
+    require_rows(store, run_uri, corpus_uri, filled)
+
+
+def test_bad_uris_in_s3(s3_bucket: str) -> None:
+    """A missing key, a bucket without a key, keys too long, climbing ones, other buckets."""
+    corpus_uri, run_uri = f"s3://{s3_bucket}/corpus", f"s3://{s3_bucket}/run"
+    expected = {
+        "missing": ("audio/nowhere.flac", "missing_object"),
+        "a folder": ("audio", "missing_object"),
+        "the bucket": (f"s3://{s3_bucket}", "missing_object"),
+        "the bucket and a slash": (f"s3://{s3_bucket}/", "missing_object"),
+        "a long key": ("audio/" + "k" * 1015, "outside_prefixes"),
+        "a long key of few letters": ("audio/" + "\N{SNOWMAN}" * 400, "outside_prefixes"),
+        "dots": (f"s3://{s3_bucket}/corpus/../run/a", "outside_prefixes"),
+        "encoded dots": ("audio/%2e%2e/a.flac", "outside_prefixes"),
+        "another bucket": ("s3://somebody-elses/a.flac", "outside_prefixes"),
+        "a local file": ("/etc/passwd", "outside_prefixes"),
+        "a question mark": ("audio/a?versionId=1", "missing_object"),
+        "more bytes than two seconds can have": ("audio/large", "too_large"),
+        "strange letters": ("audio/\N{RIGHT-TO-LEFT OVERRIDE}#%zz+ &=", "missing_object"),
+    }
+    store = ObjectStore((f"s3://{s3_bucket}",))
+    store.put(f"{corpus_uri}/audio/large", bytes(2**24 + 2 * 16_000 * 8 + 1))
+    require_rows(store, run_uri, corpus_uri, expected)
+
+
+class _Forbidding(BaseHTTPRequestHandler):
+    """A server of S3's that keeps objects, and refuses keys with "forbidden" in them."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self._answer(200)
+
+    def do_GET(self) -> None:
+        refusal = b"<Error><Code>AccessDenied</Code><Message>test-secret</Message></Error>"
+        self._answer(403, refusal)
+
+    def _answer(self, status: int, body: bytes = b"") -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture
+def forbidding(s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Forbidding)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+    yield f"s3://{s3_bucket}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_forbidden_audio_has_its_row(corpus: tuple[ObjectStore, str, str], forbidding: str) -> None:
+    """Permission denied is the utterance's trouble, not the step's; the server's text stays out."""
+    local, run_uri, corpus_uri = corpus
+    store = ObjectStore((*local.allowed_prefixes, forbidding))
+    expected = {"forbidden": (f"{forbidding}/forbidden.flac", "access_denied")}
+    (row,) = require_rows(store, run_uri, corpus_uri, expected)
+    assert "test-secret" not in row["detail"]
+    assert "refused (403 AccessDenied)" in row["detail"]

@@ -1,0 +1,81 @@
+"""Exactly once: no process that dies, of any kind, at any moment, changes a byte of the outcome."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.faults.chaos import STEP_LIMIT_S, Chaos
+from tests.faults.chaos_record import Record
+from tests.faults.chaos_run import STEPS, Undisturbed
+from tests.faults.killer import KINDS, Killer
+from tests.faults.packaged_steps import PackagedSteps, prepare
+from tests.s3_server import fresh_bucket, running_s3_server
+from tests.standalone_cluster import running_cluster
+from tests.whole_path.processes import REPOSITORY
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
+
+PLACES = ("local", "s3")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the tests share: the packaged steps on a cluster, an undisturbed run, S3."""
+
+    steps: PackagedSteps
+    undisturbed: Undisturbed
+    bucket: str
+    s3_log: Path
+
+
+@pytest.fixture(scope="module")
+def setting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setting]:
+    folder = tmp_path_factory.mktemp("chaos")
+    s3_log = folder / "s3.log"
+    with running_s3_server(s3_log) as endpoint, pytest.MonkeyPatch.context() as patch:
+        bucket = fresh_bucket(endpoint, patch)
+        undisturbed = Undisturbed.make(folder / "undisturbed")
+        with running_cluster(folder / "cluster") as cluster:
+            yield Setting(prepare(folder, cluster), undisturbed, bucket, s3_log)
+
+
+def test_driver_and_executors_run_from_the_package(setting: Setting) -> None:
+    """Code comes from the zip, NumPy from the unpacked archive, nothing from the checkout."""
+    program = str(Path(__file__).with_name("import_places.py"))
+    process = setting.steps.start("extract_features", program)
+    log = setting.steps.log("extract_features")
+    assert process.wait(STEP_LIMIT_S) == 0, log.read_text()[-4000:]
+    found = json.loads(log.read_text().splitlines()[-1])
+    code = Path(setting.steps.packages["extract_features"].code)
+    assert all(place.startswith(f"{code}/") for place in found["driver"])
+    for *ours, numpy, python in found["tasks"]:
+        assert all(f"/{code.name}/" in place for place in ours)
+        assert re.search(r"/worker-\d/app-[^/]+/\d+/dependencies/numpy/", numpy)
+        assert Path(python).is_relative_to(setting.steps.folder / "bare")
+        assert not any(Path(place).is_relative_to(REPOSITORY) for place in (*ours, numpy))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_no_death_changes_a_byte(
+    setting: Setting, place: str, request: pytest.FixtureRequest
+) -> None:
+    """Manifests as an undisturbed run's, all digests right, each utterance once, nothing left.
+
+    --kills N processes are killed, half of them where the run is in S3.
+    """
+    num_kills = -(-request.config.getoption("--kills") // len(PLACES))
+    runs = str(setting.steps.folder / "runs") if place == "local" else f"s3://{setting.bucket}"
+    chaos = Chaos(setting.steps, setting.undisturbed, Killer(PLACES.index(place)), Record())
+    record = chaos.run(num_kills, runs)
+    print(record.table())
+    refused = re.findall('" 412 ', setting.s3_log.read_text())
+    print(f"commits to S3 that found another attempt's: {len(refused)}")
+    assert record.different == []
+    assert record.stray == []
+    assert record.kills.total() >= num_kills
+    assert all(map(record.of_kind, KINDS))
+    assert all(map(record.of_step, STEPS))

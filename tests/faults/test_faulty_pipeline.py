@@ -1,0 +1,77 @@
+"""The four steps behind a proxy that fails one request in twenty, against moto and against Ceph."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from infra.object_store import ObjectStore, join_uri
+from infra.request_counts import REQUESTS
+from pipeline.shards import read_partition
+from pipeline.steps.manifest import read_manifest, read_output
+from tests.faults.faulty_proxy import faulty_proxy
+from tests.faults.proxied import Server, require_counts_agree
+from tests.four_steps import four_steps, manifests, put_teacher
+from tests.small_corpus import write_corpus
+
+pytestmark = pytest.mark.timeout(300)
+
+NUM_SPEAKERS = 20
+NUM_EACH = {"s3": 15, "ceph": 60}
+# A stall costs the client's whole read timeout, 2 s here.
+WEIGHTS = {"stall": 0.3}
+
+
+@pytest.fixture
+def num_each(request: pytest.FixtureRequest) -> int:
+    """Utterances of each speaker: more on the faster server."""
+    return NUM_EACH[request.node.callspec.params["server"]]
+
+
+@pytest.fixture
+def undisturbed(tmp_path: Path, num_each: int) -> tuple[str, dict[str, bytes]]:
+    """A run on local paths: its corpus, and its manifests."""
+    run_uri, corpus_uri = str(tmp_path / "run"), str(tmp_path / "corpus")
+    store = ObjectStore((run_uri, corpus_uri))
+    write_corpus(store, corpus_uri, "unlabelled", NUM_SPEAKERS, num_each)
+    put_teacher(store, run_uri)
+    for step in four_steps(store, run_uri, corpus_uri).values():
+        step()
+    return corpus_uri, manifests(store, run_uri)
+
+
+def copy(source: ObjectStore, source_uri: str, target: ObjectStore, target_uri: str) -> None:
+    for found in source.list(source_uri):
+        target.put(found.uri.replace(source_uri, target_uri), source.get(found.uri))
+
+
+@pytest.mark.usefixtures("impatient")
+def test_faults_change_no_byte_and_lose_nothing(
+    server: Server,
+    undisturbed: tuple[str, dict[str, bytes]],
+    num_each: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Manifests as without faults, every utterance once, and one repetition for each fault."""
+    local_corpus, expected = undisturbed
+    run_uri, corpus_uri = join_uri(server.uri, "run"), join_uri(server.uri, "corpus")
+    store = ObjectStore((server.uri,))
+    copy(ObjectStore((local_corpus,)), local_corpus, store, corpus_uri)
+    put_teacher(store, run_uri)
+    with faulty_proxy(server.endpoint, 0.05, seed=4, weights=WEIGHTS) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        before = REQUESTS.total()
+        for step in four_steps(store, run_uri, corpus_uri).values():
+            step()
+        made = REQUESTS.total() - before
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+    assert manifests(store, run_uri) == expected
+    utterances = Counter(
+        row.utterance_id
+        for output in read_manifest(store, run_uri, "partitions/unlabelled").outputs
+        for row in read_partition(read_output(store, run_uri, output))
+    )
+    assert len(utterances) == NUM_SPEAKERS * num_each
+    assert set(utterances.values()) == {1}
+    require_counts_agree(made, proxy)
+    assert proxy.num_faults > 0.03 * made.num_requests > 10

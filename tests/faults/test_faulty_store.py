@@ -1,0 +1,235 @@
+"""The store behind a proxy that fails and damages requests: no wrong byte is accepted."""
+
+import hashlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import BinaryIO
+
+import pytest
+
+from infra import s3_bodies, s3_store
+from infra.checked_reads import scan_checked
+from infra.object_store import AccessDenied, Fetched, ObjectNotFound, ObjectStore, StoreError
+from infra.request_counts import REQUESTS
+from pipeline.records import Tally
+from pipeline.steps.commit import Commit, step_context
+from tests.faults.proxied import ALL_KINDS, Server, StartProxy, require_counts_agree
+from tests.s3_server import free_port
+
+
+def content(number: int) -> bytes:
+    return hashlib.sha256(b"%d" % number).digest() * 100
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ALL_KINDS if kind != "stall"])
+def test_each_fault_is_survived(server: Server, start_proxy: StartProxy, kind: str) -> None:
+    """Three of ten requests fail: objects are written, read, listed and described right."""
+    proxy = start_proxy(server.endpoint, 0.3, kind, seed=1)
+    base = f"{server.uri}/{kind}"
+    store, before = ObjectStore((base,)), REQUESTS.total()
+    uris = [f"{base}/{number:02}" for number in range(24)]
+    for number, uri in enumerate(uris):
+        write = store.put if number % 2 else store.put_if_absent
+        write(uri, content(number))
+    assert list(store.get_many(uris, in_flight=8)) == [
+        (uri, Fetched(content(number), hashlib.md5(content(number)).hexdigest()))
+        for number, uri in enumerate(uris)
+    ]
+    for _ in range(4):
+        assert [(info.uri, info.num_bytes) for info in store.list(base)] == [
+            (uri, len(content(0))) for uri in uris
+        ]
+    assert all(store.head(uri).num_bytes == len(content(0)) for uri in uris)
+    assert not store.exists(f"{base}/none")
+    assert proxy.num_faults > 5
+    require_counts_agree(REQUESTS.total() - before, proxy)
+
+
+def test_stalled_requests_are_given_up_and_repeated(
+    server: Server, start_proxy: StartProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four requests that are never answered cost a read timeout each, side by side."""
+    monkeypatch.setattr(s3_store, "READ_TIMEOUT_S", 1.0)
+    proxy = start_proxy(server.endpoint, 0.0, "stall", limit=4)
+    store = ObjectStore((server.uri,))
+    uris = [f"{server.uri}/{number}" for number in range(4)]
+    for number, uri in enumerate(uris):
+        store.put(uri, content(number))
+    before, begin, proxy.rate = REQUESTS.total(), time.monotonic(), 1.0
+    found = [each.data for _, each in store.get_many(uris, in_flight=4)]  # type: ignore[union-attr]
+    assert found == [content(number) for number in range(4)]
+    assert 1.0 <= time.monotonic() - begin < 4.0
+    assert (REQUESTS.total() - before).retries == proxy.num_faults == 4
+
+
+def test_damage_that_stays_is_an_error_with_both_digests(
+    server: Server, start_proxy: StartProxy
+) -> None:
+    """When every body is damaged no bytes are given out; the URI, two MD5s and a remedy are."""
+    proxy = start_proxy(server.endpoint, 0.0, "corrupt_body", "corrupt_upload")
+    store, uri = ObjectStore((server.uri,)), f"{server.uri}/x"
+    store.put(uri, content(1))
+    proxy.rate = 1.0
+    right = hashlib.md5(content(1)).hexdigest()
+    message = rf"{uri}: MD5 of the bytes is [0-9a-f]{{32}}, .* {right} at 127.*disk.*10 attempts"
+    with pytest.raises(StoreError, match=message):
+        store.get(uri)
+    with pytest.raises(
+        StoreError, match=rf"{uri}: (MD5 of the bytes is {right}|.* answered 400 X?\w+)"
+    ):
+        store.put(uri, content(1))
+
+
+def test_the_lost_answer_of_our_own_commit_is_not_a_conflict(
+    server: Server, start_proxy: StartProxy
+) -> None:
+    """The record was written, the answer lost, the repetition refused (412): it is ours."""
+    proxy = start_proxy(server.endpoint, 0.0, "reset_after", limit=1)
+    store, run_uri = ObjectStore((server.uri,)), f"{server.uri}/run"
+    context = step_context(store, run_uri, "features/x", {}, {})
+    output = context.put_output("0", ".bin", b"one", Tally())
+    record = Commit("0", context.identity, (output,), None, Tally(), Tally())
+    proxy.rate = 1.0
+    assert context.commit(record).to_bytes() == record.to_bytes()
+    assert proxy.injected == {("PUT", "reset_after"): 1}
+    assert proxy.requests["PUT"] == 3
+
+
+def digest_of(file: BinaryIO) -> str:
+    """Read in three parts, out of order; a ValueError if the parts are not the whole."""
+    file.seek(-5, 2)
+    tail = file.read()
+    file.seek(0)
+    data = file.read(9_000_000) + file.read()
+    if not data.endswith(tail) or hashlib.md5(data).hexdigest() != LARGE_MD5:
+        raise ValueError("the parts do not make the whole")
+    return hashlib.md5(data).hexdigest()
+
+
+LARGE = content(7) * 4000
+LARGE_MD5 = hashlib.md5(LARGE).hexdigest()
+
+
+@pytest.mark.parametrize("kind", ["internal_error", "reset_after", "short_body", "corrupt_body"])
+def test_files_read_in_parts_survive_faults(
+    server: Server, start_proxy: StartProxy, kind: str
+) -> None:
+    """Ranges that fail are read again by the file, damaged ones by whoever can tell damage.
+
+    Not all is told: s3fs's HTTP client silently repeats what a reset connection lost.
+    """
+    proxy = start_proxy(server.endpoint, 0.0, kind, limit=3)
+    store, uri = ObjectStore((server.uri,)), f"{server.uri}/large"
+    store.put(uri, LARGE)
+    before, proxy.rate = REQUESTS.total(), 0.7
+    for _ in range(2):
+        assert scan_checked(store, uri, digest_of) == LARGE_MD5
+    assert proxy.injected["GET", kind] > 0
+    assert 0 < (REQUESTS.total() - before).retries <= proxy.num_faults
+
+
+def test_files_read_in_parts_tell_what_is_wrong(server: Server, start_proxy: StartProxy) -> None:
+    """No file, bytes that stay damaged, a server that always breaks off: each with the URI."""
+    proxy = start_proxy(server.endpoint, 0.0, "corrupt_body", "short_body")
+    store, uri = ObjectStore((server.uri,)), f"{server.uri}/wrong"
+    with pytest.raises(ObjectNotFound, match=uri):
+        scan_checked(store, uri, digest_of)
+    store.put(uri, content(0))
+    with pytest.raises(ValueError, match=f"{uri}: the parts do not make the whole"):
+        scan_checked(store, uri, digest_of)
+    proxy.rate, proxy.weights = 1.0, {"corrupt_body": 0.0}
+    with pytest.raises(StoreError, match=rf"{uri}: .*10 attempts"):
+        scan_checked(store, uri, digest_of)
+
+
+def require_at_once(error: type[StoreError], uri: str, message: str) -> None:
+    """The error comes without a repetition or a wait: under a second, but for busy cores."""
+    before, begin, begin_of_work = REQUESTS.total(), time.monotonic(), time.process_time()
+    with pytest.raises(error, match=message):
+        ObjectStore((uri,)).get(uri)
+    assert (REQUESTS.total() - before).retries == 0
+    assert time.process_time() - begin_of_work < 1
+    assert time.monotonic() - begin < 10
+
+
+def test_what_is_not_transient_fails_at_once(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An absent object or bucket, a wrong endpoint, no credentials: no repetition, under 1 s."""
+    require_at_once(ObjectNotFound, f"{server.uri}/none", "check the key")
+    require_at_once(StoreError, "s3://no-such-bucket/x", "create it, or correct")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
+    require_at_once(StoreError, f"{server.uri}/x", "check AWS_ENDPOINT_URL")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    require_at_once(AccessDenied, f"{server.uri}/x", "set AWS_PROFILE")
+
+
+@contextmanager
+def slow_server(bytes_per_s: int) -> Iterator[str]:
+    """A server that takes in bodies slowly, and gives out eight bytes as slowly."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+    closing = threading.Event()
+
+    def serve(connection: socket.socket) -> None:
+        with connection, connection.makefile("rb") as lines:
+            while request := lines.readline():
+                headers = dict(iter(lambda: lines.readline().strip().lower().split(b": "), [b""]))
+                remaining = int(headers.get(b"content-length", 0))
+                if b"expect" in headers:
+                    connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+                while remaining and not closing.wait(0.1):
+                    remaining -= len(lines.read(min(remaining, bytes_per_s // 10)))
+                num_bytes = 8 if request.startswith(b"GET") else 0
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % num_bytes)
+                with suppress(OSError):  # the client has had enough
+                    for _ in range(num_bytes):
+                        closing.wait(0.1)
+                        connection.sendall(b"x")
+
+    def accept() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=serve, args=(connection,), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    closing.set()
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+
+
+@pytest.mark.usefixtures("s3_bucket", "impatient")
+def test_large_objects_may_take_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow network is no stalled one: 8 MB in two seconds, where a connect may take 0.5."""
+    monkeypatch.setattr(s3_store, "CONNECT_TIMEOUT_S", 0.5)
+    with slow_server(bytes_per_s=4_000_000) as endpoint:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        before = REQUESTS.total()
+        ObjectStore(("s3://bucket",)).put("s3://bucket/x", bytes(8_000_000))
+        assert (REQUESTS.total() - before).retries == 0
+
+
+@pytest.mark.usefixtures("s3_bucket", "impatient")
+def test_bodies_that_trickle_have_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte every tenth of a second is within the read timeout for ever; a whole body is not."""
+    monkeypatch.setattr(s3_bodies, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(s3_bodies, "CHUNK_BYTES", 1)
+    with slow_server(bytes_per_s=1_000) as endpoint:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        with pytest.raises(StoreError, match=r"s3://bucket/x: only 1 of 8 bytes came in time"):
+            ObjectStore(("s3://bucket",)).get("s3://bucket/x")
+    body = s3_bodies.TimedBody(b"to be sent")
+    assert body.read(2) == b"to"
+    time.sleep(0.06)
+    with pytest.raises(TimeoutError):
+        body.read(2)

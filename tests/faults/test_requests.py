@@ -1,0 +1,61 @@
+"""What the steps ask of the store: as many requests as planned, none that costs or cannot scale."""
+
+import re
+
+import pytest
+
+from infra.object_store import ObjectStore, join_uri
+from infra.request_counts import REQUESTS
+from tests.benchmarks.requests import StepRequests, count_requests
+from tests.faults.faulty_proxy import FaultyProxy
+from tests.faults.proxied import Server, StartProxy, require_counts_agree
+from tests.four_steps import GETS_IN_FLIGHT
+from tests.small_corpus import local_store
+
+# Hashed early: behind the step's name, the first letters of the digest spread keys over S3.
+PUT_KEY = re.compile(
+    r"/(selection|features|targets|partitions)/unlabelled/(scratch/)?"
+    r"([0-9a-f]{2}/[^/]+-[0-9a-f]{16}[^/]*|commits/[^/]+\.json|manifest\.json)"
+)
+NUM_SPEAKERS, NUM_EACH = 8, 6
+
+
+@pytest.fixture
+def counted(server: Server, start_proxy: StartProxy) -> tuple[FaultyProxy, list[StepRequests]]:
+    """The four steps behind a proxy that only watches."""
+    proxy = start_proxy(server.endpoint, 0.0)
+    run_uri, corpus_uri = join_uri(server.uri, "run"), join_uri(server.uri, "corpus")
+    before = REQUESTS.total()
+    steps = count_requests(ObjectStore((server.uri,)), run_uri, corpus_uri, NUM_SPEAKERS, NUM_EACH)
+    require_counts_agree(REQUESTS.total() - before, proxy)
+    return proxy, steps
+
+
+def test_every_request_is_planned(counted: tuple[FaultyProxy, list[StepRequests]]) -> None:
+    """Driver and tasks ask for what the formulas of the benchmark say, and nothing else."""
+    proxy, steps = counted
+    for step in steps:
+        assert step.agrees, step
+        assert step.tasks.list == step.tasks.head == step.driver.head == 0, step
+    assert proxy.requests.keys() == {"GET", "PUT", "HEAD", "LIST"}, "no copy, rename or delete"
+    assert proxy.requests["HEAD"] == 1, "the process's first contact"
+
+
+def test_keys_spread_and_gets_are_bounded(counted: tuple[FaultyProxy, list[StepRequests]]) -> None:
+    """Every key we write is hashed early or one small record; GETs in flight are as configured."""
+    proxy, steps = counted
+    written = [path for operation, path in proxy.paths if operation == "PUT" and "/run/" in path]
+    ours = [path.partition("/run")[2] for path in written if "/models/" not in path]
+    assert len(ours) == sum(step.driver.put + step.tasks.put for step in steps)
+    assert [path for path in ours if not PUT_KEY.fullmatch(path)] == []
+    assert 1 < proxy.max_in_flight <= GETS_IN_FLIGHT
+
+
+def test_local_paths_count_the_same(tmp_path, counted) -> None:
+    """One request an operation on local paths too, but for confirmations of listings."""
+    store, run_uri, corpus_uri = local_store(tmp_path)
+    local = count_requests(store, run_uri, corpus_uri, NUM_SPEAKERS, NUM_EACH)
+    for ours, theirs in zip(local, counted[1], strict=True):
+        assert ours.tasks == theirs.tasks
+        assert (ours.driver.get, ours.driver.put) == (theirs.driver.get, theirs.driver.put)
+        assert 2 * ours.driver.list == theirs.driver.list

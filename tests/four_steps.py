@@ -1,0 +1,79 @@
+"""The data pipeline's four steps in a plain loop, on a corpus of tones in any store."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from infra.object_store import ObjectStore
+from pipeline.kbest import KBest, select_kbest
+from pipeline.steps.extraction import ExtractionConfig, extract_features
+from pipeline.steps.manifest import Manifest, manifest_uri
+from pipeline.steps.repartition import RepartitionConfig, repartition
+from pipeline.steps.selection import SelectionConfig, metadata_uri, select_utterances
+from pipeline.steps.targets import TargetsConfig, generate_targets
+from tests.small_corpus import serially
+
+T = TypeVar("T")
+R = TypeVar("R")
+Distribute = Callable[[Sequence[T], Callable[[T], R], str], list[R]]
+
+NUM_SENONES = 30
+SEED = 3
+GETS_IN_FLIGHT = 8
+OUTPUTS = ("selection", "features", "targets", "partitions")
+
+
+def teacher(utterances: list[np.ndarray]) -> list[KBest]:
+    """The k best of logits that depend on the frames alone."""
+    return [select_kbest(_logits(frames), 4) for frames in utterances]
+
+
+def _logits(frames: np.ndarray) -> np.ndarray:
+    shape = (frames.shape[1], NUM_SENONES)
+    projection = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    return np.tanh(frames.astype(np.float32) @ projection / 20) * 5
+
+
+def put_teacher(store: ObjectStore, run_uri: str) -> None:
+    """The manifest of a teacher's training, which target generation asks for."""
+    manifest = Manifest("models/teacher", {}, {}, ())
+    store.put(manifest_uri(run_uri, "models/teacher"), manifest.to_bytes())
+
+
+def four_steps(
+    store: ObjectStore, run_uri: str, corpus_uri: str, distribute: Distribute = serially
+) -> dict[str, Callable[[], object]]:
+    """Select, extract, label and repartition the unlabelled subset: what each step runs."""
+    budget = 0.05
+    return {
+        "selection": lambda: select_utterances(
+            store,
+            run_uri,
+            "unlabelled",
+            metadata_uri(corpus_uri, "unlabelled"),
+            SelectionConfig(hours=0.0, file_hours=20 / 3600, seed=SEED),
+            budget,
+            distribute,
+        ),
+        "features": lambda: extract_features(
+            store,
+            run_uri,
+            "unlabelled",
+            corpus_uri,
+            ExtractionConfig(gets_in_flight=GETS_IN_FLIGHT, seed=SEED),
+            budget,
+            distribute,
+        ),
+        "targets": lambda: generate_targets(
+            store, run_uri, TargetsConfig(4, 500, SEED), teacher, distribute
+        ),
+        "partitions": lambda: repartition(
+            store, run_uri, RepartitionConfig(20 / 3600, 2, SEED), distribute
+        ),
+    }
+
+
+def manifests(store: ObjectStore, run_uri: str) -> dict[str, bytes]:
+    """The manifests of the four steps, as stored."""
+    return {step: store.get(manifest_uri(run_uri, f"{step}/unlabelled")) for step in OUTPUTS}

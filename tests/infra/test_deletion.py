@@ -1,0 +1,57 @@
+"""Deleting objects, and finding what killed writers left."""
+
+from pathlib import Path
+
+import pytest
+
+from infra.object_store import ObjectStore, PrefixError, join_uri
+
+
+@pytest.fixture(params=["local", "s3"])
+def base(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "local":
+        return str(tmp_path / "store")
+    return f"s3://{request.getfixturevalue('s3_bucket')}/store"
+
+
+def test_a_deleted_object_is_gone_and_its_neighbours_stay(base: str) -> None:
+    """A second deletion is no error; nor is one below what never was."""
+    store = ObjectStore((base,))
+    uris = [join_uri(base, name) for name in ("run/a", "run/ab", "run/a.b")]
+    for uri in uris:
+        store.put(uri, b"1")
+    store.delete(uris[0])
+    store.delete(uris[0])
+    store.delete(join_uri(base, "never/was"))
+    assert [info.uri for info in store.list(base)] == sorted(uris[1:])
+
+
+def test_nothing_outside_the_prefixes_is_deleted(tmp_path: Path) -> None:
+    """Deleting is confined as reading is, through links too."""
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"keep")
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "link").symlink_to(secret)
+    store = ObjectStore((str(tmp_path / "store"),))
+    for uri in (str(secret), str(tmp_path / "store" / "link"), f"{tmp_path}/store/../secret"):
+        with pytest.raises(PrefixError):
+            store.delete(uri)
+    assert secret.read_bytes() == b"keep"
+
+
+def test_leftovers_are_partial_files_alone(tmp_path: Path) -> None:
+    """Files that no listing shows; S3 has none."""
+    store = ObjectStore((str(tmp_path),))
+    store.put(str(tmp_path / "run" / "whole"), b"whole")
+    (tmp_path / "run" / ".partial-01").write_bytes(b"half")
+    (found,) = store.leftovers(str(tmp_path))
+    assert (Path(found.uri).name, found.num_bytes) == (".partial-01", 4)
+    store.delete(found.uri)
+    assert store.leftovers(str(tmp_path)) == []
+
+
+def test_s3_leaves_nothing(s3_bucket: str) -> None:
+    """A PUT that breaks off never was."""
+    store = ObjectStore((f"s3://{s3_bucket}",))
+    store.put(f"s3://{s3_bucket}/run/.partial-01", b"an object as any other")
+    assert store.leftovers(f"s3://{s3_bucket}/run") == []

@@ -1,0 +1,125 @@
+"""The package that a cluster runs: the same bytes each time, complete, and usable from the zip."""
+
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy
+import pytest
+
+from infra.cluster import load_cluster
+from infra.configuration import ConfigurationError
+from infra.packaging import closure, write_code, write_dependencies
+from jobs.package import spark_steps
+
+INSTALLED = str(Path(numpy.__file__).parents[1])
+
+# What the tasks of each Spark step import: functions travel by reference to these.
+TASK_MODULES = {
+    "select_utterances": ("pipeline.steps.selection",),
+    "extract_features": ("pipeline.steps.extraction",),
+    "generate_targets": ("pipeline.steps.targets", "training.teacher"),
+    "repartition": ("pipeline.steps.repartition",),
+}
+
+READ_ALL = """
+import json, pipeline, training, jobs, infra
+from importlib.metadata import version
+from importlib.resources import files
+from infra.cluster import load_cluster
+from jobs.command_line import read_recipe, recipe_path
+print(json.dumps({
+    "places": [package.__file__ for package in (pipeline, training, jobs, infra)],
+    "version": version("megahour"),
+    "cluster": load_cluster("demo").master,
+    "recipe": read_recipe(recipe_path("demo")).name,
+    "style": len(files("jobs.report_page").joinpath("page.css").read_text()),
+}))
+"""
+
+
+def run_isolated(program: str, *path: str, folder: Path) -> str:
+    """Run `program` with these places to import from, and none that leads to the checkout."""
+    command = [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {path!r}\n{program}"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_code(tmp_path_factory.mktemp("dist"))
+
+
+def test_the_same_code_gives_the_same_zip(code: Path, tmp_path: Path) -> None:
+    """Names sorted, times fixed: the package can be told by its digest."""
+    assert write_code(tmp_path).read_bytes() == code.read_bytes()
+
+
+def test_the_code_runs_from_the_zip(code: Path, tmp_path: Path) -> None:
+    """Clusters, recipes, styles and the version that manifests record are found inside it."""
+    found = json.loads(run_isolated(READ_ALL, str(code), INSTALLED, folder=tmp_path))
+    assert all(place.startswith(f"{code}/") for place in found["places"])
+    assert f"megahour-{found['version']}.zip" == code.name
+    assert (found["cluster"], found["recipe"]) == ("local[2]", "demo")
+    assert found["style"] > 0
+
+
+@pytest.mark.parametrize("step", spark_steps())
+def test_tasks_import_only_what_their_cluster_file_lists(
+    step: str, code: Path, tmp_path: Path
+) -> None:
+    """The dependencies named in the step's cluster file, and theirs, are all that tasks need."""
+    for needed in closure(load_cluster(step).python_dependencies).values():
+        for top_level in {file.parts[0] for file in needed.files or ()} - {"..", "__pycache__"}:
+            (tmp_path / top_level).symlink_to(needed.locate_file(top_level))
+    program = f"import {', '.join(TASK_MODULES[step])}"
+    run_isolated(program, str(code), str(tmp_path), folder=tmp_path)
+
+
+def test_the_same_versions_give_the_same_archive(tmp_path: Path) -> None:
+    """One name and the same bytes; what lies there is not written again."""
+    first, second = (write_dependencies(["tqdm>=4"], _made(tmp_path / name)) for name in ("a", "b"))
+    assert first.name == second.name
+    assert first.read_bytes() == second.read_bytes()
+    modified = first.stat().st_mtime_ns
+    assert write_dependencies(["tqdm>=4"], first.parent).stat().st_mtime_ns == modified
+
+
+def test_an_archive_holds_importable_packages_and_no_more(tmp_path: Path) -> None:
+    """Unpacked, it is a place to import from, with versions; no scripts, no bytecode."""
+    with tarfile.open(write_dependencies(["s3fs"], tmp_path)) as archive:
+        names = archive.getnames()
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    assert not [name for name in names if ".." in name or "__pycache__" in name]
+    program = "import s3fs; from importlib.metadata import version; print(version('aiohttp'))"
+    said = run_isolated(program, str(tmp_path / "unpacked"), folder=tmp_path)
+    assert said.strip() == closure(["s3fs"])["aiohttp"].version
+
+
+def test_the_clusters_own_packages_stay_out() -> None:
+    """Spark's Python half must be of the version of its JVM; extras and markers are followed."""
+    assert closure(["pyspark"]) == {}
+    assert "cryptography" not in closure(["urllib3"])
+
+
+@pytest.mark.parametrize(
+    ("requirement", "problem"),
+    [
+        ("no-such-thing>=1", "no-such-thing>=1 (requested): not installed"),
+        ("numpy>=99", r"numpy>=99 (requested): 2"),
+    ],
+)
+def test_what_is_not_installed_cannot_be_packed(requirement: str, problem: str) -> None:
+    """The message names the requirement, who asked for it, and the remedy."""
+    with pytest.raises(ConfigurationError) as caught:
+        closure([requirement])
+    assert problem in str(caught.value)
+    assert f"pip install '{requirement}'" in str(caught.value)
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder

@@ -1,0 +1,107 @@
+"""Retries: bounded in number and time, with jitter, and only of what passes by itself."""
+
+import random
+import time
+from collections.abc import Callable
+
+import pytest
+
+from infra import retry as module
+from infra.request_counts import (
+    REQUESTS,
+    MeasuredFunction,
+    RequestCounter,
+    RequestCounts,
+    TaskTotals,
+)
+from infra.retry import GaveUpError, retry
+
+
+def failing(times: int, error: Exception) -> Callable[[], str]:
+    """A function that raises `error` so many times, then succeeds."""
+    remaining = [error] * times
+
+    def act() -> str:
+        if remaining:
+            raise remaining.pop()
+        return "done"
+
+    return act
+
+
+def is_os_error(error: Exception) -> bool:
+    return isinstance(error, OSError)
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The waits, which take no time."""
+    found: list[float] = []
+    monkeypatch.setattr(time, "sleep", found.append)
+    return found
+
+
+def test_transient_errors_are_repeated_and_counted(waits: list[float]) -> None:
+    """Four failures in passing, four waits, four retries counted."""
+    before = REQUESTS.total()
+    assert retry(failing(4, OSError()), is_os_error) == "done"
+    assert len(waits) == (REQUESTS.total() - before).retries == 4
+
+
+def test_other_errors_are_raised_at_once(waits: list[float]) -> None:
+    """What does not pass by itself costs no second attempt."""
+    with pytest.raises(KeyError):
+        retry(failing(1, KeyError()), is_os_error)
+    assert waits == []
+
+
+def test_attempts_are_bounded(waits: list[float]) -> None:
+    """After the tenth failure the last error comes, with how often and how long."""
+    with pytest.raises(GaveUpError, match="given up after 10 attempts in") as caught:
+        retry(failing(99, OSError("busy")), is_os_error)
+    assert str(caught.value.last) == "busy"
+    assert len(waits) == 9
+
+
+def test_no_attempt_begins_after_the_limit() -> None:
+    """Slow failures are given up by the clock."""
+
+    def slow() -> None:
+        time.sleep(0.05)
+        raise OSError
+
+    begin = time.monotonic()
+    with pytest.raises(GaveUpError, match="given up after"):
+        retry(slow, is_os_error, max_attempts=1000, limit_s=0.2)
+    assert time.monotonic() - begin < 0.5
+
+
+def test_waits_double_with_full_jitter(waits: list[float]) -> None:
+    """The n-th wait is uniform up to 0.1 s x 2^n, at most 20 s."""
+    random.seed(5)
+    for _ in range(300):
+        with pytest.raises(GaveUpError):
+            retry(failing(99, OSError()), is_os_error, max_attempts=12, limit_s=1e9)
+    for attempt in range(11):
+        bound_s = min(module.FIRST_WAIT_S * 2**attempt, module.LONGEST_WAIT_S)
+        nth = waits[attempt::11]
+        assert max(nth) <= bound_s
+        assert sum(nth) / len(nth) == pytest.approx(bound_s / 2, rel=0.12)
+
+
+def test_counts_add_up_over_tasks() -> None:
+    """A measured function returns its result with its own requests and seconds."""
+    counter = RequestCounter()
+    counter.add(RequestCounts(get=2, bytes_received=5))
+    counter.add(RequestCounts(get=1, put=1))
+    assert counter.total() == RequestCounts(get=3, put=1, bytes_received=5)
+    assert counter.total().num_requests == 4
+    totals = TaskTotals()
+
+    def task(number: int) -> int:
+        REQUESTS.add(RequestCounts(get=number))
+        return number * number
+
+    assert [totals.add(MeasuredFunction(task)(number)) for number in (2, 3)] == [4, 9]
+    assert totals.requests == RequestCounts(get=5)
+    assert totals.seconds >= 0

@@ -1,0 +1,127 @@
+"""What verify and inspect_utterance say, and how they exit."""
+
+import json
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from infra.object_store import ObjectStore, join_uri
+from jobs.run import JOBS
+from tests.small_run import copy_run, make_run, outputs, selected_ids
+from tests.whole_path.processes import TINY
+
+Run = tuple[ObjectStore, str]
+Ask = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def undamaged(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A whole run."""
+    return make_run(tmp_path_factory.mktemp("undamaged"))
+
+
+@pytest.fixture
+def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ask:
+    """Run jobs/<name>.py as a program, within this process: exit code and the two streams."""
+
+    def run(name: str, run_uri: str, *options: str) -> tuple[int, str, str]:
+        path = str(JOBS / f"{name}.py")
+        arguments = [path, "--recipe", str(TINY), "--run", run_uri, *options]
+        monkeypatch.setattr(sys, "argv", arguments)
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(path, run_name="__main__")
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
+
+    return run
+
+
+def test_verify_of_an_undamaged_run(ask: Ask, undamaged: Run) -> None:
+    """Exit code 0, one line of figures, and what could be swept."""
+    code, out, err = ask("verify", undamaged[1])
+    assert (code, err) == (0, "")
+    assert "all is as the manifests say" in out
+    assert "--sweep deletes them" in out
+    code, out, _ = ask("verify", undamaged[1], "--json")
+    document = json.loads(out)
+    assert (code, document["status"], document["findings"]) == (0, "verified", [])
+    assert document["num_objects"] > 8
+    assert document["swept"] is False
+
+
+def test_verify_of_a_damaged_run(ask: Ask, undamaged: Run, tmp_path: Path) -> None:
+    """Exit code 1; object, expected, found and remedy, for people and as JSON; nothing is swept."""
+    store, run_uri = copy_run(undamaged[1], tmp_path)
+    output = outputs(store, run_uri, "features")[0]
+    store.delete(join_uri(run_uri, output.key))
+    code, out, _ = ask("verify", run_uri, "--sweep")
+    assert code == 1
+    assert out.startswith(output.key)
+    for part in ("expected", output.sha256[:16], "found     missing", "remedy", "nothing swept"):
+        assert part in out
+    code, out, _ = ask("verify", run_uri, "--json")
+    (finding,) = json.loads(out)["findings"]
+    assert (code, finding["object"], finding["found"]) == (1, output.key, "missing")
+
+
+def test_verify_sweeps_when_asked(ask: Ask, undamaged: Run, tmp_path: Path) -> None:
+    """Orphans are gone afterwards, and the run is as good as before."""
+    store, run_uri = copy_run(undamaged[1], tmp_path)
+    orphan = join_uri(run_uri, f"features/unlabelled/ab/000000-{'ab' * 8}.parquet")
+    store.put(orphan, b"never committed")
+    code, out, _ = ask("verify", run_uri, "--sweep", "--json")
+    assert (code, json.loads(out)["swept"]) == (0, True)
+    assert not store.exists(orphan)
+    assert json.loads(ask("verify", run_uri, "--json")[1])["orphans"] == []
+
+
+def test_verify_of_no_run(ask: Ask, tmp_path: Path) -> None:
+    """Exit code 1: a wrong --run is not a run in which all holds."""
+    code, out, err = ask("verify", str(tmp_path / "nowhere"))
+    assert (code, out) == (1, "")
+    assert "holds no step of a run: check --run" in err
+
+
+def test_inspect_shows_a_tree(ask: Ask, undamaged: Run) -> None:
+    """Every step, its object and row, and the audio; the same as JSON."""
+    store, run_uri = undamaged
+    utterance_id = selected_ids(store, run_uri)[0]
+    code, out, err = ask("inspect_utterance", run_uri, "--utterance", utterance_id)
+    assert (code, err) == (0, "")
+    assert out.startswith(f"{utterance_id}\n  metadata/unlabelled: read\n")
+    for part in ("selection/unlabelled: selected", ".parquet, row", ".jsonl, line", "unchanged"):
+        assert part in out
+    code, out, _ = ask("inspect_utterance", run_uri, "--utterance", utterance_id, "--json")
+    document = json.loads(out)
+    assert (code, document["utterance_id"]) == (0, utterance_id)
+    assert [each["step"] for each in document["sightings"]][-1] == "partitions/unlabelled"
+    assert document["audio"]["unchanged"] is True
+
+
+def test_inspect_of_an_unknown_utterance(ask: Ask, undamaged: Run) -> None:
+    """Exit code 1, and where it was looked for."""
+    code, out, err = ask("inspect_utterance", undamaged[1], "--utterance", "nobody")
+    assert (code, out) == (1, "")
+    assert "inspect_utterance: no utterance 'nobody' in the metadata of" in err
+
+
+@pytest.mark.parametrize("name", ["verify", "inspect_utterance"])
+def test_help_teaches(ask: Ask, name: str) -> None:
+    """It says what the job does, each option, and the exit codes."""
+    code, out, _ = ask(name, "nowhere", "--help")
+    text = " ".join(out.split())
+    assert code == 0
+    for part in (f"jobs/{name}.py", "--recipe", "--run", "--json", "Exit codes: 0"):
+        assert part in text
+
+
+@pytest.mark.parametrize("name", ["verify", "inspect_utterance"])
+def test_a_bad_run_uri_is_bad_usage(ask: Ask, name: str) -> None:
+    """Exit code 2."""
+    options = ("--utterance", "any") if name == "inspect_utterance" else ()
+    code, out, err = ask(name, "ftp://host/run", *options)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"{name}: ftp://host/run")

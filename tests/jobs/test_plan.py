@@ -1,0 +1,172 @@
+"""The plan's command line: the table, the JSON, what is kept in a run, and wrong usage."""
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from infra.configuration import ConfigurationError
+from infra.object_store import ObjectStore
+from jobs import plan as job
+from jobs.planning.calibration import HERE, read_calibration
+from jobs.planning.keeping import stored_calibration
+from jobs.planning.table import LINE_WIDTH, aligned, count, dollars, duration, size
+from jobs.planning.training import num_parameters
+from tests.jobs.test_plan_calibration import CALIBRATION
+from training.recipes import read_recipe
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def calibration_file(tmp_path: Path) -> str:
+    """A calibration, so that nothing is measured."""
+    file = tmp_path / "calibration.json"
+    file.write_text(json.dumps(asdict(CALIBRATION)))
+    return str(file)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The plan as a user starts it."""
+    command = [sys.executable, "-m", "jobs.plan", *arguments]
+    return subprocess.run(
+        command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What the plan prints, in this process."""
+    job.plan_and_print(job.parser().parse_args(arguments))
+    return capsys.readouterr().out
+
+
+def test_the_table_answers_the_users_questions(
+    capsys: pytest.CaptureFixture[str], calibration_file: str
+) -> None:
+    """Steps, units, sums, the paper's 12 days, and what is measured and assumed; aligned."""
+    shown = planned(capsys, "--hours", "1e6", "--calibration", calibration_file)
+    assert max(map(len, shown.splitlines())) <= LINE_WIDTH
+    made, takes = shown.split("\n\n")[1:3]
+    for table in (made, takes):
+        lines = table.splitlines()
+        assert [line.split()[0] for line in lines[1:8]] == [
+            "select_utterances",
+            "extract_features",
+            "train_baseline",
+            "train_teacher",
+            "generate_targets",
+            "repartition",
+            "train_student",
+        ]
+    assert made.splitlines()[0].split() == [
+        *("step", "tasks", "objects", "GET", "PUT", "LIST", "requests", "read", "written")
+    ]
+    for fact in ("1e9 utterances", "46.3 TB", "40 x c4.4xlarge", "12 days", "7.6 of data", "$"):
+        assert fact in shown
+    for ground in ("Measured on one core (a machine)", "Devices of p3.16xlarge", "Assumed", "2025"):
+        assert ground in shown
+
+
+def test_json_holds_all_of_it(capsys: pytest.CaptureFixture[str], calibration_file: str) -> None:
+    """One object: workload, steps with volumes and dollars, days, the calibration."""
+    arguments = ("--hours", "5e4", "--calibration", calibration_file, "--json")
+    document = json.loads(planned(capsys, *arguments))
+    step = document["steps"]["extract_features"]
+    assert step["volume"]["requests"]["get"] > 5e7
+    assert step["dollars"] == pytest.approx(step["instance_dollars"] + step["request_dollars"])
+    assert document["paper_days"]["student pipeline"] == 12.0
+    assert document["student_pipeline_days"] > 0
+    assert document["calibration"]["machine"] == "a machine"
+
+
+def test_a_run_keeps_its_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], calibration_file: str
+) -> None:
+    """`--run` leaves plan and calibration where the report finds them."""
+    run_uri = str(tmp_path / "run")
+    arguments = ("--hours", "100", "--calibration", calibration_file, "--run", run_uri)
+    planned(capsys, *arguments, "--recipe", "demo")
+    store = ObjectStore((run_uri,))
+    assert stored_calibration(store, run_uri) == CALIBRATION
+    kept = json.loads(store.get(f"{run_uri}/plan/plan.json"))
+    assert kept["steps"]["extract_features"]["instance_type"] == "local"
+
+
+def test_calibrate_to_writes_a_file_that_calibration_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Measured on the real steps and models, for the recipe; the same plan comes from the file."""
+    file, tiny = str(tmp_path / "kept.json"), str(REPOSITORY / "tests/whole_path/tiny.toml")
+    arguments = ("--hours", "10", "--recipe", tiny, "--utterance-seconds", "1")
+    measured = planned(capsys, *arguments, "--calibrate-to", file)
+    assert planned(capsys, *arguments, "--calibration", file) == measured
+    calibration = read_calibration(file)
+    assert calibration.core.extraction_x_real_time > 20
+    assert calibration.core.repartition_x_real_time > 20
+    recipe = read_recipe(tiny)
+    expected = num_parameters(recipe.models.teacher, recipe.senones.max_senones)
+    assert calibration.devices[HERE].teacher_forward.num_parameters == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--hours", "0"), "hours = 0: hours_1m takes all"),
+        (("--hours", "-3"), "hours = -3.0: need more than 0"),
+        (("--recipe", "demo"), "give --hours"),
+        (("--utterance-seconds", "0"), "utterance seconds = 0.0: need more than 0"),
+        (("--labelled-hours", "-1"), "labelled hours = -1.0"),
+    ],
+)
+def test_wrong_values_name_the_bound(
+    arguments: tuple[str, ...], message: str, calibration_file: str
+) -> None:
+    """The value, what is needed instead, and a remedy."""
+    parsed = job.parser().parse_args([*arguments, "--calibration", calibration_file])
+    with pytest.raises(ValueError, match=message):
+        job.plan_and_print(parsed)
+
+
+def test_exit_codes_and_help(calibration_file: str) -> None:
+    """Usage that is wrong exits with 2 and one line; --help explains."""
+    failed = run("--hours", "1e6", "--calibration", f"{calibration_file}.absent")
+    assert failed.returncode == 2
+    assert failed.stderr.count("\n") == 1
+    assert "cannot be read" in failed.stderr
+    shown = run("--help")
+    assert shown.returncode == 0
+    assert "--calibrate-to" in shown.stdout
+
+
+def test_the_run_tells_its_hours(calibration_file: str, tmp_path: Path) -> None:
+    """Without --hours an empty run is no source of hours, and the recipe's are taken."""
+    parsed = job.parser().parse_args(["--run", str(tmp_path), "--calibration", calibration_file])
+    store = ObjectStore((str(tmp_path),))
+    recipe = SimpleNamespace(name="r", selection=SimpleNamespace(hours=50.0))
+    workload = job.choose_workload(parsed, recipe, store, str(tmp_path))
+    assert workload.hours("unlabelled") == 50.0
+    recipe.selection.hours = 0.0
+    with pytest.raises(ConfigurationError, match="--hours"):
+        job.choose_workload(parsed, recipe, store, str(tmp_path))
+
+
+def test_units_read_well() -> None:
+    """Counts, bytes, durations and dollars in the units that people use."""
+    assert [count(value) for value in (0, 4321, 999_999, 1e9, 1.5e12)] == [
+        *("0", "4,321", "999,999", "1e9", "1.5e12")
+    ]
+    assert [size(value) for value in (12, 1.5e3, 46e12)] == ["12 B", "1.5 kB", "46 TB"]
+    assert [duration(value) for value in (12, 120, 7200, 864_000)] == [
+        *("12.0 s", "2.0 min", "2.0 h", "10.0 d")
+    ]
+    assert [dollars(value) for value in (0, 1.234, 1234)] == ["$0.00", "$1.23", "$1,234"]
+
+
+def test_columns_are_aligned() -> None:
+    """Text to the left, numbers to the right, no trailing blanks."""
+    table = aligned([("step", "n"), ("a", "10"), ("longer", "5")])
+    assert table.splitlines() == ["step     n", "a       10", "longer   5"]

@@ -1,0 +1,240 @@
+"""Planned volumes against a real small run's, against DESIGN's sizes, and their laws of scale."""
+
+import json
+from collections import defaultdict
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infra.cluster import load_cluster
+from infra.object_store import ObjectStore, join_uri
+from infra.request_counts import REQUESTS
+from jobs.planning.comparison import FOLDERS, compare_plan
+from jobs.planning.keeping import calibration_uri
+from jobs.planning.shard_sizes import num_frames, num_low_rate_frames, target_bytes
+from jobs.planning.step_volumes import spark_volumes
+from jobs.planning.workload import planned_workload, run_workload
+from pipeline.filterbank import num_frames as frames_of
+from pipeline.kbest import KBest, select_kbest
+from pipeline.records import Tally, Utterance
+from pipeline.splicing import num_low_rate_frames as low_rate_frames_of
+from pipeline.steps.extraction import extract_features
+from pipeline.steps.manifest import Manifest, Output, manifest_uri, sha256
+from pipeline.steps.repartition import repartition
+from pipeline.steps.selection import metadata_uri, select_utterances
+from pipeline.steps.targets import generate_targets
+from tests.jobs.test_plan_calibration import CALIBRATION
+from tests.small_corpus import flac, local_store, serially, tone
+from training.recipes import read_recipe
+
+REPOSITORY = Path(__file__).parents[2]
+HOURS_1M = read_recipe(str(REPOSITORY / "jobs" / "recipes" / "hours_1m.toml"))
+SMALL = read_recipe(
+    str(REPOSITORY / "tests" / "whole_path" / "tiny.toml"),
+    [f"selection.file_hours={32 / 3600}", f"partitions.partition_hours={10 / 3600}"],
+)
+NUM_SPEAKERS, NUM_EACH = 16, 8
+
+
+def write_corpus(store: ObjectStore, run_uri: str, corpus_uri: str) -> None:
+    """Utterances of about a second, speakers in four buckets, and the manifest of their ingest."""
+    buckets = defaultdict(list)
+    for speaker in range(NUM_SPEAKERS):
+        for number in range(NUM_EACH):
+            duration_s = 0.8 + (speaker * 3 + number * 5) % 9 / 20
+            utterance_id = f"utterance-{speaker:03d}-{number:05d}"
+            uri = f"audio/{utterance_id}.flac"
+            store.put(join_uri(corpus_uri, uri), flac(tone(number, duration_s)))
+            record = Utterance(
+                utterance_id,
+                f"speaker-{speaker:03d}",
+                duration_s,
+                f"2026-01-01T00:{number:02d}:00+00:00",
+                "en-US",
+                uri,
+            )
+            buckets[speaker % 4].append(record)
+    outputs = []
+    for bucket, records in buckets.items():
+        key = f"metadata/unlabelled/date=2026-01-01/speaker_bucket={bucket:02d}/part-00000.jsonl"
+        data = "".join(record.to_json() + "\n" for record in records).encode()
+        store.put(join_uri(corpus_uri, key), data)
+        tally = Tally.of(records)
+        outputs.append(Output(key, len(data), sha256(data), tally.utterances, tally.duration_ms))
+    total = sum((each.tally for each in outputs), Tally())
+    ingest = Manifest("ingest", {}, {}, tuple(outputs), tally_in=total, tally_out=total)
+    store.put(manifest_uri(run_uri, "ingest"), ingest.to_bytes())
+    teacher_manifest = Manifest("models/teacher", {}, {}, ())
+    store.put(manifest_uri(run_uri, "models/teacher"), teacher_manifest.to_bytes())
+
+
+def teacher(utterances: list[np.ndarray]) -> list[KBest]:
+    """Logits of as many senones as the recipe's, that depend on the frames alone."""
+    projection = np.random.default_rng(0).normal(size=(192, 30)).astype(np.float32)
+    k = SMALL.targets.k
+    return [select_kbest(np.tanh(frames @ projection / 20), k) for frames in utterances]
+
+
+def run_steps(store: ObjectStore, run_uri: str, corpus_uri: str) -> dict[str, dict]:
+    """Run the data pipeline's steps in a plain loop; what each would record of itself."""
+    metadata = metadata_uri(corpus_uri, "unlabelled")
+    steps = {
+        "select_utterances": lambda: select_utterances(
+            store, run_uri, "unlabelled", metadata, SMALL.selection, 0.0, serially
+        ),
+        "extract_features": lambda: extract_features(
+            store, run_uri, "unlabelled", corpus_uri, SMALL.features, 0.0, serially
+        ),
+        "generate_targets": lambda: generate_targets(
+            store, run_uri, SMALL.targets, teacher, serially
+        ),
+        "repartition": lambda: repartition(store, run_uri, SMALL.partitions, serially),
+    }
+    records = {}
+    for name, step in steps.items():
+        before = REQUESTS.total()
+        step()
+        made = REQUESTS.total() - before
+        counts = {"get": made.get, "put": made.put, "head": made.head, "list": made.list}
+        received = {"bytes_received": made.bytes_received}
+        records[name] = {"requests": {**counts, **received}, "task_seconds": 1.0, "seconds": 2.0}
+    return records
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[ObjectStore, str, dict[str, dict]]:
+    """A run of the data pipeline on 128 utterances."""
+    store, run_uri, corpus_uri = local_store(tmp_path_factory.mktemp("planned"))
+    write_corpus(store, run_uri, corpus_uri)
+    return store, run_uri, run_steps(store, run_uri, corpus_uri)
+
+
+def test_planned_objects_tasks_and_requests_are_the_runs(finished) -> None:
+    """From hours, counts and buckets alone: exactly the objects, commits, GETs and PUTs made."""
+    store, run_uri, records = finished
+    workload = run_workload(store, run_uri, 0.0)
+    assert workload is not None
+    for step, volume in spark_volumes(workload, SMALL).items():
+        listed = store.list(join_uri(run_uri, FOLDERS[step]))
+        tasks = sum("/commits/" in each.uri for each in listed)
+        assert (volume.objects, volume.tasks) == (len(listed), tasks), step
+        requests = records[step]["requests"]
+        assert (volume.requests.get, volume.requests.put) == (requests["get"], requests["put"])
+
+
+def test_planned_bytes_are_within_five_percent(finished) -> None:
+    """Bytes written, step by step; bytes read too, where the corpus's own audio is not in it."""
+    store, run_uri, records = finished
+    workload = run_workload(store, run_uri, 0.0)
+    assert workload is not None
+    for step, volume in spark_volumes(workload, SMALL).items():
+        written = sum(each.num_bytes for each in store.list(join_uri(run_uri, FOLDERS[step])))
+        bound = 0.15 if step == "select_utterances" else 0.05
+        assert volume.bytes_written == pytest.approx(written, rel=bound), step
+        if step in {"generate_targets", "repartition"}:
+            received = records[step]["requests"]["bytes_received"]
+            assert volume.bytes_read == pytest.approx(received, rel=0.05), step
+
+
+def test_comparison_of_a_run_that_was_not_calibrated(finished) -> None:
+    """Counts and bytes stand beside each other; seconds are not planned, and are told."""
+    store, run_uri, records = finished
+    found = compare_plan(store, run_uri, SMALL, lambda _: None, records)
+    assert found["calibrated_on"] is None
+    assert list(found["steps"]) == list(FOLDERS)
+    for quantities in found["steps"].values():
+        for name in ("tasks", "objects", "requests"):
+            assert quantities[name]["planned"] == pytest.approx(quantities[name]["actual"], abs=4)
+        assert quantities["seconds"] == {"planned": None, "actual": 2.0}
+        assert quantities["task seconds"] == {"planned": None, "actual": 1.0}
+
+
+def test_comparison_of_a_run_that_was_calibrated(finished) -> None:
+    """With a calibration kept in the run, seconds are planned, for training steps too."""
+    store, run_uri, records = finished
+    trained = {**records, "train_student": {"seconds": 9.0}}
+    store.put(calibration_uri(run_uri), json.dumps(asdict(CALIBRATION)).encode())
+    try:
+        found = compare_plan(store, run_uri, SMALL, lambda _: load_cluster("demo"), trained)
+    finally:
+        Path(calibration_uri(run_uri)).unlink()
+    assert found["calibrated_on"] == CALIBRATION.machine
+    for quantities in found["steps"].values():
+        assert quantities["seconds"]["planned"] > 6
+    assert found["steps"]["extract_features"]["task seconds"]["planned"] > 0
+    assert found["steps"]["train_student"].keys() == {"seconds"}
+
+
+def test_records_of_older_runs_lack_requests(finished) -> None:
+    """Without requests and task seconds in a step's record the actual ones are unknown."""
+    store, run_uri, _ = finished
+    records = {"repartition": {"seconds": 2.0}}
+    found = compare_plan(store, run_uri, SMALL, lambda _: None, records)["steps"]["repartition"]
+    assert found["requests"]["actual"] is None
+    assert found["task seconds"]["actual"] is None
+    assert found["objects"]["actual"] == found["objects"]["planned"]
+
+
+def test_a_run_without_ingest_has_no_plan(tmp_path: Path) -> None:
+    """A corpus that others made has no manifest that tells its hours."""
+    store, run_uri, _ = local_store(tmp_path)
+    assert compare_plan(store, run_uri, SMALL, lambda _: None, {}) == {}
+
+
+def test_a_million_hours_have_designs_sizes() -> None:
+    """3.6e11 frames; features 46 TB, targets 9.6 TB and log Z 0.24 TB, audio 115 TB (DESIGN 7)."""
+    workload = planned_workload(1e6, 0.0)
+    (subset,) = workload.subsets
+    assert subset.utterances == 10**9
+    assert num_frames(1e6, 0) == 3.6e11
+    assert num_frames(1e6, 10**9) * 64 * 2 == pytest.approx(46e12, rel=0.01)
+    low_rate = num_low_rate_frames(1e6, 0)
+    assert low_rate * 80 == pytest.approx(9.6e12)
+    assert low_rate * 2 == pytest.approx(0.24e12)
+    volumes = spark_volumes(workload, HOURS_1M)
+    assert volumes["extract_features"].bytes_written == pytest.approx(46e12, rel=0.01)
+    assert volumes["extract_features"].bytes_read == pytest.approx(115e12, rel=0.01)
+    assert volumes["generate_targets"].bytes_written == pytest.approx(9.84e12, rel=0.02)
+    assert volumes["extract_features"].tasks == volumes["generate_targets"].tasks == 200_000
+    assert volumes["repartition"].shards == 500_000
+    assert volumes["extract_features"].requests.get == pytest.approx(1e9, rel=0.001)
+
+
+@given(st.integers(0, 2**32), st.integers(5_000, 200_000))
+@settings(max_examples=20, deadline=None)
+def test_mean_frames_are_the_filter_banks(seed: int, longest: int) -> None:
+    """Frames of utterances of any lengths, and low-rate ones over all offsets, on the mean."""
+    samples = np.random.default_rng(seed).integers(1_000, longest, 2_000).tolist()
+    hours = sum(samples) / 16_000 / 3600
+    frames = [frames_of(each) for each in samples]
+    low_rate = [low_rate_frames_of(each, offset) for each in frames for offset in range(3)]
+    mean_frames, mean_low_rate = np.mean(frames), np.mean(low_rate)
+    assert num_frames(hours, 2_000) / 2_000 == pytest.approx(mean_frames, abs=0.1)
+    assert num_low_rate_frames(hours, 2_000) / 2_000 == pytest.approx(mean_low_rate, abs=0.1)
+
+
+@given(st.floats(1_000, 2e6), st.floats(1, 30))
+@settings(max_examples=30, deadline=None)
+def test_twice_the_hours_are_twice_the_volume(hours: float, utterance_seconds: float) -> None:
+    """But for the rounding of files, what a step reads, makes and asks for is linear in hours."""
+    once, twice = (
+        spark_volumes(planned_workload(each, 0.0, utterance_seconds), HOURS_1M)
+        for each in (hours, 2 * hours)
+    )
+    for step, volume in once.items():
+        for name in ("shards", "bytes_read", "bytes_written"):
+            assert getattr(twice[step], name) == pytest.approx(
+                2 * getattr(volume, name), rel=0.03, abs=10
+            )
+        if step != "select_utterances":  # compares each bucket with each range of hashes
+            gets = 2 * volume.requests.get
+            assert twice[step].requests.get == pytest.approx(gets, rel=0.03, abs=10)
+
+
+def test_targets_are_82_bytes_a_low_rate_frame() -> None:
+    """k = 20 senones and logits of two bytes each, and log Z."""
+    assert target_bytes(1.0, 0, 0, 20) == 120_000 * 82

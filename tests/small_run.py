@@ -1,0 +1,63 @@
+"""A small run of the pipeline's four steps with something of everything, made in a second."""
+
+import json
+import shutil
+from pathlib import Path
+
+from infra.object_store import ObjectStore, join_uri
+from pipeline.steps.extraction import ExtractionConfig, extract_features
+from pipeline.steps.manifest import Output, read_manifest, read_output
+from pipeline.steps.repartition import RepartitionConfig, repartition
+from pipeline.steps.selection import SelectionConfig, metadata_uri, select_utterances
+from pipeline.steps.targets import TargetsConfig, generate_targets
+from tests.four_steps import put_teacher, teacher
+from tests.small_corpus import local_store, serially, write_corpus, write_metadata
+
+SUBSET = "unlabelled"
+SEED = 3
+BAD_AUDIO = "audio that is none"
+BAD_METADATA = "too-short"
+
+
+def make_run(folder: Path) -> tuple[ObjectStore, str]:
+    """Thirty utterances and a bad record; two thirds are selected, one has bad audio."""
+    store, run_uri, corpus_uri = local_store(folder)
+    records = write_corpus(store, corpus_uri, SUBSET, num_speakers=6, num_each=5)
+    bad = {**records[0], "utterance_id": BAD_METADATA, "duration_s": 0}
+    write_metadata(store, corpus_uri, SUBSET, [*records, bad])
+    selection = SelectionConfig(hours=20 / 3600, file_hours=5 / 3600, seed=SEED)
+    source = metadata_uri(corpus_uri, SUBSET)
+    select_utterances(store, run_uri, SUBSET, source, selection, 0.5, serially)
+    store.put(join_uri(corpus_uri, f"audio/{spoilt(store, run_uri)}.flac"), BAD_AUDIO.encode())
+    extraction = ExtractionConfig(gets_in_flight=4, seed=SEED)
+    extract_features(store, run_uri, SUBSET, corpus_uri, extraction, 0.5, serially)
+    put_teacher(store, run_uri)
+    generate_targets(store, run_uri, TargetsConfig(4, 100, SEED), teacher, serially)
+    repartition(store, run_uri, RepartitionConfig(5 / 3600, 2, SEED), serially)
+    return store, run_uri
+
+
+def copy_run(run_uri: str, folder: Path) -> tuple[ObjectStore, str]:
+    """The same run elsewhere."""
+    shutil.copytree(run_uri, folder / "run")
+    store, copied, _ = local_store(folder)
+    return store, copied
+
+
+def outputs(store: ObjectStore, run_uri: str, step: str) -> tuple[Output, ...]:
+    """A step's objects."""
+    return read_manifest(store, run_uri, f"{step}/{SUBSET}").outputs
+
+
+def selected_ids(store: ObjectStore, run_uri: str) -> list[str]:
+    """The selected utterances, file by file."""
+    return [
+        json.loads(line)["utterance_id"]
+        for output in outputs(store, run_uri, "selection")
+        for line in read_output(store, run_uri, output).splitlines()
+    ]
+
+
+def spoilt(store: ObjectStore, run_uri: str) -> str:
+    """The selected utterance whose audio is bad."""
+    return selected_ids(store, run_uri)[1]

@@ -1,0 +1,96 @@
+"""The four Spark steps as processes on a real S3 server, one request in twenty failing."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+
+from infra.object_store import ObjectStore, join_uri
+from pipeline.kbest import KBest
+from pipeline.steps.extraction import extract_features
+from pipeline.steps.manifest import SUBSETS
+from pipeline.steps.repartition import repartition
+from pipeline.steps.selection import metadata_uri, select_utterances
+from pipeline.steps.targets import generate_targets
+from tests.ceph_server import running_ceph
+from tests.faults.chaos_run import store_random_teacher
+from tests.faults.faulty_proxy import FaultyProxy, faulty_proxy
+from tests.s3_server import CREDENTIALS
+from tests.small_corpus import serially, write_corpus
+from tests.whole_path.manifests import manifest_bytes
+from tests.whole_path.processes import TINY, run_step
+from training.recipes import read_recipe
+from training.teacher import decode_targets, encode_utterances, serve_teacher
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+STEPS = ("select_utterances", "extract_features", "generate_targets", "repartition")
+RUN_URI = "s3://megahour/run"
+# A stall costs a read timeout of 20 s; tests/faults has them with shorter ones.
+WEIGHTS = {"stall": 0.0}
+
+
+@pytest.fixture(scope="module")
+def proxy() -> Iterator[FaultyProxy]:
+    """Ceph behind a proxy that begins when the test says so; our environment leads there."""
+    with (
+        running_ceph() as endpoint,
+        pytest.MonkeyPatch.context() as patch,
+        faulty_proxy(endpoint, 0.0, seed=6, weights=WEIGHTS) as proxy,
+    ):
+        for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": proxy.endpoint}.items():
+            patch.setenv(name, value)
+        for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3"):
+            patch.delenv(name, raising=False)
+        boto3.client("s3", endpoint_url=endpoint).create_bucket(Bucket="megahour")
+        yield proxy
+
+
+def write_inputs(store: ObjectStore, run_uri: str) -> None:
+    for number, subset in enumerate(SUBSETS):
+        write_corpus(store, join_uri(run_uri, "corpus"), subset, 3 + number, 6)
+    store_random_teacher(store, run_uri)
+
+
+def run_serially(store: ObjectStore, run_uri: str) -> None:
+    """The four steps as a plain loop in this process."""
+    recipe, corpus_uri = read_recipe(str(TINY)), join_uri(run_uri, "corpus")
+    budget, k = recipe.loss_budget, recipe.targets.k
+    for subset in SUBSETS:
+        uri = metadata_uri(corpus_uri, subset)
+        select_utterances(store, run_uri, subset, uri, recipe.selection, budget, serially)
+        extract_features(store, run_uri, subset, corpus_uri, recipe.features, budget, serially)
+    label = serve_teacher("cpu", run_uri, str(k))
+
+    def teacher(utterances: list) -> list[KBest]:
+        return decode_targets(label(encode_utterances(utterances)), k)
+
+    generate_targets(store, run_uri, recipe.targets, teacher, serially)
+    repartition(store, run_uri, recipe.partitions, serially)
+
+
+def test_spark_on_a_failing_server_gives_the_same_bytes(
+    proxy: FaultyProxy, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Manifests as of a plain loop on local paths; retries are told, per step, and bounded."""
+    store, local, local_uri = ObjectStore((RUN_URI,)), ObjectStore((str(tmp_path),)), str(tmp_path)
+    write_inputs(store, RUN_URI)
+    write_inputs(local, local_uri)
+    run_serially(local, local_uri)
+    settings = {**environment, **CREDENTIALS, "AWS_ENDPOINT_URL": proxy.endpoint}
+    proxy.rate, told = 0.05, []
+    for step in STEPS:
+        done = run_step(step, RUN_URI, settings, "--json")
+        assert done.returncode == 0, done.stderr[-4000:]
+        told.append(json.loads(done.stdout))
+    proxy.rate = 0.0
+    assert manifest_bytes(store, RUN_URI) == manifest_bytes(local, local_uri)
+    retries = sum(each["requests"]["retries"] for each in told)
+    assert 0 < retries <= proxy.num_faults
+    for step, each in zip(STEPS, told, strict=True):
+        kept = json.loads(store.get(join_uri(RUN_URI, "steps", f"{step}.json")))
+        assert kept["requests"] == each["requests"]
+        assert kept["task_seconds"] > 0
+        assert each["requests"]["head"] > 0
