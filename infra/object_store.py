@@ -111,7 +111,11 @@ class ObjectStore:
         """
         if not 1 <= in_flight <= MAX_CONNECTIONS:
             raise ValueError(f"in_flight = {in_flight}: need 1..{MAX_CONNECTIONS}, our connections")
-        return look_ahead(partial(self._fetch_or_error, max_bytes), uris, in_flight)
+        fetch = partial(self._fetch_or_error, max_bytes)
+        if not any(is_s3(prefix) for prefix in self.allowed_prefixes):
+            # Threads hide S3's round trips; of local files they tripled the cost, to 0.4 ms each.
+            return ((uri, fetch(uri)) for uri in uris)
+        return look_ahead(fetch, uris, in_flight)
 
     def open(self, uri: str) -> BinaryIO:
         """Open the object for reading and seeking; from S3, in blocks of 8 MB."""
