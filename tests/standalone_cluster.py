@@ -152,7 +152,9 @@ def running_cluster(
         "SPARK_LOG_DIR": str(folder),
         "SPARK_DAEMON_MEMORY": "256m",
         # Without this Spark takes the next port where one is taken: perhaps a stranger's.
-        "SPARK_DAEMON_JAVA_OPTS": f"{JAVA_OPTIONS} -Dspark.port.maxRetries=0",
+        # The REST server's port is the same for every master, and nobody asks it.
+        "SPARK_DAEMON_JAVA_OPTS": f"{JAVA_OPTIONS} -Dspark.port.maxRetries=0 "
+        "-Dspark.master.rest.enabled=false",
         "SPARK_SUBMIT_OPTS": JAVA_OPTIONS,
         "OPENBLAS_NUM_THREADS": "1",
     }
