@@ -1,6 +1,6 @@
 """Kaldi's log-mel energies in NumPy and SciPy, some seven times as fast as the reference.
 
-A frame's energies depend on its own 401 samples alone, to the bit: neither on its neighbours nor
+A frame's energies depend on its own 400 samples alone, to the bit: neither on its neighbours nor
 on where a block of frames begins. That, and equal bits on CPUs with other vector instructions, is
 why the mel filters are a sparse product and no BLAS call, whose sums depend on a row's position.
 """
