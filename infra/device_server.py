@@ -3,7 +3,6 @@
 Started by infra/device_pool.py, with its settings as JSON on standard input.
 """
 
-import fcntl
 import importlib
 import json
 import os
@@ -18,9 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.configuration import read_record
+from infra.file_locks import locked
 
 ANSWER, BAD_REQUEST, FAILURE = b"A", b"B", b"F"
 _HEADER = struct.Struct("<cQ")
+_STALL_LIMIT_S = 60.0  # a client that is paused longer than this between two bytes is given up
+_PREDECESSOR_LIMIT_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,7 @@ class DeviceServer:
     def _answer(self, connection: socket.socket) -> None:
         try:
             with connection:
+                connection.settimeout(_STALL_LIMIT_S)
                 _, payload = receive_message(connection)
                 kind, body = self._apply(payload)
                 send_message(connection, kind, body)
@@ -122,11 +125,10 @@ class DeviceServer:
 def _main() -> None:
     settings = read_record(ServerSettings, json.load(sys.stdin), "settings")
     # One server a device: a predecessor that is about to end is waited for.
-    lock = os.open(f"{settings.socket_path}.server", os.O_RDWR | os.O_CREAT, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    module, _, name = settings.factory.partition(":")
-    factory = getattr(importlib.import_module(module), name)
-    DeviceServer(settings, factory(settings.device, **settings.arguments)).serve()
+    with locked(Path(f"{settings.socket_path}.server"), _PREDECESSOR_LIMIT_S):
+        module, _, name = settings.factory.partition(":")
+        factory = getattr(importlib.import_module(module), name)
+        DeviceServer(settings, factory(settings.device, **settings.arguments)).serve()
 
 
 if __name__ == "__main__":
