@@ -13,6 +13,7 @@ from torch.distributed import ProcessGroup
 from torch.multiprocessing import get_context
 
 MAX_RANKS = 4
+START_LIMIT_S = 200  # four processes import torch, perhaps beside other work
 TIME_LIMIT_S = 20
 impatient_groups: list[ProcessGroup] = []
 
@@ -30,19 +31,28 @@ class RankPool:
         ]
         for process in self._processes:
             process.start()
+        self._num_runs = 0
+        started = [connection.poll(START_LIMIT_S) for connection in self._connections]
+        assert all(started), f"ranks did not start within {START_LIMIT_S} s"
 
     def run(self, num_ranks: int, scenario: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Each rank's `scenario(group, *arguments)`, in rank order."""
+        self._num_runs += 1
         connections = self._connections[:num_ranks]
         for connection in connections:
-            connection.send((num_ranks, scenario, arguments))
-        replies = [
-            connection.recv() if connection.poll(TIME_LIMIT_S) else ("hangs", None)
-            for connection in connections
-        ]
+            connection.send((self._num_runs, num_ranks, scenario, arguments))
+        replies = [self._reply(connection) for connection in connections]
         errors = [error for error, _ in replies if error]
         assert not errors, "\n".join(errors)
         return [result for _, result in replies]
+
+    def _reply(self, connection: Connection) -> tuple[str | None, Any]:
+        # What a run that was given up answers late is not taken for the next one's answer.
+        while connection.poll(TIME_LIMIT_S):
+            number, error, result = connection.recv()
+            if number == self._num_runs:
+                return error, result
+        return "hangs", None
 
     def close(self) -> None:
         for connection in self._connections:
@@ -59,17 +69,18 @@ def _serve(rank: int, connection: Connection, rendezvous: str) -> None:
         init_method=f"file://{rendezvous}",
         rank=rank,
         world_size=MAX_RANKS,
-        timeout=timedelta(seconds=TIME_LIMIT_S / 2),
+        timeout=timedelta(seconds=START_LIMIT_S),
     )
-    short = timedelta(seconds=2)
+    short, usual = timedelta(seconds=2), timedelta(seconds=TIME_LIMIT_S / 2)
     impatient_groups.extend(dist.new_group(range(2), timeout=short) for _ in range(8))
-    groups = {n: dist.new_group(range(n)) for n in (1, 2, MAX_RANKS)}
+    groups = {n: dist.new_group(range(n), timeout=usual) for n in (1, 2, MAX_RANKS)}
+    connection.send((0, None, None))  # started
     while (task := connection.recv()) is not None:
-        num_ranks, scenario, arguments = task
+        number, num_ranks, scenario, arguments = task
         try:
-            connection.send((None, scenario(groups[num_ranks], *arguments)))
+            connection.send((number, None, scenario(groups[num_ranks], *arguments)))
         except Exception:
-            connection.send((traceback.format_exc(), None))
+            connection.send((number, traceback.format_exc(), None))
     dist.destroy_process_group()
 
 
