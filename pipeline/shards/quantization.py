@@ -33,5 +33,7 @@ def dequantize(
     step: Float32[np.ndarray, " bins"] = (high - low) / np.float32(MAX_LEVEL)
     values: Float32[np.ndarray, "frames bins"] = levels * step
     values += low
+    # Rounded, low + 255 steps may miss a high near 0 by more than float16's spacing there.
+    np.copyto(values, high, where=levels == MAX_LEVEL)
     np.clip(values, low, high, out=values)
     return values.astype(np.float16)

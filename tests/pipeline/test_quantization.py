@@ -1,5 +1,5 @@
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipeline.shards.quantization import dequantize, quantize
@@ -41,6 +41,7 @@ def test_the_error_is_half_a_level(features: np.ndarray) -> None:
 
 
 @given(SETS)
+@example(drawn(3, 0.0, 1.0, 5))
 def test_the_range_itself_survives(features: np.ndarray) -> None:
     """Each bin's lowest and highest value are levels."""
     stored = dequantize(*quantize(features))
