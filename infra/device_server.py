@@ -100,10 +100,12 @@ class DeviceServer:
                 connection.settimeout(_STALL_LIMIT_S)
                 _, payload = receive_message(connection)
                 kind, body = self._apply(payload)
-                send_message(connection, kind, body)
-                if kind == FAILURE:
-                    # A GPU's context that failed once may fail for every request to come.
-                    os._exit(1)
+                try:
+                    send_message(connection, kind, body)
+                finally:
+                    if kind == FAILURE:
+                        # A GPU's context that failed once may fail for every request to come.
+                        os._exit(1)
         except (EOFError, OSError):
             pass  # the client is gone, and with it the need for an answer
         finally:
@@ -112,14 +114,17 @@ class DeviceServer:
                 self._last_used_s = time.monotonic()
 
     def _apply(self, payload: bytes) -> tuple[bytes, bytes]:
+        self._device_lock.acquire()
         try:
-            with self._device_lock:
-                return ANSWER, self._function(payload)
+            answer = ANSWER, self._function(payload)
         except ValueError as error:
-            return BAD_REQUEST, f"ValueError: {error}".encode()
+            answer = BAD_REQUEST, f"ValueError: {error}".encode()
         except Exception as error:
+            # The lock stays: whoever waits for it is lost with this process, and asks another.
             traceback.print_exc()
             return FAILURE, f"{type(error).__name__}: {error}".encode()
+        self._device_lock.release()
+        return answer
 
 
 def _main() -> None:

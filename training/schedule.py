@@ -1,5 +1,6 @@
-"""Learning rates and what a sub-epoch visits (paper 003 II-B, V-D)."""
+"""Learning rates and what a sub-epoch visits (paper 003 II-B, V-D; 000 3.2)."""
 
+import math
 from dataclasses import dataclass
 
 
@@ -23,6 +24,60 @@ class ExponentialDecay:
         """The rate of `epoch`, counted from 0."""
         progress = epoch / max(self.num_epochs - 1, 1)
         return float(self.initial * (self.final / self.initial) ** progress)
+
+
+@dataclass(frozen=True, slots=True)
+class NewbobState:
+    """The rate of the epoch to be trained, the loss of the one before it, and the phase."""
+
+    rate: float
+    previous_loss: float | None
+    is_halving: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MinRateNewbob:
+    """Min-rate newbob (paper 000 3.2): `initial` while each epoch lowers the loss by `threshold`.
+
+    From the first epoch that does not, the rate is multiplied by `factor` after every epoch;
+    training stops when that reaches `minimum`.
+    """
+
+    initial: float
+    minimum: float
+    threshold: float = 0.05
+    factor: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.minimum < self.initial:
+            raise ValueError(
+                f"learning rates {self.initial} -> {self.minimum}: need 0 < minimum < initial"
+            )
+        for name in ("threshold", "factor"):
+            if not 0 < getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)}: need 0 < {name} < 1")
+
+    def begin(self) -> NewbobState:
+        """The state of the first epoch."""
+        return NewbobState(self.initial, None, False)
+
+    def after_epoch(self, state: NewbobState, loss: float) -> NewbobState | None:
+        """The next epoch's state, when that of `state` ended at `loss`; None to stop."""
+        if not 0 <= loss < math.inf:
+            raise ValueError(
+                f"loss = {loss}: need a finite loss, not below 0: training has diverged, "
+                "begin again with a lower initial learning rate"
+            )
+        if not (state.is_halving or self._is_slow(state.previous_loss, loss)):
+            return NewbobState(state.rate, loss, False)
+        rate = state.rate * self.factor
+        return NewbobState(rate, loss, True) if rate > self.minimum else None
+
+    def _is_slow(self, previous_loss: float | None, loss: float) -> bool:
+        if previous_loss is None:
+            return False
+        # At a loss of 0 there is no reduction left, relative or not.
+        return loss == 0 or previous_loss - loss < self.threshold * previous_loss
 
 
 @dataclass(frozen=True, slots=True)
