@@ -6,16 +6,18 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
+from training import collectives
 from training.algorithms.block_filter import Form
 from training.trainers.bmuf import Bmuf, OptimizerState
 from training.trainers.gtc import ThresholdedSum
-from training.trainers.tiers import Tiers
+from training.trainers.tiers import Tiers, ranks_per_host
 
 
 class Htm(Bmuf):
     """Groups of `group_size` consecutive ranks each train one model by GTC; BMUF joins the models.
 
-    Groups of one rank are BMUF, where nothing is quantized; one group of several is GTC, where no
+    By default a group is the ranks of a host; their names are exchanged on construction. Groups of
+    one rank are BMUF, where nothing is quantized; one group of several is GTC, where no
     block is filtered. Residuals survive a block's end. The papers' 2 is for gradients summed over a
     2048-frame minibatch: for a loss divided by 2048 it is 2 / 2048.
     """
@@ -26,7 +28,7 @@ class Htm(Bmuf):
         optimizer: Optimizer,
         *,
         group: ProcessGroup,
-        group_size: int,
+        group_size: int | None = None,
         block_size: int,
         gradient_threshold: float,
         block_learning_rate: float = 1.0,
@@ -35,6 +37,9 @@ class Htm(Bmuf):
         form: Form = "nesterov",
         optimizer_state: OptimizerState = "keep",
     ) -> None:
+        if group_size is None:
+            collectives.check_member(group)
+            group_size = ranks_per_host(group, next(model.parameters()).device)
         self.group_size = group_size
         super().__init__(
             model,

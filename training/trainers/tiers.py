@@ -1,6 +1,8 @@
 """Two tiers of ranks: small groups that talk often, and leaders that talk across them."""
 
+import platform
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 import torch.distributed as dist
@@ -9,6 +11,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from training import collectives
+from training.in_process import InProcessGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +35,7 @@ class Tiers:
             return cls(None, group)
         if group_size == group.size():
             return cls(group, None)
-        ranks = dist.get_process_group_ranks(group)
-        world_size = collectives.default_world().size()
-        if len(ranks) != world_size:
-            # torch's ways to make a group without the other ranks hang: new_group's names depend on
-            # how many groups a rank is in already, gloo's split_group fails every third time.
-            raise ValueError(
-                f"a group of {len(ranks)} of {world_size} ranks: need the group of all ranks, or "
-                "start a world with just these"
-            )
+        ranks = _world_ranks(group)
         parts = [ranks[first : first + group_size] for first in range(0, len(ranks), group_size)]
         subgroups = [_subgroup(group, part, device) for part in parts]
         upper = _subgroup(group, ranks[::group_size], device)
@@ -54,7 +49,40 @@ class Tiers:
             collectives.broadcast(values, self.lower)
 
 
+def ranks_per_host(group: ProcessGroup, device: torch.device) -> int:
+    """How many ranks each host has; all ranks must call this together.
+
+    Raises ValueError where hosts have different numbers of ranks, or ranks that do not follow each
+    other: they cannot be the groups of two tiers.
+    """
+    hosts = collectives.gather_text(platform.node(), group, "host names", device)
+    runs = [(host, len(list(ranks))) for host, ranks in groupby(hosts)]
+    if len({host for host, _ in runs}) < len(runs) or len({count for _, count in runs}) > 1:
+        raise ValueError(
+            f"ranks by host: {runs}: need equally many on each host, one host after the other; "
+            "start them so, or give group_size"
+        )
+    return runs[0][1]
+
+
+def _world_ranks(group: ProcessGroup) -> list[int]:
+    if isinstance(group, InProcessGroup):
+        return list(range(group.size()))
+    ranks = dist.get_process_group_ranks(group)
+    world_size = collectives.default_world().size()
+    if len(ranks) != world_size:
+        # torch's ways to make a group without the other ranks hang: new_group's names depend on
+        # how many groups a rank is in already, gloo's split_group fails every third time.
+        raise ValueError(
+            f"a group of {len(ranks)} of {world_size} ranks: need the group of all ranks, or "
+            "start a world with just these"
+        )
+    return ranks
+
+
 def _subgroup(group: ProcessGroup, ranks: list[int], device: torch.device) -> ProcessGroup | None:
+    if isinstance(group, InProcessGroup):
+        return group.divide(ranks)
     # new_group would otherwise take torch's default limit, not that of the group it divides.
     time_limit = group._get_backend(device).options._timeout
     backend = dist.get_backend_config(group)

@@ -11,3 +11,10 @@ def rank_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
     pool = RankPool(str(tmp_path_factory.mktemp("rendezvous") / "store"))
     yield pool
     pool.close()
+
+
+@pytest.fixture(scope="session")
+def eight_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
+    pool = RankPool(str(tmp_path_factory.mktemp("rendezvous") / "store"), world_size=8)
+    yield pool
+    pool.close()

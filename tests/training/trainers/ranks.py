@@ -12,21 +12,22 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.multiprocessing import get_context
 
-MAX_RANKS = 4
-START_LIMIT_S = 200  # four processes import torch, perhaps beside other work
+START_LIMIT_S = 200  # the ranks import torch, perhaps beside other work
 TIME_LIMIT_S = 20
 impatient_groups: list[ProcessGroup] = []
 
 
 class RankPool:
-    """Four processes of one world; a scenario runs on the first 1, 2 or 4 of them."""
+    """The processes of one world; a scenario runs on the first 1, 2 or 4, or on all of them."""
 
-    def __init__(self, rendezvous: str) -> None:
-        context = get_context("spawn")
-        pipes = [context.Pipe() for _ in range(MAX_RANKS)]
+    def __init__(self, rendezvous: str, world_size: int = 4) -> None:
+        # torch is imported once, before the ranks are forked: 2 s instead of 4 s a rank.
+        context = get_context("forkserver")
+        context.set_forkserver_preload(["training.trainers"])
+        pipes = [context.Pipe() for _ in range(world_size)]
         self._connections = [ours for ours, _ in pipes]
         self._processes = [
-            context.Process(target=_serve, args=(rank, theirs, rendezvous), daemon=True)
+            context.Process(target=_serve, args=(rank, world_size, theirs, rendezvous), daemon=True)
             for rank, (_, theirs) in enumerate(pipes)
         ]
         for process in self._processes:
@@ -62,18 +63,18 @@ class RankPool:
             process.kill()
 
 
-def _serve(rank: int, connection: Connection, rendezvous: str) -> None:
+def _serve(rank: int, world_size: int, connection: Connection, rendezvous: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
         init_method=f"file://{rendezvous}",
         rank=rank,
-        world_size=MAX_RANKS,
+        world_size=world_size,
         timeout=timedelta(seconds=START_LIMIT_S),
     )
     short, usual = timedelta(seconds=2), timedelta(seconds=TIME_LIMIT_S / 2)
     impatient_groups.extend(dist.new_group(range(2), timeout=short) for _ in range(8))
-    groups = {n: dist.new_group(range(n), timeout=usual) for n in (1, 2, MAX_RANKS)}
+    groups = {n: dist.new_group(range(n), timeout=usual) for n in (1, 2, 4, world_size)}
     connection.send((0, None, None))  # started
     while (task := connection.recv()) is not None:
         number, num_ranks, scenario, arguments = task

@@ -1,0 +1,188 @@
+"""Ranks inside one process: threads that take turns, and meet as the ranks of a real group do.
+
+One rank runs at a time, so results do not depend on the threads' scheduling, and torch's random
+state is each rank's own. Trainers cannot tell: the group is a `torch.distributed.ProcessGroup`.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Shaped
+from torch import Tensor
+
+Result = TypeVar("Result")
+
+
+class DeadlockError(RuntimeError):
+    """All ranks that have not finished wait for others; the message says who waits where."""
+
+
+class Turns:
+    """Whose turn it is: one rank runs, some may run next, the others wait for exchanges."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self._wakes = [threading.Semaphore(0) for _ in range(num_ranks)]
+        self._ready = deque(range(num_ranks))
+        self._waiting: dict[int, str] = {}
+        self._deadlock: DeadlockError | None = None
+
+    def wait(self, rank: int) -> None:
+        """Sleep until it is this rank's turn; raise DeadlockError where none will come."""
+        self._wakes[rank].acquire()
+        if self._deadlock is not None:
+            raise self._deadlock
+
+    def yield_until_met(self, rank: int, what: str) -> None:
+        """Let others run until the exchange that this rank waits for is complete."""
+        self._waiting[rank] = what
+        random = torch.get_rng_state()
+        self.pass_on()
+        self.wait(rank)
+        torch.set_rng_state(random)
+
+    def resume(self, ranks: Sequence[int]) -> None:
+        """Put ranks that have met in the queue."""
+        for rank in ranks:
+            self._waiting.pop(rank, None)
+            self._ready.append(rank)
+
+    def pass_on(self) -> None:
+        """Wake the next rank; where all that are left wait, wake them to end in an error."""
+        if self._ready:
+            self._wakes[self._ready.popleft()].release()
+        elif self._waiting and self._deadlock is None:
+            where = ", ".join(f"rank {rank} in {what}" for rank, what in self._waiting.items())
+            self._deadlock = DeadlockError(
+                f"the ranks that have not finished wait for others: {where}. All ranks must take "
+                "the same number of steps"
+            )
+            for rank in self._waiting:
+                self._wakes[rank].release()
+
+
+class Meeting:
+    """Where the ranks of one group exchange tensors."""
+
+    def __init__(self, turns: Turns, ranks: Sequence[int]) -> None:
+        self._turns = turns
+        self.ranks = tuple(ranks)
+        self._brought: dict[int, Tensor] = {}
+        self._found: list[Tensor] = []
+        self._what = ""
+        self._parts: dict[tuple[int, ...], Meeting] = {}
+
+    def exchange(self, rank: int, what: str, values: Tensor) -> list[Tensor]:
+        """Bring `values`; what all ranks of the group have brought, in rank order.
+
+        Raises RuntimeError where others are in another exchange.
+        """
+        what = f"{what} of {values.numel()} values"
+        if self._brought and what != self._what:
+            raise RuntimeError(
+                f"ranks {sorted(self._brought)} are in {self._what}, {rank} in {what}"
+            )
+        self._what = what
+        self._brought[rank] = values.clone()
+        if len(self._brought) < len(self.ranks):
+            self._turns.yield_until_met(rank, what)
+            return self._found
+        self._found = [self._brought.pop(member) for member in self.ranks]
+        self._turns.resume([member for member in self.ranks if member != rank])
+        return self._found
+
+    def part(self, ranks: Sequence[int]) -> "Meeting":
+        """Where some of the ranks meet; the same for all that ask."""
+        return self._parts.setdefault(tuple(ranks), Meeting(self._turns, ranks))
+
+
+class _Done(dist.Work):
+    def wait(self, *_: object) -> bool:
+        return True
+
+
+class InProcessGroup(dist.ProcessGroup):
+    """The exchanges that `training.collectives` makes, between ranks inside one process."""
+
+    def __init__(self, world_rank: int, meeting: Meeting) -> None:
+        super().__init__(meeting.ranks.index(world_rank), len(meeting.ranks))  # type: ignore[call-arg]
+        self._world_rank = world_rank
+        self._meeting = meeting
+
+    def divide(self, ranks: Sequence[int]) -> "InProcessGroup | None":
+        """Make the group of some of this group's ranks; None on a rank that is not among them."""
+        members = [self._meeting.ranks[rank] for rank in ranks]
+        if self._world_rank not in members:
+            return None
+        return InProcessGroup(self._world_rank, self._meeting.part(members))
+
+    # Of torch's options for these three, collectives uses none.
+    def all_gather_single(  # type: ignore[override]
+        self, output: Shaped[Tensor, " all_values"], values: Shaped[Tensor, " values"]
+    ) -> dist.Work:
+        """Concatenate every rank's `values`."""
+        torch.cat(self._exchange("an all-gather", values), out=output)
+        return _Done()
+
+    def all_to_all_single(  # type: ignore[override]
+        self,
+        output: Shaped[Tensor, " values"],
+        values: Shaped[Tensor, " values"],
+        output_sizes: Sequence[int],
+        input_sizes: Sequence[int],
+    ) -> dist.Work:
+        """Concatenate every rank's stripe for this one; stripes are equal, sizes empty."""
+        assert not output_sizes
+        assert not input_sizes
+        brought = self._exchange("an all-to-all", values)
+        torch.cat([other.chunk(self.size())[self.rank()] for other in brought], out=output)
+        return _Done()
+
+    def broadcast(  # type: ignore[override]
+        self, values: Shaped[Tensor, " values"], root: int
+    ) -> dist.Work:
+        """Replace `values` by those of rank `root`."""
+        values.copy_(self._exchange("a broadcast", values)[root])
+        return _Done()
+
+    def _exchange(self, what: str, values: Tensor) -> list[Tensor]:
+        return self._meeting.exchange(self._world_rank, what, values)
+
+
+def simulate_ranks(
+    num_ranks: int, scenario: Callable[..., Result], *arguments: object
+) -> list[Result]:
+    """Run `scenario(group, *arguments)` on every rank; the results, in rank order.
+
+    An error ends the ranks that wait for the one that raised it, and is raised here. Raises
+    DeadlockError where ranks wait for others that have finished.
+    """
+    turns = Turns(num_ranks)
+    world = Meeting(turns, range(num_ranks))
+    results: dict[int, Result] = {}
+    errors: list[BaseException] = []
+    random = torch.get_rng_state()
+
+    def live(rank: int) -> None:
+        try:
+            turns.wait(rank)
+            torch.set_rng_state(random)
+            results[rank] = scenario(InProcessGroup(rank, world), *arguments)
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            turns.pass_on()
+
+    threads = [threading.Thread(target=live, args=(rank,)) for rank in range(num_ranks)]
+    for thread in threads:
+        thread.start()
+    turns.pass_on()
+    for thread in threads:
+        thread.join()
+    torch.set_rng_state(random)
+    if errors:
+        raise errors[0]
+    return [results[rank] for rank in range(num_ranks)]
