@@ -4,7 +4,7 @@ Every exchange is bounded by the time limit that its group was made with.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from zlib import crc32
 
@@ -15,6 +15,10 @@ from torch import Tensor
 from torch.distributed import ProcessGroup as ProcessGroup  # noqa: PLC0414 - exported, for annotations
 
 from infra.launch import launched_rank
+from training.joining import join
+from training.roll_call import RollCall
+
+_roll_call: RollCall | None = None
 
 
 class CollectiveError(RuntimeError):
@@ -25,21 +29,56 @@ class CollectiveError(RuntimeError):
 def open_world(time_limit_s: float = 1800.0) -> Iterator[ProcessGroup]:
     """Join the ranks that torchrun started, or be the only rank where it did not; leave at the end.
 
-    Once in a process: torch cannot meet again under one torchrun rendezvous.
     `time_limit_s` bounds every exchange: it must exceed the longest time that one rank works (say,
-    evaluates) while the others wait.
+    evaluates) while the others wait. Raises CollectiveError where ranks do not come in that time.
     """
     time_limit = timedelta(seconds=time_limit_s)
-    if dist.is_torchelastic_launched():
-        dist.init_process_group(timeout=time_limit)
-    else:
-        dist.init_process_group(
-            init_method="tcp://127.0.0.1:0", rank=0, world_size=1, timeout=time_limit
-        )
     try:
-        yield default_world()
+        if dist.is_torchelastic_launched():
+            _meet(time_limit)
+        else:
+            dist.init_process_group(
+                init_method="tcp://127.0.0.1:0", rank=0, world_size=1, timeout=time_limit
+            )
+        with ending_by_name():
+            yield default_world()
     finally:
+        _part()
+
+
+def _meet(time_limit: timedelta) -> None:
+    global _roll_call  # noqa: PLW0603 - as torch's default group, one in a process
+    store, rank, world_size = next(dist.rendezvous("env://", timeout=time_limit))
+    with _explained_on(rank, world_size, "meeting"):
+        members = join(store, rank, world_size, time_limit.total_seconds())
+    _roll_call = RollCall(store.clone(), members, rank)
+    with _explained_on(rank, world_size, "meeting"):
+        dist.init_process_group(
+            store=dist.PrefixStore(members.prefix, store),
+            rank=rank,
+            world_size=world_size,
+            timeout=time_limit,
+        )
+
+
+def _part() -> None:
+    global _roll_call  # noqa: PLW0603
+    if _roll_call is not None:
+        _roll_call.close()
+        _roll_call = None
+    if dist.is_initialized():
         dist.destroy_process_group()
+
+
+@contextmanager
+def ending_by_name() -> Iterator[None]:
+    """Tell the other ranks of the world what ended this one, if something does."""
+    try:
+        yield
+    except BaseException as error:
+        if _roll_call is not None and not isinstance(error, CollectiveError):
+            _roll_call.end(f"{type(error).__name__}: {error}")
+        raise
 
 
 def default_world() -> ProcessGroup:
@@ -66,40 +105,30 @@ def check_member(group: ProcessGroup) -> None:
         )
 
 
+def _explained(operation: str, group: ProcessGroup) -> AbstractContextManager[None]:
+    return _explained_on(group.rank(), group.size(), operation)
+
+
 @contextmanager
-def _explained(operation: str, group: ProcessGroup) -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        raise CollectiveError(
-            f"{operation} failed on rank {group.rank()} of {group.size()}: {error}. Check that "
-            "every rank is alive (the first error in the ranks' logs is the cause), that all take "
-            "the same number of steps, and that their hosts reach each other "
-            "(GLOO_SOCKET_IFNAME, firewall); a rank that is only slow needs a group with a "
-            "longer time limit"
-        ) from error
+def _explained_on(rank: int, size: int, operation: str) -> Iterator[None]:
+    with nullcontext() if _roll_call is None else _roll_call.within(operation):
+        try:
+            yield
+        except (RuntimeError, TimeoutError) as error:
+            fault = "" if _roll_call is None else f"{_roll_call.find_fault()}: "
+            raise CollectiveError(
+                f"{operation} failed on rank {rank} of {size}: {fault}{error}. Check that "
+                "every rank is alive (the first error in the ranks' logs is the cause), that all "
+                "take the same number of steps, and that their hosts reach each other "
+                "(GLOO_SOCKET_IFNAME, firewall); a rank that is only slow needs a group with a "
+                "longer time limit"
+            ) from error
 
 
 def add(values: Shaped[Tensor, "..."], group: ProcessGroup) -> None:
-    """Replace `values` by their sum over the ranks, added up in rank order.
-
-    The order fixes the bits: gloo, NCCL and ranks inside one process give the same. Each rank adds
-    up a stripe that all send it, and sends the sum to all: no more bytes than a ring.
-    """
-    size = group.size()
-    if size == 1:
-        return
-    num_values = values.numel()
-    stripes = values.new_zeros(size, -(-num_values // size))
-    stripes.view(-1)[:num_values] = values.reshape(-1)
-    received = torch.empty_like(stripes)
+    """Replace `values` by their sum over the ranks, bitwise the same on each."""
     with _explained("sum", group):
-        group.all_to_all_single(received.view(-1), stripes.view(-1), [], []).wait()
-        total = received[0].clone()
-        for stripe in received[1:]:
-            total += stripe
-        group.all_gather_single(stripes.view(-1), total).wait()
-    values.copy_(stripes.view(-1)[:num_values].view(values.shape))
+        group.allreduce(values).wait()
 
 
 def maximum(value: int, group: ProcessGroup) -> int:

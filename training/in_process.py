@@ -14,6 +14,8 @@ import torch.distributed as dist
 from jaxtyping import Shaped
 from torch import Tensor
 
+from training.ring import ring_sum
+
 Result = TypeVar("Result")
 
 
@@ -80,7 +82,6 @@ class Meeting:
 
         Raises RuntimeError where others are in another exchange.
         """
-        what = f"{what} of {values.numel()} values"
         if self._brought and what != self._what:
             raise RuntimeError(
                 f"ranks {sorted(self._brought)} are in {self._what}, {rank} in {what}"
@@ -119,26 +120,18 @@ class InProcessGroup(dist.ProcessGroup):
             return None
         return InProcessGroup(self._world_rank, self._meeting.part(members))
 
-    # Of torch's options for these three, collectives uses none.
+    # Of torch's options for these three, `collectives` uses none.
     def all_gather_single(  # type: ignore[override]
         self, output: Shaped[Tensor, " all_values"], values: Shaped[Tensor, " values"]
     ) -> dist.Work:
-        """Concatenate every rank's `values`."""
-        torch.cat(self._exchange("an all-gather", values), out=output)
+        """Concatenate every rank's `values`, equally many."""
+        torch.cat(self._exchange(f"an all-gather of {len(values)} values", values), out=output)
         return _Done()
 
-    def all_to_all_single(  # type: ignore[override]
-        self,
-        output: Shaped[Tensor, " values"],
-        values: Shaped[Tensor, " values"],
-        output_sizes: Sequence[int],
-        input_sizes: Sequence[int],
-    ) -> dist.Work:
-        """Concatenate every rank's stripe for this one; stripes are equal, sizes empty."""
-        assert not output_sizes
-        assert not input_sizes
-        brought = self._exchange("an all-to-all", values)
-        torch.cat([other.chunk(self.size())[self.rank()] for other in brought], out=output)
+    def allreduce(self, values: Shaped[Tensor, "..."]) -> dist.Work:  # type: ignore[override]
+        """Replace `values` by their sum over the ranks, added up in the order of gloo's ring."""
+        brought = self._exchange(f"a sum of {values.numel()} values", values)
+        values.copy_(ring_sum(brought))
         return _Done()
 
     def broadcast(  # type: ignore[override]
