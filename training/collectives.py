@@ -14,7 +14,7 @@ from jaxtyping import Float, Int32, Shaped
 from torch import Tensor
 from torch.distributed import ProcessGroup as ProcessGroup  # noqa: PLC0414 - exported, for annotations
 
-from infra.launch import launched_rank
+from infra.launch import end_with_launcher, launched_rank
 from training.joining import join
 from training.roll_call import RollCall
 
@@ -48,7 +48,14 @@ def open_world(time_limit_s: float = 1800.0) -> Iterator[ProcessGroup]:
 
 def _meet(time_limit: timedelta) -> None:
     global _roll_call  # noqa: PLW0603 - as torch's default group, one in a process
-    store, rank, world_size = next(dist.rendezvous("env://", timeout=time_limit))
+    end_with_launcher()
+    try:
+        store, rank, world_size = next(dist.rendezvous("env://", timeout=time_limit))
+    except RuntimeError as error:
+        raise CollectiveError(
+            f"rank {launched_rank()} found no store to meet the others in: {error}. Check that "
+            "torchrun is alive, and that hosts reach the one that it was given as the rendezvous's"
+        ) from error
     with _explained_on(rank, world_size, "meeting"):
         members = join(store, rank, world_size, time_limit.total_seconds())
     _roll_call = RollCall(store.clone(), members, rank)
@@ -182,6 +189,16 @@ def gather(
     return [row[:length] for row, length in zip(rows, lengths, strict=True)]
 
 
+def gather_equal(
+    values: Int32[Tensor, " values"], group: ProcessGroup, purpose: str
+) -> Int32[Tensor, "ranks values"]:
+    """Every rank's `values`, equally many on all; on a GPU nothing waits for it."""
+    gathered = values.new_empty(group.size() * len(values))
+    with _explained(f"gather of {purpose}", group):
+        group.all_gather_single(gathered, values).wait()
+    return gathered.view(group.size(), len(values))
+
+
 def _gather_lengths(
     values: Int32[Tensor, " values"], group: ProcessGroup, purpose: str
 ) -> list[int]:
@@ -194,10 +211,12 @@ def _gather_lengths(
         elsewhere = (headers[:, 1] != header[1]).nonzero().squeeze(1).tolist()
         if elsewhere:
             raise RuntimeError(f"ranks {elsewhere} are at another point of training")
-    return [int(length) for length in headers[:, 0]]
+    lengths: list[int] = headers[:, 0].tolist()
+    return lengths
 
 
 def gather_text(text: str, group: ProcessGroup, purpose: str, device: torch.device) -> list[str]:
     """Every rank's `text`, in rank order, through memory of `device`."""
     codes = torch.tensor([ord(character) for character in text], dtype=torch.int32, device=device)
-    return ["".join(map(chr, row.tolist())) for row in gather(codes, group, purpose)]
+    rows = gather(codes, group, purpose)
+    return [row.cpu().numpy().tobytes().decode("utf-32-le") for row in rows]

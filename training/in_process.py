@@ -7,6 +7,7 @@ state is each rank's own. Trainers cannot tell: the group is a `torch.distribute
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import TypeVar
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from training.ring import ring_sum
 
 Result = TypeVar("Result")
+Join = Callable[[list[Tensor]], Tensor]
 
 
 class DeadlockError(RuntimeError):
@@ -73,12 +75,12 @@ class Meeting:
         self._turns = turns
         self.ranks = tuple(ranks)
         self._brought: dict[int, Tensor] = {}
-        self._found: list[Tensor] = []
+        self._joined = torch.empty(0)
         self._what = ""
         self._parts: dict[tuple[int, ...], Meeting] = {}
 
-    def exchange(self, rank: int, what: str, values: Tensor) -> list[Tensor]:
-        """Bring `values`; what all ranks of the group have brought, in rank order.
+    def exchange(self, rank: int, what: str, values: Tensor, join: Join) -> Tensor:
+        """Bring `values`; what `join` makes, once, of those of all ranks, in rank order.
 
         Raises RuntimeError where others are in another exchange.
         """
@@ -90,10 +92,10 @@ class Meeting:
         self._brought[rank] = values.clone()
         if len(self._brought) < len(self.ranks):
             self._turns.yield_until_met(rank, what)
-            return self._found
-        self._found = [self._brought.pop(member) for member in self.ranks]
+            return self._joined
+        self._joined = join([self._brought.pop(member) for member in self.ranks])
         self._turns.resume([member for member in self.ranks if member != rank])
-        return self._found
+        return self._joined
 
     def part(self, ranks: Sequence[int]) -> "Meeting":
         """Where some of the ranks meet; the same for all that ask."""
@@ -125,24 +127,21 @@ class InProcessGroup(dist.ProcessGroup):
         self, output: Shaped[Tensor, " all_values"], values: Shaped[Tensor, " values"]
     ) -> dist.Work:
         """Concatenate every rank's `values`, equally many."""
-        torch.cat(self._exchange(f"an all-gather of {len(values)} values", values), out=output)
-        return _Done()
+        return self._exchange(f"an all-gather of {len(values)} values", values, torch.cat, output)
 
     def allreduce(self, values: Shaped[Tensor, "..."]) -> dist.Work:  # type: ignore[override]
         """Replace `values` by their sum over the ranks, added up in the order of gloo's ring."""
-        brought = self._exchange(f"a sum of {values.numel()} values", values)
-        values.copy_(ring_sum(brought))
-        return _Done()
+        return self._exchange(f"a sum of {values.numel()} values", values, ring_sum, values)
 
     def broadcast(  # type: ignore[override]
         self, values: Shaped[Tensor, " values"], root: int
     ) -> dist.Work:
         """Replace `values` by those of rank `root`."""
-        values.copy_(self._exchange("a broadcast", values)[root])
-        return _Done()
+        return self._exchange("a broadcast", values, itemgetter(root), values)
 
-    def _exchange(self, what: str, values: Tensor) -> list[Tensor]:
-        return self._meeting.exchange(self._world_rank, what, values)
+    def _exchange(self, what: str, values: Tensor, join: Join, output: Tensor) -> dist.Work:
+        output.copy_(self._meeting.exchange(self._world_rank, what, values, join))
+        return _Done()
 
 
 def simulate_ranks(

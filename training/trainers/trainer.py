@@ -105,12 +105,18 @@ class Trainer:
 
         Mid-block, the models of the ranks differ: each rank must save all three.
         """
-        return {"num_steps": self.num_steps, "is_open": self._is_open}
+        name = type(self).__name__
+        return {"trainer": name, "num_steps": self.num_steps, "is_open": self._is_open}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict()`; load the model and the optimizer too, then enter the trainer."""
         if self._hooks:
             raise RuntimeError("load_state_dict() within the with block: load before entering")
+        if state["trainer"] != type(self).__name__:
+            raise ValueError(
+                f"the checkpoint is of {state['trainer']}, this trainer is {type(self).__name__}: "
+                "load model and optimizer alone to begin with another trainer"
+            )
         self.num_steps = state["num_steps"]
         self._is_open = state["is_open"]
 
@@ -147,7 +153,7 @@ class Trainer:
         text = json.dumps({name: str(value) for name, value in facts.items()})
         texts = collectives.gather_text(text, self.group, "settings", self.parameters.device)
         first = json.loads(texts[0])
-        for rank, other in enumerate(map(json.loads, texts)):
+        for rank, other in ((rank, json.loads(t)) for rank, t in enumerate(texts) if t != texts[0]):
             for name in first | other:
                 if first.get(name) != other.get(name):
                     raise ValueError(
