@@ -1,6 +1,6 @@
 """Objects by URI, in S3 or on local paths."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import BinaryIO, Protocol
@@ -114,7 +114,7 @@ class ObjectStore:
         fetch = partial(self._fetch_or_error, max_bytes)
         if not any(is_s3(prefix) for prefix in self.allowed_prefixes):
             # Threads hide S3's round trips; of local files they tripled the cost, to 0.4 ms each.
-            return ((uri, fetch(uri)) for uri in uris)
+            return _in_groups(fetch, uris, in_flight)
         return look_ahead(fetch, uris, in_flight)
 
     def open(self, uri: str) -> BinaryIO:
@@ -144,3 +144,11 @@ class ObjectStore:
     def _route(self, uri: str) -> tuple[_Backend, str]:
         normalized = require_within(uri, self.allowed_prefixes)
         return (s3_store() if is_s3(normalized) else LocalStore()), normalized
+
+
+def _in_groups(
+    fetch: Callable[[str], Fetched | StoreError], uris: Sequence[str], size: int
+) -> Iterator[tuple[str, Fetched | StoreError]]:
+    """Read `size` objects in a row: between two decodings, a read takes twice as long."""
+    for first in range(0, len(uris), size):
+        yield from [(uri, fetch(uri)) for uri in uris[first : first + size]]

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Float32, Float64
 
 NUM_BINS = 64
-_BLOCK_FRAMES = 1000  # working memory for a second, not for an hour, and in the cache
+_BLOCK_FRAMES = 250  # a quarter of a megabyte of working memory, which stays in the L2 cache
 
 
 def _zeros() -> Float64[np.ndarray, " bins"]:
@@ -26,34 +26,35 @@ class CausalMean:
     sum: Float64[np.ndarray, " bins"] = field(default_factory=_zeros)
 
     def subtract(
-        self, energies: Float32[np.ndarray, "frames bins"]
-    ) -> Float32[np.ndarray, "frames bins"]:
+        self, energies: Float32[np.ndarray, "frames bins"], dtype: type[np.floating] = np.float32
+    ) -> Float[np.ndarray, "frames bins"]:
         """Subtract from each frame the stream's mean up to and including it; advance the stream.
 
         Feed a speaker's utterances in order of creation; wherever the stream is cut, the
-        result is the same to the bit.
+        result is the same to the bit. It is float32, rounded once more to another `dtype`.
         """
-        normalized = np.empty_like(energies)
+        normalized = np.empty(energies.shape, dtype)
         for first in range(0, len(energies), _BLOCK_FRAMES):
             block = slice(first, first + _BLOCK_FRAMES)
-            self._subtract_block(energies[block], normalized[block])
+            normalized[block] = self._subtract_block(energies[block])
         return normalized
 
     def _subtract_block(
-        self,
-        energies: Float32[np.ndarray, "frames bins"],
-        normalized: Float32[np.ndarray, "frames bins"],
-    ) -> None:
+        self, energies: Float32[np.ndarray, "frames bins"]
+    ) -> Float32[np.ndarray, "frames bins"]:
         # float64: a float32 running mean is off by 0.05 after 10 M frames (28 h).
-        sums = np.vstack([self.sum, energies])
+        sums = np.empty((len(energies) + 1, NUM_BINS))
+        sums[0], sums[1:] = self.sum, energies
         # The same additions, two bins at a time as complex numbers: 1.4 instead of 2.6 ns each.
         pairs = sums.view(np.complex128)
         np.add.accumulate(pairs, axis=0, out=pairs)
-        counts = self.count + np.arange(1, len(energies) + 1)
+        counts = np.arange(self.count + 1, self.count + len(sums))
         self.count, self.sum = self.count + len(energies), sums[-1].copy()
         causal_means = sums[1:]
         causal_means *= (1 / counts)[:, np.newaxis]
+        normalized = np.empty_like(energies)
         np.subtract(energies, causal_means, out=normalized, casting="same_kind")
+        return normalized
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,7 +74,9 @@ class Moments:
     def of(cls, frames: Float[np.ndarray, "frames bins"]) -> "Moments":
         """Accumulate the moments of `frames` in float64."""
         wide = frames.astype(np.float64)
-        return cls(len(frames), wide.sum(axis=0), np.einsum("fb,fb->b", wide, wide))
+        # The same additions as wide.sum(axis=0) makes, in two thirds of its time.
+        sums = np.einsum("fb->b", wide)
+        return cls(len(frames), sums, np.einsum("fb,fb->b", wide, wide))
 
     def merge(self, other: "Moments") -> "Moments":
         """Add up the moments of two sets of frames; a fixed order repeats the bits."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, BinaryIO
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -22,6 +23,7 @@ _DIGEST_BYTES = 32
 _ARROW_SCHEMA_KEY = b"ARROW:schema"
 
 Row = dict[str, Any]
+"""Values by column; a cell of a required binary column may be a contiguous array."""
 Columns = dict[str, list[Any]]
 
 
@@ -53,8 +55,28 @@ def write_rows(shard_format: Format, rows: Iterable[Row], **entries: str) -> byt
     sink = io.BytesIO()
     with pq.ParquetWriter(sink, schema, **options) as writer:
         for group in _row_groups(_with_unique_ids(rows)):
-            writer.write_batch(pa.RecordBatch.from_pylist(group, schema))
+            writer.write_batch(_batch(group, schema))
     return seal(sink)
+
+
+def _batch(rows: list[Row], schema: pa.Schema) -> pa.RecordBatch:
+    columns = [_column(field, [row.get(field.name) for row in rows]) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _column(field: pa.Field, cells: list[Any]) -> pa.Array:
+    if field.nullable or not pa.types.is_binary(field.type):
+        return pa.array(cells, field.type)
+    # Arrays as they are, copied once; pyarrow takes bytes alone, and copies those again.
+    offsets = pa.array(np.cumsum([0, *map(_num_bytes, cells)]), pa.int32())
+    data = pa.py_buffer(b"".join(cells))
+    return pa.Array.from_buffers(field.type, len(cells), [None, offsets.buffers()[1], data])
+
+
+def _num_bytes(cell: object) -> int:
+    if isinstance(cell, np.ndarray):
+        return cell.nbytes
+    return len(cell) if isinstance(cell, bytes) else 0
 
 
 def seal(file: io.BytesIO) -> bytes:
@@ -82,7 +104,7 @@ def read_rows(shard_format: Format, data: bytes) -> tuple[list[Row], dict[str, s
 
 
 def read_columns(
-    shard_format: Format, file: BinaryIO, names: Sequence[str]
+    shard_format: Format, file: BinaryIO | io.IOBase, names: Sequence[str]
 ) -> dict[str, pa.ChunkedArray]:
     """Read only the columns `names` through a seekable file."""
     with _as_value_errors():
@@ -191,7 +213,7 @@ def _row_groups(rows: Iterable[Row]) -> Iterator[list[Row]]:
     num_bytes = 0
     for row in rows:
         group.append(row)
-        num_bytes += sum(len(cell) for cell in row.values() if isinstance(cell, bytes))
+        num_bytes += sum(map(_num_bytes, row.values()))
         if len(group) == ROW_GROUP_ROWS or num_bytes >= ROW_GROUP_BYTES:
             yield group
             group, num_bytes = [], 0

@@ -9,7 +9,7 @@ from jaxtyping import Float16
 
 from pipeline.normalization import NUM_BINS
 from pipeline.shards.quantization import dequantize, quantize
-from pipeline.shards.tensors import FLOAT16, UINT8, UINT16, from_buffer, to_bytes
+from pipeline.shards.tensors import FLOAT16, UINT8, UINT16, from_buffer, require_tensor
 
 Storage = Literal["float16", "uint8"]
 """How features lie in a shard; a cell of uint8 begins with each bin's range, float16 [2 64]."""
@@ -59,12 +59,12 @@ def features_from_cell(
 
 def features_to_cell(
     features: Float16[np.ndarray, "frames bins"], storage: Storage, where: str
-) -> bytes:
-    """Give the bytes of float16 features [frames 64], all finite."""
-    cell = to_bytes(features, FLOAT16, (len(features), NUM_BINS), f"{where} features")
+) -> bytes | np.ndarray:
+    """Give the cell of float16 features [frames 64], all finite; float16 is its own."""
+    require_tensor(features, FLOAT16, (len(features), NUM_BINS), f"{where} features")
     _require_finite(features, where)
     if storage == "float16":
-        return cell
+        return np.ascontiguousarray(features)
     ranges, levels = quantize(features)
     return ranges.tobytes() + levels.tobytes()
 

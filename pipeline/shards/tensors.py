@@ -25,9 +25,16 @@ def from_buffer(
 
 def to_bytes(array: np.ndarray, dtype: np.dtype[Any], shape: tuple[int, ...], where: str) -> bytes:
     """Give the raw bytes of `array`; ValueError if it has another type or shape."""
+    require_tensor(array, dtype, shape, where)
+    return array.tobytes()  # no memoryview: pyarrow 26 never releases those
+
+
+def require_tensor(
+    array: np.ndarray, dtype: np.dtype[Any], shape: tuple[int, ...], where: str
+) -> None:
+    """Raise ValueError if `array` has another type or shape."""
     if array.dtype != dtype or array.shape != shape:
         raise ValueError(f"{where}: {array.dtype} {array.shape}: need {dtype} {shape}")
-    return array.tobytes()  # no memoryview: pyarrow 26 never releases those
 
 
 def kbest_from_cells(row: dict[str, Any], num_frames: int, k: int, where: str) -> KBest:

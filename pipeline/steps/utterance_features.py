@@ -98,7 +98,7 @@ def extract_utterance(
         audio_etag=found.etag,
         text=utterance.text,
         placement=utterance.placement,
-        features=as_stored(mean.subtract(energies).astype(np.float16), storage),
+        features=as_stored(mean.subtract(energies, np.float16), storage),
         storage=storage,
     )
 
