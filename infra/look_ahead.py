@@ -1,7 +1,7 @@
 """Do slow things ahead of their reader, in order, with a bound on how many."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -9,13 +9,16 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def look_ahead(function: Callable[[T], R], items: Iterable[T], depth: int) -> Iterator[tuple[T, R]]:
+def look_ahead(
+    function: Callable[[T], R], items: Iterable[T], depth: int, num_threads: int | None = None
+) -> Generator[tuple[T, R], None, None]:
     """Yield each item with `function(item)`, in order; at most `depth` are running or waiting.
 
+    They run in `num_threads` threads, by default in as many as `depth`.
     Closing the iterator early cancels what has not started and waits for what has.
     """
     pending: deque[tuple[T, Future[R]]] = deque()
-    pool = ThreadPoolExecutor(depth, thread_name_prefix="look-ahead")
+    pool = ThreadPoolExecutor(num_threads or depth, thread_name_prefix="look-ahead")
     try:
         for item in items:
             if len(pending) == depth:

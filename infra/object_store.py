@@ -35,6 +35,7 @@ __all__ = [
 
 
 class _Backend(Protocol):
+    def get(self, uri: str) -> bytes: ...
     def fetch(self, uri: str, max_bytes: int | None) -> Fetched: ...
     def put(self, uri: str, data: bytes) -> None: ...
     def put_if_absent(self, uri: str, data: bytes) -> bool: ...
@@ -62,7 +63,9 @@ class ObjectStore:
 
     def get(self, uri: str) -> bytes:
         """Read the whole object; raise ObjectNotFound, AccessDenied or StoreError."""
-        return self.fetch(uri).data
+        # Without the MD5 that an ETag costs on local paths: a fifth of a trainer's reading.
+        backend, uri = self._route(uri)
+        return backend.get(uri)
 
     def fetch(self, uri: str, max_bytes: int | None = None) -> Fetched:
         """Read the whole object with its ETag; raise as `get` does, or ObjectTooLarge."""

@@ -56,6 +56,10 @@ class S3Store:
         self._making_client = threading.Lock()
         self._reached_buckets: set[str] = set()
 
+    def get(self, uri: str) -> bytes:
+        """Read the whole object, as `fetch` does."""
+        return self.fetch(uri, None).data
+
     def fetch(self, uri: str, max_bytes: int | None) -> Fetched:
         """Read the whole object, its bytes compared with an ETag that is their MD5."""
 

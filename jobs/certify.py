@@ -33,7 +33,7 @@ def trained_ranks(job: Job) -> int:
     """On how many ranks the student was trained; else as many as jobs/run.py starts."""
     if not job.store.exists(manifest_uri(job.run_uri, STUDENT)):
         return USUAL_RANKS
-    return int(read_manifest(job.store, job.run_uri, STUDENT).config["num_ranks"])
+    return int(read_manifest(job.store, job.run_uri, STUDENT).statistics["num_ranks"])
 
 
 def format_certificate(certificate: Any) -> str:  # noqa: ANN401 - as JSON has it

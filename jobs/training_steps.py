@@ -7,10 +7,14 @@ from collections.abc import Callable
 import torch
 
 from infra.launch import is_launched
-from jobs.command_line import Job, Result, Step, execute
+from jobs.command_line import Job, Result, Step, execute, fail
 from training import collectives
-from training.fit import Fit, fit_model
+from training.fit import fit_model
+from training.fits import Fit
 from training.recipes import Recipe
+
+TIME_LIMIT_S = 300.0
+"""Longer than the store is patient with one object (180 s and a last attempt, infra.retry)."""
 
 
 def run_fit(make_fit: Callable[[Recipe], Fit]) -> Callable[[Job], Result]:
@@ -20,7 +24,8 @@ def run_fit(make_fit: Callable[[Recipe], Fit]) -> Callable[[Job], Result]:
         # A rank is a core: OpenMP's threads, two on busy cores, made an epoch 15 times longer.
         torch.set_num_threads(1)
         group = collectives.default_world()
-        return [fit_model(make_fit(job.recipe), job.store, job.run_uri, group)]
+        with collectives.ending_by_name():
+            return [fit_model(make_fit(job.recipe), job.store, job.run_uri, group)]
 
     return run
 
@@ -33,14 +38,24 @@ def main(step: Step, section: str) -> None:
         choices=("synchronous", "gtc", "bmuf", "htm"),
         help=f"who talks to whom, when (003 VI, 000 2); default: the recipe's {section}.trainer",
     )
+    parser.add_argument(
+        "--time-limit-s",
+        type=float,
+        default=TIME_LIMIT_S,
+        help="how long a rank waits for another before it names it and ends; must exceed the "
+        f"longest time that one rank works alone; default: {TIME_LIMIT_S:g}",
+    )
     arguments = parser.parse_args()
     if arguments.trainer:
         arguments.set.append(f"{section}.trainer.name={arguments.trainer}")
-    with collectives.open_world():
-        code = execute(step, arguments, collectives.is_leader())
-        if is_launched():
-            # Closing gloo's threads has aborted a rank whose work was done and stored.
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+    try:
+        with collectives.open_world(arguments.time_limit_s):
+            code = execute(step, arguments, collectives.is_leader())
+            if is_launched():
+                # Closing gloo's threads has aborted a rank whose work was done and stored.
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+    except collectives.CollectiveError as error:  # ranks did not meet
+        code = fail(step, error, 1)
     raise SystemExit(code)

@@ -79,10 +79,10 @@ def test_only_the_object_store_knows_s3() -> None:
 
 
 def test_only_trainers_know_other_ranks() -> None:
-    """torch.distributed is imported in training/collectives.py and training/trainers alone."""
+    """torch.distributed is imported by training's collectives, in_process and trainers alone."""
     known = users("torch.distributed", "torch.multiprocessing")
     trainers = {file for file in known if file.startswith("training/trainers/")}
-    assert known - trainers == {"training/collectives.py"}
+    assert known - trainers == {"training/collectives.py", "training/in_process.py"}
 
 
 def test_nothing_is_unpickled_or_evaluated() -> None:

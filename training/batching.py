@@ -14,13 +14,17 @@ CHUNK_FRAMES = 32
 POOL_FRAMES = 240_000
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Low-rate frames [start, stop) of one utterance of the pool."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Pieces:
+    """Low-rate frames [starts, stops) of utterances of a pool: one minibatch, a piece each."""
 
-    utterance: int
-    start: int
-    stop: int
+    utterances: Int64[np.ndarray, " pieces"]
+    starts: Int64[np.ndarray, " pieces"]
+    stops: Int64[np.ndarray, " pieces"]
+
+    def take(self, chosen: slice | Int64[np.ndarray, " _chosen"]) -> "Pieces":
+        """Some of the pieces, in the order of `chosen`."""
+        return Pieces(self.utterances[chosen], self.starts[chosen], self.stops[chosen])
 
 
 def pools(lengths: Iterable[int]) -> Iterator[tuple[int, int]]:
@@ -43,33 +47,32 @@ def chunked_minibatches(
     lengths: Int64[np.ndarray, " utterances"],
     minibatch_frames: int,
     generator: np.random.Generator,
-) -> list[list[Piece]]:
+) -> list[Pieces]:
     """Every utterance in chunks of 32 frames, the chunks in random order (003 II-B [31])."""
-    chunks = [
-        Piece(utterance, start, min(start + CHUNK_FRAMES, int(length)))
-        for utterance, length in enumerate(lengths)
-        for start in range(0, int(length), CHUNK_FRAMES)
-    ]
-    order = generator.permutation(len(chunks))
+    num_chunks = -(-lengths // CHUNK_FRAMES)
+    utterances = np.repeat(np.arange(len(lengths)), num_chunks)
+    first_chunks = np.cumsum(num_chunks) - num_chunks
+    starts = (np.arange(len(utterances)) - first_chunks[utterances]) * CHUNK_FRAMES
+    stops = np.minimum(starts + CHUNK_FRAMES, lengths[utterances])
+    order = generator.permutation(len(utterances))
+    chunks = Pieces(utterances, starts, stops).take(order)
     size = max(minibatch_frames // CHUNK_FRAMES, 1)
-    return [
-        [chunks[index] for index in order[first : first + size]]
-        for first in range(0, len(chunks), size)
-    ]
+    return [chunks.take(slice(first, first + size)) for first in range(0, len(order), size)]
 
 
 def whole_utterance_minibatches(
     lengths: Int64[np.ndarray, " utterances"],
     minibatch_frames: int,
     generator: np.random.Generator,
-) -> list[list[Piece]]:
+) -> list[Pieces]:
     """Whole utterances of like length, `minibatch_frames` with padding; minibatches shuffled."""
     by_length = np.argsort(lengths, kind="stable")
-    batches: list[list[Piece]] = []
-    for utterance in by_length:
-        length = int(lengths[utterance])
+    batches: list[list[int]] = []
+    for utterance in by_length[lengths[by_length] > 0].tolist():
         # Lengths ascend, so the newest is the padded length of all.
-        if not batches or (len(batches[-1]) + 1) * length > minibatch_frames:
+        if not batches or (len(batches[-1]) + 1) * lengths[utterance] > minibatch_frames:
             batches.append([])
-        batches[-1].append(Piece(int(utterance), 0, length))
-    return [batches[index] for index in generator.permutation(len(batches))]
+        batches[-1].append(utterance)
+    whole = Pieces(np.arange(len(lengths)), np.zeros_like(lengths), lengths)
+    order = generator.permutation(len(batches))
+    return [whole.take(np.array(batches[number], np.int64)) for number in order]

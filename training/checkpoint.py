@@ -1,59 +1,145 @@
-"""Whole-state checkpoints in the store: one object a rank, then one that names them all."""
+"""Whole-state checkpoints in the store: every rank's state, then the record that makes it count."""
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+import warnings
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
-from infra.object_store import ObjectStore, join_uri
-from training.state import decode_state, encode_state
+from infra.object_store import ObjectStore, join_uri, normalize_uri
+from training import collectives
+from training.checkpoint_record import (
+    OF_A_CHECKPOINT,
+    CheckpointRecord,
+    DamagedCheckpointError,
+    RankObject,
+    read_record,
+)
+from training.collectives import ProcessGroup
+from training.folding import fold
+from training.state import encode_state
+
+CPU = torch.device("cpu")
 
 
-@dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """Checkpoints below `uri` of the work that `identity` names; the newest is pointed to last."""
+    """The last `num_kept` checkpoints below `uri` of the work that `identity` names.
 
-    store: ObjectStore
-    uri: str
-    identity: str
-    rank: int
-    world_size: int
-    barrier: Callable[[], None]
+    All ranks of `group` save and restore together; `device` is where the group's messages lie.
+    Nothing is listed but on restoring, and nothing that a checkpoint did not write is removed.
+    """
 
-    def save(self, visit: int, state: dict[str, Any]) -> None:
-        """Store this rank's state after `visit`; it counts once every rank's is stored."""
-        whole = {**state, "random": torch.get_rng_state()}
-        self.store.put(self._rank_uri(visit), encode_state(whole))
-        self.barrier()
-        if self.rank == 0:
-            pointer = {"visit": visit, "world_size": self.world_size, "identity": self.identity}
-            self.store.put(self._pointer_uri, json.dumps(pointer).encode())
+    def __init__(
+        self,
+        store: ObjectStore,
+        uri: str,
+        identity: str,
+        group: ProcessGroup,
+        num_kept: int = 2,
+        device: torch.device = CPU,
+    ) -> None:
+        if num_kept < 1:
+            raise ValueError(f"num_kept = {num_kept}: need at least 1 checkpoint to go on from")
+        self.store = store
+        self.uri = normalize_uri(uri)
+        self.identity = identity
+        self.group = group
+        self.num_kept = num_kept
+        self.device = device
+        self._kept: list[CheckpointRecord] = []  # the newest last; rank 0's
 
-    def restore(self) -> tuple[int, dict[str, Any] | None]:
-        """The next visit and this rank's state; (0, None) if there is none to go on from."""
-        if not self.store.exists(self._pointer_uri):
-            return 0, None
-        pointer = json.loads(self.store.get(self._pointer_uri))
-        if pointer["world_size"] != self.world_size:
+    def save(self, step: int, state: dict[str, Any]) -> None:
+        """Store this rank's state after `step` steps; it counts once every rank's is stored."""
+        data = encode_state(state)
+        stored = RankObject.of(step, self.group.rank(), data)
+        self.store.put(join_uri(self.uri, stored.key), data)
+        texts = self._gather(json.dumps(asdict(stored)))
+        if self.group.rank() == 0:
+            objects = tuple(RankObject(**json.loads(text)) for text in texts)
+            self._keep(CheckpointRecord(self.identity, step, objects))
+
+    def restore(self) -> dict[str, Any] | None:
+        """The newest whole checkpoint's state of this rank; None if there is no checkpoint at all.
+
+        What another number of ranks wrote is folded (`training.folding`). Raises ValueError if the
+        checkpoints belong to other work, or if all are damaged.
+        """
+        found = self._find() if self.group.rank() == 0 else {}
+        told = json.loads(self._gather(json.dumps(found))[0])
+        records = [CheckpointRecord.from_document(each) for each in told["records"]]
+        self._check_identity(records)
+        for number, record in enumerate(records):
+            state = self._read(record)
+            if state is not None:
+                self._sweep(told["keys"], records[number:])
+                return state
+        if records or told["damaged"]:
             raise ValueError(
-                f"{self.uri} was written by {pointer['world_size']} ranks, now there are "
-                f"{self.world_size}: start as many, or remove the checkpoints to begin again"
+                f"{self.uri}: no checkpoint is whole: remove them to begin again from the start"
             )
-        if pointer["identity"] != self.identity:
+        self._sweep(told["keys"], [])
+        return None
+
+    def _gather(self, text: str) -> list[str]:
+        return collectives.gather_text(text, self.group, "checkpoint", self.device)
+
+    def _keep(self, record: CheckpointRecord) -> None:
+        """Store the record, and only then remove what is outdated by it."""
+        self.store.put(join_uri(self.uri, record.key), record.to_bytes())
+        others = [each for each in self._kept if each.step != record.step]
+        before, self._kept = self._kept, [*others, record][-self.num_kept :]
+        kept = {key for each in self._kept for key in each.keys}
+        self._remove([key for each in before for key in each.keys if key not in kept])
+
+    def _remove(self, keys: list[str]) -> None:
+        for key in keys:
+            self.store.delete(join_uri(self.uri, key))
+
+    def _find(self) -> dict[str, Any]:
+        """All keys below `uri`, from one listing, and the records among them, the newest first."""
+        infos = [*self.store.list(self.uri), *self.store.leftovers(self.uri)]
+        keys = [info.uri.removeprefix(f"{self.uri}/") for info in infos]
+        ours = [key for key in keys if OF_A_CHECKPOINT.fullmatch(key)]
+        records, damaged = [], []
+        for key in sorted((key for key in ours if key.endswith(".json")), reverse=True):
+            try:
+                records.append(asdict(read_record(self.store, join_uri(self.uri, key))))
+            except DamagedCheckpointError as error:
+                _warn(str(error))
+                damaged.append(key)
+        return {"records": records, "damaged": damaged, "keys": ours}
+
+    def _check_identity(self, records: list[CheckpointRecord]) -> None:
+        if any(record.identity != self.identity for record in records):
             raise ValueError(
                 f"{self.uri} belongs to another recipe or other inputs: use another --run, "
                 "or remove the checkpoints to begin again"
             )
-        state = decode_state(self.store.get(self._rank_uri(pointer["visit"])))
-        torch.set_rng_state(state.pop("random"))
-        return pointer["visit"] + 1, state
 
-    @property
-    def _pointer_uri(self) -> str:
-        return join_uri(self.uri, "latest.json")
+    def _read(self, record: CheckpointRecord) -> dict[str, Any] | None:
+        """The state of this rank, or None, on all ranks, if one rank's is damaged."""
+        state, problem = None, ""
+        try:
+            if record.world_size == self.group.size():
+                state = record.objects[self.group.rank()].read(self.store, self.uri)
+            else:
+                states = (each.read(self.store, self.uri) for each in record.objects)
+                state = fold(states, record.world_size, self.group.rank(), self.group.size())
+        except DamagedCheckpointError as error:
+            problem = str(error)
+        problems = [text for text in self._gather(problem) if text]
+        if problems and self.group.rank() == 0:
+            _warn(f"{problems[0]}: going on from the checkpoint before it")
+        return None if problems else state
 
-    def _rank_uri(self, visit: int) -> str:
-        # Two alternate, so that the one pointed to is never being overwritten.
-        return join_uri(self.uri, f"slot-{visit % 2}", f"rank-{self.rank}.npz")
+    def _sweep(self, keys: list[str], records: list[CheckpointRecord]) -> None:
+        """Remove what damaged checkpoints and killed writers left, and what is outdated."""
+        if self.group.rank() == 0:
+            self._kept = records[: self.num_kept][::-1]
+            kept = {key for record in self._kept for key in record.keys}
+            self._remove([key for key in keys if key not in kept])
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=2)

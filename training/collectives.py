@@ -12,7 +12,9 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Float, Int32, Shaped
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import ProcessGroup as ProcessGroup  # noqa: PLC0414 - exported, for annotations
+from torch.distributed.rendezvous import rendezvous
 
 from infra.launch import end_with_launcher, launched_rank
 from training.joining import join
@@ -50,7 +52,7 @@ def _meet(time_limit: timedelta) -> None:
     global _roll_call  # noqa: PLW0603 - as torch's default group, one in a process
     end_with_launcher()
     try:
-        store, rank, world_size = next(dist.rendezvous("env://", timeout=time_limit))
+        store, rank, world_size = next(rendezvous("env://", timeout=time_limit))
     except RuntimeError as error:
         raise CollectiveError(
             f"rank {launched_rank()} found no store to meet the others in: {error}. Check that "
@@ -61,7 +63,7 @@ def _meet(time_limit: timedelta) -> None:
     _roll_call = RollCall(store.clone(), members, rank)
     with _explained_on(rank, world_size, "meeting"):
         dist.init_process_group(
-            store=dist.PrefixStore(members.prefix, store),
+            store=PrefixStore(members.prefix, store),
             rank=rank,
             world_size=world_size,
             timeout=time_limit,
@@ -112,7 +114,8 @@ def check_member(group: ProcessGroup) -> None:
         )
 
 
-def _explained(operation: str, group: ProcessGroup) -> AbstractContextManager[None]:
+def explained(operation: str, group: ProcessGroup) -> AbstractContextManager[None]:
+    """Raise CollectiveError, with who is at fault, where the exchange within fails."""
     return _explained_on(group.rank(), group.size(), operation)
 
 
@@ -134,14 +137,14 @@ def _explained_on(rank: int, size: int, operation: str) -> Iterator[None]:
 
 def add(values: Shaped[Tensor, "..."], group: ProcessGroup) -> None:
     """Replace `values` by their sum over the ranks, bitwise the same on each."""
-    with _explained("sum", group):
+    with explained("sum", group):
         group.allreduce(values).wait()
 
 
 def maximum(value: int, group: ProcessGroup) -> int:
     """Return the largest of the ranks' values, to all of them."""
     values = torch.empty(group.size(), dtype=torch.int64)
-    with _explained("maximum", group):
+    with explained("maximum", group):
         group.all_gather_single(values, torch.tensor([value])).wait()
     return int(values.max())
 
@@ -163,7 +166,7 @@ def broadcast(values: Shaped[Tensor, "..."], group: ProcessGroup) -> None:
         return
     # As bytes: gloo knows neither bool nor complex numbers.
     data = values.detach().clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
-    with _explained("broadcast", group):
+    with explained("broadcast", group):
         group.broadcast(data, 0).wait()
     values.copy_(data.view(values.dtype).view(values.shape))
 
@@ -183,7 +186,7 @@ def gather(
     padded = values.new_zeros(longest)
     padded[: len(values)] = values
     gathered = values.new_empty(group.size() * longest)
-    with _explained(f"gather of {purpose}", group):
+    with explained(f"gather of {purpose}", group):
         group.all_gather_single(gathered, padded).wait()
     rows = gathered.view(group.size(), longest)
     return [row[:length] for row, length in zip(rows, lengths, strict=True)]
@@ -194,7 +197,7 @@ def gather_equal(
 ) -> Int32[Tensor, "ranks values"]:
     """Every rank's `values`, equally many on all; on a GPU nothing waits for it."""
     gathered = values.new_empty(group.size() * len(values))
-    with _explained(f"gather of {purpose}", group):
+    with explained(f"gather of {purpose}", group):
         group.all_gather_single(gathered, values).wait()
     return gathered.view(group.size(), len(values))
 
@@ -205,7 +208,7 @@ def _gather_lengths(
     # gloo's all-gather wants equal lengths: exchange the lengths first, then pad.
     header = values.new_tensor([len(values), crc32(purpose.encode()) >> 1])
     gathered = values.new_empty(group.size() * len(header))
-    with _explained(f"gather of {purpose}", group):
+    with explained(f"gather of {purpose}", group):
         group.all_gather_single(gathered, header).wait()
         headers = gathered.view(group.size(), len(header))
         elsewhere = (headers[:, 1] != header[1]).nonzero().squeeze(1).tolist()

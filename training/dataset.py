@@ -1,73 +1,35 @@
 """Training partitions to minibatches: each utterance once a visit over all ranks (003 V-D)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from jaxtyping import Float, Int64
-from torch import Tensor
+from jaxtyping import Int64
 
 from infra.checked_reads import scan_checked
+from infra.look_ahead import look_ahead
 from infra.object_store import ObjectStore, join_uri
-from pipeline.kbest import soft_targets
-from pipeline.shards import PartitionRow, read_partition, read_partition_lengths
-from pipeline.splicing import num_low_rate_frames, splice
+from pipeline.shards import read_partition, read_partition_lengths
 from pipeline.steps.manifest import Output, read_output
 from training.batching import (
-    Piece,
+    Pieces,
     chunked_minibatches,
     pools,
     whole_utterance_minibatches,
 )
-from training.losses import NO_LABEL
+from training.dealing import Lengths, Slice, deal
+from training.pool_frames import Minibatch, PoolFrames
 from training.schedule import Visit
 
 
 @dataclass(frozen=True, slots=True)
-class Minibatch:
-    """Padded inputs with hard labels, or with k-best senones and their probabilities."""
-
-    features: Float[Tensor, "batch frames 192"]
-    lengths: Int64[Tensor, " batch"]
-    labels: Int64[Tensor, "batch frames"] | None
-    senones: Int64[Tensor, "batch frames k"] | None
-    probabilities: Float[Tensor, "batch frames k"] | None
-
-    @property
-    def num_frames(self) -> int:
-        """Frames without padding."""
-        return int(self.lengths.sum())
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """Rows first, first + step, ... of one training partition."""
-
-    output: Output
-    first: int
-    step: int
-
-
-def deal(
-    outputs: Sequence[Output], visit: Visit, rank: int, world_size: int, order: Sequence[int]
-) -> list[Slice]:
-    """One rank's part of a visit: whole partitions, or rows where partitions are too few.
-
-    Over all ranks of all shares, every row of every partition is dealt exactly once.
-    """
-    num_pieces = visit.num_shares * world_size
-    piece = visit.share + visit.num_shares * rank
-    ordered = [outputs[index] for index in order]
-    # With 4 partitions or more a piece, whole ones leave ranks within a quarter of each other.
-    if len(ordered) >= 4 * num_pieces:
-        return [Slice(output, 0, 1) for output in ordered[piece::num_pieces]]
-    return [Slice(output, piece, num_pieces) for output in ordered]
-
-
-@dataclass(frozen=True, slots=True)
 class Dataset:
-    """The labelled and unlabelled training partitions of a run, as one rank sees them."""
+    """The labelled and unlabelled training partitions of a run, as one rank sees them.
+
+    Rows 0, n, 2n, ... of labelled partitions, n = `validation_one_in`, are left out of training;
+    with n = 0 none is.
+    """
 
     store: ObjectStore
     run_uri: str
@@ -78,70 +40,118 @@ class Dataset:
     seed: int
     rank: int
     world_size: int
+    validation_one_in: int = 0
 
-    def plan(self, visit: Visit, index: int) -> "VisitPlan":
+    def plan(
+        self, visit: Visit, index: int, lengths_of: Callable[[Output], Lengths] | None = None
+    ) -> "VisitPlan":
         """Fix what this rank reads in visit number `index`, and in which order."""
-        return VisitPlan(visit, list(self.pools(visit, index)))
+        pools_of_visit = self.pools(visit, index, lengths_of)
+        return VisitPlan(visit, [Stretch.whole(pool) for pool in pools_of_visit])
 
-    def pools(self, visit: Visit, index: int) -> Iterator["Pool"]:
-        """What this rank mixes at a time in visit number `index`; reads lengths as it goes."""
-        outputs = self.labelled if visit.labelled else self.unlabelled
-        # A share must hold the same rows in each pass, so the deal's order is not reshuffled.
-        slices = deal(outputs, visit, self.rank, self.world_size, range(len(outputs)))
+    def pools(
+        self, visit: Visit, index: int, lengths_of: Callable[[Output], Lengths] | None = None
+    ) -> Iterator["Pool"]:
+        """What this rank mixes at a time in visit number `index`; reads lengths as it goes.
+
+        `lengths_of` stands in for `self.lengths` where they were read before.
+        """
+        lengths_of = lengths_of or self.lengths
+        slices = self.slices(visit)
         generator = np.random.default_rng([self.seed, index, self.rank])
-        kept: list[Slice] = []
-        lengths: list[Int64[np.ndarray, " _rows"]] = []
+        kept: list[PoolPart] = []
 
         def num_frames() -> Iterator[int]:
             for number in generator.permutation(len(slices)):
-                counts = self._lengths(slices[number], visit)
-                if len(counts):
-                    kept.append(slices[number])
-                    lengths.append(counts)
-                    yield int(counts.sum())
+                part = slices[number]
+                counts = lengths_of(part.output).low_rate(visit, self.look_ahead)
+                rows = self.rows(part, visit, len(counts))
+                if len(rows):
+                    kept.append(PoolPart(part.output, rows, counts[rows]))
+                    yield int(kept[-1].lengths.sum())
 
         for first, last in pools(num_frames()):
-            yield Pool(self, visit, index, first, kept[first:last], lengths[first:last])
+            yield Pool(self, visit, index, first, kept[first:last])
 
-    def _lengths(self, part: Slice, visit: Visit) -> Int64[np.ndarray, " rows"]:
-        uri = join_uri(self.run_uri, part.output.key)
-        num_frames, offsets = scan_checked(self.store, uri, read_partition_lengths)
-        if visit.labelled:
-            offsets = np.full_like(offsets, visit.offset)
-        counts = ((num_frames - offsets) // 3 + self.look_ahead).astype(np.int64)
-        dealt: Int64[np.ndarray, " rows"] = counts[part.first :: part.step]
+    def slices(self, visit: Visit) -> list[Slice]:
+        """Deal this rank its part; a share holds the same rows in each pass."""
+        outputs = self.labelled if visit.labelled else self.unlabelled
+        return deal(outputs, visit, self.rank, self.world_size)
+
+    def lengths(self, output: Output) -> Lengths:
+        """The lengths of a partition's rows: one column is read, no feature."""
+        uri = join_uri(self.run_uri, output.key)
+        return Lengths(*scan_checked(self.store, uri, read_partition_lengths))
+
+    def rows(self, part: Slice, visit: Visit, num_rows: int) -> Int64[np.ndarray, " rows"]:
+        """Which of the partition's rows one slice has in `visit`, in stored order."""
+        rows = np.arange(num_rows)
+        if visit.labelled and self.validation_one_in:
+            rows = rows[(rows % self.validation_one_in == 0) == visit.is_validation]
+        dealt: Int64[np.ndarray, " rows"] = rows[part.first :: part.step]
         return dealt
 
-    def read(self, part: Slice) -> list[PartitionRow]:
-        """The rows of one slice, in stored order."""
-        rows = read_partition(read_output(self.store, self.run_uri, part.output))
-        return rows[part.first :: part.step]
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PoolPart:
+    """Rows of one partition, and their low-rate frames, look-ahead included."""
+
+    output: Output
+    rows: Int64[np.ndarray, " _rows"]
+    lengths: Int64[np.ndarray, " _rows"]
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Slices that one rank holds at a time, their rows mixed; the first is the visit's `first`."""
+    """What one rank holds at a time, its rows mixed; its first part is the visit's `first`."""
 
     dataset: Dataset
     visit: Visit
     index: int
     first: int
-    slices: list[Slice]
-    lengths: list[Int64[np.ndarray, " _rows"]]
+    parts: list[PoolPart]
 
-    def batches(self) -> list[list[Piece]]:
-        """The pieces of each minibatch; utterances are counted over all slices, in order."""
+    def batches(self) -> list[Pieces]:
+        """The pieces of each minibatch; utterances are counted over all parts, in order."""
         key = [self.dataset.seed, self.index, self.dataset.rank, self.first]
         form = whole_utterance_minibatches if self.visit.whole_utterances else chunked_minibatches
-        lengths = np.concatenate(self.lengths)
+        lengths = np.concatenate([part.lengths for part in self.parts])
         return form(lengths, self.dataset.minibatch_frames, np.random.default_rng(key))
 
-    def minibatches(self) -> Iterator[Minibatch]:
-        """Read the slices and yield the minibatches."""
-        rows = [row for part in self.slices for row in self.dataset.read(part)]
-        examples = [to_example(row, self.visit.offset, self.dataset.look_ahead) for row in rows]
-        for pieces in self.batches():
-            yield collate(examples, pieces)
+    def read(self) -> PoolFrames:
+        """Fetch, decode and join the parts; of the partitions, one is in memory at a time."""
+        return PoolFrames.join([self._read(part) for part in self.parts])
+
+    def _read(self, part: PoolPart) -> PoolFrames:
+        data = read_output(self.dataset.store, self.dataset.run_uri, part.output)
+        return PoolFrames.of(read_partition(data, part.rows.tolist()), self.visit.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Minibatches [first, last) of one pool."""
+
+    pool: Pool
+    first: int
+    last: int
+
+    @classmethod
+    def whole(cls, pool: Pool) -> "Stretch":
+        """All minibatches of a pool."""
+        return cls(pool, 0, len(pool.batches()))
+
+    def __len__(self) -> int:
+        return self.last - self.first
+
+    def cut(self, first: int, last: int) -> "Stretch":
+        """Its own minibatches [first, last), or those of them that there are."""
+        begin = min(max(self.first + first, self.first), self.last)
+        return Stretch(self.pool, begin, min(max(self.first + last, begin), self.last))
+
+    def minibatches(self, frames: PoolFrames) -> Iterator[Minibatch]:
+        """The minibatches, from the pool's frames."""
+        for pieces in self.pool.batches()[self.first : self.last]:
+            yield frames.minibatch(pieces, self.pool.dataset.look_ahead)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,60 +159,40 @@ class VisitPlan:
     """One rank's part of one visit: its minibatches can be counted before any audio is read."""
 
     visit: Visit
-    pools: list[Pool]
+    stretches: list[Stretch]
 
     def num_minibatches(self) -> int:
         """How many minibatches this rank has."""
-        return sum(len(pool.batches()) for pool in self.pools)
+        return sum(map(len, self.stretches))
 
-    def minibatches(self) -> Iterator[Minibatch]:
-        """Read pool after pool and yield its minibatches."""
-        for pool in self.pools:
-            yield from pool.minibatches()
+    def minibatches(self, start: int = 0, pools_ahead: int = 1) -> Generator[Minibatch, None, None]:
+        """The minibatches from number `start` on; none if there are no more.
 
+        While one pool is trained on, threads read the next `pools_ahead`: no more are in memory.
+        A thread's error is raised here; closing the iterator ends the threads.
+        """
+        if start < 0:
+            raise ValueError(f"start = {start}: need the number of a minibatch, from 0 on")
+        if pools_ahead < 1:
+            raise ValueError(f"pools_ahead = {pools_ahead}: need at least 1")
+        rest = self.cut(start, self.num_minibatches()).stretches
+        # With a thread more, the first pool would share its core with the second.
+        ahead = look_ahead(_read, rest, pools_ahead + 1, num_threads=pools_ahead)
+        with closing(ahead):
+            for stretch, frames in ahead:
+                yield from stretch.minibatches(frames)
+                del frames  # before the next one is waited for
 
-@dataclass(frozen=True, slots=True)
-class Example:
-    """One utterance's inputs and targets at low rate, delayed by the look-ahead."""
-
-    features: Float[np.ndarray, "frames 192"]
-    labels: Int64[np.ndarray, " frames"] | None
-    senones: Int64[np.ndarray, "frames k"] | None
-    probabilities: Float[np.ndarray, "frames k"] | None
-
-
-def to_example(row: PartitionRow, visit_offset: int, look_ahead: int) -> Example:
-    """Splice at the offset, repeat the last frame and delay the targets by `look_ahead`."""
-    offset = visit_offset if row.kbest is None else row.offset
-    num_frames = num_low_rate_frames(len(row.features), offset)
-    spliced = splice(row.features, offset)
-    features = np.concatenate([spliced, np.repeat(spliced[-1:], look_ahead, axis=0)])
-    if row.kbest is not None:
-        senones = np.pad(row.kbest.senones.astype(np.int64), ((look_ahead, 0), (0, 0)))
-        probabilities = np.pad(soft_targets(row.kbest), ((look_ahead, 0), (0, 0)))
-        return Example(features, None, senones, probabilities)
-    assert row.alignment is not None, "a training partition's row has one kind of target"
-    labels = row.alignment[offset + 1 :: 3][:num_frames].astype(np.int64)
-    return Example(features, np.pad(labels, (look_ahead, 0), constant_values=NO_LABEL), None, None)
+    def cut(self, first: int, last: int) -> "VisitPlan":
+        """Only the minibatches [first, last), or those of them that there are."""
+        stretches, begin = [], 0
+        for stretch in self.stretches:
+            inner = stretch.cut(first - begin, last - begin)
+            if len(inner):
+                stretches.append(inner)
+            begin += len(stretch)
+        return VisitPlan(self.visit, stretches)
 
 
-def collate(examples: Sequence[Example], pieces: Sequence[Piece]) -> Minibatch:
-    """Pad the pieces at their ends; padding has no label and no probability."""
-    parts = [examples[piece.utterance] for piece in pieces]
-    spans = [slice(piece.start, piece.stop) for piece in pieces]
-
-    def padded(arrays: list[np.ndarray], fill: int) -> Tensor:
-        longest = max(len(array) for array in arrays)
-        batch = np.full((len(arrays), longest, *arrays[0].shape[1:]), fill, arrays[0].dtype)
-        for row, array in zip(batch, arrays, strict=True):
-            row[: len(array)] = array
-        return torch.from_numpy(batch)
-
-    features = padded([part.features[span] for part, span in zip(parts, spans, strict=True)], 0)
-    lengths = torch.tensor([piece.stop - piece.start for piece in pieces])
-    if parts[0].labels is not None:
-        labels = [part.labels[span] for part, span in zip(parts, spans, strict=True)]  # type: ignore[index]
-        return Minibatch(features.float(), lengths, padded(labels, NO_LABEL), None, None)
-    senones = [part.senones[span] for part, span in zip(parts, spans, strict=True)]  # type: ignore[index]
-    mass = [part.probabilities[span] for part, span in zip(parts, spans, strict=True)]  # type: ignore[index]
-    return Minibatch(features.float(), lengths, None, padded(senones, 0), padded(mass, 0))
+def _read(stretch: Stretch) -> PoolFrames:
+    return stretch.pool.read()

@@ -1,10 +1,16 @@
 """The four models of a run, as the recipe describes them (paper 003 V-A, VII-C)."""
 
-from training.fit import Fit
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from training.acoustic_model import ModelConfig
 from training.loop import LoopConfig
-from training.recipes import Recipe, SupervisedConfig
+from training.recipes import CheckpointConfig, Recipe, SupervisedConfig, TrainerConfig
 from training.schedule import (
     ExponentialDecay,
+    MinRateNewbob,
+    Visit,
     scheduled_learning_visits,
     supervised_visits,
 )
@@ -14,10 +20,52 @@ ALIGNED = "alignments/labelled"
 UNLABELLED = "partitions/unlabelled"
 
 
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """One model to be trained: its name, form, data, visits and trainer.
+
+    With `newbob` the visits are the most that are made, at its rates; the loss is that of one
+    labelled utterance in `validation_one_in`, which training leaves out.
+    """
+
+    name: str
+    model: ModelConfig
+    labelled: str
+    unlabelled: str | None
+    visits: Sequence[Visit]
+    loop: LoopConfig
+    trainer: TrainerConfig
+    seed: int
+    newbob: MinRateNewbob | None = None
+    validation_one_in: int = 0
+    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+    def __post_init__(self) -> None:
+        if self.newbob and self.validation_one_in < 2:
+            raise ValueError(
+                f"validation_one_in = {self.validation_one_in}: need at least 2: newbob measures "
+                "the loss on one utterance in so many, and trains on the others"
+            )
+
+    @property
+    def inputs(self) -> list[str]:
+        """The steps whose manifests this model depends on."""
+        moments = [f"features/{subset}" for subset in ("labelled", "unlabelled")]
+        return [self.labelled, *([self.unlabelled] if self.unlabelled else []), *moments]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """All that makes it this work; how often it is saved changes nothing of it."""
+        config = asdict(self)
+        del config["checkpoints"]
+        return config
+
+
 def _supervised(name: str, config: SupervisedConfig, recipe: Recipe, labelled: str) -> Fit:
     models = recipe.models
     rates = config.initial_learning_rate, config.final_learning_rate
     decay = ExponentialDecay(*rates, config.num_epochs)
+    is_newbob = config.schedule == "newbob"
     return Fit(
         name=name,
         model=models.teacher if name == "teacher" else models.student,
@@ -27,6 +75,9 @@ def _supervised(name: str, config: SupervisedConfig, recipe: Recipe, labelled: s
         loop=LoopConfig(config.minibatch_frames, config.max_gradient_norm),
         trainer=config.trainer,
         seed=config.seed,
+        newbob=MinRateNewbob(*rates) if is_newbob else None,
+        validation_one_in=config.validation_one_in if is_newbob else 0,
+        checkpoints=recipe.checkpoints,
     )
 
 
@@ -67,4 +118,5 @@ def student_fit(recipe: Recipe) -> Fit:
         loop=LoopConfig(config.minibatch_frames, config.max_gradient_norm),
         trainer=config.trainer,
         seed=config.seed,
+        checkpoints=recipe.checkpoints,
     )

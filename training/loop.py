@@ -1,16 +1,14 @@
-"""The training loop: visits, minibatches, an untouched optimizer step (paper 003 V-D)."""
+"""The training loop: minibatches, an untouched optimizer step (paper 003 V-D)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import nn
-from tqdm import tqdm
+from torch import Tensor, nn
 
 from training.acoustic_model import AcousticModel
-from training.dataset import Dataset, Minibatch, VisitPlan
 from training.losses import hard_cross_entropy, kbest_cross_entropy, num_correct
-from training.schedule import Visit
+from training.pool_frames import Minibatch
 
 
 @dataclass(slots=True)
@@ -36,57 +34,33 @@ class LoopConfig:
     max_gradient_norm: float
 
 
-def train_visits(
+def take_steps(
     model: AcousticModel,
     optimizer: torch.optim.Optimizer,
-    dataset: Dataset,
-    visits: Sequence[Visit],
-    first: int,
+    minibatches: Iterator[Minibatch],
+    num_steps: int,
     config: LoopConfig,
-    agree_on_maximum: Callable[[int], int],
-    end_of_visit: Callable[[int, VisitResult], None],
-    description: str,
-) -> None:
-    """Train on visits `first`, first + 1, ...; all ranks make the same number of steps."""
-    plans = ((index, dataset.plan(visits[index], index)) for index in range(first, len(visits)))
-    bar = tqdm(
-        total=len(visits), initial=first, desc=description, unit="visit", disable=dataset.rank > 0
-    )
-    with bar:
-        for index, plan in plans:
-            for group in optimizer.param_groups:
-                group["lr"] = plan.visit.learning_rate
-            result = train_visit(model, optimizer, plan, config, agree_on_maximum)
-            end_of_visit(index, result)
-            mean = result.cross_entropy / max(result.num_frames, 1)
-            bar.set_postfix_str(f"cross-entropy {mean:.3f}")
-            bar.update()
+) -> Iterator[VisitResult]:
+    """Take one step after the other, yielding each one's totals when it is taken.
 
-
-def train_visit(
-    model: AcousticModel,
-    optimizer: torch.optim.Optimizer,
-    plan: VisitPlan,
-    config: LoopConfig,
-    agree_on_maximum: Callable[[int], int],
-) -> VisitResult:
-    """One visit; a rank whose data ends first goes on with empty steps, so nobody waits."""
+    A rank whose data ends first goes on with empty steps, so nobody waits.
+    """
     model.train()
-    total = VisitResult()
-    minibatches = plan.minibatches()
-    for _ in range(agree_on_maximum(plan.num_minibatches())):
+    for _ in range(num_steps):
         optimizer.zero_grad()
         minibatch = next(minibatches, None)
+        result = VisitResult()
         if minibatch is not None:
-            total.add(accumulate_gradients(model, minibatch))
+            loss, result = minibatch_loss(model, minibatch)
+            loss.backward()  # type: ignore[no-untyped-call]
             bound = config.max_gradient_norm * config.minibatch_frames
             nn.utils.clip_grad_norm_(model.parameters(), bound)
         optimizer.step()
-    return total
+        yield result
 
 
-def accumulate_gradients(model: AcousticModel, minibatch: Minibatch) -> VisitResult:
-    """Add the gradient of the summed cross-entropy of one minibatch."""
+def minibatch_loss(model: AcousticModel, minibatch: Minibatch) -> tuple[Tensor, VisitResult]:
+    """The summed cross-entropy of one minibatch, to differentiate and in numbers."""
     padded = bool((minibatch.lengths < minibatch.features.shape[1]).any())
     # Packing matters only where padding could reach real frames: backwards in time.
     pack = padded and model.config.bidirectional
@@ -100,5 +74,4 @@ def accumulate_gradients(model: AcousticModel, minibatch: Minibatch) -> VisitRes
         loss = kbest_cross_entropy(logits, minibatch.senones, minibatch.probabilities)
         best = minibatch.senones[..., 0].where(minibatch.probabilities[..., 0] > 0, -1)
         correct = num_correct(logits, best)
-    loss.backward()  # type: ignore[no-untyped-call]
-    return VisitResult(minibatch.num_frames, float(loss.detach()), correct)
+    return loss, VisitResult(minibatch.num_frames, float(loss.detach()), correct)

@@ -35,19 +35,12 @@ def visit_steps(dataset: Dataset, visit: Visit, index: int) -> Iterator[list[Rea
 def rank_steps(dataset: Dataset, visit: Visit, index: int) -> Iterator[Reading]:
     """The minibatches of one rank in one visit, in its order."""
     for pool in dataset.pools(visit, index):
-        counts = [len(lengths) for lengths in pool.lengths]
-        owners = np.repeat(np.arange(len(counts)), counts)
-        rows = np.concatenate(
-            [
-                part.first + part.step * np.arange(count)
-                for part, count in zip(pool.slices, counts, strict=True)
-            ]
-        )
+        owners = np.repeat(np.arange(len(pool.parts)), [len(part.rows) for part in pool.parts])
+        rows = np.concatenate([part.rows for part in pool.parts])
         for pieces in pool.batches():
-            utterances = np.array([piece.utterance for piece in pieces])
             yield Reading(
                 dataset.rank,
-                [pool.slices[owner].output for owner in owners[utterances]],
-                rows[utterances],
-                np.array([piece.start for piece in pieces]),
+                [pool.parts[owner].output for owner in owners[pieces.utterances]],
+                rows[pieces.utterances],
+                pieces.starts,
             )

@@ -15,6 +15,7 @@ from training.decoding.hmm import BootstrapConfig
 from training.decoding.tree import TreeConfig
 
 TrainerName = Literal["synchronous", "gtc", "bmuf", "htm"]
+ScheduleName = Literal["exponential", "newbob"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,31 @@ class TrainerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointConfig:
+    """Save every so many `steps`, 0: never, and at each visit's end; the last `num_kept` stay."""
+
+    steps: int = 1000
+    num_kept: int = 2
+
+    def __post_init__(self) -> None:
+        if self.steps < 0 or self.num_kept < 1:
+            raise ValueError(
+                f"steps = {self.steps}, num_kept = {self.num_kept}: need 0 or more steps between "
+                "checkpoints, and at least 1 to go on from"
+            )
+
+    def is_due(self, num_steps: int) -> bool:
+        """Whether to save after so many steps, within a visit."""
+        return self.steps > 0 and num_steps % self.steps == 0
+
+
+@dataclass(frozen=True, slots=True)
 class SupervisedConfig:
-    """Cross-entropy on labelled data: chunked epochs, then whole utterances (003 II-B)."""
+    """Cross-entropy on labelled data: chunked epochs, then whole utterances (003 II-B).
+
+    With `schedule = "newbob"` (000 3.2) the final rate is the least, `num_epochs` the most epochs,
+    and one utterance in `validation_one_in` is left out of training to measure the loss on.
+    """
 
     num_epochs: int
     num_chunked_epochs: int
@@ -49,6 +73,8 @@ class SupervisedConfig:
     max_gradient_norm: float
     seed: int
     trainer: TrainerConfig
+    schedule: ScheduleName = "exponential"
+    validation_one_in: int = 20
 
     def __post_init__(self) -> None:
         if not 0 <= self.num_chunked_epochs <= self.num_epochs:
@@ -113,6 +139,7 @@ class Recipe:
     student: StudentConfig
     evaluation: EvaluationConfig
     corpus: CorpusConfig = CorpusConfig()
+    checkpoints: CheckpointConfig = CheckpointConfig()
 
     def __post_init__(self) -> None:
         if not 0 <= self.loss_budget < 1:

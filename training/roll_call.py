@@ -50,7 +50,7 @@ class RollCall:
         self._waited_s = time.monotonic() - self._place[1]
         self._wake.set()
         if not self._is_concluded.wait(2 * ANSWER_LIMIT_S):
-            return "the store in which ranks meet does not answer"
+            return "the store in which the ranks met does not answer"
         assert self._verdict is not None
         return self._verdict
 
@@ -75,7 +75,10 @@ class RollCall:
                 self._store.compare_set(self._key("verdict"), "", self._verdict)
             self._answer(has_left=True)
         except RuntimeError as error:
-            self._conclude(f"the store in which ranks meet is gone with its host: {error}")
+            self._conclude(
+                "the store in which the ranks met is gone: torchrun, or else "
+                f"{self._members.name(0)}, which held it, has ended ({error})"
+            )
 
     def _take_round(self) -> None:
         """Do what is due without waiting for anybody."""

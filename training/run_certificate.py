@@ -23,7 +23,7 @@ from pipeline.steps.commit import finished_manifest, step_context, write_manifes
 from pipeline.steps.manifest import Manifest, input_digests, read_manifest
 from pipeline.steps.sources import STEPS, read_sources
 from training.dataset import Dataset
-from training.fit import Fit
+from training.fits import Fit
 from training.origins import OriginReader, Origins
 from training.reading_order import Reading, visit_steps
 

@@ -82,7 +82,10 @@ class MinRateNewbob:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """One stretch of training: which share of which data, how, and at what rate."""
+    """One stretch of training: which share of which data, how, and at what rate.
+
+    A validation visit is to what labelled training visits leave out.
+    """
 
     labelled: bool
     share: int
@@ -90,6 +93,7 @@ class Visit:
     offset: int
     whole_utterances: bool
     learning_rate: float
+    is_validation: bool = False
 
 
 def supervised_visits(

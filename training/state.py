@@ -39,8 +39,10 @@ def decode_state(data: bytes) -> Any:  # noqa: ANN401
 
 def _encode(value: object, tensors: list[Tensor]) -> object:
     if isinstance(value, Tensor):
-        tensors.append(value)
-        return {"tensor": len(tensors) - 1}
+        # NumPy has no bfloat16: its bits are stored.
+        is_bfloat16 = value.dtype == torch.bfloat16
+        tensors.append(value.view(torch.int16) if is_bfloat16 else value)
+        return {"bfloat16" if is_bfloat16 else "tensor": len(tensors) - 1}
     if isinstance(value, dict):
         # Pairs, because an optimizer's state has integer keys.
         return {"items": [[key, _encode(item, tensors)] for key, item in value.items()]}
@@ -58,6 +60,8 @@ def _decode(value: Any, tensors: list[Tensor]) -> Any:  # noqa: ANN401
     ((kind, content),) = value.items()
     if kind == "tensor":
         return tensors[content]
+    if kind == "bfloat16":
+        return tensors[content].view(torch.bfloat16)
     if kind == "items":
         return {key: _decode(item, tensors) for key, item in content}
     items = [_decode(item, tensors) for item in content]

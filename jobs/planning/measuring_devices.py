@@ -10,8 +10,8 @@ from jobs.planning.calibration import DeviceRates, ModelRate
 from jobs.planning.training import num_parameters
 from training.acoustic_model import AcousticModel, ModelConfig
 from training.batching import CHUNK_FRAMES
-from training.dataset import Minibatch
-from training.loop import accumulate_gradients
+from training.loop import minibatch_loss
+from training.pool_frames import Minibatch
 from training.recipes import Recipe
 
 MAX_FRAMES = 512
@@ -29,16 +29,26 @@ def measure_device(recipe: Recipe, utterance_seconds: float) -> DeviceRates:
         torch.set_num_threads(threads)
 
 
+def measure_student(recipe: Recipe, device: torch.device) -> ModelRate:
+    """Frames a second of the recipe's student through training steps on minibatches of chunks."""
+    frames = min(recipe.student.minibatch_frames, _max_frames(device))
+    return training_rate(recipe.models.student, recipe.senones.max_senones, frames, device)
+
+
+def _max_frames(device: torch.device) -> int:
+    return MAX_FRAMES if device.type == "cpu" else 1 << 20
+
+
 def _measure(recipe: Recipe, utterance_seconds: float, device: torch.device) -> DeviceRates:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "one core"
     models, senones = recipe.models, recipe.senones.max_senones
-    limit = MAX_FRAMES if device.type == "cpu" else 1 << 20
+    limit = _max_frames(device)
     chunked = min(recipe.student.minibatch_frames, limit)
     request = min(recipe.targets.request_frames, limit)
     length = max(round(utterance_seconds * 100 / 3), 1)
     return DeviceRates(
         source=f"measured on {name}: training on {chunked} frames in chunks, forward on {request}",
-        student_training=training_rate(models.student, senones, chunked, device),
+        student_training=measure_student(recipe, device),
         teacher_training=training_rate(models.teacher, senones, chunked, device),
         teacher_forward=forward_rate(models.teacher, senones, request, length, device),
     )
@@ -58,7 +68,8 @@ def training_rate(
 
     def step() -> None:
         optimizer.zero_grad()
-        accumulate_gradients(model, minibatch)
+        loss, _ = minibatch_loss(model, minibatch)
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
     return _rate(step, batch * CHUNK_FRAMES, config, num_senones, device)

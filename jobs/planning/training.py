@@ -10,10 +10,12 @@ from jobs.planning.step_volumes import features_of, partitions_of
 from jobs.planning.volumes import Requests, Volume
 from jobs.planning.workload import Subset, Workload
 from training.acoustic_model import AcousticModel, ModelConfig
-from training.fit import Fit
+from training.fits import Fit
 from training.recipes import Recipe
 
 WEIGHT_BYTES = 4
+STATE_COPIES = {"synchronous": 3, "gtc": 4, "bmuf": 6, "htm": 7}
+"""Numbers a weight in a rank's checkpoint: itself and Adam's two; residual; two models, update."""
 LARGE_DEAL = 4
 """With so many shards a rank and share, each rank reads whole shards (training.dataset.deal)."""
 
@@ -43,7 +45,7 @@ def _frames(workload: Workload, subset: str, fit: Fit) -> float:
 def training_volume(
     fit: Fit, workload: Workload, recipe: Recipe, num_ranks: int, num_senones: int
 ) -> Volume:
-    """Shards read visit by visit, a model written, and a checkpoint a rank and visit; two stay.
+    """Shards read visit by visit, a model written, and checkpoints, of which the last ones stay.
 
     A shard is opened for its lengths (a HEAD, two ranges) and then read whole.
     """
@@ -53,18 +55,21 @@ def training_volume(
             if subset.name == ("labelled" if visit.labelled else "unlabelled"):
                 shards, size = _shards(subset, recipe)
                 whole = shards >= LARGE_DEAL * visit.num_shares * num_ranks
-                copies = 1 / visit.num_shares if whole else num_ranks
-                reads, num_bytes = reads + copies * shards, num_bytes + copies * size
+                times = 1 / visit.num_shares if whole else num_ranks
+                reads, num_bytes = reads + times * shards, num_bytes + times * size
     weights = WEIGHT_BYTES * num_parameters(fit.model, num_senones)
-    checkpoints = len(fit.visits) * num_ranks
+    copies = STATE_COPIES[fit.trainer.name]
+    saves = len(fit.visits)
+    if fit.checkpoints.steps:
+        step_frames = num_ranks * fit.loop.minibatch_frames
+        saves += int(num_training_frames(fit, workload) / step_frames / fit.checkpoints.steps)
     return Volume(
         tasks=num_ranks,
         shards=1,
-        objects=2 + 2 * num_ranks + 1,
-        requests=Requests(get=3 * reads, put=2 + checkpoints + len(fit.visits), head=reads),
+        objects=2 + fit.checkpoints.num_kept * (num_ranks + 1),
+        requests=Requests(get=3 * reads, put=2 + saves * (num_ranks + 1), head=reads, list=1),
         bytes_read=num_bytes,
-        # Adam keeps two more numbers a weight.
-        bytes_written=weights + 3 * weights * checkpoints,
+        bytes_written=weights * (1 + copies * saves * num_ranks),
     )
 
 

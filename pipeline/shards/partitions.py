@@ -1,6 +1,7 @@
 """The training partition: features joined with their targets, what a trainer reads (003 IV-B4)."""
 
-from collections.abc import Sequence
+import io
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -71,18 +72,20 @@ def write_partition(rows: Sequence[PartitionRow]) -> bytes:
     return write_rows(_FORMAT, (_to_cells(row, k) for row in rows), k=str(k), dtype=storage)
 
 
-def read_partition(data: bytes) -> list[PartitionRow]:
-    """Read a training partition in stored order; arrays are read-only views of `data`.
+def read_partition(data: bytes, chosen: Iterable[int] | None = None) -> list[PartitionRow]:
+    """Read a training partition, its rows in stored order or those `chosen` by number.
 
-    ValueError for damaged bytes or tensors of another size than stated.
+    Arrays are read-only views of `data`. ValueError for damaged bytes or tensors of another size
+    than stated.
     """
     rows, footer = read_rows(_FORMAT, data)
     k, storage = stated_k(footer), stated_storage(footer)
-    return [_from_cells(row, k, storage) for row in rows]
+    numbers = range(len(rows)) if chosen is None else chosen
+    return [_from_cells(rows[number], k, storage) for number in numbers]
 
 
 def read_partition_lengths(
-    file: BinaryIO,
+    file: BinaryIO | io.IOBase,
 ) -> tuple[Int64[np.ndarray, " rows"], Int64[np.ndarray, " rows"]]:
     """Read only each row's number of 10 ms frames and its offset, in stored order."""
     columns = read_columns(_FORMAT, file, ("num_frames", "offset"))
@@ -93,7 +96,7 @@ def read_partition_lengths(
 
 
 def read_partition_origins(
-    file: BinaryIO,
+    file: BinaryIO | io.IOBase,
 ) -> tuple[list[str], list[str], Float64[np.ndarray, " rows"]]:
     """Read only each row's utterance, speaker and mean log Z of soft targets, in stored order.
 

@@ -167,6 +167,13 @@ def test_lengths_are_read_without_the_tensors(tmp_path: Path) -> None:
     assert (num_frames.tolist(), offsets.tolist()) == ([500, 400, 300], [0, 2, 1])
 
 
+def test_a_partition_can_be_read_in_part() -> None:
+    """A rank that shares a partition with others decodes its own rows alone, in its order."""
+    rows = [soft_row(number) for number in range(200)]
+    chosen = [150, 3, 4]
+    assert plain(read_partition(write_partition(rows), chosen)) == plain([rows[n] for n in chosen])
+
+
 @every_kind
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())

@@ -1,136 +1,128 @@
-"""Training partitions to minibatches: dealt once, delayed by the look-ahead, padded."""
+"""Training partitions to minibatches: each frame once, whatever the ranks, shares and pools."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.object_store import ObjectStore
-from pipeline.kbest import select_kbest
-from pipeline.records import Tally
-from pipeline.shards import PartitionRow, write_partition
-from pipeline.steps.commit import StepContext
-from pipeline.steps.manifest import Output
-from training.batching import Piece
-from training.dataset import Dataset, Example, collate, deal, to_example
-from training.schedule import Visit
+from tests.training.partition_rows import row, write
+from training import batching
+from training.dataset import Dataset
+from training.pool_frames import Minibatch
+from training.schedule import ExponentialDecay, Visit, supervised_visits
 
 
-def visit(labelled: bool = True, share: int = 0, num_shares: int = 1, offset: int = 0) -> Visit:
-    return Visit(labelled, share, num_shares, offset, False, 0.1)
+def visit(labelled: bool = True, share: int = 0, num_shares: int = 1, whole: bool = False) -> Visit:
+    return Visit(labelled, share, num_shares, 0, whole, 0.1)
 
 
-def row(number: int, num_frames: int, soft: bool = False) -> PartitionRow:
-    features = np.full((num_frames, 64), number, np.float16)
-    features[:, 0] = np.arange(num_frames)
-    offset = number % 3
-    logits = np.random.default_rng(number).normal(size=((num_frames - offset) // 3, 9))
-    return PartitionRow(
-        utterance_id=f"utterance-{number}",
-        speaker_id="speaker",
-        duration_ms=num_frames * 10,
-        text=None,
-        features=features,
-        alignment=None if soft else np.arange(num_frames, dtype=np.uint16),
-        offset=offset if soft else 0,
-        kbest=select_kbest(logits.astype(np.float32), 4) if soft else None,
-    )
+NUM_PARTITIONS = 24
+FRAME_COUNTS = [10 * (number % 7) + number % 5 for number in range(4 * NUM_PARTITIONS)]
+"""Utterances of 0 to 64 frames, four in each partition; the number is what features show."""
 
 
-@given(st.integers(1, 40), st.integers(1, 5), st.integers(1, 4))
-def test_every_row_is_dealt_exactly_once(
-    num_outputs: int, world_size: int, num_shares: int
-) -> None:
-    """Over all shares and ranks, each of a partition's 50 rows belongs to one slice."""
-    outputs = [Output(str(number), 0, "", 0, 0) for number in range(num_outputs)]
-    dealt = Counter(
-        (part.output.key, number)
-        for share in range(num_shares)
-        for rank in range(world_size)
-        for part in deal(
-            outputs, visit(share=share, num_shares=num_shares), rank, world_size, range(num_outputs)
-        )
-        for number in range(50)[part.first :: part.step]
-    )
-    assert set(dealt.values()) == {1}
-    assert len(dealt) == 50 * num_outputs
-
-
-@pytest.mark.parametrize("offset", [0, 1, 2])
-def test_hard_labels_are_those_of_the_middle_frame_and_come_late(offset: int) -> None:
-    """Output t speaks of low-rate frame t - 3, labelled at 10 ms frame offset + 3t + 1."""
-    example = to_example(row(0, 20), offset, look_ahead=3)
-    num_frames = (20 - offset) // 3
-    assert example.labels is not None
-    assert example.labels[:3].tolist() == [-1, -1, -1]
-    expected = [offset + 3 * frame + 1 for frame in range(num_frames)]
-    assert example.labels[3:].tolist() == expected
-    assert example.features[:num_frames, 0].tolist() == [offset + 3 * f for f in range(num_frames)]
-    np.testing.assert_array_equal(example.features[-3:], example.features[[num_frames - 1] * 3])
-
-
-def test_soft_targets_use_the_stored_offset() -> None:
-    """The visit's offset does not matter to rows that carry the teacher's."""
-    stored = row(2, 20, soft=True)
-    example = to_example(stored, visit_offset=0, look_ahead=0)
-    assert example.features[0, 0] == 2
-    assert stored.kbest is not None
-    np.testing.assert_array_equal(example.senones, stored.kbest.senones)
-
-
-def test_padding_has_no_label() -> None:
-    """The shorter piece ends in -1 and zeros."""
-    examples = [
-        Example(np.ones((length, 192), np.float16), np.arange(length), None, None)
-        for length in (2, 4)
-    ]
-    batch = collate(examples, [Piece(0, 0, 2), Piece(1, 1, 4)])
-    assert batch.labels is not None
-    assert batch.labels.tolist() == [[0, 1, -1], [1, 2, 3]]
-    assert batch.lengths.tolist() == [2, 3]
-    assert batch.num_frames == 5
-    assert not batch.features[0, 2].any()
-
-
-def dataset(folder: Path, rank: int, world_size: int, seed: int = 5) -> Dataset:
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """One rank's view of 24 small partitions of each kind."""
+    folder = tmp_path_factory.mktemp("dataset")
     store = ObjectStore((str(folder),))
-    context = StepContext(store, str(folder), "partitions/unlabelled", "")
-    outputs = []
+    kinds = []
     for soft in (False, True):
-        part = [row(number, 20 + 7 * number, soft) for number in range(11)]
-        tally = Tally(len(part), 0)
-        outputs.append(context.put_output(f"soft-{soft}", ".parquet", write_partition(part), tally))
-    return Dataset(store, str(folder), (outputs[0],), (outputs[1],), 3, 64, seed, rank, world_size)
+        rows = [row(number, count, soft) for number, count in enumerate(FRAME_COUNTS)]
+        parts = [rows[first : first + 4] for first in range(0, len(rows), 4)]
+        kinds.append(
+            tuple(
+                write(store, str(folder), f"{soft}-{number}", part)
+                for number, part in enumerate(parts)
+            )
+        )
+    return Dataset(store, str(folder), *kinds, 3, 64, 5, 0, 1)
 
 
-@pytest.mark.parametrize("labelled", [True, False])
-@pytest.mark.parametrize("whole", [True, False])
-def test_all_ranks_together_see_every_frame_once(
-    tmp_path: Path, labelled: bool, whole: bool
+def frames_seen(batch: Minibatch) -> Counter[tuple[int, int]]:
+    """Utterance and 10 ms frame that begins each low-rate frame, the look-ahead's included."""
+    seen: Counter[tuple[int, int]] = Counter()
+    for piece, length in zip(batch.features, batch.lengths.tolist(), strict=True):
+        for frame in piece[:length]:
+            seen[int(frame[1]), int(frame[0])] += 1
+    return seen
+
+
+def frames_once(labelled: bool, num_partitions: int) -> Counter[tuple[int, int]]:
+    """Every low-rate frame of the first partitions once, its utterance's last four times."""
+    expected: Counter[tuple[int, int]] = Counter()
+    for number, count in enumerate(FRAME_COUNTS[: 4 * num_partitions]):
+        offset = 0 if labelled else number % 3
+        starts = [offset + 3 * step for step in range((count - offset) // 3)]
+        expected.update((number, start) for start in [*starts, *starts[-1:] * 3])
+    return expected
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(1, NUM_PARTITIONS),
+    st.integers(1, 5),
+    st.integers(1, 3),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([40, 200, 240_000]),
+)
+def test_all_ranks_and_shares_together_see_every_frame_once(
+    whole, num_partitions, world_size, num_shares, labelled, utterances, pool_frames
 ) -> None:
-    """The frames of three ranks' minibatches are those of the data, look-ahead included."""
-    chosen = Visit(labelled, 0, 1, 1, whole, 0.1)
-    seen = 0
-    for rank in range(3):
-        plan = dataset(tmp_path, rank, 3).plan(chosen, index=4)
-        batches = list(plan.minibatches())
-        assert len(batches) == plan.num_minibatches()
-        seen += sum(batch.num_frames for batch in batches)
-    offsets = [1 if labelled else number % 3 for number in range(11)]
-    assert seen == sum((20 + 7 * n - offset) // 3 + 3 for n, offset in enumerate(offsets))
+    """Whatever the numbers of partitions, ranks, shares and pools, and in both forms."""
+    dataset = replace(
+        whole,
+        labelled=whole.labelled[:num_partitions],
+        unlabelled=whole.unlabelled[:num_partitions],
+        world_size=world_size,
+    )
+    seen: Counter[tuple[int, int]] = Counter()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batching, "POOL_FRAMES", pool_frames)
+        for share in range(num_shares):
+            for rank in range(world_size):
+                chosen = visit(labelled, share, num_shares, utterances)
+                plan = replace(dataset, rank=rank).plan(chosen, index=share)
+                batches = list(plan.minibatches())
+                assert len(batches) == plan.num_minibatches()
+                seen += sum(map(frames_seen, batches), Counter())
+    assert seen == frames_once(labelled, num_partitions)
 
 
-def test_the_same_visit_reads_the_same_minibatches_again(tmp_path: Path) -> None:
+def test_an_epoch_of_each_offset_sees_all_frames(whole: Dataset) -> None:
+    """Three epochs of labelled data begin their low-rate frames at 0, 1 and 2 (003 II-B)."""
+    seen: Counter[tuple[int, int]] = Counter()
+    for index, each in enumerate(supervised_visits(ExponentialDecay(0.1, 0.1, 3), 3, 3)):
+        for batch in whole.plan(each, index).minibatches():
+            seen += frames_seen(batch)
+    begun = {frame for number, frame in seen if number == 48}
+    assert begun == set(range(FRAME_COUNTS[48] - 2))
+
+
+def test_the_same_visit_reads_the_same_minibatches_again(whole: Dataset) -> None:
     """A resumed visit is bitwise the interrupted one; another visit has another order."""
     first, again, other = (
-        torch.cat(
-            [b.features.flatten() for b in dataset(tmp_path, 0, 1).plan(visit(), i).minibatches()]
-        )
-        for i in (0, 0, 1)
+        torch.cat([b.features.flatten() for b in whole.plan(visit(), index).minibatches()])
+        for index in (0, 0, 1)
     )
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
+
+
+def test_utterances_too_short_for_a_low_rate_frame_are_no_minibatch(tmp_path: Path) -> None:
+    """Nothing is left of them at offset 2, look-ahead or not."""
+    store = ObjectStore((str(tmp_path),))
+    output = write(store, str(tmp_path), "short", [row(number, 4) for number in range(3)])
+    short = Dataset(store, str(tmp_path), (output,), (), 3, 64, 5, 0, 1)
+    for utterances in (False, True):
+        plan = short.plan(Visit(True, 0, 1, 2, utterances, 0.1), 0)
+        assert plan.num_minibatches() == 0
+        assert list(plan.minibatches()) == []
+    assert np.sum([b.num_frames for b in short.plan(visit(), 0).minibatches()]) == 3 * (1 + 3)

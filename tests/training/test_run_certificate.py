@@ -17,8 +17,7 @@ from pipeline.steps.sources import read_sources
 from tests.small_corpus import local_store, serially
 from tests.written_run import write_run
 from training import origins
-from training.fit import Fit
-from training.fits import student_fit
+from training.fits import Fit, student_fit
 from training.origins import OriginReader
 from training.recipes import read_recipe
 from training.run_certificate import CertificateConfig, certificate_uri, certify_run

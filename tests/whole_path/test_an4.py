@@ -105,10 +105,9 @@ def test_hours_in_are_hours_out_and_quarantined(whole: WholeRun) -> None:
 
 def test_the_student_was_trained_in_two_tiers(whole: WholeRun) -> None:
     """Four ranks in two groups of two, and the recipe of each step is kept with the run."""
-    config = json.loads((whole.folder / "models" / "student" / "manifest.json").read_text())[
-        "config"
-    ]
-    assert config["num_ranks"] == 4
+    manifest = json.loads((whole.folder / "models" / "student" / "manifest.json").read_text())
+    assert manifest["statistics"]["num_ranks"] == 4
+    config = manifest["config"]
     assert (config["trainer"]["name"], config["trainer"]["group_size"]) == ("htm", 2)
     for step in STEPS:
         record = json.loads((whole.folder / "steps" / f"{step}.json").read_text())

@@ -1,5 +1,6 @@
 """Blockwise model-update filtering: ranks train alone, and meet at a block's end (003 VI-B)."""
 
+from dataclasses import asdict
 from typing import Any, Literal
 
 import torch
@@ -105,8 +106,13 @@ class Bmuf(Trainer):
         self.parameters.set_weights(self._state.global_model)
 
     def state_dict(self) -> dict[str, Any]:
-        """Add the position in the block, both models and the filtered update."""
-        state = super().state_dict() | {"num_steps_in_block": self.num_steps_in_block}
+        """Add the position in the block, both models, the filtered update and what filters it."""
+        state = super().state_dict() | {
+            "num_steps_in_block": self.num_steps_in_block,
+            "num_models": self.num_models,
+            "block_filter": asdict(self.filter),
+            "optimizer_state": self.optimizer_state,
+        }
         if self._state is not None:
             by_name = self.parameters.by_name
             state["global_model"] = by_name(self._state.global_model)
@@ -115,7 +121,13 @@ class Bmuf(Trainer):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict()`."""
+        """Restore `state_dict()`; ValueError within a block of another number of models."""
+        super().load_state_dict(state)
+        if state["is_open"] and state["num_models"] != self.num_models:
+            raise ValueError(
+                f"the checkpoint is within a block of {state['num_models']} models, now there are "
+                f"{self.num_models}: end the block by training.folding.fold, as Checkpoints does"
+            )
         self._state = None
         if "update" in state:
             flatten = self.parameters.flatten
@@ -125,7 +137,6 @@ class Bmuf(Trainer):
                 flatten(state["update"]),
             )
         self.num_steps_in_block = state["num_steps_in_block"]
-        super().load_state_dict(state)
 
     def _start_block(self, state: BlockState) -> None:
         self._state = state

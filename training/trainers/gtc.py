@@ -1,21 +1,16 @@
 """Synchronous SGD with gradient threshold compression (paper 003 VI-A, 000 2.1)."""
 
+from collections.abc import Mapping
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from training import collectives
-from training.algorithms.gradient_threshold import (
-    add_message,
-    check_gradient_threshold,
-    is_finite,
-    not_finite_message,
-    take_message,
-)
+from training.algorithms.gradient_threshold import check_gradient_threshold
+from training.trainers.messages import ExactMessages, FixedMessages, Messages
 from training.trainers.trainer import Trainer
 
 
@@ -26,38 +21,41 @@ class ThresholdedSum:
     """
 
     def __init__(self, residual: Float[Tensor, " elements"], gradient_threshold: float) -> None:
-        check_gradient_threshold(gradient_threshold, len(residual))
+        check_gradient_threshold(gradient_threshold, residual)
         self.residual = residual
         self.gradient_threshold = gradient_threshold
+        self._messages: Messages = (
+            FixedMessages(residual, gradient_threshold)
+            if residual.is_cuda
+            else ExactMessages(gradient_threshold)
+        )
 
     def of(
         self, gradients: Float[Tensor, " elements"], group: ProcessGroup
     ) -> Float[Tensor, " elements"]:
-        """Exchange one step's gradients, which may be overwritten.
+        """Exchange one step's gradients, which are overwritten.
 
         Raises FloatingPointError, on all ranks, where one rank's gradient is not finite: the
-        residual would keep a NaN for ever, unseen.
+        residual would keep a NaN for ever, unseen. On a GPU the next step raises it, or `check`.
         """
         if self.gradient_threshold == 0:
             collectives.add(gradients, group)
             return gradients
-        messages = collectives.gather(self._message(gradients), group, "gradients")
-        broken = [rank for rank, message in enumerate(messages) if not is_finite(message)]
-        if broken:
-            raise FloatingPointError(
-                f"the gradient of rank {broken[0]} holds a NaN or an infinity: look at that rank's "
-                "data, or lower the learning rate"
-            )
-        counts = torch.zeros_like(gradients, dtype=torch.int32)
-        for message in messages:
-            add_message(counts, message)
-        return counts.to(gradients.dtype).mul_(self.gradient_threshold)
+        counts = self._messages.sum_signs(self.residual, gradients, group)
+        return gradients.copy_(counts).mul_(self.gradient_threshold)
 
-    def _message(self, gradients: Float[Tensor, " elements"]) -> Tensor:
-        if not torch.isfinite(gradients.sum()):
-            return not_finite_message(gradients.device)
-        self.residual += gradients
-        return take_message(self.residual, self.gradient_threshold)
+    def check(self) -> None:
+        """Raise FloatingPointError, on all ranks, where the last step's gradients call for it."""
+        self._messages.check()
+
+    def state(self) -> dict[str, int]:
+        """Return what later sums depend on, besides the residual; raises as `check` does."""
+        return self._messages.state()
+
+    def restore(self, residual: Float[Tensor, " elements"], state: Mapping[str, Any]) -> None:
+        """Go on from a residual and `state()`."""
+        self.residual = residual
+        self._messages.restore(state)
 
 
 class Gtc(Trainer):
@@ -86,11 +84,16 @@ class Gtc(Trainer):
         """Replace each gradient by the sum of what all ranks sent, this one included."""
         self.parameters.set_gradients(self._sum.of(self.parameters.gradients(), self.group))
 
+    def conclude(self) -> None:
+        """Leave the model as it is; raises what the last step's gradients call for."""
+        self._sum.check()
+
     def state_dict(self) -> dict[str, Any]:
-        """Add the residuals, by parameter."""
-        return super().state_dict() | {"residuals": self.parameters.by_name(self._sum.residual)}
+        """Add the residuals, by parameter, and on a GPU the messages' length and beginning."""
+        residuals = self.parameters.by_name(self._sum.residual)
+        return super().state_dict() | {"residuals": residuals} | self._sum.state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict()`."""
-        self._sum.residual = self.parameters.flatten(state["residuals"])
         super().load_state_dict(state)
+        self._sum.restore(self.parameters.flatten(state["residuals"]), state)

@@ -92,6 +92,13 @@ class Htm(Bmuf):
         assert self._tiers is not None
         self._tiers.average(values)
 
+    def begin(self) -> None:
+        """Start a block; with one group there are no blocks, and no models to keep for them."""
+        if self._is_one_tier:
+            self._state = None
+        else:
+            super().begin()
+
     def end_step(self) -> None:
         """Count the step; at a block's end join the groups, where there are several."""
         if not self._is_one_tier:
@@ -99,14 +106,16 @@ class Htm(Bmuf):
 
     def conclude(self) -> None:
         """Leave the global model to be evaluated; with one group, it is the ranks' own."""
+        self._sum.check()
         if not self._is_one_tier:
             super().conclude()
 
     def state_dict(self) -> dict[str, Any]:
-        """Add the residuals, by parameter."""
-        return super().state_dict() | {"residuals": self.parameters.by_name(self._sum.residual)}
+        """Add the residuals, by parameter, and on a GPU the messages' length and beginning."""
+        residuals = self.parameters.by_name(self._sum.residual)
+        return super().state_dict() | {"residuals": residuals} | self._sum.state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict()`."""
-        self._sum.residual = self.parameters.flatten(state["residuals"])
         super().load_state_dict(state)
+        self._sum.restore(self.parameters.flatten(state["residuals"]), state)

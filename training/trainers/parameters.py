@@ -32,6 +32,7 @@ class FlatParameters:
             )
         ((self.dtype, self.device),) = kinds
         self.num_elements = sum(p.numel() for p in self.named.values())
+        self._gradients: Tensor | None = None
 
     def describe(self) -> dict[str, str]:
         """Name every parameter's type and shape, to compare ranks."""
@@ -53,12 +54,16 @@ class FlatParameters:
             p.detach().copy_(values)
 
     def gradients(self) -> Float[Tensor, " elements"]:
-        """Copy the gradients to a vector; a missing one is zeros."""
-        flat = self.zeros()
-        for p, values in self._with_views(flat):
-            if p.grad is not None:
+        """Copy the gradients to a vector, the same one each time; a missing one is zeros."""
+        # A new vector's page faults would cost as much as encoding a message.
+        if self._gradients is None:
+            self._gradients = self.zeros()
+        for p, values in self._with_views(self._gradients):
+            if p.grad is None:
+                values.zero_()
+            else:
                 values.copy_(p.grad)
-        return flat
+        return self._gradients
 
     def set_gradients(self, flat: Float[Tensor, " elements"]) -> None:
         """Overwrite the gradients; make the missing ones."""

@@ -86,5 +86,6 @@ def _subgroup(group: ProcessGroup, ranks: list[int], device: torch.device) -> Pr
     # new_group would otherwise take torch's default limit, not that of the group it divides.
     time_limit = group._get_backend(device).options._timeout
     backend = dist.get_backend_config(group)
-    subgroup = dist.new_group(ranks, timeout=time_limit, backend=backend)
+    with collectives.explained("making of groups", group):
+        subgroup = dist.new_group(ranks, timeout=time_limit, backend=backend)
     return subgroup if isinstance(subgroup, ProcessGroup) else None

@@ -1,4 +1,4 @@
-"""The README's example, as a user runs it."""
+"""The README's examples, as a user runs them."""
 
 import os
 import re
@@ -6,17 +6,32 @@ import subprocess
 import sys
 from pathlib import Path
 
+from training import trainers
+
 ROOT = Path(__file__).parents[3]
+REPORT = """
+import os
+total = sum(parameter.double().sum().item() for parameter in model.parameters())
+with open(f"{name}-{os.environ['RANK']}", "w") as file:  # what ranks print may come out mixed
+    file.write(str(total))
+"""
 
 
-def test_example_runs_under_torchrun(tmp_path: Path) -> None:
-    """Copied from the README, the example trains on four ranks, which end with one model."""
-    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "training/README.md").read_text(), re.S)
+def test_examples_run_under_torchrun(tmp_path: Path) -> None:
+    """Copied from the README, one for each trainer trains on four ranks, which end with one model.
+
+    One after the other in one start of torchrun, as starting takes most of the time.
+    """
+    text = (ROOT / "training/README.md").read_text()
+    examples = {
+        re.search(r"import (\w+)\n\n", example)[1]: example
+        for example in re.findall(r"```python\n(.*?)```", text, re.S)
+    }
+    assert set(examples) == set(trainers.__all__) - {"Trainer"}
     script = tmp_path / "example.py"
-    # A file a rank: what four ranks print into one pipe may come out mixed.
-    report = "    open(f'sum-{group.rank()}', 'w').write(str(model.weight.double().sum().item()))\n"
-    script.write_text(example + report)
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    named = (f"{example}name = {name!r}\n{REPORT}" for name, example in examples.items())
+    script.write_text("".join(named))
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", "--"]
     done = subprocess.run(
         [sys.executable, *launch, str(script)],
         cwd=tmp_path,
@@ -27,6 +42,7 @@ def test_example_runs_under_torchrun(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    sums = [path.read_text() for path in tmp_path.glob("sum-*")]
-    assert len(sums) == 4
-    assert len(set(sums)) == 1
+    for name in examples:
+        totals = [path.read_text() for path in tmp_path.glob(f"{name}-*")]
+        assert len(totals) == 4
+        assert len(set(totals)) == 1

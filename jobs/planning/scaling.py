@@ -1,0 +1,150 @@
+"""Speed-up against ranks, and a recommendation, as text and as JSON."""
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from jobs.planning.table import LINE_WIDTH, aligned, count, size
+from training.cost_model.recommendation import Choice, Recommendation, recommend
+from training.cost_model.step_time import CostModel
+
+TRAINERS = ("synchronous", "gtc", "bmuf", "htm")
+
+HOLD_OUT = (
+    "How far off: fitted on paper 000's speed-ups of 16 to 64 V100s (within 13 %), the model says "
+    "for its 128: BMUF 103.6 (published 101.5), HTM 103.3 (97.8), GTC 14.8 (10.9). It finds small "
+    "blocks too cheap: at blocks of 25 BMUF 101.8 (91.3), HTM 101.7 (77.9). No paper has figures "
+    "of synchronous."
+)
+ACCURACY = (
+    "Not in these figures: accuracy. Paper 000 at 128 ranks, relative WER reduction in %: BMUF "
+    "-8.1, -9.6, -13.7, -16.6 and HTM -4.4, -4.7, -6.4, -7.5 at blocks of 25, 50, 100, 200 (Table "
+    "2); groups of 1, 2, 4, 8 at blocks of 25 -8.1, -7.9, -5.8, -4.4 (Table 3); GTC -15.6 (Table "
+    "1). To convergence, blocks of 25 were the fastest of both."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Speed-ups of each trainer on so many ranks; None where the ranks make no equal groups."""
+
+    num_ranks: int
+    speed_ups: dict[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """The answer: rows by ranks, with these settings, and what is recommended for the most."""
+
+    model: CostModel
+    group_size: int
+    block_size: int
+    rows: tuple[Row, ...]
+    recommendation: Recommendation
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as plain values."""
+        return {
+            "workload": asdict(self.model.workload),
+            "calibration": asdict(self.model.calibration),
+            "computing_seconds": self.model.computing_seconds,
+            "group_size": self.group_size,
+            "block_size": self.block_size,
+            "speed_ups": [{"ranks": row.num_ranks, **row.speed_ups} for row in self.rows],
+            "recommendation": asdict(self.recommendation),
+        }
+
+
+def scale(
+    model: CostModel, ranks: Sequence[int], group_size: int | None, block_size: int | None
+) -> Scaling:
+    """Speed-ups on each number of `ranks`; settings that are None are as recommended."""
+    recommendation = recommend(model, max(ranks))
+    chosen = recommendation.chosen
+    group_size, block_size = group_size or chosen.group_size, block_size or chosen.block_size
+    rows = tuple(_row(model, num_ranks, group_size, block_size) for num_ranks in ranks)
+    return Scaling(model, group_size, block_size, rows, recommendation)
+
+
+def _row(model: CostModel, num_ranks: int, group_size: int, block_size: int) -> Row:
+    group_size = min(group_size, num_ranks)
+    seconds: dict[str, float | None] = {
+        "synchronous": model.synchronous(num_ranks),
+        "gtc": model.gtc(num_ranks),
+        "bmuf": model.bmuf(num_ranks, block_size),
+        "htm": None if num_ranks % group_size else model.htm(num_ranks, group_size, block_size),
+    }
+    speed_ups = {
+        name: None if each is None else model.speed_up(num_ranks, each)
+        for name, each in seconds.items()
+    }
+    return Row(num_ranks, speed_ups)
+
+
+def format_scaling(scaling: Scaling) -> str:
+    """All of it, in lines of at most 100 columns."""
+    ranks_per_host = scaling.model.calibration.network.ranks_per_host
+    cells = [
+        [str(row.num_ranks), str(-(-row.num_ranks // ranks_per_host))]
+        + ["-" if (found := row.speed_ups[name]) is None else f"{found:.1f}" for name in TRAINERS]
+        for row in scaling.rows
+    ]
+    table = aligned([["ranks", "hosts", *TRAINERS], *cells], left=())
+    grounds = "\n".join(
+        textwrap.fill(line, LINE_WIDTH, subsequent_indent="  ")
+        for line in (*_recommended(scaling), *_grounds(scaling), HOLD_OUT, ACCURACY)
+    )
+    return "\n\n".join([_title(scaling), table, grounds])
+
+
+def _title(scaling: Scaling) -> str:
+    workload, network = scaling.model.workload, scaling.model.calibration.network
+    title = (
+        f"Frames a second, relative to one rank: {workload.num_parameters:,} parameters, "
+        f"{workload.minibatch_frames:,} frames a minibatch, "
+        f"{1e3 * scaling.model.computing_seconds:,.0f} ms a step; {network.ranks_per_host} ranks a "
+        f"host, {network.within_gbps:g} Gbps within, {network.between_gbps:g} Gbps between; GTC "
+        f"messages of {size(workload.message_bytes)}; blocks of {scaling.block_size} steps, HTM in "
+        f"groups of {scaling.group_size}"
+    )
+    return textwrap.fill(title, LINE_WIDTH)
+
+
+def _recommended(scaling: Scaling) -> list[str]:
+    chosen, fastest = scaling.recommendation.chosen, scaling.recommendation.fastest
+    num_ranks = scaling.rows[-1].num_ranks
+    share = chosen.speed_up / fastest.speed_up
+    lines = [
+        f"Recommended for {num_ranks} ranks: {_settings(chosen, num_ranks)}: "
+        f"{chosen.speed_up:.1f} times one rank, {100 * share:.0f} % of the fastest choice "
+        f"({_settings(fastest, num_ranks)}: {fastest.speed_up:.1f}).",
+        "Why: of the choices that keep 90 % of the fastest one's speed, the largest group within a "
+        "host, as fewer models are averaged; then the smallest block, as they are averaged sooner.",
+    ]
+    best = max(scaling.rows, key=lambda row: row.speed_ups["gtc"] or 0.0)
+    if best.num_ranks < num_ranks:
+        lines.append(f"GTC alone is fastest on {best.num_ranks} of these ranks.")
+    return lines
+
+
+def _settings(choice: Choice, num_ranks: int) -> str:
+    if choice.group_size == num_ranks:
+        return "gtc on all of them"
+    name = "bmuf" if choice.group_size == 1 else f"htm, group_size = {choice.group_size}"
+    return f"{name}, block_size = {choice.block_size}"
+
+
+def _grounds(scaling: Scaling) -> list[str]:
+    calibration = scaling.model.calibration
+    rank, network, fitted = calibration.rank, calibration.network, calibration.fitted
+    return [
+        f"Calibration: {calibration.source}. A step's work on messages: "
+        f"{count(rank.encoded_elements_per_s)} elements/s encoded, "
+        f"{count(rank.decoded_words_per_s)} words/s decoded, density "
+        f"{scaling.model.workload.density:g}. Exchange of messages: {network.all_gather}, of "
+        f"models: {network.all_reduce}; {network.connection_gbps:g} Gbps a connection.",
+        f"Fitted: ranks wait for the slowest of them for {100 * fitted.waiting:.2g} % of a step, "
+        "each time their number doubles; each further connection at once makes a host's link "
+        f"{100 * fitted.congestion:.2g} % slower.",
+    ]

@@ -1,0 +1,233 @@
+"""How fast minibatches come from the store, beside how fast a trainer eats them, on one core.
+
+`python -m tests.benchmarks.reader [--rounds N] [--json]`. Speeds are per second of this process's
+CPU time, all threads together, in which other programs have no part. Utterances are 3.6 s on
+average (1e9 in a million hours), partitions hold two hours, or as little as the demo's.
+"""
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from unittest import mock
+
+# Before NumPy: one core, for all sides alike.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
+import numpy as np
+import torch
+
+from infra.object_store import ObjectStore
+from pipeline.kbest import KBest
+from pipeline.records import Tally
+from pipeline.shards import PartitionRow, Storage, write_partition
+from pipeline.steps.commit import StepContext
+from pipeline.steps.manifest import Output
+from tests.benchmarks.measure import Figure, interleaved, ratios, show
+from training import batching
+from training.acoustic_model import AcousticModel, ModelConfig
+from training.dataset import Dataset
+from training.loop import LoopConfig, take_steps
+from training.pool_frames import Minibatch
+from training.schedule import Visit
+
+K = 20
+MEAN_UTTERANCE_FRAMES = 360
+GPU_GOAL_FRAMES_PER_S = 1.4e6
+NUM_DEMO_PARTITIONS, DEMO_RANKS, DEMO_SHARES = 16, 2, 6
+NUM_POOLS = 8
+
+
+@dataclass(frozen=True)
+class Student:
+    """A model, its senones and its minibatch."""
+
+    name: str
+    num_layers: int
+    num_units: int
+    num_senones: int
+    minibatch_frames: int
+
+
+STUDENTS = (
+    Student("deployed student, 5 x 768", 5, 768, 3183, 2048),
+    Student("demo's student, 2 x 160", 2, 160, 200, 256),
+)
+
+
+def utterances(
+    num_hours: float, num_senones: int, soft: bool, storage: Storage
+) -> Iterator[PartitionRow]:
+    """Rows of so many hours of noise; lengths as speech has them, log-normal."""
+    generator = np.random.default_rng([round(num_hours * 100), num_senones, soft])
+    noise = generator.normal(size=(100_000, 64)).astype(np.float16)
+    left = num_hours * 360_000
+    while left > 0:
+        median = np.log(MEAN_UTTERANCE_FRAMES) - 0.6**2 / 2
+        num_frames = int(np.clip(generator.lognormal(median, 0.6), 50, 2000))
+        left -= num_frames
+        first, offset = generator.integers(len(noise) - num_frames), int(generator.integers(3))
+        yield PartitionRow(
+            utterance_id=f"{left:.0f}",
+            speaker_id="speaker",
+            duration_ms=10 * num_frames,
+            text=None,
+            features=noise[first : first + num_frames],
+            alignment=None
+            if soft
+            else generator.integers(num_senones, size=num_frames).astype(np.uint16),
+            offset=offset if soft else 0,
+            kbest=kbest((num_frames - offset) // 3, num_senones, generator) if soft else None,
+            storage=storage,
+        )
+
+
+def kbest(num_frames: int, num_senones: int, generator: np.random.Generator) -> KBest:
+    """Targets that fall by some nats from best to worst."""
+    falls = np.sort(generator.exponential(3, (num_frames, K)), axis=1)
+    logits = (falls[:, :1] - falls).astype(np.float16)
+    senones = generator.integers(num_senones, size=(num_frames, K)).astype(np.uint16)
+    return KBest(senones, logits, np.ones(num_frames, np.float16))
+
+
+def partitions(
+    store: ObjectStore, run_uri: str, count: int, num_hours: float, *form: object
+) -> tuple[Output, ...]:
+    """So many stored partitions of so many hours each; all have the same rows."""
+    rows = list(utterances(num_hours, *form))  # type: ignore[arg-type]
+    data, tally = write_partition(rows), Tally(len(rows), 0)
+    context = StepContext(store, run_uri, "partitions/unlabelled", "")
+    return tuple(
+        context.put_output(
+            f"{num_hours}-{'-'.join(map(str, form))}-{number}", ".parquet", data, tally
+        )
+        for number in range(count)
+    )
+
+
+def read_all(dataset: Dataset, visit: Visit) -> int:
+    """Make all minibatches of a visit and drop them; their frames."""
+    return sum(minibatch.num_frames for minibatch in dataset.plan(visit, 0).minibatches())
+
+
+def step_of(student: Student) -> Callable[[], object]:
+    """One training step on a minibatch of full chunks, as the trainer takes it."""
+    config = ModelConfig(student.num_layers, student.num_units, False, 3, 0.0)
+    model = AcousticModel(config, student.num_senones)
+    optimizer = torch.optim.Adam(model.parameters())
+    batch = student.minibatch_frames // 32
+    minibatch = Minibatch(
+        torch.randn(batch, 32, 192),
+        torch.full((batch,), 32),
+        torch.randint(student.num_senones, (batch, 32)),
+        None,
+        None,
+    )
+    loop = LoopConfig(student.minibatch_frames, 1.0)
+    return lambda: list(take_steps(model, optimizer, iter([minibatch]), 1, loop))
+
+
+def reading(folder: str, student: Student) -> dict[str, tuple[Dataset, Visit]]:
+    """What is read for a student: all forms of two-hour partitions, or a rank's in the demo."""
+    store = ObjectStore((folder,))
+    empty = Dataset(store, folder, (), (), 3, student.minibatch_frames, 1, 0, 1)
+    chunks = Visit(False, 0, 1, 0, False, 0.1)
+    if student.num_senones == 200:
+        parts = partitions(store, folder, NUM_DEMO_PARTITIONS, 0.25, 200, True, "float16")
+        whole = replace(empty, unlabelled=parts[:4])
+        demo = replace(empty, unlabelled=parts, world_size=DEMO_RANKS)
+        return {
+            "soft targets, small minibatches": (whole, chunks),
+            "the demo's: rows dealt to 12": (demo, replace(chunks, num_shares=DEMO_SHARES)),
+        }
+    hard = partitions(store, folder, 1, 2.0, 3183, False, "float16")
+    soft = partitions(store, folder, 1, 2.0, 3183, True, "float16")
+    small = partitions(store, folder, 1, 2.0, 3183, True, "uint8")
+    whole = replace(chunks, whole_utterances=True)
+    return {
+        "hard labels, chunks": (replace(empty, labelled=hard), replace(chunks, labelled=True)),
+        "hard labels, utterances": (replace(empty, labelled=hard), replace(whole, labelled=True)),
+        "soft targets, chunks": (replace(empty, unlabelled=soft), chunks),
+        "soft targets, utterances": (replace(empty, unlabelled=soft), whole),
+        "soft targets, uint8, chunks": (replace(empty, unlabelled=small), chunks),
+    }
+
+
+def figures(folder: str, student: Student, num_rounds: int) -> list[Figure]:
+    """Frames a second of the step and of every form of reading, and their ratios."""
+    forms = reading(folder, student)
+    num_frames = {name: read_all(*form) for name, form in forms.items()}
+    step = step_of(student)
+    step()
+    functions = {name: lambda form=form: read_all(*form) for name, form in forms.items()}
+    seconds = interleaved({"step": step, **functions}, num_rounds, time.process_time)
+    steps = [student.minibatch_frames / each for each in seconds["step"]]
+    found = [Figure.of(f"{student.name}: step", steps, "frames/CPU s")]
+    for name, frames in num_frames.items():
+        speeds = [frames / each for each in seconds[name]]
+        found += [
+            Figure.of(f"{name}: reader", speeds, "frames/CPU s"),
+            Figure.of(f"{name}: reader / step", ratios(speeds, steps), "x"),
+        ]
+        if student.num_senones == 3183:
+            cores = [GPU_GOAL_FRAMES_PER_S / each for each in speeds]
+            found.append(Figure.of(f"{name}: cores for 1.4 M frames/s", cores, "cores"))
+    return found
+
+
+def read_ahead(folder: str, num_rounds: int) -> list[Figure]:
+    """Time with a device elsewhere that is as fast as the reader, relative to no read-ahead.
+
+    A pool is a partition of a quarter of an hour here, an eighth of its real size.
+    """
+    store = ObjectStore((folder,))
+    parts = partitions(store, folder, NUM_POOLS, 0.25, 200, True, "float16")
+    dataset = Dataset(store, folder, (), parts, 3, 2048, 1, 0, 1)
+    with mock.patch.object(batching, "POOL_FRAMES", batching.POOL_FRAMES // 8):
+        plan = dataset.plan(Visit(False, 0, 1, 0, False, 0.1), 0)
+    started = time.perf_counter()
+    num_minibatches = sum(1 for _ in plan.minibatches())
+    step_s = (time.perf_counter() - started) / num_minibatches
+
+    def train(minibatches: Iterator[Minibatch]) -> None:
+        for _ in minibatches:
+            time.sleep(step_s)
+
+    def one_after_the_other() -> Iterator[Minibatch]:
+        for stretch in plan.stretches:
+            yield from stretch.minibatches(stretch.pool.read())
+
+    seconds = interleaved(
+        {
+            "ahead": lambda: train(plan.minibatches()),
+            "not ahead": lambda: train(one_after_the_other()),
+        },
+        num_rounds,
+    )
+    shares = ratios(seconds["ahead"], seconds["not ahead"])
+    return [
+        Figure.of(
+            f"{len(plan.stretches)} pools, read ahead / not, beside a device as fast", shares, "x"
+        )
+    ]
+
+
+def main() -> None:
+    """Measure both students and print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    found: list[Figure] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for student in STUDENTS:
+            found += figures(folder, student, arguments.rounds)
+        found += read_ahead(folder, arguments.rounds)
+    show("reader and training step, one core", found, arguments.json)
+
+
+if __name__ == "__main__":
+    main()

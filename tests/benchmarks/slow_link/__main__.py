@@ -1,0 +1,124 @@
+"""Methods of distributed training on a slow link: seconds and bytes to the same loss.
+
+python -m tests.benchmarks.slow_link [--json] [--hosts 2] [--ranks 4] [--between 20] [--seeds 3]
+
+Needs root: hosts are network namespaces of this machine, whose cards are limited to --between
+Mbit/s; within a host each rank has 12 times that. Each method first chooses its settings from its
+grid, on an unlimited link and another seed, by the time that they would take on the slow one.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib.util import find_spec
+
+from tests.benchmarks.slow_link.contestants import CONTESTANTS
+from tests.benchmarks.slow_link.hosts import NoHostsError, Rates, running_hosts
+from tests.benchmarks.slow_link.method import Settings
+from tests.benchmarks.slow_link.race import RaceError, run_race
+from tests.benchmarks.slow_link.rank import Heat, Point
+from tests.benchmarks.slow_link.report import Standing, expected_s, table
+
+TARGET_LOSS = 1.2
+NUM_FRAMES = 16  # a rank's minibatch
+MAX_STEPS = 500
+EVALUATE_EVERY = 10  # steps; methods with blocks are evaluated at their ends
+CHOOSING_SEED = 0
+WITHIN_TO_BETWEEN = 12  # the paper's 300 to 25 Gbit/s
+RACE_LIMIT_S = 3600
+
+
+def heat(method: str, settings: Settings, seed: int) -> Heat:
+    """One training to the target."""
+    evaluate_every = settings.block_size if settings.block_size > 1 else EVALUATE_EVERY
+    return Heat(method, settings, seed, TARGET_LOSS, NUM_FRAMES, evaluate_every, MAX_STEPS)
+
+
+def limits(arguments: argparse.Namespace) -> Rates:
+    """The hosts' rates; a host's ranks share its card, but not their ways to one another."""
+    within_mbit = WITHIN_TO_BETWEEN * arguments.between * arguments.ranks
+    return Rates(arguments.between, within_mbit)
+
+
+def choose(method: str, arguments: argparse.Namespace) -> Settings:
+    """The best of the method's grid."""
+    grid = CONTESTANTS[method].grid
+    heats = [heat(method, settings, CHOOSING_SEED) for settings in grid]
+    with running_hosts(arguments.hosts, None) as hosts:
+        ends = [points[-1] for points in run_race(hosts, arguments.ranks, heats, RACE_LIMIT_S)]
+    for settings, end in zip(grid, ends, strict=True):
+        print(f"{method}: {settings}: {end}", file=sys.stderr)
+    rates = limits(arguments)
+    order = [expected_s(end, TARGET_LOSS, arguments.hosts, rates) for end in ends]
+    return grid[order.index(min(order))]
+
+
+def measure(chosen: Mapping[str, Settings], arguments: argparse.Namespace) -> list[Standing]:
+    """Train on the slow link, each method with each seed, the methods in turn."""
+    ends: dict[str, list[Point]] = {method: [] for method in chosen}
+    for seed in range(CHOOSING_SEED + 1, CHOOSING_SEED + 1 + arguments.seeds):
+        for method, settings in chosen.items():
+            heats = [heat(method, settings, seed)]
+            with running_hosts(arguments.hosts, limits(arguments)) as hosts:
+                [points] = run_race(hosts, arguments.ranks, heats, RACE_LIMIT_S)
+            ends[method].append(points[-1])
+            print(f"{method}: seed {seed}: {points[-1]}", file=sys.stderr)
+    return [Standing(method, chosen[method], ends[method], TARGET_LOSS) for method in chosen]
+
+
+def methods_here() -> list[str]:
+    """All methods but those whose package is not installed."""
+    with_torchft = find_spec("torchft") is not None
+    return [method for method in CONTESTANTS if with_torchft or "torchft" not in method]
+
+
+def show(standings: Sequence[Standing], arguments: argparse.Namespace) -> None:
+    """Print the table, or one JSON object."""
+    rates = limits(arguments)
+    title = (
+        f"{arguments.hosts} hosts of {arguments.ranks} ranks, {rates.between_mbit:g} Mbit/s "
+        f"between, {rates.within_mbit:g} within: to a validation loss of {TARGET_LOSS}"
+    )
+    if arguments.json:
+        print(json.dumps({"title": title, "standings": [asdict(each) for each in standings]}))
+        return
+    print(f"{title}\n\n{table(standings)}")
+    missing = set(CONTESTANTS) - {each.method for each in standings}
+    if missing:
+        print(f"\nNot run: {'; '.join(sorted(missing))}")
+
+
+def read_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="tests.benchmarks.slow_link", description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--hosts", type=int, default=2)
+    parser.add_argument("--ranks", type=int, default=4, help="of each host")
+    parser.add_argument("--between", type=float, default=20, help="Mbit/s of a host's card")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument(
+        "--only", nargs="+", choices=CONTESTANTS, default=methods_here(), metavar="METHOD"
+    )
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Choose, measure and report; 2 where this machine cannot make hosts."""
+    arguments = read_arguments()
+    try:
+        chosen = {method: choose(method, arguments) for method in arguments.only}
+        standings = measure(chosen, arguments)
+    except NoHostsError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except RaceError as error:
+        print(error, file=sys.stderr)
+        return 1
+    show(standings, arguments)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""torchft's DiLoCo, an optional peer: `pip install torchft` brings all that it needs."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from tests.benchmarks.slow_link.method import (
+    EXCHANGE_LIMIT_S,
+    Entered,
+    Ranks,
+    Settings,
+    weights_of,
+)
+
+OUTER_LEARNING_RATE, OUTER_MOMENTUM = 0.7, 0.9  # of DiLoCo's paper
+TICK_MS = 10  # between the lighthouse's looks at who is there; by default 100, for each block
+
+
+@contextmanager
+def diloco(
+    model: nn.Module, optimizer: Optimizer, ranks: Ranks, settings: Settings
+) -> Iterator[Entered]:
+    """torchft's DiLoCo: each rank a replica, Nesterov momentum on the models' mean update."""
+    from torchft import Manager, ProcessGroupGloo  # noqa: PLC0415 - an optional peer
+    from torchft.local_sgd import DiLoCo  # noqa: PLC0415
+
+    lighthouse, lighthouse_address = _lighthouse(ranks)
+    store = dist.TCPStore(ranks.address, 0, is_master=True, wait_for_workers=False)
+    limit = timedelta(seconds=EXCHANGE_LIMIT_S)
+    manager = Manager(
+        pg=ProcessGroupGloo(timeout=limit),
+        load_state_dict=model.load_state_dict,
+        state_dict=model.state_dict,
+        min_replica_size=ranks.group.size(),
+        use_async_quorum=False,
+        init_sync=False,
+        timeout=limit,
+        quorum_timeout=limit,
+        rank=0,
+        world_size=1,
+        store_addr=ranks.address,
+        store_port=store.port,
+        lighthouse_addr=lighthouse_address,
+        replica_id=f"rank_{ranks.group.rank():03}",
+        hostname=ranks.address,
+    )
+    outer = torch.optim.SGD(
+        model.parameters(), lr=OUTER_LEARNING_RATE, momentum=OUTER_MOMENTUM, nesterov=True
+    )
+    block_size = settings.block_size
+    try:
+        with DiLoCo(manager, [model], optimizer, outer, block_size, use_bucketization=True):
+            yield Entered(model, optimizer, weights_of(model))
+    finally:
+        dist.barrier(group=ranks.group)
+        manager.shutdown(wait=False)
+        if lighthouse is not None:
+            lighthouse.shutdown()
+
+
+def _lighthouse(ranks: Ranks) -> tuple[Any, str]:
+    """Start torchft's server of membership on rank 0; tell all where it listens."""
+    from torchft.coordination import LighthouseServer  # noqa: PLC0415
+
+    server, port = None, torch.zeros(1, dtype=torch.int64)
+    if ranks.group.rank() == 0:
+        server = LighthouseServer(
+            bind=f"{ranks.address}:0", min_replicas=ranks.group.size(), quorum_tick_ms=TICK_MS
+        )
+        port += int(server.address().rpartition(":")[2])
+    dist.broadcast(port, 0, group=ranks.group)
+    return server, f"http://{ranks.first_address}:{int(port)}"

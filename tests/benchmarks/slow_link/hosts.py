@@ -1,0 +1,135 @@
+"""Hosts on a slow link: network namespaces of this machine, each with one rate-limited card.
+
+The hosts' cards (veth pairs) meet at a bridge, which has a namespace of its own, so that nothing of
+the machine's own network changes.
+"""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+PREFIX = "megahour-link"
+CARD = "eth0"
+COMMAND_LIMIT_S = 20
+# A burst must hold the largest packet, 64 KiB on lo; a full queue drops, which TCP then repairs.
+BURST_BYTES = 2**17
+QUEUE_BYTES = 2**24
+
+
+class NoHostsError(RuntimeError):
+    """This machine refuses what the hosts need; the message says what that is."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Mbit/s of a host's card, in each direction, and of all that its ranks send one another."""
+
+    between_mbit: float
+    within_mbit: float
+
+
+@dataclass(frozen=True)
+class Host:
+    """One network namespace, and the address of its card."""
+
+    namespace: str
+    address: str
+
+    def inside(self, command: Sequence[str]) -> list[str]:
+        """The command that runs `command` on this host."""
+        return ["ip", "netns", "exec", self.namespace, *command]
+
+
+@contextmanager
+def running_hosts(num_hosts: int, rates: Rates | None) -> Iterator[list[Host]]:
+    """Start hosts that reach one another, at unlimited speed where there are no `rates`.
+
+    What a killed run has left is removed first. Raises NoHostsError.
+    """
+    remove_leftovers()
+    own = f"{PREFIX}-{os.getpid()}"
+    hosts = [Host(f"{own}-{number}", f"10.77.0.{number + 1}") for number in range(num_hosts)]
+    try:
+        _start_switch(f"{own}-switch")
+        for number, host in enumerate(hosts):
+            _start_host(host, f"{own}-switch", f"port{number}", rates)
+        yield hosts
+    finally:
+        _remove([*(host.namespace for host in hosts), f"{own}-switch"])
+
+
+def remove_leftovers() -> None:
+    """Remove the hosts of runs whose process is gone."""
+    names = [line.split()[0] for line in _run("ip", "netns", "list").splitlines() if line]
+    ours = [name for name in names if name.startswith(f"{PREFIX}-")]
+    _remove([name for name in ours if not _is_alive(int(name.split("-")[2]))])
+
+
+def _start_switch(switch: str) -> None:
+    _run("ip", "netns", "add", switch)
+    _run("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
+    _run("ip", "-n", switch, "link", "set", "bridge", "up")
+
+
+def _start_host(host: Host, switch: str, port: str, rates: Rates | None) -> None:
+    name = host.namespace
+    _run("ip", "netns", "add", name)
+    peer = ("peer", "name", port, "netns", switch)
+    _run("ip", "link", "add", CARD, "netns", name, "type", "veth", *peer)
+    _run("ip", "-n", name, "address", "add", f"{host.address}/24", "dev", CARD)
+    _run("ip", "-n", switch, "link", "set", port, "master", "bridge")
+    for namespace, device in ((name, "lo"), (name, CARD), (switch, port)):
+        _run("ip", "-n", namespace, "link", "set", device, "up")
+    if rates is not None:
+        _limit(name, CARD, rates.between_mbit)
+        _limit(switch, port, rates.between_mbit)
+        _limit(name, "lo", rates.within_mbit)
+
+
+def _limit(namespace: str, device: str, mbit: float) -> None:
+    """Limit what leaves by `device`; a token bucket, as this kernel may have no netem."""
+    bucket = ("rate", f"{mbit}mbit", "burst", str(BURST_BYTES), "limit", str(QUEUE_BYTES))
+    _run("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf", *bucket)
+
+
+def _remove(namespaces: Sequence[str]) -> None:
+    """Kill what still runs in the namespaces, and delete them with their devices."""
+    for name in namespaces:
+        if (Path("/run/netns") / name).exists():
+            for pid in _run("ip", "netns", "pids", name).split():
+                os.kill(int(pid), signal.SIGKILL)
+            _run("ip", "netns", "del", name)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"  # killed, and nobody has asked how it ended
+
+
+def _run(*command: str) -> str:
+    # Debian keeps ip and tc where only root's PATH leads.
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=COMMAND_LIMIT_S,
+            env={**os.environ, "PATH": path},
+        )
+    except FileNotFoundError as error:
+        raise NoHostsError(f"{command[0]} is not installed: need ip and tc (iproute2)") from error
+    if done.returncode != 0:
+        raise NoHostsError(
+            f"{' '.join(command)}: {done.stderr.strip()}. Need root (CAP_SYS_ADMIN and "
+            "CAP_NET_ADMIN) and a kernel with network namespaces, veth, bridge and tbf"
+        )
+    return done.stdout

@@ -1,0 +1,62 @@
+"""The parts of the slow link's benchmark that need no hosts: the order, the table, the frames."""
+
+import torch
+
+from tests.benchmarks.slow_link.contestants import CONTESTANTS
+from tests.benchmarks.slow_link.hosts import Rates
+from tests.benchmarks.slow_link.method import Settings
+from tests.benchmarks.slow_link.rank import Point
+from tests.benchmarks.slow_link.report import Standing, expected_s, ranking, table
+from tests.benchmarks.slow_link.task import Frames
+
+TARGET_LOSS = 1.0
+RATES = Rates(between_mbit=8, within_mbit=96)
+
+
+def point(duration_s: float, loss: float, between_bytes: int = 0) -> Point:
+    return Point(100, duration_s, between_bytes, 0, loss)
+
+
+def test_expected_time_adds_that_of_each_hosts_bytes() -> None:
+    """8 Mbit/s are 1 MB/s: 6 MB of two hosts take three seconds more."""
+    end = Point(100, 2.0, 6_000_000, 24_000_000, 0.9)
+    assert expected_s(end, TARGET_LOSS, 2, RATES) == (False, 2.0 + 3.0 + 1.0)
+
+
+def test_settings_that_fail_come_after_all_that_do_not() -> None:
+    """A diverged training, its loss NaN, comes last, after one that was only slow."""
+    ends = [point(1, float("nan")), point(1, 1.5), point(900, 0.9), point(1, 1.2)]
+    order = sorted(ends, key=lambda end: expected_s(end, TARGET_LOSS, 2, RATES))
+    assert order == [ends[2], ends[3], ends[1], ends[0]]
+
+
+def test_one_seed_that_misses_the_target_costs_a_method_its_place() -> None:
+    """Methods rank by their median time, but only if every seed reached the target."""
+    fast = Standing("fast", Settings(0.1), [point(1, 0.9), point(1, 1.1)], TARGET_LOSS)
+    slow = Standing("slow", Settings(0.1), [point(9, 0.9), point(7, 0.8)], TARGET_LOSS)
+    slowest = Standing("slowest", Settings(0.1), [point(30, 0.9), point(31, 0.9)], TARGET_LOSS)
+    assert ranking([fast, slowest, slow]) == [slow, slowest, fast]
+
+
+def test_a_row_holds_medians_and_ranges() -> None:
+    """Of three seeds: the median, and in parentheses the range."""
+    ends = [point(3, 0.9, 10**6), point(2, 0.9, 2 * 10**6), point(9, 0.9, 10**6)]
+    text = table([Standing("HTM", Settings(0.1, 50, 0.25), ends, TARGET_LOSS)])
+    cells = [cell.strip() for cell in text.splitlines()[-1].strip("|").split("|")]
+    further = "block 50, threshold 0.25"
+    seconds, step_ms, megabytes = "3.0 (2.0..9.0)", "30 (20..90)", "1 (1..2)"
+    assert cells == ["HTM", "0.1", further, seconds, "100", step_ms, megabytes, "0"]
+
+
+def test_no_two_settings_of_a_grid_are_equal() -> None:
+    """Each method tries what it says."""
+    assert all(len(set(each.grid)) == len(each.grid) for each in CONTESTANTS.values())
+
+
+def test_frames_are_each_ranks_and_steps_own_and_always_the_same() -> None:
+    """The same rank and step give the same frames; another rank or step gives others."""
+    frames = Frames(3)
+    first, _ = frames.minibatch(5, 1, 4)
+    again, _ = Frames(3).minibatch(5, 1, 4)
+    assert torch.equal(first, again)
+    assert not any(torch.equal(first, frames.minibatch(*at, 4)[0]) for at in ((6, 1), (5, 2)))

@@ -1,0 +1,178 @@
+"""Kill ranks, and torchrun itself, at random while students train; start again until all is done.
+
+python -m tests.faults.rank_chaos --kills 40 --run-folder /var/tmp/rank_chaos [--seed 1]
+
+Each trainer in turn fits the same small run. Every kill must end the other ranks soon and be named
+in the log; in the end the manifest, and so the model, must be an undisturbed fit's, byte for byte.
+"""
+
+import argparse
+import platform
+import random
+import re
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.faults.torchrun_job import NUM_RANKS, TorchrunJob, lives, strike
+from tests.training.uneven_run import write_uneven_run
+
+TRAINERS = ("synchronous", "gtc", "bmuf", "htm")
+JOB_LIMIT_S = 600.0
+TIME_LIMIT_S = 30.0
+NUM_VISITS = 64  # of 4 sub-epochs and 8 passes, each after labelled data
+_POLL_INTERVAL_S = 0.05
+SETTINGS = (
+    "models.student.num_units=16",
+    "student.num_sub_epochs=4",
+    "student.num_passes=8",
+    "student.minibatch_frames=64",
+    "checkpoints.steps=7",
+)
+
+
+@dataclass
+class Record:
+    """What was struck, by kind, how long the other ranks took to end, and what came of it."""
+
+    ended_s: dict[str, list[float]] = field(default_factory=dict)
+    num_starts: int = 0
+    num_resumed: int = 0
+    unnamed: list[str] = field(default_factory=list)
+    different: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def table(self) -> str:
+        """Blows, and the time until the last of the other ranks had ended, for people."""
+        rows = []
+        for kind, ended_s in sorted(self.ended_s.items()):
+            median_s, longest_s = sorted(ended_s)[len(ended_s) // 2], max(ended_s)
+            rows.append(f"{kind:<10}{len(ended_s):>4}  median {median_s:.1f} s, {longest_s:.1f} s")
+        return "\n".join(
+            [
+                *rows,
+                f"{self.num_starts} starts besides torchrun's own; {self.num_resumed} times ranks "
+                f"went on from a later visit than the first; {self.seconds:.0f} s",
+                f"deaths that no message names: {self.unnamed or 'none'}",
+                f"models unlike an undisturbed run's: {self.different or 'none'}",
+            ]
+        )
+
+
+class RankChaos:
+    """Fits of one run that are struck down at random."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder = folder
+        self.record = Record()
+        self._random = random.Random(seed)
+        self._source = folder / "source"
+        self._messages: dict[str, list[str]] = {}
+        write_run(self._source)
+
+    def fit(self, trainer: str, blows: Sequence[str]) -> None:
+        """Fit undisturbed and through these blows (rank, torchrun, stop); compare the outcomes."""
+        begun = time.monotonic()
+        expected = self._run(f"{trainer}-undisturbed", trainer, ())
+        found = self._run(f"{trainer}-{self.record.num_starts}", trainer, blows)
+        if found != expected:
+            self.record.different.append(trainer)
+        self.record.seconds += time.monotonic() - begun
+
+    def _run(self, name: str, trainer: str, blows: Sequence[str]) -> bytes:
+        """Start until the job is done; the first blow falls before training. The manifest."""
+        run = self.folder / name
+        shutil.copytree(self._source, run)
+        pending = self._random.sample(blows, len(blows))
+        visits = [-1, *sorted(self._random.randrange(NUM_VISITS) for _ in blows)]
+        job = self._start(run, trainer)
+        deadline = time.monotonic() + JOB_LIMIT_S
+        while (code := job.process.poll()) != 0:
+            if time.monotonic() > deadline or (code is not None and not blows):
+                raise RuntimeError(f"{name}: exit code {code}: {job.text()[-4000:]}")
+            if code is not None:
+                job = self._start(run, trainer)
+            if pending and len(job.ranks()) == NUM_RANKS and _visit(job) >= visits[0]:
+                time.sleep(self._random.uniform(0, 4.0 if visits.pop(0) < 0 else 0.5))
+                self._strike(job, pending.pop(0))
+            time.sleep(_POLL_INTERVAL_S)
+        begun_at = re.findall(
+            r"train student: +\d+%\|[^|]*\| (\d+)/\d+ \[00:00<\?, \?visit/s\]", job.text()
+        )
+        self.record.num_resumed += sum(int(visit) > 0 for visit in begun_at)
+        said = job.text()
+        for death, messages in self._messages.items():
+            if not any(message in said for message in messages):
+                self.record.unnamed.append(death)
+        self._messages = {}
+        return (run / "models" / "student" / "manifest.json").read_bytes()
+
+    def _start(self, run: Path, trainer: str) -> TorchrunJob:
+        self.record.num_starts += 1
+        options = ["--trainer", trainer, "--time-limit-s", str(TIME_LIMIT_S)]
+        options += [part for setting in SETTINGS for part in ("--set", setting)]
+        return TorchrunJob.start(str(run), run.with_suffix(".log"), options)
+
+    def _strike(self, job: TorchrunJob, kind: str) -> None:
+        """Strike, wait until the ranks that were there have ended, and look for the message."""
+        ranks = job.ranks()
+        rank = self._random.choice(sorted(ranks))
+        victim = job.process.pid if kind == "torchrun" else ranks[rank]
+        struck_at_s = time.monotonic()
+        if not strike(victim, signal.SIGSTOP if kind == "stop" else signal.SIGKILL):
+            return
+        while any(map(lives, ranks.values())):
+            if time.monotonic() > struck_at_s + JOB_LIMIT_S:
+                raise RuntimeError(f"ranks {ranks} go on without process {victim}: {job.text()}")
+            job.process.poll()
+            time.sleep(_POLL_INTERVAL_S)
+        ended_s = time.monotonic() - struck_at_s
+        self.record.ended_s.setdefault(kind, []).append(ended_s)
+        self._messages[f"{kind}, process {victim}"] = (
+            [f"process {victim}, which started it, is gone", "found no store to meet the others in"]
+            if kind == "torchrun"
+            else [
+                f"local_rank: {rank} (pid: {victim})",
+                f"rank {rank} (host {platform.node()}, process {victim})",
+                f"ranks [{rank}] of {NUM_RANKS} did not come",  # stopped before it signed
+            ]
+        )
+        print(f"{kind} (rank {rank}): all ended in {ended_s:.1f} s", file=sys.stderr, flush=True)
+
+
+def _visit(job: TorchrunJob) -> int:
+    """The latest visit that rank 0 has ended; -1 before it has begun to train."""
+    ended = re.findall(rf"\| (\d+)/{NUM_VISITS} \[", job.text())
+    return max(map(int, ended), default=-1)
+
+
+def write_run(folder: Path) -> None:
+    """Uneven partitions: whole ones are dealt where they suffice, else rows."""
+    lengths = [[30 + 41 * (7 * part + row) % 90 for row in range(12)] for part in range(6)]
+    write_uneven_run(folder, lengths[:2], lengths[2:])
+
+
+def main() -> None:
+    """Parse the command line, run, print the table; exit code 1 if anything is amiss."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kills", type=int, default=40, help="default: 40")
+    parser.add_argument("--run-folder", type=Path, required=True, help="a fresh folder")
+    parser.add_argument("--seed", type=int, default=1, help="of victims and moments; default: 1")
+    arguments = parser.parse_args()
+    chaos = RankChaos(arguments.run_folder.resolve(), arguments.seed)
+    while (num_left := arguments.kills - sum(map(len, chaos.record.ended_s.values()))) > 0:
+        for trainer in TRAINERS:
+            num_ranks = min(5, max(1, num_left // len(TRAINERS)))
+            chaos.fit(trainer, ["rank"] * num_ranks + ["torchrun"])
+    print(chaos.record.table())
+    sys.exit(bool(chaos.record.different or chaos.record.unnamed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""A training job as a user starts it, under a torchrun whose ranks can be found and struck."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.whole_path.processes import REPOSITORY, TINY
+
+NUM_RANKS = 4
+_RANK = re.compile(rb"(?:^|\0)RANK=(\d+)\0")
+
+
+@dataclass(frozen=True)
+class TorchrunJob:
+    """Four ranks that train a run's student, and the log of torchrun and of all of them."""
+
+    process: "subprocess.Popen[bytes]"
+    log: Path
+
+    @classmethod
+    def start(cls, run_uri: str, log: Path, options: Sequence[str]) -> "TorchrunJob":
+        """Start it; three restarts are torchrun's, a fifth start is another call of this."""
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--max-restarts", "3"]
+        job = ["jobs/train_student.py", "--recipe", str(TINY), "--run", run_uri, *options]
+        ranks = ["--nproc-per-node", str(NUM_RANKS), "--"]
+        one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                [sys.executable, *torchrun, *ranks, *job],
+                cwd=REPOSITORY,
+                env=os.environ | one_thread | {"PYTHONPATH": str(REPOSITORY)},
+                stdout=output,
+                stderr=output,
+            )
+        return cls(process, log)
+
+    def ranks(self) -> dict[int, int]:
+        """The processes of its ranks, by rank, as far as they are there."""
+        found = {}
+        for process_id in children(self.process.pid):
+            with suppress(OSError):
+                environment = Path(f"/proc/{process_id}/environ").read_bytes()
+                if rank := _RANK.search(environment):
+                    found[int(rank[1])] = process_id
+        return found
+
+    def text(self) -> str:
+        """All that torchrun and its ranks have said."""
+        return self.log.read_text(errors="replace")
+
+
+def children(process_id: int) -> list[int]:
+    """The living processes that this one has started."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+            if int(parent) == process_id and state != "Z":
+                found.append(int(stat.parent.name))
+    return found
+
+
+def lives(process_id: int) -> bool:
+    """Whether the process is there, and not just its remains."""
+    with suppress(OSError):
+        return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def strike(process_id: int, blow: signal.Signals) -> bool:
+    """Send a signal; whether there was anybody to receive it."""
+    with suppress(ProcessLookupError):
+        os.kill(process_id, blow)
+        return True
+    return False

@@ -1,0 +1,30 @@
+"""How processes are launched, and end with what launched them."""
+
+import signal
+import subprocess
+import sys
+
+CHILD = """
+import os, sys, time
+from infra.launch import end_with_launcher
+end_with_launcher()
+print(os.getpid(), flush=True)
+time.sleep(60)
+"""
+PARENT = f"""
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", {CHILD!r}])
+time.sleep(60)
+"""
+TIME_LIMIT_S = 30
+
+
+def test_a_process_ends_with_its_launcher() -> None:
+    """Its parent killed, it says so and ends, long before its work is done."""
+    command = [sys.executable, "-c", PARENT]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child_id = int(parent.stdout.readline())
+    parent.send_signal(signal.SIGKILL)
+    _, said = parent.communicate(timeout=TIME_LIMIT_S)  # until the child has closed its own
+    assert f"rank 0 (process {child_id}): process {parent.pid}, which started it, is gone" in said

@@ -1,0 +1,184 @@
+"""The cost model's command line: table, recommendation, JSON, calibration, and wrong usage."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from infra.configuration import ConfigurationError
+from jobs import scaling as job
+from jobs.planning.scaling import ACCURACY, HOLD_OUT
+from jobs.planning.scaling_options import parse_ranks, read_scaling
+from jobs.planning.table import LINE_WIDTH
+from training.cost_model import papers
+from training.cost_model.step_time import CostModel
+
+REPOSITORY = Path(__file__).parents[2]
+TINY = str(REPOSITORY / "tests/whole_path/tiny.toml")
+
+
+def scaled(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What the command prints, in this process."""
+    job.scale_and_print(job.parser().parse_args(arguments))
+    return capsys.readouterr().out
+
+
+def test_the_table_has_a_row_for_each_number_of_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    """Speed-ups of all trainers, hosts, the settings and what they rest on; within the width."""
+    shown = scaled(capsys, "--ranks", "1..128", "--block-size", "50", "--group-size", "8")
+    assert max(map(len, shown.splitlines())) <= LINE_WIDTH
+    title, table, grounds = shown.split("\n\n")
+    head, *rows = [line.split() for line in table.splitlines()]
+    assert head == ["ranks", "hosts", "synchronous", "gtc", "bmuf", "htm"]
+    assert [row[:2] for row in rows] == [
+        *(["1", "1"], ["2", "1"], ["4", "1"], ["8", "1"]),
+        *(["16", "2"], ["32", "4"], ["64", "8"], ["128", "16"]),
+    ]
+    assert rows[-1][2:] == ["55.1", "14.8", "103.6", "103.3"]
+    for fact in ("24,000,000 parameters", "148 ms", "25 Gbps between", "blocks of 50 steps"):
+        assert fact in title.replace("\n", " ")
+    for ground in ("Recommended for 128 ranks: htm, group_size = 8", "Why:", "GTC alone", "000"):
+        assert ground in grounds
+
+
+def test_json_holds_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """One object: workload, calibration, speed-ups by ranks, the recommendation."""
+    document = json.loads(scaled(capsys, "--ranks", "8,32", "--parameters", "48e6", "--json"))
+    assert [row["ranks"] for row in document["speed_ups"]] == [8, 32]
+    assert document["workload"]["num_parameters"] == 48_000_000
+    assert document["computing_seconds"] == pytest.approx(2 * 2048 / 13_793)
+    chosen = document["recommendation"]["chosen"]
+    assert (document["group_size"], document["block_size"]) == (
+        chosen["group_size"],
+        chosen["block_size"],
+    )
+    assert document["speed_ups"][-1]["htm"] == pytest.approx(chosen["speed_up"])
+
+
+def test_options_replace_the_calibration(capsys: pytest.CaptureFixture[str]) -> None:
+    """Links, hosts, patterns and speeds that a user gives."""
+    options = {
+        "ranks-per-host": 4,
+        "within-gbps": 100.0,
+        "between-gbps": 1.0,
+        "connection-gbps": 0.5,
+        "all-gather": "ring",
+        "all-reduce": "direct",
+    }
+    arguments = [str(part) for name, value in options.items() for part in (f"--{name}", value)]
+    speed = ("--frames-per-second", "1000", "--parameters", "1e6", "--minibatch-frames", "512")
+    document = json.loads(scaled(capsys, *arguments, *speed, "--density", "0.01", "--json"))
+    network = document["calibration"]["network"]
+    assert {name: network[name.replace("-", "_")] for name in options} == options
+    assert document["computing_seconds"] == pytest.approx(0.512)
+    assert document["workload"]["density"] == 0.01
+
+
+def test_a_slow_link_changes_the_recommendation(capsys: pytest.CaptureFixture[str]) -> None:
+    """Larger blocks where models take longer to exchange."""
+    slow = json.loads(scaled(capsys, "--between-gbps", "0.1", "--json"))
+    fast = json.loads(scaled(capsys, "--json"))
+    sizes = [each["recommendation"]["chosen"]["block_size"] for each in (slow, fast)]
+    assert sizes == [800, 25]
+
+
+def test_unequal_groups_have_no_speed_up(capsys: pytest.CaptureFixture[str]) -> None:
+    """A dash, where the ranks make no groups of that size."""
+    shown = scaled(capsys, "--ranks", "8,12,16", "--group-size", "8")
+    assert [line.split()[-1] == "-" for line in shown.split("\n\n")[1].splitlines()[1:]] == [
+        *(False, True, False)
+    ]
+
+
+def test_one_host_is_one_group(capsys: pytest.CaptureFixture[str]) -> None:
+    """Within a host GTC is all that is needed."""
+    assert "Recommended for 8 ranks: gtc on all of them" in scaled(capsys, "--ranks", "8")
+
+
+def test_calibrate_keeps_what_it_measures(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """This machine's rank; the same prediction comes from the file."""
+    file = str(tmp_path / "here.json")
+    measured = scaled(capsys, "--calibrate", file, "--recipe", TINY, "--between-gbps", "1")
+    assert scaled(capsys, "--calibration", file) == measured
+    calibration = read_scaling(file)
+    assert calibration.rank.num_parameters < 1e6
+    assert calibration.network.between_gbps == 1.0
+    assert "rank measured on" in calibration.source
+
+
+def test_the_stated_hold_out_is_the_models() -> None:
+    """The figures that the command prints about its own errors."""
+    model = CostModel(papers.WORKLOAD, read_scaling("scaling_v100"))
+    found = {
+        (row.trainer, row.block_size): f"{row.predicted_by(model):.1f}"
+        for row in papers.held_out_rows(papers.V100)
+    }
+    assert f"BMUF {found['bmuf', 50]} (published 101.5)" in HOLD_OUT
+    assert f"HTM {found['htm', 50]} (97.8), GTC {found['gtc', None]} (10.9)" in HOLD_OUT
+    assert f"BMUF {found['bmuf', 25]} (91.3), HTM {found['htm', 25]} (77.9)" in HOLD_OUT
+    assert "-4.4" in ACCURACY
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("1..8", (1, 2, 4, 8)), ("4..24", (4, 8, 16, 24)), ("32,16", (16, 32)), ("7", (7,))],
+)
+def test_ranks_double_or_are_listed(text: str, expected: tuple[int, ...]) -> None:
+    """Ascending, each once."""
+    assert parse_ranks(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "0..8", "8..4", "a", "1,,2", "1..1e3", "0", "1..100000"])
+def test_other_ranks_are_refused(text: str) -> None:
+    """The message says what is needed."""
+    with pytest.raises(ValueError, match=f"ranks = {text}: need"):
+        parse_ranks(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--between-gbps", "0"), "between_gbps = 0.0: need more than 0"),
+        (("--density", "2"), r"density = 2.0: need 0..1"),
+        (("--block-size", "0"), "block_size = 0: need at least 1"),
+        (("--parameters", "0"), "0 parameters"),
+        (("--ranks", "0"), "ranks = 0: need numbers from 1"),
+        (("--group-size", "5", "--ranks", "40"), "divisor or a multiple of 8"),
+    ],
+)
+def test_wrong_values_name_the_bound(arguments: tuple[str, ...], message: str) -> None:
+    """The value, and what is needed instead."""
+    with pytest.raises(ValueError, match=message):
+        job.scale_and_print(job.parser().parse_args(arguments))
+
+
+def test_unknown_keys_of_a_calibration_are_refused(tmp_path: Path) -> None:
+    """With the nearest known one."""
+    ours = REPOSITORY / "jobs/calibrations/scaling_v100.toml"
+    file = tmp_path / "mine.toml"
+    file.write_text(ours.read_text().replace("within_gbps", "within_gpbs"))
+    with pytest.raises(ConfigurationError, match="did you mean within_gbps"):
+        read_scaling(str(file))
+
+
+def test_exit_codes_and_help() -> None:
+    """A file that is not there exits with 2 and one line; --help explains."""
+    command = [sys.executable, "-m", "jobs.scaling"]
+    failed = subprocess.run(
+        [*command, "--calibration", "absent"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert failed.returncode == 2
+    assert failed.stderr.count("\n") == 1
+    assert "absent: cannot be read" in failed.stderr
+    shown = job.parser().format_help()
+    assert "--measure-link" in shown
+    assert max(map(len, shown.splitlines())) <= LINE_WIDTH

@@ -1,0 +1,131 @@
+"""Wrong numbers that other projects shipped: elements that nobody exchanges, or starve unnoticed.
+
+Others are in test_block_momentum.py (sign, sample counts) and, on real ranks, in
+tests/training/trainers/test_explicit_groups.py (the default process group).
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from training.collectives import ProcessGroup
+from training.in_process import simulate_ranks
+from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
+
+NUM_RANKS = 4
+TAU = 2.0
+NAMES = ("first", "second", "third")
+# What every element moves by where rank r's gradient is TAU r, or TAU on ranks above 0.
+TRAINERS: dict[str, tuple[Callable[..., Trainer], float]] = {
+    "synchronous": (Synchronous, 3 * TAU),
+    "gtc": (partial(Gtc, gradient_threshold=TAU), 3 * TAU),
+    "bmuf": (partial(Bmuf, block_size=1, block_momentum=0.0), 3 / 4 * TAU),
+    "htm": (
+        partial(Htm, group_size=2, block_size=1, block_momentum=0.0, gradient_threshold=TAU),
+        (1 + 2) / 2 * TAU,
+    ),
+}
+
+
+def make_model(shapes: Sequence[tuple[int, ...]]) -> nn.Module:
+    """Tensors of these shapes, the last one not contiguous, and one that is not trained."""
+    tensors = [torch.zeros(shape) for shape in shapes]
+    model = nn.ParameterList([*tensors, torch.zeros(3, 5).t(), torch.zeros(4)])
+    model[-1].requires_grad = False
+    return model
+
+
+def take_a_step(
+    group: ProcessGroup, make_trainer: Callable[..., Trainer], shapes: Sequence[tuple[int, ...]]
+) -> list[Tensor]:
+    """Only ranks above 0 have gradients: what is not exchanged stays where it is on rank 0."""
+    model = make_model(shapes)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with make_trainer(model, optimizer, group=group):
+        if group.rank() > 0:
+            for parameter in list(model)[:-1]:
+                parameter.grad = torch.full_like(parameter, TAU)
+        optimizer.step()
+    return [parameter.detach() for parameter in model]
+
+
+shapes = st.lists(st.lists(st.sampled_from([0, 1, 2, 31, 33, 257]), max_size=2), max_size=6)
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+@given(shapes)
+@example([[1], [], [0], [33_000, 3], [1]])
+@settings(deadline=None, max_examples=6)
+def test_every_trained_element_is_exchanged(name: str, shapes: list[list[int]]) -> None:
+    """Scalars, empty and large tensors, in any order: none is too small or too odd for a bucket."""
+    make_trainer, moved = TRAINERS[name]
+    for replica in simulate_ranks(NUM_RANKS, take_a_step, make_trainer, shapes):
+        *trained, frozen = replica
+        assert all(torch.all(tensor == -moved) for tensor in trained)
+        assert torch.all(frozen == 0)
+
+
+def starve(group: ProcessGroup, gradient_threshold: float) -> Tensor:
+    model = nn.ParameterList([torch.zeros(3)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with Gtc(model, optimizer, group=group, gradient_threshold=gradient_threshold):
+        for _ in range(5):
+            model[0].grad = torch.ones(3)
+            optimizer.step()
+    return model[0].detach()
+
+
+def test_a_small_threshold_starves() -> None:
+    """As tau -> 0 a weight moves by tau a step and rank, not by its gradient; 0 is unquantized."""
+    for tau, moved in ((2.0**-20, 5 * NUM_RANKS * 2.0**-20), (0.0, 5.0 * NUM_RANKS)):
+        for replica in simulate_ranks(NUM_RANKS, starve, tau):
+            assert torch.all(replica == -moved)
+
+
+def resume(group: ProcessGroup, make_trainer: Callable[..., Trainer]) -> tuple[list[Tensor], ...]:
+    """Train named tensors; go on in a model that holds them in another order, and in itself."""
+    # Of a plain dictionary torch would sort the names.
+    whole, other = (
+        nn.ParameterDict(OrderedDict((name, torch.zeros(4)) for name in order))
+        for order in (NAMES, NAMES[::-1])
+    )
+    optimizer = torch.optim.SGD(whole.parameters(), lr=1.0)
+    trainer = make_trainer(whole, optimizer, group=group)
+    with trainer:
+        take_steps(whole, optimizer, range(4), group.rank())
+        state, weights = trainer.state_dict(), whole.state_dict()
+        other.load_state_dict(weights)
+        take_steps(whole, optimizer, range(4, 8), group.rank())
+    optimizer = torch.optim.SGD(other.parameters(), lr=1.0)
+    trainer = make_trainer(other, optimizer, group=group)
+    trainer.load_state_dict(state)
+    with trainer:
+        take_steps(other, optimizer, range(4, 8), group.rank())
+    return [whole[name].detach() for name in NAMES], [other[name].detach() for name in NAMES]
+
+
+def take_steps(
+    model: nn.ParameterDict, optimizer: torch.optim.Optimizer, steps: range, rank: int
+) -> None:
+    for step in steps:
+        for seed, name in enumerate(NAMES):
+            generator = torch.Generator().manual_seed(1000 * step + 10 * rank + seed)
+            gradient = torch.randint(-3, 4, model[name].shape, generator=generator)
+            model[name].grad = gradient.float()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("name", ["gtc", "bmuf", "htm"])
+def test_state_belongs_to_parameters(name: str) -> None:
+    """Residuals and block momentum follow a parameter by its name, not by its place in a vector."""
+    settings = {"gtc": {}, "bmuf": {"block_momentum": 0.75}, "htm": {"block_momentum": 0.5}}[name]
+    make_trainer = partial(TRAINERS[name][0], **settings)
+    for whole, resumed in simulate_ranks(NUM_RANKS, resume, make_trainer):
+        assert all(torch.equal(*pair) for pair in zip(whole, resumed, strict=True))
+        assert not torch.equal(whole[0], whole[2])

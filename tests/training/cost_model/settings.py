@@ -1,0 +1,27 @@
+"""A network whose seconds are easy to work out by hand, and a rank that works for nothing."""
+
+from math import inf
+
+from training.cost_model.calibration import Calibration, Fitted, Network, RankRates
+from training.cost_model.step_time import Workload
+
+NETWORK = Network(
+    ranks_per_host=4,
+    within_gbps=8.0,
+    within_latency_us=0.0,
+    between_gbps=0.8,
+    connection_gbps=0.4,
+    between_latency_us=0.0,
+    all_gather="direct",
+    all_reduce="ring",
+)
+"""A byte takes a rank 1 ns within a host, a host 10 ns to others, one connection 20 ns."""
+
+RANK = RankRates(
+    frames_per_s=1000.0,
+    num_parameters=1_000_000,
+    encoded_elements_per_s=inf,
+    decoded_words_per_s=inf,
+)
+CALIBRATION = Calibration("by hand", RANK, NETWORK, Fitted(waiting=0.0, congestion=0.0))
+WORKLOAD = Workload(num_parameters=1_000_000, minibatch_frames=100, density=1e-2)

@@ -1,0 +1,126 @@
+"""Seconds of exchanges: textbook counts of bytes, latencies, and what congestion adds."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.training.cost_model.settings import NETWORK
+from training.cost_model.calibration import Network
+from training.cost_model.exchanges import (
+    Placement,
+    all_gather_seconds,
+    all_reduce_seconds,
+    broadcast_seconds,
+    placed,
+)
+
+MEGABYTE = 1e6
+DIRECT = replace(NETWORK, all_reduce="direct")
+RING = replace(NETWORK, all_gather="ring")
+
+
+def test_ranks_fill_one_host_after_the_other() -> None:
+    """A host has all of a few ranks, or `ranks_per_host` of many; a last host may have fewer."""
+    assert placed(3, NETWORK) == Placement(3, 3)
+    assert placed(16, NETWORK) == Placement(16, 4)
+    assert [placed(num_ranks, NETWORK).num_hosts for num_ranks in (1, 4, 5, 16)] == [1, 1, 2, 4]
+
+
+def test_a_direct_gather_shares_the_hosts_link() -> None:
+    """Four ranks a host each take twelve remote messages: 48 over one link, 3 within."""
+    seconds = all_gather_seconds(MEGABYTE, Placement(16, 4), NETWORK, congestion=0.0)
+    assert seconds == pytest.approx(48 * 10e-3 + 3 * 1e-3)
+
+
+def test_one_connection_is_no_faster_than_its_limit() -> None:
+    """Two hosts of one rank: 20 ns a byte, though the link itself takes 10."""
+    seconds = all_gather_seconds(MEGABYTE, Placement(2, 1), NETWORK, congestion=0.0)
+    assert seconds == pytest.approx(20e-3)
+
+
+def test_a_ring_passes_each_message_over_one_connection() -> None:
+    """N - 1 turns, each as slow as the slowest hop."""
+    assert all_gather_seconds(MEGABYTE, Placement(16, 4), RING, 1.0) == pytest.approx(15 * 20e-3)
+    assert all_gather_seconds(MEGABYTE, Placement(4, 4), RING, 1.0) == pytest.approx(3 * 1e-3)
+
+
+def test_a_ring_all_reduce_moves_twice_the_bytes() -> None:
+    """2 (N - 1) / N of them over each hop, however many ranks (Patarasuk and Yuan)."""
+    seconds = all_reduce_seconds(MEGABYTE, Placement(16, 4), NETWORK, congestion=1.0)
+    assert seconds == pytest.approx(2 * 15 / 16 * 20e-3)
+
+
+def test_a_two_stage_all_reduce_moves_stripes_directly() -> None:
+    """Two exchanges of a sixteenth, 48 of them over each host's link."""
+    seconds = all_reduce_seconds(MEGABYTE, Placement(16, 4), DIRECT, congestion=0.0)
+    assert seconds == pytest.approx(2 * (48 * 10e-3 + 3 * 1e-3) / 16)
+
+
+def test_a_broadcast_doubles_those_who_have_it() -> None:
+    """Two turns between four hosts, then two within each."""
+    seconds = broadcast_seconds(MEGABYTE, Placement(16, 4), NETWORK)
+    assert seconds == pytest.approx(2 * 20e-3 + 2 * 1e-3)
+
+
+def test_latency_is_paid_for_each_turn_or_partner() -> None:
+    """A ring of 16 has 15 turns; directly, a rank waits for 12 remote and 3 near ones."""
+    slow = {"between_latency_us": 1000.0, "within_latency_us": 100.0}
+    ring, direct = replace(RING, **slow), replace(NETWORK, **slow)
+    assert all_gather_seconds(0.0, Placement(16, 4), ring, 0.0) == pytest.approx(15e-3)
+    assert all_gather_seconds(0.0, Placement(16, 4), direct, 0.0) == pytest.approx(12e-3 + 0.3e-3)
+
+
+@pytest.mark.parametrize("network", [NETWORK, DIRECT, RING])
+def test_one_rank_exchanges_nothing(network: Network) -> None:
+    """Alone, every exchange is free."""
+    alone = Placement(1, 1)
+    assert all_gather_seconds(MEGABYTE, alone, network, 1.0) == 0
+    assert all_reduce_seconds(MEGABYTE, alone, network, 1.0) == 0
+    assert broadcast_seconds(MEGABYTE, alone, network) == 0
+
+
+def test_congestion_spares_a_single_connection() -> None:
+    """It is each further connection that costs; 47 of them at 0.1 make a link 5.7 times slower."""
+    assert all_gather_seconds(MEGABYTE, Placement(2, 1), NETWORK, 0.1) == pytest.approx(20e-3)
+    congested = all_gather_seconds(MEGABYTE, Placement(16, 4), NETWORK, 0.1)
+    assert congested == pytest.approx(48 * 10e-3 * 5.7 + 3 * 1e-3)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.tuples(*(st.floats(0.01, 1000) for _ in range(3))),
+    st.integers(1, 16),
+    st.integers(1, 200),
+    st.sampled_from(["within_gbps", "between_gbps", "connection_gbps"]),
+)
+def test_no_exchange_is_slower_on_a_faster_link(
+    gbps: tuple[float, float, float], ranks_per_host: int, num_ranks: int, link: Any
+) -> None:
+    """Ten times any of the bandwidths, both ways to exchange."""
+    within, between, connection = gbps
+    slow = replace(
+        NETWORK,
+        ranks_per_host=ranks_per_host,
+        within_gbps=within,
+        between_gbps=between,
+        connection_gbps=connection,
+    )
+    fast = replace(slow, **{link: 10 * getattr(slow, link)})
+    placement = placed(num_ranks, slow)
+    for pattern in ("ring", "direct"):
+        before, after = (
+            replace(network, all_gather=pattern, all_reduce=pattern) for network in (slow, fast)
+        )
+        for seconds in (all_gather_seconds, all_reduce_seconds):
+            assert seconds(1e6, placement, after, 0.01) <= seconds(1e6, placement, before, 0.01)
+    assert broadcast_seconds(1e6, placement, fast) <= broadcast_seconds(1e6, placement, slow)
+
+
+@pytest.mark.parametrize(("num_ranks", "per_host"), [(4, 5), (4, 0)])
+def test_impossible_placements_are_refused(num_ranks: int, per_host: int) -> None:
+    """A host has one of the ranks at least, and all of them at most."""
+    with pytest.raises(ValueError, match=r"ranks a host: need 1\.\.4"):
+        Placement(num_ranks, per_host)

@@ -1,0 +1,178 @@
+"""The limits of each trainer's step: linear, equal to each other's, or worse with every rank."""
+
+from dataclasses import replace
+from math import inf, log2
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.training.cost_model.settings import CALIBRATION, NETWORK, RANK, WORKLOAD
+from training.cost_model.calibration import Calibration, Fitted, Network, RankRates
+from training.cost_model.step_time import CostModel, Workload
+
+MODEL = CostModel(WORKLOAD, CALIBRATION)
+INFINITE = replace(
+    NETWORK, within_gbps=inf, between_gbps=inf, connection_gbps=inf, all_gather="ring"
+)
+
+
+def model_of(network: Network, fitted: Fitted = CALIBRATION.fitted) -> CostModel:
+    """The same workload elsewhere."""
+    return CostModel(WORKLOAD, replace(CALIBRATION, network=network, fitted=fitted))
+
+
+def all_speed_ups(model: CostModel, num_ranks: int) -> list[float]:
+    """Of the four trainers, in groups of four and blocks of ten."""
+    seconds = (
+        model.synchronous(num_ranks),
+        model.gtc(num_ranks),
+        model.bmuf(num_ranks, 10),
+        model.htm(num_ranks, min(num_ranks, 4), 10),
+    )
+    return [model.speed_up(num_ranks, each) for each in seconds]
+
+
+def test_one_rank_is_as_fast_as_itself() -> None:
+    """Where nothing is encoded, the speed-up of one rank is 1 for every trainer."""
+    assert all_speed_ups(MODEL, 1) == pytest.approx([1.0] * 4)
+    assert MODEL.computing_seconds == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("num_ranks", [4, 32, 128])
+def test_an_infinite_link_makes_every_trainer_linear(num_ranks: int) -> None:
+    """Without latency, work on messages or waiting, N ranks are N times as fast."""
+    assert all_speed_ups(model_of(INFINITE), num_ranks) == pytest.approx([num_ranks] * 4)
+
+
+def test_waiting_is_what_an_infinite_link_leaves() -> None:
+    """A share of the step's computing for each doubling, the same for every trainer."""
+    waiting = model_of(INFINITE, Fitted(waiting=0.05, congestion=1.0))
+    assert all_speed_ups(waiting, 32) == pytest.approx([32 / (1 + 0.05 * log2(32))] * 4)
+
+
+def test_endless_blocks_make_bmuf_linear() -> None:
+    """What happens once in a block costs a step nothing."""
+    assert MODEL.speed_up(128, MODEL.bmuf(128, 10**12)) == pytest.approx(128)
+    assert MODEL.speed_up(128, MODEL.bmuf(128, 10)) < 112
+
+
+def test_endless_blocks_make_htm_its_groups_gtc() -> None:
+    """Then a step costs what it costs a group."""
+    assert MODEL.htm(128, 4, 10**12) == pytest.approx(MODEL.gtc(4))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 200), st.integers(1, 1000))
+def test_groups_of_one_rank_are_bmuf(num_ranks: int, block_size: int) -> None:
+    """No rank has anyone to exchange gradients with."""
+    assert MODEL.htm(num_ranks, 1, block_size) == MODEL.bmuf(num_ranks, block_size)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(2, 200), st.integers(1, 1000))
+def test_one_group_is_gtc(num_ranks: int, block_size: int) -> None:
+    """No block is filtered."""
+    assert MODEL.htm(num_ranks, num_ranks, block_size) == MODEL.gtc(num_ranks)
+
+
+def test_htms_leaders_have_the_hosts_links_to_themselves() -> None:
+    """Groups of a whole host: GTC within it, one leader a host, and a broadcast within it."""
+    message = 4 + 4 * 10_000
+    ring, broadcast = 2 * 7 / 8 * 4e6 * 20e-9, 2 * 4e6 * 1e-9
+    expected = 0.1 + 3 * message * 1e-9 + (ring + broadcast) / 10
+    assert MODEL.htm(32, 4, 10) == pytest.approx(expected)
+
+
+def test_groups_may_span_whole_hosts() -> None:
+    """Groups of two hosts: their messages cross the link, their leaders are on every other host."""
+    gather = 3e-9 * 40_004 + 16 * 40_004 * 10e-9
+    ring = 2 * 3 / 4 * 4e6 * 20e-9
+    broadcast = 4e6 * 20e-9 + 2 * 4e6 * 1e-9
+    assert MODEL.htm(32, 8, 10) == pytest.approx(0.1 + gather + (ring + broadcast) / 10)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.sampled_from([4, 8, 16, 64, 128]), st.floats(0.01, 100), st.floats(1.0, 100.0))
+def test_more_bandwidth_never_slows_a_trainer(num_ranks: int, gbps: float, factor: float) -> None:
+    """Speed-up is monotonic in the link between hosts."""
+    slow = replace(NETWORK, between_gbps=gbps, connection_gbps=gbps)
+    fast = replace(slow, between_gbps=factor * gbps, connection_gbps=factor * gbps)
+    fitted = Fitted(waiting=0.05, congestion=0.01)
+    pairs = zip(
+        all_speed_ups(model_of(slow, fitted), num_ranks),
+        all_speed_ups(model_of(fast, fitted), num_ranks),
+        strict=True,
+    )
+    assert all(before <= after * (1 + 1e-12) for before, after in pairs)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(2, 60), st.floats(1e-6, 1e-1), st.floats(0.01, 100))
+def test_without_congestion_twice_the_hosts_hardly_slow_gtc(
+    num_hosts: int, density: float, gbps: float
+) -> None:
+    """Costs that are linear in the ranks cannot halve a speed-up, as it does in the papers.
+
+    From 8 to 16 hosts they take 7 % of it at most: the share of messages from other hosts grows.
+    """
+    network = replace(NETWORK, between_gbps=gbps, connection_gbps=gbps, between_latency_us=50.0)
+    rank = replace(RANK, decoded_words_per_s=1e8)
+    workload = replace(WORKLOAD, density=density)
+    model = CostModel(workload, replace(CALIBRATION, rank=rank, network=network))
+    fewer, more = 4 * num_hosts, 8 * num_hosts
+    kept = model.speed_up(more, model.gtc(more)) / model.speed_up(fewer, model.gtc(fewer))
+    assert kept >= 2 * (num_hosts - 1) / (2 * num_hosts - 1) * (1 - 1e-12)
+
+
+def test_messages_are_worked_on_by_every_rank() -> None:
+    """Encoding grows with the model, decoding with the ranks."""
+    rates = RankRates(1000.0, 1_000_000, encoded_elements_per_s=1e7, decoded_words_per_s=1e6)
+    model = CostModel(WORKLOAD, replace(CALIBRATION, rank=rates, network=INFINITE))
+    assert model.gtc(4) == pytest.approx(0.1 + 0.1 + 4 * 0.01)
+
+
+def test_messages_are_never_longer_than_the_map() -> None:
+    """Above 1/16 density two bits an element are shorter than a word an element sent."""
+    lengths = [replace(WORKLOAD, density=density).message_bytes for density in (0.01, 0.0625, 0.5)]
+    assert lengths == [40_004, 250_004, 250_004]
+
+
+def test_a_larger_model_takes_longer_in_proportion() -> None:
+    """Twice the parameters, half the frames a second."""
+    doubled = CostModel(replace(WORKLOAD, num_parameters=2_000_000), CALIBRATION)
+    assert doubled.computing_seconds == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "group_size", "message"),
+    [(128, 3, "divisor of 128"), (48, 6, "divisor or a multiple of 4"), (8, 0, "divisor of 8")],
+)
+def test_unequal_groups_are_refused(num_ranks: int, group_size: int, message: str) -> None:
+    """Groups are equal, and fill hosts or share one."""
+    with pytest.raises(ValueError, match=message):
+        MODEL.htm(num_ranks, group_size, 10)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"density": 2.0}, r"density = 2.0: need 0..1"),
+        ({"num_parameters": 0}, "need at least 1"),
+        ({"minibatch_frames": 0}, "need at least 1"),
+    ],
+)
+def test_impossible_workloads_are_refused(changes: dict[str, float], message: str) -> None:
+    """The message says what is needed."""
+    with pytest.raises(ValueError, match=message):
+        Workload(**{"num_parameters": 10, "minibatch_frames": 10, "density": 0.1, **changes})
+
+
+def test_impossible_calibrations_are_refused() -> None:
+    """Rates are positive, fitted terms are costs."""
+    with pytest.raises(ValueError, match=r"frames_per_s = 0.0: need more than 0"):
+        replace(RANK, frames_per_s=0.0)
+    with pytest.raises(ValueError, match=r"between_gbps = -1.0: need more than 0"):
+        replace(NETWORK, between_gbps=-1.0)
+    with pytest.raises(ValueError, match=r"waiting = -0.1: need 0 or more"):
+        Calibration("by hand", RANK, NETWORK, Fitted(waiting=-0.1, congestion=0.0))

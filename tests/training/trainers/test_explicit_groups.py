@@ -1,0 +1,108 @@
+"""No exchange falls back to the default process group: between disjoint worlds, and without one."""
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch.distributed as dist
+from ranks import RankPool, all_equal, sgd, small_model, take_step, weights
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from training.in_process import InProcessGroup, simulate_ranks
+from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
+
+TAU = 1 / 64
+TRAINERS: dict[str, Callable[..., Trainer]] = {
+    "synchronous": Synchronous,
+    "gtc": partial(Gtc, gradient_threshold=TAU),
+    "bmuf": partial(Bmuf, block_size=3),
+    "htm": partial(Htm, group_size=2, block_size=3, gradient_threshold=TAU),
+}
+
+
+def train(
+    group: ProcessGroup, make_trainer: Callable[..., Trainer], num_steps: int, first_rank: int = 0
+) -> Tensor:
+    """Train on the data of ranks from `first_rank` on."""
+    model = small_model()
+    optimizer = sgd(model)
+    with make_trainer(model, optimizer, group=group):
+        for step in range(num_steps):
+            take_step(model, optimizer, step, first_rank + group.rank())
+    return weights(model)
+
+
+def train_apart(group: ProcessGroup, make_trainer: Callable[..., Trainer]) -> Tensor:
+    """The first and the second half of the ranks train alone: other data, another length."""
+    ranks = list(range(group.size()))
+    halves = [ranks[: len(ranks) // 2], ranks[len(ranks) // 2 :]]
+    parts = [
+        group.divide(half) if isinstance(group, InProcessGroup) else dist.new_group(half)
+        for half in halves
+    ]
+    half = int(group.rank() in halves[1])
+    return train(parts[half], make_trainer, 5 + 2 * half, halves[half][0])
+
+
+def train_without_a_default(group: ProcessGroup, make_trainer: Callable[..., Trainer]) -> Tensor:
+    """From entering on, whoever asks torch for the default group gets an error, on leaving too."""
+    model = small_model()
+    optimizer = sgd(model)
+    default = dist.group.WORLD
+    try:
+        with make_trainer(model, optimizer, group=group):
+            dist.group.WORLD = None
+            for step in range(5):
+                take_step(model, optimizer, step, group.rank())
+    finally:
+        dist.group.WORLD = default
+    return weights(model)
+
+
+def alone(num_ranks: int, make_trainer: Callable[..., Trainer]) -> list[Tensor]:
+    """What either half of `num_ranks` ends with where there is nobody else."""
+    half = num_ranks // 2
+    first = simulate_ranks(half, train, make_trainer, 5)
+    return first + simulate_ranks(half, train, make_trainer, 7, half)
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_disjoint_worlds_do_not_meet(rank_pool: RankPool, name: str) -> None:
+    """Two halves of four real ranks, of which one takes more steps, train as if alone, bitwise."""
+    together = rank_pool.run(4, train_apart, TRAINERS[name])
+    pairs = zip(together, alone(4, TRAINERS[name]), strict=True)
+    assert all(all_equal(list(pair)) for pair in pairs)
+    assert not all_equal(together)
+
+
+def test_disjoint_two_tier_worlds_do_not_meet() -> None:
+    """Two structures of two groups of two beside each other, where torch has no default group."""
+    assert not dist.is_initialized()
+    together = simulate_ranks(8, train_apart, TRAINERS["htm"])
+    pairs = zip(together, alone(8, TRAINERS["htm"]), strict=True)
+    assert all(all_equal(list(pair)) for pair in pairs)
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_steps_need_no_default_group(rank_pool: RankPool, name: str) -> None:
+    """After entering no exchange asks for torch's default group: neither tier, nor leaving."""
+    without = rank_pool.run(4, train_without_a_default, TRAINERS[name])
+    assert all_equal([*without, *simulate_ranks(4, train, TRAINERS[name], 5)])
+
+
+def test_a_missing_default_group_is_noticed(rank_pool: RankPool) -> None:
+    """What the test above does would catch a collective of torch that is given no group."""
+    assert all("Default process group" in error for error in rank_pool.run(4, fall_back))
+
+
+def fall_back(group: ProcessGroup) -> str:
+    default = dist.group.WORLD
+    dist.group.WORLD = None
+    try:
+        dist.all_reduce(weights(small_model()))
+    except ValueError as error:
+        return str(error)
+    finally:
+        dist.group.WORLD = default
+    return f"rank {group.rank()} fell back"

@@ -1,0 +1,28 @@
+"""The link between two real ranks, as the cost model times it."""
+
+from ranks import RankPool
+
+from training.collectives import ProcessGroup
+from training.cost_model.link import LinkRates, measure_link
+
+
+def refused(group: ProcessGroup) -> str:
+    """What three or more ranks are told."""
+    try:
+        measure_link(group)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_two_ranks_time_their_link(rank_pool: RankPool) -> None:
+    """Loopback: less than a second an exchange, more than a megabit a second, on both."""
+    for rates in rank_pool.run(2, measure_link):
+        assert isinstance(rates, LinkRates)
+        assert rates.latency_us < 1e6
+        assert rates.gbps > 1e-3
+
+
+def test_a_link_has_two_ends(rank_pool: RankPool) -> None:
+    """Other numbers of ranks are refused before anything is sent."""
+    assert rank_pool.run(4, refused) == ["4 ranks: need 2, one at each end of the link"] * 4

@@ -1,0 +1,41 @@
+"""Fits that were stopped after any step end as if they had not been, on real ranks."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from ranks import RankPool
+
+from tests.training.small_fits import copy_stopped, fit, small_fit, steps_saved, write_run
+from training.recipes import CheckpointConfig, TrainerName
+
+EVERY_STEP = CheckpointConfig(steps=1, num_kept=1000)
+CASES = [
+    *((name, 1, 1) for name in ("synchronous", "gtc", "bmuf")),
+    *((name, 2, 1) for name in ("synchronous", "gtc", "bmuf")),
+    ("htm", 2, 2),
+    ("htm", 4, 2),
+]
+
+
+@pytest.mark.parametrize(("trainer", "num_ranks", "group_size"), CASES)
+def test_stopped_after_any_step_a_fit_ends_in_the_same_bytes(
+    rank_pool: RankPool, tmp_path: Path, trainer: TrainerName, num_ranks: int, group_size: int
+) -> None:
+    """Mid-visit, mid-block, with dropout and Adam's momenta; saving each step changes nothing."""
+    minibatch_frames = 64 if num_ranks == 1 else 32
+    never_saved = small_fit(trainer, num_ranks < 4, group_size, minibatch_frames=minibatch_frames)
+    never_saved = replace(never_saved, visits=never_saved.visits[-5:])
+    whole, saved = tmp_path / "whole", tmp_path / "saved"
+    for folder in (whole, saved):
+        write_run(folder)
+    expected = rank_pool.run(num_ranks, fit, whole, never_saved)
+    what = replace(never_saved, checkpoints=EVERY_STEP)
+    assert rank_pool.run(num_ranks, fit, saved, what) == expected
+    steps = steps_saved(saved, what)
+    assert steps == list(range(1, len(steps) + 1))
+    assert len(steps) > len(what.visits)  # and so within visits too
+    for step in steps:
+        stopped = tmp_path / f"stopped-{step}"
+        copy_stopped(saved, what, step, stopped)
+        assert rank_pool.run(num_ranks, fit, stopped, what) == expected

@@ -1,0 +1,121 @@
+"""Short trainings whose every bit follows from IEEE 754, whatever the processor.
+
+Nothing here is added up in an order that a processor's vector width could choose: the model works
+element by element, its gradients are small integers over 8, learning rates, momenta and the number
+of ranks are powers of two, so that a fused multiply-add rounds as a multiplication and an addition
+do. Roundings remain (division, square root, block momentum 3/4, models of many bits), one an
+operation.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from training.collectives import ProcessGroup
+from training.in_process import simulate_ranks
+from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
+
+NUM_RANKS, NUM_STEPS, NUM_FRAMES = 4, 30, 8
+NUM_INPUTS, NUM_OUTPUTS = 5, 3
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "momentum": partial(torch.optim.SGD, lr=2.0**-6, momentum=0.5),
+    "adam": partial(torch.optim.Adam, lr=2.0**-5, betas=(0.5, 0.75)),
+}
+TRAINERS: dict[str, Callable[..., Trainer]] = {
+    "synchronous": Synchronous,
+    "gtc": partial(Gtc, gradient_threshold=4.0),
+    "bmuf_nesterov": partial(Bmuf, block_size=4),
+    "bmuf_as_printed": partial(Bmuf, block_size=4, form="as_printed"),
+    "htm": partial(Htm, group_size=2, block_size=4, gradient_threshold=4.0),
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """All ranks' models, in rank order, after a step: their bits, and the sum of their moduli."""
+
+    digest: str
+    norm: float
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """What a training went through, the model that it left, and all ranks' state at the end."""
+
+    steps: list[Step]
+    final: list[float]
+    state_digest: str
+
+
+class Elementwise(nn.Module):
+    """An output for each pair of an input and a unit, without a sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(NUM_INPUTS, NUM_OUTPUTS))
+        self.bias = nn.Parameter(torch.zeros(NUM_OUTPUTS))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs.unsqueeze(2) * self.weight + self.bias
+
+
+def minibatch(step: int, rank: int) -> tuple[Tensor, Tensor]:
+    """Small integers from a formula: torch's random numbers may change from version to version."""
+    frame = torch.arange(NUM_FRAMES).view(-1, 1) + NUM_FRAMES * (NUM_RANKS * step + rank)
+    inputs = (frame * 7 + torch.arange(NUM_INPUTS) * 3 + frame * frame // 5) % 7 - 3
+    noise = (frame * 5 + torch.arange(NUM_OUTPUTS) * 11 + frame * frame // 3) % 9 - 4
+    targets = torch.arange(NUM_OUTPUTS) - 1 + inputs.unsqueeze(2) + noise.unsqueeze(1) / 4
+    return inputs.float(), targets
+
+
+def train_rank(
+    group: ProcessGroup, trainer_name: str, optimizer_name: str
+) -> tuple[list[Tensor], Tensor, dict[str, Any]]:
+    """One rank's models after each step, the model that is left, and its state before leaving."""
+    model = Elementwise()
+    optimizer = OPTIMIZERS[optimizer_name](model.parameters())
+    models = []
+    trainer = TRAINERS[trainer_name](model, optimizer, group=group)
+    with trainer:
+        for step in range(NUM_STEPS):
+            inputs, targets = minibatch(step, group.rank())
+            optimizer.zero_grad()
+            # The sign of an integer's error times the integer, and sums of those, are exact.
+            ((model(inputs) - targets).abs().sum() / 8).backward()
+            optimizer.step()
+            models.append(weights(model))
+        state = {**trainer.state_dict(), "optimizer": optimizer.state_dict()["state"]}
+    return models, weights(model), state
+
+
+def weights(model: nn.Module) -> Tensor:
+    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+
+
+def train(trainer_name: str, optimizer_name: str) -> Trajectory:
+    """Train on simulated ranks, which have the bits of real ones (test_in_process.py)."""
+    ranks = simulate_ranks(NUM_RANKS, train_rank, trainer_name, optimizer_name)
+    models = [torch.cat(models) for models in zip(*(models for models, _, _ in ranks), strict=True)]
+    steps = [Step(digest(model), math.fsum(model.abs().tolist())) for model in models]
+    state = torch.cat([piece for _, _, state in ranks for piece in tensors(state)])
+    return Trajectory(steps, ranks[0][1].tolist(), digest(state))
+
+
+def tensors(state: object) -> list[Tensor]:
+    """All tensors of a nested state, in the order of their names."""
+    if isinstance(state, Tensor):
+        return [state.reshape(-1).float()]
+    if isinstance(state, dict):
+        return [piece for key in sorted(state, key=str) for piece in tensors(state[key])]
+    return []
+
+
+def digest(values: Tensor) -> str:
+    """The first digits of the SHA-256 of little-endian float32."""
+    return hashlib.sha256(values.numpy().astype("<f4").tobytes()).hexdigest()[:16]

@@ -1,0 +1,34 @@
+"""The trainers' golden trajectories, repeated to the bit on simulated ranks."""
+
+import pytest
+
+from tests.trajectories.record import FOLDER, NAMES, golden_path, read
+from tests.trajectories.exact_training import NUM_RANKS, NUM_STEPS, minibatch, train
+
+
+@pytest.mark.parametrize(("trainer_name", "optimizer_name"), NAMES)
+def test_repeats_the_recorded_trajectory(trainer_name: str, optimizer_name: str) -> None:
+    """Every rank's model after every step, the model that is left, residuals and momenta."""
+    golden = read(golden_path(trainer_name, optimizer_name))
+    repeated = train(trainer_name, optimizer_name)
+    assert len(golden.steps) == NUM_STEPS
+    for number, steps in enumerate(zip(repeated.steps, golden.steps, strict=True)):
+        assert steps[0] == steps[1], f"differs from step {number} on"
+    assert repeated == golden
+
+
+def test_trajectories_are_all_different_and_none_is_left_over() -> None:
+    """A trainer that does nothing of its own would repeat another's."""
+    paths = [golden_path(*names) for names in NAMES]
+    assert sorted(FOLDER.glob("*.json")) == sorted(paths)
+    assert len({read(path).steps[-1].digest for path in paths}) == len(paths)
+    assert len({read(path).state_digest for path in paths}) == len(paths)
+
+
+def test_arithmetic_is_exact() -> None:
+    """Inputs are integers and targets quarters, whose products and sums no order can change."""
+    for step in range(NUM_STEPS):
+        for rank in range(NUM_RANKS):
+            inputs, targets = minibatch(step, rank)
+            assert all((values * 4 % 1 == 0).all() for values in (inputs, targets))
+            assert inputs.abs().max() <= 3

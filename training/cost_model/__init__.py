@@ -1,0 +1,1 @@
+"""What distributed training costs: a step's seconds, fitted to the papers' speed-ups."""

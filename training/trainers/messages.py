@@ -1,0 +1,165 @@
+"""How ranks exchange the messages of GTC: as long as they need to be, or of a fixed length."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Float, Int32
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from training import collectives
+from training.algorithms.gradient_threshold import (
+    HEADER_WORDS,
+    Encoding,
+    add_message,
+    num_map_words,
+)
+from training.algorithms.threshold_encoding import take_message
+
+MIN_CAPACITY = 2**13
+
+
+class Messages(Protocol):
+    """An exchange of what ranks send of their gradients; the rest stays in their residuals."""
+
+    def sum_signs(
+        self,
+        residual: Float[Tensor, " elements"],
+        gradients: Float[Tensor, " elements"],
+        group: ProcessGroup,
+    ) -> Int32[Tensor, " elements"]:
+        """Count, for each element, the ranks that sent plus less those that sent minus."""
+
+    def check(self) -> None:
+        """Raise FloatingPointError, on all ranks, where a gradient was not finite."""
+
+    def state(self) -> dict[str, int]:
+        """Return what later messages depend on, besides the residual."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state()`; what is missing there begins anew."""
+
+
+class ExactMessages:
+    """Messages as long as they need to be: the host waits for their lengths, which travel first."""
+
+    def __init__(self, gradient_threshold: float) -> None:
+        self._gradient_threshold = gradient_threshold
+        self._counts: Tensor | None = None
+
+    def sum_signs(
+        self,
+        residual: Float[Tensor, " elements"],
+        gradients: Float[Tensor, " elements"],
+        group: ProcessGroup,
+    ) -> Int32[Tensor, " elements"]:
+        """Exchange one step's messages; raises FloatingPointError as `check` does elsewhere."""
+        message = take_message(residual, gradients, self._gradient_threshold)
+        messages = collectives.gather(message, group, "gradients")
+        _check_finite([int(message[0]) for message in messages])
+        if self._counts is None:  # once: new memory is slower than the work on it
+            self._counts = torch.empty_like(residual, dtype=torch.int32)
+        self._counts.zero_()
+        for message in messages:
+            add_message(self._counts, message)
+        return self._counts
+
+    def check(self) -> None:
+        """Do nothing: each step has raised its own."""
+
+    def state(self) -> dict[str, int]:
+        """Nothing."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+
+class FixedMessages:
+    """Messages of a length that the host knows before they are made, so that it never waits.
+
+    The length is the last step's doing: room for twice what any rank then had to send, and at first
+    for a map, which holds everything. What finds no room stays in the residual, and goes first next
+    time. A gradient that is not finite adds nothing, and is told of one step later.
+    """
+
+    def __init__(self, residual: Float[Tensor, " elements"], gradient_threshold: float) -> None:
+        self._gradient_threshold = residual.new_tensor(gradient_threshold)
+        self._num_elements = len(residual)
+        self._first_block = torch.zeros((), dtype=torch.int32, device=residual.device)
+        self._arrival: _Arrival | None = None
+        self.capacity = num_map_words(len(residual))
+
+    def sum_signs(
+        self,
+        residual: Float[Tensor, " elements"],
+        gradients: Float[Tensor, " elements"],
+        group: ProcessGroup,
+    ) -> Int32[Tensor, " elements"]:
+        """Exchange one step's messages, all as long as the last step's headers let expect."""
+        # Here, as Triton comes with torch's builds for CUDA alone.
+        from training.algorithms import threshold_encoding_cuda  # noqa: PLC0415
+
+        self.check()
+        with torch.cuda.device(residual.get_device()):
+            message = threshold_encoding_cuda.take_message(
+                residual, gradients, self._gradient_threshold, self.capacity, self._first_block
+            )
+            messages = collectives.gather_equal(message, group, "gradients")
+            self._arrival = _Arrival(messages[:, :HEADER_WORDS])
+            counts = torch.zeros_like(residual, dtype=torch.int32)
+            threshold_encoding_cuda.add_messages(counts, messages)
+        return counts
+
+    def check(self) -> None:
+        """Look at the last step's headers: raise FloatingPointError, or choose the next length."""
+        if self._arrival is None:
+            return
+        encodings, wanted = self._arrival.headers().T.tolist()
+        self._arrival = None
+        _check_finite(encodings)
+        self.capacity = capacity_for(max(wanted), self._num_elements)
+
+    def state(self) -> dict[str, int]:
+        """The next message's length, and where it begins to take elements."""
+        self.check()
+        return {"message_capacity": self.capacity, "first_block": int(self._first_block)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state()`, or anew where it has nothing of it."""
+        self._arrival = None
+        self.capacity = state.get("message_capacity", num_map_words(self._num_elements))
+        self._first_block.fill_(state.get("first_block", 0))
+
+
+class _Arrival:
+    """Headers on their way to the host, which goes on with its work meanwhile."""
+
+    def __init__(self, headers: Int32[Tensor, "ranks 2"]) -> None:
+        self._headers = torch.empty(headers.shape, dtype=headers.dtype, pin_memory=headers.is_cuda)
+        self._headers.copy_(headers.contiguous(), non_blocking=True)
+        self._event = torch.cuda.Event() if headers.is_cuda else None  # type: ignore[no-untyped-call]
+        if self._event is not None:
+            self._event.record()
+
+    def headers(self) -> Int32[Tensor, "ranks 2"]:
+        """Wait for them: the device is then one step behind, at most, and has work to do."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._headers
+
+
+def capacity_for(num_wanted: int, num_elements: int) -> int:
+    """How many words make room for twice `num_wanted` elements, in few different lengths."""
+    doubled = 1 << (2 * max(num_wanted, 1) - 1).bit_length()
+    return min(max(doubled, MIN_CAPACITY), num_map_words(num_elements))
+
+
+def _check_finite(encodings: Sequence[int]) -> None:
+    for rank, encoding in enumerate(encodings):
+        if encoding == Encoding.NOT_FINITE:
+            raise FloatingPointError(
+                f"the gradient of rank {rank} holds a NaN or an infinity: look at that rank's "
+                "data, or lower the learning rate, and go on from a checkpoint"
+            )
