@@ -74,6 +74,9 @@ class RollCall:
             if self._verdict is not None:
                 self._store.compare_set(self._key("verdict"), "", self._verdict)
             self._answer(has_left=True)
+            self._store.set(self._key(f"done/{self._rank}"), "")
+            if self._rank == 0 and self._verdict is not None:
+                self._let_others_read()
         except RuntimeError as error:
             self._conclude(
                 "the store in which the ranks met is gone: torchrun, or else "
@@ -86,6 +89,7 @@ class RollCall:
             return
         if self._store.check([self._key("verdict")]):
             self._conclude(self._store.get(self._key("verdict")).decode())
+            self._store.set(self._key(f"done/{self._rank}"), "")
         elif self._called_at is not None:
             self._count()
         elif self._waited_s is not None or self._store.check([self._key("call")]):
@@ -106,10 +110,16 @@ class RollCall:
             if self._store.check([key])
         }
         verdict = find_fault(self._members, found, self._waited_s)
-        verdict = self._store.compare_set(self._key("verdict"), "", verdict).decode()
-        # Where this rank's process is the store, the others must read before it ends.
-        time.sleep(4 * _CALLED_ROUND_S)
-        self._conclude(verdict)
+        self._conclude(self._store.compare_set(self._key("verdict"), "", verdict).decode())
+
+    def _let_others_read(self) -> None:
+        """Stay a while: without torchrun this rank's process is the store."""
+        deadline = time.monotonic() + ANSWER_LIMIT_S / 2
+        ranks = range(len(self._members.processes))
+        answered = [rank for rank in ranks if self._store.check([self._key(f"answer/{rank}")])]
+        done = [self._key(f"done/{rank}") for rank in answered]
+        while not self._store.check(done) and time.monotonic() < deadline:
+            time.sleep(_CALLED_ROUND_S)
 
     def _answer(self, *, has_left: bool = False) -> None:
         exchange, since = self._place

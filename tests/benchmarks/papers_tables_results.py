@@ -5,17 +5,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.benchmarks.papers_tables_rows import BASELINE, FORMS, Configuration
+from tests.benchmarks.papers_tables_rows import BASELINE, Configuration
 from training.algorithms.block_filter import Form
 
 TUNING_SEED, TUNING_RANKS = 0, 64
 # Of the mean gradient: divided by the number of ranks whose gradients are summed.
-RATES = {
-    "sgd": (0.1, 0.2),
-    "gtc": (0.4, 0.8, 1.6, 3.2),
-    "bmuf": (0.05, 0.1, 0.2, 0.4),
-    "htm": (0.1, 0.2, 0.4, 0.8),
+RATES: dict[tuple[str, Form], tuple[float, ...]] = {
+    ("sgd", "nesterov"): (0.1, 0.2),
+    ("gtc", "nesterov"): (0.4, 0.8, 1.6, 3.2),
+    ("bmuf", "nesterov"): (0.05, 0.1, 0.2, 0.4),
+    ("htm", "nesterov"): (0.1, 0.2, 0.4, 0.8),
+    ("bmuf", "as_printed"): (0.0125, 0.025, 0.05, 0.1),
+    ("htm", "as_printed"): (0.0125, 0.025, 0.05, 0.1),
 }
+RATE_OF_ONE_RANK = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,7 @@ class Job:
     def learning_rate(self) -> float:
         """The first epoch's: where gradients are summed, at most what one rank would take."""
         num_summed = self.configuration.num_summed
-        return self.rate if num_summed == 1 else min(self.rate / num_summed, RATES["sgd"][0])
+        return self.rate if num_summed == 1 else min(self.rate / num_summed, RATE_OF_ONE_RANK)
 
 
 def tuned_at(trainer: str, form: Form) -> Configuration:
@@ -45,11 +48,9 @@ def tuned_at(trainer: str, form: Form) -> Configuration:
 
 def tuning_jobs() -> Iterator[Job]:
     """Every rate of every trainer, on a seed of its own."""
-    for form in FORMS:
-        for trainer, rates in RATES.items():
-            configuration = tuned_at(trainer, form)
-            if configuration.form == form:
-                yield from (Job(configuration, rate, TUNING_SEED) for rate in rates)
+    for (trainer, form), rates in RATES.items():
+        for rate in rates:
+            yield Job(tuned_at(trainer, form), rate, TUNING_SEED)
 
 
 class Results:
@@ -81,7 +82,7 @@ class Results:
     def best_rate(self, trainer: str, form: Form) -> float:
         """The tuned rate of those that are finished."""
         configuration = tuned_at(trainer, form)
-        jobs = [Job(configuration, rate, TUNING_SEED) for rate in RATES[trainer]]
+        jobs = [Job(configuration, rate, TUNING_SEED) for rate in RATES[trainer, form]]
         if not all(job in self.accuracies for job in jobs):
             raise ValueError(f"the learning rate of {trainer}, {form}, is not tuned yet: train on")
         return max(jobs, key=lambda job: self.accuracies[job][-1]).rate

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.trajectories.record import FOLDER, NAMES, golden_path, read
 from tests.trajectories.exact_training import NUM_RANKS, NUM_STEPS, minibatch, train
+from tests.trajectories.record import FOLDER, NAMES, golden_path, read
 
 
 @pytest.mark.parametrize(("trainer_name", "optimizer_name"), NAMES)
