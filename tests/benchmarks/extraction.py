@@ -35,7 +35,7 @@ from tests.small_corpus import local_store
 
 NUM_BINS = 64
 SAMPLE_RATE_HZ = 16_000
-GETS_IN_FLIGHT = 8
+GETS_IN_FLIGHT = 32
 
 
 def write_corpus(folder: Path, files: list[Recording]) -> float:
