@@ -31,7 +31,7 @@ def make_trainer(
         model,
         optimizer,
         group=group,
-        group_size=config.group_size,
+        group_size=config.group_size or None,
         gradient_threshold=config.gradient_threshold,
         **blocks,
     )

@@ -28,7 +28,10 @@ class CorpusConfig:
 
 @dataclass(frozen=True, slots=True)
 class TrainerConfig:
-    """Who talks to whom, when (003 VI, 000 2): the papers' hyper-parameters."""
+    """Who talks to whom, when (003 VI, 000 2): the papers' hyper-parameters.
+
+    `group_size` 0: HTM's groups are the ranks of a host.
+    """
 
     name: TrainerName
     gradient_threshold: float
