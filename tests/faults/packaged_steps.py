@@ -81,7 +81,7 @@ def prepare(folder: Path, cluster: StandaloneCluster) -> PackagedSteps:
     packages = package_steps(folder / "dist")
     venv.create(folder / "bare", with_pip=False, symlinks=True)
     with tarfile.open(packages["generate_targets"].dependencies) as archive:
-        archive.extractall(folder / "unpacked", filter="tar")
+        archive.extractall(folder / "unpacked")  # Python 3.11.2 knows no filter
     # Compiled now, by importing it, as a host's set-up would: 10 s less for each first task.
     command = [str(folder / "bare" / "bin" / "python"), "-c", "import torch, pyarrow, boto3"]
     path = {**cluster.environment, "PYTHONPATH": str(folder / "unpacked")}
