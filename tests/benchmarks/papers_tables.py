@@ -112,6 +112,7 @@ def as_text(tables: Sequence[Table], results: Results, seeds: Sequence[int]) -> 
         ]
         for row in table.rows:
             values = [cell(results.relative(each, seeds)) for each in row.in_both_forms()]
+            values += [""] * (len(FORMS) - len(values))
             cells = [*row.configuration.names(), row.published, *values]
             lines.append("| " + " | ".join(map(str, cells)) + " |")
         blocks.append("\n".join(lines))
