@@ -119,7 +119,7 @@ class DeviceServer:
             answer = ANSWER, self._function(payload)
         except ValueError as error:
             answer = BAD_REQUEST, f"ValueError: {error}".encode()
-        except Exception as error:
+        except BaseException as error:
             # The lock stays: whoever waits for it is lost with this process, and asks another.
             traceback.print_exc()
             return FAILURE, f"{type(error).__name__}: {error}".encode()

@@ -13,7 +13,7 @@ MAX_SEGMENT_BYTES = 2**20
 
 
 def ring_sum(brought: Sequence[Shaped[Tensor, "..."]]) -> Shaped[Tensor, "..."]:
-    """Sum what the ranks bring, in rank order, as `gloo::allreduce` does.
+    """Sum what the ranks bring (`brought` is in rank order) as `gloo::allreduce` does.
 
     Chunk c of the values starts at rank c - 1 and passes c - 2, c - 3, ..., c; each adds its own.
     """

@@ -6,7 +6,9 @@ import pytest
 from ranks import RankPool, sgd, small_model
 from torch.distributed import ProcessGroup
 
+from training.configured_trainer import make_trainer
 from training.in_process import simulate_ranks
+from training.recipes import TrainerConfig
 from training.trainers import Htm
 from training.trainers.tiers import platform
 
@@ -15,6 +17,18 @@ def group_size(group: ProcessGroup) -> int:
     model = small_model()
     settings = {"block_size": 2, "gradient_threshold": 1.0}
     return Htm(model, sgd(model), group=group, **settings).group_size
+
+
+def recipe_group_size(group: ProcessGroup) -> int:
+    model = small_model()
+    trainer = make_trainer(TrainerConfig("htm", 1.0, 2, 1.0, 1.0, 0), model, sgd(model), group)
+    assert isinstance(trainer, Htm)
+    return trainer.group_size
+
+
+def test_a_recipe_may_leave_groups_to_hosts() -> None:
+    """A recipe's group_size 0 is a host's ranks."""
+    assert simulate_ranks(4, recipe_group_size) == [4] * 4
 
 
 def test_a_host_is_a_group(rank_pool: RankPool) -> None:
