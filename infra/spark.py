@@ -123,6 +123,20 @@ def run_tasks(
     """
     if not tasks:
         return []
+    try:
+        return _collect(session, tasks, function, description, idle_limit_s)
+    except _JVM_LOST as error:  # or lost while a failure was looked into, or a job cancelled
+        lost = "the driver's JVM has ended, killed or out of memory: run the step again"
+        raise TaskError(f"{description}: {lost}; it goes on from its commits") from error
+
+
+def _collect(
+    session: SparkSession,
+    tasks: Sequence[T],
+    function: Callable[[T], R],
+    description: str,
+    idle_limit_s: float,
+) -> list[R]:
     context = session.sparkContext
     group = uuid.uuid4().hex
 
@@ -138,9 +152,6 @@ def run_tasks(
             results: list[R] = future.result()
         except (Py4JJavaError, PySparkException) as error:
             raise TaskError(f"{description}: {_cause(error)}") from error
-        except _JVM_LOST as error:
-            lost = "the driver's JVM has ended, killed or out of memory: run the step again"
-            raise TaskError(f"{description}: {lost}; it goes on from its commits") from error
         except BaseException:
             context.cancelJobGroup(group)
             raise

@@ -10,6 +10,7 @@ from urllib.parse import unquote
 from infra.objects import PrefixError
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_CONTROL = re.compile(r"[\0-\x1f]")
 _BUCKET = re.compile(r"[A-Za-z0-9._-]{3,63}")
 _MAX_KEY_BYTES = 1024  # S3's; a request for more is an error, not an absent object
 
@@ -28,7 +29,7 @@ def normalize_uri(uri: str) -> str:
     A relative path, with `..` or not, is taken from the working directory: meant for what a
     user types, such as `--run ../runs/a`. Raises PrefixError for a malformed URI.
     """
-    if not uri or any(ord(character) < 32 for character in uri):
+    if not uri or _CONTROL.search(uri):
         raise PrefixError(f"{uri!r}: need an s3:// URI or a local path, in printable text")
     scheme = _SCHEME.match(uri)
     if scheme is None:
@@ -83,6 +84,8 @@ def require_within(uri: str, resolved_prefixes: Sequence[str]) -> str:
     """Return `uri` normalized; raise PrefixError unless it lies at or below one of the prefixes."""
     refuse_traversal(uri)
     normalized = normalize_uri(uri)
+    if any(_is_within(normalized, prefix) for prefix in resolved_prefixes):
+        return normalized
     real = normalized if is_s3(normalized) else _without_links(normalized)
     if any(_is_at_or_below(real, prefix) for prefix in resolved_prefixes):
         return normalized
@@ -90,6 +93,16 @@ def require_within(uri: str, resolved_prefixes: Sequence[str]) -> str:
     raise PrefixError(
         f"{uri}: outside the allowed prefixes ({allowed}): allow its prefix, or move it"
     )
+
+
+def _is_within(uri: str, prefix: str) -> bool:
+    """Whether `uri`, as it is spelt, lies below the prefix, and no link leads elsewhere."""
+    if not _is_at_or_below(uri, prefix):
+        return False
+    # The prefix was resolved: 1 us for each name below it, where resolving all of them takes 7.
+    path = prefix.rstrip("/")
+    names = [] if is_s3(uri) else uri[len(path) :].split("/")[1:]
+    return not any(os.path.islink(path := f"{path}/{name}") for name in names)  # noqa: PTH114
 
 
 def _without_links(path: str) -> str:

@@ -10,6 +10,7 @@ from jaxtyping import Float32
 
 from pipeline.audio_container import ogg_num_samples, riff_shortfall
 from pipeline.filterbank import SAMPLE_RATE_HZ, WINDOW_SAMPLES
+from pipeline.flac import decode_flac, stream_info
 
 MAX_DURATION_S = 3600
 MAX_CLIPPED_SHARE = 0.01
@@ -89,12 +90,33 @@ def _has_known_signature(data: bytes) -> bool:
 
 
 def _read_samples(data: bytes) -> Float32[np.ndarray, " samples"]:
+    return _read_flac(data) if data.startswith(b"fLaC") else _read_others(data)
+
+
+def _read_flac(data: bytes) -> Float32[np.ndarray, " samples"]:
+    try:
+        info = stream_info(data)
+    except ValueError as error:
+        raise AudioError("not_audio", str(error)) from error
+    _require_format(info.sample_rate_hz, info.num_channels, info.num_samples or _UNKNOWN_LENGTH)
+    try:
+        samples = decode_flac(data, info)
+    except ValueError as error:
+        raise AudioError("truncated", str(error)) from error
+    _require_samples(len(samples), info.num_samples)
+    if len(samples) > info.num_samples:
+        detail = f"more than the {info.num_samples} samples that the header says"
+        raise AudioError("duration_mismatch", detail)
+    return samples
+
+
+def _read_others(data: bytes) -> Float32[np.ndarray, " samples"]:
     try:
         file = soundfile.SoundFile(io.BytesIO(data))
     except soundfile.LibsndfileError as error:
         raise AudioError("not_audio", error.error_string) from error
     with file:
-        _require_format(file)
+        _require_format(file.samplerate, file.channels, file.frames)
         _require_complete(data, file.frames)
         try:
             samples = file.read(file.frames, dtype="float32")
@@ -104,18 +126,18 @@ def _read_samples(data: bytes) -> Float32[np.ndarray, " samples"]:
     return np.asarray(samples, dtype=np.float32)
 
 
-def _require_format(file: soundfile.SoundFile) -> None:
-    if file.samplerate != SAMPLE_RATE_HZ:
-        detail = f"{file.samplerate} Hz: need {SAMPLE_RATE_HZ}; resample before ingestion"
+def _require_format(sample_rate_hz: int, num_channels: int, num_samples: int) -> None:
+    if sample_rate_hz != SAMPLE_RATE_HZ:
+        detail = f"{sample_rate_hz} Hz: need {SAMPLE_RATE_HZ}; resample before ingestion"
         raise AudioError("wrong_sample_rate", detail)
-    if file.channels != 1:
-        raise AudioError("not_mono", f"{file.channels} channels: need 1")
-    if file.frames == _UNKNOWN_LENGTH:
+    if num_channels != 1:
+        raise AudioError("not_mono", f"{num_channels} channels: need 1")
+    if num_samples == _UNKNOWN_LENGTH:
         detail = "the header does not state its length, as when written to a pipe: encode to a file"
         raise AudioError("unknown_length", detail)
     # Before anything is allocated: a header may claim 2**36 samples.
-    if file.frames > MAX_DURATION_S * SAMPLE_RATE_HZ:
-        detail = f"the header says {file.frames} samples: need at most {MAX_DURATION_S} s"
+    if num_samples > MAX_DURATION_S * SAMPLE_RATE_HZ:
+        detail = f"the header says {num_samples} samples: need at most {MAX_DURATION_S} s"
         raise AudioError("too_long", detail)
 
 
@@ -156,7 +178,9 @@ def _require_usable(samples: Float32[np.ndarray, " samples"]) -> None:
 def _require_sound(samples: Float32[np.ndarray, " samples"]) -> None:
     threshold = 10 ** (SILENCE_DBFS / 20)
     # The variance is at least a 16th of that of every 16th sample, which costs a 16th.
-    if samples[::16].std() >= 4 * threshold:
+    part = samples[::16]
+    deviations = part - np.add.reduce(part) / np.float32(len(part))  # std() takes thrice as long
+    if np.vdot(deviations, deviations) >= len(part) * (4 * threshold) ** 2:
         return
     if (level := samples.std()) < threshold:
         raise AudioError("silent", f"RMS about the mean {level:.1e}: need {SILENCE_DBFS:.0f} dBFS")

@@ -143,11 +143,6 @@ FLACS = {
     "FLAC of more samples than stated": Kind(
         patched(FLAC, 22, struct.pack(">I", 8_000)), "duration_mismatch", declared_s=2.0
     ),
-    "FLAC whose metadata runs beyond its end": Kind(
-        flac_with_block(1, b"", stated_bytes=2**24 - 1), "not_audio"
-    ),
-    "FLAC with a picture of 4 GB": Kind(flac_with_block(6, b"\xff" * 64), "not_audio"),
-    "FLAC with 2^32 - 1 comments": Kind(flac_with_block(4, b"\xff" * 8), "not_audio"),
     "FLAC of seven channels": Kind(channels(7, "FLAC"), "not_mono"),
     "FLAC of over an hour": Kind(
         encode(np.zeros(3600 * RATE_HZ + 1, np.int16), "FLAC"), "too_long", declared_s=3600.1
@@ -200,6 +195,11 @@ GOOD = {
     "WAV of 8 bits": Kind(encode(noise(), subtype="PCM_U8"), None),
     "WAV with bytes after its end": Kind(WAV + RANDOM, None),
     "FLAC with 16 MB of padding": Kind(flac_with_block(1, bytes(2**24 - 1)), None),
+    "FLAC whose metadata runs beyond its end": Kind(
+        flac_with_block(1, b"", stated_bytes=2**24 - 1), None
+    ),
+    "FLAC with a picture of 4 GB": Kind(flac_with_block(6, b"\xff" * 64), None),
+    "FLAC with 2^32 - 1 comments": Kind(flac_with_block(4, b"\xff" * 8), None),
     "FLAC after an ID3 tag": Kind(ID3 + FLAC, None),
     "MP3 after an ID3 tag": Kind(ID3 + MP3, None),
     "five frames": Kind(encode(noise(400 + 4 * 160)), None, declared_s=0.065),

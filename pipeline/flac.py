@@ -1,0 +1,56 @@
+"""FLAC by dr_flac (miniaudio): libFLAC's samples to the bit, in 0.45 of its time (003 IV-B2)."""
+
+from dataclasses import dataclass
+
+import miniaudio
+import numpy as np
+from jaxtyping import Float32
+
+_HEADER_BYTES = 42  # the signature, a block header, and STREAMINFO, which must come first
+_STREAMINFO = b"\0\0\0\x22"  # a block of kind 0, 34 bytes long
+_READ_SAMPLES = 2**15  # 128 KB, which malloc keeps and caches hold: 3 % faster than all at once
+
+
+@dataclass(frozen=True, slots=True)
+class StreamInfo:
+    """What a FLAC's header states; `num_samples` of each channel, 0 where it is left open."""
+
+    sample_rate_hz: int
+    num_channels: int
+    num_samples: int
+
+
+def stream_info(data: bytes) -> StreamInfo:
+    """Read the header; ValueError if there is none."""
+    # The last block's flag is the highest bit of its kind.
+    kind_and_size = bytes([data[4] & 0x7F, *data[5:8]]) if len(data) >= _HEADER_BYTES else b""
+    if kind_and_size != _STREAMINFO:
+        raise ValueError("no STREAMINFO block after the signature")
+    # 20 bits of rate, 3 of channels less 1, 5 of bits a sample less 1, 36 of length.
+    fields = int.from_bytes(data[18:26], "big")
+    return StreamInfo(fields >> 44, (fields >> 41 & 7) + 1, fields & (2**36 - 1))
+
+
+def decode_flac(data: bytes, info: StreamInfo) -> Float32[np.ndarray, " samples"]:
+    """Decode a single channel's samples in [-1, 1): at most one more than the header states.
+
+    A frame whose checksum is wrong is left out, which shows as samples that are missing, or as
+    one too many where the header states too few. ValueError if there is no frame at all.
+    """
+    samples = np.empty(info.num_samples + 1, np.float32)
+    num_decoded = 0
+    try:
+        parts = miniaudio.stream_memory(
+            data,
+            miniaudio.SampleFormat.FLOAT32,
+            info.num_channels,
+            info.sample_rate_hz,
+            min(len(samples), _READ_SAMPLES),
+        )
+        while num_decoded < len(samples) and (part := next(parts, None)):
+            rest = samples[num_decoded : num_decoded + len(part)]
+            rest[:] = part[: len(rest)]
+            num_decoded += len(rest)
+    except miniaudio.MiniaudioError as error:
+        raise ValueError(f"no frame can be decoded: {error}") from error
+    return samples[:num_decoded]
