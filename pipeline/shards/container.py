@@ -5,10 +5,9 @@ Files are uncompressed and plainly encoded, so that a file cannot unpack to more
 
 import hashlib
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -92,15 +91,18 @@ def seal(file: io.BytesIO) -> bytes:
     return file.getvalue()  # the file's own memory, no copy
 
 
-def read_rows(shard_format: Format, data: bytes) -> tuple[list[Row], dict[str, str]]:
-    """Read all rows, binary cells as buffers on `data`, and the footer's entries.
+def read_rows(
+    shard_format: Format, data: bytes, chosen: Sequence[int] | None = None
+) -> tuple[list[Row], dict[str, str]]:
+    """Read all rows or those `chosen` by number, and the footer's entries.
 
-    ValueError for bytes that are damaged or of another format.
+    Binary cells are buffers. ValueError for bytes that are damaged or of another format.
     """
     with _as_value_errors():
         file = _open(shard_format, pa.BufferReader(data))
-        groups = (_group_rows(file, group) for group in range(file.num_row_groups))
-        return list(_with_unique_ids(chain.from_iterable(groups))), _footer(file)
+        wanted = None if chosen is None else frozenset(chosen)
+        rows = list(_with_unique_ids(_stored_rows(file, wanted)))
+        return rows if chosen is None else [rows[number] for number in chosen], _footer(file)
 
 
 def read_columns(
@@ -193,18 +195,27 @@ def _footer(file: pq.ParquetFile) -> dict[str, str]:
     }
 
 
-def _group_rows(file: pq.ParquetFile, group: int) -> list[Row]:
-    table = file.read_row_group(group, use_threads=False)
-    columns = [_cells(table.column(name)) for name in table.column_names]
-    return [
-        dict(zip(table.column_names, cells, strict=True)) for cells in zip(*columns, strict=True)
-    ]
+def _stored_rows(file: pq.ParquetFile, wanted: Container[int] | None) -> Iterator[Row]:
+    """Rows in stored order; of those that nobody wants their ids alone."""
+    first = 0
+    for group in range(file.num_row_groups):
+        table = file.read_row_group(group, use_threads=False)
+        ids = table.column("utterance_id").to_pylist()
+        numbers = [row for row in range(len(ids)) if wanted is None or first + row in wanted]
+        columns = [_cells(table.column(name), numbers) for name in table.column_names]
+        whole = (
+            dict(zip(table.column_names, cells, strict=True))
+            for cells in zip(*columns, strict=True)
+        )
+        found = dict(zip(numbers, whole, strict=True))
+        yield from (found.get(row, {"utterance_id": ids[row]}) for row in range(len(ids)))
+        first += len(ids)
 
 
-def _cells(column: pa.ChunkedArray) -> list[Any]:
+def _cells(column: pa.ChunkedArray, numbers: list[int]) -> list[Any]:
     if pa.types.is_binary(column.type):
-        return [cell.as_buffer() for cell in column]
-    cells: list[Any] = column.to_pylist()
+        return [column[number].as_buffer() for number in numbers]
+    cells: list[Any] = column.take(pa.array(numbers, pa.int64())).to_pylist()
     return cells
 
 

@@ -1,7 +1,7 @@
 """The training partition: features joined with their targets, what a trainer reads (003 IV-B4)."""
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -72,16 +72,15 @@ def write_partition(rows: Sequence[PartitionRow]) -> bytes:
     return write_rows(_FORMAT, (_to_cells(row, k) for row in rows), k=str(k), dtype=storage)
 
 
-def read_partition(data: bytes, chosen: Iterable[int] | None = None) -> list[PartitionRow]:
+def read_partition(data: bytes, chosen: Sequence[int] | None = None) -> list[PartitionRow]:
     """Read a training partition, its rows in stored order or those `chosen` by number.
 
     Arrays are read-only views of `data`. ValueError for damaged bytes or tensors of another size
     than stated.
     """
-    rows, footer = read_rows(_FORMAT, data)
+    rows, footer = read_rows(_FORMAT, data, chosen)
     k, storage = stated_k(footer), stated_storage(footer)
-    numbers = range(len(rows)) if chosen is None else chosen
-    return [_from_cells(rows[number], k, storage) for number in numbers]
+    return [_from_cells(row, k, storage) for row in rows]
 
 
 def read_partition_lengths(

@@ -1,6 +1,6 @@
 """The papers' tables of accuracy (000 Tables 1 to 3, 003 Table I), in shape, on simulated ranks.
 
-python -m tests.benchmarks.papers_tables --run runs/demo [--tables 1,2,3,I] [--seeds 3]
+python -m tests.benchmarks.papers_tables --run runs/demo [--tables 1,2,3,3b,I] [--seeds 3]
     [--resume FILE [--finished]] [--json]
 
 Frame classification on the corpus of a finished demo run: a network of one hidden layer learns the
@@ -55,7 +55,7 @@ def parsed() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run", required=True, help="a finished run of jobs.demo")
-    parser.add_argument("--tables", default=",".join(TABLES), help="of 1, 2, 3, I")
+    parser.add_argument("--tables", default=",".join(TABLES), help="of 1, 2, 3, 3b, I")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--resume", type=Path, help="JSON-lines file that keeps what is finished")
     parser.add_argument("--finished", action="store_true", help="print what is finished, no more")

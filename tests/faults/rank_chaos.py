@@ -23,7 +23,7 @@ from tests.training.uneven_run import write_uneven_run
 
 TRAINERS = ("synchronous", "gtc", "bmuf", "htm")
 JOB_LIMIT_S = 600.0
-TIME_LIMIT_S = 30.0
+TIME_LIMIT_S = 20.0
 NUM_VISITS = 64  # of 4 sub-epochs and 8 passes, each after labelled data
 _POLL_INTERVAL_S = 0.05
 SETTINGS = (
