@@ -12,12 +12,11 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 
 import torch
-import torch._dynamo  # optimizers import it when first made: here once, not 1.2 s in each rank
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup
-from torch.multiprocessing import get_context
 
+from tests.training.rank_context import rank_context
 from training import collectives, roll_call
 from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
 
@@ -104,8 +103,7 @@ class World:
         port = self._store.port
         if not self.holds_store:
             del self._store
-        context = get_context("forkserver")
-        context.set_forkserver_preload(["tests.training.mortal_ranks"])
+        context = rank_context()
         pipes = [context.Pipe(duplex=False) for _ in range(NUM_RANKS)]
         self._connections = [ours for ours, _ in pipes]
         for rank, (_, theirs) in enumerate(pipes):

@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
-from torch.multiprocessing import get_context
+
+from tests.training.rank_context import rank_context
 
 START_LIMIT_S = 200  # the ranks import torch, perhaps beside other work
 TIME_LIMIT_S = 20
@@ -21,9 +22,7 @@ class RankPool:
     """The processes of one world; a scenario runs on the first 1, 2 or 4, or on all of them."""
 
     def __init__(self, rendezvous: str, world_size: int = 4) -> None:
-        # torch is imported once, before the ranks are forked: 2 s instead of 4 s a rank.
-        context = get_context("forkserver")
-        context.set_forkserver_preload(["training.trainers"])
+        context = rank_context()
         pipes = [context.Pipe() for _ in range(world_size)]
         self._connections = [ours for ours, _ in pipes]
         self._processes = [
