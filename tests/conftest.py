@@ -11,6 +11,7 @@ import torch
 
 from tests.ceph_server import ceph_bucket, ceph_endpoint
 from tests.s3_server import s3_bucket, s3_endpoint
+from tests.training.rank_context import start_rank_server
 
 __all__ = ["ceph_bucket", "ceph_endpoint", "s3_bucket", "s3_endpoint"]
 
@@ -19,6 +20,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """How long the chaos test goes on."""
     help_text = "processes that tests/faults/test_chaos.py kills in all; default: 30"
     parser.addoption("--kills", type=int, default=30, metavar="N", help=help_text)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def rank_server() -> None:
+    """Start it before the synthesis of a corpus starts its own; it imports torch meanwhile."""
+    start_rank_server()
 
 
 @pytest.fixture(scope="session", autouse=True)

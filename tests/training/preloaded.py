@@ -1,4 +1,7 @@
-"""What ranks have imported before they are forked; nothing else imports this."""
+"""What ranks, and processes that synthesize, have imported before they are forked.
+
+Nothing else imports this.
+"""
 
 import os
 
@@ -6,4 +9,6 @@ os.environ["TRITON_INTERPRET"] = "1"  # as tests.training.interpreted, before Tr
 
 import torch._dynamo  # noqa: F401 - optimizers import it when first made: 1.2 s in each rank
 
+import jobs.synthesis.pronunciations
+import jobs.synthesis.rendering  # noqa: F401
 import training.trainers  # noqa: F401

@@ -1,6 +1,7 @@
 """The server that all tests' ranks are forked from: a process has one, whoever starts it first."""
 
 from multiprocessing.context import ForkServerContext
+from multiprocessing.forkserver import ensure_running
 
 from torch.multiprocessing import get_context
 
@@ -9,3 +10,9 @@ def rank_context() -> ForkServerContext:
     context = get_context("forkserver")
     context.set_forkserver_preload(["tests.training.preloaded"])
     return context
+
+
+def start_rank_server() -> None:
+    """Before others start one that has not imported what ranks need: 0.7 s a rank."""
+    rank_context()
+    ensure_running()
