@@ -36,7 +36,7 @@ def launches(kaldi_dir: str, supervised_ranks: int, student_ranks: int) -> list[
 
     def torchrun(num_ranks: int) -> tuple[str, ...]:
         module = "torch.distributed.run"
-        # Once more from the last checkpoint: of some hundred starts gloo's meeting fails in one.
+        # Once more, from the last checkpoint: gloo's meeting has failed once in hundreds of starts.
         ranks = ("--nproc-per-node", str(num_ranks), "--max-restarts", "1")
         # "--": torchrun would take our --run for an abbreviation of its --run-path.
         return (*python, "-m", module, "--standalone", *ranks, "--")

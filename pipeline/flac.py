@@ -1,4 +1,4 @@
-"""FLAC by dr_flac (miniaudio): libFLAC's samples to the bit, in 0.45 of its time (003 IV-B2)."""
+"""FLAC by dr_flac (miniaudio): libFLAC's samples to the bit, in about half its time (003 IV-B2)."""
 
 from dataclasses import dataclass
 
