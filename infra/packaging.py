@@ -24,7 +24,7 @@ from packaging.utils import canonicalize_name
 from infra.configuration import ConfigurationError
 
 CODE = ("infra", "jobs", "pipeline", "training")
-_NOT_CODE = (".pyc", ".md")
+_NOT_CODE = (".pyc", ".md", ".c", ".so")  # no library can be loaded from a zip
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip can hold
 
 # Every Spark cluster brings these, in the version that its JVM needs.

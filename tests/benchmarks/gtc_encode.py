@@ -1,17 +1,20 @@
 """GTC's messages on a CPU beside the plain `r += g`, interleaved, on one core.
 
 `python -m tests.benchmarks.gtc_encode [--elements N] [--rounds N] [--json]`. Gradients are the same
-each step, and thresholds such that a steady share of the elements, the density, is sent.
+each step, and thresholds such that a steady share of the elements, the density, is sent. The
+compiled loops, and NumPy, which does their work where there was no C compiler.
 """
 
 import argparse
+from functools import partial
 
 import torch
 
 from tests.benchmarks.gtc_task import DENSITIES, GtcTask
 from tests.benchmarks.measure import Figure, interleaved, ratios, show
-from training.algorithms.gradient_threshold import add_message
-from training.algorithms.threshold_encoding import take_message
+from training.algorithms import gradient_threshold as numpy_decoding
+from training.algorithms import threshold_encoding as numpy_encoding
+from training.algorithms import threshold_encoding_compiled as compiled
 
 
 def figures(num_elements: int, num_rounds: int) -> list[Figure]:
@@ -24,22 +27,31 @@ def figures(num_elements: int, num_rounds: int) -> list[Figure]:
 def _figures_at(num_elements: int, density: float, num_rounds: int) -> list[Figure]:
     task = GtcTask.of(num_elements, density, torch.device("cpu"))
     plain, counts = task.residual.clone(), torch.zeros(num_elements, dtype=torch.int32)
-    message = take_message(task.residual, task.gradients, task.gradient_threshold)
+    step = task.residual, task.gradients, task.gradient_threshold
+    message = numpy_encoding.take_message(*step)
+    encoders = {"encode": compiled.take_message, "encode, NumPy": numpy_encoding.take_message}
     seconds = interleaved(
         {
             "r += g": lambda: plain.add_(task.gradients),
-            "encode": lambda: take_message(task.residual, task.gradients, task.gradient_threshold),
-            "decode": lambda: add_message(counts, message),
+            **{name: partial(encode, *step) for name, encode in encoders.items()},
+            "decode": lambda: compiled.add_message(counts, message),
+            "decode, NumPy": lambda: numpy_decoding.add_message(counts, message),
         },
         num_rounds,
     )
-    speeds = ratios(seconds["r += g"], seconds["encode"])
     return [
         *(
             Figure.of(f"density {density:g}: {name}", [1e3 * each for each in taken], "ms")
             for name, taken in seconds.items()
         ),
-        Figure.of(f"density {density:g}: encode's speed", speeds, "of r += g"),
+        *(
+            Figure.of(
+                f"density {density:g}: {name}'s speed",
+                ratios(seconds["r += g"], seconds[name]),
+                "of r += g",
+            )
+            for name in encoders
+        ),
         Figure.of(f"density {density:g}: message", [4e-6 * len(message)], "MB"),
     ]
 
@@ -50,6 +62,8 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    if not compiled.is_compiled():
+        parser.error("nothing is compiled: install a C compiler, and then this package again")
     torch.set_num_threads(1)
     measured = figures(arguments.elements, arguments.rounds)
     show(f"GTC messages of {arguments.elements:,} float32, one core", measured, arguments.json)

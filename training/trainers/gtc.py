@@ -27,7 +27,7 @@ class ThresholdedSum:
         self._messages: Messages = (
             FixedMessages(residual, gradient_threshold)
             if residual.is_cuda
-            else ExactMessages(gradient_threshold)
+            else ExactMessages(residual, gradient_threshold)
         )
 
     def of(

@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from training import collectives
+from training.algorithms import threshold_encoding, threshold_encoding_compiled
 from training.algorithms.gradient_threshold import (
     HEADER_WORDS,
     Encoding,
     add_message,
     num_map_words,
 )
-from training.algorithms.threshold_encoding import take_message
 
 MIN_CAPACITY = 2**13
 
@@ -44,9 +44,16 @@ class Messages(Protocol):
 class ExactMessages:
     """Messages as long as they need to be: the host waits for their lengths, which travel first."""
 
-    def __init__(self, gradient_threshold: float) -> None:
+    def __init__(self, residual: Float[Tensor, " elements"], gradient_threshold: float) -> None:
         self._gradient_threshold = gradient_threshold
         self._counts: Tensor | None = None
+        is_compiled = threshold_encoding_compiled.is_compiled()
+        self._add_message = threshold_encoding_compiled.add_message if is_compiled else add_message
+        self._take_message = (
+            threshold_encoding_compiled.take_message
+            if is_compiled and residual.dtype == torch.float32
+            else threshold_encoding.take_message
+        )
 
     def sum_signs(
         self,
@@ -55,14 +62,14 @@ class ExactMessages:
         group: ProcessGroup,
     ) -> Int32[Tensor, " elements"]:
         """Exchange one step's messages; raises FloatingPointError as `check` does elsewhere."""
-        message = take_message(residual, gradients, self._gradient_threshold)
+        message = self._take_message(residual, gradients, self._gradient_threshold)
         messages = collectives.gather(message, group, "gradients")
         _check_finite([int(message[0]) for message in messages])
         if self._counts is None:  # once: new memory is slower than the work on it
             self._counts = torch.empty_like(residual, dtype=torch.int32)
         self._counts.zero_()
         for message in messages:
-            add_message(self._counts, message)
+            self._add_message(self._counts, message)
         return self._counts
 
     def check(self) -> None:

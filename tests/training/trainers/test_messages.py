@@ -24,7 +24,7 @@ def gradients(step: int, rank: int) -> Tensor:
 def exchange(group: ProcessGroup, is_fixed: bool) -> tuple[list[Tensor], Tensor]:
     """Each step's counts, and the residual at the end."""
     residual = torch.zeros(NUM_ELEMENTS)
-    messages = FixedMessages(residual, TAU) if is_fixed else ExactMessages(TAU)
+    messages = (FixedMessages if is_fixed else ExactMessages)(residual, TAU)
     steps = [gradients(step, group.rank()) for step in range(6)]
     return [messages.sum_signs(residual, step, group).clone() for step in steps], residual
 
