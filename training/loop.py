@@ -1,5 +1,6 @@
 """The training loop: minibatches, an untouched optimizer step (paper 003 V-D)."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -43,7 +44,8 @@ def take_steps(
 ) -> Iterator[VisitResult]:
     """Take one step after the other, yielding each one's totals when it is taken.
 
-    A rank whose data ends first goes on with empty steps, so nobody waits.
+    A rank whose data ends first goes on with empty steps, so nobody waits. FloatingPointError for a
+    gradient that is not finite, before it is anybody else's and before it is in a checkpoint.
     """
     model.train()
     for _ in range(num_steps):
@@ -54,9 +56,17 @@ def take_steps(
             loss, result = minibatch_loss(model, minibatch)
             loss.backward()  # type: ignore[no-untyped-call]
             bound = config.max_gradient_norm * config.minibatch_frames
-            nn.utils.clip_grad_norm_(model.parameters(), bound)
+            _require_finite(nn.utils.clip_grad_norm_(model.parameters(), bound))
         optimizer.step()
         yield result
+
+
+def _require_finite(gradient_norm: Tensor) -> None:
+    if not math.isfinite(norm := float(gradient_norm)):
+        raise FloatingPointError(
+            f"the gradient's norm is {norm}: look at this rank's last minibatch, or lower the "
+            "learning rate, and go on from a checkpoint"
+        )
 
 
 def minibatch_loss(model: AcousticModel, minibatch: Minibatch) -> tuple[Tensor, VisitResult]:

@@ -1,14 +1,19 @@
 """Messages of a fixed length, by interpreted kernels, between ranks inside one process."""
 
+from copy import deepcopy
+from typing import Any
+
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from tests.training.interpreted import threshold_encoding_cuda
 from training.algorithms.gradient_threshold import num_map_words
 from training.in_process import simulate_ranks
+from training.trainers import Htm, gtc
 from training.trainers.messages import MIN_CAPACITY, ExactMessages, FixedMessages, capacity_for
+from training.whole_state import load_whole_state, whole_state
 
 TAU = 2.0
 NUM_ELEMENTS = 400
@@ -88,6 +93,38 @@ def test_state_is_what_later_messages_depend_on(
     ((again, residual_again, _),) = simulate_ranks(1, overflow, 4)
     assert all(torch.equal(*counts) for counts in zip(undisturbed, again, strict=True))
     assert torch.equal(residual, residual_again)
+
+
+def train_by_htm(group: ProcessGroup, stop: int, forgotten: tuple[str, ...]) -> Tensor:
+    """A step of nothing, then a burst; from `stop` on by new objects and the whole state."""
+    state: dict[str, Any] = {}
+    for steps in (range(stop), range(stop, 2)):
+        model = nn.Linear(1, NUM_LARGE, bias=False)
+        nn.init.zeros_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        trainer = Htm(
+            model, optimizer, group=group, group_size=2, block_size=4, gradient_threshold=TAU
+        )
+        if state:
+            load_whole_state(state, model, optimizer, trainer)
+        with trainer:
+            for step in steps:
+                gradient = burst(group.rank()) if step == 1 else torch.zeros(NUM_LARGE)
+                model.weight.grad = gradient[:, None]
+                optimizer.step()
+            state = deepcopy(whole_state(model, optimizer, trainer))
+        for name in forgotten:
+            state["trainer"].pop(name)
+    return model.weight.detach().clone()
+
+
+def test_htms_checkpoint_holds_the_messages_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Going on is bitwise never having stopped; without the length more would be sent at once."""
+    monkeypatch.setattr(gtc, "ExactMessages", FixedMessages)
+    undisturbed = simulate_ranks(4, train_by_htm, 2, ())[0]
+    assert torch.equal(simulate_ranks(4, train_by_htm, 1, ())[0], undisturbed)
+    forgetful = simulate_ranks(4, train_by_htm, 1, ("message_capacity", "first_block"))[0]
+    assert forgetful.count_nonzero() > undisturbed.count_nonzero()
 
 
 def with_a_nan(group: ProcessGroup, how: str) -> tuple[str, Tensor]:
