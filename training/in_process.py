@@ -122,12 +122,27 @@ class InProcessGroup(dist.ProcessGroup):
             return None
         return InProcessGroup(self._world_rank, self._meeting.part(members))
 
-    # Of torch's options for these three, `collectives` uses none.
+    # Of torch's options for these four, `collectives` uses none.
     def all_gather_single(  # type: ignore[override]
         self, output: Shaped[Tensor, " all_values"], values: Shaped[Tensor, " values"]
     ) -> dist.Work:
         """Concatenate every rank's `values`, equally many."""
         return self._exchange(f"an all-gather of {len(values)} values", values, torch.cat, output)
+
+    def all_to_all_single(  # type: ignore[override]
+        self,
+        output: Shaped[Tensor, " all_parts"],
+        values: Shaped[Tensor, " parts"],
+        output_sizes: Sequence[int],
+        input_sizes: Sequence[int],
+    ) -> dist.Work:
+        """Give each rank its part of every rank's `values`; parts are equally long."""
+        assert not output_sizes
+        assert not input_sizes
+        what = f"an all-to-all of {len(values)} values"
+        joined = self._meeting.exchange(self._world_rank, what, values, torch.stack)
+        output.copy_(joined.view(self.size(), self.size(), -1)[:, self.rank()].reshape(-1))
+        return _Done()
 
     def allreduce(self, values: Shaped[Tensor, "..."]) -> dist.Work:  # type: ignore[override]
         """Replace `values` by their sum over the ranks, added up in the order of gloo's ring."""

@@ -1,6 +1,5 @@
 """Two tiers of ranks: small groups that talk often, and leaders that talk across them."""
 
-import platform
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -55,7 +54,7 @@ def ranks_per_host(group: ProcessGroup, device: torch.device) -> int:
     Raises ValueError where hosts have different numbers of ranks, or ranks that do not follow each
     other: they cannot be the groups of two tiers.
     """
-    hosts = collectives.gather_text(platform.node(), group, "host names", device)
+    hosts = collectives.hosts(group, device)
     runs = [(host, len(list(ranks))) for host, ranks in groupby(hosts)]
     if len({host for host, _ in runs}) < len(runs) or len({count for _, count in runs}) > 1:
         raise ValueError(

@@ -40,8 +40,9 @@ class Host:
     address: str
 
     def inside(self, command: Sequence[str]) -> list[str]:
-        """The command that runs `command` on this host."""
-        return ["ip", "netns", "exec", self.namespace, *command]
+        """The command that runs `command` on this host, which has a name of its own."""
+        renamed = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.namespace]
+        return ["ip", "netns", "exec", self.namespace, *renamed, *command]
 
 
 @contextmanager

@@ -1,6 +1,9 @@
 """Exchanges between real ranks."""
 
+import platform
 import time
+from collections.abc import Sequence
+from itertools import cycle
 
 import pytest
 import torch
@@ -9,12 +12,35 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from training import collectives
+from training.in_process import simulate_ranks
 from training.trainers.tiers import Tiers
 
+LENGTHS = [1, 1, 40, 50, 9, 9, 70_000, 3, 0, 2]
 
-def gather_ragged(group: ProcessGroup) -> list[list[int]]:
-    mine = torch.full((group.rank(),), group.rank(), dtype=torch.int32)
-    return [values.tolist() for values in collectives.gather(mine, group, "test")]
+
+def gather_ragged(group: ProcessGroup, lengths: Sequence[int]) -> list[list[tuple[int, int]]]:
+    """Step by step each rank's value and how many it has, where rank 1 has `lengths`."""
+    steps = []
+    for length in lengths:
+        mine = torch.full((group.rank() * length,), group.rank(), dtype=torch.int32)
+        gathered = collectives.gather(mine, group, "test")
+        assert all(len(values.unique()) <= 1 for values in gathered)
+        steps.append([(int(values[:1].sum()), len(values)) for values in gathered])
+    return steps
+
+
+def expected_of(num_ranks: int, lengths: Sequence[int]) -> list[list[list[tuple[int, int]]]]:
+    steps = [
+        [(rank if length else 0, rank * length) for rank in range(num_ranks)] for length in lengths
+    ]
+    return [steps] * num_ranks
+
+
+def name_hosts(group: ProcessGroup, name: str) -> list[str]:
+    with pytest.MonkeyPatch.context() as patched:
+        if name:
+            patched.setattr(platform, "node", lambda: name)
+        return collectives.hosts(group, torch.device("cpu"))
 
 
 def gather_nothing(group: ProcessGroup) -> int:
@@ -69,9 +95,29 @@ def average_groups_of_two(group: ProcessGroup) -> float:
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 def test_gathers_ragged_values(rank_pool: RankPool, num_ranks: int) -> None:
-    """Ranks may give different numbers of values, one none; all receive all, in rank order."""
-    expected = [[rank] * rank for rank in range(num_ranks)]
-    assert rank_pool.run(num_ranks, gather_ragged) == [expected] * num_ranks
+    """Ranks may give different numbers of values, one none; all receive all, in rank order.
+
+    Whether the last exchange lets expect as many or not; within one process as between many.
+    """
+    expected = expected_of(num_ranks, LENGTHS)
+    assert rank_pool.run(num_ranks, gather_ragged, LENGTHS) == expected
+    assert simulate_ranks(num_ranks, gather_ragged, LENGTHS) == expected
+
+
+def test_gathers_between_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks of several hosts send their numbers alone, then what they have."""
+    names = cycle("ab")
+    monkeypatch.setattr(platform, "node", lambda: next(names))
+    assert simulate_ranks(4, gather_ragged, LENGTHS) == expected_of(4, LENGTHS)
+
+
+def test_every_rank_knows_all_hosts(rank_pool: RankPool) -> None:
+    """Their names, as each host gives its own; longer ones are cut."""
+    assert rank_pool.run(2, name_hosts, "") == [[platform.node()] * 2] * 2
+    assert (
+        simulate_ranks(2, name_hosts, 300 * "\N{LATIN SMALL LETTER U WITH DIAERESIS}")
+        == [2 * [128 * "\N{LATIN SMALL LETTER U WITH DIAERESIS}"]] * 2
+    )
 
 
 def test_gathers_nothing(rank_pool: RankPool) -> None:

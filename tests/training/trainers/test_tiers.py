@@ -1,5 +1,6 @@
 """Groups from hosts: how two-tier training is divided where nobody says."""
 
+import platform
 from itertools import cycle
 
 import pytest
@@ -10,7 +11,6 @@ from training.configured_trainer import make_trainer
 from training.in_process import simulate_ranks
 from training.recipes import TrainerConfig
 from training.trainers import Htm
-from training.trainers.tiers import platform
 
 
 def group_size(group: ProcessGroup) -> int:
