@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from infra.object_store import ObjectStore, join_uri, normalize_uri
-from training import collectives
+from training import gathering
 from training.checkpoint_record import (
     OF_A_CHECKPOINT,
     CheckpointRecord,
@@ -82,7 +82,7 @@ class Checkpoints:
         return None
 
     def _gather(self, text: str) -> list[str]:
-        return collectives.gather_text(text, self.group, "checkpoint", self.device)
+        return gathering.gather_text(text, self.group, "checkpoint", self.device)
 
     def _keep(self, record: CheckpointRecord) -> None:
         """Store the record, and only then remove what is outdated by it."""

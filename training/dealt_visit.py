@@ -4,7 +4,7 @@ from collections.abc import Generator
 
 import torch
 
-from training import collectives
+from training import gathering
 from training.collectives import ProcessGroup
 from training.dataset import Dataset
 from training.pool_frames import Minibatch
@@ -26,5 +26,5 @@ def deal_visit(
         plan = dataset.plan(visit, position.visit)
     if not position.counts:
         count = torch.tensor([plan.num_minibatches()], dtype=torch.int32)
-        position = position.dealt([int(each) for each in collectives.gather(count, group, "visit")])
+        position = position.dealt([int(each) for each in gathering.gather(count, group, "visit")])
     return position, plan.minibatches(position.num_steps)

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int32
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from training import collectives
+from training import gathering
 from training.algorithms import threshold_encoding, threshold_encoding_compiled
 from training.algorithms.gradient_threshold import (
     HEADER_WORDS,
@@ -63,7 +63,7 @@ class ExactMessages:
     ) -> Int32[Tensor, " elements"]:
         """Exchange one step's messages; raises FloatingPointError as `check` does elsewhere."""
         message = self._take_message(residual, gradients, self._gradient_threshold)
-        messages = collectives.gather(message, group, "gradients")
+        messages = gathering.gather(message, group, "gradients")
         _check_finite([int(message[0]) for message in messages])
         if self._counts is None:  # once: new memory is slower than the work on it
             self._counts = torch.empty_like(residual, dtype=torch.int32)
@@ -113,7 +113,7 @@ class FixedMessages:
             message = threshold_encoding_cuda.take_message(
                 residual, gradients, self._gradient_threshold, self.capacity, self._first_block
             )
-            messages = collectives.gather_equal(message, group, "gradients")
+            messages = gathering.gather_equal(message, group, "gradients")
             self._arrival = _Arrival(messages[:, :HEADER_WORDS])
             counts = torch.zeros_like(residual, dtype=torch.int32)
             threshold_encoding_cuda.add_messages(counts, messages)
