@@ -56,15 +56,6 @@ def whole(
     return WholeRun(folder / "run", kaldi_dir, marked, mark, done.stdout)
 
 
-def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """Every file below `folder`: when it was written, and its bytes."""
-    return {
-        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes())
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
-
-
 def test_the_report_has_the_documented_shape(whole: WholeRun) -> None:
     """Word error rates of three models under "all", their reduction, hours, and every step."""
     report = whole.report()
@@ -125,15 +116,6 @@ def test_training_again_gives_the_same_bytes(whole: WholeRun, tmp_path: Path) ->
         assert json.loads(done.stdout)["status"] == "done"
     store = ObjectStore((str(again),))
     assert manifest_bytes(store, str(again)) == manifest_bytes(whole.store, str(whole.folder))
-
-
-def test_the_same_command_again_does_nothing(whole: WholeRun) -> None:
-    """Each step says so, and not one file is written, manifests included."""
-    before = contents(whole.folder)
-    done = run_all_steps(str(whole.folder), whole.kaldi_dir, whole.environment)
-    for step in STEPS:
-        assert re.search(rf"^{step}: nothing to do \(", done.stdout, re.MULTILINE), step
-    assert contents(whole.folder) == before
 
 
 def test_no_process_is_left_behind(whole: WholeRun) -> None:

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import boto3
@@ -11,6 +12,7 @@ import pytest
 
 from infra.object_store import ObjectStore, join_uri
 from jobs.corpus import ingest
+from jobs.run import launches
 from jobs.synthesis.corpus import synthesize
 from jobs.synthesis.plan import SynthesisConfig
 from pipeline.kbest import KBest
@@ -47,6 +49,7 @@ class WholeRun:
     uri: str
     kaldi_dir: Path
     environment: dict[str, str]
+    options: tuple[str, ...]
     output: str
 
     @property
@@ -73,7 +76,7 @@ def whole(
             inherited.pop(name, None)
         ranks = ("--supervised-ranks", "1", "--student-ranks", "2")
         done = run_all_steps(uri, kaldi_dir, inherited, *ranks)
-        yield WholeRun(uri, kaldi_dir, inherited, done.stdout + done.stderr)
+        yield WholeRun(uri, kaldi_dir, inherited, ranks, done.stdout + done.stderr)
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +151,22 @@ def test_targets_and_partitions_do_not_depend_on_the_place(
     generate_targets(store, run_uri, recipe.targets, teacher, serially)
     repartition(store, run_uri, recipe.partitions, serially)
     require_same(whole, local, {"targets/unlabelled", "partitions/unlabelled"})
+
+
+def written(bucket: str) -> dict[str, tuple[datetime, str]]:
+    """Every object: when it was written, and the ETag of its bytes."""
+    pages = boto3.client("s3").get_paginator("list_objects_v2").paginate(Bucket=bucket)
+    objects = [each for page in pages for each in page["Contents"]]
+    return {each["Key"]: (each["LastModified"], each["ETag"]) for each in objects}
+
+
+def test_the_same_command_again_does_nothing(whole: WholeRun) -> None:
+    """Each step says so, and not one object is written, manifests included."""
+    before = written("megahour")
+    done = run_all_steps(whole.uri, whole.kaldi_dir, whole.environment, *whole.options)
+    for step in [launch.step for launch in launches("", 1, 2)]:
+        assert re.search(rf"^{step}: nothing to do \(", done.stdout, re.MULTILINE), step
+    assert written("megahour") == before
 
 
 def test_credentials_are_nowhere(whole: WholeRun) -> None:
