@@ -4,8 +4,8 @@ Nothing here is added up in an order that a processor's vector width could choos
 element by element, its gradients are small integers over 8, learning rates, momenta and the number
 of ranks are powers of two, so that a fused multiply-add rounds as a multiplication and an addition
 do. Roundings remain (division, square root, block momentum 3/4, models of many bits), one an
-operation; for square roots torch asks MKL, whose last bit is another on another maker's processor,
-so here NumPy gives them.
+operation; for square roots torch asks MKL, whose last bit depends on the processor, so here NumPy
+gives them.
 """
 
 import hashlib

@@ -42,7 +42,7 @@ class Messages(Protocol):
 
 
 class ExactMessages:
-    """Messages as long as they need to be: the host waits for their lengths, which travel first."""
+    """Messages as long as they need to be: the host waits for their lengths."""
 
     def __init__(self, residual: Float[Tensor, " elements"], gradient_threshold: float) -> None:
         self._gradient_threshold = gradient_threshold
