@@ -26,7 +26,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt training/algorithms/threshold_enc
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[demo,dev]'
-	$(BIN)/python -m infra.spark
+	$(BIN)/python -m infra.spark.session
 	touch $@
 
 demo: setup

@@ -18,9 +18,9 @@ from typing import Any, Protocol
 
 from infra.cluster import Cluster, load_cluster
 from infra.configuration import ConfigurationError, canonical_json, digest
-from infra.object_store import ObjectStore, StoreError, join_uri, normalize_uri
-from infra.request_counts import REQUESTS, RequestCounts, TaskTotals
 from infra.standard_error import separate_standard_error
+from infra.store.object_store import ObjectStore, StoreError, join_uri, normalize_uri
+from infra.store.request_counts import REQUESTS, RequestCounts, TaskTotals
 from pipeline.steps.ledger import LossBudgetExceededError
 from pipeline.steps.manifest import Manifest, manifest_uri
 from training.recipes import Recipe, read_recipe

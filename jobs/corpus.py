@@ -12,8 +12,8 @@ from pathlib import Path
 import soundfile
 from tqdm import tqdm
 
-from infra.look_ahead import look_ahead
-from infra.object_store import ObjectStore, join_uri, normalize_uri
+from infra.prefetch import look_ahead
+from infra.store.object_store import ObjectStore, join_uri, normalize_uri
 from jobs.kaldi_directory import SUBSETS, KaldiUtterance, read_kaldi_directory
 from pipeline.records import MAX_DURATION_S, Tally, Utterance, stream_order
 

@@ -7,7 +7,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from infra.uris import is_s3
+from infra.store.uris import is_s3
 from jobs.run import Launch, add_run_arguments, launches, run_steps, shared_arguments
 from jobs.synthesis.plan import SynthesisConfig
 

@@ -3,7 +3,7 @@
 spark-submit jobs/generate_targets.py --recipe demo --run runs/demo
 """
 
-from infra.device_pool import DevicePool
+from infra.devices.device_pool import DevicePool
 from jobs.command_line import Job, Result, Step, main
 from jobs.spark_steps import distribute_on_spark
 from pipeline.steps.targets import generate_targets

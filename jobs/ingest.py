@@ -6,7 +6,7 @@ python -m jobs.ingest --recipe recorded --run runs/mine --kaldi-dir /data/mine
 from dataclasses import asdict
 from pathlib import Path
 
-from infra.object_store import join_uri
+from infra.store.object_store import join_uri
 from jobs.command_line import Job, Result, Step, main
 from jobs.corpus import ingest
 from pipeline.records import Tally, parse_utterance

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.configuration import ConfigurationError
-from infra.object_store import StoreError
 from infra.standard_error import separate_standard_error
+from infra.store.object_store import StoreError
 from jobs.command_line import Job, fail, open_job
 
 

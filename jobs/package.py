@@ -14,7 +14,7 @@ from pathlib import Path
 
 from infra.cluster import load_cluster
 from infra.configuration import ConfigurationError
-from infra.packaging import write_code, write_dependencies
+from infra.spark.packaging import write_code, write_dependencies
 from jobs.run import launches
 
 DEPENDENCIES = "dependencies"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from infra.cluster import load_cluster
 from infra.configuration import ConfigurationError
-from infra.object_store import ObjectStore, StoreError, normalize_uri
+from infra.store.object_store import ObjectStore, StoreError, normalize_uri
 from jobs.command_line import recipe_path
 from jobs.planning.calibrating import calibrate
 from jobs.planning.calibration import Calibration, read_calibration

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from infra.cluster import load_cluster
-from infra.object_store import join_uri
+from infra.store.object_store import join_uri
 from jobs.command_line import Job, Result, Step, main
 from jobs.planning.comparison import compare_plan
 from jobs.report_page import format_table, render_report

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.spark import spark_environment
+from infra.spark.session import spark_environment
 
 JOBS = Path(__file__).parent
 

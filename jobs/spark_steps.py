@@ -5,8 +5,8 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import TypeVar
 
-from infra.request_counts import MeasuredFunction
-from infra.spark import run_tasks, spark_session
+from infra.spark.session import run_tasks, spark_session
+from infra.store.request_counts import MeasuredFunction
 from jobs.command_line import Job
 from pipeline.steps.commit import Distribute
 

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from infra.object_store import ObjectStore
+from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest, select_kbest
 from pipeline.steps.extraction import ExtractionConfig, extract_features
 from pipeline.steps.manifest import Manifest, manifest_uri

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from infra.object_store import ObjectStore, join_uri
+from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Tally, Utterance
 from pipeline.steps.extraction import ExtractionConfig, extract_features, extract_file
 from pipeline.steps.manifest import Manifest, Output, manifest_uri, sha256

@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 import soundfile
 
-from infra.object_store import ObjectStore, join_uri
+from infra.store.object_store import ObjectStore, join_uri
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -4,7 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
-from infra.object_store import ObjectStore, join_uri
+from infra.store.object_store import ObjectStore, join_uri
 from pipeline.steps.extraction import ExtractionConfig, extract_features
 from pipeline.steps.manifest import Output, read_manifest, read_output
 from pipeline.steps.repartition import RepartitionConfig, repartition

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pyspark
 
-from infra.spark import spark_environment
+from infra.spark.session import spark_environment
 from tests.s3_server import free_port
 
 SPARK_HOME = Path(pyspark.__file__).parent
@@ -160,7 +160,7 @@ def running_cluster(
     }
     # Executors unpack their dependencies anew: their Python workers share what one compiles.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    command = [sys.executable, "-m", "infra.spark"]
+    command = [sys.executable, "-m", "infra.spark.session"]
     subprocess.run(command, env=environment, check=True, timeout=START_LIMIT_S, capture_output=True)
     cluster = StandaloneCluster(folder, num_workers, cores_per_worker, environment)
     try:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from infra.cluster import load_cluster
-from infra.object_store import ObjectStore, join_uri
-from infra.uris import require_within
+from infra.store.object_store import ObjectStore, join_uri
+from infra.store.uris import require_within
 from jobs.run import launches
 from pipeline.steps.manifest import manifest_uri
 from training.recipes import read_recipe
@@ -66,16 +66,20 @@ def test_only_infra_reads_the_environment() -> None:
 
 
 def test_only_the_steps_and_infra_know_spark() -> None:
-    """pyspark is imported in pipeline/steps, infra/spark.py and infra/spark_progress.py alone."""
+    """pyspark is imported in pipeline/steps and in infra/spark alone."""
     known = users("pyspark", "py4j")
     allowed = {file for file in known if file.startswith("pipeline/steps/")}
-    assert known <= allowed | {"infra/spark.py", "infra/spark_progress.py"}
+    assert known <= allowed | {"infra/spark/session.py", "infra/spark/progress.py"}
 
 
 def test_only_the_object_store_knows_s3() -> None:
-    """boto3, botocore and s3fs are imported in infra/s3_*.py, behind infra/object_store.py."""
+    """boto3, botocore and s3fs are imported in infra/store/s3 alone, behind the object store."""
     known = users("boto3", "botocore", "s3fs", "aiobotocore")
-    assert known == {"infra/s3_errors.py", "infra/s3_file.py", "infra/s3_store.py"}
+    assert known == {
+        "infra/store/s3/errors.py",
+        "infra/store/s3/file.py",
+        "infra/store/s3/s3_store.py",
+    }
 
 
 def test_only_trainers_know_other_ranks() -> None:

@@ -6,7 +6,7 @@ that utterances of one source file resemble each other, as recordings do.
 
 import numpy as np
 
-from infra.object_store import ObjectStore
+from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest
 from pipeline.records import Tally, Utterance
 from pipeline.shards import FeatureRow, write_features, write_targets

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from jaxtyping import Float32
 
-from infra.object_store import ObjectStore
+from infra.store.object_store import ObjectStore
 from pipeline.shards import FeatureRow
 from pipeline.splicing import splice
 from pipeline.steps.commit import finished_manifest, step_context

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from infra.object_store import ObjectStore, join_uri, normalize_uri
+from infra.store.object_store import ObjectStore, join_uri, normalize_uri
 from training import gathering
 from training.checkpoint_record import (
     OF_A_CHECKPOINT,

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from infra.checked_reads import read_checked
-from infra.object_store import ObjectNotFound, ObjectStore, join_uri
+from infra.store.checked_reads import read_checked
+from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri
 from pipeline.steps.sealed_json import seal, unseal
 from training.state import decode_state
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int64
 
-from infra.checked_reads import scan_checked
-from infra.look_ahead import look_ahead
-from infra.object_store import ObjectStore, join_uri
+from infra.prefetch import look_ahead
+from infra.store.checked_reads import scan_checked
+from infra.store.object_store import ObjectStore, join_uri
 from pipeline.shards import read_partition, read_partition_lengths
 from pipeline.steps.manifest import Output, read_output
 from training.batching import (

@@ -2,7 +2,7 @@
 
 import torch
 
-from infra.object_store import ObjectStore, join_uri
+from infra.store.object_store import ObjectStore, join_uri
 from pipeline.normalization import Moments
 from pipeline.records import Tally
 from pipeline.steps.commit import StepContext, finished_manifest, step_context

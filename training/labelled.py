@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt16
 
-from infra.object_store import ObjectStore, join_uri
+from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Quarantined, Tally
 from pipeline.shards import FeatureRow, PartitionRow, read_features, write_partition
 from pipeline.steps.commit import Commit, StepContext, StepPlan, run_plan

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from infra.object_store import ObjectStore
+from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
 from pipeline.steps.commit import StepContext, write_manifest
 from pipeline.steps.manifest import Manifest, read_manifest, read_output

@@ -8,8 +8,8 @@ from functools import lru_cache
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from infra.checked_reads import scan_checked
-from infra.object_store import ObjectStore, join_uri
+from infra.store.checked_reads import scan_checked
+from infra.store.object_store import ObjectStore, join_uri
 from pipeline.shards import read_partition_origins
 from pipeline.steps.manifest import Output, read_output
 from pipeline.steps.sources import Sources

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from infra.look_ahead import look_ahead
+from infra.prefetch import look_ahead
 from training.dataset import Dataset, Stretch, VisitPlan
 from training.schedule import Visit
 

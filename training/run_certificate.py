@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Int64
 from tqdm import tqdm
 
-from infra.object_store import ObjectStore, join_uri
+from infra.store.object_store import ObjectStore, join_uri
 from pipeline.certificate import LAGS, Figure, Samples, certify
 from pipeline.mixing import expected_effective_number, intra_group_correlation
 from pipeline.steps.commit import finished_manifest, step_context, write_manifest

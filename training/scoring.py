@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from infra.object_store import ObjectStore
+from infra.store.object_store import ObjectStore
 from pipeline.shards import FeatureRow, read_partition
 from pipeline.splicing import low_rate_alignment
 from pipeline.steps.commit import finished_manifest, step_context, write_manifest

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from jaxtyping import Float32
 
-from infra.device_pool import DevicePool
-from infra.object_store import ObjectStore, join_uri
+from infra.devices.device_pool import DevicePool
+from infra.store.object_store import ObjectStore, join_uri
 from pipeline.kbest import KBest, select_kbest
 from training.model_store import load_model
 

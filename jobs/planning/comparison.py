@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from infra.cluster import Cluster
-from infra.object_store import ObjectStore, join_uri
+from infra.store.object_store import ObjectStore, join_uri
 from jobs.planning.calibration import Calibration
 from jobs.planning.keeping import stored_calibration
 from jobs.planning.run_plan import plan_run

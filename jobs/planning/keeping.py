@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from infra.configuration import read_record
-from infra.object_store import ObjectStore, join_uri
+from infra.store.object_store import ObjectStore, join_uri
 from jobs.planning.calibration import Calibration, json_object
 from jobs.planning.run_plan import PAPER_DAYS, RunPlan
 

@@ -10,7 +10,7 @@ import numpy as np
 import soundfile
 from jaxtyping import Float32
 
-from infra.object_store import ObjectStore, join_uri
+from infra.store.object_store import ObjectStore, join_uri
 from pipeline.filterbank import SAMPLE_RATE_HZ
 from pipeline.kbest import KBest, select_kbest
 from pipeline.records import Utterance

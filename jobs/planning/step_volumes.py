@@ -5,7 +5,7 @@ Files that come out unequal, ledgers and repeated requests are not foreseen.
 
 from math import ceil
 
-from infra.objects import ObjectInfo
+from infra.store.objects import ObjectInfo
 from jobs.planning import shard_sizes
 from jobs.planning.object_counts import (
     num_feature_shards,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from infra.object_store import ObjectStore
+from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
 from pipeline.steps.manifest import SUBSETS, Output, manifest_uri, read_manifest
 from pipeline.steps.metadata_buckets import bucket_of

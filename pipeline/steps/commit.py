@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
-from infra.checked_reads import read_checked
-from infra.object_store import ObjectNotFound, ObjectStore, join_uri
+from infra.store.checked_reads import read_checked
+from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri
 from pipeline.records import Quarantined, Tally
 from pipeline.steps.ledger import check_loss_budget
 from pipeline.steps.manifest import (

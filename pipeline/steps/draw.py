@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from infra.object_store import ObjectInfo
+from infra.store.object_store import ObjectInfo
 from pipeline.sampling import NUM_PRIORITIES
 from pipeline.steps.commit import Commit, Distribute, StepContext
 from pipeline.steps.manifest import Output

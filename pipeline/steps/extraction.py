@@ -8,7 +8,7 @@ however long its speakers are; each is shuffled, its moments are kept with the c
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from infra.object_store import ObjectStore
+from infra.store.object_store import ObjectStore
 from pipeline.filterbank import Engine
 from pipeline.normalization import Moments
 from pipeline.records import Quarantined, Tally, parse_utterance

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from infra.object_store import ObjectStore
+from infra.store.object_store import ObjectStore
 from pipeline.filters import SelectionFilters
 from pipeline.metadata import read_records
 from pipeline.records import Quarantined, Utterance

@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 
-from infra.object_store import ObjectStore
+from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
 from pipeline.steps.manifest import Output, read_output
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from infra.object_store import ObjectStore, join_uri
+from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Quarantined, Utterance
 from pipeline.steps.manifest import SUBSETS, Manifest, Output, manifest_uri, read_manifest, sha256
 from pipeline.steps.repartition import shard_groups

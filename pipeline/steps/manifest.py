@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import Any
 
-from infra.checked_reads import read_checked
-from infra.object_store import ObjectNotFound, ObjectStore, join_uri
+from infra.store.checked_reads import read_checked
+from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri
 from pipeline.records import Tally
 from pipeline.steps.sealed_json import seal, unseal
 

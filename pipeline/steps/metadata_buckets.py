@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from infra.checked_reads import read_checked
-from infra.object_store import ObjectInfo, ObjectStore, StoreError, normalize_uri
+from infra.store.checked_reads import read_checked
+from infra.store.object_store import ObjectInfo, ObjectStore, StoreError, normalize_uri
 from pipeline.steps.commit import Distribute
 from pipeline.steps.manifest import sha256
 

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 from jaxtyping import Bool, Int64, UInt64
 
-from infra.look_ahead import look_ahead
+from infra.prefetch import look_ahead
 from pipeline.records import Tally
 from pipeline.sampling import last_priority
 from pipeline.steps.commit import StepContext

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 
-from infra.object_store import ObjectStore
+from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
 from pipeline.shards import (
     PartitionRow,

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from infra.object_store import ObjectStore
+from infra.store.object_store import ObjectStore
 
 _STEP_OF = (
     re.compile(r"(.+)/manifest\.json"),

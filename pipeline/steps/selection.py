@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 
-from infra.object_store import ObjectStore, join_uri
+from infra.store.object_store import ObjectStore, join_uri
 from pipeline.filters import SelectionFilters
 from pipeline.packing import group_buckets
 from pipeline.shuffling import shuffled_order

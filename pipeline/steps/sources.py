@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from infra.object_store import ObjectStore
+from infra.store.object_store import ObjectStore
 from pipeline.steps.manifest import Output, read_manifest
 from pipeline.steps.repartition import shard_groups
 

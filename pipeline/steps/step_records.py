@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from infra.checked_reads import read_checked
-from infra.object_store import ObjectStore, StoreError, join_uri
+from infra.store.checked_reads import read_checked
+from infra.store.object_store import ObjectStore, StoreError, join_uri
 from pipeline.records import Tally
 from pipeline.steps.commit import Commit, identity
 from pipeline.steps.manifest import Manifest, Output, sha256

@@ -7,8 +7,8 @@ from functools import partial
 import numpy as np
 from jaxtyping import UInt64
 
-from infra.look_ahead import look_ahead
-from infra.object_store import ObjectNotFound, ObjectStore, StoreError, join_uri
+from infra.prefetch import look_ahead
+from infra.store.object_store import ObjectNotFound, ObjectStore, StoreError, join_uri
 from pipeline.steps.contents import LEDGER_SUFFIX, read_contents
 from pipeline.steps.manifest import Output, read_output, sha256
 from pipeline.steps.selection import metadata_uri

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from jaxtyping import Float32
 
-from infra.object_store import ObjectStore
+from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest, retained_mass
 from pipeline.records import Tally
 from pipeline.sampling import sampling_priority

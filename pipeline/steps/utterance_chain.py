@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from infra.object_store import ObjectStore
+from infra.store.object_store import ObjectStore
 from pipeline.steps.contents import read_contents
 from pipeline.steps.manifest import Manifest, Output, read_output
 from pipeline.steps.step_records import PLANNED, Finding, StepRecords

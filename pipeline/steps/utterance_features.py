@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from jaxtyping import Float32
 
-from infra.object_store import (
+from infra.store.object_store import (
     AccessDenied,
     Fetched,
     ObjectNotFound,

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from infra.checked_reads import scan_checked
-from infra.look_ahead import look_ahead
-from infra.object_store import ObjectStore, join_uri
+from infra.prefetch import look_ahead
+from infra.store.checked_reads import scan_checked
+from infra.store.object_store import ObjectStore, join_uri
 from pipeline.metadata import read_records
 from pipeline.records import Quarantined, Utterance
 from pipeline.shards.container import read_plain_columns

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from infra.configuration import read_record
-from infra.object_store import ObjectStore, StoreError
+from infra.store.object_store import ObjectStore, StoreError
 from pipeline.filters import SelectionFilters
 from pipeline.records import Quarantined, Utterance
 from pipeline.steps.manifest import Manifest

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import soundfile
 
-from infra.object_store import join_uri
+from infra.store.object_store import join_uri
 from pipeline.audio import decode_audio
 from pipeline.filterbank import log_mel_energies
 from pipeline.records import Utterance

@@ -22,8 +22,8 @@ from typing import Any, TypeVar
 import soundfile
 
 from infra.cluster import load_cluster
-from infra.object_store import ObjectStore, join_uri
-from infra.spark import run_tasks, spark_session
+from infra.spark.session import run_tasks, spark_session
+from infra.store.object_store import ObjectStore, join_uri
 from jobs.planning.miniature import flac, speech_like
 from pipeline.records import Utterance
 from pipeline.steps.commit import Commit

@@ -12,8 +12,8 @@ from collections import defaultdict
 
 import numpy as np
 
-from infra.object_store import ObjectStore
-from infra.spark import spark_environment
+from infra.spark.session import spark_environment
+from infra.store.object_store import ObjectStore
 from jobs.run import launches
 from pipeline.audio import decode_audio
 from pipeline.filterbank import log_mel_energies

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor, nn
 
-from infra.object_store import ObjectStore, join_uri, normalize_uri
+from infra.store.object_store import ObjectStore, join_uri, normalize_uri
 from pipeline.shards import read_partition
 from pipeline.splicing import STACK, low_rate_alignment, splice
 from pipeline.steps.manifest import read_manifest, read_output

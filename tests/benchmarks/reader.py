@@ -19,7 +19,7 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"
 import numpy as np
 import torch
 
-from infra.object_store import ObjectStore
+from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest
 from pipeline.records import Tally
 from pipeline.shards import PartitionRow, Storage, write_partition

@@ -27,8 +27,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from infra.cluster import load_cluster
-from infra.object_store import ObjectStore, join_uri
-from infra.spark import run_tasks, spark_session
+from infra.spark.session import run_tasks, spark_session
+from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Tally
 from pipeline.steps.commit import StepContext
 from pipeline.steps.manifest import Manifest, Output

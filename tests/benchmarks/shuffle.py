@@ -17,7 +17,7 @@ from unittest import mock
 
 import numpy as np
 
-from infra.object_store import ObjectStore
+from infra.store.object_store import ObjectStore
 from pipeline.certificate import Samples, figures
 from pipeline.records import Tally
 from pipeline.steps.manifest import read_manifest

@@ -15,7 +15,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.object_store import ObjectStore, join_uri
+from infra.store.object_store import ObjectStore, join_uri
 from tests.faults.chaos_record import Record, count_attempts
 from tests.faults.chaos_run import (
     OVERRIDES,

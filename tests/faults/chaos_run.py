@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from infra.object_store import ObjectStore, join_uri
+from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Tally
 from pipeline.shards import read_features, read_partition, read_targets
 from pipeline.steps.commit import Commit, step_context

@@ -10,7 +10,7 @@ import infra
 import jobs.command_line
 import pipeline
 from infra.cluster import load_cluster
-from infra.spark import run_tasks, spark_session
+from infra.spark.session import run_tasks, spark_session
 
 
 def import_places(_: int) -> list[str]:

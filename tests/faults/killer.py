@@ -19,7 +19,7 @@ _SIGNS = {
     "executor": ("CoarseGrainedExecutorBackend",),
     "python": ("pyspark.daemon", "pyspark.worker"),  # the daemon, or a worker that it forked
     "worker": ("deploy.worker.Worker",),
-    DEVICE_SERVER: ("infra.device_server",),
+    DEVICE_SERVER: ("infra.devices.device_server",),
 }
 
 Processes = Mapping[int, str]

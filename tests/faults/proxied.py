@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import pytest
 
-from infra import retry, s3_store
-from infra.request_counts import RequestCounts
+from infra.store import retry
+from infra.store.request_counts import RequestCounts
+from infra.store.s3 import s3_store
 from tests.faults.faulty_proxy import KINDS, FaultyProxy, faulty_proxy
 
 ALL_KINDS = sorted({kind for kinds in KINDS.values() for kind in kinds})

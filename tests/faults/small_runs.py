@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from infra.object_store import ObjectStore, join_uri
+from infra.store.object_store import ObjectStore, join_uri
 from pipeline.shards import FeatureRow, read_features
 from pipeline.steps.extraction import ExtractionConfig, extract_features
 from pipeline.steps.manifest import Manifest, Output, read_output

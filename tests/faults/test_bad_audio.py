@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.object_store import join_uri
+from infra.store.object_store import join_uri
 from pipeline.audio import AudioError, decode_audio
 from pipeline.shards import FeatureRow
 from pipeline.steps.manifest import Manifest

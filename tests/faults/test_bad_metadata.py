@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from infra.object_store import ObjectStore, join_uri
+from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Quarantined
 from pipeline.steps.manifest import Manifest
 from pipeline.steps.selection import metadata_uri

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.object_store import ObjectStore
+from infra.store.object_store import ObjectStore
 from tests.faults.small_runs import (
     Record,
     extract,

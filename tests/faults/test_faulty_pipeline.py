@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.object_store import ObjectStore, join_uri
-from infra.request_counts import REQUESTS
+from infra.store.object_store import ObjectStore, join_uri
+from infra.store.request_counts import REQUESTS
 from pipeline.shards import read_partition
 from pipeline.steps.manifest import read_manifest, read_output
 from tests.faults.faulty_proxy import faulty_proxy

@@ -10,10 +10,10 @@ from typing import BinaryIO
 
 import pytest
 
-from infra import s3_bodies, s3_store
-from infra.checked_reads import scan_checked
-from infra.object_store import AccessDenied, Fetched, ObjectNotFound, ObjectStore, StoreError
-from infra.request_counts import REQUESTS
+from infra.store.checked_reads import scan_checked
+from infra.store.object_store import AccessDenied, Fetched, ObjectNotFound, ObjectStore, StoreError
+from infra.store.request_counts import REQUESTS
+from infra.store.s3 import bodies, s3_store
 from pipeline.records import Tally
 from pipeline.steps.commit import Commit, step_context
 from tests.faults.proxied import ALL_KINDS, Server, StartProxy, require_counts_agree
@@ -222,13 +222,13 @@ def test_large_objects_may_take_their_time(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.usefixtures("s3_bucket", "impatient")
 def test_bodies_that_trickle_have_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte every tenth of a second is within the read timeout for ever; a whole body is not."""
-    monkeypatch.setattr(s3_bodies, "_PATIENCE_S", 0.05)
-    monkeypatch.setattr(s3_bodies, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(bodies, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(bodies, "CHUNK_BYTES", 1)
     with slow_server(bytes_per_s=1_000) as endpoint:
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
         with pytest.raises(StoreError, match=r"s3://bucket/x: only 1 of 8 bytes came in time"):
             ObjectStore(("s3://bucket",)).get("s3://bucket/x")
-    body = s3_bodies.TimedBody(b"to be sent")
+    body = bodies.TimedBody(b"to be sent")
     assert body.read(2) == b"to"
     time.sleep(0.06)
     with pytest.raises(TimeoutError):

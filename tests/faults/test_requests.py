@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from infra.object_store import ObjectStore, join_uri
-from infra.request_counts import REQUESTS
+from infra.store.object_store import ObjectStore, join_uri
+from infra.store.request_counts import REQUESTS
 from tests.benchmarks.requests import StepRequests, count_requests
 from tests.faults.faulty_proxy import FaultyProxy
 from tests.faults.proxied import Server, StartProxy, require_counts_agree

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from infra.object_store import ObjectStore, join_uri
+from infra.store.object_store import ObjectStore, join_uri
 from pipeline.steps.lineage import trace
 from pipeline.steps.verification import sweep, verify_run
 from tests.small_run import SUBSET, make_run, outputs, selected_ids

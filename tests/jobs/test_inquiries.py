@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.object_store import ObjectStore, join_uri
+from infra.store.object_store import ObjectStore, join_uri
 from jobs.run import JOBS
 from tests.small_run import copy_run, make_run, outputs, selected_ids
 from tests.whole_path.processes import TINY

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from infra.object_store import ObjectStore, join_uri
+from infra.store.object_store import ObjectStore, join_uri
 from jobs.corpus import ingest
 from jobs.kaldi_directory import read_kaldi_directory
 from pipeline.records import Utterance, parse_utterance

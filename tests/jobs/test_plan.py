@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from infra.configuration import ConfigurationError
-from infra.object_store import ObjectStore
+from infra.store.object_store import ObjectStore
 from jobs import plan as job
 from jobs.planning.calibration import HERE, read_calibration
 from jobs.planning.keeping import stored_calibration

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.cluster import load_cluster
-from infra.object_store import ObjectStore, join_uri
-from infra.request_counts import REQUESTS
+from infra.store.object_store import ObjectStore, join_uri
+from infra.store.request_counts import REQUESTS
 from jobs.planning.comparison import FOLDERS, compare_plan
 from jobs.planning.keeping import calibration_uri
 from jobs.planning.shard_sizes import num_frames, num_low_rate_frames, target_bytes

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from nbclient import NotebookClient
 
-from infra.object_store import ObjectStore
+from infra.store.object_store import ObjectStore
 from pipeline.filterbank import log_mel_energies
 from pipeline.kbest import select_kbest
 from pipeline.normalization import CausalMean

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from infra.object_store import ObjectStore
+from infra.store.object_store import ObjectStore
 from pipeline.kbest import select_kbest
 from pipeline.records import Tally
 from pipeline.shards import PartitionRow, write_partition

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from infra.object_store import ObjectStore
+from infra.store.object_store import ObjectStore
 from pipeline.kbest import select_kbest
 from pipeline.normalization import Moments
 from pipeline.records import Tally

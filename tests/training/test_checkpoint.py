@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.distributed import ProcessGroup
 
-from infra.object_store import ObjectStore
+from infra.store.object_store import ObjectStore
 from training.checkpoint import Checkpoints
 from training.in_process import simulate_ranks
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.object_store import ObjectStore
+from infra.store.object_store import ObjectStore
 from tests.training.partition_rows import row, write
 from training import batching
 from training.dataset import Dataset

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import ProcessGroup
 
-from infra.object_store import ObjectStore
+from infra.store.object_store import ObjectStore
 from tests.training.partition_rows import dataset_of, row, write
 from training.dataset import Dataset
 from training.dealt_visit import deal_visit

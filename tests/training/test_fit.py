@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.object_store import join_uri
+from infra.store.object_store import join_uri
 from pipeline.steps.manifest import Manifest, read_manifest
 from tests.training.small_fits import fit as fit_on
 from tests.training.small_fits import small_fit, write_run

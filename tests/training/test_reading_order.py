@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from infra.object_store import ObjectStore
+from infra.store.object_store import ObjectStore
 from pipeline.shards import read_partition
 from pipeline.steps.manifest import read_output
 from pipeline.steps.repartition import RepartitionConfig, repartition

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.object_store import ObjectStore
+from infra.store.object_store import ObjectStore
 from tests.training.partition_rows import dataset_of, row, write
 from training import batching
 from training.dataset import Dataset, VisitPlan

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from infra.object_store import ObjectStore
+from infra.store.object_store import ObjectStore
 from jobs.certify import format_certificate
 from pipeline.records import parse_utterance
 from pipeline.shards import read_partition

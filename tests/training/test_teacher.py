@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from infra.object_store import ObjectStore
+from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest, select_kbest
 from pipeline.records import Tally
 from pipeline.steps.commit import step_context

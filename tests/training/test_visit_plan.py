@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from infra.object_store import ObjectNotFound, ObjectStore
+from infra.store.object_store import ObjectNotFound, ObjectStore
 from pipeline.steps.manifest import Output
 from tests.training.partition_rows import row, write
 from training import batching
@@ -181,7 +181,7 @@ def test_a_process_ends_though_its_minibatches_were_not_taken(tmp_path: Path) ->
     """The thread that reads ahead does not keep a trainer that failed from exiting."""
     program = """
 import sys
-from infra.object_store import ObjectStore
+from infra.store.object_store import ObjectStore
 from tests.training.partition_rows import dataset_of, row, write
 from training import batching
 from training.schedule import Visit

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.distributed import ProcessGroup
 
-from infra.object_store import ObjectStore
+from infra.store.object_store import ObjectStore
 from tests.training.trainers.ranks import minibatch, sgd, small_model, weights
 from training.checkpoint import Checkpoints
 from training.in_process import simulate_ranks

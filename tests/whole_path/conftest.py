@@ -2,7 +2,7 @@
 
 import pytest
 
-from infra.spark import configure, spark_environment
+from infra.spark.session import configure, spark_environment
 
 
 @pytest.fixture(scope="session")

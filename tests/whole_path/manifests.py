@@ -1,6 +1,6 @@
 """The books of a whole run: every manifest, by step, and what must hold of them together."""
 
-from infra.object_store import ObjectStore
+from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
 from pipeline.steps.manifest import SUBSETS, Manifest, read_output
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.object_store import ObjectStore
+from infra.store.object_store import ObjectStore
 from pipeline.steps.ledger import ledger_reasons
 from tests.whole_path.manifests import manifest_bytes, require_balance
 from tests.whole_path.processes import left_behind, run_all_steps, run_step

@@ -7,7 +7,7 @@ from pathlib import Path
 import boto3
 import pytest
 
-from infra.object_store import ObjectStore, join_uri
+from infra.store.object_store import ObjectStore, join_uri
 from pipeline.kbest import KBest
 from pipeline.steps.extraction import extract_features
 from pipeline.steps.manifest import SUBSETS

@@ -10,7 +10,7 @@ from pathlib import Path
 import boto3
 import pytest
 
-from infra.object_store import ObjectStore
+from infra.store.object_store import ObjectStore
 from jobs.run import JOBS
 from pipeline.steps.manifest import SUBSETS, manifest_uri
 from pipeline.steps.selection import metadata_uri, select_utterances

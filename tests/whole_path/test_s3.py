@@ -10,7 +10,7 @@ from pathlib import Path
 import boto3
 import pytest
 
-from infra.object_store import ObjectStore, join_uri
+from infra.store.object_store import ObjectStore, join_uri
 from jobs.corpus import ingest
 from jobs.run import launches
 from jobs.synthesis.corpus import synthesize

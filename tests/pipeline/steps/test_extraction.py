@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from infra.object_store import ObjectStore
+from infra.store.object_store import ObjectStore
 from pipeline.normalization import Moments
 from pipeline.records import Utterance
 from pipeline.shards import (

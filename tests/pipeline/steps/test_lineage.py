@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.object_store import ObjectStore, join_uri
+from infra.store.object_store import ObjectStore, join_uri
 from pipeline.shards import read_features, read_partition, read_targets
 from pipeline.steps.lineage import Lineage, Sighting, UnknownUtteranceError, trace
 from pipeline.steps.manifest import Manifest, manifest_uri, read_manifest, sha256

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.object_store import ObjectStore
+from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
 from pipeline.steps.commit import Commit, committed_tasks, finished_manifest, step_context
 from pipeline.steps.manifest import Manifest, manifest_uri, read_manifest

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from infra.object_store import ObjectStore, join_uri
+from infra.store.object_store import ObjectStore, join_uri
 from pipeline.kbest import KBest, select_kbest
 from pipeline.records import Tally
 from pipeline.shards import read_features, read_partition, read_targets

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.object_store import ObjectStore, join_uri
+from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Tally
 from pipeline.shards import read_features, write_features
 from pipeline.steps.commit import Commit

@@ -3,10 +3,10 @@
 import s3fs
 from botocore.config import Config
 
-from infra.objects import AccessDenied, ObjectInfo, ObjectNotFound, StoreError
-from infra.request_counts import REQUESTS, RequestCounts
-from infra.retry import GaveUpError, retry
-from infra.s3_errors import DamagedError, store_error
+from infra.store.objects import AccessDenied, ObjectInfo, ObjectNotFound, StoreError
+from infra.store.request_counts import REQUESTS, RequestCounts
+from infra.store.retry import GaveUpError, retry
+from infra.store.s3.errors import DamagedError, store_error
 
 BLOCK_BYTES = 8 * 2**20
 

@@ -12,8 +12,8 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 
-from infra import retry
-from infra.object_store import (
+from infra.store import retry
+from infra.store.object_store import (
     AccessDenied,
     Fetched,
     ObjectNotFound,
@@ -21,7 +21,7 @@ from infra.object_store import (
     StoreError,
     join_uri,
 )
-from infra.request_counts import REQUESTS
+from infra.store.request_counts import REQUESTS
 from tests.s3_server import free_port
 
 CEPH = pytest.param("ceph", marks=pytest.mark.cluster)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from infra.request_counts import REQUESTS, RequestCounts
+from infra.store.request_counts import REQUESTS, RequestCounts
 
 R = TypeVar("R")
 

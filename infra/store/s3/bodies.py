@@ -7,8 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from infra.request_counts import REQUESTS, RequestCounts
-from infra.s3_errors import DamagedError
+from infra.store.request_counts import REQUESTS, RequestCounts
+from infra.store.s3.errors import DamagedError
 
 CHUNK_BYTES = 2**20
 _PATIENCE_S = 60.0

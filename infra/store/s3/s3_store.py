@@ -14,11 +14,11 @@ import s3fs
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from infra.objects import Fetched, Listing, ObjectInfo, require_at_most
-from infra.request_counts import REQUESTS, RequestCounts
-from infra.retry import GaveUpError, retry
-from infra.s3_bodies import TimedBody, etag_of, read_body, require_md5
-from infra.s3_errors import (
+from infra.store.objects import Fetched, Listing, ObjectInfo, require_at_most
+from infra.store.request_counts import REQUESTS, RequestCounts
+from infra.store.retry import GaveUpError, retry
+from infra.store.s3.bodies import TimedBody, etag_of, read_body, require_md5
+from infra.store.s3.errors import (
     TRANSPORT_ERRORS,
     DamagedError,
     http_status,
@@ -27,9 +27,9 @@ from infra.s3_errors import (
     missing_bucket,
     store_error,
 )
-from infra.s3_file import S3File, file_system
-from infra.s3_listing import Page, confirmed_page
-from infra.uris import split_s3
+from infra.store.s3.file import S3File, file_system
+from infra.store.s3.listing import Page, confirmed_page
+from infra.store.uris import split_s3
 
 R = TypeVar("R")
 
@@ -183,7 +183,7 @@ class S3Store:
 
 def _config(connect_timeout_s: float, read_timeout_s: float) -> Config:
     return Config(
-        # Repeated by infra/retry.py, which knows of broken bodies, conflicts and damage too.
+        # Repeated by infra/store/retry.py, which knows of broken bodies, conflicts and damage too.
         retries={"mode": "standard", "total_max_attempts": 1},
         connect_timeout=connect_timeout_s,
         read_timeout=read_timeout_s,

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from infra.device_pool import DeviceError, DevicePool, _private_directory
-from infra.file_locks import least_busy
+from infra.devices.device_pool import DeviceError, DevicePool, _private_directory
+from infra.devices.file_locks import least_busy
 
-MAKE = "tests.infra.device_functions:make"
+MAKE = "tests.infra.devices.device_functions:make"
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_the_function_s_errors_come_back(pool: DevicePool) -> None:
 
 def test_a_device_that_cannot_start_is_passed_over(pool: DevicePool) -> None:
     """A broken device does not swallow the tasks; if all are broken, the error says why."""
-    factory = "tests.infra.device_functions:broken"
+    factory = "tests.infra.devices.device_functions:broken"
     pool = replace(pool, factory=factory, arguments={}, devices=("bad", "good"), idle_timeout_s=1)
     assert pool.request(b"") == b"good"
     with pytest.raises(DeviceError, match="bad: its server did not start: OSError: no such device"):
@@ -143,7 +143,7 @@ def test_waiting_has_limits(pool: DevicePool) -> None:
     with pytest.raises(DeviceError, match="no answer in 1 s, so its server was killed"):
         hasty.request(b"sleep 30")
     _wait_until(lambda: not _is_alive(pid))
-    factory = "tests.infra.device_functions:slow"
+    factory = "tests.infra.devices.device_functions:slow"
     slow = replace(pool, factory=factory, arguments={}, devices=("cpu",), start_timeout_s=0.5)
     with pytest.raises(DeviceError, match=r"cpu: its server did not start within 0.5 s"):
         slow.request(b"")

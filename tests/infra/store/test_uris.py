@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.object_store import ObjectStore, PrefixError
-from infra.uris import join_uri, normalize_uri, require_within, resolve_prefix
+from infra.store.object_store import ObjectStore, PrefixError
+from infra.store.uris import join_uri, normalize_uri, require_within, resolve_prefix
 
 
 @pytest.mark.parametrize(

@@ -15,5 +15,5 @@ def java_free_environment(directory: Path) -> dict[str, str]:
             if program.name != "java" and not link.is_symlink():
                 link.symlink_to(program)
     path = os.pathsep.join([str(Path(sys.executable).parent), str(programs)])
-    repository = str(Path(__file__).parents[2])
+    repository = str(Path(__file__).parents[3])
     return {**os.environ, "JAVA_HOME": "", "PATH": path, "PYTHONPATH": repository}

@@ -11,7 +11,7 @@ import pytest
 
 from infra.cluster import load_cluster
 from infra.configuration import ConfigurationError
-from infra.packaging import closure, write_code, write_dependencies
+from infra.spark.packaging import closure, write_code, write_dependencies
 from jobs.package import spark_steps
 
 INSTALLED = str(Path(numpy.__file__).parents[1])

@@ -10,7 +10,7 @@ import time
 from pyspark import SparkContext
 
 from infra.cluster import load_cluster
-from infra.spark import run_tasks, spark_session
+from infra.spark.session import run_tasks, spark_session
 from infra.standard_error import separate_standard_error
 
 separate_standard_error()

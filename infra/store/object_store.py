@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import BinaryIO, Protocol
 
-from infra.local_store import LocalStore
-from infra.look_ahead import look_ahead
-from infra.objects import (
+from infra.prefetch import look_ahead
+from infra.store.local_store import LocalStore
+from infra.store.objects import (
     AccessDenied,
     Fetched,
     Listing,
@@ -17,8 +17,8 @@ from infra.objects import (
     PrefixError,
     StoreError,
 )
-from infra.s3_store import MAX_CONNECTIONS, s3_store
-from infra.uris import is_s3, join_uri, normalize_uri, require_within, resolve_prefix
+from infra.store.s3.s3_store import MAX_CONNECTIONS, s3_store
+from infra.store.uris import is_s3, join_uri, normalize_uri, require_within, resolve_prefix
 
 __all__ = [
     "AccessDenied",

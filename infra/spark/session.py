@@ -18,8 +18,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from infra.cluster import Cluster, require_dependencies
-from infra.java import find_java_home
-from infra.spark_progress import IDLE_LIMIT_S, TaskError, await_tasks
+from infra.spark.java import find_java_home
+from infra.spark.progress import IDLE_LIMIT_S, TaskError, await_tasks
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -38,7 +38,7 @@ _LOCAL_SETTINGS = {
 # A host that does not know its own name stops Spark unless told an address. Standard error is
 # reopened to append, because our programs open it a second time (infra/standard_error.py).
 _SPARK_ENV = """\
-# Written by `python -m infra.spark`; run it again when Java or the environment moves.
+# Written by `python -m infra.spark.session`; run it again when Java or the environment moves.
 JAVA_HOME={java_home}
 : "${{PYSPARK_PYTHON:={python}}}"
 getent hosts "$(uname -n)" > /dev/null 2>&1 || : "${{SPARK_LOCAL_IP:=127.0.0.1}}"
@@ -46,7 +46,7 @@ getent hosts "$(uname -n)" > /dev/null 2>&1 || : "${{SPARK_LOCAL_IP:=127.0.0.1}}
 """
 
 _LOG4J2 = """\
-# Written by `python -m infra.spark`: errors only, and on standard error.
+# Written by `python -m infra.spark.session`: errors only, and on standard error.
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
 appender.stderr.type = Console

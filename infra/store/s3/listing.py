@@ -6,9 +6,9 @@ A listing is the one answer of S3 without a digest, and a key lost from it would
 from dataclasses import dataclass
 from typing import Any
 
-from infra.objects import Listing, ObjectInfo
-from infra.s3_bodies import etag_of
-from infra.s3_errors import DamagedError
+from infra.store.objects import Listing, ObjectInfo
+from infra.store.s3.bodies import etag_of
+from infra.store.s3.errors import DamagedError
 
 
 @dataclass(frozen=True, slots=True)

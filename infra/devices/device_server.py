@@ -1,6 +1,6 @@
 """One device's server process: makes its function once, then applies it to requests.
 
-Started by infra/device_pool.py, with its settings as JSON on standard input.
+Started by infra/devices/device_pool.py, with its settings as JSON on standard input.
 """
 
 import importlib
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.configuration import read_record
-from infra.file_locks import locked
+from infra.devices.file_locks import locked
 
 ANSWER, BAD_REQUEST, FAILURE = b"A", b"B", b"F"
 _HEADER = struct.Struct("<cQ")

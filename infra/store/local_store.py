@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from infra.objects import (
+from infra.store.objects import (
     AccessDenied,
     Fetched,
     Listing,
@@ -20,7 +20,7 @@ from infra.objects import (
     StoreError,
     require_at_most,
 )
-from infra.request_counts import REQUESTS, RequestCounts
+from infra.store.request_counts import REQUESTS, RequestCounts
 
 # Files of writers that are at work or were killed; a listing leaves them out.
 _PARTIAL_PREFIX = ".partial-"

@@ -11,9 +11,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from infra.cluster import load_cluster
-from infra.spark import run_tasks, spark_environment, spark_session
-from infra.spark_progress import TaskError
-from tests.infra.java_free import java_free_environment
+from infra.spark.progress import TaskError
+from infra.spark.session import run_tasks, spark_environment, spark_session
+from tests.infra.spark.java_free import java_free_environment
 
 PROGRAM = str(Path(__file__).with_name("spark_program.py"))
 
@@ -89,13 +89,13 @@ def java_free(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     directory = tmp_path_factory.mktemp("spark")
     conf = str(directory / "conf")
     environment = {**java_free_environment(directory), "SPARK_CONF_DIR": conf}
-    _run([sys.executable, "-m", "infra.spark"], environment).check_returncode()
+    _run([sys.executable, "-m", "infra.spark.session"], environment).check_returncode()
     assert sorted(os.listdir(conf)) == ["log4j2.properties", "spark-env.sh"]  # noqa: PTH208
     return environment
 
 
 def test_spark_submit_works_without_java(java_free: dict[str, str]) -> None:
-    """After `python -m infra.spark` a bare spark-submit runs; the cluster says the master."""
+    """After `python -m infra.spark.session` spark-submit runs; the cluster says the master."""
     done = _run(["spark-submit", PROGRAM, "fail"], java_free)
     assert done.returncode == 3, "the program's exit code"
     assert "told to fail" in done.stderr, "the program's standard error, apart from its output"
@@ -120,7 +120,7 @@ def test_what_the_user_submits_wins(java_free: dict[str, str]) -> None:
 
 def test_a_lost_jvm_is_explained() -> None:
     """When the driver's JVM is killed, the work ends at once, with what to do about it."""
-    repository = str(Path(__file__).parents[2])
+    repository = str(Path(__file__).parents[3])
     environment = {**spark_environment(), "PYTHONPATH": repository}
     done = _run([sys.executable, PROGRAM, "lose"], environment)
     # Not the last line: threads of pyspark's may print their own ends after it.
@@ -132,7 +132,7 @@ def test_a_lost_jvm_is_explained() -> None:
 
 def test_no_java_is_left_behind() -> None:
     """When the program dies of an error, its JVM ends too."""
-    repository = str(Path(__file__).parents[2])
+    repository = str(Path(__file__).parents[3])
     environment = {**spark_environment(), "PYTHONPATH": repository}
     done = _run([sys.executable, PROGRAM, "fail"], environment)
     assert "told to fail" in done.stderr

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote
 
-from infra.objects import PrefixError
+from infra.store.objects import PrefixError
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _CONTROL = re.compile(r"[\0-\x1f]")

@@ -20,8 +20,8 @@ from botocore.exceptions import (
 )
 from botocore.parsers import ResponseParserError
 
-from infra.objects import AccessDenied, ObjectNotFound, StoreError
-from infra.uris import split_s3
+from infra.store.objects import AccessDenied, ObjectNotFound, StoreError
+from infra.store.uris import split_s3
 
 _CREDENTIAL_ERRORS = (NoCredentialsError, PartialCredentialsError, CredentialRetrievalError)
 _DENIED_CODES = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired"}

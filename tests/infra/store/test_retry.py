@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 import pytest
 
-from infra import retry as module
-from infra.request_counts import (
+from infra.store import retry as module
+from infra.store.request_counts import (
     REQUESTS,
     MeasuredFunction,
     RequestCounter,
     RequestCounts,
     TaskTotals,
 )
-from infra.retry import GaveUpError, retry
+from infra.store.retry import GaveUpError, retry
 
 
 def failing(times: int, error: Exception) -> Callable[[], str]:

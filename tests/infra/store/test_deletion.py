@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.object_store import ObjectStore, PrefixError, join_uri
+from infra.store.object_store import ObjectStore, PrefixError, join_uri
 
 
 @pytest.fixture(params=["local", "s3"])
