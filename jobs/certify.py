@@ -8,8 +8,8 @@ from typing import Any
 
 from jobs.command_line import Job, Result, Step, main
 from jobs.report_page.shuffled import FORMS, NAMES
-from pipeline.steps.manifest import manifest_uri, read_manifest
-from pipeline.steps.sources import STEPS
+from pipeline.audit.provenance import STEPS
+from pipeline.runs.manifest import manifest_uri, read_manifest
 from training.fits import student_fit
 from training.run_certificate import CertificateConfig, certify_run
 

@@ -21,8 +21,8 @@ from infra.configuration import ConfigurationError, canonical_json, digest
 from infra.standard_error import separate_standard_error
 from infra.store.object_store import ObjectStore, StoreError, join_uri, normalize_uri
 from infra.store.request_counts import REQUESTS, RequestCounts, TaskTotals
-from pipeline.steps.ledger import LossBudgetExceededError
-from pipeline.steps.manifest import Manifest, manifest_uri
+from pipeline.runs.ledger import LossBudgetExceededError
+from pipeline.runs.manifest import Manifest, manifest_uri
 from training.recipes import Recipe, read_recipe
 
 RECIPES = files("jobs") / "recipes"  # the code may lie in a zip

@@ -5,8 +5,8 @@ spark-submit jobs/extract_features.py --recipe demo --run runs/demo
 
 from jobs.command_line import Job, Result, Step, main
 from jobs.spark_steps import distribute_on_spark
-from pipeline.steps.extraction import extract_features
-from pipeline.steps.manifest import SUBSETS
+from pipeline.runs.manifest import SUBSETS
+from pipeline.steps.features import extract_features
 
 
 def run(job: Job) -> Result:

@@ -10,8 +10,8 @@ from infra.store.object_store import join_uri
 from jobs.command_line import Job, Result, Step, main
 from jobs.corpus import ingest
 from pipeline.records import Tally, parse_utterance
-from pipeline.steps.commit import finished_manifest, step_context, write_manifest
-from pipeline.steps.manifest import Manifest, Output, sha256
+from pipeline.runs.commit import finished_manifest, step_context, write_manifest
+from pipeline.runs.manifest import Manifest, Output, sha256
 
 
 def run(job: Job) -> Result:

@@ -9,7 +9,7 @@ from typing import Any
 
 from jobs.command_line import Job
 from jobs.inquiries import Answer, Inquiry, main
-from pipeline.steps.lineage import Lineage, Sighting, trace
+from pipeline.audit.trace import Lineage, Sighting, trace
 
 
 def inspect(job: Job) -> Answer:

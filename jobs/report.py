@@ -13,9 +13,9 @@ from infra.store.object_store import join_uri
 from jobs.command_line import Job, Result, Step, main
 from jobs.planning.comparison import compare_plan
 from jobs.report_page import format_table, render_report
-from pipeline.steps.commit import finished_manifest, step_context, write_manifest
-from pipeline.steps.ledger import ledger_reasons
-from pipeline.steps.manifest import SUBSETS, Manifest, input_digests, read_manifest, read_output
+from pipeline.runs.commit import finished_manifest, step_context, write_manifest
+from pipeline.runs.ledger import ledger_reasons
+from pipeline.runs.manifest import SUBSETS, Manifest, input_digests, read_manifest, read_output
 from training.run_certificate import read_certificate
 from training.scoring import MODELS
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 from infra.spark.session import run_tasks, spark_session
 from infra.store.request_counts import MeasuredFunction
 from jobs.command_line import Job
-from pipeline.steps.commit import Distribute
+from pipeline.runs.commit import Distribute
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -14,7 +14,7 @@ from training.fits import Fit
 from training.recipes import Recipe
 
 TIME_LIMIT_S = 300.0
-"""Longer than the store is patient with one object (180 s and a last attempt, infra.store.retry)."""
+"""Longer than the store is patient with one object (180 s and an attempt, infra.store.retry)."""
 
 
 def run_fit(make_fit: Callable[[Recipe], Fit]) -> Callable[[Job], Result]:

@@ -9,8 +9,8 @@ from tqdm import tqdm
 
 from jobs.command_line import Job
 from jobs.inquiries import Answer, Inquiry, main
-from pipeline.steps.step_records import Finding
-from pipeline.steps.verification import Verification, sweep, verify_run
+from pipeline.audit.step_records import Finding
+from pipeline.audit.verify import Verification, sweep, verify_run
 
 
 def verify(job: Job) -> Answer:

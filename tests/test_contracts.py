@@ -13,7 +13,7 @@ from infra.cluster import load_cluster
 from infra.store.object_store import ObjectStore, join_uri
 from infra.store.uris import require_within
 from jobs.run import launches
-from pipeline.steps.manifest import manifest_uri
+from pipeline.runs.manifest import manifest_uri
 from training.recipes import read_recipe
 
 REPOSITORY = Path(__file__).parents[1]

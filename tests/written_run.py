@@ -9,12 +9,12 @@ import numpy as np
 from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest
 from pipeline.records import Tally, Utterance
+from pipeline.runs.commit import StepContext, step_context, write_manifest
+from pipeline.runs.manifest import Manifest, Output
 from pipeline.shards import FeatureRow, write_features, write_targets
 from pipeline.shards.targets import TargetRow
 from pipeline.shuffling import shuffled_order
-from pipeline.steps.commit import StepContext, step_context, write_manifest
-from pipeline.steps.manifest import Manifest, Output
-from pipeline.steps.selection import shuffle
+from pipeline.steps.selection.select import shuffle
 
 NUM_FRAMES = 20
 """10 ms frames of the shortest utterance; the longest has half as many more."""

@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Float32
 
 from infra.store.object_store import ObjectStore
+from pipeline.runs.commit import finished_manifest, step_context
+from pipeline.runs.manifest import Manifest, input_digests, read_manifest
 from pipeline.shards import FeatureRow
 from pipeline.splicing import splice
-from pipeline.steps.commit import finished_manifest, step_context
-from pipeline.steps.manifest import Manifest, input_digests, read_manifest
 from training.decoding.alignment import expand_to_frames, senone_alignment
 from training.decoding.cepstra import speaker_cepstra
 from training.decoding.decoder import AlignmentError, align

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from infra.store.checked_reads import read_checked
 from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri
-from pipeline.steps.sealed_json import seal, unseal
+from pipeline.runs.sealed_json import seal, unseal
 from training.state import decode_state
 
 R = TypeVar("R")

@@ -10,8 +10,8 @@ from jaxtyping import Int64
 from infra.prefetch import look_ahead
 from infra.store.checked_reads import scan_checked
 from infra.store.object_store import ObjectStore, join_uri
+from pipeline.runs.manifest import Output, read_output
 from pipeline.shards import read_partition, read_partition_lengths
-from pipeline.steps.manifest import Output, read_output
 from training.batching import (
     Pieces,
     chunked_minibatches,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int64
 
+from pipeline.runs.manifest import Output
 from pipeline.splicing import STACK
-from pipeline.steps.manifest import Output
 from training.schedule import Visit
 
 

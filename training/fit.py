@@ -5,8 +5,8 @@ import torch
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.normalization import Moments
 from pipeline.records import Tally
-from pipeline.steps.commit import StepContext, finished_manifest, step_context
-from pipeline.steps.manifest import Manifest, Output, input_digests, read_manifest
+from pipeline.runs.commit import StepContext, finished_manifest, step_context
+from pipeline.runs.manifest import Manifest, Output, input_digests, read_manifest
 from training import collectives
 from training.acoustic_model import AcousticModel
 from training.checkpoint import Checkpoints

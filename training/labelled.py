@@ -8,9 +8,9 @@ from jaxtyping import UInt16
 
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Quarantined, Tally
+from pipeline.runs.commit import Commit, StepContext, StepPlan, run_plan
+from pipeline.runs.manifest import Manifest, read_manifest, read_output
 from pipeline.shards import FeatureRow, PartitionRow, read_features, write_partition
-from pipeline.steps.commit import Commit, StepContext, StepPlan, run_plan
-from pipeline.steps.manifest import Manifest, read_manifest, read_output
 from training.decoding.alignment import TranscribedUtterance
 from training.decoding.lexicon import Lexicon, parse_lexicon
 

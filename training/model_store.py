@@ -10,8 +10,8 @@ from torch import Tensor
 
 from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
-from pipeline.steps.commit import StepContext, write_manifest
-from pipeline.steps.manifest import Manifest, read_manifest, read_output
+from pipeline.runs.commit import StepContext, write_manifest
+from pipeline.runs.manifest import Manifest, read_manifest, read_output
 from training.acoustic_model import AcousticModel, ModelConfig
 from training.state import decode_state, encode_state
 

@@ -10,9 +10,9 @@ from jaxtyping import Float64, Int64
 
 from infra.store.checked_reads import scan_checked
 from infra.store.object_store import ObjectStore, join_uri
+from pipeline.audit.provenance import Sources
+from pipeline.runs.manifest import Output, read_output
 from pipeline.shards import read_partition_origins
-from pipeline.steps.manifest import Output, read_output
-from pipeline.steps.sources import Sources
 
 LINE_BITS = 20
 """A selection file of 2^20 utterances would be one of 58 days."""

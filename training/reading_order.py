@@ -7,7 +7,7 @@ from itertools import zip_longest
 import numpy as np
 from jaxtyping import Int64
 
-from pipeline.steps.manifest import Output
+from pipeline.runs.manifest import Output
 from training.dataset import Dataset
 from training.schedule import Visit
 

@@ -6,9 +6,9 @@ from importlib.resources.abc import Traversable
 from typing import Literal
 
 from infra.configuration import apply_overrides, read_record, read_toml
-from pipeline.steps.extraction import ExtractionConfig
+from pipeline.steps.features import ExtractionConfig
 from pipeline.steps.repartition import RepartitionConfig
-from pipeline.steps.selection import SelectionConfig
+from pipeline.steps.selection.select import SelectionConfig
 from pipeline.steps.targets import TargetsConfig
 from training.acoustic_model import ModelConfig
 from training.decoding.hmm import BootstrapConfig

@@ -17,11 +17,14 @@ from jaxtyping import Int64
 from tqdm import tqdm
 
 from infra.store.object_store import ObjectStore, join_uri
-from pipeline.certificate import LAGS, Figure, Samples, certify
-from pipeline.mixing import expected_effective_number, intra_group_correlation
-from pipeline.steps.commit import finished_manifest, step_context, write_manifest
-from pipeline.steps.manifest import Manifest, input_digests, read_manifest
-from pipeline.steps.sources import STEPS, read_sources
+from pipeline.audit.provenance import STEPS, read_sources
+from pipeline.runs.commit import finished_manifest, step_context, write_manifest
+from pipeline.runs.manifest import Manifest, input_digests, read_manifest
+from pipeline.shuffle_quality.certificate import LAGS, Figure, Samples, certify
+from pipeline.shuffle_quality.design_effect import (
+    expected_effective_number,
+    intra_group_correlation,
+)
 from training.dataset import Dataset
 from training.fits import Fit
 from training.origins import OriginReader, Origins

@@ -10,10 +10,10 @@ import numpy as np
 from tqdm import tqdm
 
 from infra.store.object_store import ObjectStore
+from pipeline.runs.commit import finished_manifest, step_context, write_manifest
+from pipeline.runs.manifest import Manifest, input_digests, read_manifest, read_output
 from pipeline.shards import FeatureRow, read_partition
 from pipeline.splicing import low_rate_alignment
-from pipeline.steps.commit import finished_manifest, step_context, write_manifest
-from pipeline.steps.manifest import Manifest, input_digests, read_manifest, read_output
 from training.alignment import log_likelihoods, network_alignments, read_tree
 from training.decoding.decoder import DecoderConfig, decode
 from training.decoding.graph import DecodingGraph, decoding_graph

@@ -11,14 +11,14 @@ import soundfile
 from jaxtyping import Float32
 
 from infra.store.object_store import ObjectStore, join_uri
-from pipeline.filterbank import SAMPLE_RATE_HZ
+from pipeline.filterbank.log_mel import SAMPLE_RATE_HZ
 from pipeline.kbest import KBest, select_kbest
 from pipeline.records import Utterance
-from pipeline.steps.commit import step_context, write_manifest
-from pipeline.steps.extraction import extract_features
-from pipeline.steps.manifest import Manifest
+from pipeline.runs.commit import step_context, write_manifest
+from pipeline.runs.manifest import Manifest
+from pipeline.steps.features import extract_features
 from pipeline.steps.repartition import repartition
-from pipeline.steps.selection import SelectionConfig, metadata_uri, select_utterances
+from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
 from pipeline.steps.targets import Teacher, generate_targets
 from training.recipes import Recipe
 

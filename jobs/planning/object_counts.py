@@ -6,7 +6,7 @@ from math import ceil
 from jobs.planning.shard_sizes import num_frames
 from jobs.planning.workload import Subset
 from pipeline.packing import group_buckets
-from pipeline.steps.extraction import MAX_SHARD_FRAMES
+from pipeline.steps.features import MAX_SHARD_FRAMES
 from pipeline.steps.repartition import shard_groups
 from training.recipes import Recipe
 

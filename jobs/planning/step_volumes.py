@@ -16,7 +16,7 @@ from jobs.planning.object_counts import (
 )
 from jobs.planning.volumes import Requests, Volume, Work
 from jobs.planning.workload import Subset, Workload
-from pipeline.steps.draw import num_ranges
+from pipeline.steps.selection.budget_cutoff import num_ranges
 from training.recipes import Recipe
 
 LIST_PAGE = 1_000

@@ -7,8 +7,8 @@ from math import ceil
 
 from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
-from pipeline.steps.manifest import SUBSETS, Output, manifest_uri, read_manifest
-from pipeline.steps.metadata_buckets import bucket_of
+from pipeline.runs.manifest import SUBSETS, Output, manifest_uri, read_manifest
+from pipeline.steps.selection.buckets import bucket_of
 
 UTTERANCE_SECONDS = 3.6
 """The mean utterance: 1e9 of them are 1e6 hours (003 I)."""

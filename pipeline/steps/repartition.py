@@ -11,14 +11,7 @@ from itertools import pairwise
 
 from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
-from pipeline.shards import (
-    PartitionRow,
-    read_features,
-    read_targets,
-    write_partition,
-)
-from pipeline.shuffling import shuffled_order
-from pipeline.steps.commit import (
+from pipeline.runs.commit import (
     Commit,
     Distribute,
     StepContext,
@@ -27,9 +20,16 @@ from pipeline.steps.commit import (
     run_plan,
     step_context,
 )
-from pipeline.steps.manifest import Manifest, Output, input_digests, read_manifest, read_output
-from pipeline.steps.selection import shuffle
-from pipeline.steps.spilling import SpilledRows
+from pipeline.runs.manifest import Manifest, Output, input_digests, read_manifest, read_output
+from pipeline.shards import (
+    PartitionRow,
+    read_features,
+    read_targets,
+    write_partition,
+)
+from pipeline.shuffling import shuffled_order
+from pipeline.steps.disk_spill import SpilledRows
+from pipeline.steps.selection.select import shuffle
 
 SOURCES = ("features/unlabelled", "targets/unlabelled")
 

@@ -9,10 +9,7 @@ from jaxtyping import Float32
 from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest, retained_mass
 from pipeline.records import Tally
-from pipeline.sampling import sampling_priority
-from pipeline.shards import TargetRow, read_features, write_targets
-from pipeline.splicing import splice
-from pipeline.steps.commit import (
+from pipeline.runs.commit import (
     Commit,
     Distribute,
     StepContext,
@@ -21,7 +18,10 @@ from pipeline.steps.commit import (
     run_plan,
     step_context,
 )
-from pipeline.steps.manifest import Manifest, Output, input_digests, read_manifest, read_output
+from pipeline.runs.manifest import Manifest, Output, input_digests, read_manifest, read_output
+from pipeline.sampling import sampling_priority
+from pipeline.shards import TargetRow, read_features, write_targets
+from pipeline.splicing import splice
 
 Teacher = Callable[[list[Float32[np.ndarray, "_frames 192"]]], list[KBest]]
 """Spliced utterances to their k best logits, in the same order; called in the workers."""

@@ -15,8 +15,8 @@ from infra.store.object_store import (
     StoreError,
     join_uri,
 )
-from pipeline.audio import AudioError, decode_audio, max_file_bytes, require_duration
-from pipeline.filterbank import Engine, log_mel_energies
+from pipeline.audio.decode import AudioError, decode_audio, max_file_bytes, require_duration
+from pipeline.filterbank.log_mel import Engine, log_mel_energies
 from pipeline.normalization import CausalMean
 from pipeline.records import Quarantined, Utterance
 from pipeline.shards import FeatureRow, Storage, as_stored

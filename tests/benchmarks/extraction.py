@@ -24,10 +24,10 @@ from pathlib import Path
 import soundfile
 
 from infra.store.object_store import join_uri
-from pipeline.audio import decode_audio
-from pipeline.filterbank import log_mel_energies
+from pipeline.audio.decode import decode_audio
+from pipeline.filterbank.log_mel import log_mel_energies
 from pipeline.records import Utterance
-from pipeline.steps.extraction import MAX_SHARD_FRAMES, ExtractionConfig
+from pipeline.steps.features import MAX_SHARD_FRAMES, ExtractionConfig
 from tests.benchmarks.an4_audio import Recording, recordings
 from tests.benchmarks.measure import Figure, interleaved, ratios, show
 from tests.long_speaker import extract, put_selection

@@ -26,9 +26,9 @@ from infra.spark.session import run_tasks, spark_session
 from infra.store.object_store import ObjectStore, join_uri
 from jobs.planning.miniature import flac, speech_like
 from pipeline.records import Utterance
-from pipeline.steps.commit import Commit
-from pipeline.steps.extraction import ExtractionConfig, extract_features
-from pipeline.steps.selection import SelectionConfig, metadata_uri, select_utterances
+from pipeline.runs.commit import Commit
+from pipeline.steps.features import ExtractionConfig, extract_features
+from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
 from tests.benchmarks.measure import Figure, show
 from tests.small_corpus import serially
 

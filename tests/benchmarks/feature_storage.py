@@ -15,11 +15,11 @@ import numpy as np
 from infra.spark.session import spark_environment
 from infra.store.object_store import ObjectStore
 from jobs.run import launches
-from pipeline.audio import decode_audio
-from pipeline.filterbank import log_mel_energies
+from pipeline.audio.decode import decode_audio
+from pipeline.filterbank.log_mel import log_mel_energies
 from pipeline.normalization import CausalMean
+from pipeline.runs.manifest import read_manifest
 from pipeline.shards import Storage, as_stored
-from pipeline.steps.manifest import read_manifest
 from tests.benchmarks.an4_audio import AN4, recordings
 from tests.benchmarks.measure import Figure, show
 

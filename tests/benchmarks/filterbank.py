@@ -13,9 +13,9 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"
 import numpy as np
 import scipy.fft
 
-from pipeline.audio import decode_audio
-from pipeline.fast_filterbank import FFT_SAMPLES
-from pipeline.filterbank import log_mel_energies, num_frames
+from pipeline.audio.decode import decode_audio
+from pipeline.filterbank.fast import FFT_SAMPLES
+from pipeline.filterbank.log_mel import log_mel_energies, num_frames
 from tests.benchmarks.an4_audio import recordings
 from tests.benchmarks.measure import Figure, interleaved, ratios, show
 

@@ -8,7 +8,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from pipeline.steps.extraction import MAX_SHARD_FRAMES
+from pipeline.steps.features import MAX_SHARD_FRAMES
 from tests.benchmarks.measure import Figure, show
 from tests.long_speaker import measured
 

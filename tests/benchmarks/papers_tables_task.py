@@ -10,9 +10,9 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor, nn
 
 from infra.store.object_store import ObjectStore, join_uri, normalize_uri
+from pipeline.runs.manifest import read_manifest, read_output
 from pipeline.shards import read_partition
 from pipeline.splicing import STACK, low_rate_alignment, splice
-from pipeline.steps.manifest import read_manifest, read_output
 from training.acoustic_model import NUM_BINS
 from training.alignment import network_alignments, read_tree
 from training.fits import ALIGNED, UNLABELLED

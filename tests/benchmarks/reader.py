@@ -22,9 +22,9 @@ import torch
 from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest
 from pipeline.records import Tally
+from pipeline.runs.commit import StepContext
+from pipeline.runs.manifest import Output
 from pipeline.shards import PartitionRow, Storage, write_partition
-from pipeline.steps.commit import StepContext
-from pipeline.steps.manifest import Output
 from tests.benchmarks.measure import Figure, interleaved, ratios, show
 from training import batching
 from training.acoustic_model import AcousticModel, ModelConfig

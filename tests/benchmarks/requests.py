@@ -14,7 +14,7 @@ import boto3
 
 from infra.store.object_store import ObjectStore, join_uri
 from infra.store.request_counts import REQUESTS, MeasuredFunction, RequestCounts, TaskTotals
-from pipeline.steps.manifest import read_manifest
+from pipeline.runs.manifest import read_manifest
 from tests.four_steps import OUTPUTS, four_steps, put_teacher
 from tests.s3_server import CREDENTIALS, running_s3_server
 from tests.small_corpus import serially, write_corpus

@@ -30,11 +30,11 @@ from infra.cluster import load_cluster
 from infra.spark.session import run_tasks, spark_session
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Tally
-from pipeline.steps.commit import StepContext
-from pipeline.steps.manifest import Manifest, Output
-from pipeline.steps.metadata_buckets import Bucket
-from pipeline.steps.ranges import RangeTask
-from pipeline.steps.selection import SelectionConfig, metadata_uri, select_utterances
+from pipeline.runs.commit import StepContext
+from pipeline.runs.manifest import Manifest, Output
+from pipeline.steps.selection.buckets import Bucket
+from pipeline.steps.selection.deduplicate import RangeTask
+from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
 from tests.benchmarks.measure import Figure, show
 
 T = TypeVar("T")

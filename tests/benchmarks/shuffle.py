@@ -18,11 +18,11 @@ from unittest import mock
 import numpy as np
 
 from infra.store.object_store import ObjectStore
-from pipeline.certificate import Samples, figures
+from pipeline.audit.provenance import read_sources
 from pipeline.records import Tally
-from pipeline.steps.manifest import read_manifest
+from pipeline.runs.manifest import read_manifest
+from pipeline.shuffle_quality.certificate import Samples, figures
 from pipeline.steps.repartition import RepartitionConfig, repartition
-from pipeline.steps.sources import read_sources
 from tests.benchmarks.measure import Figure
 from tests.small_corpus import serially
 from tests.written_run import write_run

@@ -9,12 +9,12 @@ import torch
 
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Tally
+from pipeline.runs.commit import Commit, step_context
+from pipeline.runs.manifest import SUBSETS, Manifest, read_manifest, read_output
 from pipeline.shards import read_features, read_partition, read_targets
-from pipeline.steps.commit import Commit, step_context
-from pipeline.steps.extraction import extract_features
-from pipeline.steps.manifest import SUBSETS, Manifest, read_manifest, read_output
+from pipeline.steps.features import extract_features
 from pipeline.steps.repartition import repartition
-from pipeline.steps.selection import metadata_uri, select_utterances
+from pipeline.steps.selection.select import metadata_uri, select_utterances
 from pipeline.steps.targets import generate_targets
 from tests.small_corpus import flac, serially, tone
 from tests.whole_path.manifests import manifest_bytes

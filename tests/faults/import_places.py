@@ -15,9 +15,9 @@ from infra.spark.session import run_tasks, spark_session
 
 def import_places(_: int) -> list[str]:
     """The files of our packages and of NumPy, and this process's Python."""
-    from pipeline.steps import extraction  # noqa: PLC0415
+    from pipeline.steps import features  # noqa: PLC0415
 
-    modules = (pipeline, infra, extraction, numpy)
+    modules = (pipeline, infra, features, numpy)
     return [*(str(module.__file__) for module in modules), sys.executable]
 
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.store.object_store import join_uri
-from pipeline.audio import AudioError, decode_audio
+from pipeline.audio.decode import AudioError, decode_audio
+from pipeline.runs.manifest import Manifest
 from pipeline.shards import FeatureRow
-from pipeline.steps.manifest import Manifest
 from tests.faults.audio_kinds import BAD, FLAC, GOOD, MP3, OPUS, VORBIS, WAV, Kind, patched
 from tests.faults.small_runs import (
     Record,

@@ -10,8 +10,8 @@ import pytest
 
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Quarantined
-from pipeline.steps.manifest import Manifest
-from pipeline.steps.selection import metadata_uri
+from pipeline.runs.manifest import Manifest
+from pipeline.steps.selection.select import metadata_uri
 from tests.faults.metadata_kinds import BAD, GOOD, GOOD_LINE
 from tests.faults.small_runs import (
     extract,

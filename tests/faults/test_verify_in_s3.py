@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from infra.store.object_store import ObjectStore, join_uri
-from pipeline.steps.lineage import trace
-from pipeline.steps.verification import sweep, verify_run
+from pipeline.audit.trace import trace
+from pipeline.audit.verify import sweep, verify_run
 from tests.small_run import SUBSET, make_run, outputs, selected_ids
 
 

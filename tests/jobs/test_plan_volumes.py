@@ -18,14 +18,14 @@ from jobs.planning.keeping import calibration_uri
 from jobs.planning.shard_sizes import num_frames, num_low_rate_frames, target_bytes
 from jobs.planning.step_volumes import spark_volumes
 from jobs.planning.workload import planned_workload, run_workload
-from pipeline.filterbank import num_frames as frames_of
+from pipeline.filterbank.log_mel import num_frames as frames_of
 from pipeline.kbest import KBest, select_kbest
 from pipeline.records import Tally, Utterance
+from pipeline.runs.manifest import Manifest, Output, manifest_uri, sha256
 from pipeline.splicing import num_low_rate_frames as low_rate_frames_of
-from pipeline.steps.extraction import extract_features
-from pipeline.steps.manifest import Manifest, Output, manifest_uri, sha256
+from pipeline.steps.features import extract_features
 from pipeline.steps.repartition import repartition
-from pipeline.steps.selection import metadata_uri, select_utterances
+from pipeline.steps.selection.select import metadata_uri, select_utterances
 from pipeline.steps.targets import generate_targets
 from tests.jobs.test_plan_calibration import CALIBRATION
 from tests.small_corpus import flac, local_store, serially, tone

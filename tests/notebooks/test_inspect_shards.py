@@ -8,14 +8,14 @@ import pytest
 from nbclient import NotebookClient
 
 from infra.store.object_store import ObjectStore
-from pipeline.filterbank import log_mel_energies
+from pipeline.filterbank.log_mel import log_mel_energies
 from pipeline.kbest import select_kbest
 from pipeline.normalization import CausalMean
 from pipeline.records import Tally
+from pipeline.runs.commit import step_context, write_manifest
+from pipeline.runs.manifest import Manifest
 from pipeline.shards import FeatureRow, TargetRow, write_features, write_targets
 from pipeline.splicing import splice
-from pipeline.steps.commit import step_context, write_manifest
-from pipeline.steps.manifest import Manifest
 
 REPOSITORY = Path(__file__).parents[2]
 NOTEBOOK = REPOSITORY / "notebooks" / "inspect_shards.ipynb"

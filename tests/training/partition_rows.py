@@ -7,9 +7,9 @@ import numpy as np
 from infra.store.object_store import ObjectStore
 from pipeline.kbest import select_kbest
 from pipeline.records import Tally
+from pipeline.runs.commit import StepContext
+from pipeline.runs.manifest import Output
 from pipeline.shards import PartitionRow, write_partition
-from pipeline.steps.commit import StepContext
-from pipeline.steps.manifest import Output
 from training.dataset import Dataset
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.steps.manifest import Output
+from pipeline.runs.manifest import Output
 from training.dealing import deal
 from training.schedule import Visit
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from infra.store.object_store import join_uri
-from pipeline.steps.manifest import Manifest, read_manifest
+from pipeline.runs.manifest import Manifest, read_manifest
 from tests.training.small_fits import fit as fit_on
 from tests.training.small_fits import small_fit, write_run
 from training import collectives

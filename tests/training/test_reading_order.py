@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from infra.store.object_store import ObjectStore
+from pipeline.runs.manifest import read_output
 from pipeline.shards import read_partition
-from pipeline.steps.manifest import read_output
 from pipeline.steps.repartition import RepartitionConfig, repartition
 from tests.small_corpus import local_store, serially
 from tests.written_run import write_run

@@ -9,11 +9,11 @@ import pytest
 
 from infra.store.object_store import ObjectStore
 from jobs.certify import format_certificate
+from pipeline.audit.provenance import read_sources
 from pipeline.records import parse_utterance
+from pipeline.runs.manifest import manifest_uri, read_manifest, read_output
 from pipeline.shards import read_partition
-from pipeline.steps.manifest import manifest_uri, read_manifest, read_output
 from pipeline.steps.repartition import RepartitionConfig, repartition
-from pipeline.steps.sources import read_sources
 from tests.small_corpus import local_store, serially
 from tests.written_run import write_run
 from training import origins

@@ -9,7 +9,7 @@ import torch
 from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest, select_kbest
 from pipeline.records import Tally
-from pipeline.steps.commit import step_context
+from pipeline.runs.commit import step_context
 from training.acoustic_model import AcousticModel, ModelConfig
 from training.model_store import TrainedModel, store_model
 from training.teacher import (

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from infra.store.object_store import ObjectNotFound, ObjectStore
-from pipeline.steps.manifest import Output
+from pipeline.runs.manifest import Output
 from tests.training.partition_rows import row, write
 from training import batching
 from training.dataset import Dataset, VisitPlan

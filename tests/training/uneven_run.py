@@ -9,9 +9,9 @@ from infra.store.object_store import ObjectStore
 from pipeline.kbest import select_kbest
 from pipeline.normalization import Moments
 from pipeline.records import Tally
+from pipeline.runs.commit import step_context, write_manifest
+from pipeline.runs.manifest import Manifest
 from pipeline.shards import PartitionRow, write_partition
-from pipeline.steps.commit import step_context, write_manifest
-from pipeline.steps.manifest import Manifest
 from training.fits import ALIGNED, UNLABELLED
 
 NUM_SENONES = 6

@@ -2,7 +2,7 @@
 
 from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
-from pipeline.steps.manifest import SUBSETS, Manifest, read_output
+from pipeline.runs.manifest import SUBSETS, Manifest, read_output
 
 STEPS = {
     "ingest",

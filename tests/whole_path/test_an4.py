@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from infra.store.object_store import ObjectStore
-from pipeline.steps.ledger import ledger_reasons
+from pipeline.runs.ledger import ledger_reasons
 from tests.whole_path.manifests import manifest_bytes, require_balance
 from tests.whole_path.processes import left_behind, run_all_steps, run_step
 from tests.whole_path.reduced_an4 import write_reduced_an4

@@ -9,10 +9,10 @@ import pytest
 
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.kbest import KBest
-from pipeline.steps.extraction import extract_features
-from pipeline.steps.manifest import SUBSETS
+from pipeline.runs.manifest import SUBSETS
+from pipeline.steps.features import extract_features
 from pipeline.steps.repartition import repartition
-from pipeline.steps.selection import metadata_uri, select_utterances
+from pipeline.steps.selection.select import metadata_uri, select_utterances
 from pipeline.steps.targets import generate_targets
 from tests.ceph_server import running_ceph
 from tests.faults.chaos_run import store_random_teacher

@@ -16,10 +16,10 @@ from jobs.run import launches
 from jobs.synthesis.corpus import synthesize
 from jobs.synthesis.plan import SynthesisConfig
 from pipeline.kbest import KBest
-from pipeline.steps.extraction import extract_features
-from pipeline.steps.manifest import SUBSETS
+from pipeline.runs.manifest import SUBSETS
+from pipeline.steps.features import extract_features
 from pipeline.steps.repartition import repartition
-from pipeline.steps.selection import metadata_uri, select_utterances
+from pipeline.steps.selection.select import metadata_uri, select_utterances
 from pipeline.steps.targets import generate_targets
 from tests.s3_server import CREDENTIALS, running_s3_server
 from tests.small_corpus import serially

@@ -18,8 +18,8 @@ INSTALLED = str(Path(numpy.__file__).parents[1])
 
 # What the tasks of each Spark step import: functions travel by reference to these.
 TASK_MODULES = {
-    "select_utterances": ("pipeline.steps.selection",),
-    "extract_features": ("pipeline.steps.extraction",),
+    "select_utterances": ("pipeline.steps.selection.select",),
+    "extract_features": ("pipeline.steps.features",),
     "generate_targets": ("pipeline.steps.targets", "training.teacher"),
     "repartition": ("pipeline.steps.repartition",),
 }

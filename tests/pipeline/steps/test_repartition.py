@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.audit.provenance import read_sources
 from pipeline.kbest import select_kbest
 from pipeline.records import Tally
+from pipeline.runs.manifest import read_manifest, read_output
 from pipeline.shards import PartitionRow, read_partition, write_partition
-from pipeline.steps.manifest import read_manifest, read_output
+from pipeline.steps.disk_spill import SpilledRows
 from pipeline.steps.repartition import (
     RepartitionConfig,
     deal,
@@ -20,8 +22,6 @@ from pipeline.steps.repartition import (
     repartition,
     shard_groups,
 )
-from pipeline.steps.sources import read_sources
-from pipeline.steps.spilling import SpilledRows
 from tests.small_corpus import local_store, serially
 from tests.written_run import write_run
 

@@ -11,18 +11,18 @@ import pytest
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.kbest import KBest, select_kbest
 from pipeline.records import Tally
-from pipeline.shards import read_features, read_partition, read_targets
-from pipeline.steps.commit import Commit, step_context
-from pipeline.steps.extraction import ExtractionConfig, extract_features
-from pipeline.steps.ledger import LossBudgetExceededError, ledger_reasons
-from pipeline.steps.manifest import (
+from pipeline.runs.commit import Commit, step_context
+from pipeline.runs.ledger import LossBudgetExceededError, ledger_reasons
+from pipeline.runs.manifest import (
     Manifest,
     manifest_uri,
     read_manifest,
     read_output,
 )
+from pipeline.shards import read_features, read_partition, read_targets
+from pipeline.steps.features import ExtractionConfig, extract_features
 from pipeline.steps.repartition import RepartitionConfig, repartition
-from pipeline.steps.selection import SelectionConfig, metadata_uri, select_utterances
+from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
 from pipeline.steps.targets import TargetsConfig, generate_targets
 from tests.small_corpus import (
     flac,

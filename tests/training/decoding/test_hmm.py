@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.audio import decode_audio
-from pipeline.filterbank import log_mel_energies
+from pipeline.audio.decode import decode_audio
+from pipeline.filterbank.log_mel import log_mel_energies
 from pipeline.normalization import CausalMean
 from training.decoding.alignment import TranscribedUtterance
 from training.decoding.hmm import Bootstrap, BootstrapConfig, bootstrap_alignment

@@ -1,0 +1,86 @@
+"""From selection to partitions the same utterances: none lost, none doubled, none invented."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from infra.store.object_store import ObjectStore
+from pipeline.audit.contents import read_contents
+from pipeline.audit.step_records import PLANNED, Finding, StepRecords
+from pipeline.audit.stored_objects import Hashes, Holding
+from pipeline.runs.manifest import Manifest, Output, read_output
+
+NUM_NAMED = 3
+"""So many of the utterances concerned are told by id."""
+
+_EARLIER = ("selection/", "features/", "targets/")
+
+
+def chain_findings(
+    store: ObjectStore,
+    run_uri: str,
+    finished: Mapping[str, StepRecords],
+    holdings: Mapping[str, Holding],
+) -> Iterator[Finding]:
+    """What each step holds against what the steps that it read hold."""
+    for name, records in finished.items():
+        if not name.startswith(PLANNED) or records.manifest is None or name not in holdings:
+            continue
+        yield from _doubled(store, run_uri, name, holdings[name])
+        for earlier in records.manifest.inputs:
+            if earlier.startswith(_EARLIER) and earlier in holdings:
+                yield from _unlike(
+                    store, run_uri, (earlier, holdings[earlier]), (name, holdings[name])
+                )
+                yield from _tallies(finished[earlier].manifest, records.manifest)
+
+
+def _doubled(store: ObjectStore, run_uri: str, step: str, holding: Holding) -> Iterator[Finding]:
+    # A selection's ledger may repeat ids: that is a reason to be in it.
+    is_selection = step.startswith("selection/")
+    pieces = [*holding.written, *([] if is_selection else holding.quarantined)]
+    hashes, counts = np.unique(_joined(pieces), return_counts=True)
+    twice = hashes[counts > 1]
+    if len(twice):
+        where = [piece for piece in pieces if np.isin(piece[1], twice).any()]
+        found = f"{len(twice):,} more than once: {_named(store, run_uri, pieces, twice)}"
+        remedy = f"do not use {step}: run it again into a new --run"
+        yield Finding(where[-1][0].key, f"each utterance once in {step}", found, remedy)
+
+
+def _unlike(
+    store: ObjectStore, run_uri: str, earlier: tuple[str, Holding], later: tuple[str, Holding]
+) -> Iterator[Finding]:
+    before, after = earlier[1].written, [*later[1].written, *later[1].quarantined]
+    remedy = f"do not use {later[0]}: run it again into a new --run"
+    for pieces, others, fault in ((before, after, "lost"), (after, before, "not from there")):
+        wrong = np.setdiff1d(_joined(pieces), _joined(others))
+        if len(wrong):
+            found = f"{len(wrong):,} {fault}: {_named(store, run_uri, pieces, wrong)}"
+            key = f"{later[0]}/manifest.json"
+            yield Finding(key, f"the utterances of {earlier[0]}", found, remedy)
+
+
+def _tallies(earlier: Manifest | None, later: Manifest) -> Iterator[Finding]:
+    if earlier is not None and earlier.tally_out != later.tally_in:
+        expected = f"{earlier.tally_out} in, what {earlier.step} wrote"
+        remedy = f"do not use {later.step}: run it again into a new --run"
+        yield Finding(f"{later.step}/manifest.json", expected, f"{later.tally_in}", remedy)
+
+
+def _joined(pieces: Sequence[tuple[Output, Hashes]]) -> Hashes:
+    return np.concatenate([np.empty(0, np.uint64), *(hashes for _, hashes in pieces)])
+
+
+def _named(
+    store: ObjectStore, run_uri: str, pieces: Sequence[tuple[Output, Hashes]], wanted: Hashes
+) -> str:
+    """The ids of some utterances, read again from where they are."""
+    names: list[str] = []
+    for output, hashes in pieces:
+        rows = np.flatnonzero(np.isin(hashes, wanted))
+        if len(rows) and len(names) < NUM_NAMED:
+            contents = read_contents(output.key, read_output(store, run_uri, output))
+            assert contents is not None, "hashes come from contents"
+            names += [contents.utterance_ids[row] for row in rows[:NUM_NAMED]]
+    return ", ".join(sorted(set(names))[:NUM_NAMED])

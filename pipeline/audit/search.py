@@ -1,0 +1,108 @@
+"""Find one utterance among many objects: several in flight, until the first that holds it."""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from infra.prefetch import look_ahead
+from infra.store.checked_reads import scan_checked
+from infra.store.object_store import ObjectStore, join_uri
+from pipeline.metadata import read_records
+from pipeline.records import Quarantined, Utterance
+from pipeline.runs.manifest import Output, read_output
+from pipeline.shards.container import read_plain_columns
+
+IN_FLIGHT = 16
+
+T = TypeVar("T")
+
+_ORDINARY = re.compile(r"[A-Za-z0-9._-]+")
+_ROW_COLUMNS = (
+    *("utterance_id", "speaker_id", "duration_ms", "created_at", "audio_uri", "audio_etag"),
+    *("placement", "num_frames", "offset", "num_low_rate_frames"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """An object that holds the utterance, its line (from 1) or row (from 0), and what it says."""
+
+    key: str
+    position: int
+    facts: dict[str, Any]
+
+
+def first_hit(items: Sequence[T], look: Callable[[T], Hit | None]) -> Hit | None:
+    """The first hit in the order of `items`; what lies behind it is not looked at."""
+    looked = look_ahead(look, items, IN_FLIGHT)
+    return next((hit for _, hit in looked if hit is not None), None)
+
+
+def in_lines(
+    store: ObjectStore, run_uri: str, outputs: Sequence[Output], utterance_id: str
+) -> Hit | None:
+    """Look in selection files or ledgers, which are read whole."""
+
+    def look(output: Output) -> Hit | None:
+        data = read_output(store, run_uri, output)
+        if not may_hold(data, utterance_id):
+            return None
+        for number, line in enumerate(data.splitlines(), 1):
+            fields = json.loads(line)
+            if fields["utterance_id"] == utterance_id:
+                return Hit(output.key, number, fields)
+        return None
+
+    return first_hit(outputs, look)
+
+
+def in_metadata(
+    store: ObjectStore, uris: Sequence[str], utterance_id: str
+) -> tuple[Hit, Utterance | Quarantined] | None:
+    """Look in metadata objects; the record is what it parses to."""
+    records: dict[str, Utterance | Quarantined] = {}
+
+    def look(uri: str) -> Hit | None:
+        data = store.get(uri)
+        if not uri.endswith(".gz") and not may_hold(data, utterance_id):
+            return None
+        for number, (_, record) in enumerate(read_records(data, uri), 1):
+            if record.utterance_id == utterance_id:
+                records[uri] = record
+                return Hit(uri, number, {})
+        return None
+
+    hit = first_hit(uris, look)
+    return None if hit is None else (hit, records[hit.key])
+
+
+def in_shards(
+    store: ObjectStore, run_uri: str, outputs: Sequence[Output], utterance_id: str
+) -> Hit | None:
+    """Look in shards, of which only the ids are read, and of the hit its plain columns."""
+
+    def look(output: Output) -> Hit | None:
+        uri = join_uri(run_uri, output.key)
+        ids = scan_checked(store, uri, lambda file: read_plain_columns(file, ["utterance_id"]))[0]
+        if utterance_id not in ids["utterance_id"]:
+            return None
+        row = ids["utterance_id"].index(utterance_id)
+        columns, footer = scan_checked(
+            store, uri, lambda file: read_plain_columns(file, _ROW_COLUMNS)
+        )
+        facts = {name: cells[row] for name, cells in columns.items() if cells[row] is not None}
+        return Hit(output.key, row, facts | ({"k": int(footer["k"])} if "k" in footer else {}))
+
+    return first_hit(outputs, look)
+
+
+def may_hold(data: bytes, utterance_id: str) -> bool:
+    """Whether the text can name the utterance: parsing what cannot would take 20 times as long."""
+    return not _ORDINARY.fullmatch(utterance_id) or utterance_id.encode() in data
+
+
+def of_task(outputs: Sequence[Output], task: str) -> list[Output]:
+    """The objects of `task` first: their names begin with it."""
+    return sorted(outputs, key=lambda each: not each.key.rpartition("/")[2].startswith(f"{task}-"))

@@ -1,0 +1,182 @@
+"""What a step says of itself, in its manifest and its commits, and where the two disagree."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from infra.store.checked_reads import read_checked
+from infra.store.object_store import ObjectStore, StoreError, join_uri
+from pipeline.audit.run_listing import StepFolder
+from pipeline.records import Tally
+from pipeline.runs.commit import Commit, identity
+from pipeline.runs.manifest import Manifest, Output, sha256
+
+R = TypeVar("R")
+
+PLANNED = ("selection/", "features/", "targets/", "partitions/", "alignments/")
+"""Steps whose manifests fold commits, and whose outputs hold utterances."""
+
+GETS_IN_FLIGHT = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What does not hold of one object: what was expected, what was found, and what to do."""
+
+    object: str
+    expected: str
+    found: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecords:
+    """A step's folder, its manifest if it has a whole one, and its commits by key."""
+
+    folder: StepFolder
+    manifest: Manifest | None
+    manifest_digest: str
+    commits: Mapping[str, Commit]
+
+    @property
+    def step(self) -> str:
+        """The step's name, its folder below the run."""
+        return self.folder.step
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether it has tasks, and utterances in its outputs."""
+        return self.step.startswith(PLANNED)
+
+    @property
+    def objects(self) -> list[Output]:
+        """All that the manifest names."""
+        return [*self.manifest.outputs, *self.manifest.ledgers] if self.manifest else []
+
+    @property
+    def committed(self) -> dict[Output, str]:
+        """All that the commits name, each with the commit that does."""
+        return {
+            output: key
+            for key, commit in self.commits.items()
+            for output in (*commit.outputs, *([commit.ledger] if commit.ledger else []))
+        }
+
+    def remedy(self, output_key: str) -> str:
+        """How to have a damaged object of this step made again, by the same bytes."""
+        keys = {output.key: key for output, key in self.committed.items()}
+        if output_key not in keys:
+            return f"remove {self.folder.manifest_key} and run the step again"
+        return (
+            f"remove {keys[output_key]} and {self.folder.manifest_key} and run the step again: "
+            "that task makes the same bytes, and what was made from them stays good"
+        )
+
+
+def read_step(
+    store: ObjectStore, run_uri: str, folder: StepFolder
+) -> tuple[StepRecords, list[Finding]]:
+    """Read a step's manifest and commits; a finding for each that cannot be read."""
+    findings: list[Finding] = []
+    manifest, digest = None, ""
+    if folder.is_finished:
+        uri = join_uri(run_uri, folder.manifest_key)
+        found = _read(store, uri, folder.manifest_key, _parse_manifest, findings)
+        manifest, digest = found or (None, "")
+    commits = {}
+    uris = [join_uri(run_uri, key) for key in folder.commit_keys]
+    # The first reads are many in flight; only a damaged record is read again, by itself.
+    for key, (uri, fetched) in zip(
+        folder.commit_keys, store.get_many(uris, GETS_IN_FLIGHT), strict=True
+    ):
+        if isinstance(fetched, StoreError):
+            raise fetched
+        try:
+            commit: Commit | None = Commit.from_bytes(fetched.data)
+        except (ValueError, TypeError, KeyError):
+            commit = _read(store, uri, key, Commit.from_bytes, findings)
+        if commit is not None:
+            commits[key] = commit
+    return StepRecords(folder, manifest, digest, commits), findings
+
+
+def _parse_manifest(data: bytes) -> tuple[Manifest, str]:
+    return Manifest.from_bytes(data), sha256(data)
+
+
+def _read(
+    store: ObjectStore, uri: str, key: str, parse: Callable[[bytes], R], findings: list[Finding]
+) -> R | None:
+    try:
+        return read_checked(store, uri, parse)
+    except (ValueError, TypeError, KeyError) as error:
+        remedy = f"remove {key} and run its step again"
+        findings.append(Finding(key, "a whole record", str(error)[:300], remedy))
+        return None
+
+
+def record_findings(records: StepRecords) -> Iterator[Finding]:
+    """Where a finished step's manifest and commits disagree, or do not add up."""
+    manifest, key = records.manifest, records.folder.manifest_key
+    assert manifest is not None, "only finished steps are compared"
+    if manifest.step != records.step:
+        yield Finding(key, f"the manifest of {records.step}", f"of {manifest.step}", "put it back")
+    if not records.is_planned:
+        return
+    made = identity(manifest.config, manifest.inputs)
+    for name, commit in records.commits.items():
+        if commit.identity != made:
+            remedy = f"use a fresh --run, or remove {records.step} and run it again"
+            yield Finding(name, f"identity {made[:12]}", commit.identity[:12], remedy)
+        accounted = commit.tally_out + commit.quarantined + commit.unselected
+        if accounted != commit.tally_in:
+            remedy = records.remedy(next((o.key for o in commit.outputs), ""))
+            yield Finding(name, f"{_text(commit.tally_in)} accounted for", _text(accounted), remedy)
+    yield from _named_by_one(records)
+    yield from _sums(records, manifest)
+
+
+def _named_by_one(records: StepRecords) -> Iterator[Finding]:
+    committed, listed = records.committed, set(records.objects)
+    remedy = f"remove {records.folder.manifest_key} and run the step again"
+    for output in records.objects:
+        if output not in committed:
+            yield Finding(output.key, "named alike by a commit", "by the manifest alone", remedy)
+    for output, commit in committed.items():
+        if output not in listed:
+            yield Finding(output.key, "named alike by the manifest", f"by {commit} alone", remedy)
+
+
+def _sums(records: StepRecords, manifest: Manifest) -> Iterator[Finding]:
+    commits = records.commits.values()
+    pairs = {
+        "in": (manifest.tally_in, [each.tally_in for each in commits]),
+        "out": (manifest.tally_out, [output.tally for output in manifest.outputs]),
+        "quarantined": (manifest.quarantined, [ledger.tally for ledger in manifest.ledgers]),
+        "unselected": (manifest.unselected, [each.unselected for each in commits]),
+    }
+    for name, (stated, parts) in pairs.items():
+        total = sum(parts, Tally())
+        if total != stated:
+            key = records.folder.manifest_key
+            remedy = f"remove {key} and run the step again"
+            yield Finding(key, f"{_text(stated)} {name}, as stated", _text(total), remedy)
+
+
+def input_findings(records: StepRecords, steps: Mapping[str, StepRecords]) -> Iterator[Finding]:
+    """Inputs whose manifests are gone or are not those that the step read."""
+    assert records.manifest is not None, "only finished steps are compared"
+    for name, expected in records.manifest.inputs.items():
+        if records.step == "ingest" or records.step.startswith("selection/"):
+            continue  # files of the user's, and metadata: no manifests
+        remedy = f"remove {records.step} and what was made from it, and run those steps again"
+        key = f"{name}/manifest.json"
+        if name not in steps or not steps[name].folder.is_finished:
+            yield Finding(key, f"there, as {records.step} read it", "missing", remedy)
+        elif steps[name].manifest and steps[name].manifest_digest != expected:
+            found = f"SHA-256 {steps[name].manifest_digest[:16]}"
+            yield Finding(key, f"SHA-256 {expected[:16]}, as {records.step} read it", found, remedy)
+
+
+def _text(tally: Tally) -> str:
+    return f"{tally.utterances:,} utterances, {tally.duration_ms:,} ms"

@@ -1,0 +1,203 @@
+"""Where one utterance went: metadata, selection, features, targets, partitions, models.
+
+The order of each manifest's outputs gives the task of the next step, so a search reads the ids
+of a shard or two; only an utterance that was not selected makes it read all metadata.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from infra.store.object_store import ObjectStore, join_uri
+from pipeline.audit.search import Hit, in_lines, in_shards, of_task
+from pipeline.audit.utterance_source import audio_now, find_record, why_unselected
+from pipeline.records import Quarantined, Utterance
+from pipeline.runs.manifest import SUBSETS, Manifest, Output, manifest_uri, read_manifest, sha256
+from pipeline.steps.repartition import shard_groups
+from pipeline.steps.selection.select import metadata_uri
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """What became of an utterance at one step, in which object, at which line or row.
+
+    Lines count from 1, rows of shards from 0; metadata lies in the corpus, the rest in the run.
+    """
+
+    step: str
+    outcome: str
+    object: str = ""
+    position: int | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    config_digest: str = ""
+    code_version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """An utterance's sightings in order, its audio then and now, and the models that saw it."""
+
+    utterance_id: str
+    sightings: tuple[Sighting, ...]
+    audio: Mapping[str, Any]
+    models: Mapping[str, str]
+
+
+class UnknownUtteranceError(ValueError):
+    """No metadata, selection file or ledger of the run names the utterance."""
+
+
+def trace(store: ObjectStore, run_uri: str, corpus_uri: str, utterance_id: str) -> Lineage:
+    """Follow an utterance through a run; UnknownUtteranceError if nothing names it."""
+    return _Tracer(store, run_uri, corpus_uri, utterance_id).trace()
+
+
+@dataclass(slots=True)
+class _Tracer:
+    store: ObjectStore
+    run_uri: str
+    corpus_uri: str
+    utterance_id: str
+    sightings: list[Sighting] = field(default_factory=list)
+
+    def trace(self) -> Lineage:
+        selections = {subset: self._manifest(f"selection/{subset}") for subset in SUBSETS}
+        record: Mapping[str, Any] = {}
+        for subset, manifest in selections.items():
+            hit = manifest and self._in_lines(manifest.outputs)
+            if manifest and hit:
+                record = hit.facts
+                self._metadata([subset], record.get("created_at"))
+                self._see(manifest, "selected", hit, {})
+                self._follow(subset, self._place(manifest, hit))
+                break
+        else:
+            record = self._explain_absence(selections)
+        etags = [each.facts["audio_etag"] for each in self.sightings if "audio_etag" in each.facts]
+        uri = record.get("audio_uri")
+        audio = audio_now(self.store, self.corpus_uri, uri, next(iter(etags), None)) if uri else {}
+        return Lineage(self.utterance_id, tuple(self.sightings), audio, self._models())
+
+    def _follow(self, subset: str, number: int) -> None:
+        """On from the selection file with this number."""
+        features = self._manifest(f"features/{subset}")
+        hit = self._at_step(features, f"features/{subset}", f"{number:06d}")
+        if features is None or hit is None:
+            return
+        place = self._place(features, hit)
+        task = f"{place:06d}"
+        if subset == "labelled":
+            for step in ("alignments/bootstrap", "alignments/labelled"):
+                self._at_step(self._manifest(step), step, task)
+        if subset == "unlabelled":
+            targets = self._manifest("targets/unlabelled")
+            self._at_step(targets, "targets/unlabelled", task)
+            partitions = self._manifest("partitions/unlabelled")
+            size = partitions.config["num_source_shards"] if partitions else 1
+            groups = enumerate(shard_groups(len(features.outputs), size))
+            group = next(number for number, shards in groups if place in shards)
+            self._at_step(partitions, "partitions/unlabelled", f"{group:06d}")
+
+    def _at_step(self, manifest: Manifest | None, step: str, task: str) -> Hit | None:
+        """Sight the utterance in what `task` wrote, or wherever else in the step it is."""
+        if manifest is None:
+            self.sightings.append(Sighting(step, "step not finished"))
+            return None
+        outputs = of_task(manifest.outputs, task)
+        if hit := in_shards(self.store, self.run_uri, outputs, self.utterance_id):
+            return self._see(manifest, "written", hit, hit.facts)
+        if hit := self._in_lines(of_task(manifest.ledgers, task)):
+            self._see(manifest, "quarantined", hit, hit.facts)
+        else:
+            # Neither written nor accounted for: what `verify` calls lost.
+            self.sightings.append(Sighting(step, "lost: run jobs.verify"))
+        return None
+
+    def _explain_absence(self, selections: Mapping[str, Manifest | None]) -> Mapping[str, Any]:
+        """Why no selection file has the utterance; what its record says."""
+        found = self._metadata(SUBSETS, None)
+        record: Mapping[str, Any] = {}
+        for manifest in selections.values():
+            if manifest and (hit := self._in_lines(manifest.ledgers)):
+                self._see(manifest, "quarantined", hit, hit.facts)
+                return hit.facts
+        if found is None:
+            raise UnknownUtteranceError(self._nothing_names_it(selections))
+        subset, utterance = found
+        manifest = selections[subset]
+        if isinstance(utterance, Utterance):
+            record = {"audio_uri": utterance.audio_uri}
+        if manifest is None:
+            self.sightings.append(Sighting(f"selection/{subset}", "step not finished"))
+        else:
+            reason = {"why": why_unselected(manifest, subset, utterance)}
+            self._see(manifest, "not selected", Hit("", 0, {}), reason)
+        return record
+
+    def _metadata(
+        self, subsets: Sequence[str], created_at: str | None
+    ) -> tuple[str, Utterance | Quarantined] | None:
+        for subset in subsets:
+            base = metadata_uri(self.corpus_uri, subset)
+            found = find_record(self.store, base, self.utterance_id, created_at)
+            if found is not None:
+                hit, record = found
+                key = hit.key.removeprefix(f"{self.corpus_uri.rstrip('/')}/")
+                self.sightings.append(Sighting(f"metadata/{subset}", "read", key, hit.position))
+                return subset, record
+        return None
+
+    def _nothing_names_it(self, selections: Mapping[str, Manifest | None]) -> str:
+        nameless = sum(
+            manifest.quarantined.utterances for manifest in selections.values() if manifest
+        )
+        there = [subset for subset, manifest in selections.items() if manifest]
+        return (
+            f"no utterance {self.utterance_id!r} in the metadata of {self.corpus_uri}, nor in the "
+            f"selections of {self.run_uri} ({', '.join(there) or 'none is finished'}); check its "
+            f"spelling; {nameless} records are in selection ledgers, those of broken lines "
+            "without an id"
+        )
+
+    def _models(self) -> dict[str, str]:
+        """Models that read what the utterance was written to."""
+        seen = {each.step for each in self.sightings if each.outcome == "written"}
+        models = {}
+        for found in self.store.list(join_uri(self.run_uri, "models")):
+            name = found.uri.removeprefix(join_uri(self.run_uri, "models")).split("/")[1]
+            if not found.uri.endswith(f"/models/{name}/manifest.json"):
+                continue
+            inputs = read_manifest(self.store, self.run_uri, f"models/{name}").inputs
+            trained = [step for step in inputs if step in seen and not step.startswith("features/")]
+            if trained:
+                models[name] = f"trained on {', '.join(trained)}"
+            elif seen.intersection(inputs):
+                models[name] = "only its normalization"
+        return models
+
+    def _manifest(self, step: str) -> Manifest | None:
+        if not self.store.exists(manifest_uri(self.run_uri, step)):
+            return None
+        return read_manifest(self.store, self.run_uri, step)
+
+    def _in_lines(self, outputs: Sequence[Output]) -> Hit | None:
+        return in_lines(self.store, self.run_uri, outputs, self.utterance_id)
+
+    def _see(self, manifest: Manifest, outcome: str, hit: Hit, facts: Mapping[str, Any]) -> Hit:
+        self.sightings.append(
+            Sighting(
+                manifest.step,
+                outcome,
+                hit.key,
+                hit.position if hit.key else None,
+                {name: value for name, value in facts.items() if name != "utterance_id"},
+                sha256(json.dumps(manifest.config, sort_keys=True).encode()),
+                manifest.code_version,
+            )
+        )
+        return hit
+
+    def _place(self, manifest: Manifest, hit: Hit) -> int:
+        """The place of an object in its manifest: the number of the task that reads it."""
+        return [output.key for output in manifest.outputs].index(hit.key)

@@ -1,0 +1,56 @@
+"""Where an utterance comes from: its metadata record, why it was not drawn, and its audio."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from infra.configuration import read_record
+from infra.store.object_store import ObjectStore, StoreError
+from pipeline.audit.search import Hit, in_metadata
+from pipeline.filters import SelectionFilters
+from pipeline.records import Quarantined, Utterance
+from pipeline.runs.manifest import Manifest
+from pipeline.steps.utterance_features import resolve_audio
+
+
+def find_record(
+    store: ObjectStore, metadata_uri: str, utterance_id: str, created_at: str | None
+) -> tuple[Hit, Utterance | Quarantined] | None:
+    """An utterance's metadata record; objects of the day of `created_at` are read first."""
+    uris = [each.uri for each in store.list(metadata_uri)]
+    metadata = [uri for uri in uris if uri.endswith((".jsonl", ".jsonl.gz"))]
+    day = _day(created_at)
+    return in_metadata(
+        store, sorted(metadata, key=lambda uri: f"/date={day}/" not in uri), utterance_id
+    )
+
+
+def _day(created_at: str | None) -> str:
+    try:
+        return datetime.fromisoformat(created_at or "").astimezone(UTC).date().isoformat()
+    except (ValueError, OverflowError):  # none, or at the calendar's edge
+        return ""
+
+
+def why_unselected(manifest: Manifest, subset: str, record: Utterance | Quarantined) -> str:
+    """Why a record that is in no selection file and no ledger was left out."""
+    if isinstance(record, Quarantined):
+        return f"{record.reason}: {record.detail}"
+    table = manifest.config.get("filters", {}) if subset == "unlabelled" else {}
+    rejection = read_record(SelectionFilters, table, "filters").rejection(record)
+    if rejection is not None:
+        return f"refused by the recipe's filter of {rejection}"
+    return f"not drawn for the budget of {manifest.config['hours']} h, or beyond its speaker's cap"
+
+
+def audio_now(
+    store: ObjectStore, corpus_uri: str, audio_uri: str, recorded_etag: str | None
+) -> dict[str, Any]:
+    """The source object as it is now, beside the ETag that extraction recorded, if it did."""
+    uri = resolve_audio(corpus_uri, audio_uri)
+    about: dict[str, Any] = {"uri": uri, "recorded_etag": recorded_etag}
+    try:
+        fetched = store.fetch(uri)
+    except StoreError as error:
+        return {**about, "now": str(error)}
+    about |= {"etag": fetched.etag, "num_bytes": len(fetched.data)}
+    return about if recorded_etag is None else {**about, "unchanged": fetched.etag == recorded_etag}

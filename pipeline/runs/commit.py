@@ -1,0 +1,215 @@
+"""Exactly-once commits: shards under their digest, one conditional record a task, one manifest.
+
+A task puts its shards under keys that hold their digests, so that a late attempt can never
+overwrite committed bytes, and then its record with If-None-Match. The first attempt wins; a
+second one must have made the same bytes, or the step is not deterministic and fails.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+
+from infra.store.checked_reads import read_checked
+from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri
+from pipeline.records import Quarantined, Tally
+from pipeline.runs.ledger import check_loss_budget
+from pipeline.runs.manifest import (
+    Manifest,
+    Output,
+    manifest_uri,
+    sha256,
+)
+from pipeline.runs.sealed_json import seal, unseal
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@runtime_checkable
+class Distribute(Protocol):
+    """Run a function over elements somewhere, results in order: a cluster, or a plain loop."""
+
+    def __call__(
+        self, elements: Sequence[T], function: Callable[[T], R], description: str
+    ) -> list[R]:
+        """Apply `function` to each element."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What one task wrote: the unit of restart."""
+
+    task: str
+    identity: str
+    outputs: tuple[Output, ...]
+    ledger: Output | None
+    tally_in: Tally
+    quarantined: Tally
+    unselected: Tally = field(default_factory=Tally)
+    statistics: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def tally_out(self) -> Tally:
+        """What the outputs hold together."""
+        return sum((output.tally for output in self.outputs), Tally())
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON with its digest."""
+        return seal(asdict(self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Commit":
+        """Read what `to_bytes` wrote; ValueError if it is damaged."""
+        document = unseal(
+            data,
+            "the commit record is damaged, or of an older version: remove it and run its step "
+            "again, which repeats this one task",
+        )
+        for name in ("tally_in", "quarantined", "unselected"):
+            document[name] = Tally(**document[name])
+        document["outputs"] = tuple(Output(**output) for output in document["outputs"])
+        document["ledger"] = Output(**document["ledger"]) if document["ledger"] else None
+        return cls(**document)
+
+
+@dataclass(frozen=True, slots=True)
+class StepContext:
+    """Where a step reads and writes, and what identifies its work; travels to every task."""
+
+    store: ObjectStore
+    run_uri: str
+    step: str
+    identity: str
+
+    def put_output(self, task: str, suffix: str, data: bytes, tally: Tally) -> Output:
+        """Store `data` under a key that holds its digest; hashed early, as S3 shards by prefix."""
+        content = sha256(data)
+        key = f"{self.step}/{content[:2]}/{task}-{content[:16]}{suffix}"
+        self.store.put(join_uri(self.run_uri, key), data)
+        return Output(key, len(data), content, tally.utterances, tally.duration_ms)
+
+    def put_ledger(self, task: str, rows: Sequence[Quarantined]) -> Output | None:
+        """Store the quarantine ledger of one task, if there is anything in it."""
+        if not rows:
+            return None
+        data = "".join(row.to_json() + "\n" for row in rows).encode()
+        return self.put_output(task, ".ledger.jsonl", data, Tally.of(rows))
+
+    def commit(self, record: Commit) -> Commit:
+        """Commit a task's record once; a second attempt must have made the same bytes."""
+        uri = join_uri(self.run_uri, self.step, "commits", f"{record.task}.json")
+        if self.store.put_if_absent(uri, record.to_bytes()):
+            return record
+        winner = read_checked(self.store, uri, Commit.from_bytes)
+        if winner.to_bytes() != record.to_bytes():
+            raise ValueError(
+                f"{uri} holds other digests than this attempt made: the task is not "
+                "deterministic, or two recipes share one --run; use a fresh --run"
+            )
+        return winner
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan(Generic[T]):
+    """A step before it runs: its tasks by name, its configuration and its inputs."""
+
+    context: StepContext
+    config: Mapping[str, Any]
+    inputs: Mapping[str, str]
+    tasks: Mapping[str, T]
+    loss_budget: float
+
+
+def identity(config: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
+    """What makes two runs of a step the same work: its resolved configuration and its inputs."""
+    return sha256(json.dumps([config, inputs], sort_keys=True).encode())
+
+
+def step_context(
+    store: ObjectStore,
+    run_uri: str,
+    step: str,
+    config: Mapping[str, Any],
+    inputs: Mapping[str, str],
+) -> StepContext:
+    """The context of a step with this configuration and these inputs' digests."""
+    return StepContext(store, run_uri, step, identity(config, inputs))
+
+
+def finished_manifest(context: StepContext) -> Manifest | None:
+    """The manifest of this step if it is done; a ValueError if another recipe made it."""
+    uri = manifest_uri(context.run_uri, context.step)
+    try:
+        manifest = read_checked(context.store, uri, Manifest.from_bytes)
+    except ObjectNotFound:
+        return None
+    made = identity(manifest.config, manifest.inputs)
+    if made != context.identity:
+        raise ValueError(
+            f"{uri} was made from another recipe or other inputs (digest {made[:12]}, now "
+            f"{context.identity[:12]}): use another --run, or remove {context.step}"
+        )
+    return manifest
+
+
+def run_plan(
+    plan: StepPlan[T],
+    function: Callable[[T], Commit],
+    distribute: Distribute,
+    output_order: Callable[[list[Output]], list[Output]],
+    statistics: Callable[[list[Commit]], Mapping[str, Any]] = lambda _: {},
+) -> Manifest:
+    """Run the tasks that no commit names yet, fold all commits, write the manifest."""
+    committed = committed_tasks(plan.context)
+    pending = [task for name, task in plan.tasks.items() if name not in committed]
+    fresh = distribute(pending, function, plan.context.step)
+    committed.update({commit.task: commit for commit in fresh})
+    commits = [committed[name] for name in plan.tasks]
+    quarantined = sum((commit.quarantined for commit in commits), Tally())
+    tally_in = sum((commit.tally_in for commit in commits), Tally())
+    ledgers = tuple(commit.ledger for commit in commits if commit.ledger)
+    store, run_uri = plan.context.store, plan.context.run_uri
+    check_loss_budget(store, run_uri, ledgers, quarantined, tally_in, plan.loss_budget)
+    outputs = [output for commit in commits for output in commit.outputs]
+    manifest = Manifest(
+        step=plan.context.step,
+        config=plan.config,
+        inputs=plan.inputs,
+        outputs=tuple(output_order(outputs)),
+        ledgers=ledgers,
+        tally_in=tally_in,
+        tally_out=sum((commit.tally_out for commit in commits), Tally()),
+        quarantined=quarantined,
+        unselected=sum((commit.unselected for commit in commits), Tally()),
+        statistics=statistics(commits),
+    )
+    write_manifest(plan.context, manifest)
+    return manifest
+
+
+def write_manifest(context: StepContext, manifest: Manifest) -> None:
+    """Store a finished step's manifest."""
+    context.store.put(manifest_uri(context.run_uri, context.step), manifest.to_bytes())
+
+
+def committed_tasks(context: StepContext) -> dict[str, Commit]:
+    """What earlier attempts at this step committed, by task; one LIST, in the driver."""
+    objects = context.store.list(join_uri(context.run_uri, context.step, "commits"))
+    fetched = context.store.get_many([each.uri for each in objects])
+    commits = []
+    for uri, found in fetched:
+        if isinstance(found, Exception):
+            raise found
+        try:
+            commits.append(Commit.from_bytes(found.data))
+        except ValueError:
+            commits.append(read_checked(context.store, uri, Commit.from_bytes))
+    for commit in commits:
+        if commit.identity != context.identity:
+            raise ValueError(
+                f"{context.step}: task {commit.task} was committed under another recipe or other "
+                f"inputs; use another --run, or remove {context.step}"
+            )
+    return {commit.task: commit for commit in commits}

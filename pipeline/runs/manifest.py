@@ -1,0 +1,123 @@
+"""Manifests: what a finished step wrote, from what, and what it left out, to the utterance."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from typing import Any
+
+from infra.store.checked_reads import read_checked
+from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri
+from pipeline.records import Tally
+from pipeline.runs.sealed_json import seal, unseal
+
+SUBSETS = ("labelled", "unlabelled", "heldout")
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One stored object: its key below the run, its size and digest, and what it holds."""
+
+    key: str
+    num_bytes: int
+    sha256: str
+    utterances: int
+    duration_ms: int
+
+    @property
+    def tally(self) -> Tally:
+        """Utterances and declared duration in this object."""
+        return Tally(self.utterances, self.duration_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The finished step: appears only when all is committed; holds no time and no place."""
+
+    step: str
+    config: Mapping[str, Any]
+    inputs: Mapping[str, str]
+    outputs: tuple[Output, ...]
+    ledgers: tuple[Output, ...] = ()
+    tally_in: Tally = field(default_factory=Tally)
+    tally_out: Tally = field(default_factory=Tally)
+    quarantined: Tally = field(default_factory=Tally)
+    unselected: Tally = field(default_factory=Tally)
+    statistics: Mapping[str, Any] = field(default_factory=dict)
+    code_version: str = field(default_factory=lambda: version("megahour"))
+
+    def __post_init__(self) -> None:
+        accounted = self.tally_out + self.quarantined + self.unselected
+        if accounted != self.tally_in:
+            raise ValueError(
+                f"{self.step}: {self.tally_in} in, but {self.tally_out} written + "
+                f"{self.quarantined} quarantined + {self.unselected} unselected; "
+                "an utterance was lost: do not use this output"
+            )
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON, with hours beside each tally for the reader."""
+        document = asdict(self)
+        document["config_digest"] = sha256(json.dumps(self.config, sort_keys=True).encode())
+        for name in ("tally_in", "tally_out", "quarantined", "unselected"):
+            document[name]["hours"] = round(getattr(self, name).hours, 6)
+        return seal(document, indent=1)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Manifest":
+        """Read what `to_bytes` wrote; ValueError if it is damaged."""
+        document = unseal(
+            data,
+            "the manifest is damaged, or of an older version: remove it and run its step again, "
+            "which makes it anew from the step's commits",
+        )
+        del document["config_digest"]
+        for name in ("tally_in", "tally_out", "quarantined", "unselected"):
+            tally = document[name]
+            document[name] = Tally(tally["utterances"], tally["duration_ms"])
+        for name in ("outputs", "ledgers"):
+            document[name] = tuple(Output(**output) for output in document[name])
+        return cls(**document)
+
+
+def sha256(data: bytes) -> str:
+    """Hexadecimal SHA-256 of `data`."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def manifest_uri(run_uri: str, step: str) -> str:
+    """Where the manifest of `step` (such as "features/labelled") lies."""
+    return join_uri(run_uri, step, "manifest.json")
+
+
+def read_manifest(store: ObjectStore, run_uri: str, step: str) -> Manifest:
+    """The manifest of a finished step; a ValueError names the job to run if there is none."""
+    return _read_manifest(store, run_uri, step)[0]
+
+
+def input_digests(store: ObjectStore, run_uri: str, steps: Sequence[str]) -> dict[str, str]:
+    """SHA-256 of each input step's manifest, by step name."""
+    return {step: _read_manifest(store, run_uri, step)[1] for step in steps}
+
+
+def _read_manifest(store: ObjectStore, run_uri: str, step: str) -> tuple[Manifest, str]:
+    uri = manifest_uri(run_uri, step)
+    try:
+        return read_checked(store, uri, lambda data: (Manifest.from_bytes(data), sha256(data)))
+    except ObjectNotFound as error:
+        raise ValueError(f"{uri} is missing: run the step that writes {step} first") from error
+
+
+def read_output(store: ObjectStore, run_uri: str, output: Output) -> bytes:
+    """The bytes of one of our own objects, its digest checked."""
+
+    def require_whole(data: bytes) -> bytes:
+        if sha256(data) != output.sha256:
+            raise ValueError(
+                f"SHA-256 is {sha256(data)}, its manifest says {output.sha256}; "
+                "the object was altered or damaged: run its step again into a new --run"
+            )
+        return data
+
+    return read_checked(store, join_uri(run_uri, output.key), require_whole)

@@ -1,0 +1,162 @@
+"""Feature extraction: one selection file to its feature shards (paper 003 IV-B2).
+
+Audio is fetched by many GETs in flight; each speaker's utterances, in order of creation, are one
+stream for the causal mean. A file makes one shard, or as many as keep a task's memory bounded
+however long its speakers are; each is shuffled, its moments are kept with the commit.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+from infra.store.object_store import ObjectStore
+from pipeline.filterbank.log_mel import Engine
+from pipeline.normalization import Moments
+from pipeline.records import Quarantined, Tally, parse_utterance
+from pipeline.runs.commit import (
+    Commit,
+    Distribute,
+    StepContext,
+    StepPlan,
+    finished_manifest,
+    run_plan,
+    step_context,
+)
+from pipeline.runs.manifest import (
+    Manifest,
+    Output,
+    input_digests,
+    read_manifest,
+    read_output,
+)
+from pipeline.shards import FeatureRow, Storage, write_features
+from pipeline.shuffling import shuffled_order
+from pipeline.steps.selection.select import shuffle
+from pipeline.steps.utterance_features import extract_rows
+
+MAX_SHARD_FRAMES = 2_000_000
+"""5.5 hours in a shard: 256 MB in memory as float16. The paper's files have 5 hours."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractionConfig:
+    """GETs in flight per task, the seed of both levels of the shuffle, engine and storage.
+
+    At most so many GETs: for long utterances fewer, within 256 MB.
+    """
+
+    gets_in_flight: int
+    seed: int
+    engine: Engine = "fast"
+    storage: Storage = "float16"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.gets_in_flight <= 64:
+            raise ValueError(f"gets_in_flight = {self.gets_in_flight}: need 1..64")
+
+
+@dataclass(frozen=True, slots=True)
+class FileTask:
+    """One selection file to turn into feature shards."""
+
+    context: StepContext
+    config: ExtractionConfig
+    name: str
+    selection: Output
+    corpus_uri: str
+
+
+def extract_features(
+    store: ObjectStore,
+    run_uri: str,
+    subset: str,
+    corpus_uri: str,
+    config: ExtractionConfig,
+    loss_budget: float,
+    distribute: Distribute,
+) -> tuple[Manifest, bool]:
+    """Extract one subset's features; the manifest, and whether it was done before."""
+    source = f"selection/{subset}"
+    inputs = input_digests(store, run_uri, [source])
+    context = step_context(store, run_uri, f"features/{subset}", asdict(config), inputs)
+    if (done := finished_manifest(context)) is not None:
+        return done, True
+    tasks = {
+        f"{number:06d}": FileTask(context, config, f"{number:06d}", output, corpus_uri)
+        for number, output in enumerate(read_manifest(store, run_uri, source).outputs)
+    }
+    plan = StepPlan(context, asdict(config), inputs, tasks, loss_budget)
+    manifest = run_plan(
+        plan,
+        extract_file,
+        distribute,
+        lambda outputs: shuffle(outputs, config.seed),
+        lambda commits: {"moments": merge_moments(commits).to_dict()},
+    )
+    return manifest, False
+
+
+def merge_moments(commits: Sequence[Commit]) -> Moments:
+    """The global zeroth, first and second order statistics (IV-B2), from each shard's."""
+    merged = Moments.zero()
+    for commit in commits:
+        merged = merged.merge(Moments.from_dict(commit.statistics["moments"]))
+    return merged
+
+
+def extract_file(task: FileTask, max_shard_frames: int = MAX_SHARD_FRAMES) -> Commit:
+    """Fetch, decode, filter, normalize, shuffle and store one file's utterances."""
+    lines = read_output(task.context.store, task.context.run_uri, task.selection).decode()
+    utterances = [parse_utterance(line) for line in lines.splitlines()]
+    rows = extract_rows(
+        task.context.store,
+        task.corpus_uri,
+        utterances,
+        task.config.gets_in_flight,
+        task.config.engine,
+        task.config.storage,
+    )
+    quarantined: list[Quarantined] = []
+    outputs, moments = [], Moments.zero()
+    for number, shard in enumerate(cut(rows, quarantined, max_shard_frames)):
+        # Utterance by utterance in stream order: the same sums wherever the shards are cut.
+        for row in shard:
+            moments = moments.merge(Moments.of(row.features))
+        outputs.append(write_shard(task, f"{task.name}-{number:03d}", shard))
+    record = Commit(
+        task=task.name,
+        identity=task.context.identity,
+        outputs=tuple(outputs),
+        ledger=task.context.put_ledger(task.name, quarantined),
+        tally_in=Tally.of(utterances),
+        quarantined=Tally.of(quarantined),
+        statistics={"moments": moments.to_dict()},
+    )
+    return task.context.commit(record)
+
+
+def cut(
+    rows: Iterable[FeatureRow | Quarantined], quarantined: list[Quarantined], max_frames: int
+) -> Iterator[list[FeatureRow]]:
+    """Cut the stream of rows where `max_frames` are reached; ledger rows go to `quarantined`."""
+    shard: list[FeatureRow] = []
+    num_frames = 0
+    for row in rows:
+        if isinstance(row, Quarantined):
+            quarantined.append(row)
+            continue
+        shard.append(row)
+        num_frames += len(row.features)
+        if num_frames >= max_frames:
+            yield shard
+            shard, num_frames = [], 0
+    if shard:
+        yield shard
+
+
+def write_shard(task: FileTask, name: str, rows: list[FeatureRow]) -> Output:
+    """Shuffle and store one shard; `rows` are used up, so that they do not outlive it."""
+    order = shuffled_order(len(rows), task.config.seed, "utterances", name)
+    data = write_features([rows[index] for index in order])
+    tally = Tally(len(rows), sum(row.duration_ms for row in rows))
+    rows.clear()
+    return task.context.put_output(name, ".parquet", data, tally)

@@ -1,0 +1,100 @@
+"""Metadata objects by speaker bucket: listed, digested, and read as they were digested."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from infra.store.checked_reads import read_checked
+from infra.store.object_store import ObjectInfo, ObjectStore, StoreError, normalize_uri
+from pipeline.runs.commit import Distribute
+from pipeline.runs.manifest import sha256
+
+# A task holds this many metadata objects at a time.
+_GETS_IN_FLIGHT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """A speaker bucket: it holds all records of its speakers, in these objects of any date."""
+
+    name: str
+    uris: tuple[str, ...]
+    digests: tuple[str, ...]
+
+    def read(self, store: ObjectStore) -> Iterator[tuple[str, bytes]]:
+        """Each object's URI and bytes; ValueError if one is no longer what was digested."""
+        objects = _read(store, self.uris)
+        for (uri, data), digest in zip(objects, self.digests, strict=True):
+            if sha256(data) == digest:
+                yield uri, data
+            else:
+                yield uri, read_checked(store, uri, partial(_require_unchanged, digest))
+
+
+def list_metadata(store: ObjectStore, metadata_uri: str) -> dict[str, list[ObjectInfo]]:
+    """The metadata objects of each bucket, both in the order of their names."""
+    objects = [
+        found for found in store.list(metadata_uri) if found.uri.endswith((".jsonl", ".jsonl.gz"))
+    ]
+    if not objects:
+        raise ValueError(
+            f"{metadata_uri} holds no *.jsonl metadata: run jobs/ingest.py, or set corpus.uri"
+        )
+    buckets = defaultdict(list)
+    for found in objects:
+        buckets[bucket_of(found.uri)].append(found)
+    return dict(sorted(buckets.items()))
+
+
+def bucket_of(uri: str) -> str:
+    """The speaker bucket that a metadata object belongs to; without one, all is one bucket."""
+    match = re.search(r"/speaker_bucket=([^/]+)/", uri)
+    return f"bucket-{match[1] if match else 'all'}"
+
+
+def digest_buckets(
+    store: ObjectStore,
+    listing: Mapping[str, list[ObjectInfo]],
+    distribute: Distribute,
+    description: str,
+) -> list[Bucket]:
+    """Digest every metadata object, one task per bucket."""
+    tasks = [(store, tuple(found.uri for found in objects)) for objects in listing.values()]
+    digests = distribute(tasks, digest_objects, description)
+    return [
+        Bucket(name, uris, found)
+        for name, (_, uris), found in zip(listing, tasks, digests, strict=True)
+    ]
+
+
+def digest_objects(task: tuple[ObjectStore, tuple[str, ...]]) -> tuple[str, ...]:
+    """SHA-256 of each object."""
+    return tuple(sha256(data) for _, data in _read(*task))
+
+
+def input_digests_of(buckets: list[Bucket], metadata_uri: str) -> dict[str, str]:
+    """Digests by name below `metadata_uri`: a corpus may be moved."""
+    base = normalize_uri(metadata_uri)
+    return {
+        uri.removeprefix(base): digest
+        for bucket in buckets
+        for uri, digest in zip(bucket.uris, bucket.digests, strict=True)
+    }
+
+
+def _require_unchanged(digest: str, data: bytes) -> bytes:
+    if sha256(data) != digest:
+        raise ValueError(
+            "changed while it was being selected from: leave the metadata as it is, or select "
+            "into a new --run"
+        )
+    return data
+
+
+def _read(store: ObjectStore, uris: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
+    for uri, found in store.get_many(uris, _GETS_IN_FLIGHT):
+        if isinstance(found, StoreError):
+            raise found
+        yield uri, found.data

@@ -1,0 +1,99 @@
+"""The draw: up to which priority utterances are taken, whatever their buckets (003 IV-B1).
+
+The driver sees hours by range of priorities, never an utterance.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from infra.store.object_store import ObjectInfo
+from pipeline.runs.commit import Commit, Distribute, StepContext
+from pipeline.runs.manifest import Output
+from pipeline.sampling import NUM_PRIORITIES
+from pipeline.steps.selection.deduplicate import (
+    RangeSummary,
+    RangeTask,
+    compare_buckets,
+    meet_budget,
+)
+
+# A range's task holds some 10 million records, at 70 bytes.
+_RANGE_BYTES = 2 * 2**30
+_GZIP_RATIO = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """All up to `last_priority` is drawn, but duplicates.
+
+    `duplicates` are, for each bucket, the objects that list what it leaves to earlier buckets.
+    """
+
+    last_priority: int
+    duplicates: tuple[tuple[Output, ...], ...]
+
+
+def num_ranges(objects: Sequence[ObjectInfo]) -> int:
+    """In how many ranges buckets are compared: one for each 2 GiB of metadata, unpacked."""
+    sizes = (
+        found.num_bytes * (_GZIP_RATIO if found.uri.endswith(".gz") else 1) for found in objects
+    )
+    return 1 + sum(sizes) // _RANGE_BYTES
+
+
+def draw(
+    context: StepContext,
+    surveys: Sequence[Commit],
+    metadata_uri: str,
+    budget_ms: int,
+    distribute: Distribute,
+) -> Draw:
+    """Draw `budget_ms` from the surveyed buckets of `metadata_uri`; 0 takes all.
+
+    ValueError if there is less, or if a speaker is in two buckets: a stream in two files.
+    """
+    sources = zip(*(survey.outputs for survey in surveys), strict=True)
+    tasks = [RangeTask(context, number, each) for number, each in enumerate(sources)]
+    summaries = distribute(tasks, compare_buckets, "compare the buckets")
+    num_split = sum(summary.num_split_speakers for summary in summaries)
+    if num_split:
+        raise ValueError(
+            f"{metadata_uri}: {num_split} speakers have records in several speaker_bucket=..; put "
+            "all of a speaker's records into one, as its causal mean needs the whole stream"
+        )
+    last = _last_priority(tasks, summaries, budget_ms, distribute)
+    return Draw(last, _duplicates(summaries, len(surveys)))
+
+
+def _last_priority(
+    tasks: Sequence[RangeTask],
+    summaries: Sequence[RangeSummary],
+    budget_ms: int,
+    distribute: Distribute,
+) -> int:
+    totals_ms = np.cumsum([summary.duration_ms for summary in summaries])
+    if budget_ms > totals_ms[-1]:
+        hours, budget_hours = totals_ms[-1] / 3.6e6, budget_ms / 3.6e6
+        raise ValueError(
+            f"budget = {budget_hours:.2f} h: need at most {hours:.2f} h, what there is to select "
+            "from; 0 takes all"
+        )
+    if budget_ms == 0:
+        return NUM_PRIORITIES - 1
+    met = int(np.searchsorted(totals_ms, budget_ms))
+    before_ms = int(totals_ms[met]) - summaries[met].duration_ms
+    [last] = distribute([(tasks[met], budget_ms - before_ms)], meet_budget, "draw")
+    return last
+
+
+def _duplicates(
+    summaries: Sequence[RangeSummary], num_buckets: int
+) -> tuple[tuple[Output, ...], ...]:
+    found: list[list[Output]] = [[] for _ in range(num_buckets)]
+    for summary in summaries:
+        for bucket in summary.duplicates_of:
+            assert summary.duplicates is not None
+            found[bucket].append(summary.duplicates)
+    return tuple(map(tuple, found))

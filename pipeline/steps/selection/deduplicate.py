@@ -1,0 +1,109 @@
+"""One range of hashes across all buckets: what several buckets hold, and where the budget ends."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from jaxtyping import Bool, Int64, UInt64
+
+from infra.prefetch import look_ahead
+from pipeline.records import Tally
+from pipeline.runs.commit import StepContext
+from pipeline.runs.manifest import Output, read_output
+from pipeline.sampling import last_priority
+from pipeline.steps.selection.hash_ranges import HashRange
+
+_GETS_IN_FLIGHT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RangeTask:
+    """One range: the object that each bucket wrote of it, in the order of the buckets."""
+
+    context: StepContext
+    number: int
+    sources: tuple[Output, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RangeSummary:
+    """How long a range lasts once duplicates are out; `duplicates` lists those of some buckets."""
+
+    duration_ms: int
+    num_split_speakers: int
+    duplicates: Output | None
+    duplicates_of: tuple[int, ...]
+
+
+def compare_buckets(task: RangeTask) -> RangeSummary:
+    """Find the utterances and speakers of a range that are in more than one bucket.
+
+    Of several buckets with an utterance id the first keeps it.
+    """
+    merged = _Merged.of(task)
+    spare = merged.is_duplicate
+    duplicates = np.stack([merged.priorities[spare], merged.buckets[spare].astype(np.uint64)])
+    tally = Tally(int(spare.sum()), int(merged.durations_ms[spare].sum()))
+    return RangeSummary(
+        int(merged.durations_ms[~spare].sum()),
+        merged.num_split_speakers,
+        _put_duplicates(task, duplicates, tally) if spare.any() else None,
+        tuple(np.unique(merged.buckets[spare]).tolist()),
+    )
+
+
+def meet_budget(task: tuple[RangeTask, int]) -> int:
+    """The priority with which a range meets a budget in milliseconds."""
+    source, budget_ms = task
+    merged = _Merged.of(source)
+    kept = ~merged.is_duplicate
+    return last_priority(merged.priorities[kept], merged.durations_ms[kept], budget_ms)
+
+
+def read_duplicates(context: StepContext, output: Output, bucket: int) -> frozenset[int]:
+    """The priorities that one bucket must leave to an earlier one, of those that a range found."""
+    data = read_output(context.store, context.run_uri, output)
+    priorities, buckets = np.frombuffer(data, "<u8").reshape(2, -1)
+    return frozenset(priorities[buckets == bucket].tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class _Merged:
+    """A range of all buckets by rising priority; of equal ones the first bucket comes first."""
+
+    priorities: UInt64[np.ndarray, " utterances"]
+    durations_ms: Int64[np.ndarray, " utterances"]
+    buckets: Int64[np.ndarray, " utterances"]
+    num_split_speakers: int
+
+    @classmethod
+    def of(cls, task: RangeTask) -> "_Merged":
+        read = partial(read_output, task.context.store, task.context.run_uri)
+        found = look_ahead(read, task.sources, _GETS_IN_FLIGHT)
+        parts = [HashRange.from_bytes(data) for _, data in found]
+        priorities = np.concatenate([part.priorities for part in parts])
+        order = np.argsort(priorities, kind="stable")
+        lengths = [len(part.priorities) for part in parts]
+        _, num_buckets_of = np.unique(
+            np.concatenate([part.speakers for part in parts]), return_counts=True
+        )
+        return cls(
+            priorities[order],
+            np.concatenate([part.durations_ms for part in parts])[order],
+            np.repeat(np.arange(len(parts)), lengths)[order],
+            int((num_buckets_of > 1).sum()),
+        )
+
+    @property
+    def is_duplicate(self) -> Bool[np.ndarray, " utterances"]:
+        """Whether an earlier bucket has the same utterance id."""
+        same = np.zeros(len(self.priorities), np.bool_)
+        same[1:] = self.priorities[1:] == self.priorities[:-1]
+        return same
+
+
+def _put_duplicates(
+    task: RangeTask, duplicates: UInt64[np.ndarray, "2 utterances"], tally: Tally
+) -> Output:
+    data = duplicates.astype("<u8").tobytes()
+    return task.context.put_output(f"range-{task.number:05d}", ".duplicates", data, tally)

@@ -1,0 +1,79 @@
+"""Selection files: the drawn speakers of some buckets, whole, in nearly equal files."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeline.packing import Balance, pack_speakers
+from pipeline.records import Tally, parse_utterance
+from pipeline.runs.commit import Commit, StepContext
+from pipeline.runs.manifest import Output, read_output
+
+
+@dataclass(frozen=True, slots=True)
+class FilesTask:
+    """Neighbouring buckets, as they were drawn from, whose speakers are packed together."""
+
+    context: StepContext
+    name: str
+    file_hours: float
+    drawn: tuple[Commit, ...]
+
+
+@dataclass(slots=True)
+class _Stream:
+    """A speaker's utterances as lines, in stream order."""
+
+    lines: list[bytes]
+    duration_ms: int = 0
+
+    @property
+    def tally(self) -> Tally:
+        return Tally(len(self.lines), self.duration_ms)
+
+
+def write_files(task: FilesTask) -> Commit:
+    """Pack speakers into files, and join the buckets' ledgers."""
+    streams = _read_streams(task)
+    durations_ms = {speaker: stream.duration_ms for speaker, stream in streams.items()}
+    packed = pack_speakers(durations_ms, task.file_hours)
+    quarantined = sum((commit.quarantined for commit in task.drawn), Tally())
+    record = Commit(
+        task=task.name,
+        identity=task.context.identity,
+        outputs=tuple(
+            _write_file(task, number, [streams[speaker] for speaker in speakers])
+            for number, speakers in enumerate(packed)
+        ),
+        ledger=_join_ledgers(task, quarantined),
+        tally_in=sum((commit.tally_in for commit in task.drawn), Tally()),
+        quarantined=quarantined,
+        unselected=sum((commit.unselected for commit in task.drawn), Tally()),
+        statistics={"balance": Balance.of(packed, durations_ms).to_dict()},
+    )
+    return task.context.commit(record)
+
+
+def _read_streams(task: FilesTask) -> dict[str, _Stream]:
+    streams: dict[str, _Stream] = defaultdict(lambda: _Stream([]))
+    for output in (output for commit in task.drawn for output in commit.outputs):
+        for line in read_output(task.context.store, task.context.run_uri, output).splitlines():
+            utterance = parse_utterance(line.decode())
+            stream = streams[utterance.speaker_id]
+            stream.lines.append(line)
+            stream.duration_ms += utterance.duration_ms
+    return streams
+
+
+def _write_file(task: FilesTask, number: int, streams: Sequence[_Stream]) -> Output:
+    data = b"".join(line + b"\n" for stream in streams for line in stream.lines)
+    tally = sum((stream.tally for stream in streams), Tally())
+    return task.context.put_output(f"{task.name}-{number:05d}", ".jsonl", data, tally)
+
+
+def _join_ledgers(task: FilesTask, quarantined: Tally) -> Output | None:
+    if not quarantined.utterances:
+        return None
+    ledgers = [commit.ledger for commit in task.drawn if commit.ledger]
+    rows = (read_output(task.context.store, task.context.run_uri, each) for each in ledgers)
+    return task.context.put_output(task.name, ".ledger.jsonl", b"".join(rows), quarantined)

@@ -1,0 +1,90 @@
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.audio.decode import AudioError, decode_audio
+from pipeline.audio.flac import StreamInfo, decode_flac, stream_info
+
+
+def encode(samples: np.ndarray, subtype: str = "PCM_16", rate_hz: int = 16_000) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, samples, rate_hz, format="FLAC", subtype=subtype)
+    return file.getvalue()
+
+
+def noise(num_samples: int = 20_000) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(num_samples) * 0.1
+
+
+FLAC = encode(noise())
+SAMPLES = soundfile.read(io.BytesIO(FLAC), dtype="float32")[0]
+
+
+@pytest.mark.parametrize("subtype", ["PCM_S8", "PCM_16", "PCM_24"])
+@pytest.mark.parametrize("num_samples", [1, 4096, 70_000])
+def test_the_samples_are_libflacs(subtype: str, num_samples: int) -> None:
+    """To the bit, whatever the depth, also where several reads are needed."""
+    data = encode(noise(num_samples), subtype)
+    expected, _ = soundfile.read(io.BytesIO(data), dtype="float32")
+    np.testing.assert_array_equal(decode_flac(data, stream_info(data)), expected)
+
+
+def test_real_recordings_have_libflacs_samples(an4_dir: Path) -> None:
+    """AN4, recorded and encoded by others."""
+    for path in sorted(an4_dir.glob("audio/*/*.flac"))[:40]:
+        data = path.read_bytes()
+        expected, _ = soundfile.read(path, dtype="float32")
+        np.testing.assert_array_equal(decode_flac(data, stream_info(data)), expected)
+
+
+@pytest.mark.parametrize(("channels", "rate_hz"), [(1, 16_000), (2, 44_100), (8, 192_000)])
+def test_the_header_states_rate_channels_and_length(channels: int, rate_hz: int) -> None:
+    """As they were written."""
+    data = encode(np.stack([noise(5000)] * channels, axis=1), rate_hz=rate_hz)
+    assert stream_info(data) == StreamInfo(rate_hz, channels, 5000)
+
+
+@pytest.mark.parametrize("data", [b"fLaC", FLAC[:41], FLAC[:4] + b"\4" + FLAC[5:]])
+def test_no_header_is_an_error(data: bytes) -> None:
+    """Too few bytes, or another block before STREAMINFO."""
+    with pytest.raises(ValueError, match="no STREAMINFO block"):
+        stream_info(data)
+
+
+def test_no_frame_is_an_error() -> None:
+    """A header alone has nothing to decode."""
+    with pytest.raises(ValueError, match="no frame can be decoded"):
+        decode_flac(FLAC[:42], stream_info(FLAC))
+
+
+def test_a_stream_longer_than_stated_is_not_unpacked() -> None:
+    """One sample more than stated is decoded, of a minute that takes a few hundred bytes."""
+    data = encode(np.zeros(60 * 16_000, np.int16))
+    decoded = decode_flac(data, StreamInfo(16_000, 1, 1000))
+    assert len(decoded) == 1001
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, len(FLAC) - 1), st.integers(1, 255)), min_size=1, max_size=12
+    ),
+    st.integers(0, len(FLAC)),
+    st.binary(max_size=40),
+)
+def test_a_damaged_file_has_all_its_samples_or_none(
+    flips: list[tuple[int, int]], keep: int, tail: bytes
+) -> None:
+    """Never others: not with frames left out, nor with a header that states too few."""
+    data = bytearray(FLAC)
+    for position, change in flips:
+        data[position] ^= change
+    try:
+        samples = decode_audio(bytes(data[:keep]) + tail)
+    except AudioError:
+        return
+    np.testing.assert_array_equal(samples, SAMPLES)

@@ -1,0 +1,173 @@
+"""Where did this utterance go: every one of a run can be followed, and none is made up."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from infra.store.object_store import ObjectStore, join_uri
+from pipeline.audit.trace import Lineage, Sighting, UnknownUtteranceError, trace
+from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest, sha256
+from pipeline.shards import read_features, read_partition, read_targets
+from tests.small_run import (
+    BAD_AUDIO,
+    BAD_METADATA,
+    SUBSET,
+    copy_run,
+    make_run,
+    outputs,
+    selected_ids,
+    spoilt,
+)
+
+Run = tuple[ObjectStore, str]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A whole run."""
+    return make_run(tmp_path_factory.mktemp("run"))
+
+
+def follow(run: Run, utterance_id: str) -> tuple[Lineage, dict[str, Sighting]]:
+    store, run_uri = run
+    lineage = trace(store, run_uri, join_uri(run_uri, "corpus"), utterance_id)
+    return lineage, {each.step.partition("/")[0]: each for each in lineage.sightings}
+
+
+def read(run: Run, sighting: Sighting) -> bytes:
+    return run[0].get(join_uri(run[1], sighting.object))
+
+
+def test_every_good_utterance_is_found_where_it_is(run: Run) -> None:
+    """Line by line and row by row, what is there is that utterance; its audio is unchanged."""
+    store, run_uri = run
+    for utterance_id in set(selected_ids(store, run_uri)) - {spoilt(store, run_uri)}:
+        lineage, seen = follow(run, utterance_id)
+        assert list(seen) == ["metadata", "selection", "features", "targets", "partitions"]
+        metadata = store.get(join_uri(run_uri, "corpus", seen["metadata"].object)).splitlines()
+        assert json.loads(metadata[position(seen["metadata"]) - 1])["utterance_id"] == utterance_id
+        line = read(run, seen["selection"]).splitlines()[position(seen["selection"]) - 1]
+        assert json.loads(line)["utterance_id"] == utterance_id
+        for step, reader in (
+            ("features", read_features),
+            ("targets", read_targets),
+            ("partitions", read_partition),
+        ):
+            row = reader(read(run, seen[step]))[position(seen[step])]
+            assert row.utterance_id == utterance_id
+        assert lineage.audio["unchanged"]
+        assert lineage.audio["recorded_etag"] == seen["features"].facts["audio_etag"]
+
+
+def position(sighting: Sighting) -> int:
+    assert sighting.position is not None
+    return sighting.position
+
+
+def test_each_step_tells_what_made_it(run: Run) -> None:
+    """Its configuration's digest and the version of the code, as in its manifest."""
+    store, run_uri = run
+    _, seen = follow(run, selected_ids(store, run_uri)[0])
+    for step in ("selection", "features", "targets", "partitions"):
+        manifest = read_manifest(store, run_uri, f"{step}/{SUBSET}")
+        document = json.loads(store.get(manifest_uri(run_uri, f"{step}/{SUBSET}")))
+        assert seen[step].config_digest == document["config_digest"]
+        assert seen[step].code_version == manifest.code_version
+    assert seen["targets"].facts["k"] == 4
+    assert seen["targets"].facts["offset"] in {0, 1, 2}
+
+
+def test_bad_audio_ends_in_the_ledger(run: Run) -> None:
+    """Its reason and the ledger's line; no target, no partition; the audio as it is now."""
+    store, run_uri = run
+    lineage, seen = follow(run, spoilt(store, run_uri))
+    assert list(seen) == ["metadata", "selection", "features"]
+    assert seen["features"].outcome == "quarantined"
+    assert seen["features"].facts["reason"] == "not_audio"
+    line = read(run, seen["features"]).splitlines()[position(seen["features"]) - 1]
+    assert json.loads(line)["utterance_id"] == spoilt(store, run_uri)
+    assert lineage.audio["num_bytes"] == len(BAD_AUDIO)
+
+
+def test_bad_metadata_ends_in_the_selections_ledger(run: Run) -> None:
+    """A record that was quarantined before the draw."""
+    _, seen = follow(run, BAD_METADATA)
+    assert list(seen) == ["metadata", "selection"]
+    assert seen["selection"].facts["reason"] == "bad_duration"
+
+
+def test_an_unselected_utterance_says_so(run: Run) -> None:
+    """It was read, and not drawn for the budget."""
+    store, run_uri = run
+    every = {
+        f"unlabelled-{speaker:02d}-{number:03d}" for speaker in range(6) for number in range(5)
+    }
+    for utterance_id in every - set(selected_ids(store, run_uri)):
+        _, seen = follow(run, utterance_id)
+        assert list(seen) == ["metadata", "selection"]
+        assert seen["selection"].outcome == "not selected"
+        assert "not drawn for the budget" in seen["selection"].facts["why"]
+
+
+@pytest.mark.parametrize("utterance_id", ["nobody", "unlabelled-00", "", "a/b é"])
+def test_an_unknown_utterance_is_an_error(run: Run, utterance_id: str) -> None:
+    """It names where it was looked for; half an id is none."""
+    with pytest.raises(UnknownUtteranceError, match=r"no utterance .* in the metadata of .*corpus"):
+        follow(run, utterance_id)
+
+
+def test_changed_and_missing_audio_are_told(run: Run, tmp_path: Path) -> None:
+    """The ETag then is the features' own, whatever lies there now."""
+    store, run_uri = copied = copy_run(run[1], tmp_path)
+    utterance_id = selected_ids(store, run_uri)[0]
+    uri = join_uri(run_uri, "corpus", "audio", f"{utterance_id}.flac")
+    store.put(uri, store.get(uri) + b"\0")
+    assert follow(copied, utterance_id)[0].audio["unchanged"] is False
+    store.delete(uri)
+    assert "no such object" in follow(copied, utterance_id)[0].audio["now"]
+
+
+def test_a_run_under_way_is_followed_as_far_as_it_is(run: Run, tmp_path: Path) -> None:
+    """A step without its manifest is not finished."""
+    store, run_uri = copied = copy_run(run[1], tmp_path)
+    utterance_id = selected_ids(store, run_uri)[0]
+    store.delete(manifest_uri(run_uri, f"partitions/{SUBSET}"))
+    assert follow(copied, utterance_id)[1]["partitions"].outcome == "step not finished"
+    store.delete(manifest_uri(run_uri, f"selection/{SUBSET}"))
+    assert follow(copied, utterance_id)[1]["selection"].outcome == "step not finished"
+
+
+def test_models_that_saw_it_are_named(run: Run, tmp_path: Path) -> None:
+    """A model trained on the partitions, one that has only its moments, and one of neither."""
+    store, run_uri = copied = copy_run(run[1], tmp_path)
+    inputs = {
+        "student": [f"partitions/{SUBSET}", f"features/{SUBSET}"],
+        "baseline": [f"features/{SUBSET}"],
+        "other": ["features/labelled"],
+    }
+    for name, steps in inputs.items():
+        manifest = Manifest(f"models/{name}", {}, dict.fromkeys(steps, sha256(b"")), ())
+        store.put(manifest_uri(run_uri, f"models/{name}"), manifest.to_bytes())
+    assert follow(copied, selected_ids(store, run_uri)[0])[0].models == {
+        "baseline": "only its normalization",
+        "student": f"trained on partitions/{SUBSET}",
+    }
+
+
+def test_only_the_shards_that_hold_it_are_read(run: Run, tmp_path: Path) -> None:
+    """The other shards may be gone: the order of the manifests says where to look."""
+    store, run_uri = copied = copy_run(run[1], tmp_path)
+    utterance_id = selected_ids(store, run_uri)[0]
+    seen = follow(copied, utterance_id)[1]
+    kept = {sighting.object for sighting in seen.values()}
+    others = [
+        output.key
+        for step in ("features", "targets")
+        for output in outputs(store, run_uri, step)
+        if output.key not in kept
+    ]
+    assert len(others) >= 4
+    for key in others:
+        store.delete(join_uri(run_uri, key))
+    assert follow(copied, utterance_id)[1] == seen

@@ -1,0 +1,340 @@
+"""Every kind of damage to a run is found and named; an undamaged run passes; sweeping is safe."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from infra.store.object_store import ObjectStore, join_uri
+from pipeline.audit.verify import Verification, sweep, verify_run
+from pipeline.records import Tally
+from pipeline.runs.commit import Commit
+from pipeline.runs.manifest import Manifest, Output, manifest_uri, read_manifest, sha256
+from pipeline.shards import read_features, write_features
+from tests.small_run import SUBSET, copy_run, make_run, outputs, selected_ids
+
+Run = tuple[ObjectStore, str]
+STEPS = ("selection", "features", "targets", "partitions")
+
+
+@pytest.fixture(scope="module")
+def undamaged(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A whole run."""
+    return make_run(tmp_path_factory.mktemp("undamaged"))
+
+
+@pytest.fixture
+def run(undamaged: Run, tmp_path: Path) -> Run:
+    """A copy to damage."""
+    return copy_run(undamaged[1], tmp_path)
+
+
+def verify(store: ObjectStore, run_uri: str) -> Verification:
+    return verify_run(store, run_uri, join_uri(run_uri, "corpus"), lambda *_: None)
+
+
+def findings(run: Run) -> dict[str, tuple[str, str]]:
+    """What does not hold, by object."""
+    return {each.object: (each.expected, each.found) for each in verify(*run).findings}
+
+
+def rewrite(run: Run, key: str, change: Callable[[bytes], bytes]) -> None:
+    store, run_uri = run
+    uri = join_uri(run_uri, key)
+    store.put(uri, change(store.get(uri)))
+
+
+def rewrite_manifest(run: Run, of: str, **changes: object) -> None:
+    """A manifest that says something else, and is sealed."""
+    rewrite(
+        run,
+        f"{of}/{SUBSET}/manifest.json",
+        lambda data: replace(Manifest.from_bytes(data), **changes).to_bytes(),  # type: ignore[arg-type]
+    )
+
+
+def first_commit(run: Run, step: str) -> str:
+    """The key of a commit."""
+    store, run_uri = run
+    return store.list(join_uri(run_uri, step, SUBSET, "commits"))[0].uri[len(run_uri) + 1 :]
+
+
+def rewrite_commit(run: Run, key: str, change: Callable[[Commit], Commit]) -> None:
+    """A commit that says something else, and is sealed."""
+    rewrite(run, key, lambda data: change(Commit.from_bytes(data)).to_bytes())
+
+
+def test_an_undamaged_run_passes(undamaged: Run) -> None:
+    """No finding; every object of the four steps was read, and progress told all bytes."""
+    store, run_uri = undamaged
+    told: list[tuple[int, int]] = []
+    corpus_uri = join_uri(run_uri, "corpus")
+    found = verify_run(store, run_uri, corpus_uri, lambda *seen: told.append(seen))
+    named = [
+        output
+        for step in STEPS
+        for manifest in [read_manifest(store, run_uri, f"{step}/{SUBSET}")]
+        for output in (*manifest.outputs, *manifest.ledgers)
+    ]
+    assert found.findings == ()
+    assert found.unfinished == ()
+    assert found.num_objects == len(told) == len(named)
+    assert found.num_bytes == sum(num_bytes for num_bytes, _ in told) == told[0][1]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_flipped_byte_is_found(run: Run, step: str) -> None:
+    """The object, the digest that it should have, and how to make it again."""
+    store, run_uri = run
+    output = outputs(store, run_uri, step)[0]
+    rewrite(run, output.key, lambda data: data[:50] + bytes([data[50] ^ 1]) + data[51:])
+    (finding,) = verify(store, run_uri).findings
+    assert finding.object == output.key
+    assert output.sha256[:16] in finding.expected
+    assert output.sha256[:16] not in finding.found.partition("(")[0]
+    assert f"remove {step}/{SUBSET}/commits/" in finding.remedy
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_missing_object_is_found(run: Run, step: str) -> None:
+    """Its key and its size."""
+    store, run_uri = run
+    output = outputs(store, run_uri, step)[0]
+    store.delete(join_uri(run_uri, output.key))
+    expected, found = findings(run)[output.key]
+    assert expected.startswith(f"{output.num_bytes:,} bytes")
+    assert found == "missing"
+
+
+def test_a_missing_ledger_is_found(run: Run) -> None:
+    """Ledgers are accounts, too."""
+    store, run_uri = run
+    (ledger,) = read_manifest(store, run_uri, f"features/{SUBSET}").ledgers
+    store.delete(join_uri(run_uri, ledger.key))
+    assert findings(run)[ledger.key][1] == "missing"
+
+
+def test_a_damaged_manifest_is_found(run: Run) -> None:
+    """Bytes that do not match their own seal; the steps that read it are not blamed."""
+    key = f"features/{SUBSET}/manifest.json"
+    rewrite(run, key, lambda data: data.replace(b'"utterances"', b'"utterancez"', 1))
+    assert [each.object for each in verify(*run).findings] == [key]
+    assert findings(run)[key][0] == "a whole record"
+
+
+def test_an_altered_manifest_is_found(run: Run) -> None:
+    """Sealed again after a change: what was made from it knows what it read."""
+    rewrite_manifest(run, "features", code_version="99")
+    expected, found = findings(run)[f"features/{SUBSET}/manifest.json"]
+    assert f"as targets/{SUBSET} read it" in expected or f"as partitions/{SUBSET}" in expected
+    assert found.startswith("SHA-256")
+
+
+def test_a_manifest_of_another_step_is_found(run: Run) -> None:
+    """A manifest that was copied into another step's folder."""
+    rewrite_manifest(run, "partitions", step="elsewhere")
+    assert findings(run)[f"partitions/{SUBSET}/manifest.json"][1] == "of elsewhere"
+
+
+def test_a_missing_input_is_found(run: Run) -> None:
+    """Targets without their teacher."""
+    store, run_uri = run
+    store.delete(manifest_uri(run_uri, "models/teacher"))
+    assert findings(run)["models/teacher/manifest.json"][1] == "missing"
+
+
+def test_changed_metadata_is_found(run: Run) -> None:
+    """The selection read other metadata than is there now."""
+    store, run_uri = run
+    uri = store.list(join_uri(run_uri, "corpus", "metadata"))[0].uri
+    store.put(uri, store.get(uri) + b"\n")
+    assert "as selected from" in findings(run)[uri][0]
+    store.delete(uri)
+    assert findings(run)[uri][1] == "missing"
+
+
+def test_a_wrong_count_in_a_commit_is_found(run: Run) -> None:
+    """Its own sum, and the manifest's."""
+    key = first_commit(run, "targets")
+    rewrite_commit(run, key, lambda commit: replace(commit, tally_in=Tally(99, 1)))
+    found = findings(run)
+    assert found[key][0].startswith("99 utterances, 1 ms accounted for")
+    assert found[f"targets/{SUBSET}/manifest.json"][0].endswith(" in, as stated")
+
+
+def test_a_damaged_commit_is_found(run: Run) -> None:
+    """Half a record."""
+    key = first_commit(run, "features")
+    rewrite(run, key, lambda data: data[: len(data) // 2])
+    assert findings(run)[key][0] == "a whole record"
+
+
+def test_a_commit_of_another_recipe_is_found(run: Run) -> None:
+    """Another identity than the manifest's configuration and inputs make."""
+    key = first_commit(run, "partitions")
+    rewrite_commit(run, key, lambda commit: replace(commit, identity="0" * 64))
+    assert findings(run)[key][1] == "0" * 12
+
+
+def test_a_missing_commit_is_found(run: Run) -> None:
+    """The manifest names what no commit does."""
+    store, run_uri = run
+    key = first_commit(run, "features")
+    output = Commit.from_bytes(store.get(join_uri(run_uri, key))).outputs[0]
+    store.delete(join_uri(run_uri, key))
+    assert findings(run)[output.key] == ("named alike by a commit", "by the manifest alone")
+
+
+def test_a_commit_that_the_manifest_forgot_is_found(run: Run) -> None:
+    """An output of nobody's manifest is no orphan: a commit names it."""
+    store, run_uri = run
+    key = first_commit(run, "partitions")
+    extra = Output(f"partitions/{SUBSET}/00/extra-{'0' * 16}.parquet", 1, "0" * 64, 0, 0)
+    store.put(join_uri(run_uri, extra.key), b"x")
+    rewrite_commit(run, key, lambda each: replace(each, outputs=(*each.outputs, extra)))
+    found = verify(store, run_uri)
+    assert extra.key in {finding.object for finding in found.findings}
+    assert extra.key not in found.orphans
+
+
+def replace_shard(
+    run: Run, number: int, change: Callable[[list], list], num_invented: int = 0
+) -> Output:
+    """Rewrite a feature shard and all that names it, as a liar would; the new object."""
+    store, run_uri = run
+    old = outputs(store, run_uri, "features")[number]
+    rows = change(read_features(store.get(join_uri(run_uri, old.key))))
+    data = write_features(rows)
+    digest = sha256(data)
+    duration_ms = sum(row.duration_ms for row in rows)
+    name = Path(old.key).name.partition("-")[0]
+    key = f"features/{SUBSET}/{digest[:2]}/{name}-{digest[:16]}.parquet"
+    new = Output(key, len(data), digest, len(rows) + num_invented, duration_ms)
+    store.put(join_uri(run_uri, key), data)
+    store.delete(join_uri(run_uri, old.key))
+
+    def renamed(record: Commit | Manifest) -> tuple[Output, ...]:
+        return tuple(new if output == old else output for output in record.outputs)
+
+    for found in store.list(join_uri(run_uri, "features", SUBSET, "commits")):
+        commit_key = found.uri[len(run_uri) + 1 :]
+        rewrite_commit(run, commit_key, lambda commit: replace(commit, outputs=renamed(commit)))
+    manifest = read_manifest(store, run_uri, f"features/{SUBSET}")
+    rewrite_manifest(run, "features", outputs=renamed(manifest))
+    return new
+
+
+def test_a_doubled_utterance_is_found(run: Run) -> None:
+    """One row's id becomes that of a row in another shard: told by name, as is the lost one."""
+    store, run_uri = run
+    first, second = (
+        read_features(store.get(join_uri(run_uri, output.key)))
+        for output in outputs(store, run_uri, "features")[:2]
+    )
+    twice, lost = first[0].utterance_id, second[0].utterance_id
+    replace_shard(run, 1, lambda rows: [replace(rows[0], utterance_id=twice), *rows[1:]])
+    told = [f"{each.expected}: {each.found}" for each in verify(store, run_uri).findings]
+    assert f"each utterance once in features/{SUBSET}: 1 more than once: {twice}" in told
+    assert f"the utterances of selection/{SUBSET}: 1 lost: {lost}" in told
+
+
+def test_an_invented_utterance_is_found(run: Run) -> None:
+    """Counts and digests agree, the ids do not."""
+    store, run_uri = run
+    replace_shard(run, 0, lambda rows: [replace(rows[0], utterance_id="nobody"), *rows[1:]])
+    told = [each.found for each in verify(store, run_uri).findings]
+    assert "1 not from there: nobody" in told
+
+
+def test_a_wrong_count_of_an_object_is_found(run: Run) -> None:
+    """A shard of one row less than its commit and its manifest say."""
+    new = replace_shard(run, 0, lambda rows: rows, num_invented=1)
+    expected, found = findings(run)[new.key]
+    assert expected.startswith(f"{new.utterances} utterances, ")
+    assert found.startswith(f"{new.utterances - 1} utterances, ")
+
+
+def orphan(run: Run, step: str) -> str:
+    """An object such as a killed task leaves: stored, never committed."""
+    store, run_uri = run
+    key = f"{step}/{SUBSET}/ab/000000-{'ab' * 8}.parquet"
+    store.put(join_uri(run_uri, key), b"never committed")
+    return key
+
+
+def test_sweeping_removes_exactly_the_orphans(run: Run) -> None:
+    """Uncommitted objects, a killed writer's file, the selection's scratch; nothing else."""
+    store, run_uri = run
+    before = {info.uri for info in store.list(run_uri)}
+    partial = Path(run_uri, "features", SUBSET, ".partial-0123")
+    partial.write_bytes(b"half")
+    added = {orphan(run, step) for step in STEPS}
+    found = verify(store, run_uri)
+    scratch = {key for key in found.orphans if "/scratch/" in key}
+    assert set(found.orphans) == added | scratch | {f"features/{SUBSET}/.partial-0123"}
+    assert found.findings == ()
+    sweep(store, run_uri, found)
+    assert not partial.exists()
+    after = {info.uri for info in store.list(run_uri)}
+    assert before - after == {join_uri(run_uri, key) for key in scratch}
+    swept = verify(store, run_uri)
+    assert (swept.findings, swept.orphans) == ((), ())
+
+
+def test_a_strangers_object_is_named_and_never_swept(run: Run) -> None:
+    """It is no task's: whoever put it there must say what it is for."""
+    store, run_uri = run
+    key = f"features/{SUBSET}/notes.txt"
+    store.put(join_uri(run_uri, key), b"mine")
+    assert findings(run)[key][1] == "an object of nobody's"
+    with pytest.raises(ValueError, match=r"nothing swept: 1 findings"):
+        sweep(store, run_uri, verify(store, run_uri))
+    assert store.exists(join_uri(run_uri, key))
+
+
+def test_nothing_is_swept_while_a_step_is_unfinished(run: Run) -> None:
+    """What its tasks store looks like orphans until they commit."""
+    store, run_uri = run
+    store.delete(manifest_uri(run_uri, f"partitions/{SUBSET}"))
+    key = orphan(run, "features")
+    found = verify(store, run_uri)
+    assert found.unfinished == (f"partitions/{SUBSET}",)
+    with pytest.raises(ValueError, match=rf"nothing swept: partitions/{SUBSET} unfinished"):
+        sweep(store, run_uri, found)
+    assert store.exists(join_uri(run_uri, key))
+
+
+def test_what_only_a_damaged_commit_names_is_not_swept(run: Run) -> None:
+    """Its objects look like orphans, and are the run's."""
+    store, run_uri = run
+    rewrite(run, first_commit(run, "features"), lambda data: data[:40])
+    with pytest.raises(ValueError, match="nothing swept"):
+        sweep(store, run_uri, verify(store, run_uri))
+    for output in outputs(store, run_uri, "features"):
+        assert store.exists(join_uri(run_uri, output.key))
+
+
+def test_a_step_at_work_is_unfinished_even_before_its_first_commit(run: Run) -> None:
+    """An object in a folder without manifest and commits."""
+    store, run_uri = run
+    store.put(join_uri(run_uri, f"targets/heldout/ab/000000-{'ab' * 8}.parquet"), b"")
+    assert verify(store, run_uri).unfinished == ("targets/heldout",)
+
+
+def test_the_corpus_is_no_step(run: Run) -> None:
+    """Audio may be named as our objects are; it is nobody's orphan."""
+    store, run_uri = run
+    store.put(join_uri(run_uri, f"corpus/audio/ab/voice-{'ab' * 8}.flac"), b"")
+    assert verify(store, run_uri).unfinished == ()
+    assert not any("corpus" in key for key in verify(store, run_uri).orphans)
+
+
+def test_the_run_of_these_tests_has_something_of_everything(undamaged: Run) -> None:
+    """Selected, unselected and quarantined utterances, several shards a step."""
+    store, run_uri = undamaged
+    selection = read_manifest(store, run_uri, f"selection/{SUBSET}")
+    assert 10 < len(selected_ids(store, run_uri)) < 30
+    assert selection.quarantined.utterances == 1
+    assert read_manifest(store, run_uri, f"features/{SUBSET}").quarantined.utterances == 1
+    assert all(len(outputs(store, run_uri, step)) > 1 for step in STEPS)

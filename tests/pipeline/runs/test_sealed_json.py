@@ -1,0 +1,93 @@
+"""Our own JSON carries its digest: damage at rest is named, with the object and what to do."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infra.store.object_store import ObjectStore
+from pipeline.records import Tally
+from pipeline.runs.commit import Commit, committed_tasks, finished_manifest, step_context
+from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest
+from pipeline.runs.sealed_json import seal, unseal
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda children: st.lists(children) | st.dictionaries(st.text(), children),
+    max_leaves=10,
+)
+DOCUMENTS = st.dictionaries(st.text().filter(lambda key: key != "sha256"), JSON)
+
+
+@settings(max_examples=40, deadline=None)
+@given(DOCUMENTS)
+def test_what_is_sealed_comes_back(document: dict[str, object]) -> None:
+    """Any JSON object, and the same bytes for the same document."""
+    data = seal(document)
+    assert unseal(data, "") == document
+    assert seal(unseal(data, ""), indent=1) == seal(document, indent=1)
+
+
+def opened(data: bytes) -> object:
+    """What `data` says, or that it was refused with the remedy."""
+    try:
+        return unseal(data, "do it again")
+    except ValueError as error:
+        return "refused" if str(error).endswith(": do it again") else error
+
+
+def test_any_changed_byte_is_found_or_means_the_same() -> None:
+    """Each byte of a record changed in three ways: a ValueError with the remedy, or no change."""
+    document = {"task": "000001", "tally": {"utterances": 12, "duration_ms": 3600}, "mean": 0.25}
+    data = seal(document)
+    found = [
+        opened(data[:place] + bytes([data[place] ^ bit]) + data[place + 1 :])
+        for place in range(len(data))
+        for bit in (1, 16, 128)
+    ]
+    assert {str(each) for each in found} <= {str(document), "refused"}
+    assert found.count("refused") > 0.98 * len(found)
+
+
+def test_keys_that_are_numbers_become_text_before_the_digest() -> None:
+    """JSON's keys are text, and sort as such."""
+    assert unseal(seal({"counts": {10: "a", 9: "b"}}), "") == {"counts": {"10": "a", "9": "b"}}
+
+
+def altered(data: bytes) -> bytes:
+    """The same JSON with another number in it, and its old digest."""
+    document = json.loads(data)
+    document["tally_in"]["utterances"] += 1
+    return json.dumps(document).encode()
+
+
+@pytest.mark.parametrize("damage", [altered, lambda data: data[:-9], lambda _: b"", lambda _: b"3"])
+def test_a_damaged_commit_record_is_named(tmp_path: Path, damage) -> None:
+    """When the step goes on, and when a second attempt finds it: the URI and what to remove."""
+    store, run_uri = ObjectStore((str(tmp_path),)), str(tmp_path)
+    context = step_context(store, run_uri, "features/x", {}, {})
+    record = Commit("0", context.identity, (), None, Tally(), Tally())
+    context.commit(record)
+    uri = f"{run_uri}/features/x/commits/0.json"
+    store.put(uri, damage(store.get(uri)))
+    for read in (lambda: committed_tasks(context), lambda: context.commit(record)):
+        with pytest.raises(ValueError, match=rf"{uri}: .*remove it and run its step") as caught:
+            read()
+        assert "commit record is damaged" in str(caught.value)
+
+
+@pytest.mark.parametrize("damage", [altered, lambda data: data[:-9], lambda _: b"", lambda _: b"3"])
+def test_a_damaged_manifest_is_named(tmp_path: Path, damage) -> None:
+    """By the step that reads it, and by its own: the URI and what to remove."""
+    store, run_uri = ObjectStore((str(tmp_path),)), str(tmp_path)
+    context = step_context(store, run_uri, "features/x", {}, {})
+    uri = manifest_uri(run_uri, "features/x")
+    store.put(uri, damage(Manifest("features/x", {}, {}, ()).to_bytes()))
+    for read in (
+        lambda: read_manifest(store, run_uri, "features/x"),
+        lambda: finished_manifest(context),
+    ):
+        with pytest.raises(ValueError, match=rf"{uri}: .*remove it and run its step again"):
+            read()

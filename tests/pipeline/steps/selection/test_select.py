@@ -1,0 +1,481 @@
+"""Selection against its definition: whatever the buckets, objects and ranges of hashes."""
+
+import gzip
+import json
+import pickle
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chi2
+
+from infra.store.object_store import ObjectStore, join_uri
+from pipeline.filters import SelectionFilters
+from pipeline.records import Tally
+from pipeline.runs.ledger import ledger_reasons
+from pipeline.runs.manifest import Manifest, manifest_uri, read_output
+from pipeline.sampling import sampling_priority
+from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
+from tests.small_corpus import local_store, serially
+
+CONFIG = SelectionConfig(hours=0.0, file_hours=1.0, seed=3)
+Record = dict[str, Any]
+Buckets = Mapping[str, Sequence[Sequence[Record]]]
+"""Metadata records, by bucket and object."""
+
+
+def record(number: int, speaker: int, duration_ms: int = 2000, day: int = 1) -> Record:
+    return {
+        "utterance_id": f"utt-{number}",
+        "speaker_id": f"spk-{speaker}",
+        "duration_s": duration_ms / 1000,
+        "created_at": f"2026-{1 + day // 28:02d}-{1 + day % 28:02d}T12:00:00+00:00",
+        "locale": "en-US",
+        "audio_uri": f"audio/utt-{number}.flac",
+    }
+
+
+def write_buckets(store: ObjectStore, corpus_uri: str, buckets: Buckets) -> None:
+    for bucket, objects in buckets.items():
+        for number, records in enumerate(objects):
+            key = f"date=2026-01-{number + 1:02d}/speaker_bucket={bucket}/part-00000.jsonl"
+            data = "".join(json.dumps(each) + "\n" for each in records).encode()
+            store.put(join_uri(metadata_uri(corpus_uri, "unlabelled"), key), data)
+
+
+def select(
+    store: ObjectStore,
+    run_uri: str,
+    corpus_uri: str,
+    config: SelectionConfig,
+    distribute: Any = serially,
+) -> Manifest:
+    uri = metadata_uri(corpus_uri, "unlabelled")
+    return select_utterances(store, run_uri, "unlabelled", uri, config, 1.0, distribute)[0]
+
+
+@contextmanager
+def selected(
+    buckets: Buckets, config: SelectionConfig, range_bytes: int = 2**31
+) -> Iterator[tuple[Manifest, list[Record]]]:
+    """The manifest, and the records of all selection files."""
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pipeline.steps.selection.budget_cutoff._RANGE_BYTES", range_bytes)
+        store, run_uri, corpus_uri = local_store(Path(folder))
+        write_buckets(store, corpus_uri, buckets)
+        manifest = select(store, run_uri, corpus_uri, config)
+        lines = [
+            line
+            for output in manifest.outputs
+            for line in read_output(store, run_uri, output).decode().splitlines()
+        ]
+        yield manifest, [json.loads(line) for line in lines]
+
+
+def defined(buckets: Buckets, config: SelectionConfig) -> dict[str, Record]:
+    """What selection is to select, by utterance id, record after record."""
+    filters, eligible = config.filters, {}
+    for _, objects in sorted(buckets.items()):
+        own: dict[str, Record] = {}
+        for each in (each for records in objects for each in records):
+            is_long = each["duration_s"] >= filters.min_duration_s
+            if is_long and (not filters.locales or each["locale"] in filters.locales):
+                own.setdefault(each["utterance_id"], each)
+        for utterance_id, each in capped(own, config).items():
+            eligible.setdefault(utterance_id, each)
+    result, total_ms = {}, 0
+    for utterance_id in by_priority(eligible, config):
+        if config.budget_ms and total_ms >= config.budget_ms:
+            break
+        result[utterance_id] = eligible[utterance_id]
+        total_ms += round(eligible[utterance_id]["duration_s"] * 1000)
+    return result
+
+
+def by_priority(records: Mapping[str, Record], config: SelectionConfig) -> list[str]:
+    return sorted(records, key=lambda each: sampling_priority(config.seed, each))
+
+
+def capped(records: Mapping[str, Record], config: SelectionConfig) -> dict[str, Record]:
+    cap_ms = config.filters.max_speaker_ms
+    total_ms: dict[str, int] = defaultdict(int)
+    kept = {}
+    for utterance_id in by_priority(records, config):
+        each = records[utterance_id]
+        total_ms[each["speaker_id"]] += round(each["duration_s"] * 1000)
+        if not cap_ms or total_ms[each["speaker_id"]] <= cap_ms:
+            kept[utterance_id] = each
+    return kept
+
+
+@st.composite
+def corpora(draw: st.DrawFn, num_ids: int = 40) -> Buckets:
+    """Up to five buckets of one to three objects; utterance ids repeat, speakers are whole."""
+    buckets: dict[str, list[list[Record]]] = {
+        f"{bucket:02d}": [[] for _ in range(draw(st.integers(1, 3)))]
+        for bucket in range(draw(st.integers(1, 5)))
+    }
+    bucket_of = [draw(st.sampled_from(sorted(buckets))) for _ in range(6)]
+    for number in draw(st.lists(st.integers(0, num_ids - 1), min_size=1, max_size=40)):
+        speaker = draw(st.integers(0, 5))
+        each = record(number, speaker, draw(st.integers(1, 20_000)))
+        each["locale"] = draw(st.sampled_from(["en-US", "de-DE"]))
+        draw(st.sampled_from(buckets[bucket_of[speaker]])).append(each)
+    return buckets
+
+
+@given(corpora(), st.data(), st.sampled_from([500, 2**31]))
+@settings(max_examples=60, deadline=None)
+def test_selection_is_what_its_definition_says(
+    buckets: Buckets, data: st.DataObject, range_bytes: int
+) -> None:
+    """Against the definition, record by record: filters, duplicates, cap and budget together."""
+    filters = SelectionFilters(
+        locales=data.draw(st.sampled_from([(), ("en-US",)])),
+        min_duration_s=data.draw(st.sampled_from([0.0, 3.0])),
+        max_speaker_hours=data.draw(st.sampled_from([0.0, 15 / 3600])),
+    )
+    config = replace(CONFIG, filters=filters, file_hours=10 / 3600)
+    all_ms = sum(round(each["duration_s"] * 1000) for each in defined(buckets, config).values())
+    if not all_ms:
+        return
+    config = replace(config, hours=data.draw(st.integers(0, all_ms)) / 3_600_000)
+    expected = defined(buckets, config)
+    with selected(buckets, config, range_bytes) as (manifest, records):
+        assert {each["utterance_id"]: each for each in records} == expected
+        assert len(records) == len(expected)
+        everything = [each for objects in buckets.values() for some in objects for each in some]
+        total_ms = sum(round(each["duration_s"] * 1000) for each in everything)
+        assert manifest.tally_in == Tally(len(everything), total_ms)
+        reasons = manifest.statistics["unselected"].values()
+        assert sum(reason["utterances"] for reason in reasons) == manifest.unselected.utterances
+        assert sum(reason["duration_ms"] for reason in reasons) == manifest.unselected.duration_ms
+        assert all(reason["utterances"] >= 0 for reason in reasons)
+        months = manifest.statistics["months"].values()
+        assert sum(month["duration_ms"] for month in months) == manifest.tally_out.duration_ms
+
+
+@given(st.data(), st.integers(1, 25), st.sampled_from([500, 2**31]))
+@settings(max_examples=20, deadline=None)
+def test_no_partition_changes_the_selection(
+    data: st.DataObject, num_records: int, range_bytes: int
+) -> None:
+    """The same records in other buckets, objects and order: the same utterances."""
+    records = [
+        record(number, number % 7, data.draw(st.integers(1, 20_000)))
+        for number in range(num_records)
+    ]
+    total_ms = sum(round(each["duration_s"] * 1000) for each in records)
+    filters = SelectionFilters(max_speaker_hours=data.draw(st.sampled_from([0.0, 40 / 3600])))
+    config = replace(CONFIG, hours=total_ms / 3_600_000 / 3, filters=filters)
+    if filters.max_speaker_hours:
+        config = replace(config, hours=0.0)
+    found = []
+    for _ in range(2):
+        buckets: dict[str, list[list[Record]]] = {f"{each:02d}": [[], []] for each in range(4)}
+        bucket_of = [data.draw(st.sampled_from(sorted(buckets))) for _ in range(7)]
+        for each in data.draw(st.permutations(records)):
+            own = buckets[bucket_of[int(each["speaker_id"][4:])]]
+            data.draw(st.sampled_from(own)).append(each)
+        with selected(buckets, config, range_bytes) as (_, chosen):
+            found.append({each["utterance_id"] for each in chosen})
+    assert found[0] == found[1]
+
+
+@given(corpora(), st.integers(0, 100), st.integers(0, 100))
+@settings(max_examples=20, deadline=None)
+def test_a_larger_budget_contains_the_smaller(buckets: Buckets, one: int, other: int) -> None:
+    """Scaling a run up drops nothing that was selected before."""
+    all_ms = sum(round(each["duration_s"] * 1000) for each in defined(buckets, CONFIG).values())
+    found = []
+    for percent in sorted((one + 1, other + 1)):
+        config = replace(CONFIG, hours=max(1, all_ms * min(percent, 100) // 100) / 3_600_000)
+        with selected(buckets, config) as (_, records):
+            found.append({each["utterance_id"] for each in records})
+    assert found[0] <= found[1]
+
+
+def population(num_records: int, num_speakers: int, num_days: int) -> list[Record]:
+    generator = np.random.default_rng(0)
+    durations_ms = np.clip(generator.lognormal(8, 0.7, num_records), 300, 60_000).astype(int)
+    speakers = generator.integers(0, num_speakers, num_records)
+    days = generator.integers(0, num_days, num_records)
+    return [
+        record(number, *(int(column[number]) for column in (speakers, durations_ms, days)))
+        for number in range(num_records)
+    ]
+
+
+@pytest.fixture(scope="module")
+def sample() -> tuple[list[Record], list[Record], Manifest]:
+    """8,000 utterances of 50 speakers on 40 days in eight buckets, and a quarter of the hours."""
+    records = population(8000, num_speakers=50, num_days=40)
+    buckets: dict[str, list[list[Record]]] = {f"{each:02d}": [[]] for each in range(8)}
+    for each in records:
+        buckets[f"{int(each['speaker_id'][4:]) % 8:02d}"][0].append(each)
+    hours = sum(each["duration_s"] for each in records) / 3600
+    config = replace(CONFIG, hours=hours / 4, file_hours=0.05)
+    with selected(buckets, config) as (manifest, chosen):
+        return records, chosen, manifest
+
+
+@pytest.mark.parametrize(
+    "group_of",
+    [lambda each: each["created_at"][:10], lambda each: each["speaker_id"]],
+    ids=["day", "speaker"],
+)
+def test_selection_is_uniform_over_days_and_speakers(
+    sample: tuple[list[Record], list[Record], Manifest], group_of: Any
+) -> None:
+    """Hours by day and by speaker deviate from a quarter as chance does: chi-square, 99.9 %."""
+    records, chosen, _ = sample
+    hours: dict[str, float] = defaultdict(float)
+    squares: dict[str, float] = defaultdict(float)
+    for each in records:
+        hours[group_of(each)] += each["duration_s"]
+        squares[group_of(each)] += each["duration_s"] ** 2
+    drawn = Counter[str]()
+    for each in chosen:
+        drawn[group_of(each)] += each["duration_s"]
+    # Each utterance is drawn with the same chance: the variance of a group's hours is
+    # p (1 - p) times the sum of its squared durations.
+    p = sum(drawn.values()) / sum(hours.values())
+    statistic = sum(
+        (drawn[each] - p * hours[each]) ** 2 / (p * (1 - p) * squares[each]) for each in hours
+    )
+    low, high = chi2.ppf([0.001, 0.999], len(hours) - 1)
+    assert low < statistic < high
+
+
+def test_hours_are_within_a_thousandth_of_the_budget(
+    sample: tuple[list[Record], list[Record], Manifest],
+) -> None:
+    """2,000 utterances: less than one of them, at most 60 s of some 2.5 h, too much."""
+    records, chosen, manifest = sample
+    budget_ms = SelectionConfig(**{**manifest.config, "filters": CONFIG.filters}).budget_ms
+    longest_ms = max(round(each["duration_s"] * 1000) for each in records)
+    assert 0 <= manifest.tally_out.duration_ms - budget_ms < longest_ms
+    last = max(chosen, key=lambda each: sampling_priority(CONFIG.seed, each["utterance_id"]))
+    assert manifest.tally_out.duration_ms - round(last["duration_s"] * 1000) < budget_ms
+    assert manifest.tally_out.duration_ms <= 1.001 * budget_ms
+
+
+def test_files_hold_whole_speakers_in_stream_order(
+    sample: tuple[list[Record], list[Record], Manifest],
+) -> None:
+    """Eight buckets together make some fifty files within 5 %, though one makes only six."""
+    _, chosen, manifest = sample
+    files = manifest.statistics["files"]
+    assert files["num_files"] == len(manifest.outputs) > 40
+    assert files["lone_speakers"] == [] or files["imbalance"] > 1.05
+    assert files["shared_imbalance"] <= files["imbalance"]
+    order = [each["speaker_id"] for each in chosen]
+    runs = [
+        speaker for speaker, before in zip(order, [None, *order], strict=False) if speaker != before
+    ]
+    assert len(runs) == len(set(runs))
+    for speaker in set(runs):
+        stream = [each["created_at"] for each in chosen if each["speaker_id"] == speaker]
+        assert stream == sorted(stream)
+
+
+def test_a_speaker_longer_than_a_file_is_reported() -> None:
+    """With the imbalance of all files, and that of those that packing can help."""
+    long = [record(1000 + number, 999, 20_000) for number in range(30)]
+    records = [record(number, number % 60) for number in range(600)]
+    config = replace(CONFIG, file_hours=120 / 3600)
+    with selected({"00": [records], "01": [long]}, config) as (manifest, _):
+        files = manifest.statistics["files"]
+    assert files["lone_speakers"] == ["spk-999"]
+    assert files["imbalance"] == pytest.approx(600 / (1800 / 15), rel=1e-3)
+    assert files["shared_imbalance"] <= 1.05
+
+
+def test_an_utterance_in_two_buckets_is_kept_by_the_first(tmp_path: Path) -> None:
+    """By name, whether drawn or not; the other row is in the ledger and all counts balance."""
+    store, run_uri, corpus_uri = local_store(tmp_path)
+    buckets = {
+        "01": [[record(number, 1, 3000) for number in range(20)]],
+        "00": [[record(number, 0, 2000) for number in range(10, 30)]],
+    }
+    write_buckets(store, corpus_uri, buckets)
+    manifest = select(store, run_uri, corpus_uri, replace(CONFIG, hours=20 / 3600))
+    assert ledger_reasons(store, run_uri, manifest.ledgers) == {"duplicate_utterance": 10}
+    assert manifest.quarantined == Tally(10, 30_000)
+    assert manifest.tally_in == Tally(40, 100_000)
+    lost = [
+        json.loads(line)["utterance_id"]
+        for ledger in manifest.ledgers
+        for line in read_output(store, run_uri, ledger).decode().splitlines()
+    ]
+    assert sorted(lost) == sorted(f"utt-{number}" for number in range(10, 20))
+
+
+def test_reasons_for_leaving_out_are_counted() -> None:
+    """One of each filter, the cap, and what was not drawn: to the utterance and millisecond."""
+    records = [record(number, 0, 1000) for number in range(10)]
+    records += [record(number, 1, 1000) for number in range(10, 14)]
+    others = [record(number, 2, 7000) for number in range(20, 24)]
+    others[0]["locale"] = "fr-FR"
+    others[1]["duration_s"] = 0.2
+    others[2]["created_at"] = "2025-12-31T23:59:59+00:00"
+    others[3]["created_at"] = "2026-01-01T00:59:59+01:00"
+    filters = SelectionFilters(
+        locales=("en-US",),
+        min_duration_s=0.5,
+        created_from="2026-01-01",
+        max_speaker_hours=6.5 / 3600,
+    )
+    config = replace(CONFIG, hours=7 / 3600, filters=filters)
+    with selected({"00": [records], "01": [others]}, config) as (manifest, chosen):
+        counts = {
+            reason: (tally["utterances"], tally["duration_ms"])
+            for reason, tally in manifest.statistics["unselected"].items()
+        }
+    assert counts == {
+        "locale": (1, 7000),
+        "duration_s": (1, 200),
+        "created_at": (2, 14_000),
+        "max_speaker_hours": (4, 4000),
+        "not_drawn": (3, 3000),
+    }
+    assert len(chosen) == manifest.tally_out.utterances == 7
+
+
+def test_filters_and_budget_are_for_the_unlabelled_subset(tmp_path: Path) -> None:
+    """Labelled speech is rare and taken whole."""
+    store, run_uri, corpus_uri = local_store(tmp_path)
+    config = replace(CONFIG, hours=1 / 3600, filters=SelectionFilters(locales=("xx",)))
+    uri = metadata_uri(corpus_uri, "labelled")
+    key = "date=2026-01-01/speaker_bucket=00/part-00000.jsonl"
+    lines = "".join(json.dumps(record(number, 0)) + "\n" for number in range(5))
+    store.put(join_uri(uri, key), lines.encode())
+    manifest, _ = select_utterances(store, run_uri, "labelled", uri, config, 0.0, serially)
+    assert manifest.tally_out == manifest.tally_in == Tally(5, 10_000)
+
+
+def test_filters_that_leave_nothing_are_refused() -> None:
+    """The message says which filter left out how many."""
+    config = replace(CONFIG, filters=SelectionFilters(locales=("xx",)))
+    message = r"filters leave none of 2 records \(left out by {'locale': 2}\): loosen"
+    with (
+        pytest.raises(ValueError, match=message),
+        selected({"00": [[record(1, 1), record(2, 2)]]}, config),
+    ):
+        pass
+
+
+def test_too_large_a_budget_names_the_hours_there_are() -> None:
+    """The hours are those that filters and duplicates leave."""
+    config = replace(CONFIG, hours=2.0)
+    hour = [record(number, 0, 1_800_000) for number in (1, 2)]
+    twice = {"00": [hour], "01": [[{**hour[0], "speaker_id": "spk-1"}]]}
+    message = r"budget = 2\.00 h: need at most 1\.00 h"
+    with pytest.raises(ValueError, match=message), selected(twice, config):
+        pass
+
+
+def test_the_driver_gets_nothing_by_utterance(tmp_path: Path) -> None:
+    """What tasks return is as large for 2,000 records as for 20, in as many objects."""
+    sizes = []
+    for num_each in (5, 500):
+        store, run_uri, corpus_uri = local_store(tmp_path / str(num_each))
+        records = [
+            [record(4 * each + number, number) for each in range(num_each)] for number in range(4)
+        ]
+        write_buckets(store, corpus_uri, {f"{each:02d}": [records[each]] for each in range(4)})
+        received: dict[str, int] = {}
+
+        def weighing(elements, function, description, received=received):
+            results = serially(elements, function, description)
+            received[description] = len(pickle.dumps(results))
+            return results
+
+        select(store, run_uri, corpus_uri, replace(CONFIG, hours=20 / 3600), weighing)
+        sizes.append(received)
+    assert sizes[0].keys() == sizes[1].keys()
+    for description, size in sizes[0].items():
+        assert sizes[1][description] <= 1.02 * size + 50, description
+
+
+def test_metadata_that_changes_meanwhile_is_refused(tmp_path: Path) -> None:
+    """A record that appears between two passes would be in no count."""
+    store, run_uri, corpus_uri = local_store(tmp_path)
+    write_buckets(store, corpus_uri, {"00": [[record(1, 1)]]})
+
+    def meddling(elements, function, description):
+        if description == "survey the buckets":
+            write_buckets(store, corpus_uri, {"00": [[record(1, 1), record(2, 2)]]})
+        return serially(elements, function, description)
+
+    with pytest.raises(ValueError, match=r"part-00000.jsonl.* changed while it was being selected"):
+        select(store, run_uri, corpus_uri, CONFIG, meddling)
+
+
+def test_a_survey_goes_on_where_it_broke_off(tmp_path: Path) -> None:
+    """Surveyed buckets are not read again, and the manifest is that of an undisturbed run."""
+    buckets = {f"{each:02d}": [[record(each, each)]] for each in range(6)}
+    manifests = []
+    for name in ("broken", "whole"):
+        store, run_uri, corpus_uri = local_store(tmp_path / name)
+        write_buckets(store, corpus_uri, buckets)
+        surveyed = Counter[str]()
+
+        def breaking(elements, function, description, surveyed=surveyed, name=name):
+            if description == "survey the buckets":
+                surveyed.update(element.bucket.name for element in elements)
+                if name == "broken" and len(elements) == 6:
+                    serially(elements[:4], function, description)
+                    raise KeyboardInterrupt
+            return serially(elements, function, description)
+
+        if name == "broken":
+            with pytest.raises(KeyboardInterrupt):
+                select(store, run_uri, corpus_uri, CONFIG, breaking)
+        select(store, run_uri, corpus_uri, CONFIG, breaking)
+        assert sorted(surveyed.values()) == ([1, 1, 1, 1, 2, 2] if name == "broken" else [1] * 6)
+        manifests.append(store.get(manifest_uri(run_uri, "selection/unlabelled")))
+    assert manifests[0] == manifests[1]
+
+
+def test_gzip_and_plain_metadata_select_the_same(tmp_path: Path) -> None:
+    """How an object is packed changes its digest, not the files."""
+    records = [record(number, number % 5) for number in range(50)]
+    found = []
+    for suffix in ("", ".gz"):
+        store, run_uri, corpus_uri = local_store(tmp_path / f"run{suffix}")
+        data = "".join(json.dumps(each) + "\n" for each in records).encode()
+        key = f"date=2026-01-01/speaker_bucket=00/part-00000.jsonl{suffix}"
+        uri = join_uri(metadata_uri(corpus_uri, "unlabelled"), key)
+        store.put(uri, gzip.compress(data) if suffix else data)
+        found.append(select(store, run_uri, corpus_uri, replace(CONFIG, hours=20 / 3600)).outputs)
+    assert found[0] == found[1]
+
+
+def test_a_separator_within_a_text_does_not_end_the_line(tmp_path: Path) -> None:
+    """JSON allows U+2028 as it is; lines end with a line feed alone."""
+    store, run_uri, corpus_uri = local_store(tmp_path)
+    line = json.dumps({**record(1, 1), "text": "one\u2028two\u0085three"}, ensure_ascii=False)
+    key = "date=2026-01-01/speaker_bucket=00/part-00000.jsonl"
+    store.put(join_uri(metadata_uri(corpus_uri, "unlabelled"), key), line.encode())
+    assert select(store, run_uri, corpus_uri, CONFIG).tally_out.utterances == 1
+
+
+def test_scratch_is_apart_from_what_the_manifest_names(tmp_path: Path) -> None:
+    """All that no manifest or commit of the step names lies below `scratch/`, for `verify`."""
+    store, run_uri, corpus_uri = local_store(tmp_path)
+    write_buckets(store, corpus_uri, {"00": [[record(1, 1)]], "01": [[record(2, 2)]]})
+    manifest = select(store, run_uri, corpus_uri, replace(CONFIG, hours=3 / 3600))
+    step = join_uri(run_uri, "selection/unlabelled")
+    named = {join_uri(run_uri, output.key) for output in manifest.outputs}
+    others = {found.uri.removeprefix(f"{step}/") for found in store.list(step)}
+    others -= {uri.removeprefix(f"{step}/") for uri in named}
+    assert {each.split("/")[0] for each in others} == {"scratch", "commits", "manifest.json"}

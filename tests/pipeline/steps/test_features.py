@@ -1,0 +1,181 @@
+"""Extraction in bounded memory: a file's stream cut into shards, nothing lost, no bit changed."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from infra.store.object_store import ObjectStore
+from pipeline.normalization import Moments
+from pipeline.records import Utterance
+from pipeline.runs.manifest import Manifest, read_manifest, read_output
+from pipeline.shards import (
+    FeatureRow,
+    Storage,
+    read_features,
+    read_partition,
+    read_targets,
+    write_partition,
+)
+from pipeline.steps.features import ExtractionConfig, extract_features, extract_file
+from pipeline.steps.repartition import RepartitionConfig, repartition
+from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
+from pipeline.steps.targets import TargetsConfig, generate_targets
+from pipeline.steps.utterance_features import affordable_gets
+from tests.four_steps import put_teacher, teacher
+from tests.long_speaker import measured
+from tests.small_corpus import local_store, serially, write_corpus
+
+CONFIG = ExtractionConfig(gets_in_flight=4, seed=3)
+
+
+def selected(folder: Path, num_speakers: int = 4) -> tuple[ObjectStore, str, str]:
+    """A store with five utterances a speaker, about 5 s together, two speakers a file."""
+    store, run_uri, corpus_uri = local_store(folder)
+    write_corpus(store, corpus_uri, "unlabelled", num_speakers, 5)
+    source, config = metadata_uri(corpus_uri, "unlabelled"), SelectionConfig(0.0, 10 / 3600, 3)
+    select_utterances(store, run_uri, "unlabelled", source, config, 0.0, serially)
+    return store, run_uri, corpus_uri
+
+
+def extracted(
+    folder: Path, max_shard_frames: int, config: ExtractionConfig = CONFIG
+) -> tuple[ObjectStore, str, Manifest]:
+    """Features of the small corpus, in shards of about `max_shard_frames`."""
+
+    def cut(elements: Sequence[Any], function: object, description: str) -> list[Any]:
+        del function, description
+        return [extract_file(element, max_shard_frames) for element in elements]
+
+    store, run_uri, corpus_uri = selected(folder)
+    arguments = (store, run_uri, "unlabelled", corpus_uri, config, 0.0, cut)
+    return store, run_uri, extract_features(*arguments)[0]
+
+
+def shards(store: ObjectStore, run_uri: str, manifest: Manifest) -> list[list[FeatureRow]]:
+    return [read_features(read_output(store, run_uri, each)) for each in manifest.outputs]
+
+
+def test_a_cut_stream_has_the_same_features_and_moments(tmp_path: Path) -> None:
+    """Wherever shards end, every utterance has the same bits, and the sums of all too."""
+    whole = extracted(tmp_path / "whole", 10**6)
+    in_pieces = extracted(tmp_path / "pieces", 150)
+    assert len(in_pieces[2].outputs) > 2 * len(whole[2].outputs)
+    bits = [
+        {row.utterance_id: row.features.tobytes() for shard in shards(*each) for row in shard}
+        for each in (whole, in_pieces)
+    ]
+    assert bits[0] == bits[1]
+    assert whole[2].statistics == in_pieces[2].statistics
+    assert whole[2].tally_out == in_pieces[2].tally_out == in_pieces[2].tally_in
+
+
+def test_a_shard_ends_with_the_utterance_that_fills_it(tmp_path: Path) -> None:
+    """No shard could be cut earlier, and only a file's last one is not full."""
+    store, run_uri, manifest = extracted(tmp_path, 150)
+    for shard in shards(store, run_uri, manifest):
+        num_frames = sum(len(row.features) for row in shard)
+        assert num_frames < 150 + max(len(row.features) for row in shard)
+
+
+def test_a_cut_file_reaches_the_partitions_whole(tmp_path: Path) -> None:
+    """Targets follow the shards; repartition joins all; nothing is lost, nothing is doubled."""
+    store, run_uri, features = extracted(tmp_path, 150)
+    put_teacher(store, run_uri)
+    generate_targets(store, run_uri, TargetsConfig(4, 100, 3), teacher, serially)
+    repartition(store, run_uri, RepartitionConfig(5 / 3600, 3, 3), serially)
+    targets = read_manifest(store, run_uri, "targets/unlabelled")
+    labelled = [read_targets(read_output(store, run_uri, each)) for each in targets.outputs]
+    assert [[row.utterance_id for row in shard] for shard in labelled] == [
+        [row.utterance_id for row in shard] for shard in shards(store, run_uri, features)
+    ]
+    partitions = read_manifest(store, run_uri, "partitions/unlabelled")
+    joined = [
+        row.utterance_id
+        for each in partitions.outputs
+        for row in read_partition(read_output(store, run_uri, each))
+    ]
+    assert len(set(joined)) == len(joined) == 20
+    assert partitions.tally_out == features.tally_in
+
+
+def test_a_repeated_cut_file_makes_the_same_commit(tmp_path: Path) -> None:
+    """A second attempt names the same shards, byte for byte."""
+    first, second = (extracted(tmp_path / name, 150)[2] for name in ("first", "second"))
+    assert first.to_bytes() == second.to_bytes()
+
+
+def test_stored_features_are_those_of_the_reference_engine(tmp_path: Path) -> None:
+    """Either engine's recipe runs; the features differ by less than float16's rounding shows."""
+    fast = extracted(tmp_path / "fast", 10**6)
+    kaldi = extracted(tmp_path / "kaldi", 10**6, replace(CONFIG, engine="kaldi"))
+    for ours, theirs in zip(shards(*fast), shards(*kaldi), strict=True):
+        for row, reference in zip(ours, theirs, strict=True):
+            assert row.utterance_id == reference.utterance_id
+            np.testing.assert_allclose(row.features, reference.features, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("storage", ["float16", "uint8"])
+def test_moments_are_of_what_is_stored(tmp_path: Path, storage: Storage) -> None:
+    """Whoever reads all shards finds the manifest's mean and deviation."""
+    made = extracted(tmp_path, 150, replace(CONFIG, storage=storage))
+    rows = [row.features for shard in shards(*made) for row in shard]
+    found = Moments.of(np.concatenate(rows))
+    stated = Moments.from_dict(made[2].statistics["moments"])
+    assert stated.count == found.count
+    np.testing.assert_allclose(stated.sum, found.sum, atol=1e-9)
+    np.testing.assert_allclose(stated.sum_of_squares, found.sum_of_squares)
+
+
+def test_one_byte_features_stay_what_they_are_in_partitions(tmp_path: Path) -> None:
+    """Targets see them, partitions hold them in a byte each, and writing changes none of them."""
+    store, run_uri, features = extracted(tmp_path, 10**6, replace(CONFIG, storage="uint8"))
+    put_teacher(store, run_uri)
+    generate_targets(store, run_uri, TargetsConfig(4, 100, 3), teacher, serially)
+    repartition(store, run_uri, RepartitionConfig(5 / 3600, 2, 3), serially)
+    stored = {
+        row.utterance_id: row.features.tobytes()
+        for shard in shards(store, run_uri, features)
+        for row in shard
+    }
+    for output in read_manifest(store, run_uri, "partitions/unlabelled").outputs:
+        data = read_output(store, run_uri, output)
+        rows = read_partition(data)
+        assert {row.storage for row in rows} == {"uint8"}
+        assert all(stored[row.utterance_id] == row.features.tobytes() for row in rows)
+        assert write_partition(rows) == data
+
+
+def test_the_stream_begins_anew_with_each_speaker(tmp_path: Path) -> None:
+    """A speaker's features do not depend on who else is in the file, nor in which order."""
+    alone, together = selected(tmp_path / "alone", 1), selected(tmp_path / "together", 4)
+    found = []
+    for store, run_uri, corpus_uri in (alone, together):
+        arguments = (store, run_uri, "unlabelled", corpus_uri, CONFIG, 0.0, serially)
+        rows = shards(store, run_uri, extract_features(*arguments)[0])
+        first = [row for shard in rows for row in shard if row.speaker_id == "speaker-00"]
+        found.append({row.utterance_id: row.features.tobytes() for row in first})
+    assert found[0] == found[1]
+    assert len(found[0]) == 5
+
+
+def test_gets_in_flight_fit_into_memory() -> None:
+    """At most 256 MB by declared durations, at least one GET, at most what the recipe says."""
+    short = Utterance("a", "s", 5.0, "2026-01-01T00:00:00+00:00", "en-US", "a.flac")
+    assert affordable_gets([], 32) == 32
+    assert affordable_gets([short], 32) == 32
+    assert affordable_gets([short, replace(short, duration_s=3600.0)], 32) == 2
+    assert affordable_gets([replace(short, duration_s=86400.0)], 32) == 1
+
+
+def test_memory_does_not_grow_with_the_stream(tmp_path: Path) -> None:
+    """Half an hour more of one speaker, 23 MB of features, costs less than 10 MB."""
+    shorter, longer = (
+        measured(tmp_path / str(hours), hours, 10.0, max_shard_frames=10_000)
+        for hours in (0.25, 0.75)
+    )
+    assert (shorter["shards"], longer["shards"]) == (9, 25)
+    assert longer["peak_bytes"] - shorter["peak_bytes"] < 10 * 2**20
