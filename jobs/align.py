@@ -5,9 +5,9 @@ python -m jobs.align --recipe demo --run runs/demo
 
 from jobs.command_line import Job, Result, Step, main
 from jobs.training_steps import run_fit
-from training import collectives
-from training.alignment import bootstrap, realign
-from training.fits import aligner_fit
+from training.distributed import collectives
+from training.fit.model_specs import aligner_fit
+from training.targets.alignment import bootstrap, realign
 
 
 def run(job: Job) -> Result:

@@ -10,8 +10,8 @@ from jobs.command_line import Job, Result, Step, main
 from jobs.report_page.shuffled import FORMS, NAMES
 from pipeline.audit.provenance import STEPS
 from pipeline.runs.manifest import manifest_uri, read_manifest
-from training.fits import student_fit
-from training.run_certificate import CertificateConfig, certify_run
+from training.fit.model_specs import student_fit
+from training.shuffle_audit.certificate import CertificateConfig, certify_run
 
 STUDENT = "models/student"
 USUAL_RANKS = 4

@@ -6,7 +6,7 @@ python -m jobs.evaluate --recipe demo --run runs/demo
 import torch
 
 from jobs.command_line import Job, Result, Step, main
-from training.scoring import HELDOUT, MODELS, evaluate
+from training.evaluation.evaluate import HELDOUT, MODELS, evaluate
 
 
 def run(job: Job) -> Result:

@@ -7,7 +7,7 @@ from infra.devices.device_pool import DevicePool
 from jobs.command_line import Job, Result, Step, main
 from jobs.spark_steps import distribute_on_spark
 from pipeline.steps.targets import generate_targets
-from training.teacher import PooledTeacher
+from training.targets.teacher import PooledTeacher
 
 IDLE_TIMEOUT_S = 20.0
 
@@ -16,7 +16,7 @@ def run(job: Job) -> Result:
     """Label all unlabelled feature shards by the teacher's servers, one a device."""
     k = job.recipe.targets.k
     pool = DevicePool(
-        factory="training.teacher:serve_teacher",
+        factory="training.targets.teacher:serve_teacher",
         arguments={"run_uri": job.run_uri, "k": str(k)},
         devices=job.cluster.devices,
         idle_timeout_s=IDLE_TIMEOUT_S,

@@ -16,8 +16,8 @@ from jobs.report_page import format_table, render_report
 from pipeline.runs.commit import finished_manifest, step_context, write_manifest
 from pipeline.runs.ledger import ledger_reasons
 from pipeline.runs.manifest import SUBSETS, Manifest, input_digests, read_manifest, read_output
-from training.run_certificate import read_certificate
-from training.scoring import MODELS
+from training.evaluation.evaluate import MODELS
+from training.shuffle_audit.certificate import read_certificate
 
 PIPELINE = tuple(f"{step}/{subset}" for step in ("selection", "features") for subset in SUBSETS)
 READS = ("evaluation", "targets/unlabelled", *(f"models/{name}" for name in MODELS), *PIPELINE)

@@ -11,9 +11,9 @@ from dataclasses import asdict
 from infra.configuration import ConfigurationError
 from jobs.planning.scaling import format_scaling, scale
 from jobs.planning.scaling_options import choose_calibration, parse_ranks
-from training import collectives
 from training.cost_model.link import measure_link
 from training.cost_model.step_time import CostModel, Workload
+from training.distributed import collectives
 
 EPILOG = """\
 synchronous sums all gradients; gtc sends those that reach a threshold; bmuf averages the ranks'

@@ -5,7 +5,7 @@ torchrun --nproc-per-node 2 -- jobs/train_baseline.py --recipe demo --run runs/d
 
 from jobs.command_line import Step
 from jobs.training_steps import main, run_fit
-from training.fits import baseline_fit
+from training.fit.model_specs import baseline_fit
 
 STEP = Step(
     name="train_baseline",

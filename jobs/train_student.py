@@ -5,7 +5,7 @@ torchrun --nproc-per-node 4 -- jobs/train_student.py --recipe demo --run runs/de
 
 from jobs.command_line import Step
 from jobs.training_steps import main, run_fit
-from training.fits import student_fit
+from training.fit.model_specs import student_fit
 
 STEP = Step(
     name="train_student",

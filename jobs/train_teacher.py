@@ -5,7 +5,7 @@ torchrun --nproc-per-node 2 -- jobs/train_teacher.py --recipe demo --run runs/de
 
 from jobs.command_line import Step
 from jobs.training_steps import main, run_fit
-from training.fits import teacher_fit
+from training.fit.model_specs import teacher_fit
 
 STEP = Step(
     name="train_teacher",

@@ -8,9 +8,9 @@ import torch
 
 from infra.launch import is_launched
 from jobs.command_line import Job, Result, Step, execute, fail
-from training import collectives
-from training.fit import fit_model
-from training.fits import Fit
+from training.distributed import collectives
+from training.fit.model_specs import Fit
+from training.fit.train_model import fit_model
 from training.recipes import Recipe
 
 TIME_LIMIT_S = 300.0

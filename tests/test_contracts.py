@@ -86,7 +86,10 @@ def test_only_trainers_know_other_ranks() -> None:
     """torch.distributed is imported by training's collectives, in_process and trainers alone."""
     known = users("torch.distributed", "torch.multiprocessing")
     trainers = {file for file in known if file.startswith("training/trainers/")}
-    assert known - trainers == {"training/collectives.py", "training/in_process.py"}
+    assert known - trainers == {
+        "training/distributed/collectives.py",
+        "training/distributed/simulated_group.py",
+    }
 
 
 def test_nothing_is_unpickled_or_evaluated() -> None:

@@ -10,9 +10,9 @@ from pipeline.steps.features import ExtractionConfig
 from pipeline.steps.repartition import RepartitionConfig
 from pipeline.steps.selection.select import SelectionConfig
 from pipeline.steps.targets import TargetsConfig
-from training.acoustic_model import ModelConfig
-from training.decoding.hmm import BootstrapConfig
-from training.decoding.tree import TreeConfig
+from training.decoding.bootstrap.hmm import BootstrapConfig
+from training.decoding.senones.tree_growing import TreeConfig
+from training.models.acoustic_model import ModelConfig
 
 TrainerName = Literal["synchronous", "gtc", "bmuf", "htm"]
 ScheduleName = Literal["exponential", "newbob"]

@@ -11,8 +11,8 @@ from typing import Generic, TypeVar
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from training.collectives import ProcessGroup
-from training.in_process import simulate_ranks
+from training.distributed.collectives import ProcessGroup
+from training.distributed.simulated_group import simulate_ranks
 from training.trainers import Trainer
 
 Minibatch = TypeVar("Minibatch")

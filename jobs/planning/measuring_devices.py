@@ -8,10 +8,10 @@ import torch
 
 from jobs.planning.calibration import DeviceRates, ModelRate
 from jobs.planning.training import num_parameters
-from training.acoustic_model import AcousticModel, ModelConfig
-from training.batching import CHUNK_FRAMES
-from training.loop import minibatch_loss
-from training.pool_frames import Minibatch
+from training.data.batching import CHUNK_FRAMES
+from training.data.minibatch import Minibatch
+from training.fit.steps import minibatch_loss
+from training.models.acoustic_model import AcousticModel, ModelConfig
 from training.recipes import Recipe
 
 MAX_FRAMES = 512

@@ -10,7 +10,7 @@ from jobs.planning.step_volumes import spark_volumes
 from jobs.planning.steps import StepPlan, num_devices, plan_spark_step, plan_training_step
 from jobs.planning.training import num_parameters, num_training_frames, training_volume
 from jobs.planning.workload import Workload
-from training.fits import Fit, baseline_fit, student_fit, teacher_fit
+from training.fit.model_specs import Fit, baseline_fit, student_fit, teacher_fit
 from training.recipes import Recipe
 
 STUDENT_PIPELINE = (

@@ -9,15 +9,15 @@ from jobs.planning.object_counts import num_feature_shards, num_partitions
 from jobs.planning.step_volumes import features_of, partitions_of
 from jobs.planning.volumes import Requests, Volume
 from jobs.planning.workload import Subset, Workload
-from training.acoustic_model import AcousticModel, ModelConfig
-from training.fits import Fit
+from training.fit.model_specs import Fit
+from training.models.acoustic_model import AcousticModel, ModelConfig
 from training.recipes import Recipe
 
 WEIGHT_BYTES = 4
 STATE_COPIES = {"synchronous": 3, "gtc": 4, "bmuf": 6, "htm": 7}
 """Numbers a weight in a rank's checkpoint: itself and Adam's two; residual; two models, update."""
 LARGE_DEAL = 4
-"""With so many shards a rank and share, each rank reads whole shards (training.dataset.deal)."""
+"""With so many shards a rank and share, each rank reads whole shards (training.data.sharding)."""
 
 
 @cache

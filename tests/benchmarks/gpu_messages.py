@@ -8,8 +8,8 @@ from torch import Tensor
 from tests.benchmarks.gpu_graphs import captured, repeated
 from tests.benchmarks.gtc_task import DENSITIES, GtcTask
 from tests.benchmarks.measure import Figure, interleaved
-from training.algorithms import threshold_encoding
-from training.algorithms.gradient_threshold import HEADER_WORDS, num_map_words
+from training.algorithms.gtc import encoding
+from training.algorithms.gtc.gradient_threshold import HEADER_WORDS, num_map_words
 from training.trainers.messages import capacity_for
 
 NUM_ELEMENTS = 25_000_000
@@ -29,15 +29,15 @@ def figures(num_elements: int, device: torch.device, num_rounds: int) -> list[Fi
 
 def check_bits(num_elements: int, density: float, device: torch.device) -> None:
     """Raise AssertionError where three steps differ from the CPU's in a bit."""
-    from training.algorithms import threshold_encoding_cuda  # noqa: PLC0415 - as in the trainers
+    from training.algorithms.gtc import cuda  # noqa: PLC0415 - as in the trainers
 
     task = GtcTask.of(num_elements, density, device)
     residual, gradients = task.residual.cpu().clone(), task.gradients.cpu()
     threshold = task.residual.new_tensor(task.gradient_threshold)
     first_block = torch.zeros((), dtype=torch.int32, device=device)
     for _ in range(3):
-        expected = threshold_encoding.take_message(residual, gradients, task.gradient_threshold)
-        message = threshold_encoding_cuda.take_message(
+        expected = encoding.take_message(residual, gradients, task.gradient_threshold)
+        message = cuda.take_message(
             task.residual, task.gradients, threshold, num_map_words(num_elements), first_block
         )
         assert torch.equal(message[: len(expected)].cpu(), expected)
@@ -70,7 +70,7 @@ def messages_work(
     num_elements: int, density: float, device: torch.device
 ) -> dict[str, Callable[[], object]]:
     """What is timed, ready to be captured: nothing in it waits for the device."""
-    from training.algorithms import threshold_encoding_cuda  # noqa: PLC0415
+    from training.algorithms.gtc import cuda  # noqa: PLC0415
 
     task = GtcTask.of(num_elements, density, device)
     copy = torch.empty_like(task.gradients)
@@ -80,14 +80,12 @@ def messages_work(
     capacity = capacity_for(round(density * num_elements), num_elements)
 
     def encode() -> Tensor:
-        return threshold_encoding_cuda.take_message(
-            task.residual, task.gradients, threshold, capacity, first_block
-        )
+        return cuda.take_message(task.residual, task.gradients, threshold, capacity, first_block)
 
     messages = encode().expand(NUM_RANKS, HEADER_WORDS + capacity).contiguous()
 
     def decode() -> None:
-        threshold_encoding_cuda.add_messages(counts.zero_(), messages)
+        cuda.add_messages(counts.zero_(), messages)
 
     return {
         "copy": lambda: copy.copy_(task.gradients),

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from tests.benchmarks.gpu_graphs import captured, repeated
 from tests.benchmarks.measure import Figure, interleaved, ratios
-from training.acoustic_model import AcousticModel, ModelConfig
-from training.losses import kbest_cross_entropy
+from training.models.acoustic_model import AcousticModel, ModelConfig
+from training.models.losses import kbest_cross_entropy
 
 FEATURES = 192
 

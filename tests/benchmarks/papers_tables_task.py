@@ -13,13 +13,13 @@ from infra.store.object_store import ObjectStore, join_uri, normalize_uri
 from pipeline.runs.manifest import read_manifest, read_output
 from pipeline.shards import read_partition
 from pipeline.splicing import STACK, low_rate_alignment, splice
-from training.acoustic_model import NUM_BINS
-from training.alignment import network_alignments, read_tree
-from training.fits import ALIGNED, UNLABELLED
-from training.labelled import read_lexicon, read_shards
-from training.model_store import load_model
-from training.scoring import HELDOUT
+from training.evaluation.evaluate import HELDOUT
+from training.fit.model_specs import ALIGNED, UNLABELLED
+from training.models.acoustic_model import NUM_BINS
+from training.models.store import load_model
 from training.simulation import Training
+from training.targets.alignment import network_alignments, read_tree
+from training.targets.labelled import read_lexicon, read_shards
 
 CONTEXT = 2  # low-rate frames to either side
 NUM_UNITS = 48

@@ -26,12 +26,12 @@ from pipeline.runs.commit import StepContext
 from pipeline.runs.manifest import Output
 from pipeline.shards import PartitionRow, Storage, write_partition
 from tests.benchmarks.measure import Figure, interleaved, ratios, show
-from training import batching
-from training.acoustic_model import AcousticModel, ModelConfig
-from training.dataset import Dataset
-from training.loop import LoopConfig, take_steps
-from training.pool_frames import Minibatch
-from training.schedule import Visit
+from training.data import batching
+from training.data.dataset import Dataset
+from training.data.minibatch import Minibatch
+from training.data.sub_epochs import Visit
+from training.fit.steps import LoopConfig, take_steps
+from training.models.acoustic_model import AcousticModel, ModelConfig
 
 K = 20
 MEAN_UTTERANCE_FRAMES = 360

@@ -26,11 +26,11 @@ from pipeline.steps.repartition import RepartitionConfig, repartition
 from tests.benchmarks.measure import Figure
 from tests.small_corpus import serially
 from tests.written_run import write_run
-from training.dataset import Dataset
-from training.origins import OriginReader
-from training.reading_order import visit_steps
-from training.run_certificate import CertificateConfig, gather
-from training.schedule import Visit
+from training.data.dataset import Dataset
+from training.data.sub_epochs import Visit
+from training.shuffle_audit.certificate import CertificateConfig, gather
+from training.shuffle_audit.reading_order import visit_steps
+from training.shuffle_audit.row_provenance import OriginReader
 
 NUM_FILES, NUM_SPEAKERS, NUM_EACH = 256, 5, 32
 NUM_RANKS, MINIBATCH_FRAMES, LOOK_AHEAD = 8, 512, 3
@@ -91,7 +91,7 @@ def trainers_order(
     outputs = repartition(store, run_uri, config, serially)[0].outputs
     dataset = Dataset(store, run_uri, (), outputs, LOOK_AHEAD, MINIBATCH_FRAMES, seed, 0, NUM_RANKS)
     reader = OriginReader(store, run_uri, read_sources(store, run_uri))
-    with mock.patch("training.batching.POOL_FRAMES", low_rate_frames(outputs[0].tally)):
+    with mock.patch("training.data.batching.POOL_FRAMES", low_rate_frames(outputs[0].tally)):
         steps = [(0, *each) for each in enumerate(visit_steps(dataset, VISIT, seed))]
     return gather(steps, reader, CertificateConfig(NUM_RANKS, len(steps), 1))
 

@@ -5,9 +5,9 @@ import torch
 
 from tests.benchmarks import gpu, gpu_messages, gpu_student
 from tests.benchmarks.gtc_task import GtcTask
-from tests.training import interpreted
-from training.acoustic_model import ModelConfig
-from training.algorithms.threshold_encoding import take_message
+from tests.training.algorithms.gtc import interpreted
+from training.algorithms.gtc.encoding import take_message
+from training.models.acoustic_model import ModelConfig
 
 CPU = torch.device("cpu")
 SMALL = gpu_student.Shape(ModelConfig(2, 8, False, 3, 0.0), 30, 4, 6, 5)

@@ -19,10 +19,10 @@ from pipeline.steps.targets import generate_targets
 from tests.small_corpus import flac, serially, tone
 from tests.whole_path.manifests import manifest_bytes
 from tests.whole_path.processes import TINY
-from training.acoustic_model import AcousticModel
-from training.model_store import TrainedModel, store_model
+from training.models.acoustic_model import AcousticModel
+from training.models.store import TrainedModel, store_model
 from training.recipes import Recipe, read_recipe
-from training.teacher import decode_targets, encode_utterances, serve_teacher
+from training.targets.teacher import decode_targets, encode_utterances, serve_teacher
 
 STEPS = ("select_utterances", "extract_features", "generate_targets", "repartition")
 MANIFESTS = (

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.faults.torchrun_job import NUM_RANKS, TorchrunJob, lives, strike
-from tests.training.uneven_run import write_uneven_run
+from tests.training.data.uneven_run import write_uneven_run
 
 TRAINERS = ("synchronous", "gtc", "bmuf", "htm")
 JOB_LIMIT_S = 600.0

@@ -24,8 +24,8 @@ from jobs.planning.steps import core_seconds, num_devices, plan_spark_step
 from jobs.planning.training import num_parameters, num_training_frames
 from jobs.planning.volumes import Requests, Volume, Work
 from jobs.planning.workload import planned_workload
-from training.acoustic_model import AcousticModel
-from training.fits import student_fit, teacher_fit
+from training.fit.model_specs import student_fit, teacher_fit
+from training.models.acoustic_model import AcousticModel
 from training.recipes import read_recipe
 
 REPOSITORY = Path(__file__).parents[2]

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from training.collectives import ProcessGroup
-from training.in_process import simulate_ranks
+from training.distributed.collectives import ProcessGroup
+from training.distributed.simulated_group import simulate_ranks
 from training.trainers import Bmuf, Htm
 
 NUM_ELEMENTS = 5

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from training.collectives import ProcessGroup
-from training.in_process import simulate_ranks
+from training.distributed.collectives import ProcessGroup
+from training.distributed.simulated_group import simulate_ranks
 from training.trainers import Bmuf, Gtc, Htm, Trainer
 
 NUM_RANKS = 8

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.papers.textbook import Settings, Trajectory, train
-from training.collectives import ProcessGroup
-from training.in_process import simulate_ranks
+from training.distributed.collectives import ProcessGroup
+from training.distributed.simulated_group import simulate_ranks
 from training.trainers import Bmuf, Gtc, Htm, Trainer
 
 SIZES = (3, 1, 7)

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from training.collectives import ProcessGroup
-from training.in_process import simulate_ranks
+from training.distributed.collectives import ProcessGroup
+from training.distributed.simulated_group import simulate_ranks
 from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
 
 NUM_RANKS, NUM_STEPS, NUM_FRAMES = 4, 30, 8

@@ -22,7 +22,7 @@ from tests.small_corpus import serially, write_corpus
 from tests.whole_path.manifests import manifest_bytes
 from tests.whole_path.processes import TINY, run_step
 from training.recipes import read_recipe
-from training.teacher import decode_targets, encode_utterances, serve_teacher
+from training.targets.teacher import decode_targets, encode_utterances, serve_teacher
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 

@@ -26,7 +26,7 @@ from tests.small_corpus import serially
 from tests.whole_path.manifests import manifest_bytes, require_balance
 from tests.whole_path.processes import TINY, run_all_steps, run_step
 from training.recipes import read_recipe
-from training.teacher import decode_targets, encode_utterances, serve_teacher
+from training.targets.teacher import decode_targets, encode_utterances, serve_teacher
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.cluster]
 

@@ -8,7 +8,7 @@ from statistics import median
 import numpy as np
 import torch
 
-from training import collectives, gathering
+from training.distributed import collectives, gather
 
 NUM_ROUNDS = 7
 MESSAGE_WORDS = (1, 2**10, 2**14, 2**18, 2**20, 2**22)
@@ -37,7 +37,7 @@ def _exchange_seconds(num_words: int, group: collectives.ProcessGroup) -> float:
     for _ in range(NUM_ROUNDS):
         collectives.barrier(group)
         started = time.perf_counter()
-        gathering.gather(message, group, "the link's time")
+        gather.gather(message, group, "the link's time")
         seconds.append(time.perf_counter() - started)
     return median(seconds)
 

@@ -7,8 +7,8 @@ from itertools import pairwise
 import torch
 from scipy.stats import norm
 
-from training.collectives import ProcessGroup
-from training.in_process import simulate_ranks
+from training.distributed.collectives import ProcessGroup
+from training.distributed.simulated_group import simulate_ranks
 from training.trainers.gtc import ThresholdedSum
 
 NUM_ELEMENTS = 2**20

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float32, Int32, Int64, UInt16
 
 from training.decoding.lexicon import SILENCE_ID
-from training.decoding.senone_tree import SenoneTree
+from training.decoding.senones.senone_tree import SenoneTree
 
 FRAMES_PER_LOW_RATE_FRAME = 3
 

@@ -7,7 +7,7 @@ import kaldifst
 import numpy as np
 from jaxtyping import Float32, Int64
 
-from training.decoding.graph import DecodingGraph
+from training.decoding.graph.hclg import DecodingGraph
 
 # Wide enough never to lose the path of a known word sequence, whatever the network thinks.
 ALIGNMENT_BEAM = 1000.0

@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from training import collectives
 from training.algorithms.block_filter import (
     BlockFilter,
     BlockState,
     Form,
     block_momentum_for,
 )
+from training.distributed import collectives
 from training.trainers.trainer import Trainer
 
 OptimizerState = Literal["keep", "average", "reset"]
@@ -126,7 +126,7 @@ class Bmuf(Trainer):
         if state["is_open"] and state["num_models"] != self.num_models:
             raise ValueError(
                 f"the checkpoint is within a block of {state['num_models']} models, now there are "
-                f"{self.num_models}: end the block by training.folding.fold, as Checkpoints does"
+                f"{self.num_models}: end the block by training.checkpoints.resharding"
             )
         self._state = None
         if "update" in state:

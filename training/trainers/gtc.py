@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from training import collectives
-from training.algorithms.gradient_threshold import check_gradient_threshold
+from training.algorithms.gtc.gradient_threshold import check_gradient_threshold
+from training.distributed import collectives
 from training.trainers.messages import ExactMessages, FixedMessages, Messages
 from training.trainers.trainer import Trainer
 

@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from training import collectives
 from training.algorithms.block_filter import Form
+from training.distributed import collectives
 from training.trainers.bmuf import Bmuf, OptimizerState
 from training.trainers.gtc import ThresholdedSum
 from training.trainers.tiers import Tiers, ranks_per_host

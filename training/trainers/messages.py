@@ -8,14 +8,14 @@ from jaxtyping import Float, Int32
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from training import gathering
-from training.algorithms import threshold_encoding, threshold_encoding_compiled
-from training.algorithms.gradient_threshold import (
+from training.algorithms.gtc import compiled, encoding
+from training.algorithms.gtc.gradient_threshold import (
     HEADER_WORDS,
     Encoding,
     add_message,
     num_map_words,
 )
+from training.distributed import gather
 
 MIN_CAPACITY = 2**13
 
@@ -47,12 +47,12 @@ class ExactMessages:
     def __init__(self, residual: Float[Tensor, " elements"], gradient_threshold: float) -> None:
         self._gradient_threshold = gradient_threshold
         self._counts: Tensor | None = None
-        is_compiled = threshold_encoding_compiled.is_compiled()
-        self._add_message = threshold_encoding_compiled.add_message if is_compiled else add_message
+        is_compiled = compiled.is_compiled()
+        self._add_message = compiled.add_message if is_compiled else add_message
         self._take_message = (
-            threshold_encoding_compiled.take_message
+            compiled.take_message
             if is_compiled and residual.dtype == torch.float32
-            else threshold_encoding.take_message
+            else encoding.take_message
         )
 
     def sum_signs(
@@ -63,7 +63,7 @@ class ExactMessages:
     ) -> Int32[Tensor, " elements"]:
         """Exchange one step's messages; raises FloatingPointError as `check` does elsewhere."""
         message = self._take_message(residual, gradients, self._gradient_threshold)
-        messages = gathering.gather(message, group, "gradients")
+        messages = gather.gather(message, group, "gradients")
         _check_finite([int(message[0]) for message in messages])
         if self._counts is None:  # once: new memory is slower than the work on it
             self._counts = torch.empty_like(residual, dtype=torch.int32)
@@ -106,17 +106,17 @@ class FixedMessages:
     ) -> Int32[Tensor, " elements"]:
         """Exchange one step's messages, all as long as the last step's headers let expect."""
         # Here, as Triton comes with torch's builds for CUDA alone.
-        from training.algorithms import threshold_encoding_cuda  # noqa: PLC0415
+        from training.algorithms.gtc import cuda  # noqa: PLC0415
 
         self.check()
         with torch.cuda.device(residual.get_device()):
-            message = threshold_encoding_cuda.take_message(
+            message = cuda.take_message(
                 residual, gradients, self._gradient_threshold, self.capacity, self._first_block
             )
-            messages = gathering.gather_equal(message, group, "gradients")
+            messages = gather.gather_equal(message, group, "gradients")
             self._arrival = _Arrival(messages[:, :HEADER_WORDS])
             counts = torch.zeros_like(residual, dtype=torch.int32)
-            threshold_encoding_cuda.add_messages(counts, messages)
+            cuda.add_messages(counts, messages)
         return counts
 
     def check(self) -> None:
@@ -164,8 +164,8 @@ def capacity_for(num_wanted: int, num_elements: int) -> int:
 
 
 def _check_finite(encodings: Sequence[int]) -> None:
-    for rank, encoding in enumerate(encodings):
-        if encoding == Encoding.NOT_FINITE:
+    for rank, found in enumerate(encodings):
+        if found == Encoding.NOT_FINITE:
             raise FloatingPointError(
                 f"the gradient of rank {rank} holds a NaN or an infinity: look at that rank's "
                 "data, or lower the learning rate, and go on from a checkpoint"

@@ -1,6 +1,6 @@
 """Synchronous SGD: every step applies the sum of all ranks' gradients, uncompressed."""
 
-from training import collectives
+from training.distributed import collectives
 from training.trainers.trainer import Trainer
 
 

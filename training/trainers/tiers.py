@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from training import collectives, gathering
-from training.in_process import InProcessGroup
+from training.distributed import collectives, gather
+from training.distributed.simulated_group import InProcessGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def ranks_per_host(group: ProcessGroup, device: torch.device) -> int:
     Raises ValueError where hosts have different numbers of ranks, or ranks that do not follow each
     other: they cannot be the groups of two tiers.
     """
-    hosts = gathering.hosts(group, device)
+    hosts = gather.hosts(group, device)
     runs = [(host, len(list(ranks))) for host, ranks in groupby(hosts)]
     if len({host for host, _ in runs}) < len(runs) or len({count for _, count in runs}) > 1:
         raise ValueError(

@@ -10,7 +10,7 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from training import collectives, gathering
+from training.distributed import collectives, gather
 from training.trainers.parameters import FlatParameters
 
 
@@ -151,7 +151,7 @@ class Trainer:
             **self.parameters.describe(),
         }
         text = json.dumps({name: str(value) for name, value in facts.items()})
-        texts = gathering.gather_text(text, self.group, "settings", self.parameters.device)
+        texts = gather.gather_text(text, self.group, "settings", self.parameters.device)
         first = json.loads(texts[0])
         for rank, other in ((rank, json.loads(t)) for rank, t in enumerate(texts) if t != texts[0]):
             for name in first | other:

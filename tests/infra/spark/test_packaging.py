@@ -20,7 +20,7 @@ INSTALLED = str(Path(numpy.__file__).parents[1])
 TASK_MODULES = {
     "select_utterances": ("pipeline.steps.selection.select",),
     "extract_features": ("pipeline.steps.features",),
-    "generate_targets": ("pipeline.steps.targets", "training.teacher"),
+    "generate_targets": ("pipeline.steps.targets", "training.targets.teacher"),
     "repartition": ("pipeline.steps.repartition",),
 }
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.decoding.grammar import ngram_grammar
+from training.decoding.graph.grammar import ngram_grammar
 from training.decoding.language_model import witten_bell_arpa
 
 VOCABULARY = ["a", "b", "c", "d"]

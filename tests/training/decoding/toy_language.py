@@ -4,8 +4,8 @@ import numpy as np
 
 from training.decoding.alignment import PhoneAlignment
 from training.decoding.lexicon import Lexicon, parse_lexicon
-from training.decoding.senone_tree import SenoneTree
-from training.decoding.tree import TreeConfig, build_tree
+from training.decoding.senones.senone_tree import SenoneTree
+from training.decoding.senones.tree_growing import TreeConfig, build_tree
 
 # "bee" and "be" are homophones, "cab" begins "cabs", "a" is one phone and has two pronunciations.
 LEXICON_TXT = """\

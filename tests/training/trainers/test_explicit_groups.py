@@ -9,7 +9,7 @@ from ranks import RankPool, all_equal, sgd, small_model, take_step, weights
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from training.in_process import InProcessGroup, simulate_ranks
+from training.distributed.simulated_group import InProcessGroup, simulate_ranks
 from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
 
 TAU = 1 / 64

@@ -2,8 +2,8 @@
 
 from ranks import RankPool
 
-from training.collectives import ProcessGroup
 from training.cost_model.link import LinkRates, measure_link
+from training.distributed.collectives import ProcessGroup
 
 
 def refused(group: ProcessGroup) -> str:

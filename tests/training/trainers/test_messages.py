@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from tests.training.interpreted import threshold_encoding_cuda
-from training.algorithms.gradient_threshold import num_map_words
-from training.in_process import simulate_ranks
+from tests.training.algorithms.gtc.interpreted import cuda
+from training.algorithms.gtc.gradient_threshold import num_map_words
+from training.checkpoints.training_state import load_whole_state, whole_state
+from training.distributed.simulated_group import simulate_ranks
 from training.trainers import Htm, gtc
 from training.trainers.messages import MIN_CAPACITY, ExactMessages, FixedMessages, capacity_for
-from training.whole_state import load_whole_state, whole_state
 
 TAU = 2.0
 NUM_ELEMENTS = 400
@@ -167,4 +167,4 @@ def test_capacity_is_twice_what_was_wanted(num_wanted: int, capacity: int) -> No
 
 def test_least_capacity_serves_a_block_whole() -> None:
     """Else an element could wait for ever."""
-    assert MIN_CAPACITY >= threshold_encoding_cuda.BLOCK_ELEMENTS
+    assert MIN_CAPACITY >= cuda.BLOCK_ELEMENTS

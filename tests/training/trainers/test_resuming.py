@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from ranks import RankPool
 
-from tests.training.small_fits import copy_stopped, fit, small_fit, steps_saved, write_run
+from tests.training.fit.small_fits import copy_stopped, fit, small_fit, steps_saved, write_run
 from training.recipes import CheckpointConfig, TrainerName
 
 EVERY_STEP = CheckpointConfig(steps=1, num_kept=1000)

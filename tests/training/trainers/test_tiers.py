@@ -7,10 +7,10 @@ import pytest
 from ranks import RankPool, sgd, small_model
 from torch.distributed import ProcessGroup
 
-from training.configured_trainer import make_trainer
-from training.in_process import simulate_ranks
+from training.distributed.simulated_group import simulate_ranks
 from training.recipes import TrainerConfig
 from training.trainers import Htm
+from training.trainers.registry import make_trainer
 
 
 def group_size(group: ProcessGroup) -> int:

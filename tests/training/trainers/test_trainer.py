@@ -10,7 +10,7 @@ from ranks import RankPool, all_equal, impatient, sgd, small_model, take_step, w
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from training.collectives import CollectiveError
+from training.distributed.collectives import CollectiveError
 from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
 
 NUM_STEPS = 7

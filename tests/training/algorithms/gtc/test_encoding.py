@@ -1,0 +1,227 @@
+"""Messages made on a CPU, and by the GPU's kernels, against a plain reference."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.training.algorithms.gtc.interpreted import cuda as on_gpu
+from training.algorithms.gtc import encoding as on_cpu
+from training.algorithms.gtc.gradient_threshold import (
+    HEADER_WORDS,
+    INDEX_BITS,
+    Encoding,
+    add_message,
+    is_finite,
+    num_map_words,
+)
+
+SIZES = [1, 31, 64, 170, 8192, 8193, 20_000]
+DENSITIES = [0.0, 1e-3, 0.05, 0.07, 0.4, 1.0]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the equations say of one step, in operations on whole tensors."""
+
+    signs: Tensor
+    residual: Tensor
+
+    @classmethod
+    def of(cls, residual: Tensor, gradients: Tensor, tau: float) -> "Step":
+        total = residual + gradients
+        signs = torch.where(total.abs() >= tau, total.sign(), 0)
+        return cls(signs, torch.where(signs == 0, total, total - signs * tau))
+
+    def body(self) -> list[int]:
+        """The message's words after its header."""
+        sent = self.signs.nonzero().squeeze(1).tolist()
+        if len(sent) <= num_map_words(len(self.signs)):
+            return [index - 2**31 if self.signs[index] < 0 else index for index in sent]
+        return plane_words(self.signs != 0) + plane_words(self.signs < 0)
+
+
+def plane_words(plane: Tensor) -> list[int]:
+    rows = torch.nn.functional.pad(plane.long(), (0, -len(plane) % 32)).view(-1, 32)
+    words = (rows << torch.arange(32)).sum(1)
+    return torch.where(words < 2**31, words, words - 2**32).tolist()
+
+
+def signs_of(message: Tensor, num_elements: int) -> Tensor:
+    counts = torch.zeros(num_elements, dtype=torch.int32)
+    add_message(counts, message)
+    return counts
+
+
+def take_on_gpu(
+    residual: Tensor, gradients: Tensor, tau: float, capacity: int, first_block: Tensor
+) -> Tensor:
+    return on_gpu.take_message(residual, gradients, residual.new_tensor(tau), capacity, first_block)
+
+
+def first_of_all() -> Tensor:
+    return torch.tensor(0, dtype=torch.int32)
+
+
+def at_density(
+    num_elements: int, density: float, seed: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, float]:
+    """A residual, gradients, and the threshold that about this share of their sums reach."""
+    generator = torch.Generator().manual_seed(seed)
+    residual, gradients = torch.randn(2, num_elements, generator=generator, dtype=dtype)
+    reached = (residual + gradients).abs().quantile(1 - density)
+    return residual, gradients, float(reached) if density else 100.0
+
+
+cases = st.builds(
+    at_density,
+    st.sampled_from(SIZES),
+    st.sampled_from(DENSITIES),
+    st.integers(0, 2**32),
+    st.sampled_from([torch.float32, torch.float64]),
+)
+
+
+@given(cases)
+@settings(deadline=None)
+def test_messages_are_the_equations(case: tuple[Tensor, Tensor, float]) -> None:
+    """What is sent, in which words, and what stays: as the plain reference says, to the bit."""
+    residual, gradients, tau = case
+    expected = Step.of(residual, gradients, tau)
+    message = on_cpu.take_message(residual, gradients, tau)
+    assert message[HEADER_WORDS:].tolist() == expected.body()
+    assert message[1] == expected.signs.count_nonzero()
+    assert torch.equal(residual, expected.residual)
+    assert torch.equal(signs_of(message, len(residual)), expected.signs.int())
+
+
+@given(cases)
+@settings(max_examples=30, deadline=None)
+def test_gpu_messages_are_those_of_the_cpu(case: tuple[Tensor, Tensor, float]) -> None:
+    """With room for a map the kernels send the same words, keep the same, and add the same."""
+    residual, gradients, tau = case
+    kept = residual.clone()
+    message = on_cpu.take_message(kept, gradients, tau)
+    fixed = take_on_gpu(residual, gradients, tau, num_map_words(len(residual)), first_of_all())
+    assert torch.equal(fixed[: len(message)], message)
+    assert torch.equal(residual, kept)
+    counts = torch.zeros(len(residual), dtype=torch.int32)
+    on_gpu.add_messages(counts, torch.stack([fixed, fixed, fixed]))
+    assert torch.equal(counts, 3 * signs_of(message, len(residual)))
+
+
+@pytest.mark.parametrize("density", [1e-4, 0.06, 0.3])
+def test_large_models_are_searched_whole(density: float) -> None:
+    """Models are searched in pieces; what lies at the pieces' edges is found too."""
+    num_elements = 3 * on_cpu.PIECE_ELEMENTS + 5
+    residual, gradients, tau = at_density(num_elements, density, 0, torch.float32)
+    edges = torch.arange(4) * on_cpu.PIECE_ELEMENTS
+    gradients[torch.cat([edges, edges[1:] - 1, torch.tensor([num_elements - 1])])] = -9 * tau
+    expected = Step.of(residual, gradients, tau)
+    message = on_cpu.take_message(residual, gradients, tau)
+    assert message[HEADER_WORDS:].tolist() == expected.body()
+    assert torch.equal(residual, expected.residual)
+
+
+def test_words_are_sign_and_index() -> None:
+    """A sent element is one 32-bit word: sign bit, 31-bit index."""
+    gradients = torch.zeros(100)
+    gradients[3], gradients[97] = 9.0, -8.0
+    words = on_cpu.take_message(torch.zeros(100), gradients, 8.0).tolist()
+    assert words[:HEADER_WORDS] == [Encoding.INDICES, 2]
+    assert [(word < 0, word & INDEX_BITS) for word in words[2:]] == [(False, 3), (True, 97)]
+
+
+@pytest.mark.parametrize(
+    ("num_sent", "encoding", "num_words"),
+    [(0, 0, 0), (11, 0, 11), (12, 0, 12), (13, 1, 12), (170, 1, 12)],
+)
+def test_dense_messages_are_maps(num_sent: int, encoding: int, num_words: int) -> None:
+    """Above 1/16 density the message is a 2-bit map, never longer; its signs are the same."""
+    signs = torch.zeros(170)
+    signs[torch.randperm(170, generator=torch.Generator().manual_seed(0))[:num_sent]] = 1
+    signs[::2] *= -1
+    message = on_cpu.take_message(torch.zeros(170), signs * 5, 4.0)
+    assert (int(message[0]), len(message) - HEADER_WORDS) == (encoding, num_words)
+    assert torch.equal(signs_of(message, 170).float(), signs)
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("density", [1e-3, 0.5])
+def test_a_broken_gradient_is_told_of_until_it_is_dealt_with(broken: float, density: float) -> None:
+    """A NaN or an infinity stays in the residual, and marks this message and every later one."""
+    residual, gradients, tau = at_density(9000, density, 1, torch.float32)
+    gradients[8999] = broken
+    on_cpu_residual = residual.clone()
+    for _ in range(3):
+        message = on_cpu.take_message(on_cpu_residual, gradients, tau)
+        fixed = take_on_gpu(residual, gradients, tau, num_map_words(9000), first_of_all())
+        assert not is_finite(message)
+        assert not is_finite(fixed)
+        assert not on_cpu_residual[8999].isfinite()
+        assert not residual[8999].isfinite()
+        gradients[8999] = 0.0
+    counts = torch.zeros(9000, dtype=torch.int32)
+    on_gpu.add_messages(counts, fixed[None])
+    add_message(counts, message)
+    assert not counts.any()
+
+
+CAPACITY = on_gpu.BLOCK_ELEMENTS
+NUM_OVERFLOWING = 17 * on_gpu.BLOCK_ELEMENTS + 77  # whose map is longer than the capacity
+
+
+def overflowing_steps(num_steps: int) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Two steps in which more elements reach the threshold than there is room for; then none come.
+
+    Returns what each step sent, the sum of all gradients, and the residual at the end.
+    """
+    generator = torch.Generator().manual_seed(3)
+    residual, total = torch.zeros(2, NUM_OVERFLOWING)
+    first_block = first_of_all()
+    sent = []
+    for step in range(num_steps):
+        gradients = torch.zeros(NUM_OVERFLOWING)
+        if step < 2:
+            gradients = torch.randint(-1, 2, (NUM_OVERFLOWING,), generator=generator).float()
+            gradients[torch.rand(NUM_OVERFLOWING, generator=generator) < 0.12] *= 6
+        total += gradients
+        message = take_on_gpu(residual, gradients, 4.0, CAPACITY, first_block)
+        assert int(message[0]) == Encoding.INDICES
+        counts = torch.zeros(NUM_OVERFLOWING, dtype=torch.int32)
+        on_gpu.add_messages(counts, message[None])
+        assert counts.abs().sum() == min(int(message[1]), CAPACITY)
+        sent.append(counts)
+    return sent, total, residual
+
+
+@pytest.fixture(scope="module")
+def delivered() -> tuple[list[Tensor], Tensor, Tensor]:
+    return overflowing_steps(4)
+
+
+def test_what_finds_no_room_stays_and_is_delivered(
+    delivered: tuple[list[Tensor], Tensor, Tensor],
+) -> None:
+    """Sum sent + residual = sum of gradients, exactly, and in the end no element waits."""
+    sent, total, residual = delivered
+    assert torch.equal(4 * torch.stack(sent).sum(0) + residual, total)
+    assert residual.abs().max() < 4
+
+
+def test_who_waits_goes_first(delivered: tuple[list[Tensor], Tensor, Tensor]) -> None:
+    """A message begins with the block that the one before did not serve whole."""
+    block = torch.arange(NUM_OVERFLOWING) // on_gpu.BLOCK_ELEMENTS
+    first, second, *_ = [set(block[counts != 0].tolist()) for counts in delivered[0]]
+    assert first == set(range(len(first)))
+    assert second >= set(range(max(first), 18))
+    assert max(first) - 1 not in second
+
+
+def test_overflow_is_deterministic(delivered: tuple[list[Tensor], Tensor, Tensor]) -> None:
+    """The same steps send the same elements."""
+    again, _, _ = overflowing_steps(2)
+    assert all(torch.equal(*sent) for sent in zip(delivered[0], again, strict=False))

@@ -1,0 +1,217 @@
+"""Folding for another number of ranks: what leaving gives, and nothing that was summed is lost."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.distributed import ProcessGroup
+
+from tests.training.trainers.ranks import all_equal, sgd, small_model, take_step, weights
+from training.checkpoints.resharding import State, fold
+from training.checkpoints.training_state import load_whole_state, whole_state
+from training.distributed.simulated_group import simulate_ranks
+from training.tensor_encoding import decode_state, encode_state
+from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
+
+TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
+    "synchronous": (Synchronous, {}),
+    "gtc": (Gtc, {"gradient_threshold": 1 / 64}),
+    "bmuf": (Bmuf, {"block_size": 3}),
+    "bmuf as printed": (Bmuf, {"block_size": 3, "form": "as_printed", "block_momentum": 0.3}),
+    "bmuf reset": (Bmuf, {"block_size": 3, "optimizer_state": "reset"}),
+    "bmuf average": (Bmuf, {"block_size": 3, "optimizer_state": "average"}),
+    "htm": (Htm, {"group_size": 2, "block_size": 3, "gradient_threshold": 1 / 64}),
+    "htm in one tier": (Htm, {"group_size": 4, "block_size": 3, "gradient_threshold": 1 / 64}),
+}
+
+
+def num_ranks_of(name: str) -> int:
+    """So many that there are two models, or one."""
+    return 2 if name.startswith("bmuf") else 4
+
+
+def build(group: ProcessGroup, name: str, **other: Any) -> tuple[Any, Any, Trainer]:
+    trainer_class, settings = TRAINERS[name]
+    model = small_model()
+    optimizer = sgd(model)
+    return model, optimizer, trainer_class(model, optimizer, group=group, **(settings | other))
+
+
+def stop(group: ProcessGroup, name: str, num_steps: int) -> tuple[bytes, Any, Any]:
+    """The whole state after some steps; the model and the trainer's state once it is left."""
+    parts = build(group, name)
+    with parts[2]:
+        for step in range(num_steps):
+            take_step(parts[0], parts[1], step, group.rank())
+        state = encode_state(whole_state(*parts))
+    return state, weights(parts[0]), parts[2].state_dict()
+
+
+def go_on(
+    group: ProcessGroup, name: str, states: list[bytes], settings: dict[str, Any]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The model that another number of ranks begins with, and what they make of it."""
+    parts = build(group, name, **settings)
+    decoded = map(decode_state, states)
+    load_whole_state(fold(decoded, len(states), group.rank(), group.size()), *parts)
+    first = weights(parts[0])
+    with parts[2]:
+        for step in range(parts[2].num_steps, parts[2].num_steps + 4):
+            take_step(parts[0], parts[1], step, group.rank())
+    return first, weights(parts[0])
+
+
+@pytest.mark.parametrize("num_steps", [0, 2, 3, 4])
+@pytest.mark.parametrize("name", sorted(TRAINERS))
+def test_folding_gives_what_leaving_gives(name: str, num_steps: int) -> None:
+    """Bitwise: the model, both block models and the filtered update, after any step of a block.
+
+    Of two models: of more, gloo's ring adds in another order.
+    """
+    num_old = num_ranks_of(name)
+    states, models, left = zip(*simulate_ranks(num_old, stop, name, num_steps), strict=True)
+    for rank, num_new in ((0, 1), (2, 5)):
+        folded = fold(map(decode_state, states), num_old, rank, num_new)
+        model = small_model(seed=7)
+        model.load_state_dict(folded["model"])
+        assert torch.equal(weights(model), models[0])
+        trainer = folded["trainer"]
+        assert trainer.keys() == left[0].keys()
+        for key in trainer.keys() - {"residuals"}:
+            assert_same(trainer[key], left[0][key])
+
+
+class TiedModel(nn.Module):
+    """Two layers with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 5), nn.Linear(5, 5)
+        self.second.weight = self.first.weight
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(inputs))
+
+
+def stop_tied(group: ProcessGroup) -> tuple[bytes, torch.Tensor]:
+    torch.manual_seed(1)
+    model = TiedModel()
+    optimizer = sgd(model)
+    with (trainer := Bmuf(model, optimizer, group=group, block_size=3)):
+        take_step(model, optimizer, 0, group.rank())
+        state = encode_state(whole_state(model, optimizer, trainer))
+    return state, weights(model)
+
+
+def test_tied_weights_are_averaged_under_all_their_names() -> None:
+    """As they are by leaving."""
+    states, models = zip(*simulate_ranks(2, stop_tied), strict=True)
+
+    def load(group: ProcessGroup) -> torch.Tensor:
+        model = TiedModel()
+        optimizer = sgd(model)
+        trainer = Bmuf(model, optimizer, group=group, block_size=3)
+        load_whole_state(fold(map(decode_state, states), 2, 0, 1), model, optimizer, trainer)
+        return weights(model)
+
+    assert torch.equal(simulate_ranks(1, load)[0], models[0])
+
+
+def test_folding_many_models_gives_what_leaving_gives_but_for_rounding() -> None:
+    """Three models in a block: the means agree to float32's precision."""
+    states, models, _ = zip(*simulate_ranks(3, stop, "bmuf", 4), strict=True)
+    folded = fold(map(decode_state, states), 3, 0, 2)["model"]
+    model = small_model(seed=7)
+    model.load_state_dict(folded)
+    torch.testing.assert_close(weights(model), models[0])
+
+
+def assert_same(first: Any, second: Any) -> None:
+    if not isinstance(first, dict):
+        assert first == second
+        return
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        same: Callable[..., Any] = torch.equal if isinstance(value, torch.Tensor) else assert_same
+        assert same(value, second[name]) in (True, None)
+
+
+@pytest.mark.parametrize("num_new", [1, 3, 6])
+@pytest.mark.parametrize("name", sorted(TRAINERS))
+def test_training_goes_on_with_another_number_of_ranks(name: str, num_new: int) -> None:
+    """From one model, to one model that is another; the steps are counted on."""
+    states, models, _ = zip(*simulate_ranks(num_ranks_of(name), stop, name, 4), strict=True)
+    group_size = {"group_size": min(num_new, 3)} if name.startswith("htm") else {}
+    first, last = zip(*simulate_ranks(num_new, go_on, name, list(states), group_size), strict=True)
+    assert all_equal(list(last))
+    assert not torch.equal(first[0], last[0])
+    # The look-ahead of the new number of models aside, it begins where leaving would end.
+    assert torch.equal(first[0], models[0])
+
+
+def test_momenta_are_averaged_over_models() -> None:
+    """Each of HTM's groups counts once, though it has two ranks."""
+    states, _, _ = zip(*simulate_ranks(4, stop, "htm", 4), strict=True)
+    folded = fold(map(decode_state, states), 4, 0, 3)
+    leaders = [decode_state(states[rank])["optimizer"]["state"] for rank in (0, 2)]
+    for number, values in folded["optimizer"]["state"].items():
+        both = [leader[number]["momentum_buffer"] for leader in leaders]
+        assert not torch.equal(*both)
+        assert torch.equal(values["momentum_buffer"], sum(both) / 2)
+
+
+def state_of(residuals: list[int], num_frames: int, rank: int) -> State:
+    return {
+        "model": {"weight": torch.ones(2)},
+        "optimizer": {"state": {}, "param_groups": []},
+        "trainer": {
+            "is_open": True,
+            "num_steps": 3,
+            "residuals": {"weight": torch.tensor(residuals, dtype=torch.float32)},
+        },
+        "totals": {"num_frames": num_frames, "cross_entropy": num_frames / 2},
+        "random": {"cpu": torch.Generator().manual_seed(rank).get_state()},
+        "curve": [1],
+    }
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.data())
+def test_what_is_summed_over_ranks_is_conserved(num_old: int, num_new: int, data) -> None:
+    """Residuals and a visit's totals, exactly where the numbers are whole; none is dealt twice."""
+    residuals = data.draw(
+        st.lists(
+            st.lists(st.integers(-99, 99), min_size=2, max_size=2),
+            min_size=num_old,
+            max_size=num_old,
+        )
+    )
+    frames = data.draw(st.lists(st.integers(0, 999), min_size=num_old, max_size=num_old))
+    folded = [
+        fold(map(state_of, residuals, frames, range(num_old)), num_old, rank, num_new)
+        for rank in range(num_new)
+    ]
+    dealt = torch.stack([state["trainer"]["residuals"]["weight"] for state in folded])
+    assert torch.equal(dealt.sum(0), torch.tensor(residuals).sum(0).float())
+    assert sum(state["totals"]["num_frames"] for state in folded) == sum(frames)
+    assert sum(state["totals"]["cross_entropy"] for state in folded) == sum(frames) / 2
+    if num_new >= num_old:  # with no fewer ranks, each old rank's residual goes on as it is
+        assert dealt[:num_old].tolist() == residuals
+        assert not dealt[num_old:].any()
+    assert all(state["curve"] == [1] for state in folded)
+
+
+def test_new_ranks_draw_numbers_of_their_own() -> None:
+    """Seeds differ by rank, by the number of ranks and by the state folded, and repeat."""
+
+    def seed(old: int, rank: int, num_new: int) -> int:
+        states = [state_of([0, 0], 0, old), state_of([0, 0], 0, 0)]
+        return fold(states, 2, rank, num_new)["random"]["seed"]
+
+    cases = [(old, rank, n) for old in (1, 2) for n in (1, 3) for rank in range(n)]
+    seeds = [seed(*case) for case in cases]
+    assert len(set(seeds)) == len(cases)
+    assert seeds == [seed(*case) for case in cases]

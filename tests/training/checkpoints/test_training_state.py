@@ -1,0 +1,99 @@
+"""One's own loop with one's own model: the whole state in checkpoints, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed import ProcessGroup
+
+from infra.store.object_store import ObjectStore
+from tests.training.trainers.ranks import minibatch, sgd, small_model, weights
+from training.checkpoints.checkpointer import Checkpoints
+from training.checkpoints.training_state import load_whole_state, whole_state
+from training.distributed.simulated_group import simulate_ranks
+from training.trainers import Bmuf, Gtc, Htm
+
+NUM_STEPS = 8
+
+
+def train(group: ProcessGroup, folder: Path, stop_after: int = NUM_STEPS) -> torch.Tensor:
+    """A loop with dropout, momentum and a schedule of the learning rate, saved at every step."""
+    model = nn.Sequential(small_model(), nn.Dropout(0.2))
+    optimizer = sgd(model)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    trainer = Htm(
+        model, optimizer, group=group, group_size=2, block_size=3, gradient_threshold=1 / 64
+    )
+    checkpoints = Checkpoints(ObjectStore((str(folder),)), str(folder), "mine", group, 100)
+    if (state := checkpoints.restore()) is not None:
+        load_whole_state(state, model, optimizer, trainer)
+        schedule.load_state_dict(state["schedule"])
+    with trainer:
+        while trainer.num_steps < stop_after:
+            inputs, targets = minibatch(trainer.num_steps, group.rank())
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), targets, reduction="sum").backward()
+            optimizer.step()
+            schedule.step()
+            state = whole_state(model, optimizer, trainer)
+            checkpoints.save(trainer.num_steps, state | {"schedule": schedule.state_dict()})
+    return weights(model)
+
+
+def test_an_own_loop_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    """Bitwise, from every step, mid-block too."""
+    expected = simulate_ranks(4, train, tmp_path / "whole")
+    for step in range(1, NUM_STEPS):
+        simulate_ranks(4, train, tmp_path / str(step), step)
+        # As if killed: what leaving did is lost.
+        resumed = simulate_ranks(4, train, tmp_path / str(step))
+        assert all(map(torch.equal, resumed, expected))
+
+
+def test_an_own_loop_goes_on_with_other_ranks(tmp_path: Path) -> None:
+    """Four ranks, then two, then six: one model on all of them, and no step twice."""
+    for num_ranks, num_steps in ((4, 2), (2, 5), (6, 8)):
+        models = simulate_ranks(num_ranks, train, tmp_path, num_steps)
+        assert all(torch.equal(model, models[0]) for model in models)
+    records = sorted(int(path.stem) for path in tmp_path.glob("*.json"))
+    assert records == list(range(1, NUM_STEPS + 1))
+
+
+def load(group: ProcessGroup, make: Any, other: Any) -> None:
+    states = []
+    for build in (make, other):
+        model = small_model()
+        optimizer = sgd(model)
+        trainer = build(model, optimizer, group)
+        for state in states:
+            load_whole_state(state, model, optimizer, trainer)
+        with trainer:
+            optimizer.step()
+            states.append(whole_state(model, optimizer, trainer))
+
+
+def test_a_checkpoint_of_another_trainer_is_refused() -> None:
+    """By name, and within a block by the number of models."""
+
+    def gtc(model: Any, optimizer: Any, group: ProcessGroup) -> Gtc:
+        return Gtc(model, optimizer, group=group, gradient_threshold=1.0)
+
+    def bmuf(model: Any, optimizer: Any, group: ProcessGroup) -> Bmuf:
+        return Bmuf(model, optimizer, group=group, block_size=3)
+
+    def htm(group_size: int) -> Any:
+        return lambda model, optimizer, group: Htm(
+            model,
+            optimizer,
+            group=group,
+            group_size=group_size,
+            block_size=3,
+            gradient_threshold=1.0,
+        )
+
+    with pytest.raises(ValueError, match="the checkpoint is of Gtc, this trainer is Bmuf"):
+        simulate_ranks(2, load, gtc, bmuf)
+    with pytest.raises(ValueError, match="a block of 2 models, now there are 4: end the block"):
+        simulate_ranks(4, load, htm(2), htm(1))

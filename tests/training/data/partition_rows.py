@@ -1,0 +1,45 @@
+"""Rows of training partitions whose features say which utterance and frame they are."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from infra.store.object_store import ObjectStore
+from pipeline.kbest import select_kbest
+from pipeline.records import Tally
+from pipeline.runs.commit import StepContext
+from pipeline.runs.manifest import Output
+from pipeline.shards import PartitionRow, write_partition
+from training.data.dataset import Dataset
+
+
+def row(number: int, num_frames: int, soft: bool = False) -> PartitionRow:
+    """Frame t of utterance n is t, n, n, ...; its label t, or k-best senones at offset n % 3."""
+    features = np.full((num_frames, 64), number, np.float16)
+    features[:, 0] = np.arange(num_frames)
+    offset = number % 3
+    num_targets = max(num_frames - offset, 0) // 3
+    logits = np.random.default_rng(number).normal(size=(num_targets, 9))
+    return PartitionRow(
+        utterance_id=f"utterance-{number}",
+        speaker_id="speaker",
+        duration_ms=num_frames * 10,
+        text=None,
+        features=features,
+        alignment=None if soft else np.arange(num_frames, dtype=np.uint16),
+        offset=offset if soft else 0,
+        kbest=select_kbest(logits.astype(np.float32), 4) if soft else None,
+    )
+
+
+def write(store: ObjectStore, run_uri: str, name: str, rows: Sequence[PartitionRow]) -> Output:
+    """Store the rows as one training partition."""
+    context = StepContext(store, run_uri, "partitions/unlabelled", "")
+    return context.put_output(name, ".parquet", write_partition(rows), Tally(len(rows), 0))
+
+
+def dataset_of(
+    store: ObjectStore, run_uri: str, outputs: Sequence[Output], rank: int = 0, world_size: int = 1
+) -> Dataset:
+    """A dataset of soft partitions alone: look-ahead 3, minibatches of 64 frames."""
+    return Dataset(store, run_uri, (), tuple(outputs), 3, 64, 5, rank, world_size)

@@ -1,0 +1,128 @@
+"""Training partitions to minibatches: each frame once, whatever the ranks, shares and pools."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infra.store.object_store import ObjectStore
+from tests.training.data.partition_rows import row, write
+from training.data import batching
+from training.data.dataset import Dataset
+from training.data.minibatch import Minibatch
+from training.data.sub_epochs import ExponentialDecay, Visit, supervised_visits
+
+
+def visit(labelled: bool = True, share: int = 0, num_shares: int = 1, whole: bool = False) -> Visit:
+    return Visit(labelled, share, num_shares, 0, whole, 0.1)
+
+
+NUM_PARTITIONS = 24
+FRAME_COUNTS = [10 * (number % 7) + number % 5 for number in range(4 * NUM_PARTITIONS)]
+"""Utterances of 0 to 64 frames, four in each partition; the number is what features show."""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """One rank's view of 24 small partitions of each kind."""
+    folder = tmp_path_factory.mktemp("dataset")
+    store = ObjectStore((str(folder),))
+    kinds = []
+    for soft in (False, True):
+        rows = [row(number, count, soft) for number, count in enumerate(FRAME_COUNTS)]
+        parts = [rows[first : first + 4] for first in range(0, len(rows), 4)]
+        kinds.append(
+            tuple(
+                write(store, str(folder), f"{soft}-{number}", part)
+                for number, part in enumerate(parts)
+            )
+        )
+    return Dataset(store, str(folder), *kinds, 3, 64, 5, 0, 1)
+
+
+def frames_seen(batch: Minibatch) -> Counter[tuple[int, int]]:
+    """Utterance and 10 ms frame that begins each low-rate frame, the look-ahead's included."""
+    seen: Counter[tuple[int, int]] = Counter()
+    for piece, length in zip(batch.features, batch.lengths.tolist(), strict=True):
+        for frame in piece[:length]:
+            seen[int(frame[1]), int(frame[0])] += 1
+    return seen
+
+
+def frames_once(labelled: bool, num_partitions: int) -> Counter[tuple[int, int]]:
+    """Every low-rate frame of the first partitions once, its utterance's last four times."""
+    expected: Counter[tuple[int, int]] = Counter()
+    for number, count in enumerate(FRAME_COUNTS[: 4 * num_partitions]):
+        offset = 0 if labelled else number % 3
+        starts = [offset + 3 * step for step in range((count - offset) // 3)]
+        expected.update((number, start) for start in [*starts, *starts[-1:] * 3])
+    return expected
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(1, NUM_PARTITIONS),
+    st.integers(1, 5),
+    st.integers(1, 3),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([40, 200, 240_000]),
+)
+def test_all_ranks_and_shares_together_see_every_frame_once(
+    whole, num_partitions, world_size, num_shares, labelled, utterances, pool_frames
+) -> None:
+    """Whatever the numbers of partitions, ranks, shares and pools, and in both forms."""
+    dataset = replace(
+        whole,
+        labelled=whole.labelled[:num_partitions],
+        unlabelled=whole.unlabelled[:num_partitions],
+        world_size=world_size,
+    )
+    seen: Counter[tuple[int, int]] = Counter()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batching, "POOL_FRAMES", pool_frames)
+        for share in range(num_shares):
+            for rank in range(world_size):
+                chosen = visit(labelled, share, num_shares, utterances)
+                plan = replace(dataset, rank=rank).plan(chosen, index=share)
+                batches = list(plan.minibatches())
+                assert len(batches) == plan.num_minibatches()
+                seen += sum(map(frames_seen, batches), Counter())
+    assert seen == frames_once(labelled, num_partitions)
+
+
+def test_an_epoch_of_each_offset_sees_all_frames(whole: Dataset) -> None:
+    """Three epochs of labelled data begin their low-rate frames at 0, 1 and 2 (003 II-B)."""
+    seen: Counter[tuple[int, int]] = Counter()
+    for index, each in enumerate(supervised_visits(ExponentialDecay(0.1, 0.1, 3), 3, 3)):
+        for batch in whole.plan(each, index).minibatches():
+            seen += frames_seen(batch)
+    begun = {frame for number, frame in seen if number == 48}
+    assert begun == set(range(FRAME_COUNTS[48] - 2))
+
+
+def test_the_same_visit_reads_the_same_minibatches_again(whole: Dataset) -> None:
+    """A resumed visit is bitwise the interrupted one; another visit has another order."""
+    first, again, other = (
+        torch.cat([b.features.flatten() for b in whole.plan(visit(), index).minibatches()])
+        for index in (0, 0, 1)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_utterances_too_short_for_a_low_rate_frame_are_no_minibatch(tmp_path: Path) -> None:
+    """Nothing is left of them at offset 2, look-ahead or not."""
+    store = ObjectStore((str(tmp_path),))
+    output = write(store, str(tmp_path), "short", [row(number, 4) for number in range(3)])
+    short = Dataset(store, str(tmp_path), (output,), (), 3, 64, 5, 0, 1)
+    for utterances in (False, True):
+        plan = short.plan(Visit(True, 0, 1, 2, utterances, 0.1), 0)
+        assert plan.num_minibatches() == 0
+        assert list(plan.minibatches()) == []
+    assert np.sum([b.num_frames for b in short.plan(visit(), 0).minibatches()]) == 3 * (1 + 3)

@@ -1,0 +1,129 @@
+"""Minibatches gathered from a pool by index: delayed by the look-ahead, padded, bit by bit."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.kbest import soft_targets
+from pipeline.shards import PartitionRow
+from pipeline.splicing import splice
+from tests.training.data.partition_rows import row
+from training.data.batching import Pieces, chunked_minibatches, whole_utterance_minibatches
+from training.data.minibatch import Minibatch, PoolFrames
+
+
+def pieces(*spans: tuple[int, int, int]) -> Pieces:
+    """Utterance, start and stop of each piece."""
+    return Pieces(*np.array(spans, np.int64).T)
+
+
+@pytest.mark.parametrize("offset", [0, 1, 2])
+def test_hard_labels_are_those_of_the_middle_frame_and_come_late(offset: int) -> None:
+    """Output t speaks of low-rate frame t - 3, labelled at 10 ms frame offset + 3t + 1."""
+    num_frames = (20 - offset) // 3
+    batch = PoolFrames.of([row(0, 20)], offset).minibatch(pieces((0, 0, num_frames + 3)), 3)
+    assert batch.labels is not None
+    assert batch.labels[0, :3].tolist() == [-1, -1, -1]
+    expected = [offset + 3 * frame + 1 for frame in range(num_frames)]
+    assert batch.labels[0, 3:].tolist() == expected
+    assert batch.features[0, :num_frames, 0].tolist() == [offset + 3 * f for f in range(num_frames)]
+    last = batch.features[0, num_frames - 1]
+    assert torch.equal(batch.features[0, -3:], last.expand(3, -1))
+
+
+def test_soft_targets_use_the_stored_offset() -> None:
+    """The visit's offset does not matter to rows that carry the teacher's."""
+    stored = row(2, 20, soft=True)
+    batch = PoolFrames.of([stored], visit_offset=0).minibatch(pieces((0, 0, 6)), 0)
+    assert batch.features[0, 0, 0] == 2
+    assert stored.kbest is not None
+    assert batch.senones is not None
+    np.testing.assert_array_equal(batch.senones[0], stored.kbest.senones)
+
+
+def test_padding_has_no_label() -> None:
+    """The shorter piece ends in -1 and zeros."""
+    batch = PoolFrames.of([row(1, 6), row(2, 12)], 0).minibatch(pieces((0, 0, 2), (1, 1, 4)), 0)
+    assert batch.labels is not None
+    assert batch.labels.tolist() == [[1, 4, -1], [4, 7, 10]]
+    assert batch.lengths.tolist() == [2, 3]
+    assert batch.num_frames == 5
+    assert not batch.features[0, 2].any()
+
+
+def test_padding_has_no_probability() -> None:
+    """Nor have the first outputs, which speak of frames before the utterance."""
+    batch = PoolFrames.of([row(0, 6, True), row(3, 12, True)], 0).minibatch(
+        pieces((0, 0, 3), (1, 0, 5)), 1
+    )
+    assert batch.probabilities is not None
+    mass = batch.probabilities.sum(-1)
+    torch.testing.assert_close(mass, torch.tensor([[0, 1, 1, 0, 0], [0, 1, 1, 1, 1.0]]))
+    assert batch.senones is not None
+    assert not batch.senones[mass == 0].any()
+
+
+def piece_by_piece(
+    rows: Sequence[PartitionRow], offset: int, look_ahead: int, chosen: Pieces
+) -> Minibatch:
+    """The same minibatch made without arithmetic on indices: whole utterances, cut and copied."""
+    longest = int((chosen.stops - chosen.starts).max())
+    features, labels, senones, probabilities = [], [], [], []
+
+    def cut(whole: np.ndarray, start: int, stop: int, fill: float, dtype: type) -> np.ndarray:
+        part = whole[start:stop].astype(dtype)
+        widths = [(0, longest - len(part))] + [(0, 0)] * (part.ndim - 1)
+        return np.pad(part, widths, constant_values=fill)
+
+    for utterance, start, stop in zip(chosen.utterances, chosen.starts, chosen.stops, strict=True):
+        each = rows[utterance]
+        spliced = splice(each.features, offset if each.kbest is None else each.offset)
+        repeated = np.concatenate([spliced, np.repeat(spliced[-1:], look_ahead, axis=0)])
+        features.append(cut(repeated, start, stop, 0, np.float32))
+        if each.alignment is not None:
+            late = [-1] * look_ahead + each.alignment[offset + 1 :: 3][: len(spliced)].tolist()
+            labels.append(cut(np.array(late), start, stop, -1, np.int64))
+        if each.kbest is not None:
+            late = np.pad(each.kbest.senones, ((look_ahead, 0), (0, 0)))
+            senones.append(cut(late, start, stop, 0, np.int64))
+            late = np.pad(soft_targets(each.kbest), ((look_ahead, 0), (0, 0)))
+            probabilities.append(cut(late, start, stop, 0, np.float32))
+    stacked = [
+        torch.from_numpy(np.stack(arrays)) if arrays else None
+        for arrays in (features, labels, senones, probabilities)
+    ]
+    lengths = torch.from_numpy(chosen.stops - chosen.starts)
+    assert stacked[0] is not None
+    return Minibatch(stacked[0], lengths, *stacked[1:])
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(0, 400), min_size=1, max_size=12),
+    st.booleans(),
+    st.sampled_from([chunked_minibatches, whole_utterance_minibatches]),
+    st.integers(0, 2),
+    st.integers(0, 4),
+    st.integers(0, 12),
+)
+def test_minibatches_are_bitwise_those_made_piece_by_piece(
+    frame_counts, soft, form, offset, look_ahead, num_first
+) -> None:
+    """Of one partition or two, with utterances too short for a low-rate frame among them."""
+    rows = [row(number, count, soft) for number, count in enumerate(frame_counts)]
+    parts = [rows[:num_first], rows[num_first:]]
+    pool = PoolFrames.join([PoolFrames.of(part, offset) for part in parts if part])
+    lengths = np.where(pool.counts > 0, pool.counts + look_ahead, 0)
+    for chosen in form(lengths, 96, np.random.default_rng(0)):
+        found = pool.minibatch(chosen, look_ahead)
+        expected = piece_by_piece(rows, offset, look_ahead, chosen)
+        for name in ("features", "lengths", "labels", "senones", "probabilities"):
+            one, other = getattr(found, name), getattr(expected, name)
+            assert (one is None) == (other is None)
+            if one is not None:
+                assert one.dtype == other.dtype
+                assert torch.equal(one, other)

@@ -1,0 +1,144 @@
+"""The rest of an interrupted visit over another number of ranks: each minibatch once."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infra.store.object_store import ObjectStore
+from tests.training.data.partition_rows import dataset_of, row, write
+from training.data import batching
+from training.data.dataset import Dataset, VisitPlan
+from training.data.resharding import redeal
+from training.data.sub_epochs import Visit
+
+NUM_PARTITIONS = 10
+INDEX = 3
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """Ten partitions of five utterances."""
+    folder = str(tmp_path_factory.mktemp("dataset"))
+    store = ObjectStore((folder,))
+    outputs = [
+        write(store, folder, str(n), [row(5 * n + m, 60 + 11 * m, True) for m in range(5)])
+        for n in range(NUM_PARTITIONS)
+    ]
+    return dataset_of(store, folder, outputs)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_pools() -> Iterator[None]:
+    """Several pools a rank."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batching, "POOL_FRAMES", 150)
+        yield
+
+
+def plans_of(dataset: Dataset, visit: Visit, world_size: int) -> list[VisitPlan]:
+    """The plans of all ranks of a world that begins the visit."""
+    ranks = (replace(dataset, rank=rank, world_size=world_size) for rank in range(world_size))
+    return [rank.plan(visit, INDEX) for rank in ranks]
+
+
+def names(plan: VisitPlan) -> list[tuple[int, int, int]]:
+    """Each minibatch by the rank that began the visit, the pool of its and the number in that."""
+    return [
+        (stretch.pool.dataset.rank, stretch.pool.first, number)
+        for stretch in plan.stretches
+        for number in range(stretch.first, stretch.last)
+    ]
+
+
+def contents(plan: VisitPlan, start: int = 0) -> list[bytes]:
+    """All frames of each minibatch."""
+    return [batch.features.numpy().tobytes() for batch in plan.minibatches(start)]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_each_minibatch_is_on_one_rank_whatever_the_worlds(dataset: Dataset, data) -> None:
+    """Interrupted anywhere, up to three times, by any numbers of ranks; shares of the load even."""
+    visit = Visit(False, 0, data.draw(st.integers(1, 2)), 0, data.draw(st.booleans()), 0.1)
+    worlds = data.draw(st.lists(st.integers(1, 4), min_size=2, max_size=4))
+    plans = plans_of(dataset, visit, worlds[0])
+    expected = Counter(name for plan in plans for name in names(plan))
+    seen: Counter[tuple[int, int, int]] = Counter()
+    done: list[list[int]] = []
+    for world_size in worlds[1:]:
+        # Steps are common to all ranks; a rank that runs out of data goes on without.
+        steps = data.draw(st.integers(0, max(plan.num_minibatches() for plan in plans)))
+        done.append([min(steps, plan.num_minibatches()) for plan in plans])
+        for plan in plans:
+            seen.update(names(plan)[:steps])
+        plans = [
+            redeal(replace(dataset, rank=rank, world_size=world_size), visit, INDEX, done)
+            for rank in range(world_size)
+        ]
+        counts = [plan.num_minibatches() for plan in plans]
+        assert max(counts) - min(counts) <= 1
+    for plan in plans:
+        seen.update(names(plan))
+    assert seen == expected
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3, 5])
+def test_the_frames_of_old_and_new_ranks_are_all_frames_once(
+    dataset: Dataset, num_ranks: int
+) -> None:
+    """What two ranks made before they were interrupted, and any others afterwards."""
+    visit = Visit(False, 0, 1, 0, False, 0.1)
+    plans = plans_of(dataset, visit, 2)
+    steps = plans[0].num_minibatches() // 2
+    made = [content for plan in plans for content in contents(plan.cut(0, steps))]
+    for rank in range(num_ranks):
+        taken_over = replace(dataset, rank=rank, world_size=num_ranks)
+        made += contents(redeal(taken_over, visit, INDEX, [[steps, steps]]))
+    assert sorted(made) == sorted(content for plan in plans for content in contents(plan))
+
+
+def test_the_same_world_goes_on_with_the_minibatches_that_are_left(dataset: Dataset) -> None:
+    """In the old ranks' order, one rank after the other."""
+    visit = Visit(False, 0, 1, 0, False, 0.1)
+    left = [contents(plan, 4) for plan in plans_of(dataset, visit, 2)]
+    rest = contents(redeal(dataset, visit, INDEX, [[4, 4]]))
+    assert rest == left[0] + left[1]
+
+
+def test_a_redealt_visit_can_be_gone_on_with_from_any_position(dataset: Dataset) -> None:
+    """By the same ranks that took it over: by position, as any visit."""
+    visit = Visit(False, 0, 1, 0, True, 0.1)
+    taken_over = redeal(replace(dataset, rank=1, world_size=3), visit, INDEX, [[2, 2]])
+    whole = list(taken_over.minibatches())
+    for start in range(len(whole)):
+        rest = list(taken_over.minibatches(start))
+        assert len(rest) == len(whole) - start
+        assert all(
+            torch.equal(a.features, b.features) for a, b in zip(rest, whole[start:], strict=True)
+        )
+
+
+def test_new_ranks_together_read_few_pools_twice(dataset: Dataset, monkeypatch) -> None:
+    """A rank takes runs of minibatches: beside its own pools it shares one with each neighbour."""
+    visit = Visit(False, 0, 1, 0, False, 0.1)
+    opened: list[str] = []
+    plainly = ObjectStore.get
+
+    def counting(store: ObjectStore, uri: str) -> bytes:
+        opened.append(uri)
+        return plainly(store, uri)
+
+    monkeypatch.setattr(ObjectStore, "get", counting)
+    for rank in range(3):
+        list(
+            redeal(replace(dataset, rank=rank, world_size=3), visit, INDEX, [[1] * 4]).minibatches()
+        )
+    pools = [
+        stretch.pool.parts for plan in plans_of(dataset, visit, 4) for stretch in plan.stretches
+    ]
+    assert len(opened) <= sum(map(len, pools)) + 2 * max(map(len, pools))

@@ -1,0 +1,167 @@
+"""Ranks that are processes of their own, joined as torchrun joins them, and may die in training."""
+
+import itertools
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import ProcessGroup
+
+from tests.training.rank_context import rank_context
+from training.distributed import collectives, failure_detector
+from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
+
+NUM_RANKS = 4
+START_LIMIT_S = 100.0
+ANSWER_LIMIT_S = 3.0
+PAUSE_S = 0.005
+
+Life = Callable[[ProcessGroup, Callable[[], None]], None]
+"""What a rank does in the group; it calls the second once it trains."""
+
+
+def make_trainer(name: str, model: nn.Module, group: ProcessGroup) -> Trainer:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    if name == "synchronous":
+        return Synchronous(model, optimizer, group=group)
+    if name == "gtc":
+        return Gtc(model, optimizer, group=group, gradient_threshold=1 / 64)
+    if name == "bmuf":
+        return Bmuf(model, optimizer, group=group, block_size=5)
+    return Htm(model, optimizer, group=group, group_size=2, block_size=5, gradient_threshold=1 / 64)
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train for ever by this trainer."""
+
+    trainer: str
+
+    def __call__(self, group: ProcessGroup, has_begun: Callable[[], None]) -> None:
+        model = nn.Linear(5, 3)
+        trainer = make_trainer(self.trainer, model, group)
+        with trainer:
+            for step in itertools.count():
+                trainer.optimizer.zero_grad()
+                model(torch.randn(6, 5)).square().sum().backward()
+                trainer.optimizer.step()
+                time.sleep(PAUSE_S)
+                if step == 5:
+                    has_begun()
+
+
+@dataclass(frozen=True)
+class BeOdd:
+    """Meet for ever; at the third time one rank raises an error, sleeps, or leaves."""
+
+    odd_one: int
+    oddity: str
+
+    def __call__(self, group: ProcessGroup, has_begun: Callable[[], None]) -> None:
+        has_begun()
+        for step in itertools.count():
+            collectives.barrier(group)
+            if (step, group.rank()) != (2, self.odd_one):
+                continue
+            if self.oddity == "raise":
+                raise ValueError("this rank's data are rotten")
+            if self.oddity == "leave":
+                return
+            time.sleep(START_LIMIT_S)
+
+
+@dataclass(frozen=True)
+class End:
+    """How a rank ended: its exit code (None: it goes on), its error, and when."""
+
+    exit_code: int | None
+    message: str
+    at_s: float
+
+
+@dataclass
+class World:
+    """Four ranks whose store this process holds, as torchrun's agent does, or rank 0."""
+
+    life: Life
+    time_limit_s: float = START_LIMIT_S
+    holds_store: bool = True
+    processes: list[ForkServerProcess] = field(default_factory=list)
+    struck_at_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        port = self._store.port
+        if not self.holds_store:
+            del self._store
+        context = rank_context()
+        pipes = [context.Pipe(duplex=False) for _ in range(NUM_RANKS)]
+        self._connections = [ours for ours, _ in pipes]
+        for rank, (_, theirs) in enumerate(pipes):
+            arguments = (self.life, rank, port, self.holds_store, self.time_limit_s, theirs)
+            process = context.Process(target=_live, args=arguments, daemon=True)
+            process.start()
+            theirs.close()
+            self.processes.append(process)
+
+    def wait_for_training(self) -> None:
+        for rank, connection in enumerate(self._connections):
+            assert connection.poll(START_LIMIT_S), f"rank {rank} has not begun to train"
+            assert (said := connection.recv()) == "begun", said
+
+    def strike(self, rank: int, blow: signal.Signals) -> None:
+        process_id = self.processes[rank].pid
+        assert process_id is not None
+        self.struck_at_s = time.monotonic()
+        os.kill(process_id, blow)
+
+    def ends(self, ranks: Sequence[int], within_s: float) -> list[End]:
+        """How these ranks ended."""
+        deadline = time.monotonic() + within_s
+        found = []
+        for rank in ranks:
+            process, connection = self.processes[rank], self._connections[rank]
+            process.join(max(0.0, deadline - time.monotonic()))
+            message, at_s = "", 0.0
+            with suppress(EOFError):  # it ended without a word
+                if process.exitcode is not None and connection.poll():
+                    message, at_s = connection.recv()
+            found.append(End(process.exitcode, message, at_s))
+        return found
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.join()
+
+
+def _live(
+    life: Life, rank: int, port: int, has_agent: bool, time_limit_s: float, connection: Connection
+) -> None:
+    torch.set_num_threads(1)
+    failure_detector.ANSWER_LIMIT_S = ANSWER_LIMIT_S
+    os.environ |= {
+        "TORCHELASTIC_RUN_ID": "test",
+        "TORCHELASTIC_USE_AGENT_STORE": str(has_agent),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(NUM_RANKS),
+    }
+    try:
+        with collectives.open_world(START_LIMIT_S):
+            group = dist.new_group(range(NUM_RANKS), timeout=timedelta(seconds=time_limit_s))
+            life(group, lambda: connection.send("begun"))
+    except Exception as error:
+        connection.send((str(error), time.monotonic()))
+        os._exit(1)
+    os._exit(0)

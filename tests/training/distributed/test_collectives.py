@@ -1,0 +1,90 @@
+"""Exchanges between real ranks."""
+
+import time
+
+import pytest
+import torch
+from ranks import RankPool, impatient
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from training.distributed import collectives
+from training.trainers.tiers import Tiers
+
+
+def broadcast_anything(group: ProcessGroup) -> list[Tensor]:
+    rank = group.rank()
+    values = [
+        torch.tensor(rank == 0),
+        torch.tensor(rank, dtype=torch.int64),
+        torch.full((2, 3), float(rank), dtype=torch.float64).t(),
+        torch.empty(0),
+    ]
+    for value in values:
+        collectives.broadcast(value, group)
+    return values
+
+
+def reduce(group: ProcessGroup) -> tuple[Tensor, Tensor]:
+    total, mean = torch.full((3,), group.rank() + 1.0), torch.full((3,), group.rank() + 1.0)
+    collectives.add(total, group)
+    collectives.average(mean, group)
+    return total, mean
+
+
+def arrive_alone(group: ProcessGroup) -> tuple[str, float]:
+    group = impatient()
+    start = time.monotonic()
+    if group.rank() == 0:
+        try:
+            collectives.add(torch.ones(3), group)
+        except collectives.CollectiveError as error:
+            return str(error), time.monotonic() - start
+    return "", 0.0
+
+
+def average_groups_of_two(group: ProcessGroup) -> float:
+    value = torch.tensor([float(group.rank() // 2)])
+    Tiers.of(group, 2, value.device).average(value)
+    return float(value)
+
+
+def test_broadcasts_any_type(rank_pool: RankPool) -> None:
+    """Booleans, scalars, transposed and empty tensors arrive as rank 0 has them."""
+    flag, scalar, matrix, empty = rank_pool.run(4, broadcast_anything)[3]
+    assert flag
+    assert scalar == 0
+    assert torch.equal(matrix, torch.zeros(3, 2, dtype=torch.float64))
+    assert len(empty) == 0
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_sums_and_averages(rank_pool: RankPool, num_ranks: int) -> None:
+    """The sum and the mean of 1 .. N."""
+    for total, mean in rank_pool.run(num_ranks, reduce):
+        assert total.tolist() == [num_ranks * (num_ranks + 1) / 2] * 3
+        assert mean.tolist() == [(num_ranks + 1) / 2] * 3
+
+
+def test_tiers_average_over_groups(rank_pool: RankPool) -> None:
+    """Leaders average; the rest of each group receives."""
+    assert rank_pool.run(4, average_groups_of_two) == [0.5] * 4
+
+
+def test_waits_no_longer_than_the_limit(rank_pool: RankPool) -> None:
+    """A rank that the others left alone fails within its group's limit and says what to check."""
+    message, waited_s = rank_pool.run(2, arrive_alone)[0]
+    assert waited_s < 5
+    assert "sum failed on rank 0 of 2" in message
+    assert "same number of steps" in message
+
+
+def test_the_world_must_be_opened() -> None:
+    """There is no world before open_world(), one rank in it without torchrun, none after."""
+    with pytest.raises(RuntimeError, match=r"no process group yet: call within"):
+        collectives.default_world()
+    with collectives.open_world(time_limit_s=5.0) as group:
+        assert collectives.default_world() is group
+        assert group.size() == 1
+    with pytest.raises(RuntimeError, match=r"no process group yet"):
+        collectives.default_world()

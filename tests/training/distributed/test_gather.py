@@ -1,0 +1,87 @@
+"""Gathering, between real ranks and within one process."""
+
+import platform
+from collections.abc import Sequence
+from itertools import cycle
+
+import pytest
+import torch
+from ranks import RankPool
+from torch.distributed import ProcessGroup
+
+from training.distributed import gather
+from training.distributed.collectives import CollectiveError
+from training.distributed.simulated_group import simulate_ranks
+
+LENGTHS = [1, 1, 40, 50, 9, 9, 70_000, 3, 0, 2]
+
+
+def gather_ragged(group: ProcessGroup, lengths: Sequence[int]) -> list[list[tuple[int, int]]]:
+    """Step by step each rank's value and how many it has, where rank 1 has `lengths`."""
+    steps = []
+    for length in lengths:
+        mine = torch.full((group.rank() * length,), group.rank(), dtype=torch.int32)
+        gathered = gather.gather(mine, group, "test")
+        assert all(len(values.unique()) <= 1 for values in gathered)
+        steps.append([(int(values[:1].sum()), len(values)) for values in gathered])
+    return steps
+
+
+def expected_of(num_ranks: int, lengths: Sequence[int]) -> list[list[list[tuple[int, int]]]]:
+    steps = [
+        [(rank if length else 0, rank * length) for rank in range(num_ranks)] for length in lengths
+    ]
+    return [steps] * num_ranks
+
+
+def name_hosts(group: ProcessGroup) -> list[str]:
+    return gather.hosts(group, torch.device("cpu"))
+
+
+def gather_nothing(group: ProcessGroup) -> int:
+    gathered = gather.gather(torch.empty(0, dtype=torch.int32), group, "test")
+    return sum(map(len, gathered))
+
+
+def meet_by_mistake(group: ProcessGroup) -> str:
+    try:
+        gather.gather_text("!", group, f"purpose {group.rank()}", torch.device("cpu"))
+    except CollectiveError as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_gathers_ragged_values(rank_pool: RankPool, num_ranks: int) -> None:
+    """Ranks may give different numbers of values, one none; all receive all, in rank order.
+
+    Whether the last exchange lets expect as many or not; within one process as between many.
+    """
+    expected = expected_of(num_ranks, LENGTHS)
+    assert rank_pool.run(num_ranks, gather_ragged, LENGTHS) == expected
+    assert simulate_ranks(num_ranks, gather_ragged, LENGTHS) == expected
+
+
+def test_gathers_between_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks of several hosts send their numbers alone, then what they have."""
+    names = cycle("ab")
+    monkeypatch.setattr(platform, "node", lambda: next(names))
+    assert simulate_ranks(4, gather_ragged, LENGTHS) == expected_of(4, LENGTHS)
+
+
+def test_every_rank_knows_all_hosts(rank_pool: RankPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the names that the hosts give themselves; longer ones are cut."""
+    assert rank_pool.run(2, name_hosts) == [[platform.node()] * 2] * 2
+    monkeypatch.setattr(platform, "node", lambda: 300 * "\N{GREEK SMALL LETTER ALPHA}")
+    assert simulate_ranks(2, name_hosts) == [[128 * "\N{GREEK SMALL LETTER ALPHA}"] * 2] * 2
+
+
+def test_gathers_nothing(rank_pool: RankPool) -> None:
+    """All ranks may have nothing to say."""
+    assert rank_pool.run(2, gather_nothing) == [0, 0]
+
+
+def test_tells_purposes_apart(rank_pool: RankPool) -> None:
+    """Ranks that gather different things do not take one for the other: all are told at once."""
+    for message in rank_pool.run(4, meet_by_mistake):
+        assert "are at another point of training. Check" in message

@@ -1,0 +1,137 @@
+"""Ranks inside one process are real ranks, to the bit."""
+
+from typing import Any
+
+import pytest
+import torch
+from ranks import RankPool, all_equal, sgd, small_model, take_step, weights
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from training.distributed import collectives
+from training.distributed.simulated_group import simulate_ranks
+from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
+
+TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
+    "synchronous": (Synchronous, {}),
+    "gtc": (Gtc, {"gradient_threshold": 1 / 64}),
+    "bmuf": (Bmuf, {"block_size": 3}),
+    "bmuf as printed": (Bmuf, {"block_size": 3, "form": "as_printed"}),
+    "htm": (Htm, {"group_size": 2, "block_size": 3, "gradient_threshold": 1 / 64}),
+}
+
+
+def train(group: ProcessGroup, name: str) -> Tensor:
+    """Seven steps with dropout, so that each rank's random numbers count too."""
+    trainer_class, settings = TRAINERS[name]
+    torch.manual_seed(group.rank())
+    model = torch.nn.Sequential(torch.nn.Dropout(0.1), small_model())
+    torch.manual_seed(group.rank())
+    optimizer = sgd(model)
+    with trainer_class(model, optimizer, group=group, **settings):
+        for step in range(7):
+            take_step(model, optimizer, step, group.rank())
+    return weights(model)
+
+
+def add_numbers(group: ProcessGroup, num_values: int) -> Tensor:
+    """A sum whose bits depend on the order of its terms."""
+    generator = torch.Generator().manual_seed(group.rank())
+    values = torch.randn(num_values, generator=generator)
+    collectives.add(values, group)
+    return values
+
+
+def step_rank_times(group: ProcessGroup) -> None:
+    model = small_model()
+    optimizer = sgd(model)
+    with Synchronous(model, optimizer, group=group):
+        for step in range(group.rank() + 1):
+            take_step(model, optimizer, step, 0)
+
+
+def arrive_alone(group: ProcessGroup) -> None:
+    if group.rank() == 0:
+        collectives.barrier(group)
+
+
+def fail_on_rank_1(group: ProcessGroup) -> None:
+    if group.rank() == 1:
+        raise ZeroDivisionError("mine")
+    collectives.barrier(group)
+
+
+@pytest.mark.parametrize("name", sorted(TRAINERS))
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+def test_equals_gloo_bitwise(
+    rank_pool: RankPool, eight_ranks: RankPool, num_ranks: int, name: str
+) -> None:
+    """Every trainer ends with the same model, to the bit, in one process and in many."""
+    simulated = simulate_ranks(num_ranks, train, name)
+    pool = eight_ranks if num_ranks == 8 else rank_pool
+    assert all_equal([*simulated, *pool.run(num_ranks, train, name)])
+
+
+@pytest.mark.parametrize("num_values", [0, 1, 3, 1001, 4096, 700_001])
+@pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
+def test_sums_as_gloo_does(eight_ranks: RankPool, num_ranks: int, num_values: int) -> None:
+    """The order of a sum's terms is that of gloo's ring, whatever the number of values."""
+    simulated = simulate_ranks(num_ranks, add_numbers, num_values)
+    assert all_equal([*simulated, *eight_ranks.run(num_ranks, add_numbers, num_values)])
+
+
+def test_128_ranks() -> None:
+    """As many ranks as the papers' largest runs; synchronous ones equal one on all minibatches."""
+    models = simulate_ranks(128, train_alike)
+    model = small_model()
+    optimizer = sgd(model)
+    for step in range(2):
+        take_step(model, optimizer, step, *range(128))
+    assert all_equal(models)
+    torch.testing.assert_close(models[0], weights(model))
+
+
+def train_alike(group: ProcessGroup) -> Tensor:
+    model = small_model()
+    optimizer = sgd(model)
+    with Synchronous(model, optimizer, group=group):
+        for step in range(2):
+            take_step(model, optimizer, step, group.rank())
+    return weights(model)
+
+
+def test_random_numbers_are_each_rank_s_own() -> None:
+    """A rank draws what it would draw alone, and the caller's random state stays."""
+    before = torch.get_rng_state()
+    drawn = simulate_ranks(3, draw)
+    assert torch.equal(torch.get_rng_state(), before)
+    for rank, numbers in enumerate(drawn):
+        torch.manual_seed(rank)
+        assert torch.equal(numbers, torch.rand(4))
+    torch.set_rng_state(before)
+
+
+def draw(group: ProcessGroup) -> Tensor:
+    torch.manual_seed(group.rank())
+    first = torch.rand(2)
+    collectives.barrier(group)
+    return torch.cat([first, torch.rand(2)])
+
+
+def test_a_deadlock_is_an_error() -> None:
+    """Ranks left alone are told at once, and the error names who waits, and where."""
+    with pytest.raises(collectives.CollectiveError, match=r"rank 0 in an all-gather of 1 values"):
+        simulate_ranks(2, arrive_alone)
+
+
+def test_uneven_steps_are_an_error() -> None:
+    """A rank that takes a step more meets the others where they leave, and all are told."""
+    exchange = r"(a sum|an all-to-all) of \d+ values"
+    with pytest.raises(collectives.CollectiveError, match=f"are in {exchange}, . in {exchange}"):
+        simulate_ranks(2, step_rank_times)
+
+
+def test_an_error_ends_all_ranks() -> None:
+    """The error of the rank that failed is raised, not that of those that waited for it."""
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        simulate_ranks(3, fail_on_rank_1)

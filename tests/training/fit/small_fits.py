@@ -1,0 +1,128 @@
+"""A run of two partitions, small enough to fit models on it again and again."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from infra.store.object_store import ObjectStore
+from pipeline.kbest import select_kbest
+from pipeline.normalization import Moments
+from pipeline.records import Tally
+from pipeline.runs.commit import step_context, write_manifest
+from pipeline.runs.manifest import Manifest, read_output
+from pipeline.shards import PartitionRow, write_partition
+from training.data.sub_epochs import ExponentialDecay, scheduled_learning_visits, supervised_visits
+from training.distributed.collectives import ProcessGroup
+from training.fit.model_specs import ALIGNED, UNLABELLED, Fit
+from training.fit.steps import LoopConfig
+from training.fit.train_model import fit_model
+from training.models.acoustic_model import ModelConfig
+from training.recipes import CheckpointConfig, TrainerConfig, TrainerName
+
+NUM_SENONES = 6
+AT_THE_ENDS = CheckpointConfig(steps=0)
+DECAY = ExponentialDecay(0.05, 0.03, 4)
+SUPERVISED = supervised_visits(DECAY, 3, 4)
+SCHEDULED = scheduled_learning_visits(DECAY, 2, 2, 1, 1.2, 2)
+
+
+def speech(number: int) -> tuple[np.ndarray, np.ndarray]:
+    """Frames that tell their senone by which bins are raised, and the senones, 90 frames long."""
+    generator = np.random.default_rng(number)
+    senones = np.repeat(generator.integers(0, NUM_SENONES, 10), 9)
+    frames = generator.normal(size=(90, 64)) + 2 * np.eye(64)[senones * 10]
+    return frames.astype(np.float16), senones.astype(np.uint16)
+
+
+def partition(soft: bool) -> bytes:
+    """Eight utterances with hard senones, or with the logits of a teacher that is mostly right."""
+    rows = []
+    for number in range(8):
+        features, senones = speech(number + 8 * soft)
+        logits = 4 * np.eye(NUM_SENONES, dtype=np.float32)[senones[1::3]]
+        rows.append(
+            PartitionRow(
+                utterance_id=f"utterance-{number}",
+                speaker_id="speaker",
+                duration_ms=900,
+                text=None,
+                features=features,
+                alignment=None if soft else senones,
+                offset=0,
+                kbest=select_kbest(logits, 3) if soft else None,
+            )
+        )
+    return write_partition(rows)
+
+
+def write_step(
+    store: ObjectStore, run_uri: str, step: str, data: bytes | None, **statistics
+) -> None:
+    """A finished step with at most one object."""
+    context = step_context(store, run_uri, step, {}, {})
+    tally = Tally(8, 7200)
+    outputs = (context.put_output("0", ".parquet", data, tally),) if data else ()
+    empty = tally if data else Tally()
+    manifest = Manifest(
+        step, {}, {}, outputs, tally_in=empty, tally_out=empty, statistics=statistics
+    )
+    write_manifest(context, manifest)
+
+
+def write_run(folder: Path) -> tuple[ObjectStore, str]:
+    """All that fitting reads."""
+    run_uri = str(folder)
+    store = ObjectStore((run_uri,))
+    moments = Moments.of(np.concatenate([speech(number)[0] for number in range(8)])).to_dict()
+    for subset in ("labelled", "unlabelled"):
+        write_step(store, run_uri, f"features/{subset}", None, moments=moments)
+    counts = [120] * NUM_SENONES
+    write_step(store, run_uri, ALIGNED, partition(soft=False), senone_counts=counts)
+    write_step(store, run_uri, UNLABELLED, partition(soft=True))
+    return store, run_uri
+
+
+def small_fit(
+    trainer: TrainerName = "synchronous",
+    student: bool = False,
+    group_size: int = 1,
+    checkpoints: CheckpointConfig = AT_THE_ENDS,
+    minibatch_frames: int = 64,
+) -> Fit:
+    """An LSTM of two layers of eight units, with dropout between them."""
+    return Fit(
+        name="student" if student else "baseline",
+        model=ModelConfig(2, 8, bidirectional=False, look_ahead=1, dropout=0.1),
+        labelled=ALIGNED,
+        unlabelled=UNLABELLED if student else None,
+        visits=SCHEDULED if student else SUPERVISED,
+        loop=LoopConfig(minibatch_frames, 1.0),
+        trainer=TrainerConfig(trainer, 0.25, 3, 1.0, 1.0, group_size),
+        seed=1,
+        checkpoints=checkpoints,
+    )
+
+
+def fit(group: ProcessGroup, folder: Path, what: Fit) -> tuple[Manifest, bytes]:
+    """Fit as one rank of `group`; the manifest and the model's bytes."""
+    store, run_uri = ObjectStore((str(folder),)), str(folder)
+    manifest, _ = fit_model(what, store, run_uri, group)
+    return manifest, read_output(store, run_uri, manifest.outputs[0])
+
+
+def steps_saved(folder: Path, what: Fit) -> list[int]:
+    """The steps after which there is a checkpoint, in order."""
+    records = (folder / "models" / what.name / "checkpoints").glob("*.json")
+    return sorted(int(path.stem) for path in records)
+
+
+def copy_stopped(folder: Path, what: Fit, step: int, stopped: Path) -> None:
+    """Copy a run as it would be if it had been killed just after the checkpoint of `step`."""
+    shutil.copytree(folder, stopped)
+    shutil.rmtree(stopped / "models" / what.name)
+    saved = folder / "models" / what.name / "checkpoints"
+    (stopped / "models" / what.name / "checkpoints").mkdir(parents=True)
+    for path in saved.iterdir():
+        if int(path.name[:12]) <= step:
+            shutil.copy(path, stopped / path.relative_to(folder))

@@ -1,0 +1,30 @@
+"""The loop around an untouched optimizer step."""
+
+import pytest
+import torch
+
+from training.data.minibatch import Minibatch
+from training.fit.steps import LoopConfig, take_steps
+from training.models.acoustic_model import AcousticModel, ModelConfig
+
+CONFIG = LoopConfig(minibatch_frames=20, max_gradient_norm=1.0)
+
+
+def minibatch(broken: float) -> Minibatch:
+    features = torch.randn(2, 10, 192, generator=torch.Generator().manual_seed(0))
+    features[1, 4, 7] = broken
+    labels = torch.zeros(2, 10, dtype=torch.long)
+    return Minibatch(features, torch.tensor([10, 10]), labels, None, None)
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_a_broken_gradient_ends_training_before_it_is_applied(broken: float) -> None:
+    """Whatever the trainer: weights stay what they were, so that no checkpoint can hold a NaN."""
+    model = AcousticModel(ModelConfig(1, 8, False, 0, 0.0), 5)
+    optimizer = torch.optim.Adam(model.parameters())
+    steps = take_steps(model, optimizer, iter([minibatch(0), minibatch(broken)]), 2, CONFIG)
+    next(steps)
+    weights = [parameter.detach().clone() for parameter in model.parameters()]
+    with pytest.raises(FloatingPointError, match="gradient's norm is nan: look at this rank's"):
+        next(steps)
+    assert all(map(torch.equal, weights, model.parameters()))

@@ -1,0 +1,58 @@
+"""Fitting a model on a small run: every trainer learns, repeats, and is found again."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from infra.store.object_store import join_uri
+from pipeline.runs.manifest import Manifest, read_manifest
+from tests.training.fit.small_fits import fit as fit_on
+from tests.training.fit.small_fits import small_fit, write_run
+from training.distributed import collectives
+from training.distributed.simulated_group import simulate_ranks
+from training.fit.model_specs import Fit
+from training.fit.train_model import fit_model
+from training.recipes import CheckpointConfig, TrainerName
+
+
+def fit(folder: Path, what: Fit) -> tuple[Manifest, bytes]:
+    """Fit in this process alone."""
+    with collectives.open_world() as group:
+        return fit_on(group, folder, what)
+
+
+@pytest.mark.parametrize("trainer", ["synchronous", "gtc", "bmuf", "htm"])
+@pytest.mark.parametrize("student", [False, True])
+def test_every_trainer_learns(tmp_path: Path, trainer: TrainerName, student: bool) -> None:
+    """Cross-entropy falls from the first to the last visit to labelled data."""
+    write_run(tmp_path)
+    manifest, _ = fit(tmp_path, small_fit(trainer, student))
+    labelled = [point for point in manifest.statistics["curve"] if point["labelled"]]
+    assert labelled[-1]["cross_entropy"] < labelled[0]["cross_entropy"]
+    assert manifest.tally_out.utterances == (16 if student else 8)
+
+
+def test_the_same_seed_gives_the_same_model(tmp_path: Path) -> None:
+    """Weights, curve and manifest repeat to the bit, at another place too."""
+    results = []
+    for name in ("first", "second"):
+        write_run(tmp_path / name)
+        manifest, model = fit(tmp_path / name, small_fit(student=True))
+        results.append((manifest.to_bytes(), model))
+    assert results[0] == results[1]
+
+
+def test_a_fitted_model_is_not_fitted_again(tmp_path: Path) -> None:
+    """The second call finds the manifest, however many ranks call; another recipe is refused."""
+    store, run_uri = write_run(tmp_path)
+    fit(tmp_path, small_fit())
+    saved_often = replace(small_fit(), checkpoints=CheckpointConfig(1, 5))
+    for what in (small_fit(), saved_often):
+        found = simulate_ranks(2, partial(fit_model, what, store, run_uri))
+        assert all(was_there for _, was_there in found)
+    with collectives.open_world() as group, pytest.raises(ValueError, match="another recipe"):
+        fit_model(small_fit("bmuf"), store, run_uri, group)
+    assert store.exists(join_uri(run_uri, "models/baseline/manifest.json"))
+    assert read_manifest(store, run_uri, "models/baseline").statistics["curve"]

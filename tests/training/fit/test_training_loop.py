@@ -1,0 +1,132 @@
+"""Fits that change their number of ranks, and fits that newbob schedules."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jobs.command_line import recipe_path
+from tests.training.fit.small_fits import copy_stopped, fit, small_fit, steps_saved, write_run
+from training.data.dataset import Dataset
+from training.data.sub_epochs import MinRateNewbob, NewbobState
+from training.distributed.simulated_group import simulate_ranks
+from training.fit.model_specs import Fit, baseline_fit
+from training.fit.validation import validation_loss
+from training.models.acoustic_model import AcousticModel
+from training.recipes import CheckpointConfig, TrainerName, read_recipe
+
+EVERY_STEP = CheckpointConfig(steps=1, num_kept=1000)
+NEWBOB = MinRateNewbob(0.05, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "num_ranks"), [("synchronous", 4), ("gtc", 1), ("bmuf", 3), ("htm", 1)]
+)
+def test_another_number_of_ranks_goes_on(
+    tmp_path: Path, trainer: TrainerName, num_ranks: int
+) -> None:
+    """From within a visit: every frame of every visit is trained on once, and the loss falls."""
+    what = small_fit(trainer, True, checkpoints=EVERY_STEP, minibatch_frames=32)
+    what = replace(what, visits=what.visits[:6])
+    write_run(tmp_path / "whole")
+    manifest, _ = simulate_ranks(2, fit, tmp_path / "whole", what)[0]
+    expected = manifest.statistics["curve"]
+    for step in (3, 8):  # of 2 steps a visit and 3 a block
+        stopped = tmp_path / f"stopped-{step}"
+        copy_stopped(tmp_path / "whole", what, step, stopped)
+        results = simulate_ranks(num_ranks, fit, stopped, what)
+        assert len({model for _, model in results}) == 1
+        statistics = results[0][0].statistics
+        curve = statistics["curve"]
+        assert [point["num_frames"] for point in curve] == [p["num_frames"] for p in expected]
+        assert curve[: step // 2] == expected[: step // 2]
+        assert curve[-1]["cross_entropy"] < curve[1]["cross_entropy"]
+        assert statistics["num_ranks"] == num_ranks
+
+
+def test_ranks_that_cannot_form_groups_are_refused(tmp_path: Path) -> None:
+    """The message names the group size and the number of ranks."""
+    what = small_fit("htm", True, group_size=2, checkpoints=EVERY_STEP)
+    write_run(tmp_path)
+    simulate_ranks(2, fit, tmp_path, what)
+    copy_stopped(tmp_path, what, 1, tmp_path / "stopped")
+    with pytest.raises(ValueError, match="group_size = 2: need a divisor of 3, the number of"):
+        simulate_ranks(3, fit, tmp_path / "stopped", what)
+
+
+def test_a_recipe_chooses_newbob_and_how_often_to_save() -> None:
+    """Its rates are the schedule's bounds; how often it is saved changes nothing of the work."""
+    plain = baseline_fit(read_recipe(recipe_path("demo")))
+    assert (plain.newbob, plain.validation_one_in) == (None, 0)
+    assert plain.checkpoints == CheckpointConfig(steps=1000, num_kept=2)
+    overrides = ["baseline.schedule=newbob", "baseline.validation_one_in=10", "checkpoints.steps=7"]
+    chosen = baseline_fit(read_recipe(recipe_path("demo"), overrides))
+    assert chosen.newbob == MinRateNewbob(2e-3, 2e-4)
+    assert chosen.validation_one_in == 10
+    assert [step for step in range(1, 22) if chosen.checkpoints.is_due(step)] == [7, 14, 21]
+    assert not CheckpointConfig(steps=0).is_due(1)
+    assert replace(chosen, checkpoints=CheckpointConfig()).config == chosen.config
+
+
+def newbob_fit(num_epochs: int = 16, trainer: TrainerName = "synchronous") -> Fit:
+    """At most so many epochs on six of the eight labelled utterances."""
+    what = small_fit(trainer, checkpoints=EVERY_STEP)
+    visits = [replace(what.visits[0], offset=epoch % 3) for epoch in range(num_epochs)]
+    return replace(what, visits=visits, newbob=NEWBOB, validation_one_in=4)
+
+
+def test_newbob_decides_on_rates_and_on_the_end(tmp_path: Path) -> None:
+    """The rates are those that its validation losses call for; two utterances are left out."""
+    write_run(tmp_path)
+    manifest, _ = simulate_ranks(1, fit, tmp_path, newbob_fit())[0]
+    curve = manifest.statistics["curve"]
+    state: NewbobState | None = NEWBOB.begin()
+    for point in curve:
+        assert state is not None
+        assert point["learning_rate"] == state.rate
+        assert point["num_frames"] in (6 * 31, 6 * 30)  # offset 0, or 1 and 2: a frame less
+        state = NEWBOB.after_epoch(state, point["validation_cross_entropy"])
+    assert state is None
+    assert len(curve) < 16
+    losses = [point["validation_cross_entropy"] for point in curve]
+    assert losses[-1] < losses[0]
+
+
+def test_newbob_ends_after_the_most_epochs(tmp_path: Path) -> None:
+    """Though its rate is not at the least yet."""
+    write_run(tmp_path)
+    manifest, _ = simulate_ranks(1, fit, tmp_path, newbob_fit(num_epochs=2))[0]
+    assert len(manifest.statistics["curve"]) == 2
+
+
+def test_all_ranks_validate_together(tmp_path: Path) -> None:
+    """Each has a part of the utterances left out; the loss is one process's, but for rounding."""
+    losses = []
+    for num_ranks in (1, 2):
+        write_run(tmp_path / str(num_ranks))
+        what = replace(newbob_fit(num_epochs=1), newbob=MinRateNewbob(1e-30, 1e-31))
+        manifest, _ = simulate_ranks(num_ranks, fit, tmp_path / str(num_ranks), what)[0]
+        losses.append(manifest.statistics["curve"][0]["validation_cross_entropy"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+def test_newbob_resumes_from_every_step(tmp_path: Path) -> None:
+    """Bitwise, its state being in the checkpoint; each epoch ends the block of BMUF."""
+    what = newbob_fit(3, "bmuf")
+    write_run(tmp_path / "whole")
+    expected = simulate_ranks(2, fit, tmp_path / "whole", what)
+    for step in steps_saved(tmp_path / "whole", what):
+        stopped = tmp_path / f"stopped-{step}"
+        copy_stopped(tmp_path / "whole", what, step, stopped)
+        assert simulate_ranks(2, fit, stopped, what) == expected
+
+
+def test_newbob_needs_a_share_to_validate_on(tmp_path: Path) -> None:
+    """The setting is checked with the fit; data that leave no utterance out, when validated on."""
+    with pytest.raises(ValueError, match="validation_one_in = 0: need at least 2"):
+        replace(newbob_fit(), validation_one_in=0)
+    store, run_uri = write_run(tmp_path)
+    dataset = Dataset(store, run_uri, (), (), 1, 64, 1, 0, 1, validation_one_in=4)
+    model = AcousticModel(newbob_fit().model, 6)
+    with pytest.raises(ValueError, match="validation_one_in = 4: leaves no utterance out"):
+        simulate_ranks(1, lambda group: validation_loss(model, dataset, group))

@@ -1,9 +1,0 @@
-"""The Triton kernels, run by Triton's interpreter: they need no GPU."""
-
-import os
-
-os.environ["TRITON_INTERPRET"] = "1"  # read when the next line's import makes the kernels
-
-from training.algorithms import threshold_encoding_cuda
-
-__all__ = ["threshold_encoding_cuda"]

@@ -1,0 +1,49 @@
+"""Cross-entropies against their definitions."""
+
+import numpy as np
+import torch
+
+from pipeline.kbest import select_kbest, soft_targets
+from training.models.losses import hard_cross_entropy, kbest_cross_entropy, num_correct
+
+
+def test_hard_cross_entropy_is_the_sum_over_labelled_frames() -> None:
+    """Frames labelled -1 do not count; the others sum."""
+    logits = torch.randn(2, 3, 5)
+    labels = torch.tensor([[0, 1, -1], [4, -1, 2]])
+    log_posteriors = torch.log_softmax(logits, -1)
+    expected = -sum(
+        log_posteriors[b, t, labels[b, t]] for b in range(2) for t in range(3) if labels[b, t] >= 0
+    )
+    torch.testing.assert_close(hard_cross_entropy(logits, labels), expected)
+
+
+def test_kbest_cross_entropy_is_that_of_distributions_with_the_rest_left_out() -> None:
+    """Against the dense cross-entropy of a softmax whose missing logits are -1e30 (003 V-C)."""
+    generator = np.random.default_rng(0)
+    teacher = (generator.normal(size=(7, 12)) * 3).astype(np.float32)
+    kbest = select_kbest(teacher, 4)
+    dense = np.full((7, 12), -1e30)
+    np.put_along_axis(dense, kbest.senones.astype(int), kbest.logits.astype(float), axis=1)
+    targets = torch.softmax(torch.from_numpy(dense), -1)
+    student = torch.from_numpy(generator.normal(size=(1, 7, 12)).astype(np.float32))
+    expected = -(targets * torch.log_softmax(student[0].double(), -1)).sum()
+    senones = torch.from_numpy(kbest.senones.astype(np.int64))[None]
+    probabilities = torch.from_numpy(soft_targets(kbest))[None]
+    actual = kbest_cross_entropy(student, senones, probabilities)
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_kbest_with_one_senone_is_the_hard_cross_entropy() -> None:
+    """k = 1 puts all probability on one label."""
+    logits = torch.randn(2, 4, 6)
+    labels = torch.randint(0, 6, (2, 4))
+    soft = kbest_cross_entropy(logits, labels[..., None], torch.ones(2, 4, 1))
+    torch.testing.assert_close(soft, hard_cross_entropy(logits, labels))
+
+
+def test_correct_frames_are_counted_without_padding() -> None:
+    """A frame without label is never right."""
+    logits = torch.eye(3)[None]
+    assert num_correct(logits, torch.tensor([[0, 2, 2]])) == 2
+    assert num_correct(logits, torch.tensor([[0, -1, 2]])) == 2

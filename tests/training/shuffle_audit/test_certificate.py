@@ -1,0 +1,165 @@
+"""The certificate of a run: true figures, beside uniform ones, from ids alone."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from infra.store.object_store import ObjectStore
+from jobs.certify import format_certificate
+from pipeline.audit.provenance import read_sources
+from pipeline.records import parse_utterance
+from pipeline.runs.manifest import manifest_uri, read_manifest, read_output
+from pipeline.shards import read_partition
+from pipeline.steps.repartition import RepartitionConfig, repartition
+from tests.small_corpus import local_store, serially
+from tests.written_run import write_run
+from training.fit.model_specs import Fit, student_fit
+from training.recipes import read_recipe
+from training.shuffle_audit import row_provenance
+from training.shuffle_audit.certificate import CertificateConfig, certificate_uri, certify_run
+from training.shuffle_audit.row_provenance import OriginReader
+
+RECIPE = Path(__file__).parents[3] / "jobs" / "recipes" / "demo.toml"
+
+
+def small_fit(*overrides: str) -> Fit:
+    return student_fit(read_recipe(str(RECIPE), ["student.minibatch_frames=128", *overrides]))
+
+
+def forget_certificate(run_uri: str) -> None:
+    Path(manifest_uri(run_uri, "certificate")).unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[ObjectStore, str]:
+    """Twelve files of 3 speakers and 48 utterances, repartitioned from groups of 4."""
+    store, run_uri, _ = local_store(tmp_path_factory.mktemp("certificate"))
+    write_run(store, run_uri, num_files=12, num_speakers=3, num_each=16, seed=2)
+    repartition(store, run_uri, RepartitionConfig(5 / 3600, 4, 5), serially)
+    return store, run_uri
+
+
+def test_origins_are_those_of_the_selection_files(run: tuple[ObjectStore, str]) -> None:
+    """Of each row: its file, its speaker, its place before any shuffle, its teacher's log Z."""
+    store, run_uri = run
+    reader = OriginReader(store, run_uri, read_sources(store, run_uri))
+    selection = read_manifest(store, run_uri, "selection/unlabelled").outputs
+    lines = {
+        parse_utterance(line).utterance_id: number
+        for number, output in enumerate(selection)
+        for line in read_output(store, run_uri, output).decode().splitlines()
+    }
+    places: dict[str, int] = {}
+    speakers = set()
+    for output in read_manifest(store, run_uri, "partitions/unlabelled").outputs:
+        found = reader.of(output)
+        rows = read_partition(read_output(store, run_uri, output))
+        assert found.files.tolist() == [lines[row.utterance_id] for row in rows]
+        means = [row.kbest.log_z.astype(np.float64).mean() for row in rows if row.kbest]
+        np.testing.assert_allclose(found.values, means)
+        places |= {row.utterance_id: place for row, place in zip(rows, found.places, strict=True)}
+        speakers |= set(zip([row.speaker_id for row in rows], found.speakers, strict=True))
+    assert len(speakers) == len({name for name, _ in speakers}) == 36
+
+    # Names of written_run's utterances count files within buckets, then speakers, then numbers.
+    def source_order(name: str) -> tuple[int, str]:
+        return int(name.split("-")[1]) % 3, name
+
+    assert sorted(places, key=lambda name: places[name]) == sorted(places, key=source_order)
+
+
+def test_the_certificate_of_a_run(run: tuple[ObjectStore, str]) -> None:
+    """Both forms of visit, figures within their bounds; nothing to do the next time."""
+    store, run_uri = run
+    forget_certificate(run_uri)
+    config = CertificateConfig(num_ranks=2, num_steps=8, num_visits=3)
+    manifest, was_done = certify_run(small_fit(), store, run_uri, config)
+    assert not was_done
+    document = json.loads(store.get(certificate_uri(run_uri)))
+    assert (
+        document
+        == manifest.statistics
+        == certify_run(small_fit(), store, run_uri, config)[0].statistics
+    )
+    assert certify_run(small_fit(), store, run_uri, config)[1]
+    assert document["uniform_run"]["effective_files"] == pytest.approx(12, rel=0.05)
+    assert document["uniform_run"]["effective_speakers"] == pytest.approx(36, rel=0.1)
+    assert document["chunks"]["visits"] == [0, 2, 4]
+    assert document["whole_utterances"]["visits"] == [30, 32, 34]
+    for form in ("chunks", "whole_utterances"):
+        part = document[form]
+        assert part["num_steps"] <= 24
+        assert part["num_source_files"] == 12
+        for figure in part["step"].values():
+            assert (
+                None in figure.values()
+                or figure["uniform_low"] <= figure["uniform"] <= figure["uniform_high"]
+            )
+        assert part["step"]["effective_files"]["measured"] > 4
+        assert 0.5 < part["step"]["mean_displacement"]["measured"] < 1.5
+        assert set(part["step"]) - set(part["rank"]) == {"mean_displacement", "median_displacement"}
+    table = format_certificate(document)
+    assert "2 ranks" in table
+    assert "effective files" in table
+    assert "whole utterances" in table
+
+
+def test_a_certificate_is_the_same_for_a_seed(run: tuple[ObjectStore, str]) -> None:
+    """Byte-identical manifests; another number of ranks is another certificate."""
+    store, run_uri = run
+    config = CertificateConfig(1, 6, 2)
+    written = []
+    for _ in range(2):
+        forget_certificate(run_uri)
+        row_provenance.read_selection_file.cache_clear()
+        certify_run(small_fit(), store, run_uri, config)
+        written.append(store.get(manifest_uri(run_uri, "certificate")))
+    assert written[0] == written[1]
+    with pytest.raises(ValueError, match="another recipe"):
+        certify_run(small_fit(), store, run_uri, replace(config, num_ranks=2))
+
+
+def test_one_shard_a_group_gives_one_file_a_rank(tmp_path: Path) -> None:
+    """The paper's G = 1, where a pool is one partition: minibatches of one file."""
+    store, run_uri, _ = local_store(tmp_path)
+    write_run(store, run_uri, num_files=6, num_speakers=3, num_each=32, seed=2)
+    repartition(store, run_uri, RepartitionConfig(100 / 3600, 1, 5), serially)
+    fit = small_fit("student.num_sub_epochs=1", "student.num_passes=6")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("training.data.batching.POOL_FRAMES", 1)
+        document = certify_run(fit, store, run_uri, CertificateConfig(1, 200, 1))[0].statistics
+    figure = document["chunks"]["rank"]["effective_files"]
+    assert figure["measured"] == 1
+    assert figure["uniform"] == pytest.approx(6, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [((0, 2, 1), "num_ranks = 0"), ((1, 1, 1), "num_steps = 1"), ((1, 2, 0), "num_visits = 0")],
+)
+def test_bad_bounds_are_named(config: tuple[int, int, int], message: str) -> None:
+    """The value and the least that is needed."""
+    with pytest.raises(ValueError, match=f"{message}: need at least"):
+        CertificateConfig(*config)
+
+
+def test_a_visit_of_one_step_is_no_order(run: tuple[ObjectStore, str]) -> None:
+    """The message says what to change."""
+    store, run_uri = run
+    forget_certificate(run_uri)
+    fit = small_fit("student.minibatch_frames=10_000_000", "student.num_passes=1")
+    with pytest.raises(ValueError, match="no visit has two steps"):
+        certify_run(fit, store, run_uri, CertificateConfig(1, 8, 1))
+
+
+def test_partitions_of_other_sources_are_refused(tmp_path: Path) -> None:
+    """An utterance that is in none of its group's files: not a wrong certificate, but an error."""
+    store, run_uri, _ = local_store(tmp_path)
+    write_run(store, run_uri, num_files=4, num_speakers=1, num_each=4, seed=2)
+    outputs = repartition(store, run_uri, RepartitionConfig(1.0, 2, 5), serially)[0].outputs
+    sources = replace(read_sources(store, run_uri), num_source_shards=1)
+    with pytest.raises(ValueError, match="is in none of its 1 source files"):
+        OriginReader(store, run_uri, sources).of(outputs[0])

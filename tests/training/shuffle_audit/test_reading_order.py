@@ -1,0 +1,115 @@
+"""The certificate's reading order is the trainer's own, piece by piece."""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from infra.store.object_store import ObjectStore
+from pipeline.runs.manifest import read_output
+from pipeline.shards import read_partition
+from pipeline.steps.repartition import RepartitionConfig, repartition
+from tests.small_corpus import local_store, serially
+from tests.written_run import write_run
+from training.data import batching
+from training.data.dataset import Dataset
+from training.data.sub_epochs import Visit
+from training.shuffle_audit.reading_order import rank_steps, visit_steps
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """Six files of 12 utterances in about 9 partitions."""
+    store, run_uri, _ = local_store(tmp_path_factory.mktemp("dataset"))
+    write_run(store, run_uri, num_files=6, num_speakers=3, num_each=4, seed=2)
+    config = RepartitionConfig(2 / 3600, 2, 5)
+    outputs = repartition(store, run_uri, config, serially)[0].outputs
+    return Dataset(store, run_uri, (), outputs, 3, 64, 5, 0, 2)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("world_size", [1, 2, 4])  # whole partitions, and rows of each
+@pytest.mark.parametrize("pool_frames", [40, 240_000])
+def test_the_order_is_the_one_that_the_trainer_reads(
+    dataset: Dataset,
+    monkeypatch: pytest.MonkeyPatch,
+    whole: bool,
+    world_size: int,
+    pool_frames: int,
+) -> None:
+    """Each piece's features, found by partition, row and start, are the minibatch's."""
+    monkeypatch.setattr(batching, "POOL_FRAMES", pool_frames)
+    visit = Visit(False, 1, 2, 0, whole, 0.1)
+    partitions = {
+        output.key: read_partition(read_output(dataset.store, dataset.run_uri, output))
+        for output in dataset.unlabelled
+    }
+    for rank in range(world_size):
+        ranks = replace(dataset, rank=rank, world_size=world_size)
+        readings = list(rank_steps(ranks, visit, 3))
+        minibatches = list(ranks.plan(visit, 3).minibatches())
+        assert len(readings) == len(minibatches)
+        for reading, minibatch in zip(readings, minibatches, strict=True):
+            rows = [
+                partitions[output.key][row]
+                for output, row in zip(reading.partitions, reading.rows, strict=True)
+            ]
+            # All frames of an utterance are its level in this corpus.
+            levels = torch.tensor([float(row.features[0, 0]) for row in rows])
+            torch.testing.assert_close(minibatch.features[:, 0, 0], levels)
+            ends = [len(row.features) // 3 + 3 for row in rows]
+            left = [end - start for end, start in zip(ends, reading.starts, strict=True)]
+            expected = left if whole else [min(frames, 32) for frames in left]
+            assert minibatch.lengths.tolist() == expected
+
+
+def test_all_steps_of_all_ranks_read_each_utterance_once(dataset: Dataset) -> None:
+    """Ranks that are out of data read nothing, and the others go on."""
+    dataset = replace(dataset, world_size=3)
+    steps = list(visit_steps(dataset, Visit(False, 0, 1, 0, True, 0.1), 0))
+    read = Counter(
+        (output.key, row)
+        for step in steps
+        for reading in step
+        for output, row in zip(reading.partitions, reading.rows.tolist(), strict=True)
+    )
+    assert set(read.values()) == {1}
+    assert len(read) == 6 * 12
+    plans = (
+        replace(dataset, rank=rank).plan(Visit(False, 0, 1, 0, True, 0.1), 0) for rank in range(3)
+    )
+    counts = [plan.num_minibatches() for plan in plans]
+    assert [len(step) for step in steps] == [
+        sum(count > number for count in counts) for number in range(max(counts))
+    ]
+
+
+def test_the_first_steps_read_few_partitions(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A million hours' visit is not looked at to its end for its beginning."""
+    monkeypatch.setattr(batching, "POOL_FRAMES", 40)
+    opened = []
+
+    def counting(store: ObjectStore, uri: str):
+        opened.append(uri)
+        return plainly(store, uri)
+
+    plainly = ObjectStore.open
+    monkeypatch.setattr(ObjectStore, "open", counting)
+    dataset = replace(dataset, world_size=1)
+    next(visit_steps(dataset, Visit(False, 0, 1, 0, False, 0.1), 0))
+    assert len(opened) == 2
+    assert len(dataset.unlabelled) > 5
+
+
+def test_rows_are_places_in_the_stored_partition(dataset: Dataset) -> None:
+    """Where ranks share a partition row by row, a rank's rows are every so many."""
+    dataset = replace(dataset, world_size=4)
+    found = [
+        np.unique(reading.rows % 4)
+        for reading in rank_steps(replace(dataset, rank=2), Visit(False, 0, 1, 0, False, 0.1), 0)
+    ]
+    assert all(rows.tolist() == [2] for rows in found)

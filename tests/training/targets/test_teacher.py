@@ -1,0 +1,68 @@
+"""The teacher behind a device's server: messages, and the targets that come back."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from infra.store.object_store import ObjectStore
+from pipeline.kbest import KBest, select_kbest
+from pipeline.records import Tally
+from pipeline.runs.commit import step_context
+from training.models.acoustic_model import AcousticModel, ModelConfig
+from training.models.store import TrainedModel, store_model
+from training.targets.teacher import (
+    decode_targets,
+    decode_utterances,
+    encode_targets,
+    encode_utterances,
+    serve_teacher,
+)
+
+LENGTHS = (7, 1, 40)
+
+
+def utterances() -> list[np.ndarray]:
+    generator = np.random.default_rng(0)
+    return [generator.normal(size=(length, 192)).astype(np.float32) for length in LENGTHS]
+
+
+def assert_same(targets: list[KBest], expected: list[KBest]) -> None:
+    for target, other in zip(targets, expected, strict=True):
+        np.testing.assert_array_equal(target.senones, other.senones)
+        np.testing.assert_array_equal(target.logits, other.logits)
+        np.testing.assert_array_equal(target.log_z, other.log_z)
+
+
+def test_utterances_survive_the_message() -> None:
+    """Frames come back to the bit, utterance by utterance."""
+    for sent, received in zip(
+        utterances(), decode_utterances(encode_utterances(utterances())), strict=True
+    ):
+        np.testing.assert_array_equal(received, sent)
+
+
+def test_targets_survive_the_message() -> None:
+    """Senones, logits and log Z come back to the bit."""
+    generator = np.random.default_rng(1)
+    targets = [
+        select_kbest(generator.normal(size=(length, 30)).astype(np.float32), 5)
+        for length in LENGTHS
+    ]
+    assert_same(decode_targets(encode_targets(targets), k=5), targets)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cpu#1"])
+def test_the_server_gives_the_models_own_best(tmp_path: Path, device: str) -> None:
+    """The answer is the k best of the stored model's logits."""
+    store = ObjectStore((str(tmp_path),))
+    torch.manual_seed(0)
+    config = ModelConfig(1, 8, bidirectional=True, look_ahead=0, dropout=0.0)
+    model = AcousticModel(config, 30).eval()
+    context = step_context(store, str(tmp_path), "models/teacher", {}, {})
+    store_model(context, TrainedModel(model, torch.zeros(30)), {}, {}, Tally(), {})
+    answer = serve_teacher(device, str(tmp_path), "5")(encode_utterances(utterances()))
+    logits = model.utterance_logits([torch.from_numpy(frames) for frames in utterances()])
+    expected = [select_kbest(frames.numpy(), 5) for frames in logits]
+    assert_same(decode_targets(answer, k=5), expected)

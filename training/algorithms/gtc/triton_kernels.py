@@ -1,0 +1,196 @@
+"""The Triton kernels of gradient threshold compression; `threshold_encoding_cuda` launches them.
+
+In three passes a message is made. `accumulate` streams the residual and the gradients through,
+`choose` numbers what is to be sent, and `take` looks only at what `accumulate` has marked.
+"""
+
+# ruff: noqa: ANN001, ANN201, ANN202 - a kernel's values have types of Triton's own
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+from training.algorithms.gtc.gradient_threshold import HEADER_WORDS, Encoding
+
+INDICES = tl.constexpr(int(Encoding.INDICES))
+MAP = tl.constexpr(int(Encoding.MAP))
+NOT_FINITE = tl.constexpr(int(Encoding.NOT_FINITE))
+HEADER = tl.constexpr(HEADER_WORDS)
+
+
+@triton.jit
+@no_type_check
+def accumulate(
+    residual, gradients, threshold, planes, counts, num_elements, num_words, num_rows: tl.constexpr
+):
+    """Add the gradients; mark in both planes what reaches the threshold, and count it by block.
+
+    A block with a NaN or an infinity counts -1.
+    """
+    block = tl.program_id(0)
+    rows = block.to(tl.int64) * num_rows + tl.arange(0, num_rows)
+    lanes = tl.arange(0, 32)
+    elements = rows[:, None] * 32 + lanes[None, :]
+    if (block + 1).to(tl.int64) * num_rows * 32 <= num_elements:
+        # Without a mask, four elements a load.
+        values = tl.load(residual + elements) + tl.load(gradients + elements)
+        tl.store(residual + elements, values)
+    else:
+        inside = elements < num_elements
+        values = tl.load(residual + elements, mask=inside, other=0.0)
+        values += tl.load(gradients + elements, mask=inside, other=0.0)
+        tl.store(residual + elements, values, mask=inside)
+    # A NaN is not below; what is outside is 0, which is.
+    reaches = ~(tl.abs(values) < tl.load(threshold))
+    bits = tl.full([32], 1, tl.int32) << lanes
+    sent = tl.sum(tl.where(reaches, bits[None, :], 0), 1)
+    negative = tl.sum(tl.where(reaches & (values < 0), bits[None, :], 0), 1)
+    tl.store(planes + rows, sent, mask=rows < num_words)
+    tl.store(planes + num_words + rows, negative, mask=rows < num_words)
+    is_broken = ~(tl.abs(values) < float("inf"))
+    num_broken = tl.sum(tl.sum(is_broken.to(tl.int32), 1), 0)
+    tl.store(counts + block, tl.where(num_broken > 0, -1, tl.sum(_num_ones(sent), 0)))
+
+
+@triton.jit
+@no_type_check
+def choose(
+    counts,
+    starts,
+    message,
+    first_block,
+    num_blocks,
+    num_map_words,
+    capacity,
+    chunk_blocks: tl.constexpr,
+):
+    """Number the elements that reach the threshold, from the first block on, round the model."""
+    first = tl.load(first_block)
+    total = 0
+    before_first = 0
+    num_broken = 0
+    for chunk in range(0, num_blocks, chunk_blocks):
+        blocks = chunk + tl.arange(0, chunk_blocks)
+        count = tl.load(counts + blocks, mask=blocks < num_blocks, other=0)
+        num_broken += tl.sum((count < 0).to(tl.int32), 0)
+        count = tl.maximum(count, 0)
+        total += tl.sum(count, 0)
+        before_first += tl.sum(tl.where(blocks < first, count, 0), 0)
+    position = -before_first
+    for chunk in range(0, num_blocks, chunk_blocks):
+        blocks = chunk + tl.arange(0, chunk_blocks)
+        count = tl.load(counts + blocks, mask=blocks < num_blocks, other=0)
+        count = tl.maximum(count, 0)
+        start = position + tl.cumsum(count, 0) - count
+        start += tl.where(blocks < first, total, 0)
+        tl.store(starts + blocks, start, mask=blocks < num_blocks)
+        position += tl.sum(count, 0)
+    fits_map = (total > num_map_words) & (capacity >= num_map_words)
+    encoding = tl.where(fits_map, MAP, INDICES)
+    tl.store(message, tl.where(num_broken > 0, NOT_FINITE, encoding))
+    tl.store(message + 1, total)
+
+
+@triton.jit
+@no_type_check
+def take(
+    residual,
+    threshold,
+    planes,
+    counts,
+    starts,
+    message,
+    first_block,
+    num_words,
+    capacity,
+    num_rows: tl.constexpr,
+):
+    """Move out of the residual what the message has room for, and write the message's body."""
+    block = tl.program_id(0)
+    encoding = tl.load(message)
+    tau = tl.load(threshold)
+    rows = block.to(tl.int64) * num_rows + tl.arange(0, num_rows)
+    sent = tl.load(planes + rows, mask=rows < num_words, other=0)
+    negative = tl.load(planes + num_words + rows, mask=rows < num_words, other=0)
+    body = message + HEADER
+    if encoding == INDICES:
+        start = tl.load(starts + block)
+        _take_indices(residual, tau, rows, sent, negative, start, body, capacity)
+        if (start <= capacity) & (start + tl.load(counts + block) > capacity):
+            tl.store(first_block, block)
+    if encoding == MAP:
+        tl.store(body + rows, sent, mask=rows < num_words)
+        tl.store(body + num_words + rows, negative, mask=rows < num_words)
+        _take_all(residual, tau, planes, block, num_words, num_rows)
+
+
+@triton.jit
+@no_type_check
+def _take_indices(residual, tau, rows, sent, negative, start, body, capacity):
+    """Each lane takes its row's elements from the lowest on: few turns where few are sent."""
+    num_left = _num_ones(sent)
+    position = start + tl.cumsum(num_left, 0) - num_left
+    for _ in range(tl.max(num_left, 0)):
+        lowest = sent & -sent
+        element = rows * 32 + _num_ones(lowest - 1)
+        is_taken = (sent != 0) & (position < capacity)
+        is_negative = (negative & lowest) != 0
+        value = tl.load(residual + element, mask=is_taken, other=0.0)
+        value = tl.where(is_negative, value + tau, value - tau)
+        tl.store(residual + element, value, mask=is_taken)
+        word = element.to(tl.int32) | (is_negative.to(tl.int32) << 31)
+        tl.store(body + position, word, mask=is_taken)
+        sent = sent & (sent - 1)
+        position += 1
+
+
+@triton.jit
+@no_type_check
+def _take_all(residual, tau, planes, block, num_words, num_rows: tl.constexpr):
+    """Move everything that is marked."""
+    lanes = tl.arange(0, 32)
+    for first in range(0, num_rows, 16):
+        rows = block.to(tl.int64) * num_rows + first + tl.arange(0, 16)
+        sent = tl.load(planes + rows, mask=rows < num_words, other=0)
+        negative = tl.load(planes + num_words + rows, mask=rows < num_words, other=0)
+        elements = rows[:, None] * 32 + lanes[None, :]
+        is_taken = ((sent[:, None] >> lanes[None, :]) & 1) != 0
+        is_negative = ((negative[:, None] >> lanes[None, :]) & 1) != 0
+        values = tl.load(residual + elements, mask=is_taken, other=0.0)
+        values = tl.where(is_negative, values + tau, values - tau)
+        tl.store(residual + elements, values, mask=is_taken)
+
+
+@triton.jit
+@no_type_check
+def _num_ones(words):
+    """How many bits of each word are 1: sums of neighbours, in fields of 2, 4, 8, then 32 bits."""
+    x = words.to(tl.uint32, bitcast=True)
+    x = x - ((x >> 1) & 0x55555555)
+    x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
+    x = (x + (x >> 4)) & 0x0F0F0F0F
+    return ((x * 0x01010101) >> 24).to(tl.int32)
+
+
+@triton.jit
+@no_type_check
+def add_signs(counts, messages, num_words, capacity, num_rows: tl.constexpr):
+    """Add one rank's message to the counts; each program sees a part of its body."""
+    message = messages + tl.program_id(1).to(tl.int64) * (HEADER + capacity)
+    encoding = tl.load(message)
+    places = tl.program_id(0) * num_rows + tl.arange(0, num_rows)
+    body = message + HEADER
+    if encoding == INDICES:
+        is_word = places < tl.minimum(tl.load(message + 1), capacity)
+        word = tl.load(body + places, mask=is_word, other=0)
+        sign = tl.where(word < 0, -1, 1)
+        tl.atomic_add(counts + (word & 0x7FFFFFFF), sign, mask=is_word, sem="relaxed")
+    if encoding == MAP:
+        lanes = tl.arange(0, 32)
+        sent = tl.load(body + places, mask=places < num_words, other=0)
+        negative = tl.load(body + num_words + places, mask=places < num_words, other=0)
+        is_sent = ((sent[:, None] >> lanes[None, :]) & 1) != 0
+        sign = tl.where(((negative[:, None] >> lanes[None, :]) & 1) != 0, -1, 1)
+        elements = places.to(tl.int64)[:, None] * 32 + lanes[None, :]
+        tl.atomic_add(counts + elements, sign, mask=is_sent, sem="relaxed")

@@ -1,0 +1,1 @@
+"""Checkpoints of the whole training state, and their resharding to another number of ranks."""

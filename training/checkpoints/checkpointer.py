@@ -1,0 +1,145 @@
+"""Whole-state checkpoints in the store: every rank's state, then the record that makes it count."""
+
+import json
+import warnings
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from infra.store.object_store import ObjectStore, join_uri, normalize_uri
+from training.checkpoints.record import (
+    OF_A_CHECKPOINT,
+    CheckpointRecord,
+    DamagedCheckpointError,
+    RankObject,
+    read_record,
+)
+from training.checkpoints.resharding import fold
+from training.distributed import gather
+from training.distributed.collectives import ProcessGroup
+from training.tensor_encoding import encode_state
+
+CPU = torch.device("cpu")
+
+
+class Checkpoints:
+    """The last `num_kept` checkpoints below `uri` of the work that `identity` names.
+
+    All ranks of `group` save and restore together; `device` is where the group's messages lie.
+    Nothing is listed but on restoring, and nothing that a checkpoint did not write is removed.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        uri: str,
+        identity: str,
+        group: ProcessGroup,
+        num_kept: int = 2,
+        device: torch.device = CPU,
+    ) -> None:
+        if num_kept < 1:
+            raise ValueError(f"num_kept = {num_kept}: need at least 1 checkpoint to go on from")
+        self.store = store
+        self.uri = normalize_uri(uri)
+        self.identity = identity
+        self.group = group
+        self.num_kept = num_kept
+        self.device = device
+        self._kept: list[CheckpointRecord] = []  # the newest last; rank 0's
+
+    def save(self, step: int, state: dict[str, Any]) -> None:
+        """Store this rank's state after `step` steps; it counts once every rank's is stored."""
+        data = encode_state(state)
+        stored = RankObject.of(step, self.group.rank(), data)
+        self.store.put(join_uri(self.uri, stored.key), data)
+        texts = self._gather(json.dumps(asdict(stored)))
+        if self.group.rank() == 0:
+            objects = tuple(RankObject(**json.loads(text)) for text in texts)
+            self._keep(CheckpointRecord(self.identity, step, objects))
+
+    def restore(self) -> dict[str, Any] | None:
+        """The newest whole checkpoint's state of this rank; None if there is no checkpoint at all.
+
+        What another number of ranks wrote is resharded (`training.checkpoints.resharding`).
+        Raises ValueError if the checkpoints belong to other work, or if all are damaged.
+        """
+        found = self._find() if self.group.rank() == 0 else {}
+        told = json.loads(self._gather(json.dumps(found))[0])
+        records = [CheckpointRecord.from_document(each) for each in told["records"]]
+        self._check_identity(records)
+        for number, record in enumerate(records):
+            state = self._read(record)
+            if state is not None:
+                self._sweep(told["keys"], records[number:])
+                return state
+        if records or told["damaged"]:
+            raise ValueError(
+                f"{self.uri}: no checkpoint is whole: remove them to begin again from the start"
+            )
+        self._sweep(told["keys"], [])
+        return None
+
+    def _gather(self, text: str) -> list[str]:
+        return gather.gather_text(text, self.group, "checkpoint", self.device)
+
+    def _keep(self, record: CheckpointRecord) -> None:
+        """Store the record, and only then remove what is outdated by it."""
+        self.store.put(join_uri(self.uri, record.key), record.to_bytes())
+        others = [each for each in self._kept if each.step != record.step]
+        before, self._kept = self._kept, [*others, record][-self.num_kept :]
+        kept = {key for each in self._kept for key in each.keys}
+        self._remove([key for each in before for key in each.keys if key not in kept])
+
+    def _remove(self, keys: list[str]) -> None:
+        for key in keys:
+            self.store.delete(join_uri(self.uri, key))
+
+    def _find(self) -> dict[str, Any]:
+        """All keys below `uri`, from one listing, and the records among them, the newest first."""
+        infos = [*self.store.list(self.uri), *self.store.leftovers(self.uri)]
+        keys = [info.uri.removeprefix(f"{self.uri}/") for info in infos]
+        ours = [key for key in keys if OF_A_CHECKPOINT.fullmatch(key)]
+        records, damaged = [], []
+        for key in sorted((key for key in ours if key.endswith(".json")), reverse=True):
+            try:
+                records.append(asdict(read_record(self.store, join_uri(self.uri, key))))
+            except DamagedCheckpointError as error:
+                _warn(str(error))
+                damaged.append(key)
+        return {"records": records, "damaged": damaged, "keys": ours}
+
+    def _check_identity(self, records: list[CheckpointRecord]) -> None:
+        if any(record.identity != self.identity for record in records):
+            raise ValueError(
+                f"{self.uri} belongs to another recipe or other inputs: use another --run, "
+                "or remove the checkpoints to begin again"
+            )
+
+    def _read(self, record: CheckpointRecord) -> dict[str, Any] | None:
+        """The state of this rank, or None, on all ranks, if one rank's is damaged."""
+        state, problem = None, ""
+        try:
+            if record.world_size == self.group.size():
+                state = record.objects[self.group.rank()].read(self.store, self.uri)
+            else:
+                states = (each.read(self.store, self.uri) for each in record.objects)
+                state = fold(states, record.world_size, self.group.rank(), self.group.size())
+        except DamagedCheckpointError as error:
+            problem = str(error)
+        problems = [text for text in self._gather(problem) if text]
+        if problems and self.group.rank() == 0:
+            _warn(f"{problems[0]}: going on from the checkpoint before it")
+        return None if problems else state
+
+    def _sweep(self, keys: list[str], records: list[CheckpointRecord]) -> None:
+        """Remove what damaged checkpoints and killed writers left, and what is outdated."""
+        if self.group.rank() == 0:
+            self._kept = records[: self.num_kept][::-1]
+            kept = {key for record in self._kept for key in record.keys}
+            self._remove([key for key in keys if key not in kept])
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=2)

@@ -1,0 +1,100 @@
+"""What a checkpoint consists of: one object a rank, and a sealed record that names them all."""
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+from infra.store.checked_reads import read_checked
+from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri
+from pipeline.runs.sealed_json import seal, unseal
+from training.tensor_encoding import decode_state
+
+R = TypeVar("R")
+
+OF_A_CHECKPOINT = re.compile(r"\d{12}(\.json|-rank-\d{5}-[0-9a-f]{16}\.npz)|\.partial-[^/]+")
+"""Keys that a checkpoint's writer makes, and the files that a killed writer leaves."""
+
+
+class DamagedCheckpointError(ValueError):
+    """An object of a checkpoint is missing, or is not what the checkpoint's record says."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankObject:
+    """One rank's state as it was stored: its key below the checkpoints, size and digest."""
+
+    key: str
+    num_bytes: int
+    sha256: str
+
+    @classmethod
+    def of(cls, step: int, rank: int, data: bytes) -> "RankObject":
+        """Name the state after `step` steps by its digest: other bytes never overwrite it."""
+        digest = hashlib.sha256(data).hexdigest()
+        return cls(f"{step:012d}-rank-{rank:05d}-{digest[:16]}.npz", len(data), digest)
+
+    def read(self, store: ObjectStore, uri: str) -> dict[str, Any]:
+        """The state; DamagedCheckpointError if its bytes are not those that were stored."""
+
+        def parse(data: bytes) -> dict[str, Any]:
+            if (digest := hashlib.sha256(data).hexdigest()) != self.sha256:
+                raise ValueError(
+                    f"{len(data)} bytes of SHA-256 {digest}, the record says {self.num_bytes} "
+                    f"bytes of {self.sha256}"
+                )
+            state: dict[str, Any] = decode_state(data)
+            return state
+
+        return _read(store, join_uri(uri, self.key), parse)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRecord:
+    """A checkpoint after `step` steps of the work that `identity` names; it counts when stored."""
+
+    identity: str
+    step: int
+    objects: tuple[RankObject, ...]
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks wrote it."""
+        return len(self.objects)
+
+    @property
+    def key(self) -> str:
+        """Where the record lies, below the checkpoints."""
+        return f"{self.step:012d}.json"
+
+    @property
+    def keys(self) -> list[str]:
+        """All that the checkpoint consists of; the record first."""
+        return [self.key, *(each.key for each in self.objects)]
+
+    def to_bytes(self) -> bytes:
+        """JSON with its digest."""
+        return seal(asdict(self), indent=1)
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> "CheckpointRecord":
+        """Invert `asdict`."""
+        objects = tuple(RankObject(**each) for each in document["objects"])
+        return cls(document["identity"], document["step"], objects)
+
+
+def read_record(store: ObjectStore, uri: str) -> CheckpointRecord:
+    """The record at `uri`; DamagedCheckpointError if it is not as it was stored."""
+
+    def parse(data: bytes) -> CheckpointRecord:
+        return CheckpointRecord.from_document(unseal(data, "the checkpoint does not count"))
+
+    return _read(store, uri, parse)
+
+
+def _read(store: ObjectStore, uri: str, parse: Callable[[bytes], R]) -> R:
+    try:
+        return read_checked(store, uri, parse)
+    except (ValueError, ObjectNotFound) as error:
+        raise DamagedCheckpointError(str(error)) from error

@@ -1,0 +1,1 @@
+"""Training partitions to minibatches: sharding, batching, sub-epochs, the data cursor."""

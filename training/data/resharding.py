@@ -1,0 +1,43 @@
+"""The rest of a visit that other ranks began, dealt again over as many ranks as there are now."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from infra.prefetch import look_ahead
+from training.data.dataset import Dataset, Stretch, VisitPlan
+from training.data.sub_epochs import Visit
+
+_LENGTHS_IN_FLIGHT = 8
+
+
+def redeal(dataset: Dataset, visit: Visit, index: int, done: Sequence[Sequence[int]]) -> VisitPlan:
+    """Plan this rank's part of what is left of visit number `index`, each minibatch on one rank.
+
+    `done[0]` has, rank by rank, how many minibatches the ranks that began the visit took;
+    `done[1]` those of the ranks that took over, if they were interrupted too, and so on.
+    The minibatches are those that the first ranks would have made, in runs from few pools.
+    """
+    world_sizes = [*(len(counts) for counts in done), dataset.world_size]
+    first_ranks = [
+        replace(dataset, rank=rank, world_size=world_sizes[0]) for rank in range(world_sizes[0])
+    ]
+    # Where ranks share partitions, each one's lengths would be read as often as there are ranks.
+    dealt = dict.fromkeys(part.output for rank in first_ranks for part in rank.slices(visit))
+    known = dict(look_ahead(dataset.lengths, dealt, _LENGTHS_IN_FLIGHT))
+    plans = [rank.plan(visit, index, known.__getitem__) for rank in first_ranks]
+    for counts, world_size in zip(done, world_sizes[1:], strict=True):
+        plans = _deal_rest(plans, counts, world_size)
+    return plans[dataset.rank]
+
+
+def _deal_rest(
+    plans: Sequence[VisitPlan], counts: Sequence[int], world_size: int
+) -> list[VisitPlan]:
+    left: list[Stretch] = []
+    for plan, count in zip(plans, counts, strict=True):
+        left += plan.cut(count, plan.num_minibatches()).stretches
+    rest = VisitPlan(plans[0].visit, left)
+    total = rest.num_minibatches()
+    edges = [total * rank // world_size for rank in range(world_size + 1)]
+    return [rest.cut(first, last) for first, last in pairwise(edges)]

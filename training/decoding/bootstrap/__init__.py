@@ -1,0 +1,1 @@
+"""The bootstrap HMM that makes the first alignment."""

@@ -1,0 +1,1 @@
+"""The decoding graph HCLG, built with OpenFst operations."""

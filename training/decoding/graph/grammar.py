@@ -1,0 +1,95 @@
+"""Word grammars: an ARPA n-gram model, or one word sequence, as acceptors (G).
+
+kaldilm could read ARPA too, but once it is imported, importing kaldi-decoder or kaldifst hangs.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import kaldifst
+
+from training.decoding.graph.transducer import EPSILON, Arc, compile_transducer
+from training.decoding.language_model import END, START, Ngram
+
+BACKOFF_WORD = "#0"
+
+
+@dataclass(frozen=True)
+class _Entry:
+    ngram: Ngram
+    cost: float
+    backoff_cost: float
+
+
+def linear_grammar(words: Sequence[str], word_ids: Mapping[str, int]) -> kaldifst.StdVectorFst:
+    """Build the acceptor of exactly one word sequence."""
+    arcs = [Arc(i, i + 1, word_ids[w], word_ids[w], 0.0) for i, w in enumerate(words)]
+    return compile_transducer(arcs, {len(words): 0.0})
+
+
+def ngram_grammar(arpa: str, word_ids: Mapping[str, int]) -> kaldifst.StdVectorFst:
+    """Build the acceptor of an ARPA model: a state a history, back-off arcs labelled #0.
+
+    Raises ValueError for malformed text and for words that `word_ids` lacks.
+    """
+    entries = list(_entries(arpa, word_ids))
+    states = _history_states(entries)
+    arcs = [arc for entry in entries for arc in _arcs(entry, states, word_ids)]
+    final_costs = {
+        states[entry.ngram[:-1]]: entry.cost for entry in entries if entry.ngram[-1] == END
+    }
+    return compile_transducer(arcs, final_costs, states.get((START,), states[()]))
+
+
+def _history_states(entries: Sequence[_Entry]) -> dict[Ngram, int]:
+    """Number the empty history and every n-gram that longer ones may continue."""
+    order = max((len(entry.ngram) for entry in entries), default=0)
+    histories = [e.ngram for e in entries if len(e.ngram) < order and e.ngram[-1] != END]
+    states = {history: number for number, history in enumerate(dict.fromkeys([(), *histories]))}
+    for entry in entries:
+        if entry.ngram[:-1] not in states:
+            raise ValueError(f"ARPA n-gram {' '.join(entry.ngram)!r}: its history has no entry")
+    return states
+
+
+def _arcs(entry: _Entry, states: Mapping[Ngram, int], word_ids: Mapping[str, int]) -> Iterator[Arc]:
+    *_, word = entry.ngram
+    if word not in (START, END):
+        target = states[_longest_history(entry.ngram, states)]
+        label = word_ids[word]
+        yield Arc(states[entry.ngram[:-1]], target, label, label, entry.cost)
+    if entry.ngram in states:
+        shorter = states[_longest_history(entry.ngram[1:], states)]
+        backoff_label = word_ids[BACKOFF_WORD]
+        yield Arc(states[entry.ngram], shorter, backoff_label, EPSILON, entry.backoff_cost)
+
+
+def _longest_history(ngram: Ngram, states: Mapping[Ngram, int]) -> Ngram:
+    return next(ngram[i:] for i in range(len(ngram) + 1) if ngram[i:] in states)
+
+
+def _entries(arpa: str, word_ids: Mapping[str, int]) -> Iterator[_Entry]:
+    order = 0
+    for number, line in enumerate(arpa.splitlines(), start=1):
+        if line.startswith("\\"):
+            order = int(line[1:-7]) if line.endswith("-grams:") and line[1:-7].isdigit() else 0
+        elif order and line.strip():
+            yield _entry(line.split(), order, number, word_ids)
+    if not order and "\\end\\" not in arpa:
+        raise ValueError("not an ARPA language model: need \\data\\ ... \\end\\")
+
+
+def _entry(fields: list[str], order: int, line_number: int, word_ids: Mapping[str, int]) -> _Entry:
+    words = tuple(fields[1 : order + 1])
+    try:
+        probability = float(fields[0])
+        backoff = float(fields[order + 1]) if len(fields) == order + 2 else 0.0
+    except ValueError as error:
+        raise ValueError(f"ARPA line {line_number}: need log10 probabilities") from error
+    if len(fields) not in (order + 1, order + 2) or not math.isfinite(probability + backoff):
+        raise ValueError(f"ARPA line {line_number}: need a probability and {order} words")
+    unknown = [word for word in words if word not in word_ids and word not in (START, END)]
+    if unknown:
+        raise ValueError(f"ARPA line {line_number}: {unknown[0]!r} is not in lexicon.txt: add it")
+    return _Entry(words, -probability * math.log(10), -backoff * math.log(10))

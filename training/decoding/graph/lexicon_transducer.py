@@ -1,0 +1,85 @@
+"""The lexicon as a transducer from phones to words (L), with optional silence between words."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import kaldifst
+
+from training.decoding.graph.transducer import EPSILON, Arc, compile_transducer
+
+SILENCE_PROBABILITY = 0.5  # before the first word, and after every word
+_START, _LOOP, _SILENCE = 0, 1, 2
+Labels = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """One pronunciation: the word's output label and its input labels."""
+
+    word_id: int
+    labels: Labels
+
+
+@dataclass(frozen=True)
+class LexiconTransducer:
+    """L, and those of its input labels that only tell homophones and silences apart."""
+
+    fst: kaldifst.StdVectorFst
+    disambiguation_labels: range
+
+
+def lexicon_transducer(
+    spellings: Sequence[Spelling], silence: Labels, num_labels: int, backoff_word_id: int
+) -> LexiconTransducer:
+    """L of `spellings`, any number of words in a row; labels 1..num_labels are phones.
+
+    Disambiguation labels follow the phones: for the grammar's back-off, homophones and words
+    that begin other words, and the end of a silence; without them LG has no determinization.
+    """
+    told_apart = _homophone_numbers(spellings)
+    backoff, after_silence = num_labels + 1, num_labels + 2 + max(told_apart, default=0)
+    states = count(_SILENCE + 1)
+    no_silence_cost = -math.log(1 - SILENCE_PROBABILITY)
+    silence_cost = -math.log(SILENCE_PROBABILITY)
+    arcs = [
+        Arc(_START, _LOOP, EPSILON, EPSILON, no_silence_cost),
+        Arc(_START, _SILENCE, EPSILON, EPSILON, silence_cost),
+        Arc(_LOOP, _LOOP, backoff, backoff_word_id, 0.0),
+        *_chain((*silence, after_silence), EPSILON, {_LOOP: 0.0}, _SILENCE, states),
+    ]
+    ends = {_LOOP: no_silence_cost, _SILENCE: silence_cost}
+    for spelling, number in zip(spellings, told_apart, strict=True):
+        labels = spelling.labels + ((backoff + number,) if number else ())
+        arcs += _chain(labels, spelling.word_id, ends, _LOOP, states)
+    fst = compile_transducer(arcs, {_LOOP: 0.0})
+    return LexiconTransducer(fst, range(backoff, after_silence + 1))
+
+
+def _chain(
+    labels: Labels, word_id: int, ends: dict[int, float], source: int, states: "count[int]"
+) -> Iterator[Arc]:
+    """Arcs that read `labels` one after the other and write the word on the first."""
+    output = word_id
+    for label in labels[:-1]:
+        target = next(states)
+        yield Arc(source, target, label, output, 0.0)
+        source, output = target, EPSILON
+    for end, cost in ends.items():
+        yield Arc(source, end, labels[-1], output, cost)
+
+
+def _homophone_numbers(spellings: Sequence[Spelling]) -> list[int]:
+    """0 for a spelling that is unique and begins no other; else 1, 2, ... among its equals."""
+    frequency = Counter(spelling.labels for spelling in spellings)
+    beginnings = {labels[:length] for labels in frequency for length in range(1, len(labels))}
+    used: Counter[Labels] = Counter()
+    numbers = []
+    for spelling in spellings:
+        labels = spelling.labels
+        ambiguous = frequency[labels] > 1 or labels in beginnings
+        used[labels] += ambiguous
+        numbers.append(used[labels])
+    return numbers

@@ -1,0 +1,1 @@
+"""Senones: the phonetic decision tree that ties single-state triphones."""

@@ -1,0 +1,141 @@
+"""Growing the phonetic decision tree: the split that gains most likelihood first."""
+
+import heapq
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+from jaxtyping import Bool, Float32, Float64, Int32
+
+from training.decoding.alignment import PhoneAlignment
+from training.decoding.lexicon import SILENCE_ID
+from training.decoding.senones.gaussian_statistics import GaussianStatistics, triphone_statistics
+from training.decoding.senones.questions import phonetic_questions
+from training.decoding.senones.senone_tree import MAX_SENONES, Node, SenoneTree, Side, Split
+
+
+@dataclass(frozen=True)
+class TreeConfig:
+    """How large a tree to grow; `min_count` is in 10 ms frames a leaf."""
+
+    max_senones: int
+    min_count: int = 200
+
+    def __post_init__(self) -> None:
+        """Refuse bounds that no tree can meet."""
+        if not 1 <= self.max_senones <= MAX_SENONES:
+            raise ValueError(f"max_senones = {self.max_senones}: need 1..{MAX_SENONES}")
+        if self.min_count < 1:
+            raise ValueError(f"min_count = {self.min_count}: need at least 1 frame a leaf")
+
+
+@dataclass(frozen=True)
+class _Question:
+    side: Side
+    phones: Bool[np.ndarray, " phones"]
+    gain: float
+
+
+@dataclass
+class _Leaf:
+    """The triphones that share a leaf, and once it is split, its question and branches."""
+
+    triphones: Int32[np.ndarray, "sets 3"]
+    statistics: GaussianStatistics
+    question: _Question | None = None
+    branches: list["_Leaf"] = field(default_factory=list)
+
+
+def build_tree(
+    cepstra: Mapping[str, Float32[np.ndarray, "frames dimension"]],
+    alignments: Mapping[str, PhoneAlignment],
+    phones: tuple[str, ...],
+    config: TreeConfig,
+) -> SenoneTree:
+    """Grow a tree over triphones from aligned cepstra, by utterance id.
+
+    Every phone has a root; silence and phones that never occur stay one leaf.
+    """
+    if config.max_senones < len(phones):
+        raise ValueError(f"max_senones = {config.max_senones}: need {len(phones)}, one a phone")
+    triphones, statistics = triphone_statistics(cepstra, alignments)
+    centres = np.arange(len(phones))[:, np.newaxis] == triphones[:, 1]
+    questions = phonetic_questions(statistics.pool(centres.astype(np.float64)))
+    roots = [_Leaf(triphones[rows], statistics.select(rows)) for rows in centres]
+    spoken = roots[:SILENCE_ID] + roots[SILENCE_ID + 1 :]
+    _grow(spoken, questions, config.max_senones - len(roots), config.min_count)
+    numbers = count()
+    return SenoneTree(phones, tuple(_freeze(root, numbers) for root in roots))
+
+
+def _grow(
+    leaves: list[_Leaf],
+    questions: Bool[np.ndarray, "questions phones"],
+    num_splits: int,
+    min_count: int,
+) -> None:
+    serial = count()  # ties split in order of birth
+    candidates: list[tuple[float, int, _Leaf, _Question]] = []
+
+    def consider(leaf: _Leaf) -> None:
+        best = _best_question(leaf, questions, min_count)
+        if best is not None:
+            heapq.heappush(candidates, (-best.gain, next(serial), leaf, best))
+
+    for leaf in leaves:
+        consider(leaf)
+    for _ in range(num_splits):
+        if not candidates:
+            return
+        _, _, leaf, question = heapq.heappop(candidates)
+        _split(leaf, question)
+        for branch in leaf.branches:
+            consider(branch)
+
+
+def _split(leaf: _Leaf, question: _Question) -> None:
+    inside = question.phones[_neighbours(leaf.triphones, question.side)]
+    leaf.question = question
+    leaf.branches = [
+        _Leaf(leaf.triphones[rows], leaf.statistics.select(rows)) for rows in (inside, ~inside)
+    ]
+
+
+def _best_question(
+    leaf: _Leaf, questions: Bool[np.ndarray, "questions phones"], min_count: int
+) -> _Question | None:
+    best: _Question | None = None
+    sides: tuple[Side, Side] = ("left", "right")
+    for side in sides:
+        members = questions[:, _neighbours(leaf.triphones, side)].astype(np.float64)
+        gains = _gains(leaf.statistics, members, min_count)
+        winner = int(np.argmax(gains))
+        if gains[winner] > (best.gain if best else 0.0):
+            best = _Question(side, questions[winner], float(gains[winner]))
+    return best
+
+
+def _gains(
+    statistics: GaussianStatistics,
+    members: Float64[np.ndarray, "questions sets"],
+    min_count: int,
+) -> Float64[np.ndarray, " questions"]:
+    """Log-likelihood gained by each question; -inf where a side would be too small."""
+    inside, outside = statistics.pool(members), statistics.pool(1 - members)
+    whole = statistics.pool(np.ones((1, len(statistics)))).log_likelihoods()
+    gains = inside.log_likelihoods() + outside.log_likelihoods() - whole
+    large_enough = np.minimum(inside.counts, outside.counts) >= min_count
+    return np.where(large_enough, gains, -np.inf)
+
+
+def _neighbours(triphones: Int32[np.ndarray, "sets 3"], side: Side) -> Int32[np.ndarray, " sets"]:
+    return triphones[:, 0 if side == "left" else 2]
+
+
+def _freeze(leaf: _Leaf, numbers: "count[int]") -> Node:
+    if leaf.question is None:
+        return next(numbers)
+    inside, outside = (_freeze(branch, numbers) for branch in leaf.branches)
+    phones = frozenset(np.flatnonzero(leaf.question.phones).tolist())
+    return Split(leaf.question.side, phones, inside, outside)

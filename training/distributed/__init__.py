@@ -1,0 +1,1 @@
+"""Exchanges between ranks: collectives, rendezvous, the failure detector, simulated ranks."""

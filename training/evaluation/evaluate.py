@@ -1,0 +1,159 @@
+"""Word error rates of the run's models on the held-out subset (paper 003 VII-B, VII-D, VIII-C)."""
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from infra.store.object_store import ObjectStore
+from pipeline.runs.commit import finished_manifest, step_context, write_manifest
+from pipeline.runs.manifest import Manifest, input_digests, read_manifest, read_output
+from pipeline.shards import FeatureRow, read_partition
+from pipeline.splicing import low_rate_alignment
+from training.decoding.decoder import DecoderConfig, decode
+from training.decoding.graph.hclg import DecodingGraph, decoding_graph
+from training.decoding.language_model import witten_bell_arpa
+from training.decoding.lexicon import Lexicon
+from training.evaluation.word_errors import WordErrors, werr, word_errors
+from training.fit.model_specs import ALIGNED
+from training.models.store import TrainedModel, load_model
+from training.recipes import EvaluationConfig
+from training.targets.alignment import log_likelihoods, network_alignments, read_tree
+from training.targets.labelled import Alignments, read_lexicon, read_shards
+
+HELDOUT = "features/heldout"
+MODELS = ("baseline", "teacher", "student")
+WITHOUT_PLACEMENT = "all"
+
+
+def evaluate(
+    store: ObjectStore, run_uri: str, corpus_uri: str, config: EvaluationConfig
+) -> tuple[Manifest, bool]:
+    """Decode the held-out subset with each model; word and frame errors by placement."""
+    inputs = input_digests(
+        store, run_uri, [HELDOUT, ALIGNED, *(f"models/{name}" for name in MODELS)]
+    )
+    context = step_context(store, run_uri, "evaluation", asdict(config), inputs)
+    if (done := finished_manifest(context)) is not None:
+        return done, True
+    rows = [row for shard in read_shards(store, run_uri, HELDOUT).values() for row in shard]
+    if not rows:
+        raise ValueError("the held-out subset is empty: list speakers in heldout.speakers")
+    models = {name: load_model(store, run_uri, name) for name in MODELS}
+    scores = score_models(store, run_uri, corpus_uri, config, rows, models)
+    heldout = read_manifest(store, run_uri, HELDOUT).tally_out
+    data = json.dumps(scores, indent=1, sort_keys=True).encode()
+    manifest = Manifest(
+        step="evaluation",
+        config=asdict(config),
+        inputs=inputs,
+        outputs=(context.put_output("scores", ".json", data, heldout),),
+        tally_in=heldout,
+        tally_out=heldout,
+    )
+    write_manifest(context, manifest)
+    return manifest, False
+
+
+def score_models(
+    store: ObjectStore,
+    run_uri: str,
+    corpus_uri: str,
+    config: EvaluationConfig,
+    rows: Sequence[FeatureRow],
+    models: Mapping[str, TrainedModel],
+) -> dict[str, Any]:
+    """Word error rates, their reduction and frame accuracies, by model and placement."""
+    lexicon = read_lexicon(store, corpus_uri)
+    graph = language_graph(store, run_uri, lexicon, config.ngram_order)
+    decoder = DecoderConfig(config.beam, config.max_active)
+    errors = {
+        name: count_errors(rows, model, graph, decoder, config.acoustic_scale, name)
+        for name, model in models.items()
+    }
+    rates = {
+        name: {placement: counts.word_error_rate for placement, counts in by_placement.items()}
+        for name, by_placement in errors.items()
+    }
+    reference = network_alignments(
+        rows, models["teacher"], lexicon, read_tree(store, run_uri), config.acoustic_scale
+    )
+    return {
+        "wer": rates,
+        "werr": {
+            placement: werr(baseline, rates["student"][placement])
+            for placement, baseline in rates["baseline"].items()
+            if baseline > 0
+        },
+        "word_errors": {
+            name: {placement: asdict(counts) for placement, counts in by_placement.items()}
+            for name, by_placement in errors.items()
+        },
+        "frame_accuracy": {
+            name: frame_accuracy(rows, model, reference) for name, model in models.items()
+        },
+        "models": {name: {"num_parameters": num_parameters(models[name])} for name in MODELS},
+    }
+
+
+def language_graph(
+    store: ObjectStore, run_uri: str, lexicon: Lexicon, ngram_order: int
+) -> DecodingGraph:
+    """HCLG over the lexicon, with an n-gram model of the labelled transcripts alone."""
+    sentences = [
+        (row.text or "").split()
+        for output in read_manifest(store, run_uri, ALIGNED).outputs
+        for row in read_partition(read_output(store, run_uri, output))
+    ]
+    arpa = witten_bell_arpa(sentences, lexicon.pronunciations, ngram_order)
+    return decoding_graph(lexicon, read_tree(store, run_uri), arpa)
+
+
+def count_errors(
+    rows: Sequence[FeatureRow],
+    model: TrainedModel,
+    graph: DecodingGraph,
+    decoder: DecoderConfig,
+    acoustic_scale: float,
+    name: str,
+) -> dict[str, WordErrors]:
+    """Word errors by placement."""
+    errors: dict[str, WordErrors] = defaultdict(WordErrors)
+    for row in tqdm(rows, desc=f"decode with {name}", unit="utterance"):
+        (scores,) = log_likelihoods([row], model, acoustic_scale)
+        hypothesis = decode(graph, scores, decoder)
+        errors[placement_of(row)] += word_errors((row.text or "").split(), hypothesis)
+    return dict(sorted(errors.items()))
+
+
+def frame_accuracy(
+    rows: Sequence[FeatureRow], model: TrainedModel, reference: Alignments
+) -> dict[str, float]:
+    """Percent of frames whose best senone is that of the transcript aligned by the teacher."""
+    correct: dict[str, int] = defaultdict(int)
+    total: dict[str, int] = defaultdict(int)
+    for row in rows:
+        aligned = reference[row.utterance_id]
+        if isinstance(aligned, str):
+            continue
+        (scores,) = log_likelihoods([row], model, 1.0)
+        # Accuracy is of posteriors: the priors go back in.
+        best = (scores + model.log_priors.numpy()).argmax(axis=1)
+        labels = low_rate_alignment(aligned, 0)
+        correct[placement_of(row)] += int(np.count_nonzero(best == labels))
+        total[placement_of(row)] += len(labels)
+    return {placement: 100 * correct[placement] / total[placement] for placement in sorted(total)}
+
+
+def placement_of(row: FeatureRow) -> str:
+    """Where the device stood, if the corpus says so."""
+    return row.placement or WITHOUT_PLACEMENT
+
+
+def num_parameters(trained: TrainedModel) -> int:
+    """Trainable numbers of a model."""
+    return sum(parameter.numel() for parameter in trained.model.parameters())

@@ -1,0 +1,1 @@
+"""Training of one model: which model, on which sub-epochs, the loop, its progress."""

@@ -1,0 +1,122 @@
+"""The four models of a run, as the recipe describes them (paper 003 V-A, VII-C)."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from training.data.sub_epochs import (
+    ExponentialDecay,
+    MinRateNewbob,
+    Visit,
+    scheduled_learning_visits,
+    supervised_visits,
+)
+from training.fit.steps import LoopConfig
+from training.models.acoustic_model import ModelConfig
+from training.recipes import CheckpointConfig, Recipe, SupervisedConfig, TrainerConfig
+
+BOOTSTRAPPED = "alignments/bootstrap"
+ALIGNED = "alignments/labelled"
+UNLABELLED = "partitions/unlabelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """One model to be trained: its name, form, data, visits and trainer.
+
+    With `newbob` the visits are the most that are made, at its rates; the loss is that of one
+    labelled utterance in `validation_one_in`, which training leaves out.
+    """
+
+    name: str
+    model: ModelConfig
+    labelled: str
+    unlabelled: str | None
+    visits: Sequence[Visit]
+    loop: LoopConfig
+    trainer: TrainerConfig
+    seed: int
+    newbob: MinRateNewbob | None = None
+    validation_one_in: int = 0
+    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+    def __post_init__(self) -> None:
+        if self.newbob and self.validation_one_in < 2:
+            raise ValueError(
+                f"validation_one_in = {self.validation_one_in}: need at least 2: newbob measures "
+                "the loss on one utterance in so many, and trains on the others"
+            )
+
+    @property
+    def inputs(self) -> list[str]:
+        """The steps whose manifests this model depends on."""
+        moments = [f"features/{subset}" for subset in ("labelled", "unlabelled")]
+        return [self.labelled, *([self.unlabelled] if self.unlabelled else []), *moments]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """All that makes it this work; how often it is saved changes nothing of it."""
+        config = asdict(self)
+        del config["checkpoints"]
+        return config
+
+
+def _supervised(name: str, config: SupervisedConfig, recipe: Recipe, labelled: str) -> Fit:
+    models = recipe.models
+    rates = config.initial_learning_rate, config.final_learning_rate
+    decay = ExponentialDecay(*rates, config.num_epochs)
+    is_newbob = config.schedule == "newbob"
+    return Fit(
+        name=name,
+        model=models.teacher if name == "teacher" else models.student,
+        labelled=labelled,
+        unlabelled=None,
+        visits=supervised_visits(decay, config.num_chunked_epochs, config.num_epochs),
+        loop=LoopConfig(config.minibatch_frames, config.max_gradient_norm),
+        trainer=config.trainer,
+        seed=config.seed,
+        newbob=MinRateNewbob(*rates) if is_newbob else None,
+        validation_one_in=config.validation_one_in if is_newbob else 0,
+        checkpoints=recipe.checkpoints,
+    )
+
+
+def aligner_fit(recipe: Recipe) -> Fit:
+    """The network that realigns: the baseline's form, on bootstrapped alignments (VII-C2)."""
+    return _supervised("aligner", recipe.aligner, recipe, BOOTSTRAPPED)
+
+
+def baseline_fit(recipe: Recipe) -> Fit:
+    """The fully supervised model that the student must beat (VII-C7)."""
+    return _supervised("baseline", recipe.baseline, recipe, ALIGNED)
+
+
+def teacher_fit(recipe: Recipe) -> Fit:
+    """The bidirectional teacher on the labelled data (VII-C4)."""
+    return _supervised("teacher", recipe.teacher, recipe, ALIGNED)
+
+
+def student_fit(recipe: Recipe) -> Fit:
+    """The student by scheduled learning on the teacher's targets and labelled data (V-D)."""
+    config = recipe.student
+    num_steps = config.num_sub_epochs * config.num_passes
+    rates = config.initial_learning_rate, config.final_learning_rate
+    visits = scheduled_learning_visits(
+        ExponentialDecay(*rates, num_steps),
+        config.num_sub_epochs,
+        config.num_passes,
+        config.num_whole_utterance_sub_epochs,
+        config.labelled_rate_factor,
+        config.num_labelled_shares,
+    )
+    return Fit(
+        name="student",
+        model=recipe.models.student,
+        labelled=ALIGNED,
+        unlabelled=UNLABELLED,
+        visits=visits,
+        loop=LoopConfig(config.minibatch_frames, config.max_gradient_norm),
+        trainer=config.trainer,
+        seed=config.seed,
+        checkpoints=recipe.checkpoints,
+    )

@@ -1,0 +1,84 @@
+"""Fit one acoustic model on all ranks, and store it."""
+
+import torch
+
+from infra.store.object_store import ObjectStore, join_uri
+from pipeline.normalization import Moments
+from pipeline.records import Tally
+from pipeline.runs.commit import StepContext, finished_manifest, step_context
+from pipeline.runs.manifest import Manifest, Output, input_digests, read_manifest
+from training.checkpoints.checkpointer import Checkpoints
+from training.data.dataset import Dataset
+from training.distributed import collectives
+from training.distributed.collectives import ProcessGroup
+from training.fit.model_specs import Fit
+from training.fit.training_loop import Fitting
+from training.models.acoustic_model import AcousticModel
+from training.models.store import TrainedModel, log_priors, store_model
+
+
+def fit_model(
+    fit: Fit, store: ObjectStore, run_uri: str, group: ProcessGroup
+) -> tuple[Manifest, bool]:
+    """Train and store a model on all ranks of `group`; its manifest, and whether it was there.
+
+    A model is the same work on any number of ranks: a finished one is found, and a begun one goes
+    on. The bits differ, and its curve says how many ranks made each visit.
+    """
+    inputs = input_digests(store, run_uri, fit.inputs)
+    context = step_context(store, run_uri, f"models/{fit.name}", fit.config, inputs)
+    if (done := finished_manifest(context)) is not None:
+        return done, True
+    labelled = read_manifest(store, run_uri, fit.labelled)
+    torch.manual_seed(fit.seed + group.rank())
+    model = AcousticModel(fit.model, len(labelled.statistics["senone_counts"]))
+    model.freeze_normalization(global_moments(store, run_uri))
+    dataset = open_dataset(fit, store, run_uri, labelled.outputs, group)
+    curve = Fitting(fit, model, dataset, checkpoints_of(fit, context, group), group).run()
+    data = labelled.tally_out + unlabelled_tally(fit, store, run_uri)
+    trained = TrainedModel(model.eval(), log_priors(labelled.statistics["senone_counts"]))
+    if group.rank() == 0:
+        statistics = {"curve": curve, "num_ranks": group.size()}
+        store_model(context, trained, fit.config, inputs, data, statistics)
+    collectives.barrier(group)
+    return read_manifest(store, run_uri, context.step), False
+
+
+def global_moments(store: ObjectStore, run_uri: str) -> Moments:
+    """The statistics of labelled and unlabelled frames together; held-out ones take no part."""
+    parts = [
+        Moments.from_dict(read_manifest(store, run_uri, f"features/{subset}").statistics["moments"])
+        for subset in ("labelled", "unlabelled")
+    ]
+    return parts[0].merge(parts[1])
+
+
+def unlabelled_tally(fit: Fit, store: ObjectStore, run_uri: str) -> Tally:
+    """What the unlabelled partitions hold, if this model is trained on them."""
+    return read_manifest(store, run_uri, fit.unlabelled).tally_out if fit.unlabelled else Tally()
+
+
+def open_dataset(
+    fit: Fit, store: ObjectStore, run_uri: str, labelled: tuple[Output, ...], group: ProcessGroup
+) -> Dataset:
+    """One rank's view of the training partitions."""
+    unlabelled = read_manifest(store, run_uri, fit.unlabelled).outputs if fit.unlabelled else ()
+    return Dataset(
+        store=store,
+        run_uri=run_uri,
+        labelled=labelled,
+        unlabelled=unlabelled,
+        look_ahead=fit.model.look_ahead,
+        minibatch_frames=fit.loop.minibatch_frames,
+        seed=fit.seed,
+        rank=group.rank(),
+        world_size=group.size(),
+        validation_one_in=fit.validation_one_in,
+    )
+
+
+def checkpoints_of(fit: Fit, context: StepContext, group: ProcessGroup) -> Checkpoints:
+    """Where the fit's checkpoints lie, beside the model that it makes."""
+    uri = join_uri(context.run_uri, context.step, "checkpoints")
+    num_kept = fit.checkpoints.num_kept
+    return Checkpoints(context.store, uri, context.identity, group, num_kept)

@@ -1,0 +1,1 @@
+"""Acoustic models, their losses, and where trained ones are stored."""

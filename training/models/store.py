@@ -1,0 +1,78 @@
+"""Trained models in the store: weights, frozen normalization, configuration and senone priors."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from infra.store.object_store import ObjectStore
+from pipeline.records import Tally
+from pipeline.runs.commit import StepContext, write_manifest
+from pipeline.runs.manifest import Manifest, read_manifest, read_output
+from training.models.acoustic_model import AcousticModel, ModelConfig
+from training.tensor_encoding import decode_state, encode_state
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedModel:
+    """An acoustic model with the log priors of its senones, as decoding needs them."""
+
+    model: AcousticModel
+    log_priors: Float[Tensor, " senones"]
+
+
+def encode_model(trained: TrainedModel) -> bytes:
+    """Bytes that hold all that is needed to use the model."""
+    state = {
+        "config": asdict(trained.model.config),
+        "num_senones": trained.model.num_senones,
+        "log_priors": trained.log_priors,
+        "state": dict(trained.model.state_dict()),
+    }
+    return encode_state(state)
+
+
+def decode_model(data: bytes) -> TrainedModel:
+    """The model that `encode_model` wrote, ready for inference."""
+    state = decode_state(data)
+    model = AcousticModel(ModelConfig(**state["config"]), state["num_senones"])
+    model.load_state_dict(state["state"])
+    return TrainedModel(model.eval(), state["log_priors"])
+
+
+def load_model(store: ObjectStore, run_uri: str, name: str) -> TrainedModel:
+    """Load model `name` (aligner, baseline, teacher or student) of a run."""
+    (output,) = read_manifest(store, run_uri, f"models/{name}").outputs
+    return decode_model(read_output(store, run_uri, output))
+
+
+def store_model(
+    context: StepContext,
+    trained: TrainedModel,
+    config: Mapping[str, Any],
+    inputs: Mapping[str, str],
+    data: Tally,
+    statistics: Mapping[str, Any],
+) -> Manifest:
+    """Store a model and the manifest of the step that trained it on `data`."""
+    output = context.put_output("model", ".npz", encode_model(trained), data)
+    manifest = Manifest(
+        step=context.step,
+        config=config,
+        inputs=inputs,
+        outputs=(output,),
+        tally_in=data,
+        tally_out=data,
+        statistics=statistics,
+    )
+    write_manifest(context, manifest)
+    return manifest
+
+
+def log_priors(counts: list[int]) -> Float[Tensor, " senones"]:
+    """Log relative frequencies of the senones in the alignments, each counted once more."""
+    smoothed = torch.tensor(counts, dtype=torch.float64) + 1
+    return (smoothed / smoothed.sum()).log().float()

@@ -1,0 +1,125 @@
+"""Hard targets for the labelled data: bootstrap, senone tree, realignment (paper 003 VII-C2)."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import numpy as np
+import torch
+from jaxtyping import Float32
+
+from infra.store.object_store import ObjectStore
+from pipeline.runs.commit import finished_manifest, step_context
+from pipeline.runs.manifest import Manifest, input_digests, read_manifest
+from pipeline.shards import FeatureRow
+from pipeline.splicing import splice
+from training.decoding.alignment import expand_to_frames, senone_alignment
+from training.decoding.bootstrap.cepstra import speaker_cepstra
+from training.decoding.bootstrap.hmm import BootstrapConfig, bootstrap_alignment
+from training.decoding.decoder import AlignmentError, align
+from training.decoding.graph.hclg import alignment_graph
+from training.decoding.lexicon import Lexicon
+from training.decoding.senones.senone_tree import SenoneTree, parse_senone_tree
+from training.decoding.senones.tree_growing import TreeConfig, build_tree
+from training.fit.model_specs import ALIGNED, BOOTSTRAPPED
+from training.models.store import TrainedModel, load_model
+from training.targets.labelled import (
+    FEATURES,
+    Alignments,
+    Senones,
+    read_lexicon,
+    read_shards,
+    transcribed,
+    write_aligned,
+)
+
+ALIGNER = "models/aligner"
+
+
+def bootstrap(
+    store: ObjectStore,
+    run_uri: str,
+    corpus_uri: str,
+    config: BootstrapConfig,
+    tree_config: TreeConfig,
+    loss_budget: float,
+) -> tuple[Manifest, bool]:
+    """Monophone alignments, a senone tree grown on them, and the senones of every frame."""
+    resolved = {"bootstrap": asdict(config), "senones": asdict(tree_config)}
+    inputs = input_digests(store, run_uri, [FEATURES])
+    context = step_context(store, run_uri, BOOTSTRAPPED, resolved, inputs)
+    if (done := finished_manifest(context)) is not None:
+        return done, True
+    shards = read_shards(store, run_uri, FEATURES)
+    utterances = [transcribed(row) for rows in shards.values() for row in rows]
+    lexicon = read_lexicon(store, corpus_uri)
+    bootstrapped = bootstrap_alignment(utterances, lexicon, config)
+    phones = bootstrapped.alignments
+    tree = build_tree(speaker_cepstra(utterances), phones, lexicon.phones, tree_config)
+    senones: dict[str, Senones | str] = dict(bootstrapped.failures)
+    senones |= {name: senone_alignment(alignment, tree) for name, alignment in phones.items()}
+    statistics = {"num_senones": tree.num_senones, "senone_tree": tree.to_json()}
+    manifest = write_aligned(
+        context, resolved, inputs, shards, lambda _: senones, statistics, loss_budget
+    )
+    return manifest, False
+
+
+def realign(
+    store: ObjectStore, run_uri: str, corpus_uri: str, acoustic_scale: float, loss_budget: float
+) -> tuple[Manifest, bool]:
+    """Align the labelled data again, by the network that the bootstrap trained."""
+    resolved = {"acoustic_scale": acoustic_scale}
+    inputs = input_digests(store, run_uri, [FEATURES, BOOTSTRAPPED, ALIGNER])
+    context = step_context(store, run_uri, ALIGNED, resolved, inputs)
+    if (done := finished_manifest(context)) is not None:
+        return done, True
+    lexicon, tree = read_lexicon(store, corpus_uri), read_tree(store, run_uri)
+    model = load_model(store, run_uri, "aligner")
+
+    def align_rows(rows: list[FeatureRow]) -> Alignments:
+        return network_alignments(rows, model, lexicon, tree, acoustic_scale)
+
+    statistics = {"num_senones": tree.num_senones, "senone_tree": tree.to_json()}
+    shards = read_shards(store, run_uri, FEATURES)
+    manifest = write_aligned(context, resolved, inputs, shards, align_rows, statistics, loss_budget)
+    return manifest, False
+
+
+def read_tree(store: ObjectStore, run_uri: str) -> SenoneTree:
+    """The run's senones."""
+    bootstrapped = read_manifest(store, run_uri, BOOTSTRAPPED)
+    return parse_senone_tree(bootstrapped.statistics["senone_tree"])
+
+
+def log_likelihoods(
+    rows: Sequence[FeatureRow], trained: TrainedModel, acoustic_scale: float
+) -> list[Float32[np.ndarray, "_frames senones"]]:
+    """Scaled log p(x | senone) up to a constant, of each utterance's low-rate frames at offset 0.
+
+    Posteriors divided by priors, as a hybrid system decodes (003 II-A).
+    """
+    spliced = [torch.from_numpy(splice(row.features, 0).astype(np.float32)) for row in rows]
+    logits = trained.model.utterance_logits(spliced)
+    posteriors = [torch.log_softmax(frames, dim=-1) for frames in logits]
+    return [(acoustic_scale * (frames - trained.log_priors)).numpy() for frames in posteriors]
+
+
+def network_alignments(
+    rows: Sequence[FeatureRow],
+    trained: TrainedModel,
+    lexicon: Lexicon,
+    tree: SenoneTree,
+    acoustic_scale: float,
+) -> dict[str, Senones | str]:
+    """The senone of every 10 ms frame by the network, or why an utterance has none."""
+    alignments: dict[str, Senones | str] = {}
+    scored = log_likelihoods(rows, trained, acoustic_scale)
+    for row, scores in zip(rows, scored, strict=True):
+        graph = alignment_graph(lexicon, tree, transcribed(row).words)
+        try:
+            senones = align(graph, scores)
+        except AlignmentError as error:
+            alignments[row.utterance_id] = str(error)
+        else:
+            alignments[row.utterance_id] = expand_to_frames(senones, 0, len(row.features))
+    return alignments

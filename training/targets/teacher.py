@@ -1,0 +1,83 @@
+"""The teacher behind a device's server: spliced utterances in, k best logits out (003 IV-B3).
+
+Messages are counts and raw little-endian arrays: nothing is unpickled.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float32
+
+from infra.devices.device_pool import DevicePool
+from infra.store.object_store import ObjectStore, join_uri
+from pipeline.kbest import KBest, select_kbest
+from training.models.store import load_model
+
+INPUT_SIZE = 192
+
+
+@dataclass(frozen=True, slots=True)
+class PooledTeacher:
+    """The teacher as the targets step calls it: each request goes to the least busy device."""
+
+    pool: DevicePool
+    k: int
+
+    def __call__(self, utterances: list[Float32[np.ndarray, "_frames 192"]]) -> list[KBest]:
+        """The k best logits of each utterance's frames."""
+        return decode_targets(self.pool.request(encode_utterances(utterances)), self.k)
+
+
+def serve_teacher(device: str, run_uri: str, k: str) -> Callable[[bytes], bytes]:
+    """Load a run's teacher onto `device`; the device pool's servers call this once each."""
+    torch.set_num_threads(1)  # one server a device: on CPUs, a device is a core
+    store = ObjectStore((join_uri(run_uri, "models"),))
+    place = torch.device(device.partition("#")[0])  # cpu#0 and cpu#1 are two cores
+    model = load_model(store, run_uri, "teacher").model.to(place)
+
+    def label(payload: bytes) -> bytes:
+        utterances = [torch.from_numpy(frames).to(place) for frames in decode_utterances(payload)]
+        logits = model.utterance_logits(utterances)
+        return encode_targets([select_kbest(rows.cpu().numpy(), int(k)) for rows in logits])
+
+    return label
+
+
+def encode_utterances(utterances: Sequence[Float32[np.ndarray, "_frames 192"]]) -> bytes:
+    """The number of utterances, their frame counts, their frames."""
+    counts = np.array([len(utterances), *map(len, utterances)], "<u4")
+    return b"".join([counts.tobytes(), *(frames.astype("<f4").tobytes() for frames in utterances)])
+
+
+def decode_utterances(payload: bytes) -> list[Float32[np.ndarray, "_frames 192"]]:
+    """What `encode_utterances` was given."""
+    (number,) = np.frombuffer(payload, "<u4", 1)
+    counts = np.frombuffer(payload, "<u4", number, 4)
+    frames = np.frombuffer(payload, "<f4", offset=4 + 4 * int(number)).reshape(-1, INPUT_SIZE)
+    return [part.copy() for part in np.split(frames, np.cumsum(counts)[:-1])]
+
+
+def encode_targets(targets: Sequence[KBest]) -> bytes:
+    """Per utterance its frame count, then senones, logits and log Z of all."""
+    counts = np.array([len(targets), *(len(target.log_z) for target in targets)], "<u4")
+    columns = (
+        np.concatenate([target.senones for target in targets]).astype("<u2"),
+        np.concatenate([target.logits for target in targets]).astype("<f2"),
+        np.concatenate([target.log_z for target in targets]).astype("<f2"),
+    )
+    return b"".join([counts.tobytes(), *(column.tobytes() for column in columns)])
+
+
+def decode_targets(payload: bytes, k: int) -> list[KBest]:
+    """What `encode_targets` was given."""
+    (number,) = np.frombuffer(payload, "<u4", 1)
+    counts = np.frombuffer(payload, "<u4", number, 4)
+    total, start = int(counts.sum()), 4 + 4 * int(number)
+    senones = np.frombuffer(payload, "<u2", total * k, start).reshape(total, k)
+    logits = np.frombuffer(payload, "<f2", total * k, start + 2 * total * k).reshape(total, k)
+    log_z = np.frombuffer(payload, "<f2", total, start + 4 * total * k)
+    edges = np.cumsum(counts)[:-1]
+    parts = zip(*(np.split(column, edges) for column in (senones, logits, log_z)), strict=True)
+    return [KBest(*part) for part in parts]
