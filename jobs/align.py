@@ -3,8 +3,8 @@
 python -m jobs.align --recipe demo --run runs/demo
 """
 
-from jobs.command_line import Job, Result, Step, main
-from jobs.training_steps import run_fit
+from jobs.cli.command_line import Job, Result, Step, main
+from jobs.cli.training_steps import run_fit
 from training.distributed import collectives
 from training.fit.model_specs import aligner_fit
 from training.targets.alignment import bootstrap, realign

@@ -6,7 +6,7 @@ python -m jobs.certify --recipe demo --run runs/demo
 import sys
 from typing import Any
 
-from jobs.command_line import Job, Result, Step, main
+from jobs.cli.command_line import Job, Result, Step, main
 from jobs.report_page.shuffled import FORMS, NAMES
 from pipeline.audit.provenance import STEPS
 from pipeline.runs.manifest import manifest_uri, read_manifest

@@ -5,7 +5,7 @@ python -m jobs.evaluate --recipe demo --run runs/demo
 
 import torch
 
-from jobs.command_line import Job, Result, Step, main
+from jobs.cli.command_line import Job, Result, Step, main
 from training.evaluation.evaluate import HELDOUT, MODELS, evaluate
 
 

@@ -4,8 +4,8 @@ spark-submit jobs/generate_targets.py --recipe demo --run runs/demo
 """
 
 from infra.devices.device_pool import DevicePool
-from jobs.command_line import Job, Result, Step, main
-from jobs.spark_steps import distribute_on_spark
+from jobs.cli.command_line import Job, Result, Step, main
+from jobs.cli.spark_steps import distribute_on_spark
 from pipeline.steps.targets import generate_targets
 from training.targets.teacher import PooledTeacher
 

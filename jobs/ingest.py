@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from infra.store.object_store import join_uri
-from jobs.command_line import Job, Result, Step, main
-from jobs.corpus import ingest
+from jobs.cli.command_line import Job, Result, Step, main
+from jobs.ingestion.corpus import ingest
 from pipeline.records import Tally, parse_utterance
 from pipeline.runs.commit import finished_manifest, step_context, write_manifest
 from pipeline.runs.manifest import Manifest, Output, sha256

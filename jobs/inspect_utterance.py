@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from jobs.command_line import Job
-from jobs.inquiries import Answer, Inquiry, main
+from jobs.cli.command_line import Job
+from jobs.cli.queries import Answer, Inquiry, main
 from pipeline.audit.trace import Lineage, Sighting, trace
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from infra.cluster import load_cluster
 from infra.configuration import ConfigurationError
 from infra.store.object_store import ObjectStore, StoreError, normalize_uri
-from jobs.command_line import recipe_path
-from jobs.planning.calibrating import calibrate
-from jobs.planning.calibration import Calibration, read_calibration
-from jobs.planning.keeping import keep_plan, to_json
+from jobs.cli.command_line import recipe_path
+from jobs.planning.calibration.machine import calibrate
+from jobs.planning.calibration.throughputs import Calibration, read_calibration
+from jobs.planning.plan_record import keep_plan, to_json
 from jobs.planning.run_plan import plan_run
 from jobs.planning.table import format_plan
-from jobs.planning.workload import (
+from jobs.planning.volumes.workload import (
     LABELLED_SHARE,
     UTTERANCE_SECONDS,
     Workload,

@@ -3,8 +3,8 @@
 spark-submit jobs/repartition.py --recipe demo --run runs/demo
 """
 
-from jobs.command_line import Job, Result, Step, main
-from jobs.spark_steps import distribute_on_spark
+from jobs.cli.command_line import Job, Result, Step, main
+from jobs.cli.spark_steps import distribute_on_spark
 from pipeline.steps.repartition import SOURCES, repartition
 
 

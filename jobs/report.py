@@ -10,7 +10,7 @@ from typing import Any
 
 from infra.cluster import load_cluster
 from infra.store.object_store import join_uri
-from jobs.command_line import Job, Result, Step, main
+from jobs.cli.command_line import Job, Result, Step, main
 from jobs.planning.comparison import compare_plan
 from jobs.report_page import format_table, render_report
 from pipeline.runs.commit import finished_manifest, step_context, write_manifest

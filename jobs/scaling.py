@@ -9,8 +9,8 @@ import sys
 from dataclasses import asdict
 
 from infra.configuration import ConfigurationError
-from jobs.planning.scaling import format_scaling, scale
 from jobs.planning.scaling_options import choose_calibration, parse_ranks
+from jobs.planning.scaling_table import format_scaling, scale
 from training.cost_model.link import measure_link
 from training.cost_model.step_time import CostModel, Workload
 from training.distributed import collectives

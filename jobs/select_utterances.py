@@ -3,8 +3,8 @@
 spark-submit jobs/select_utterances.py --recipe demo --run runs/demo
 """
 
-from jobs.command_line import Job, Result, Step, main
-from jobs.spark_steps import distribute_on_spark
+from jobs.cli.command_line import Job, Result, Step, main
+from jobs.cli.spark_steps import distribute_on_spark
 from pipeline.runs.manifest import SUBSETS
 from pipeline.steps.selection.select import metadata_uri, select_utterances
 

@@ -3,8 +3,8 @@
 torchrun --nproc-per-node 2 -- jobs/train_baseline.py --recipe demo --run runs/demo
 """
 
-from jobs.command_line import Step
-from jobs.training_steps import main, run_fit
+from jobs.cli.command_line import Step
+from jobs.cli.training_steps import main, run_fit
 from training.fit.model_specs import baseline_fit
 
 STEP = Step(

@@ -7,8 +7,8 @@ from dataclasses import asdict
 
 from tqdm import tqdm
 
-from jobs.command_line import Job
-from jobs.inquiries import Answer, Inquiry, main
+from jobs.cli.command_line import Job
+from jobs.cli.queries import Answer, Inquiry, main
 from pipeline.audit.step_records import Finding
 from pipeline.audit.verify import Verification, sweep, verify_run
 

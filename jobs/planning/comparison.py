@@ -5,13 +5,13 @@ from typing import Any
 
 from infra.cluster import Cluster
 from infra.store.object_store import ObjectStore, join_uri
-from jobs.planning.calibration import Calibration
-from jobs.planning.keeping import stored_calibration
+from jobs.planning.calibration.throughputs import Calibration
+from jobs.planning.plan_record import stored_calibration
 from jobs.planning.run_plan import plan_run
-from jobs.planning.step_volumes import spark_volumes
-from jobs.planning.steps import StepPlan
-from jobs.planning.volumes import Volume
-from jobs.planning.workload import Workload, run_workload
+from jobs.planning.step_plan import StepPlan
+from jobs.planning.volumes.pipeline_volumes import spark_volumes
+from jobs.planning.volumes.step_volume import Volume
+from jobs.planning.volumes.workload import Workload, run_workload
 from training.recipes import Recipe
 
 FOLDERS = {

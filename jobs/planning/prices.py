@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from jobs.planning.volumes import Requests
+from jobs.planning.volumes.step_volume import Requests
 
 GIGABYTE = 1e9
 

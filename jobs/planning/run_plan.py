@@ -4,12 +4,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from infra.cluster import Cluster
-from jobs.planning.calibration import Calibration
-from jobs.planning.shard_sizes import num_low_rate_frames
-from jobs.planning.step_volumes import spark_volumes
-from jobs.planning.steps import StepPlan, num_devices, plan_spark_step, plan_training_step
-from jobs.planning.training import num_parameters, num_training_frames, training_volume
-from jobs.planning.workload import Workload
+from jobs.planning.calibration.throughputs import Calibration
+from jobs.planning.step_plan import StepPlan, num_devices, plan_spark_step, plan_training_step
+from jobs.planning.volumes.pipeline_volumes import spark_volumes
+from jobs.planning.volumes.shard_sizes import num_low_rate_frames
+from jobs.planning.volumes.training_volumes import (
+    num_parameters,
+    num_training_frames,
+    training_volume,
+)
+from jobs.planning.volumes.workload import Workload
 from training.fit.model_specs import Fit, baseline_fit, student_fit, teacher_fit
 from training.recipes import Recipe
 

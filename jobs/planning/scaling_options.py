@@ -9,9 +9,9 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from infra.configuration import read_record, read_toml
-from jobs.command_line import recipe_path
-from jobs.planning.calibration import parse_json
-from jobs.planning.measuring_scaling import measure_here
+from jobs.cli.command_line import recipe_path
+from jobs.planning.calibration.rank_throughput import measure_here
+from jobs.planning.calibration.throughputs import parse_json
 from training.cost_model.calibration import Calibration
 from training.cost_model.step_time import Workload
 from training.recipes import read_recipe

@@ -4,11 +4,11 @@ import textwrap
 from collections.abc import Sequence
 from math import ceil
 
-from jobs.planning.calibration import Calibration
+from jobs.planning.calibration.throughputs import Calibration
 from jobs.planning.prices import S3_STANDARD
 from jobs.planning.run_plan import PAPER_DAYS, PAPER_HOURS, RunPlan
-from jobs.planning.steps import S3_READS_PER_PREFIX_S, SPARK_START_S, StepPlan
-from jobs.planning.workload import Workload
+from jobs.planning.step_plan import S3_READS_PER_PREFIX_S, SPARK_START_S, StepPlan
+from jobs.planning.volumes.workload import Workload
 
 LINE_WIDTH = 100
 _BYTE_UNITS = ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))

@@ -1,4 +1,4 @@
-"""The corpus's tables, as Kaldi's data directories and jobs/kaldi_directory.py have them."""
+"""The corpus's tables, as Kaldi's data directories and jobs.ingestion.py have them."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta

@@ -7,7 +7,7 @@ import sys
 import numpy
 
 import infra
-import jobs.command_line
+import jobs.cli.command_line
 import pipeline
 from infra.cluster import load_cluster
 from infra.spark.session import run_tasks, spark_session
@@ -28,7 +28,9 @@ def main() -> None:
     cluster = load_cluster(parser.parse_args().cluster)
     with spark_session("places", cluster) as session:
         tasks = run_tasks(session, list(range(8)), import_places, "places")
-    print(json.dumps({"driver": [pipeline.__file__, jobs.command_line.__file__], "tasks": tasks}))
+    print(
+        json.dumps({"driver": [pipeline.__file__, jobs.cli.command_line.__file__], "tasks": tasks})
+    )
 
 
 if __name__ == "__main__":

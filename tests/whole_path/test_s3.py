@@ -11,7 +11,7 @@ import boto3
 import pytest
 
 from infra.store.object_store import ObjectStore, join_uri
-from jobs.corpus import ingest
+from jobs.ingestion.corpus import ingest
 from jobs.run import launches
 from jobs.synthesis.corpus import synthesize
 from jobs.synthesis.plan import SynthesisConfig

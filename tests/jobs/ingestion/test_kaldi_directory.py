@@ -10,8 +10,8 @@ import pytest
 import soundfile
 
 from infra.store.object_store import ObjectStore, join_uri
-from jobs.corpus import ingest
-from jobs.kaldi_directory import read_kaldi_directory
+from jobs.ingestion.corpus import ingest
+from jobs.ingestion.kaldi_directory import read_kaldi_directory
 from pipeline.records import Utterance, parse_utterance
 
 

@@ -4,11 +4,11 @@ from functools import cache
 
 import torch
 
-from jobs.planning import shard_sizes
-from jobs.planning.object_counts import num_feature_shards, num_partitions
-from jobs.planning.step_volumes import features_of, partitions_of
-from jobs.planning.volumes import Requests, Volume
-from jobs.planning.workload import Subset, Workload
+from jobs.planning.volumes import shard_sizes
+from jobs.planning.volumes.object_counts import num_feature_shards, num_partitions
+from jobs.planning.volumes.pipeline_volumes import features_of, partitions_of
+from jobs.planning.volumes.step_volume import Requests, Volume
+from jobs.planning.volumes.workload import Subset, Workload
 from training.fit.model_specs import Fit
 from training.models.acoustic_model import AcousticModel, ModelConfig
 from training.recipes import Recipe

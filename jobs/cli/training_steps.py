@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from infra.launch import is_launched
-from jobs.command_line import Job, Result, Step, execute, fail
+from jobs.cli.command_line import Job, Result, Step, execute, fail
 from training.distributed import collectives
 from training.fit.model_specs import Fit
 from training.fit.train_model import fit_model

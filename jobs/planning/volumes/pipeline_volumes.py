@@ -6,16 +6,16 @@ Files that come out unequal, ledgers and repeated requests are not foreseen.
 from math import ceil
 
 from infra.store.objects import ObjectInfo
-from jobs.planning import shard_sizes
-from jobs.planning.object_counts import (
+from jobs.planning.volumes import shard_sizes
+from jobs.planning.volumes.object_counts import (
     num_feature_shards,
     num_files,
     num_partition_groups,
     num_partitions,
     num_selection_groups,
 )
-from jobs.planning.volumes import Requests, Volume, Work
-from jobs.planning.workload import Subset, Workload
+from jobs.planning.volumes.step_volume import Requests, Volume, Work
+from jobs.planning.volumes.workload import Subset, Workload
 from pipeline.steps.selection.budget_cutoff import num_ranges
 from training.recipes import Recipe
 

@@ -4,8 +4,8 @@ import tempfile
 
 import numpy as np
 
-from jobs.planning.calibration import CoreRates
-from jobs.planning.miniature import NUM_RECORDS, StepSeconds, run_miniature, seconds
+from jobs.planning.calibration.miniature_run import NUM_RECORDS, StepSeconds, run_miniature, seconds
+from jobs.planning.calibration.throughputs import CoreRates
 from pipeline.kbest import select_kbest
 from training.recipes import Recipe
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import torch
 
-from jobs.planning.measuring_devices import measure_student
+from jobs.planning.calibration.device_throughput import measure_student
 from training.cost_model.calibration import Calibration, RankRates
 from training.cost_model.measuring import measure_messages
 from training.recipes import Recipe

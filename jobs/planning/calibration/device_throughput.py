@@ -6,8 +6,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from jobs.planning.calibration import DeviceRates, ModelRate
-from jobs.planning.training import num_parameters
+from jobs.planning.calibration.throughputs import DeviceRates, ModelRate
+from jobs.planning.volumes.training_volumes import num_parameters
 from training.data.batching import CHUNK_FRAMES
 from training.data.minibatch import Minibatch
 from training.fit.steps import minibatch_loss

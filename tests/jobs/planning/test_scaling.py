@@ -9,13 +9,13 @@ import pytest
 
 from infra.configuration import ConfigurationError
 from jobs import scaling as job
-from jobs.planning.scaling import ACCURACY, HOLD_OUT
 from jobs.planning.scaling_options import parse_ranks, read_scaling
+from jobs.planning.scaling_table import ACCURACY, HOLD_OUT
 from jobs.planning.table import LINE_WIDTH
 from training.cost_model import papers
 from training.cost_model.step_time import CostModel
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 TINY = str(REPOSITORY / "tests/whole_path/tiny.toml")
 
 

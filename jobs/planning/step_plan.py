@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from math import ceil, inf
 
 from infra.cluster import Cluster
-from jobs.planning.calibration import Calibration, CoreRates, StoreRates
+from jobs.planning.calibration.throughputs import Calibration, CoreRates, StoreRates
 from jobs.planning.prices import S3_STANDARD
-from jobs.planning.volumes import Volume, Work
+from jobs.planning.volumes.step_volume import Volume, Work
 
 SPARK_START_S = 6.0
 """A Spark session's start; torchrun's ranks take about as long."""

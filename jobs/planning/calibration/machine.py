@@ -3,9 +3,9 @@
 import platform
 from datetime import UTC, datetime
 
-from jobs.planning.calibration import HERE, Calibration, read_published
-from jobs.planning.measuring import measure_core
-from jobs.planning.measuring_devices import measure_device
+from jobs.planning.calibration.core_throughput import measure_core
+from jobs.planning.calibration.device_throughput import measure_device
+from jobs.planning.calibration.throughputs import HERE, Calibration, read_published
 from training.recipes import Recipe
 
 

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from infra.prefetch import look_ahead
 from infra.store.object_store import ObjectStore, join_uri, normalize_uri
-from jobs.kaldi_directory import SUBSETS, KaldiUtterance, read_kaldi_directory
+from jobs.ingestion.kaldi_directory import SUBSETS, KaldiUtterance, read_kaldi_directory
 from pipeline.records import MAX_DURATION_S, Tally, Utterance, stream_order
 
 NUM_SPEAKER_BUCKETS = 4

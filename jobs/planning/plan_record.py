@@ -6,7 +6,7 @@ from typing import Any
 
 from infra.configuration import read_record
 from infra.store.object_store import ObjectStore, join_uri
-from jobs.planning.calibration import Calibration, json_object
+from jobs.planning.calibration.throughputs import Calibration, json_object
 from jobs.planning.run_plan import PAPER_DAYS, RunPlan
 
 

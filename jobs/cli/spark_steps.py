@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from infra.spark.session import run_tasks, spark_session
 from infra.store.request_counts import MeasuredFunction
-from jobs.command_line import Job
+from jobs.cli.command_line import Job
 from pipeline.runs.commit import Distribute
 
 T = TypeVar("T")

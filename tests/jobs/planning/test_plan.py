@@ -12,14 +12,14 @@ import pytest
 from infra.configuration import ConfigurationError
 from infra.store.object_store import ObjectStore
 from jobs import plan as job
-from jobs.planning.calibration import HERE, read_calibration
-from jobs.planning.keeping import stored_calibration
+from jobs.planning.calibration.throughputs import HERE, read_calibration
+from jobs.planning.plan_record import stored_calibration
 from jobs.planning.table import LINE_WIDTH, aligned, count, dollars, duration, size
-from jobs.planning.training import num_parameters
-from tests.jobs.test_plan_calibration import CALIBRATION
+from jobs.planning.volumes.training_volumes import num_parameters
+from tests.jobs.planning.test_throughputs import CALIBRATION
 from training.recipes import read_recipe
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from infra.cluster import Cluster, load_cluster
 from infra.configuration import ConfigurationError
-from jobs.planning.calibration import (
+from jobs.planning.calibration.throughputs import (
     HERE,
     Calibration,
     CoreRates,
@@ -20,15 +20,15 @@ from jobs.planning.calibration import (
     read_published,
 )
 from jobs.planning.run_plan import STUDENT_PIPELINE, RunPlan, plan_run
-from jobs.planning.steps import core_seconds, num_devices, plan_spark_step
-from jobs.planning.training import num_parameters, num_training_frames
-from jobs.planning.volumes import Requests, Volume, Work
-from jobs.planning.workload import planned_workload
+from jobs.planning.step_plan import core_seconds, num_devices, plan_spark_step
+from jobs.planning.volumes.step_volume import Requests, Volume, Work
+from jobs.planning.volumes.training_volumes import num_parameters, num_training_frames
+from jobs.planning.volumes.workload import planned_workload
 from training.fit.model_specs import student_fit, teacher_fit
 from training.models.acoustic_model import AcousticModel
 from training.recipes import read_recipe
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 HOURS_1M = read_recipe(str(REPOSITORY / "jobs" / "recipes" / "hours_1m.toml"))
 TINY = read_recipe(str(REPOSITORY / "tests" / "whole_path" / "tiny.toml"))
 CORE = CoreRates(30_000, 2_000, 20_000, 10_000, 2e8)

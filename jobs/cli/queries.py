@@ -10,7 +10,7 @@ from typing import Any
 from infra.configuration import ConfigurationError
 from infra.standard_error import separate_standard_error
 from infra.store.object_store import StoreError
-from jobs.command_line import Job, fail, open_job
+from jobs.cli.command_line import Job, fail, open_job
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from functools import lru_cache
 from math import ceil
 
-from jobs.planning.shard_sizes import num_frames
-from jobs.planning.workload import Subset
+from jobs.planning.volumes.shard_sizes import num_frames
+from jobs.planning.volumes.workload import Subset
 from pipeline.packing import group_buckets
 from pipeline.steps.features import MAX_SHARD_FRAMES
 from pipeline.steps.repartition import shard_groups

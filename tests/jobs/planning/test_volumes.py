@@ -14,10 +14,10 @@ from infra.cluster import load_cluster
 from infra.store.object_store import ObjectStore, join_uri
 from infra.store.request_counts import REQUESTS
 from jobs.planning.comparison import FOLDERS, compare_plan
-from jobs.planning.keeping import calibration_uri
-from jobs.planning.shard_sizes import num_frames, num_low_rate_frames, target_bytes
-from jobs.planning.step_volumes import spark_volumes
-from jobs.planning.workload import planned_workload, run_workload
+from jobs.planning.plan_record import calibration_uri
+from jobs.planning.volumes.pipeline_volumes import spark_volumes
+from jobs.planning.volumes.shard_sizes import num_frames, num_low_rate_frames, target_bytes
+from jobs.planning.volumes.workload import planned_workload, run_workload
 from pipeline.filterbank.log_mel import num_frames as frames_of
 from pipeline.kbest import KBest, select_kbest
 from pipeline.records import Tally, Utterance
@@ -27,11 +27,11 @@ from pipeline.steps.features import extract_features
 from pipeline.steps.repartition import repartition
 from pipeline.steps.selection.select import metadata_uri, select_utterances
 from pipeline.steps.targets import generate_targets
-from tests.jobs.test_plan_calibration import CALIBRATION
+from tests.jobs.planning.test_throughputs import CALIBRATION
 from tests.small_corpus import flac, local_store, serially, tone
 from training.recipes import read_recipe
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 HOURS_1M = read_recipe(str(REPOSITORY / "jobs" / "recipes" / "hours_1m.toml"))
 SMALL = read_recipe(
     str(REPOSITORY / "tests" / "whole_path" / "tiny.toml"),

@@ -1,0 +1,1 @@
+"""What the jobs' command lines share: arguments, exit codes, Spark tasks, torchrun's ranks."""

@@ -1,0 +1,1 @@
+"""Corpora of a user's own into the store: audio, metadata by speaker bucket."""

@@ -1,0 +1,1 @@
+"""How many objects, bytes, frames and requests each step of a run makes."""
