@@ -9,7 +9,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def look_ahead(
+def prefetch(
     function: Callable[[T], R], items: Iterable[T], depth: int, num_threads: int | None = None
 ) -> Generator[tuple[T, R], None, None]:
     """Yield each item with `function(item)`, in order; at most `depth` are running or waiting.

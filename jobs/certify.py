@@ -19,10 +19,10 @@ HEADER = f"{'':32}{'step':>10}{'uniform':>10}{'rank':>10}{'uniform':>10}"
 
 
 def run(job: Job) -> Result:
-    """Look at the beginning of the student's visits; print the table."""
+    """Look at the beginning of the student's sub-epochs; print the table."""
     arguments = job.arguments
     num_ranks = arguments.ranks or trained_ranks(job)
-    config = CertificateConfig(num_ranks, arguments.steps, arguments.visits)
+    config = CertificateConfig(num_ranks, arguments.steps, arguments.sub_epochs)
     result = certify_run(student_fit(job.recipe), job.store, job.run_uri, config)
     table = format_certificate(result[0].statistics)
     print(table, file=sys.stderr if arguments.json else sys.stdout)
@@ -50,7 +50,7 @@ def format_certificate(certificate: Any) -> str:  # noqa: ANN401 - as JSON has i
         counts = ("num_samples", "num_steps", "num_source_files", "num_speakers")
         samples, steps, files, speakers = (part[name] for name in counts)
         lines += [
-            f"{form_title}: {samples:,} in {steps} steps of visits {part['visits']}, "
+            f"{form_title}: {samples:,} in {steps} steps of sub-epochs {part['sub_epochs']}, "
             f"from {files} files, {speakers} speakers",
             HEADER,
         ]
@@ -80,6 +80,8 @@ if __name__ == "__main__":
     parser.add_argument(
         "--ranks", type=int, help=f"default: the trained student's, or {USUAL_RANKS}"
     )
-    parser.add_argument("--steps", type=int, default=64, help="steps of each visit to look at")
-    parser.add_argument("--visits", type=int, default=6, help="visits of each form to look at")
+    parser.add_argument("--steps", type=int, default=64, help="steps of each sub-epoch to look at")
+    parser.add_argument(
+        "--sub-epochs", type=int, default=6, help="sub-epochs of each form to look at"
+    )
     main(STEP, parser)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from jobs.cli.command_line import Job
-from jobs.cli.queries import Answer, Inquiry, main
+from jobs.cli.queries import Answer, Query, main
 from pipeline.audit.trace import Lineage, Sighting, trace
 
 
@@ -45,7 +45,7 @@ def leaves(facts: Mapping[str, Any]) -> list[str]:
     return [f"  {name:<20} {value}" for name, value in facts.items()]
 
 
-INQUIRY = Inquiry(
+QUERY = Query(
     name="inspect_utterance",
     description="Say where one utterance went: metadata line, selected or not and why, selection "
     "file, audio with the ETag then and now, shards and rows of features and targets, training "
@@ -56,6 +56,6 @@ INQUIRY = Inquiry(
 )
 
 if __name__ == "__main__":
-    parser = INQUIRY.parser()
+    parser = QUERY.parser()
     parser.add_argument("--utterance", required=True, metavar="ID", help="the utterance's id")
-    main(INQUIRY, parser)
+    main(QUERY, parser)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from tqdm import tqdm
 
 from jobs.cli.command_line import Job
-from jobs.cli.queries import Answer, Inquiry, main
+from jobs.cli.queries import Answer, Query, main
 from pipeline.audit.step_records import Finding
 from pipeline.audit.verify import Verification, sweep, verify_run
 
@@ -66,7 +66,7 @@ def block(finding: Finding) -> list[str]:
     return [finding.object, *(f"  {name:<9} {text}" for name, text in rows.items())]
 
 
-INQUIRY = Inquiry(
+QUERY = Query(
     name="verify",
     description="Read every object that a run's manifests name: sizes, SHA-256, utterances and "
     "milliseconds, commits against manifests, inputs against what was read, and the same "
@@ -77,8 +77,8 @@ INQUIRY = Inquiry(
 )
 
 if __name__ == "__main__":
-    parser = INQUIRY.parser()
+    parser = QUERY.parser()
     parser.add_argument(
         "--sweep", action="store_true", help="delete orphans; refused while anything is amiss"
     )
-    main(INQUIRY, parser)
+    main(QUERY, parser)

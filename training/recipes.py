@@ -43,7 +43,7 @@ class TrainerConfig:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointConfig:
-    """Save every so many `steps`, 0: never, and at each visit's end; the last `num_kept` stay."""
+    """Save every `steps` (0: never) and at each sub-epoch's end; keep the last `num_kept`."""
 
     steps: int = 1000
     num_kept: int = 2
@@ -56,7 +56,7 @@ class CheckpointConfig:
             )
 
     def is_due(self, num_steps: int) -> bool:
-        """Whether to save after so many steps, within a visit."""
+        """Whether to save after so many steps, within a sub-epoch."""
         return self.steps > 0 and num_steps % self.steps == 0
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import BinaryIO, Protocol
 
-from infra.prefetch import look_ahead
+from infra.prefetch import prefetch
 from infra.store.local_store import LocalStore
 from infra.store.objects import (
     AccessDenied,
@@ -118,7 +118,7 @@ class ObjectStore:
         if not any(is_s3(prefix) for prefix in self.allowed_prefixes):
             # Threads hide S3's round trips; of local files they tripled the cost, to 0.4 ms each.
             return _in_groups(fetch, uris, in_flight)
-        return look_ahead(fetch, uris, in_flight)
+        return prefetch(fetch, uris, in_flight)
 
     def open(self, uri: str) -> BinaryIO:
         """Open the object for reading and seeking; from S3, in blocks of 8 MB."""

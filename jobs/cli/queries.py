@@ -23,7 +23,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Inquiry:
+class Query:
     """A job's description and the function that answers; it writes no manifest."""
 
     name: str
@@ -51,17 +51,17 @@ class Inquiry:
         return parser
 
 
-def main(inquiry: Inquiry, parser: argparse.ArgumentParser) -> None:
+def main(query: Query, parser: argparse.ArgumentParser) -> None:
     """Parse the command line, answer, and exit: 0 good, 1 not so or failed, 2 bad usage."""
     arguments = parser.parse_args()
     separate_standard_error()
     try:
-        job = open_job(inquiry, arguments)
+        job = open_job(query, arguments)
     except (ConfigurationError, StoreError) as error:
-        sys.exit(fail(inquiry, error, 2))
+        sys.exit(fail(query, error, 2))
     try:
-        answer = inquiry.answer(job)
+        answer = query.answer(job)
     except (ValueError, OSError, StoreError) as error:
-        sys.exit(fail(inquiry, error, 1))
+        sys.exit(fail(query, error, 1))
     print(json.dumps(answer.document) if arguments.json else answer.text, flush=True)
     sys.exit(0 if answer.is_good else 1)

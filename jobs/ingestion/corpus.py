@@ -12,7 +12,7 @@ from pathlib import Path
 import soundfile
 from tqdm import tqdm
 
-from infra.prefetch import look_ahead
+from infra.prefetch import prefetch
 from infra.store.object_store import ObjectStore, join_uri, normalize_uri
 from jobs.ingestion.kaldi_directory import SUBSETS, KaldiUtterance, read_kaldi_directory
 from pipeline.records import MAX_DURATION_S, Tally, Utterance, stream_order
@@ -81,7 +81,7 @@ class _Corpus:
         listing = self._store.list(join_uri(self._uri, "audio"))
         num_bytes_of = {info.uri: info.num_bytes for info in listing}
         some = tuple(utterances)
-        copied = look_ahead(lambda each: self._copy(each, num_bytes_of), some, _IN_FLIGHT)
+        copied = prefetch(lambda each: self._copy(each, num_bytes_of), some, _IN_FLIGHT)
         progress = tqdm(copied, "ingest", total=len(some), unit="utterance")
         headers = {utterance.utterance_id: header for utterance, header in progress}
         self.num_new += sum(header.is_new for header in headers.values())

@@ -106,7 +106,7 @@ def _curve_caption(report: Report, name: str) -> str:
     frames = sum(point["num_frames"] for point in curve)
     rates = [point["learning_rate"] for point in curve]
     return (
-        f"{parameters}{len(curve)} visits, {frames:,} frames, "
+        f"{parameters}{len(curve)} sub-epochs, {frames:,} frames, "
         f"learning rates {max(rates):.2g} to {min(rates):.2g}"
     )
 

@@ -14,9 +14,9 @@ from jobs.report_page.svg import SERIES, inline_svg, page_style
 WIDTH_INCHES = 7.4
 UPRIGHT_LETTERS = 60
 """More letters than this do not fit side by side below an axis."""
-VISITS = {
-    True: ("labelled visits", "o", SERIES[2]),
-    False: ("unlabelled visits", "s", SERIES[1]),
+SUB_EPOCHS = {
+    True: ("labelled sub-epochs", "o", SERIES[2]),
+    False: ("unlabelled sub-epochs", "s", SERIES[1]),
 }
 Curve = Sequence[Mapping[str, Any]]
 
@@ -50,15 +50,15 @@ def _name_groups(axes: Axes, names: Sequence[str]) -> None:
 
 
 def learning_curve(name: str, index: int, curve: Curve) -> str:
-    """Cross-entropy and frame accuracy of one model over its visits; `index` makes ids unique."""
+    """Cross-entropy and frame accuracy of a model over its sub-epochs; `index` makes ids unique."""
     with page_style():
         figure = Figure(figsize=(WIDTH_INCHES, 2.6))
         figure.suptitle(printable(name), x=0.008, ha="left", weight="bold", size="medium")
         left, right = figure.subplots(1, 2)
         left.set_title("cross-entropy, nats a frame", loc="left")
-        _plot_visits(left, curve, "cross_entropy", 1.0)
+        _plot_sub_epochs(left, curve, "cross_entropy", 1.0)
         right.set_title("frame accuracy, %", loc="left")
-        _plot_visits(right, curve, "frame_accuracy", 100.0)
+        _plot_sub_epochs(right, curve, "frame_accuracy", 100.0)
         if len({point["labelled"] for point in curve}) > 1:
             _legend(figure)
         return inline_svg(figure, f"curve-{index}", _curve_label(name, curve))
@@ -67,23 +67,23 @@ def learning_curve(name: str, index: int, curve: Curve) -> str:
 def _curve_label(name: str, curve: Curve) -> str:
     first, last = curve[0], curve[-1]
     return (
-        f"Learning curves of {printable(name)}: in {len(curve)} visits the cross-entropy goes from "
-        f"{first['cross_entropy']:.2f} to {last['cross_entropy']:.2f}, the frame accuracy from "
+        f"Learning curves of {printable(name)}: in {len(curve)} sub-epochs the cross-entropy goes "
+        f"from {first['cross_entropy']:.2f} to {last['cross_entropy']:.2f}, the frame accuracy from "
         f"{first['frame_accuracy']:.0%} to {last['frame_accuracy']:.0%}"
     )
 
 
-def _plot_visits(axes: Axes, curve: Curve, key: str, scale: float) -> None:
-    for labelled, (label, marker, colour) in VISITS.items():
+def _plot_sub_epochs(axes: Axes, curve: Curve, key: str, scale: float) -> None:
+    for labelled, (label, marker, colour) in SUB_EPOCHS.items():
         points = [
-            (visit, scale * point[key])
-            for visit, point in enumerate(curve, 1)
+            (sub_epoch, scale * point[key])
+            for sub_epoch, point in enumerate(curve, 1)
             if point["labelled"] is labelled
         ]
         if points:
-            visits, values = zip(*points, strict=True)
-            axes.plot(visits, values, label=label, marker=marker, markersize=3.5, color=colour)
-    axes.set_xlabel("visit")
+            sub_epochs, values = zip(*points, strict=True)
+            axes.plot(sub_epochs, values, label=label, marker=marker, markersize=3.5, color=colour)
+    axes.set_xlabel("sub-epoch")
     axes.grid(visible=False, axis="x")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from infra.prefetch import look_ahead
+from infra.prefetch import prefetch
 from infra.store.checked_reads import scan_checked
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.metadata import read_records
@@ -36,7 +36,7 @@ class Hit:
 
 def first_hit(items: Sequence[T], look: Callable[[T], Hit | None]) -> Hit | None:
     """The first hit in the order of `items`; what lies behind it is not looked at."""
-    looked = look_ahead(look, items, IN_FLIGHT)
+    looked = prefetch(look, items, IN_FLIGHT)
     return next((hit for _, hit in looked if hit is not None), None)
 
 

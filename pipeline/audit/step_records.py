@@ -8,7 +8,7 @@ from infra.store.checked_reads import read_checked
 from infra.store.object_store import ObjectStore, StoreError, join_uri
 from pipeline.audit.run_listing import StepFolder
 from pipeline.records import Tally
-from pipeline.runs.commit import Commit, identity
+from pipeline.runs.commit import Commit, fingerprint
 from pipeline.runs.manifest import Manifest, Output, sha256
 
 R = TypeVar("R")
@@ -123,11 +123,11 @@ def record_findings(records: StepRecords) -> Iterator[Finding]:
         yield Finding(key, f"the manifest of {records.step}", f"of {manifest.step}", "put it back")
     if not records.is_planned:
         return
-    made = identity(manifest.config, manifest.inputs)
+    made = fingerprint(manifest.config, manifest.inputs)
     for name, commit in records.commits.items():
-        if commit.identity != made:
+        if commit.fingerprint != made:
             remedy = f"use a fresh --run, or remove {records.step} and run it again"
-            yield Finding(name, f"identity {made[:12]}", commit.identity[:12], remedy)
+            yield Finding(name, f"identity {made[:12]}", commit.fingerprint[:12], remedy)
         accounted = commit.tally_out + commit.quarantined + commit.unselected
         if accounted != commit.tally_in:
             remedy = records.remedy(next((o.key for o in commit.outputs), ""))

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 from jaxtyping import UInt64
 
-from infra.prefetch import look_ahead
+from infra.prefetch import prefetch
 from infra.store.object_store import ObjectNotFound, ObjectStore, StoreError, join_uri
 from pipeline.audit.contents import LEDGER_SUFFIX, read_contents
 from pipeline.audit.step_records import Finding, StepRecords
@@ -53,7 +53,7 @@ def read_objects(
     base = corpus_uri if records.step == "ingest" else run_uri
     # Digests and ids are made where the objects arrive, in as many threads.
     check = partial(_check, store, base, records.is_planned)
-    for output, found in look_ahead(check, records.objects, GETS_IN_FLIGHT):
+    for output, found in prefetch(check, records.objects, GETS_IN_FLIGHT):
         progress(output.num_bytes)
         remedy = records.remedy
         if found.damage:

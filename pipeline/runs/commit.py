@@ -42,7 +42,7 @@ class Commit:
     """What one task wrote: the unit of restart."""
 
     task: str
-    identity: str
+    fingerprint: str
     outputs: tuple[Output, ...]
     ledger: Output | None
     tally_in: Tally
@@ -81,7 +81,7 @@ class StepContext:
     store: ObjectStore
     run_uri: str
     step: str
-    identity: str
+    fingerprint: str
 
     def put_output(self, task: str, suffix: str, data: bytes, tally: Tally) -> Output:
         """Store `data` under a key that holds its digest; hashed early, as S3 shards by prefix."""
@@ -122,7 +122,7 @@ class StepPlan(Generic[T]):
     loss_budget: float
 
 
-def identity(config: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
+def fingerprint(config: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
     """What makes two runs of a step the same work: its resolved configuration and its inputs."""
     return sha256(json.dumps([config, inputs], sort_keys=True).encode())
 
@@ -135,7 +135,7 @@ def step_context(
     inputs: Mapping[str, str],
 ) -> StepContext:
     """The context of a step with this configuration and these inputs' digests."""
-    return StepContext(store, run_uri, step, identity(config, inputs))
+    return StepContext(store, run_uri, step, fingerprint(config, inputs))
 
 
 def finished_manifest(context: StepContext) -> Manifest | None:
@@ -145,11 +145,11 @@ def finished_manifest(context: StepContext) -> Manifest | None:
         manifest = read_checked(context.store, uri, Manifest.from_bytes)
     except ObjectNotFound:
         return None
-    made = identity(manifest.config, manifest.inputs)
-    if made != context.identity:
+    made = fingerprint(manifest.config, manifest.inputs)
+    if made != context.fingerprint:
         raise ValueError(
             f"{uri} was made from another recipe or other inputs (digest {made[:12]}, now "
-            f"{context.identity[:12]}): use another --run, or remove {context.step}"
+            f"{context.fingerprint[:12]}): use another --run, or remove {context.step}"
         )
     return manifest
 
@@ -207,7 +207,7 @@ def committed_tasks(context: StepContext) -> dict[str, Commit]:
         except ValueError:
             commits.append(read_checked(context.store, uri, Commit.from_bytes))
     for commit in commits:
-        if commit.identity != context.identity:
+        if commit.fingerprint != context.fingerprint:
             raise ValueError(
                 f"{context.step}: task {commit.task} was committed under another recipe or other "
                 f"inputs; use another --run, or remove {context.step}"

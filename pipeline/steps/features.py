@@ -124,7 +124,7 @@ def extract_file(task: FileTask, max_shard_frames: int = MAX_SHARD_FRAMES) -> Co
         outputs.append(write_shard(task, f"{task.name}-{number:03d}", shard))
     record = Commit(
         task=task.name,
-        identity=task.context.identity,
+        fingerprint=task.context.fingerprint,
         outputs=tuple(outputs),
         ledger=task.context.put_ledger(task.name, quarantined),
         tally_in=Tally.of(utterances),

@@ -111,7 +111,7 @@ def write_group(task: GroupTask) -> Commit:
         )
         for number, part in enumerate(parts)
     )
-    record = Commit(task.name, task.context.identity, outputs, None, tally, Tally())
+    record = Commit(task.name, task.context.fingerprint, outputs, None, tally, Tally())
     return task.context.commit(record)
 
 

@@ -101,7 +101,7 @@ def label_shard(task: ShardTask) -> Commit:
     tally = Tally(len(rows), sum(row.duration_ms for row in rows))
     record = Commit(
         task=task.name,
-        identity=task.context.identity,
+        fingerprint=task.context.fingerprint,
         outputs=(task.context.put_output(task.name, ".parquet", data, tally),),
         ledger=None,
         tally_in=tally,

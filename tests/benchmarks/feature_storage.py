@@ -24,8 +24,8 @@ from tests.benchmarks.an4_audio import AN4, recordings
 from tests.benchmarks.measure import Figure, show
 
 STORAGES: tuple[Storage, ...] = ("float16", "uint8")
-LAST_VISITS = 4
-"""Visits whose frames make up the accuracy: the learning rate is low by then."""
+LAST_SUB_EPOCHS = 4
+"""Sub-epochs whose frames make up the accuracy: the learning rate is low by then."""
 
 
 def errors() -> list[Figure]:
@@ -67,8 +67,8 @@ def trained(kaldi_dir: str, storage: Storage, settings: list[str]) -> list[Figur
         store = ObjectStore((folder,))
         curve = read_manifest(store, folder, "models/baseline").statistics["curve"]
         stored = read_manifest(store, folder, "features/unlabelled")
-    accuracy = [100 * visit["frame_accuracy"] for visit in curve[-LAST_VISITS:]]
-    entropy = [visit["cross_entropy"] for visit in curve[-LAST_VISITS:]]
+    accuracy = [100 * sub_epoch["frame_accuracy"] for sub_epoch in curve[-LAST_SUB_EPOCHS:]]
+    entropy = [sub_epoch["cross_entropy"] for sub_epoch in curve[-LAST_SUB_EPOCHS:]]
     bytes_per_hour = sum(each.num_bytes for each in stored.outputs) / stored.tally_out.hours
     return [
         Figure.of(f"{storage}: frame accuracy in training", accuracy, "%"),

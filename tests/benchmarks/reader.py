@@ -29,7 +29,7 @@ from tests.benchmarks.measure import Figure, interleaved, ratios, show
 from training.data import batching
 from training.data.dataset import Dataset
 from training.data.minibatch import Minibatch
-from training.data.sub_epochs import Visit
+from training.data.sub_epochs import SubEpoch
 from training.fit.steps import LoopConfig, take_steps
 from training.models.acoustic_model import AcousticModel, ModelConfig
 
@@ -107,9 +107,9 @@ def partitions(
     )
 
 
-def read_all(dataset: Dataset, visit: Visit) -> int:
-    """Make all minibatches of a visit and drop them; their frames."""
-    return sum(minibatch.num_frames for minibatch in dataset.plan(visit, 0).minibatches())
+def read_all(dataset: Dataset, sub_epoch: SubEpoch) -> int:
+    """Make all minibatches of a sub-epoch and drop them; their frames."""
+    return sum(minibatch.num_frames for minibatch in dataset.plan(sub_epoch, 0).minibatches())
 
 
 def step_of(student: Student) -> Callable[[], object]:
@@ -129,11 +129,11 @@ def step_of(student: Student) -> Callable[[], object]:
     return lambda: list(take_steps(model, optimizer, iter([minibatch]), 1, loop))
 
 
-def reading(folder: str, student: Student) -> dict[str, tuple[Dataset, Visit]]:
+def reading(folder: str, student: Student) -> dict[str, tuple[Dataset, SubEpoch]]:
     """What is read for a student: all forms of two-hour partitions, or a rank's in the demo."""
     store = ObjectStore((folder,))
     empty = Dataset(store, folder, (), (), 3, student.minibatch_frames, 1, 0, 1)
-    chunks = Visit(False, 0, 1, 0, False, 0.1)
+    chunks = SubEpoch(False, 0, 1, 0, False, 0.1)
     if student.num_senones == 200:
         parts = partitions(store, folder, NUM_DEMO_PARTITIONS, 0.25, 200, True, "float16")
         whole = replace(empty, unlabelled=parts[:4])
@@ -185,8 +185,8 @@ def read_ahead(folder: str, num_rounds: int) -> list[Figure]:
     store = ObjectStore((folder,))
     parts = partitions(store, folder, NUM_POOLS, 0.25, 200, True, "float16")
     dataset = Dataset(store, folder, (), parts, 3, 2048, 1, 0, 1)
-    with mock.patch.object(batching, "POOL_FRAMES", batching.POOL_FRAMES // 8):
-        plan = dataset.plan(Visit(False, 0, 1, 0, False, 0.1), 0)
+    with mock.patch.object(batching, "BUFFER_FRAMES", batching.BUFFER_FRAMES // 8):
+        plan = dataset.plan(SubEpoch(False, 0, 1, 0, False, 0.1), 0)
     started = time.perf_counter()
     num_minibatches = sum(1 for _ in plan.minibatches())
     step_s = (time.perf_counter() - started) / num_minibatches
@@ -196,8 +196,8 @@ def read_ahead(folder: str, num_rounds: int) -> list[Figure]:
             time.sleep(step_s)
 
     def one_after_the_other() -> Iterator[Minibatch]:
-        for stretch in plan.stretches:
-            yield from stretch.minibatches(stretch.pool.read())
+        for minibatch_range in plan.ranges:
+            yield from minibatch_range.minibatches(minibatch_range.buffer.read())
 
     seconds = interleaved(
         {
@@ -209,7 +209,7 @@ def read_ahead(folder: str, num_rounds: int) -> list[Figure]:
     shares = ratios(seconds["ahead"], seconds["not ahead"])
     return [
         Figure.of(
-            f"{len(plan.stretches)} pools, read ahead / not, beside a device as fast", shares, "x"
+            f"{len(plan.ranges)} pools, read ahead / not, beside a device as fast", shares, "x"
         )
     ]
 

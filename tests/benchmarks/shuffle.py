@@ -27,9 +27,9 @@ from tests.benchmarks.measure import Figure
 from tests.small_corpus import serially
 from tests.written_run import write_run
 from training.data.dataset import Dataset
-from training.data.sub_epochs import Visit
+from training.data.sub_epochs import SubEpoch
 from training.shuffle_audit.certificate import CertificateConfig, gather
-from training.shuffle_audit.reading_order import visit_steps
+from training.shuffle_audit.reading_order import sub_epoch_steps
 from training.shuffle_audit.row_provenance import OriginReader
 
 NUM_FILES, NUM_SPEAKERS, NUM_EACH = 256, 5, 32
@@ -47,7 +47,7 @@ COLUMNS = (
     ("lag 4", "autocorrelation_4", "step"),
     ("displacement", "mean_displacement", "step"),
 )
-VISIT = Visit(False, 0, 1, 0, False, 0.1)
+SUB_EPOCH = SubEpoch(False, 0, 1, 0, False, 0.1)
 Values = dict[str, float]
 
 
@@ -85,14 +85,14 @@ def measure(seed: int) -> dict[str, Values]:
 def trainers_order(
     store: ObjectStore, run_uri: str, num_source_shards: int, seed: int
 ) -> tuple[Samples, np.ndarray]:
-    """One whole visit of 8 ranks as the trainer reads it, by step; and the ranks' minibatches."""
+    """A sub-epoch of 8 ranks as the trainer reads it, by step; and the ranks' minibatches."""
     hours = read_manifest(store, run_uri, "features/unlabelled").tally_out.hours
     config = RepartitionConfig(hours / NUM_FILES / PARTITIONS_A_FILE, num_source_shards, seed)
     outputs = repartition(store, run_uri, config, serially)[0].outputs
     dataset = Dataset(store, run_uri, (), outputs, LOOK_AHEAD, MINIBATCH_FRAMES, seed, 0, NUM_RANKS)
     reader = OriginReader(store, run_uri, read_sources(store, run_uri))
     with mock.patch("training.data.batching.POOL_FRAMES", low_rate_frames(outputs[0].tally)):
-        steps = [(0, *each) for each in enumerate(visit_steps(dataset, VISIT, seed))]
+        steps = [(0, *each) for each in enumerate(sub_epoch_steps(dataset, SUB_EPOCH, seed))]
     return gather(steps, reader, CertificateConfig(NUM_RANKS, len(steps), 1))
 
 

@@ -24,7 +24,7 @@ from tests.training.data.uneven_run import write_uneven_run
 TRAINERS = ("synchronous", "gtc", "bmuf", "htm")
 JOB_LIMIT_S = 600.0
 TIME_LIMIT_S = 20.0
-NUM_VISITS = 64  # of 4 sub-epochs and 8 passes, each after labelled data
+NUM_SUB_EPOCHS = 64  # of 4 sub-epochs and 8 passes, each after labelled data
 _POLL_INTERVAL_S = 0.05
 SETTINGS = (
     "models.student.num_units=16",
@@ -56,7 +56,7 @@ class Record:
             [
                 *rows,
                 f"{self.num_starts} starts besides torchrun's own; {self.num_resumed} times ranks "
-                f"went on from a later visit than the first; {self.seconds:.0f} s",
+                f"went on from a later sub-epoch than the first; {self.seconds:.0f} s",
                 f"deaths that no message names: {self.unnamed or 'none'}",
                 f"models unlike an undisturbed run's: {self.different or 'none'}",
             ]
@@ -88,7 +88,7 @@ class RankChaos:
         run = self.folder / name
         shutil.copytree(self._source, run)
         pending = self._random.sample(blows, len(blows))
-        visits = [-1, *sorted(self._random.randrange(NUM_VISITS) for _ in blows)]
+        sub_epochs = [-1, *sorted(self._random.randrange(NUM_SUB_EPOCHS) for _ in blows)]
         job = self._start(run, trainer)
         deadline = time.monotonic() + JOB_LIMIT_S
         while (code := job.process.poll()) != 0:
@@ -96,14 +96,14 @@ class RankChaos:
                 raise RuntimeError(f"{name}: exit code {code}: {job.text()[-4000:]}")
             if code is not None:
                 job = self._start(run, trainer)
-            if pending and len(job.ranks()) == NUM_RANKS and _visit(job) >= visits[0]:
-                time.sleep(self._random.uniform(0, 4.0 if visits.pop(0) < 0 else 0.5))
+            if pending and len(job.ranks()) == NUM_RANKS and _sub_epoch(job) >= sub_epochs[0]:
+                time.sleep(self._random.uniform(0, 4.0 if sub_epochs.pop(0) < 0 else 0.5))
                 self._strike(job, pending.pop(0))
             time.sleep(_POLL_INTERVAL_S)
         begun_at = re.findall(
-            r"train student: +\d+%\|[^|]*\| (\d+)/\d+ \[00:00<\?, \?visit/s\]", job.text()
+            r"train student: +\d+%\|[^|]*\| (\d+)/\d+ \[00:00<\?, \?sub-epoch/s\]", job.text()
         )
-        self.record.num_resumed += sum(int(visit) > 0 for visit in begun_at)
+        self.record.num_resumed += sum(int(sub_epoch) > 0 for sub_epoch in begun_at)
         said = job.text()
         for death, messages in self._messages.items():
             if not any(message in said for message in messages):
@@ -144,9 +144,9 @@ class RankChaos:
         print(f"{kind} (rank {rank}): all ended in {ended_s:.1f} s", file=sys.stderr, flush=True)
 
 
-def _visit(job: TorchrunJob) -> int:
-    """The latest visit that rank 0 has ended; -1 before it has begun to train."""
-    ended = re.findall(rf"\| (\d+)/{NUM_VISITS} \[", job.text())
+def _sub_epoch(job: TorchrunJob) -> int:
+    """The latest sub-epoch that rank 0 has ended; -1 before it has begun to train."""
+    ended = re.findall(rf"\| (\d+)/{NUM_SUB_EPOCHS} \[", job.text())
     return max(map(int, ended), default=-1)
 
 

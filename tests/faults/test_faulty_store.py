@@ -91,7 +91,7 @@ def test_the_lost_answer_of_our_own_commit_is_not_a_conflict(
     store, run_uri = ObjectStore((server.uri,)), f"{server.uri}/run"
     context = step_context(store, run_uri, "features/x", {}, {})
     output = context.put_output("0", ".bin", b"one", Tally())
-    record = Commit("0", context.identity, (output,), None, Tally(), Tally())
+    record = Commit("0", context.fingerprint, (output,), None, Tally(), Tally())
     proxy.rate = 1.0
     assert context.commit(record).to_bytes() == record.to_bytes()
     assert proxy.injected == {("PUT", "reset_after"): 1}

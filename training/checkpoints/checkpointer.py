@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 class Checkpoints:
-    """The last `num_kept` checkpoints below `uri` of the work that `identity` names.
+    """The last `num_kept` checkpoints below `uri` of the work that `fingerprint` names.
 
     All ranks of `group` save and restore together; `device` is where the group's messages lie.
     Nothing is listed but on restoring, and nothing that a checkpoint did not write is removed.
@@ -34,7 +34,7 @@ class Checkpoints:
         self,
         store: ObjectStore,
         uri: str,
-        identity: str,
+        fingerprint: str,
         group: ProcessGroup,
         num_kept: int = 2,
         device: torch.device = CPU,
@@ -43,7 +43,7 @@ class Checkpoints:
             raise ValueError(f"num_kept = {num_kept}: need at least 1 checkpoint to go on from")
         self.store = store
         self.uri = normalize_uri(uri)
-        self.identity = identity
+        self.fingerprint = fingerprint
         self.group = group
         self.num_kept = num_kept
         self.device = device
@@ -57,7 +57,7 @@ class Checkpoints:
         texts = self._gather(json.dumps(asdict(stored)))
         if self.group.rank() == 0:
             objects = tuple(RankObject(**json.loads(text)) for text in texts)
-            self._keep(CheckpointRecord(self.identity, step, objects))
+            self._keep(CheckpointRecord(self.fingerprint, step, objects))
 
     def restore(self) -> dict[str, Any] | None:
         """The newest whole checkpoint's state of this rank; None if there is no checkpoint at all.
@@ -68,7 +68,7 @@ class Checkpoints:
         found = self._find() if self.group.rank() == 0 else {}
         told = json.loads(self._gather(json.dumps(found))[0])
         records = [CheckpointRecord.from_document(each) for each in told["records"]]
-        self._check_identity(records)
+        self._check_fingerprint(records)
         for number, record in enumerate(records):
             state = self._read(record)
             if state is not None:
@@ -110,8 +110,8 @@ class Checkpoints:
                 damaged.append(key)
         return {"records": records, "damaged": damaged, "keys": ours}
 
-    def _check_identity(self, records: list[CheckpointRecord]) -> None:
-        if any(record.identity != self.identity for record in records):
+    def _check_fingerprint(self, records: list[CheckpointRecord]) -> None:
+        if any(record.fingerprint != self.fingerprint for record in records):
             raise ValueError(
                 f"{self.uri} belongs to another recipe or other inputs: use another --run, "
                 "or remove the checkpoints to begin again"

@@ -52,9 +52,9 @@ class RankObject:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
-    """A checkpoint after `step` steps of the work that `identity` names; it counts when stored."""
+    """Names a checkpoint after `step` steps of the work of `fingerprint`; it counts when stored."""
 
-    identity: str
+    fingerprint: str
     step: int
     objects: tuple[RankObject, ...]
 
@@ -81,7 +81,7 @@ class CheckpointRecord:
     def from_document(cls, document: Mapping[str, Any]) -> "CheckpointRecord":
         """Invert `asdict`."""
         objects = tuple(RankObject(**each) for each in document["objects"])
-        return cls(document["identity"], document["step"], objects)
+        return cls(document["fingerprint"], document["step"], objects)
 
 
 def read_record(store: ObjectStore, uri: str) -> CheckpointRecord:

@@ -2,7 +2,7 @@
 
 The rule is what leaving the trainer does: models are averaged and the block is ended, so that all
 ranks start from one model. Momenta are averaged too. What counts as a sum over ranks, residuals and
-a visit's totals, is dealt: new rank i gets the sum of old ranks i, i + N', i + 2 N', ...
+a sub-epoch's totals, is dealt: new rank i gets the sum of old ranks i, i + N', i + 2 N', ...
 """
 
 import hashlib

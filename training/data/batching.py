@@ -11,32 +11,32 @@ from jaxtyping import Int64
 
 CHUNK_FRAMES = 32
 # Rows are randomized within pools of one training partition's usual two hours (003 IV-B4).
-POOL_FRAMES = 240_000
+BUFFER_FRAMES = 240_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pieces:
+class Segments:
     """Low-rate frames [starts, stops) of utterances of a pool: one minibatch, a piece each."""
 
     utterances: Int64[np.ndarray, " pieces"]
     starts: Int64[np.ndarray, " pieces"]
     stops: Int64[np.ndarray, " pieces"]
 
-    def take(self, chosen: slice | Int64[np.ndarray, " _chosen"]) -> "Pieces":
+    def take(self, chosen: slice | Int64[np.ndarray, " _chosen"]) -> "Segments":
         """Some of the pieces, in the order of `chosen`."""
-        return Pieces(self.utterances[chosen], self.starts[chosen], self.stops[chosen])
+        return Segments(self.utterances[chosen], self.starts[chosen], self.stops[chosen])
 
 
-def pools(lengths: Iterable[int]) -> Iterator[tuple[int, int]]:
+def shuffle_buffers(lengths: Iterable[int]) -> Iterator[tuple[int, int]]:
     """Cut lengths, in order, into runs [first, last) of about POOL_FRAMES frames.
 
     A run comes when the next one begins, so that no more lengths are read than are needed.
     """
-    first, pool, start, end = 0, 0, 0, 0
+    first, buffer, start, end = 0, 0, 0, 0
     for length in lengths:
-        if start // POOL_FRAMES != pool:
+        if start // BUFFER_FRAMES != buffer:
             yield first, end
-            first, pool = end, start // POOL_FRAMES
+            first, buffer = end, start // BUFFER_FRAMES
         start += int(length)
         end += 1
     if end > first:
@@ -47,7 +47,7 @@ def chunked_minibatches(
     lengths: Int64[np.ndarray, " utterances"],
     minibatch_frames: int,
     generator: np.random.Generator,
-) -> list[Pieces]:
+) -> list[Segments]:
     """Every utterance in chunks of 32 frames, the chunks in random order (003 II-B [31])."""
     num_chunks = -(-lengths // CHUNK_FRAMES)
     utterances = np.repeat(np.arange(len(lengths)), num_chunks)
@@ -55,7 +55,7 @@ def chunked_minibatches(
     starts = (np.arange(len(utterances)) - first_chunks[utterances]) * CHUNK_FRAMES
     stops = np.minimum(starts + CHUNK_FRAMES, lengths[utterances])
     order = generator.permutation(len(utterances))
-    chunks = Pieces(utterances, starts, stops).take(order)
+    chunks = Segments(utterances, starts, stops).take(order)
     size = max(minibatch_frames // CHUNK_FRAMES, 1)
     return [chunks.take(slice(first, first + size)) for first in range(0, len(order), size)]
 
@@ -64,7 +64,7 @@ def whole_utterance_minibatches(
     lengths: Int64[np.ndarray, " utterances"],
     minibatch_frames: int,
     generator: np.random.Generator,
-) -> list[Pieces]:
+) -> list[Segments]:
     """Whole utterances of like length, `minibatch_frames` with padding; minibatches shuffled."""
     by_length = np.argsort(lengths, kind="stable")
     batches: list[list[int]] = []
@@ -73,6 +73,6 @@ def whole_utterance_minibatches(
         if not batches or (len(batches[-1]) + 1) * lengths[utterance] > minibatch_frames:
             batches.append([])
         batches[-1].append(utterance)
-    whole = Pieces(np.arange(len(lengths)), np.zeros_like(lengths), lengths)
+    whole = Segments(np.arange(len(lengths)), np.zeros_like(lengths), lengths)
     order = generator.permutation(len(batches))
     return [whole.take(np.array(batches[number], np.int64)) for number in order]

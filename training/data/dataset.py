@@ -1,4 +1,4 @@
-"""Training partitions to minibatches: each utterance once a visit over all ranks (003 V-D)."""
+"""Training partitions to minibatches: each utterance once a sub-epoch over all ranks (003 V-D)."""
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int64
 
-from infra.prefetch import look_ahead
+from infra.prefetch import prefetch
 from infra.store.checked_reads import scan_checked
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.runs.manifest import Output, read_output
 from pipeline.shards import read_partition, read_partition_lengths
 from training.data.batching import (
-    Pieces,
+    Segments,
     chunked_minibatches,
-    pools,
+    shuffle_buffers,
     whole_utterance_minibatches,
 )
-from training.data.minibatch import Minibatch, PoolFrames
+from training.data.minibatch import BufferFrames, Minibatch
 from training.data.sharding import Lengths, Slice, deal
-from training.data.sub_epochs import Visit
+from training.data.sub_epochs import SubEpoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,57 +43,57 @@ class Dataset:
     validation_one_in: int = 0
 
     def plan(
-        self, visit: Visit, index: int, lengths_of: Callable[[Output], Lengths] | None = None
-    ) -> "VisitPlan":
-        """Fix what this rank reads in visit number `index`, and in which order."""
-        pools_of_visit = self.pools(visit, index, lengths_of)
-        return VisitPlan(visit, [Stretch.whole(pool) for pool in pools_of_visit])
+        self, sub_epoch: SubEpoch, index: int, lengths_of: Callable[[Output], Lengths] | None = None
+    ) -> "SubEpochPlan":
+        """Fix what this rank reads in sub-epoch number `index`, and in which order."""
+        buffers = self.shuffle_buffers(sub_epoch, index, lengths_of)
+        return SubEpochPlan(sub_epoch, [MinibatchRange.whole(buffer) for buffer in buffers])
 
-    def pools(
-        self, visit: Visit, index: int, lengths_of: Callable[[Output], Lengths] | None = None
-    ) -> Iterator["Pool"]:
-        """What this rank mixes at a time in visit number `index`; reads lengths as it goes.
+    def shuffle_buffers(
+        self, sub_epoch: SubEpoch, index: int, lengths_of: Callable[[Output], Lengths] | None = None
+    ) -> Iterator["ShuffleBuffer"]:
+        """What this rank mixes at a time in sub-epoch number `index`; reads lengths as it goes.
 
         `lengths_of` stands in for `self.lengths` where they were read before.
         """
         lengths_of = lengths_of or self.lengths
-        slices = self.slices(visit)
+        slices = self.slices(sub_epoch)
         generator = np.random.default_rng([self.seed, index, self.rank])
-        kept: list[PoolPart] = []
+        kept: list[BufferPart] = []
 
         def num_frames() -> Iterator[int]:
             for number in generator.permutation(len(slices)):
                 part = slices[number]
-                counts = lengths_of(part.output).low_rate(visit, self.look_ahead)
-                rows = self.rows(part, visit, len(counts))
+                counts = lengths_of(part.output).low_rate(sub_epoch, self.look_ahead)
+                rows = self.rows(part, sub_epoch, len(counts))
                 if len(rows):
-                    kept.append(PoolPart(part.output, rows, counts[rows]))
+                    kept.append(BufferPart(part.output, rows, counts[rows]))
                     yield int(kept[-1].lengths.sum())
 
-        for first, last in pools(num_frames()):
-            yield Pool(self, visit, index, first, kept[first:last])
+        for first, last in shuffle_buffers(num_frames()):
+            yield ShuffleBuffer(self, sub_epoch, index, first, kept[first:last])
 
-    def slices(self, visit: Visit) -> list[Slice]:
+    def slices(self, sub_epoch: SubEpoch) -> list[Slice]:
         """Deal this rank its part; a share holds the same rows in each pass."""
-        outputs = self.labelled if visit.labelled else self.unlabelled
-        return deal(outputs, visit, self.rank, self.world_size)
+        outputs = self.labelled if sub_epoch.labelled else self.unlabelled
+        return deal(outputs, sub_epoch, self.rank, self.world_size)
 
     def lengths(self, output: Output) -> Lengths:
         """The lengths of a partition's rows: one column is read, no feature."""
         uri = join_uri(self.run_uri, output.key)
         return Lengths(*scan_checked(self.store, uri, read_partition_lengths))
 
-    def rows(self, part: Slice, visit: Visit, num_rows: int) -> Int64[np.ndarray, " rows"]:
-        """Which of the partition's rows one slice has in `visit`, in stored order."""
+    def rows(self, part: Slice, sub_epoch: SubEpoch, num_rows: int) -> Int64[np.ndarray, " rows"]:
+        """Which of the partition's rows one slice has in `sub_epoch`, in stored order."""
         rows = np.arange(num_rows)
-        if visit.labelled and self.validation_one_in:
-            rows = rows[(rows % self.validation_one_in == 0) == visit.is_validation]
+        if sub_epoch.labelled and self.validation_one_in:
+            rows = rows[(rows % self.validation_one_in == 0) == sub_epoch.is_validation]
         dealt: Int64[np.ndarray, " rows"] = rows[part.first :: part.step]
         return dealt
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PoolPart:
+class BufferPart:
     """Rows of one partition, and their low-rate frames, look-ahead included."""
 
     output: Output
@@ -102,97 +102,101 @@ class PoolPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
-    """What one rank holds at a time, its rows mixed; its first part is the visit's `first`."""
+class ShuffleBuffer:
+    """What one rank holds at a time, its rows mixed; its first part is the sub-epoch's `first`."""
 
     dataset: Dataset
-    visit: Visit
+    sub_epoch: SubEpoch
     index: int
     first: int
-    parts: list[PoolPart]
+    parts: list[BufferPart]
 
-    def batches(self) -> list[Pieces]:
+    def batches(self) -> list[Segments]:
         """The pieces of each minibatch; utterances are counted over all parts, in order."""
         key = [self.dataset.seed, self.index, self.dataset.rank, self.first]
-        form = whole_utterance_minibatches if self.visit.whole_utterances else chunked_minibatches
+        form = (
+            whole_utterance_minibatches if self.sub_epoch.whole_utterances else chunked_minibatches
+        )
         lengths = np.concatenate([part.lengths for part in self.parts])
         return form(lengths, self.dataset.minibatch_frames, np.random.default_rng(key))
 
-    def read(self) -> PoolFrames:
+    def read(self) -> BufferFrames:
         """Fetch, decode and join the parts; of the partitions, one is in memory at a time."""
-        return PoolFrames.join([self._read(part) for part in self.parts])
+        return BufferFrames.join([self._read(part) for part in self.parts])
 
-    def _read(self, part: PoolPart) -> PoolFrames:
+    def _read(self, part: BufferPart) -> BufferFrames:
         data = read_output(self.dataset.store, self.dataset.run_uri, part.output)
-        return PoolFrames.of(read_partition(data, part.rows.tolist()), self.visit.offset)
+        return BufferFrames.of(read_partition(data, part.rows.tolist()), self.sub_epoch.offset)
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class MinibatchRange:
     """Minibatches [first, last) of one pool."""
 
-    pool: Pool
+    buffer: ShuffleBuffer
     first: int
     last: int
 
     @classmethod
-    def whole(cls, pool: Pool) -> "Stretch":
+    def whole(cls, buffer: ShuffleBuffer) -> "MinibatchRange":
         """All minibatches of a pool."""
-        return cls(pool, 0, len(pool.batches()))
+        return cls(buffer, 0, len(buffer.batches()))
 
     def __len__(self) -> int:
         return self.last - self.first
 
-    def cut(self, first: int, last: int) -> "Stretch":
+    def cut(self, first: int, last: int) -> "MinibatchRange":
         """Its own minibatches [first, last), or those of them that there are."""
         begin = min(max(self.first + first, self.first), self.last)
-        return Stretch(self.pool, begin, min(max(self.first + last, begin), self.last))
+        return MinibatchRange(self.buffer, begin, min(max(self.first + last, begin), self.last))
 
-    def minibatches(self, frames: PoolFrames) -> Iterator[Minibatch]:
+    def minibatches(self, frames: BufferFrames) -> Iterator[Minibatch]:
         """The minibatches, from the pool's frames."""
-        for pieces in self.pool.batches()[self.first : self.last]:
-            yield frames.minibatch(pieces, self.pool.dataset.look_ahead)
+        for segments in self.buffer.batches()[self.first : self.last]:
+            yield frames.minibatch(segments, self.buffer.dataset.look_ahead)
 
 
 @dataclass(frozen=True, slots=True)
-class VisitPlan:
-    """One rank's part of one visit: its minibatches can be counted before any audio is read."""
+class SubEpochPlan:
+    """One rank's part of one sub-epoch: its minibatches can be counted before any audio is read."""
 
-    visit: Visit
-    stretches: list[Stretch]
+    sub_epoch: SubEpoch
+    ranges: list[MinibatchRange]
 
     def num_minibatches(self) -> int:
         """How many minibatches this rank has."""
-        return sum(map(len, self.stretches))
+        return sum(map(len, self.ranges))
 
-    def minibatches(self, start: int = 0, pools_ahead: int = 1) -> Generator[Minibatch, None, None]:
+    def minibatches(
+        self, start: int = 0, buffers_ahead: int = 1
+    ) -> Generator[Minibatch, None, None]:
         """The minibatches from number `start` on; none if there are no more.
 
-        While one pool is trained on, threads read the next `pools_ahead`: no more are in memory.
+        While one pool is trained on, threads read the next `buffers_ahead`: no more are in memory.
         A thread's error is raised here; closing the iterator ends the threads.
         """
         if start < 0:
             raise ValueError(f"start = {start}: need the number of a minibatch, from 0 on")
-        if pools_ahead < 1:
-            raise ValueError(f"pools_ahead = {pools_ahead}: need at least 1")
-        rest = self.cut(start, self.num_minibatches()).stretches
+        if buffers_ahead < 1:
+            raise ValueError(f"pools_ahead = {buffers_ahead}: need at least 1")
+        rest = self.cut(start, self.num_minibatches()).ranges
         # With a thread more, the first pool would share its core with the second.
-        ahead = look_ahead(_read, rest, pools_ahead + 1, num_threads=pools_ahead)
+        ahead = prefetch(_read, rest, buffers_ahead + 1, num_threads=buffers_ahead)
         with closing(ahead):
-            for stretch, frames in ahead:
-                yield from stretch.minibatches(frames)
+            for minibatch_range, frames in ahead:
+                yield from minibatch_range.minibatches(frames)
                 del frames  # before the next one is waited for
 
-    def cut(self, first: int, last: int) -> "VisitPlan":
+    def cut(self, first: int, last: int) -> "SubEpochPlan":
         """Only the minibatches [first, last), or those of them that there are."""
-        stretches, begin = [], 0
-        for stretch in self.stretches:
-            inner = stretch.cut(first - begin, last - begin)
+        ranges, begin = [], 0
+        for minibatch_range in self.ranges:
+            inner = minibatch_range.cut(first - begin, last - begin)
             if len(inner):
-                stretches.append(inner)
-            begin += len(stretch)
-        return VisitPlan(self.visit, stretches)
+                ranges.append(inner)
+            begin += len(minibatch_range)
+        return SubEpochPlan(self.sub_epoch, ranges)
 
 
-def _read(stretch: Stretch) -> PoolFrames:
-    return stretch.pool.read()
+def _read(minibatch_range: MinibatchRange) -> BufferFrames:
+    return minibatch_range.buffer.read()

@@ -11,7 +11,7 @@ from torch import Tensor
 from pipeline.kbest import KBest, soft_targets
 from pipeline.shards import PartitionRow
 from pipeline.splicing import low_rate_alignment, splice
-from training.data.batching import Pieces
+from training.data.batching import Segments
 from training.models.losses import NO_LABEL
 
 _ABSENT = 0
@@ -35,7 +35,7 @@ class Minibatch:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PoolFrames:
+class BufferFrames:
     """Low-rate frames and their targets, utterance after utterance; row 0 is padding.
 
     Utterance n has the `counts[n]` rows from `firsts[n]` on.
@@ -49,23 +49,23 @@ class PoolFrames:
     probabilities: Float32[np.ndarray, "rows k"] | None
 
     @classmethod
-    def of(cls, rows: Sequence[PartitionRow], visit_offset: int) -> "PoolFrames":
-        """Splice each row at its own offset if its targets are soft, else at the visit's."""
+    def of(cls, rows: Sequence[PartitionRow], sub_epoch_offset: int) -> "BufferFrames":
+        """Splice each row at its own offset if its targets are soft, else at the sub-epoch's."""
         soft = rows[0].kbest is not None
-        offsets = [row.offset if soft else visit_offset for row in rows]
+        offsets = [row.offset if soft else sub_epoch_offset for row in rows]
         parts = [splice(row.features, offset) for row, offset in zip(rows, offsets, strict=True)]
         counts = np.array([len(part) for part in parts])
         firsts = np.cumsum(counts) - counts + 1
         features = np.concatenate([np.zeros((1, parts[0].shape[1]), np.float16), *parts])
         if not soft:
-            return cls(firsts, counts, features, _labels(rows, visit_offset), None, None)
+            return cls(firsts, counts, features, _labels(rows, sub_epoch_offset), None, None)
         kbest = _joined_kbest(rows)
         probabilities = soft_targets(kbest)
         probabilities[_ABSENT] = 0
         return cls(firsts, counts, features, None, kbest.senones, probabilities)
 
     @classmethod
-    def join(cls, parts: Sequence["PoolFrames"]) -> "PoolFrames":
+    def join(cls, parts: Sequence["BufferFrames"]) -> "BufferFrames":
         """One pool of the utterances of all parts, in order."""
         if len(parts) == 1:
             return parts[0]
@@ -82,14 +82,14 @@ class PoolFrames:
             _joined([part.probabilities for part in parts]),
         )
 
-    def minibatch(self, pieces: Pieces, look_ahead: int) -> Minibatch:
+    def minibatch(self, segments: Segments, look_ahead: int) -> Minibatch:
         """Delay the targets by `look_ahead`, repeat the last frames as often, pad at the ends."""
-        lengths = pieces.stops - pieces.starts
+        lengths = segments.stops - segments.starts
         steps = np.arange(lengths.max())
         present = steps < lengths[:, np.newaxis]
-        positions = pieces.starts[:, np.newaxis] + steps
-        firsts = self.firsts[pieces.utterances][:, np.newaxis]
-        last = self.counts[pieces.utterances][:, np.newaxis] - 1
+        positions = segments.starts[:, np.newaxis] + steps
+        firsts = self.firsts[segments.utterances][:, np.newaxis]
+        last = self.counts[segments.utterances][:, np.newaxis] - 1
         inputs = np.where(present, firsts + np.minimum(positions, last), _ABSENT)
         delayed = firsts + positions - look_ahead
         targets = np.where(present & (positions >= look_ahead), delayed, _ABSENT)

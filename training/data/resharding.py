@@ -1,20 +1,22 @@
-"""The rest of a visit that other ranks began, dealt again over as many ranks as there are now."""
+"""Resharding: the rest of a sub-epoch that other ranks began, over the ranks of now."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from infra.prefetch import look_ahead
-from training.data.dataset import Dataset, Stretch, VisitPlan
-from training.data.sub_epochs import Visit
+from infra.prefetch import prefetch
+from training.data.dataset import Dataset, MinibatchRange, SubEpochPlan
+from training.data.sub_epochs import SubEpoch
 
 _LENGTHS_IN_FLIGHT = 8
 
 
-def redeal(dataset: Dataset, visit: Visit, index: int, done: Sequence[Sequence[int]]) -> VisitPlan:
-    """Plan this rank's part of what is left of visit number `index`, each minibatch on one rank.
+def reshard(
+    dataset: Dataset, sub_epoch: SubEpoch, index: int, done: Sequence[Sequence[int]]
+) -> SubEpochPlan:
+    """Plan this rank's part of the rest of sub-epoch number `index`, each minibatch on one rank.
 
-    `done[0]` has, rank by rank, how many minibatches the ranks that began the visit took;
+    `done[0]` has, rank by rank, how many minibatches the ranks that began the sub-epoch took;
     `done[1]` those of the ranks that took over, if they were interrupted too, and so on.
     The minibatches are those that the first ranks would have made, in runs from few pools.
     """
@@ -23,21 +25,21 @@ def redeal(dataset: Dataset, visit: Visit, index: int, done: Sequence[Sequence[i
         replace(dataset, rank=rank, world_size=world_sizes[0]) for rank in range(world_sizes[0])
     ]
     # Where ranks share partitions, each one's lengths would be read as often as there are ranks.
-    dealt = dict.fromkeys(part.output for rank in first_ranks for part in rank.slices(visit))
-    known = dict(look_ahead(dataset.lengths, dealt, _LENGTHS_IN_FLIGHT))
-    plans = [rank.plan(visit, index, known.__getitem__) for rank in first_ranks]
+    dealt = dict.fromkeys(part.output for rank in first_ranks for part in rank.slices(sub_epoch))
+    known = dict(prefetch(dataset.lengths, dealt, _LENGTHS_IN_FLIGHT))
+    plans = [rank.plan(sub_epoch, index, known.__getitem__) for rank in first_ranks]
     for counts, world_size in zip(done, world_sizes[1:], strict=True):
-        plans = _deal_rest(plans, counts, world_size)
+        plans = _reshard_rest(plans, counts, world_size)
     return plans[dataset.rank]
 
 
-def _deal_rest(
-    plans: Sequence[VisitPlan], counts: Sequence[int], world_size: int
-) -> list[VisitPlan]:
-    left: list[Stretch] = []
+def _reshard_rest(
+    plans: Sequence[SubEpochPlan], counts: Sequence[int], world_size: int
+) -> list[SubEpochPlan]:
+    left: list[MinibatchRange] = []
     for plan, count in zip(plans, counts, strict=True):
-        left += plan.cut(count, plan.num_minibatches()).stretches
-    rest = VisitPlan(plans[0].visit, left)
+        left += plan.cut(count, plan.num_minibatches()).ranges
+    rest = SubEpochPlan(plans[0].sub_epoch, left)
     total = rest.num_minibatches()
     edges = [total * rank // world_size for rank in range(world_size + 1)]
     return [rest.cut(first, last) for first, last in pairwise(edges)]

@@ -1,4 +1,4 @@
-"""Which rows of which training partitions a rank has in a visit, and how long they are there."""
+"""Sharding: the rows of training partitions that a rank has in a sub-epoch, and their lengths."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from jaxtyping import Int64
 
 from pipeline.runs.manifest import Output
 from pipeline.splicing import STACK
-from training.data.sub_epochs import Visit
+from training.data.sub_epochs import SubEpoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,19 +21,19 @@ class Slice:
     step: int
 
 
-def deal(outputs: Sequence[Output], visit: Visit, rank: int, world_size: int) -> list[Slice]:
-    """One rank's part of a visit: whole partitions, or slices of them where they are too few.
+def deal(outputs: Sequence[Output], sub_epoch: SubEpoch, rank: int, world_size: int) -> list[Slice]:
+    """One rank's part of a sub-epoch: whole partitions, or slices of them where they are too few.
 
     Over all ranks of all shares, every row of every partition is dealt exactly once.
     """
-    num_pieces = visit.num_shares * world_size
-    piece = visit.share + visit.num_shares * rank
+    num_pieces = sub_epoch.num_shares * world_size
+    segment = sub_epoch.share + sub_epoch.num_shares * rank
     step = 1
     # With 4 partitions or more a piece, whole ones leave ranks within a quarter of each other.
     if len(outputs) < 4 * num_pieces:
         # Each slice costs reading all of its partition: about 16 a piece bound that.
         step = min(num_pieces, math.ceil(16 * num_pieces / max(len(outputs), 1)))
-    dealt = range(piece, len(outputs) * step, num_pieces)
+    dealt = range(segment, len(outputs) * step, num_pieces)
     return [Slice(outputs[number // step], number % step, step) for number in dealt]
 
 
@@ -44,9 +44,9 @@ class Lengths:
     num_frames: Int64[np.ndarray, " rows"]
     offsets: Int64[np.ndarray, " rows"]
 
-    def low_rate(self, visit: Visit, look_ahead: int) -> Int64[np.ndarray, " rows"]:
-        """Low-rate frames of each row in `visit`, look-ahead included; 0 where there are none."""
-        offsets = visit.offset if visit.labelled else self.offsets
+    def low_rate(self, sub_epoch: SubEpoch, look_ahead: int) -> Int64[np.ndarray, " rows"]:
+        """Low-rate frames of each row in `sub_epoch`, look-ahead included; 0 where it has none."""
+        offsets = sub_epoch.offset if sub_epoch.labelled else self.offsets
         counts = (self.num_frames - offsets) // STACK
         lengths: Int64[np.ndarray, " rows"] = np.where(counts > 0, counts + look_ahead, 0)
         return lengths

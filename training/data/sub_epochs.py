@@ -1,4 +1,4 @@
-"""Learning rates and what a sub-epoch visits (paper 003 II-B, V-D; 000 3.2)."""
+"""Learning rates and what a sub-epoch sub-epochs (paper 003 II-B, V-D; 000 3.2)."""
 
 import math
 from dataclasses import dataclass
@@ -81,10 +81,10 @@ class MinRateNewbob:
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
+class SubEpoch:
     """One stretch of training: which share of which data, how, and at what rate.
 
-    A validation visit is to what labelled training visits leave out.
+    A validation sub-epoch is to what labelled training sub-epochs leave out.
     """
 
     labelled: bool
@@ -96,35 +96,35 @@ class Visit:
     is_validation: bool = False
 
 
-def supervised_visits(
+def supervised_sub_epochs(
     decay: ExponentialDecay, num_chunked_epochs: int, num_epochs: int
-) -> list[Visit]:
+) -> list[SubEpoch]:
     """Epochs over the labelled data, the offset rotating, whole utterances at the end (II-B)."""
     return [
-        Visit(True, 0, 1, epoch % 3, epoch >= num_chunked_epochs, decay.learning_rate(epoch))
+        SubEpoch(True, 0, 1, epoch % 3, epoch >= num_chunked_epochs, decay.learning_rate(epoch))
         for epoch in range(num_epochs)
     ]
 
 
-def scheduled_learning_visits(
+def scheduled_learning_sub_epochs(
     decay: ExponentialDecay,
     num_sub_epochs: int,
     num_passes: int,
     num_whole: int,
     labelled_rate_factor: float,
     num_labelled_shares: int,
-) -> list[Visit]:
+) -> list[SubEpoch]:
     """Sub-epochs of unlabelled data with labelled data after each, at a higher rate (V-D).
 
     The paper makes one pass of 18 sub-epochs, the last 3 on whole utterances; after each sub-epoch
     one of `num_labelled_shares` of the labelled data is visited, in turn.
     """
-    visits = []
+    sub_epochs = []
     total = num_sub_epochs * num_passes
     for step in range(total):
         whole, rate = step >= total - num_whole, decay.learning_rate(step)
-        visits.append(Visit(False, step % num_sub_epochs, num_sub_epochs, 0, whole, rate))
+        sub_epochs.append(SubEpoch(False, step % num_sub_epochs, num_sub_epochs, 0, whole, rate))
         share, offset = step % num_labelled_shares, step // num_labelled_shares % 3
         labelled_rate = rate * labelled_rate_factor
-        visits.append(Visit(True, share, num_labelled_shares, offset, whole, labelled_rate))
-    return visits
+        sub_epochs.append(SubEpoch(True, share, num_labelled_shares, offset, whole, labelled_rate))
+    return sub_epochs

@@ -16,10 +16,10 @@ from torch.distributed import ProcessGroup as ProcessGroup  # noqa: PLC0414 - ex
 from torch.distributed.rendezvous import rendezvous
 
 from infra.launch import end_with_launcher, launched_rank
-from training.distributed.failure_detector import RollCall
+from training.distributed.failure_detector import FailureDetector
 from training.distributed.rendezvous import join
 
-_roll_call: RollCall | None = None
+_failure_detector: FailureDetector | None = None
 
 
 class CollectiveError(RuntimeError):
@@ -48,7 +48,7 @@ def open_world(time_limit_s: float = 1800.0) -> Iterator[ProcessGroup]:
 
 
 def _meet(time_limit: timedelta) -> None:
-    global _roll_call  # noqa: PLW0603 - as torch's default group, one in a process
+    global _failure_detector  # noqa: PLW0603 - as torch's default group, one in a process
     end_with_launcher()
     try:
         store, rank, world_size = next(rendezvous("env://", timeout=time_limit))
@@ -59,7 +59,7 @@ def _meet(time_limit: timedelta) -> None:
         ) from error
     with _explained_on(rank, world_size, "meeting"):
         members = join(store, rank, world_size, time_limit.total_seconds())
-    _roll_call = RollCall(store.clone(), members, rank)
+    _failure_detector = FailureDetector(store.clone(), members, rank)
     with _explained_on(rank, world_size, "meeting"):
         dist.init_process_group(
             store=PrefixStore(members.prefix, store),
@@ -70,10 +70,10 @@ def _meet(time_limit: timedelta) -> None:
 
 
 def _part() -> None:
-    global _roll_call  # noqa: PLW0603
-    if _roll_call is not None:
-        _roll_call.close()
-        _roll_call = None
+    global _failure_detector  # noqa: PLW0603
+    if _failure_detector is not None:
+        _failure_detector.close()
+        _failure_detector = None
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -84,8 +84,8 @@ def ending_by_name() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if _roll_call is not None and not isinstance(error, CollectiveError):
-            _roll_call.end(f"{type(error).__name__}: {error}")
+        if _failure_detector is not None and not isinstance(error, CollectiveError):
+            _failure_detector.end(f"{type(error).__name__}: {error}")
         raise
 
 
@@ -120,11 +120,11 @@ def explained(operation: str, group: ProcessGroup) -> AbstractContextManager[Non
 
 @contextmanager
 def _explained_on(rank: int, size: int, operation: str) -> Iterator[None]:
-    with nullcontext() if _roll_call is None else _roll_call.within(operation):
+    with nullcontext() if _failure_detector is None else _failure_detector.within(operation):
         try:
             yield
         except (RuntimeError, TimeoutError) as error:
-            fault = "" if _roll_call is None else f"{_roll_call.find_fault()}: "
+            fault = "" if _failure_detector is None else f"{_failure_detector.find_fault()}: "
             raise CollectiveError(
                 f"{operation} failed on rank {rank} of {size}: {fault}{error}. Check that "
                 "every rank is alive (the first error in the ranks' logs is the cause), that all "

@@ -15,7 +15,7 @@ _ROUND_S = 1.0
 _CALLED_ROUND_S = 0.05
 
 
-class RollCall:
+class FailureDetector:
     """A thread that answers for this rank, and calls the others when an exchange has failed.
 
     All traffic with `store` is the thread's, so that one that hangs cannot hang training; `store`
@@ -33,7 +33,7 @@ class RollCall:
         self._is_concluded = threading.Event()
         self._wake = threading.Event()
         self._is_closing = False
-        self._thread = threading.Thread(target=self._serve, name="roll call", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="failure detector", daemon=True)
         self._thread.start()
 
     @contextmanager

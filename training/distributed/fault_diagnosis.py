@@ -1,4 +1,4 @@
-"""What answers to a roll call say: who is gone, who does not come, or where everybody is."""
+"""What answers to a failure detector say: who is gone, who does not come, or where everybody is."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -107,7 +107,7 @@ class _Done(dist.Work):
         return True
 
 
-class InProcessGroup(dist.ProcessGroup):
+class SimulatedGroup(dist.ProcessGroup):
     """The exchanges of `training.distributed.collectives`, between ranks inside one process."""
 
     def __init__(self, world_rank: int, meeting: Meeting) -> None:
@@ -115,12 +115,12 @@ class InProcessGroup(dist.ProcessGroup):
         self._world_rank = world_rank
         self._meeting = meeting
 
-    def divide(self, ranks: Sequence[int]) -> "InProcessGroup | None":
+    def divide(self, ranks: Sequence[int]) -> "SimulatedGroup | None":
         """Make the group of some of this group's ranks; None on a rank that is not among them."""
         members = [self._meeting.ranks[rank] for rank in ranks]
         if self._world_rank not in members:
             return None
-        return InProcessGroup(self._world_rank, self._meeting.part(members))
+        return SimulatedGroup(self._world_rank, self._meeting.part(members))
 
     # Of torch's options for these four, `collectives` uses none.
     def all_gather_single(  # type: ignore[override]
@@ -177,7 +177,7 @@ def simulate_ranks(
         try:
             turns.wait(rank)
             torch.set_rng_state(random)
-            results[rank] = scenario(InProcessGroup(rank, world), *arguments)
+            results[rank] = scenario(SimulatedGroup(rank, world), *arguments)
         except BaseException as error:
             errors.append(error)
         finally:

@@ -7,9 +7,9 @@ from typing import Any
 from training.data.sub_epochs import (
     ExponentialDecay,
     MinRateNewbob,
-    Visit,
-    scheduled_learning_visits,
-    supervised_visits,
+    SubEpoch,
+    scheduled_learning_sub_epochs,
+    supervised_sub_epochs,
 )
 from training.fit.steps import LoopConfig
 from training.models.acoustic_model import ModelConfig
@@ -22,9 +22,9 @@ UNLABELLED = "partitions/unlabelled"
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """One model to be trained: its name, form, data, visits and trainer.
+    """One model to be trained: its name, form, data, sub-epochs and trainer.
 
-    With `newbob` the visits are the most that are made, at its rates; the loss is that of one
+    With `newbob` the sub-epochs are the most that are made, at its rates; the loss is that of one
     labelled utterance in `validation_one_in`, which training leaves out.
     """
 
@@ -32,7 +32,7 @@ class Fit:
     model: ModelConfig
     labelled: str
     unlabelled: str | None
-    visits: Sequence[Visit]
+    sub_epochs: Sequence[SubEpoch]
     loop: LoopConfig
     trainer: TrainerConfig
     seed: int
@@ -71,7 +71,7 @@ def _supervised(name: str, config: SupervisedConfig, recipe: Recipe, labelled: s
         model=models.teacher if name == "teacher" else models.student,
         labelled=labelled,
         unlabelled=None,
-        visits=supervised_visits(decay, config.num_chunked_epochs, config.num_epochs),
+        sub_epochs=supervised_sub_epochs(decay, config.num_chunked_epochs, config.num_epochs),
         loop=LoopConfig(config.minibatch_frames, config.max_gradient_norm),
         trainer=config.trainer,
         seed=config.seed,
@@ -101,7 +101,7 @@ def student_fit(recipe: Recipe) -> Fit:
     config = recipe.student
     num_steps = config.num_sub_epochs * config.num_passes
     rates = config.initial_learning_rate, config.final_learning_rate
-    visits = scheduled_learning_visits(
+    sub_epochs = scheduled_learning_sub_epochs(
         ExponentialDecay(*rates, num_steps),
         config.num_sub_epochs,
         config.num_passes,
@@ -114,7 +114,7 @@ def student_fit(recipe: Recipe) -> Fit:
         model=recipe.models.student,
         labelled=ALIGNED,
         unlabelled=UNLABELLED,
-        visits=visits,
+        sub_epochs=sub_epochs,
         loop=LoopConfig(config.minibatch_frames, config.max_gradient_norm),
         trainer=config.trainer,
         seed=config.seed,

@@ -13,14 +13,14 @@ from training.models.losses import hard_cross_entropy, kbest_cross_entropy, num_
 
 
 @dataclass(slots=True)
-class VisitResult:
-    """Totals of one visit on one rank: cross-entropy and correct frames are sums over frames."""
+class FrameTotals:
+    """Totals of a sub-epoch on one rank: cross-entropy and correct frames are sums over frames."""
 
     num_frames: int = 0
     cross_entropy: float = 0.0
     num_correct: int = 0
 
-    def add(self, other: "VisitResult") -> None:
+    def add(self, other: "FrameTotals") -> None:
         """Add the totals of one minibatch."""
         self.num_frames += other.num_frames
         self.cross_entropy += other.cross_entropy
@@ -41,7 +41,7 @@ def take_steps(
     minibatches: Iterator[Minibatch],
     num_steps: int,
     config: LoopConfig,
-) -> Iterator[VisitResult]:
+) -> Iterator[FrameTotals]:
     """Take one step after the other, yielding each one's totals when it is taken.
 
     A rank whose data ends first goes on with empty steps, so nobody waits. FloatingPointError for a
@@ -51,7 +51,7 @@ def take_steps(
     for _ in range(num_steps):
         optimizer.zero_grad()
         minibatch = next(minibatches, None)
-        result = VisitResult()
+        result = FrameTotals()
         if minibatch is not None:
             loss, result = minibatch_loss(model, minibatch)
             loss.backward()  # type: ignore[no-untyped-call]
@@ -69,7 +69,7 @@ def _require_finite(gradient_norm: Tensor) -> None:
         )
 
 
-def minibatch_loss(model: AcousticModel, minibatch: Minibatch) -> tuple[Tensor, VisitResult]:
+def minibatch_loss(model: AcousticModel, minibatch: Minibatch) -> tuple[Tensor, FrameTotals]:
     """The summed cross-entropy of one minibatch, to differentiate and in numbers."""
     padded = bool((minibatch.lengths < minibatch.features.shape[1]).any())
     # Packing matters only where padding could reach real frames: backwards in time.
@@ -84,4 +84,4 @@ def minibatch_loss(model: AcousticModel, minibatch: Minibatch) -> tuple[Tensor, 
         loss = kbest_cross_entropy(logits, minibatch.senones, minibatch.probabilities)
         best = minibatch.senones[..., 0].where(minibatch.probabilities[..., 0] > 0, -1)
         correct = num_correct(logits, best)
-    return loss, VisitResult(minibatch.num_frames, float(loss.detach()), correct)
+    return loss, FrameTotals(minibatch.num_frames, float(loss.detach()), correct)

@@ -23,7 +23,7 @@ def fit_model(
     """Train and store a model on all ranks of `group`; its manifest, and whether it was there.
 
     A model is the same work on any number of ranks: a finished one is found, and a begun one goes
-    on. The bits differ, and its curve says how many ranks made each visit.
+    on. The bits differ, and its curve says how many ranks made each sub-epoch.
     """
     inputs = input_digests(store, run_uri, fit.inputs)
     context = step_context(store, run_uri, f"models/{fit.name}", fit.config, inputs)
@@ -81,4 +81,4 @@ def checkpoints_of(fit: Fit, context: StepContext, group: ProcessGroup) -> Check
     """Where the fit's checkpoints lie, beside the model that it makes."""
     uri = join_uri(context.run_uri, context.step, "checkpoints")
     num_kept = fit.checkpoints.num_kept
-    return Checkpoints(context.store, uri, context.identity, group, num_kept)
+    return Checkpoints(context.store, uri, context.fingerprint, group, num_kept)

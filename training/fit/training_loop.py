@@ -1,4 +1,4 @@
-"""A fit under way: visit by visit on all ranks, with checkpoints, going on from the newest."""
+"""The training loop: sub-epochs on all ranks, with checkpoints, resumed from the newest."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -11,13 +11,13 @@ from tqdm import tqdm
 from training.checkpoints.checkpointer import Checkpoints
 from training.checkpoints.training_state import load_whole_state, whole_state
 from training.data.dataset import Dataset
-from training.data.sub_epochs import Visit
+from training.data.sub_epochs import SubEpoch
 from training.distributed import collectives
 from training.distributed.collectives import ProcessGroup
-from training.fit.dealt_visit import deal_visit
 from training.fit.model_specs import Fit
 from training.fit.progress import Progress
-from training.fit.steps import VisitResult, take_steps
+from training.fit.sharded_sub_epoch import shard_sub_epoch
+from training.fit.steps import FrameTotals, take_steps
 from training.fit.validation import validation_loss
 from training.models.acoustic_model import AcousticModel
 from training.trainers.registry import make_trainer
@@ -50,54 +50,56 @@ class Fitting:
             self.progress = Progress.from_state(state, self.group.size())
         if self.fit.newbob is None:
             with self.trainer:
-                for visit in self._visits():
-                    self._train(visit)
-                    self._end(visit)
+                for sub_epoch in self._sub_epochs():
+                    self._train(sub_epoch)
+                    self._end(sub_epoch)
         else:
-            for visit in self._visits():
+            for sub_epoch in self._sub_epochs():
                 with self.trainer:
-                    self._train(visit)
-                self._end(visit, self._validate())
+                    self._train(sub_epoch)
+                self._end(sub_epoch, self._validate())
         return self.progress.curve
 
-    def _visits(self) -> Iterator[Visit]:
-        """The visits from the present one on; newbob decides on rates, and when to stop."""
-        num_visits, begun = len(self.fit.visits), self.progress.position.visit
+    def _sub_epochs(self) -> Iterator[SubEpoch]:
+        """The sub-epochs from the present one on; newbob decides on rates, and when to stop."""
+        num_sub_epochs, begun = len(self.fit.sub_epochs), self.progress.cursor.sub_epoch
         bar = tqdm(
-            total=num_visits,
+            total=num_sub_epochs,
             initial=begun,
             desc=f"train {self.fit.name}",
-            unit="visit",
+            unit="sub_epoch",
             disable=self.group.rank() > 0,
         )
         with bar:
-            while (index := self.progress.position.visit) < num_visits:
-                visit = self.fit.visits[index]
+            while (index := self.progress.cursor.sub_epoch) < num_sub_epochs:
+                sub_epoch = self.fit.sub_epochs[index]
                 if self.fit.newbob is not None:
                     if self.progress.newbob is None:
                         return
-                    visit = replace(visit, learning_rate=self.progress.newbob.rate)
-                yield visit
+                    sub_epoch = replace(sub_epoch, learning_rate=self.progress.newbob.rate)
+                yield sub_epoch
                 mean = self.progress.curve[-1]["cross_entropy"]
                 bar.set_postfix_str(f"cross-entropy {mean:.3f}")
                 bar.update()
 
-    def _train(self, visit: Visit) -> None:
-        """Take the visit's steps, or what is left of them."""
+    def _train(self, sub_epoch: SubEpoch) -> None:
+        """Take the sub-epoch's steps, or what is left of them."""
         for settings in self.optimizer.param_groups:
-            settings["lr"] = visit.learning_rate
-        position, minibatches = deal_visit(visit, self.progress.position, self.dataset, self.group)
-        self.progress.position = position
+            settings["lr"] = sub_epoch.learning_rate
+        cursor, minibatches = shard_sub_epoch(
+            sub_epoch, self.progress.cursor, self.dataset, self.group
+        )
+        self.progress.cursor = cursor
         with closing(minibatches):
             steps = take_steps(
-                self.model, self.optimizer, minibatches, position.num_steps_left, self.fit.loop
+                self.model, self.optimizer, minibatches, cursor.num_steps_left, self.fit.loop
             )
             for result in steps:
                 self.progress.totals.add(result)
-                self.progress.position = position = position.stepped()
-                # After a visit's last step the visit's end is saved.
+                self.progress.cursor = cursor = cursor.stepped()
+                # After a sub-epoch's last step the sub-epoch's end is saved.
                 is_due = self.fit.checkpoints.is_due(self.trainer.num_steps)
-                if is_due and position.num_steps_left:
+                if is_due and cursor.num_steps_left:
                     self._save()
 
     def _validate(self) -> dict[str, Any]:
@@ -108,12 +110,12 @@ class Fitting:
         self.progress.newbob = self.fit.newbob.after_epoch(self.progress.newbob, loss)
         return {"validation_cross_entropy": loss}
 
-    def _end(self, visit: Visit, facts: dict[str, Any] | None = None) -> None:
-        """Add the visit to the curve, and save."""
-        point = curve_point(visit, self.progress.totals, self.group)
+    def _end(self, sub_epoch: SubEpoch, facts: dict[str, Any] | None = None) -> None:
+        """Add the sub-epoch to the curve, and save."""
+        point = curve_point(sub_epoch, self.progress.totals, self.group)
         self.progress.curve.append(point | (facts or {}))
-        self.progress.position = self.progress.position.next_visit()
-        self.progress.totals = VisitResult()
+        self.progress.cursor = self.progress.cursor.next_sub_epoch()
+        self.progress.totals = FrameTotals()
         self._save()
 
     def _save(self) -> None:
@@ -121,16 +123,16 @@ class Fitting:
         self.checkpoints.save(self.trainer.num_steps, state | self.progress.to_state())
 
 
-def curve_point(visit: Visit, result: VisitResult, group: ProcessGroup) -> dict[str, Any]:
-    """One point of the learning curve: this visit's means over all ranks' frames."""
+def curve_point(sub_epoch: SubEpoch, result: FrameTotals, group: ProcessGroup) -> dict[str, Any]:
+    """One point of the learning curve: this sub-epoch's means over all ranks' frames."""
     totals = torch.tensor(
         [result.num_frames, result.cross_entropy, result.num_correct], dtype=torch.float64
     )
     collectives.add(totals, group)
     num_frames, cross_entropy, num_correct = totals.tolist()
     return {
-        "labelled": visit.labelled,
-        "learning_rate": visit.learning_rate,
+        "labelled": sub_epoch.labelled,
+        "learning_rate": sub_epoch.learning_rate,
         "num_ranks": group.size(),
         "num_frames": int(num_frames),
         "cross_entropy": cross_entropy / max(num_frames, 1),

@@ -5,13 +5,13 @@ from contextlib import closing
 import torch
 
 from training.data.dataset import Dataset
-from training.data.sub_epochs import Visit
+from training.data.sub_epochs import SubEpoch
 from training.distributed import collectives
 from training.distributed.collectives import ProcessGroup
-from training.fit.steps import VisitResult, minibatch_loss
+from training.fit.steps import FrameTotals, minibatch_loss
 from training.models.acoustic_model import AcousticModel
 
-VALIDATION = Visit(True, 0, 1, 0, False, 0.0, is_validation=True)
+VALIDATION = SubEpoch(True, 0, 1, 0, False, 0.0, is_validation=True)
 """The utterances left out, in chunks, always at offset 0: losses of epochs are comparable."""
 
 
@@ -21,7 +21,7 @@ def validation_loss(model: AcousticModel, dataset: Dataset, group: ProcessGroup)
     Raises ValueError if no utterance is left out.
     """
     model.eval()
-    total = VisitResult()
+    total = FrameTotals()
     with torch.no_grad(), closing(dataset.plan(VALIDATION, 0).minibatches()) as minibatches:
         for minibatch in minibatches:
             total.add(minibatch_loss(model, minibatch)[1])

@@ -1,6 +1,6 @@
 """The certificate of a run: how uniform the order is in which its student reads (003 IV-A2).
 
-Looked at are the first steps of the first unlabelled visits, of chunks and of whole utterances,
+Looked at are the first steps of the first unlabelled sub-epochs, of chunks and of whole utterances,
 by ids alone. A step's minibatch is that of all ranks together, over which synchronous trainers
 sum gradients; a rank's own is what drives its model between the exchanges of BMUF and HTM.
 """
@@ -27,7 +27,7 @@ from pipeline.shuffle_quality.design_effect import (
 )
 from training.data.dataset import Dataset
 from training.fit.model_specs import Fit
-from training.shuffle_audit.reading_order import Reading, visit_steps
+from training.shuffle_audit.reading_order import Reading, sub_epoch_steps
 from training.shuffle_audit.row_provenance import OriginReader, Origins
 
 START_BITS = 20
@@ -37,14 +37,14 @@ FORMS = {"chunks": False, "whole_utterances": True}
 
 @dataclass(frozen=True, slots=True)
 class CertificateConfig:
-    """At most `num_steps` steps of each of the first `num_visits` unlabelled visits of a form."""
+    """Look at up to `num_steps` steps of the first `num_sub_epochs` unlabelled ones of a form."""
 
     num_ranks: int
     num_steps: int
-    num_visits: int
+    num_sub_epochs: int
 
     def __post_init__(self) -> None:
-        for name, least in (("num_ranks", 1), ("num_steps", 2), ("num_visits", 1)):
+        for name, least in (("num_ranks", 1), ("num_steps", 2), ("num_sub_epochs", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} = {getattr(self, name)}: need at least {least}")
 
@@ -94,21 +94,24 @@ def read_certificate(store: ObjectStore, run_uri: str) -> dict[str, Any]:
 
 
 def certificate(dataset: Dataset, fit: Fit, config: CertificateConfig) -> dict[str, Any]:
-    """The figures of both forms of visit; a form of fewer than two steps is left out."""
+    """The figures of both forms of sub-epoch; a form of fewer than two steps is left out."""
     sources = read_sources(dataset.store, dataset.run_uri)
     reader = OriginReader(dataset.store, dataset.run_uri, sources)
     document: dict[str, Any] = {}
     for form, whole in FORMS.items():
-        visits = [
+        sub_epochs = [
             index
-            for index, visit in enumerate(fit.visits)
-            if not visit.labelled and visit.whole_utterances == whole
-        ][: config.num_visits]
-        steps = list(read_steps(dataset, fit, visits, config.num_steps, form))
+            for index, sub_epoch in enumerate(fit.sub_epochs)
+            if not sub_epoch.labelled and sub_epoch.whole_utterances == whole
+        ][: config.num_sub_epochs]
+        steps = list(read_steps(dataset, fit, sub_epochs, config.num_steps, form))
         if len(steps) > 1:
-            document[form] = {"visits": visits, **form_figures(steps, reader, config, dataset.seed)}
+            document[form] = {
+                "sub_epochs": sub_epochs,
+                **form_figures(steps, reader, config, dataset.seed),
+            }
     if not document:
-        raise ValueError("no visit has two steps: lower student.minibatch_frames, or --ranks")
+        raise ValueError("no sub-epoch has two steps: lower student.minibatch_frames, or --ranks")
     uniform = 1 / expected_effective_number(np.array(sources.durations_ms()))
     document["uniform_run"] = {
         "effective_files": 1 / uniform,
@@ -118,12 +121,12 @@ def certificate(dataset: Dataset, fit: Fit, config: CertificateConfig) -> dict[s
 
 
 def read_steps(
-    dataset: Dataset, fit: Fit, visits: Sequence[int], num_steps: int, form: str
+    dataset: Dataset, fit: Fit, sub_epochs: Sequence[int], num_steps: int, form: str
 ) -> Iterator[tuple[int, int, list[Reading]]]:
-    """Visit, step and what the ranks read in it."""
-    with tqdm(total=len(visits) * num_steps, desc=f"certify {form}", unit="step") as bar:
-        for index in visits:
-            steps = visit_steps(dataset, fit.visits[index], index)
+    """SubEpoch, step and what the ranks read in it."""
+    with tqdm(total=len(sub_epochs) * num_steps, desc=f"certify {form}", unit="step") as bar:
+        for index in sub_epochs:
+            steps = sub_epoch_steps(dataset, fit.sub_epochs[index], index)
             for step, readings in enumerate(islice(steps, num_steps)):
                 yield index, step, readings
                 bar.update()
@@ -158,13 +161,13 @@ def gather(
     config: CertificateConfig,
 ) -> tuple[Samples, Int64[np.ndarray, " samples"]]:
     """The samples in their order, divided by steps; and the number of each one's rank's step."""
-    # Numbers so far apart that no lag compares different visits or ranks.
+    # Numbers so far apart that no lag compares different sub-epochs or ranks.
     stride = config.num_steps + max(LAGS)
     batches, ranks, parts = [], [], []
     for index, step, readings in steps:
         for reading in readings:
             origins = [reader.of(partition) for partition in reading.partitions]
-            parts.append(pieces_of(reading, origins))
+            parts.append(segments_of(reading, origins))
             size = len(origins)
             batches.append(np.full(size, index * stride + step))
             ranks.append(np.full(size, (index * config.num_ranks + reading.rank) * stride + step))
@@ -175,7 +178,7 @@ def gather(
     return samples, np.concatenate(ranks)
 
 
-def pieces_of(reading: Reading, origins: Sequence[Origins]) -> tuple[np.ndarray, ...]:
+def segments_of(reading: Reading, origins: Sequence[Origins]) -> tuple[np.ndarray, ...]:
     """File, speaker, position and value of each piece of one minibatch."""
     rows = [(each, row) for each, row in zip(origins, reading.rows.tolist(), strict=True)]
     places = np.array([each.places[row] for each, row in rows])

@@ -66,7 +66,7 @@ def write_aligned(
         )
         record = Commit(
             task=name,
-            identity=context.identity,
+            fingerprint=context.fingerprint,
             outputs=outputs,
             ledger=context.put_ledger(name, failed),
             tally_in=tally + Tally.of(failed),

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from training.distributed import collectives, gather
-from training.distributed.simulated_group import InProcessGroup
+from training.distributed.simulated_group import SimulatedGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def ranks_per_host(group: ProcessGroup, device: torch.device) -> int:
 
 
 def _world_ranks(group: ProcessGroup) -> list[int]:
-    if isinstance(group, InProcessGroup):
+    if isinstance(group, SimulatedGroup):
         return list(range(group.size()))
     ranks = dist.get_process_group_ranks(group)
     world_size = collectives.default_world().size()
@@ -80,7 +80,7 @@ def _world_ranks(group: ProcessGroup) -> list[int]:
 
 
 def _subgroup(group: ProcessGroup, ranks: list[int], device: torch.device) -> ProcessGroup | None:
-    if isinstance(group, InProcessGroup):
+    if isinstance(group, SimulatedGroup):
         return group.divide(ranks)
     # new_group would otherwise take torch's default limit, not that of the group it divides.
     time_limit = group._get_backend(device).options._timeout

@@ -1,4 +1,4 @@
-"""What training reads and computes: the very visits that the recipe's fits will make."""
+"""What training reads and computes: the very sub-epochs that the recipe's fits will make."""
 
 from functools import cache
 
@@ -29,10 +29,11 @@ def num_parameters(config: ModelConfig, num_senones: int) -> int:
 
 
 def num_training_frames(fit: Fit, workload: Workload) -> float:
-    """Low-rate frames over all visits, with the look-ahead's repeated last frames."""
+    """Low-rate frames over all sub-epochs, with the look-ahead's repeated last frames."""
     return sum(
-        _frames(workload, "labelled" if visit.labelled else "unlabelled", fit) / visit.num_shares
-        for visit in fit.visits
+        _frames(workload, "labelled" if sub_epoch.labelled else "unlabelled", fit)
+        / sub_epoch.num_shares
+        for sub_epoch in fit.sub_epochs
     )
 
 
@@ -45,21 +46,21 @@ def _frames(workload: Workload, subset: str, fit: Fit) -> float:
 def training_volume(
     fit: Fit, workload: Workload, recipe: Recipe, num_ranks: int, num_senones: int
 ) -> Volume:
-    """Shards read visit by visit, a model written, and checkpoints, of which the last ones stay.
+    """Shards read in each sub-epoch, a model written, and checkpoints, of which the last ones stay.
 
     A shard is opened for its lengths (a HEAD, two ranges) and then read whole.
     """
     reads = num_bytes = 0.0
-    for visit in fit.visits:
+    for sub_epoch in fit.sub_epochs:
         for subset in workload.subsets:
-            if subset.name == ("labelled" if visit.labelled else "unlabelled"):
+            if subset.name == ("labelled" if sub_epoch.labelled else "unlabelled"):
                 shards, size = _shards(subset, recipe)
-                whole = shards >= LARGE_DEAL * visit.num_shares * num_ranks
-                times = 1 / visit.num_shares if whole else num_ranks
+                whole = shards >= LARGE_DEAL * sub_epoch.num_shares * num_ranks
+                times = 1 / sub_epoch.num_shares if whole else num_ranks
                 reads, num_bytes = reads + times * shards, num_bytes + times * size
     weights = WEIGHT_BYTES * num_parameters(fit.model, num_senones)
     copies = STATE_COPIES[fit.trainer.name]
-    saves = len(fit.visits)
+    saves = len(fit.sub_epochs)
     if fit.checkpoints.steps:
         step_frames = num_ranks * fit.loop.minibatch_frames
         saves += int(num_training_frames(fit, workload) / step_frames / fit.checkpoints.steps)

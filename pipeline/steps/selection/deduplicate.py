@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 from jaxtyping import Bool, Int64, UInt64
 
-from infra.prefetch import look_ahead
+from infra.prefetch import prefetch
 from pipeline.records import Tally
 from pipeline.runs.commit import StepContext
 from pipeline.runs.manifest import Output, read_output
@@ -79,7 +79,7 @@ class _Merged:
     @classmethod
     def of(cls, task: RangeTask) -> "_Merged":
         read = partial(read_output, task.context.store, task.context.run_uri)
-        found = look_ahead(read, task.sources, _GETS_IN_FLIGHT)
+        found = prefetch(read, task.sources, _GETS_IN_FLIGHT)
         parts = [HashRange.from_bytes(data) for _, data in found]
         priorities = np.concatenate([part.priorities for part in parts])
         order = np.argsort(priorities, kind="stable")

@@ -41,7 +41,7 @@ def survey_bucket(task: SurveyTask) -> Commit:
     unselected = sum(rejected.values(), Tally())
     record = Commit(
         task=task.bucket.name,
-        identity=task.context.identity,
+        fingerprint=task.context.fingerprint,
         outputs=tuple(_put_range(task, number, part) for number, part in enumerate(ranges)),
         ledger=None,
         tally_in=_tally(survey.durations_ms[kept]) + survey.quarantined + unselected,

@@ -40,7 +40,7 @@ def write_files(task: FilesTask) -> Commit:
     quarantined = sum((commit.quarantined for commit in task.drawn), Tally())
     record = Commit(
         task=task.name,
-        identity=task.context.identity,
+        fingerprint=task.context.fingerprint,
         outputs=tuple(
             _write_file(task, number, [streams[speaker] for speaker in speakers])
             for number, speakers in enumerate(packed)

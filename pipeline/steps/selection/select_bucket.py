@@ -57,7 +57,7 @@ def keep_drawn(task: DrawnTask) -> Commit:
     lost = Tally.of(verdicts.quarantined)
     record = Commit(
         task=task.name,
-        identity=task.context.identity,
+        fingerprint=task.context.fingerprint,
         outputs=(output,),
         ledger=task.context.put_ledger(task.name, verdicts.quarantined),
         tally_in=output.tally + verdicts.unselected + lost,

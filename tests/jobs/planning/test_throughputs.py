@@ -110,7 +110,7 @@ def test_a_model_twice_as_large_trains_half_as_fast() -> None:
     assert ModelRate(1_000, 10).of(20) == 500
 
 
-def test_training_frames_are_those_of_the_visits() -> None:
+def test_training_frames_are_those_of_the_sub_epochs() -> None:
     """One pass over the unlabelled hours and 18 over the labelled; twelve epochs of the teacher."""
     workload = planned_workload(1e6, 7_000)
     frames_an_hour = num_training_frames(teacher_fit(HOURS_1M), workload) / 12 / 7_000

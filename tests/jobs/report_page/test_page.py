@@ -15,16 +15,16 @@ VOID = {"meta"}
 
 
 def curve(labelled: list[bool]) -> list[dict[str, Any]]:
-    """Points of a curve that gets better by the visit."""
+    """Points of a curve that gets better by the sub-epoch."""
     return [
         {
             "labelled": kind,
-            "learning_rate": 2e-3 / (visit + 1),
+            "learning_rate": 2e-3 / (sub_epoch + 1),
             "num_frames": 1000,
-            "cross_entropy": 3.0 / (visit + 1),
-            "frame_accuracy": visit / len(labelled),
+            "cross_entropy": 3.0 / (sub_epoch + 1),
+            "frame_accuracy": sub_epoch / len(labelled),
         }
-        for visit, kind in enumerate(labelled)
+        for sub_epoch, kind in enumerate(labelled)
     ]
 
 
@@ -138,7 +138,7 @@ def test_sections_in_order(report: dict[str, Any]) -> None:
     shown = text_of(page)
     for fact in ("1,234", "400", "61.2", "k = 20", "98.77 %", "4,321", "silent", "612,345", "99.0"):
         assert fact in shown
-    assert "unlabelled visits" in shown
+    assert "unlabelled sub-epochs" in shown
 
 
 def test_tables_and_pictures_speak(report: dict[str, Any]) -> None:

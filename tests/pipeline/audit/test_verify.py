@@ -173,7 +173,7 @@ def test_a_damaged_commit_is_found(run: Run) -> None:
 def test_a_commit_of_another_recipe_is_found(run: Run) -> None:
     """Another identity than the manifest's configuration and inputs make."""
     key = first_commit(run, "partitions")
-    rewrite_commit(run, key, lambda commit: replace(commit, identity="0" * 64))
+    rewrite_commit(run, key, lambda commit: replace(commit, fingerprint="0" * 64))
     assert findings(run)[key][1] == "0" * 12
 
 

@@ -68,7 +68,7 @@ def test_a_damaged_commit_record_is_named(tmp_path: Path, damage) -> None:
     """When the step goes on, and when a second attempt finds it: the URI and what to remove."""
     store, run_uri = ObjectStore((str(tmp_path),)), str(tmp_path)
     context = step_context(store, run_uri, "features/x", {}, {})
-    record = Commit("0", context.identity, (), None, Tally(), Tally())
+    record = Commit("0", context.fingerprint, (), None, Tally(), Tally())
     context.commit(record)
     uri = f"{run_uri}/features/x/commits/0.json"
     store.put(uri, damage(store.get(uri)))

@@ -200,7 +200,7 @@ def test_the_designs_readers_are_reproduced(
     """A million samples of 2048 files, correlation 0.1: few readers of one file mix badly.
 
     The measured variance of minibatch means agrees with the prediction from colliding pairs, as
-    far as the few independent sets of files that a visit reads allow.
+    far as the few independent sets of files that a sub-epoch reads allow.
     """
     files = read_by(num_readers, files_each)
     batches = batches_of(len(files), BATCH_SIZE)

@@ -168,10 +168,10 @@ def test_a_different_second_attempt_is_refused(tmp_path: Path) -> None:
     context = step_context(store, run_uri, "features/x", {}, {})
     first = context.put_output("0", ".bin", b"one", Tally())
     second = context.put_output("0", ".bin", b"two", Tally())
-    context.commit(Commit("0", context.identity, (first,), None, Tally(), Tally()))
-    context.commit(Commit("0", context.identity, (first,), None, Tally(), Tally()))
+    context.commit(Commit("0", context.fingerprint, (first,), None, Tally(), Tally()))
+    context.commit(Commit("0", context.fingerprint, (first,), None, Tally(), Tally()))
     with pytest.raises(ValueError, match="not deterministic"):
-        context.commit(Commit("0", context.identity, (second,), None, Tally(), Tally()))
+        context.commit(Commit("0", context.fingerprint, (second,), None, Tally(), Tally()))
 
 
 def test_bad_audio_lands_in_the_ledger_with_its_reason(tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ def state_of(residuals: list[int], num_frames: int, rank: int) -> State:
 
 @given(st.integers(1, 6), st.integers(1, 6), st.data())
 def test_what_is_summed_over_ranks_is_conserved(num_old: int, num_new: int, data) -> None:
-    """Residuals and a visit's totals, exactly where the numbers are whole; none is dealt twice."""
+    """Residuals and a sub-epoch's totals, exact for whole numbers; none is counted twice."""
     residuals = data.draw(
         st.lists(
             st.lists(st.integers(-99, 99), min_size=2, max_size=2),

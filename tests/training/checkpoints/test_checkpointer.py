@@ -44,7 +44,7 @@ def state_of(step: int, rank: int) -> dict[str, Any]:
 
 def checkpoints(group: ProcessGroup, folder: Path, **settings: Any) -> Checkpoints:
     store = settings.pop("store", ObjectStore((str(folder),)))
-    return Checkpoints(store, str(folder), settings.pop("identity", "a"), group, **settings)
+    return Checkpoints(store, str(folder), settings.pop("fingerprint", "a"), group, **settings)
 
 
 def save(group: ProcessGroup, folder: Path, steps: range, **settings: Any) -> None:
@@ -171,7 +171,7 @@ def test_checkpoints_of_other_work_are_refused(tmp_path: Path) -> None:
     on_ranks(1, save, tmp_path, range(1, 3))
     before = names(tmp_path)
     with pytest.raises(ValueError, match="another recipe or other inputs: use another --run"):
-        on_ranks(1, restore, tmp_path, identity="b")
+        on_ranks(1, restore, tmp_path, fingerprint="b")
     assert names(tmp_path) == before
 
 
@@ -198,14 +198,14 @@ def test_checkpoints_in_s3(s3_bucket: str) -> None:
 
 
 def test_a_step_saved_again_replaces_what_was_saved(tmp_path: Path) -> None:
-    """As after a visit without steps: one checkpoint of the step stays, the later one."""
+    """As after a sub-epoch without steps: one checkpoint of the step stays, the later one."""
 
     def save_twice(group: ProcessGroup) -> None:
         ours = checkpoints(group, tmp_path)
-        for state in (state_of(1, 0), {**state_of(1, 0), "visit": 2}):
+        for state in (state_of(1, 0), {**state_of(1, 0), "sub_epoch": 2}):
             ours.save(1, state)
 
     on_ranks(1, save_twice)
     assert steps_in(tmp_path) == [1, 1]
     (state,) = on_ranks(1, lambda group: checkpoints(group, tmp_path).restore())
-    assert state["visit"] == 2
+    assert state["sub_epoch"] == 2

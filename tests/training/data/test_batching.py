@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from training.data.batching import (
+    BUFFER_FRAMES,
     CHUNK_FRAMES,
-    POOL_FRAMES,
-    Pieces,
+    Segments,
     chunked_minibatches,
-    pools,
+    shuffle_buffers,
     whole_utterance_minibatches,
 )
 
@@ -20,7 +20,7 @@ LENGTHS = st.lists(st.integers(0, 300), min_size=1, max_size=40).map(
 )
 
 
-def spans(batch: Pieces) -> list[tuple[int, int, int]]:
+def spans(batch: Segments) -> list[tuple[int, int, int]]:
     """Utterance, start and stop of each piece."""
     columns = (batch.utterances, batch.starts, batch.stops)
     return list(zip(*(column.tolist() for column in columns), strict=True))
@@ -57,19 +57,19 @@ def test_whole_utterances_stay_within_the_padded_size(lengths) -> None:
         assert padded <= 320 or len(batch.stops) == 1
 
 
-@given(st.lists(st.integers(0, POOL_FRAMES * 2), max_size=20))
+@given(st.lists(st.integers(0, BUFFER_FRAMES * 2), max_size=20))
 def test_pools_are_consecutive_and_cover_all(lengths: list[int]) -> None:
     """Each utterance is in one pool, in order; a pool is what begins within its frames."""
-    edges = list(pools(lengths))
+    edges = list(shuffle_buffers(lengths))
     covered = [number for first, last in edges for number in range(first, last)]
     assert covered == list(range(len(lengths)))
-    begins = np.cumsum([0, *lengths])[: len(lengths)] // POOL_FRAMES
+    begins = np.cumsum([0, *lengths])[: len(lengths)] // BUFFER_FRAMES
     assert len(edges) == len(set(begins.tolist()))
     assert all(len(set(begins[first:last].tolist())) == 1 for first, last in edges)
 
 
 def test_a_pool_needs_no_lengths_beyond_the_next_ones_first() -> None:
-    """So that the beginning of a visit can be looked at without reading all of it."""
-    unread = iter([POOL_FRAMES, POOL_FRAMES, 1, 1])
-    assert next(pools(unread)) == (0, 1)
+    """So that the beginning of a sub-epoch can be looked at without reading all of it."""
+    unread = iter([BUFFER_FRAMES, BUFFER_FRAMES, 1, 1])
+    assert next(shuffle_buffers(unread)) == (0, 1)
     assert len(list(unread)) == 2

@@ -15,11 +15,13 @@ from tests.training.data.partition_rows import row, write
 from training.data import batching
 from training.data.dataset import Dataset
 from training.data.minibatch import Minibatch
-from training.data.sub_epochs import ExponentialDecay, Visit, supervised_visits
+from training.data.sub_epochs import ExponentialDecay, SubEpoch, supervised_sub_epochs
 
 
-def visit(labelled: bool = True, share: int = 0, num_shares: int = 1, whole: bool = False) -> Visit:
-    return Visit(labelled, share, num_shares, 0, whole, 0.1)
+def sub_epoch(
+    labelled: bool = True, share: int = 0, num_shares: int = 1, whole: bool = False
+) -> SubEpoch:
+    return SubEpoch(labelled, share, num_shares, 0, whole, 0.1)
 
 
 NUM_PARTITIONS = 24
@@ -48,8 +50,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 def frames_seen(batch: Minibatch) -> Counter[tuple[int, int]]:
     """Utterance and 10 ms frame that begins each low-rate frame, the look-ahead's included."""
     seen: Counter[tuple[int, int]] = Counter()
-    for piece, length in zip(batch.features, batch.lengths.tolist(), strict=True):
-        for frame in piece[:length]:
+    for segment, length in zip(batch.features, batch.lengths.tolist(), strict=True):
+        for frame in segment[:length]:
             seen[int(frame[1]), int(frame[0])] += 1
     return seen
 
@@ -85,10 +87,10 @@ def test_all_ranks_and_shares_together_see_every_frame_once(
     )
     seen: Counter[tuple[int, int]] = Counter()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batching, "POOL_FRAMES", pool_frames)
+        patch.setattr(batching, "BUFFER_FRAMES", pool_frames)
         for share in range(num_shares):
             for rank in range(world_size):
-                chosen = visit(labelled, share, num_shares, utterances)
+                chosen = sub_epoch(labelled, share, num_shares, utterances)
                 plan = replace(dataset, rank=rank).plan(chosen, index=share)
                 batches = list(plan.minibatches())
                 assert len(batches) == plan.num_minibatches()
@@ -99,17 +101,17 @@ def test_all_ranks_and_shares_together_see_every_frame_once(
 def test_an_epoch_of_each_offset_sees_all_frames(whole: Dataset) -> None:
     """Three epochs of labelled data begin their low-rate frames at 0, 1 and 2 (003 II-B)."""
     seen: Counter[tuple[int, int]] = Counter()
-    for index, each in enumerate(supervised_visits(ExponentialDecay(0.1, 0.1, 3), 3, 3)):
+    for index, each in enumerate(supervised_sub_epochs(ExponentialDecay(0.1, 0.1, 3), 3, 3)):
         for batch in whole.plan(each, index).minibatches():
             seen += frames_seen(batch)
     begun = {frame for number, frame in seen if number == 48}
     assert begun == set(range(FRAME_COUNTS[48] - 2))
 
 
-def test_the_same_visit_reads_the_same_minibatches_again(whole: Dataset) -> None:
-    """A resumed visit is bitwise the interrupted one; another visit has another order."""
+def test_the_same_sub_epoch_reads_the_same_minibatches_again(whole: Dataset) -> None:
+    """A resumed sub-epoch is bitwise the interrupted one; another sub-epoch has another order."""
     first, again, other = (
-        torch.cat([b.features.flatten() for b in whole.plan(visit(), index).minibatches()])
+        torch.cat([b.features.flatten() for b in whole.plan(sub_epoch(), index).minibatches()])
         for index in (0, 0, 1)
     )
     assert torch.equal(first, again)
@@ -122,7 +124,7 @@ def test_utterances_too_short_for_a_low_rate_frame_are_no_minibatch(tmp_path: Pa
     output = write(store, str(tmp_path), "short", [row(number, 4) for number in range(3)])
     short = Dataset(store, str(tmp_path), (output,), (), 3, 64, 5, 0, 1)
     for utterances in (False, True):
-        plan = short.plan(Visit(True, 0, 1, 2, utterances, 0.1), 0)
+        plan = short.plan(SubEpoch(True, 0, 1, 2, utterances, 0.1), 0)
         assert plan.num_minibatches() == 0
         assert list(plan.minibatches()) == []
-    assert np.sum([b.num_frames for b in short.plan(visit(), 0).minibatches()]) == 3 * (1 + 3)
+    assert np.sum([b.num_frames for b in short.plan(sub_epoch(), 0).minibatches()]) == 3 * (1 + 3)

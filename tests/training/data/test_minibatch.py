@@ -12,20 +12,20 @@ from pipeline.kbest import soft_targets
 from pipeline.shards import PartitionRow
 from pipeline.splicing import splice
 from tests.training.data.partition_rows import row
-from training.data.batching import Pieces, chunked_minibatches, whole_utterance_minibatches
-from training.data.minibatch import Minibatch, PoolFrames
+from training.data.batching import Segments, chunked_minibatches, whole_utterance_minibatches
+from training.data.minibatch import BufferFrames, Minibatch
 
 
-def pieces(*spans: tuple[int, int, int]) -> Pieces:
+def segments(*spans: tuple[int, int, int]) -> Segments:
     """Utterance, start and stop of each piece."""
-    return Pieces(*np.array(spans, np.int64).T)
+    return Segments(*np.array(spans, np.int64).T)
 
 
 @pytest.mark.parametrize("offset", [0, 1, 2])
 def test_hard_labels_are_those_of_the_middle_frame_and_come_late(offset: int) -> None:
     """Output t speaks of low-rate frame t - 3, labelled at 10 ms frame offset + 3t + 1."""
     num_frames = (20 - offset) // 3
-    batch = PoolFrames.of([row(0, 20)], offset).minibatch(pieces((0, 0, num_frames + 3)), 3)
+    batch = BufferFrames.of([row(0, 20)], offset).minibatch(segments((0, 0, num_frames + 3)), 3)
     assert batch.labels is not None
     assert batch.labels[0, :3].tolist() == [-1, -1, -1]
     expected = [offset + 3 * frame + 1 for frame in range(num_frames)]
@@ -36,9 +36,9 @@ def test_hard_labels_are_those_of_the_middle_frame_and_come_late(offset: int) ->
 
 
 def test_soft_targets_use_the_stored_offset() -> None:
-    """The visit's offset does not matter to rows that carry the teacher's."""
+    """The sub-epoch's offset does not matter to rows that carry the teacher's."""
     stored = row(2, 20, soft=True)
-    batch = PoolFrames.of([stored], visit_offset=0).minibatch(pieces((0, 0, 6)), 0)
+    batch = BufferFrames.of([stored], sub_epoch_offset=0).minibatch(segments((0, 0, 6)), 0)
     assert batch.features[0, 0, 0] == 2
     assert stored.kbest is not None
     assert batch.senones is not None
@@ -47,7 +47,7 @@ def test_soft_targets_use_the_stored_offset() -> None:
 
 def test_padding_has_no_label() -> None:
     """The shorter piece ends in -1 and zeros."""
-    batch = PoolFrames.of([row(1, 6), row(2, 12)], 0).minibatch(pieces((0, 0, 2), (1, 1, 4)), 0)
+    batch = BufferFrames.of([row(1, 6), row(2, 12)], 0).minibatch(segments((0, 0, 2), (1, 1, 4)), 0)
     assert batch.labels is not None
     assert batch.labels.tolist() == [[1, 4, -1], [4, 7, 10]]
     assert batch.lengths.tolist() == [2, 3]
@@ -57,8 +57,8 @@ def test_padding_has_no_label() -> None:
 
 def test_padding_has_no_probability() -> None:
     """Nor have the first outputs, which speak of frames before the utterance."""
-    batch = PoolFrames.of([row(0, 6, True), row(3, 12, True)], 0).minibatch(
-        pieces((0, 0, 3), (1, 0, 5)), 1
+    batch = BufferFrames.of([row(0, 6, True), row(3, 12, True)], 0).minibatch(
+        segments((0, 0, 3), (1, 0, 5)), 1
     )
     assert batch.probabilities is not None
     mass = batch.probabilities.sum(-1)
@@ -68,7 +68,7 @@ def test_padding_has_no_probability() -> None:
 
 
 def piece_by_piece(
-    rows: Sequence[PartitionRow], offset: int, look_ahead: int, chosen: Pieces
+    rows: Sequence[PartitionRow], offset: int, look_ahead: int, chosen: Segments
 ) -> Minibatch:
     """The same minibatch made without arithmetic on indices: whole utterances, cut and copied."""
     longest = int((chosen.stops - chosen.starts).max())
@@ -116,10 +116,10 @@ def test_minibatches_are_bitwise_those_made_piece_by_piece(
     """Of one partition or two, with utterances too short for a low-rate frame among them."""
     rows = [row(number, count, soft) for number, count in enumerate(frame_counts)]
     parts = [rows[:num_first], rows[num_first:]]
-    pool = PoolFrames.join([PoolFrames.of(part, offset) for part in parts if part])
-    lengths = np.where(pool.counts > 0, pool.counts + look_ahead, 0)
+    buffer = BufferFrames.join([BufferFrames.of(part, offset) for part in parts if part])
+    lengths = np.where(buffer.counts > 0, buffer.counts + look_ahead, 0)
     for chosen in form(lengths, 96, np.random.default_rng(0)):
-        found = pool.minibatch(chosen, look_ahead)
+        found = buffer.minibatch(chosen, look_ahead)
         expected = piece_by_piece(rows, offset, look_ahead, chosen)
         for name in ("features", "lengths", "labels", "senones", "probabilities"):
             one, other = getattr(found, name), getattr(expected, name)

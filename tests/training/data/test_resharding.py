@@ -1,4 +1,4 @@
-"""The rest of an interrupted visit over another number of ranks: each minibatch once."""
+"""The rest of an interrupted sub-epoch over another number of ranks: each minibatch once."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from infra.store.object_store import ObjectStore
 from tests.training.data.partition_rows import dataset_of, row, write
 from training.data import batching
-from training.data.dataset import Dataset, VisitPlan
-from training.data.resharding import redeal
-from training.data.sub_epochs import Visit
+from training.data.dataset import Dataset, SubEpochPlan
+from training.data.resharding import reshard
+from training.data.sub_epochs import SubEpoch
 
 NUM_PARTITIONS = 10
 INDEX = 3
@@ -36,26 +36,26 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 def small_pools() -> Iterator[None]:
     """Several pools a rank."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batching, "POOL_FRAMES", 150)
+        patch.setattr(batching, "BUFFER_FRAMES", 150)
         yield
 
 
-def plans_of(dataset: Dataset, visit: Visit, world_size: int) -> list[VisitPlan]:
-    """The plans of all ranks of a world that begins the visit."""
+def plans_of(dataset: Dataset, sub_epoch: SubEpoch, world_size: int) -> list[SubEpochPlan]:
+    """The plans of all ranks of a world that begins the sub-epoch."""
     ranks = (replace(dataset, rank=rank, world_size=world_size) for rank in range(world_size))
-    return [rank.plan(visit, INDEX) for rank in ranks]
+    return [rank.plan(sub_epoch, INDEX) for rank in ranks]
 
 
-def names(plan: VisitPlan) -> list[tuple[int, int, int]]:
-    """Each minibatch by the rank that began the visit, the pool of its and the number in that."""
+def names(plan: SubEpochPlan) -> list[tuple[int, int, int]]:
+    """Each minibatch by the rank that began the sub-epoch, its buffer and its number in that."""
     return [
-        (stretch.pool.dataset.rank, stretch.pool.first, number)
-        for stretch in plan.stretches
-        for number in range(stretch.first, stretch.last)
+        (minibatch_range.buffer.dataset.rank, minibatch_range.buffer.first, number)
+        for minibatch_range in plan.ranges
+        for number in range(minibatch_range.first, minibatch_range.last)
     ]
 
 
-def contents(plan: VisitPlan, start: int = 0) -> list[bytes]:
+def contents(plan: SubEpochPlan, start: int = 0) -> list[bytes]:
     """All frames of each minibatch."""
     return [batch.features.numpy().tobytes() for batch in plan.minibatches(start)]
 
@@ -64,9 +64,9 @@ def contents(plan: VisitPlan, start: int = 0) -> list[bytes]:
 @given(st.data())
 def test_each_minibatch_is_on_one_rank_whatever_the_worlds(dataset: Dataset, data) -> None:
     """Interrupted anywhere, up to three times, by any numbers of ranks; shares of the load even."""
-    visit = Visit(False, 0, data.draw(st.integers(1, 2)), 0, data.draw(st.booleans()), 0.1)
+    sub_epoch = SubEpoch(False, 0, data.draw(st.integers(1, 2)), 0, data.draw(st.booleans()), 0.1)
     worlds = data.draw(st.lists(st.integers(1, 4), min_size=2, max_size=4))
-    plans = plans_of(dataset, visit, worlds[0])
+    plans = plans_of(dataset, sub_epoch, worlds[0])
     expected = Counter(name for plan in plans for name in names(plan))
     seen: Counter[tuple[int, int, int]] = Counter()
     done: list[list[int]] = []
@@ -77,7 +77,7 @@ def test_each_minibatch_is_on_one_rank_whatever_the_worlds(dataset: Dataset, dat
         for plan in plans:
             seen.update(names(plan)[:steps])
         plans = [
-            redeal(replace(dataset, rank=rank, world_size=world_size), visit, INDEX, done)
+            reshard(replace(dataset, rank=rank, world_size=world_size), sub_epoch, INDEX, done)
             for rank in range(world_size)
         ]
         counts = [plan.num_minibatches() for plan in plans]
@@ -92,28 +92,28 @@ def test_the_frames_of_old_and_new_ranks_are_all_frames_once(
     dataset: Dataset, num_ranks: int
 ) -> None:
     """What two ranks made before they were interrupted, and any others afterwards."""
-    visit = Visit(False, 0, 1, 0, False, 0.1)
-    plans = plans_of(dataset, visit, 2)
+    sub_epoch = SubEpoch(False, 0, 1, 0, False, 0.1)
+    plans = plans_of(dataset, sub_epoch, 2)
     steps = plans[0].num_minibatches() // 2
     made = [content for plan in plans for content in contents(plan.cut(0, steps))]
     for rank in range(num_ranks):
         taken_over = replace(dataset, rank=rank, world_size=num_ranks)
-        made += contents(redeal(taken_over, visit, INDEX, [[steps, steps]]))
+        made += contents(reshard(taken_over, sub_epoch, INDEX, [[steps, steps]]))
     assert sorted(made) == sorted(content for plan in plans for content in contents(plan))
 
 
 def test_the_same_world_goes_on_with_the_minibatches_that_are_left(dataset: Dataset) -> None:
     """In the old ranks' order, one rank after the other."""
-    visit = Visit(False, 0, 1, 0, False, 0.1)
-    left = [contents(plan, 4) for plan in plans_of(dataset, visit, 2)]
-    rest = contents(redeal(dataset, visit, INDEX, [[4, 4]]))
+    sub_epoch = SubEpoch(False, 0, 1, 0, False, 0.1)
+    left = [contents(plan, 4) for plan in plans_of(dataset, sub_epoch, 2)]
+    rest = contents(reshard(dataset, sub_epoch, INDEX, [[4, 4]]))
     assert rest == left[0] + left[1]
 
 
-def test_a_redealt_visit_can_be_gone_on_with_from_any_position(dataset: Dataset) -> None:
-    """By the same ranks that took it over: by position, as any visit."""
-    visit = Visit(False, 0, 1, 0, True, 0.1)
-    taken_over = redeal(replace(dataset, rank=1, world_size=3), visit, INDEX, [[2, 2]])
+def test_a_redealt_sub_epoch_can_be_gone_on_with_from_any_position(dataset: Dataset) -> None:
+    """By the same ranks that took it over: by position, as any sub-epoch."""
+    sub_epoch = SubEpoch(False, 0, 1, 0, True, 0.1)
+    taken_over = reshard(replace(dataset, rank=1, world_size=3), sub_epoch, INDEX, [[2, 2]])
     whole = list(taken_over.minibatches())
     for start in range(len(whole)):
         rest = list(taken_over.minibatches(start))
@@ -125,7 +125,7 @@ def test_a_redealt_visit_can_be_gone_on_with_from_any_position(dataset: Dataset)
 
 def test_new_ranks_together_read_few_pools_twice(dataset: Dataset, monkeypatch) -> None:
     """A rank takes runs of minibatches: beside its own pools it shares one with each neighbour."""
-    visit = Visit(False, 0, 1, 0, False, 0.1)
+    sub_epoch = SubEpoch(False, 0, 1, 0, False, 0.1)
     opened: list[str] = []
     plainly = ObjectStore.get
 
@@ -136,9 +136,13 @@ def test_new_ranks_together_read_few_pools_twice(dataset: Dataset, monkeypatch) 
     monkeypatch.setattr(ObjectStore, "get", counting)
     for rank in range(3):
         list(
-            redeal(replace(dataset, rank=rank, world_size=3), visit, INDEX, [[1] * 4]).minibatches()
+            reshard(
+                replace(dataset, rank=rank, world_size=3), sub_epoch, INDEX, [[1] * 4]
+            ).minibatches()
         )
-    pools = [
-        stretch.pool.parts for plan in plans_of(dataset, visit, 4) for stretch in plan.stretches
+    shuffle_buffers = [
+        minibatch_range.buffer.parts
+        for plan in plans_of(dataset, sub_epoch, 4)
+        for minibatch_range in plan.ranges
     ]
-    assert len(opened) <= sum(map(len, pools)) + 2 * max(map(len, pools))
+    assert len(opened) <= sum(map(len, shuffle_buffers)) + 2 * max(map(len, shuffle_buffers))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pipeline.runs.manifest import Output
 from training.data.sharding import deal
-from training.data.sub_epochs import Visit
+from training.data.sub_epochs import SubEpoch
 
 
 @settings(deadline=None)
@@ -21,7 +21,9 @@ def test_every_row_is_dealt_exactly_once(
         (part.output.key, number)
         for share in range(num_shares)
         for rank in range(world_size)
-        for part in deal(outputs, Visit(True, share, num_shares, 0, False, 0.1), rank, world_size)
+        for part in deal(
+            outputs, SubEpoch(True, share, num_shares, 0, False, 0.1), rank, world_size
+        )
         for number in range(50)[part.first :: part.step]
     )
     assert set(dealt.values()) == {1}
@@ -37,7 +39,7 @@ def test_ranks_read_few_partitions_for_what_they_use(
     outputs = [Output(str(number), 0, "", 0, 0) for number in range(num_outputs)]
     num_pieces = world_size * num_shares
     for rank in range(world_size):
-        slices = deal(outputs, Visit(True, 0, num_shares, 0, False, 0.1), rank, world_size)
+        slices = deal(outputs, SubEpoch(True, 0, num_shares, 0, False, 0.1), rank, world_size)
         read = {part.output.key for part in slices}
         assert len(read) == len(slices)
         if num_outputs >= 4 * num_pieces:

@@ -1,4 +1,4 @@
-"""Learning rates and visits."""
+"""Learning rates and sub-epochs."""
 
 import json
 from dataclasses import asdict
@@ -12,8 +12,8 @@ from training.data.sub_epochs import (
     ExponentialDecay,
     MinRateNewbob,
     NewbobState,
-    scheduled_learning_visits,
-    supervised_visits,
+    scheduled_learning_sub_epochs,
+    supervised_sub_epochs,
 )
 
 
@@ -36,24 +36,24 @@ def test_rates_that_rise_or_vanish_are_refused(rates: tuple[float, float]) -> No
 
 def test_supervised_training_rotates_offsets_and_ends_on_whole_utterances() -> None:
     """The paper's recipe: ten chunked epochs, two on whole utterances (003 II-B)."""
-    visits = supervised_visits(ExponentialDecay(1.0, 0.1, 12), 10, 12)
-    assert [visit.offset for visit in visits] == [0, 1, 2] * 4
-    assert [visit.whole_utterances for visit in visits] == [False] * 10 + [True] * 2
-    assert all(visit.labelled and visit.num_shares == 1 for visit in visits)
+    sub_epochs = supervised_sub_epochs(ExponentialDecay(1.0, 0.1, 12), 10, 12)
+    assert [sub_epoch.offset for sub_epoch in sub_epochs] == [0, 1, 2] * 4
+    assert [sub_epoch.whole_utterances for sub_epoch in sub_epochs] == [False] * 10 + [True] * 2
+    assert all(sub_epoch.labelled and sub_epoch.num_shares == 1 for sub_epoch in sub_epochs)
 
 
 @given(st.integers(1, 9), st.integers(1, 3), st.integers(1, 4))
-def test_each_pass_visits_every_unlabelled_share_once(subs: int, passes: int, shares: int) -> None:
-    """Unlabelled and labelled visits alternate, the labelled ones at the higher rate (V-D)."""
+def test_each_pass_reads_every_unlabelled_share_once(subs: int, passes: int, shares: int) -> None:
+    """Unlabelled and labelled sub-epochs alternate, the labelled ones at the higher rate (V-D)."""
     decay = ExponentialDecay(1.0, 0.5, subs * passes)
-    visits = scheduled_learning_visits(decay, subs, passes, 1, 1.2, shares)
-    unlabelled, labelled = visits[::2], visits[1::2]
-    assert [visit.share for visit in unlabelled] == list(range(subs)) * passes
-    assert not any(visit.labelled for visit in unlabelled)
+    sub_epochs = scheduled_learning_sub_epochs(decay, subs, passes, 1, 1.2, shares)
+    unlabelled, labelled = sub_epochs[::2], sub_epochs[1::2]
+    assert [sub_epoch.share for sub_epoch in unlabelled] == list(range(subs)) * passes
+    assert not any(sub_epoch.labelled for sub_epoch in unlabelled)
     for first, second in zip(unlabelled, labelled, strict=True):
         assert second.labelled
         assert second.learning_rate == pytest.approx(1.2 * first.learning_rate)
-    assert visits[-1].whole_utterances
+    assert sub_epochs[-1].whole_utterances
 
 
 def rates_of(newbob: MinRateNewbob, losses: list[float]) -> list[float]:
@@ -135,21 +135,21 @@ def test_newbob_refuses_a_loss_that_is_none(loss: float) -> None:
         newbob.after_epoch(newbob.begin(), loss)
 
 
-def test_labelled_data_is_visited_in_turn_with_the_offset_rotating() -> None:
+def test_labelled_data_is_read_in_turn_with_the_offset_rotating() -> None:
     """After each sub-epoch another share; a new offset once all shares were visited (V-D)."""
-    visits = scheduled_learning_visits(ExponentialDecay(1.0, 0.1, 12), 12, 1, 3, 1.5, 2)
-    labelled = visits[1::2]
-    assert [visit.share for visit in labelled] == [0, 1] * 6
-    assert [visit.offset for visit in labelled] == [0, 0, 1, 1, 2, 2, 0, 0, 1, 1, 2, 2]
-    assert [visit.whole_utterances for visit in visits] == [False] * 18 + [True] * 6
+    sub_epochs = scheduled_learning_sub_epochs(ExponentialDecay(1.0, 0.1, 12), 12, 1, 3, 1.5, 2)
+    labelled = sub_epochs[1::2]
+    assert [sub_epoch.share for sub_epoch in labelled] == [0, 1] * 6
+    assert [sub_epoch.offset for sub_epoch in labelled] == [0, 0, 1, 1, 2, 2, 0, 0, 1, 1, 2, 2]
+    assert [sub_epoch.whole_utterances for sub_epoch in sub_epochs] == [False] * 18 + [True] * 6
 
 
-def test_one_labelled_share_rotates_the_offset_every_visit() -> None:
+def test_one_labelled_share_rotates_the_offset_every_sub_epoch() -> None:
     """The papers' form: all labelled data after each sub-epoch, another offset each time."""
-    visits = scheduled_learning_visits(ExponentialDecay(1.0, 0.1, 18), 18, 1, 3, 1.2, 1)
-    assert [visit.offset for visit in visits[1::2]] == [0, 1, 2] * 6
-    unlabelled = visits[::2]
-    assert [visit.learning_rate for visit in unlabelled] == sorted(
-        (visit.learning_rate for visit in unlabelled), reverse=True
+    sub_epochs = scheduled_learning_sub_epochs(ExponentialDecay(1.0, 0.1, 18), 18, 1, 3, 1.2, 1)
+    assert [sub_epoch.offset for sub_epoch in sub_epochs[1::2]] == [0, 1, 2] * 6
+    unlabelled = sub_epochs[::2]
+    assert [sub_epoch.learning_rate for sub_epoch in unlabelled] == sorted(
+        (sub_epoch.learning_rate for sub_epoch in unlabelled), reverse=True
     )
-    assert [visit.whole_utterances for visit in unlabelled] == [False] * 15 + [True] * 3
+    assert [sub_epoch.whole_utterances for sub_epoch in unlabelled] == [False] * 15 + [True] * 3

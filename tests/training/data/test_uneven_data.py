@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pipeline.splicing import num_low_rate_frames
 from tests.training.data.uneven_run import Lengths, write_uneven_run
 from tests.training.fit.small_fits import fit, small_fit
-from training.data.sub_epochs import ExponentialDecay, scheduled_learning_visits
+from training.data.sub_epochs import ExponentialDecay, scheduled_learning_sub_epochs
 from training.distributed.simulated_group import simulate_ranks
 from training.models.acoustic_model import AcousticModel
 from training.recipes import TrainerName
@@ -25,7 +25,7 @@ UNEVEN: dict[str, Lengths] = {
     "rows run out at once on two ranks": [[60] * 5, [60] * 4, [30, 30]],
 }
 LABELLED = [[45, 90, 200]]
-VISITS = scheduled_learning_visits(ExponentialDecay(0.05, 0.03, 2), 2, 1, 1, 1.2, 2)
+SUB_EPOCHS = scheduled_learning_sub_epochs(ExponentialDecay(0.05, 0.03, 2), 2, 1, 1, 1.2, 2)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_every_row_is_trained_once(
     Ranks in one process: where one would wait for ever, all end with an error that says so.
     """
     write_uneven_run(tmp_path, LABELLED, unlabelled)
-    what = replace(small_fit(trainer, student=True, group_size=2), visits=VISITS)
+    what = replace(small_fit(trainer, student=True, group_size=2), sub_epochs=SUB_EPOCHS)
     results = simulate_ranks(4, fit, tmp_path, what)
     assert len({model for _, model in results}) == 1
     numbered = enumerate([*np.concatenate(LABELLED), *np.concatenate(unlabelled)], 1)

@@ -1,4 +1,4 @@
-"""What a roll call makes of the answers."""
+"""What a failure detector makes of the answers."""
 
 import pytest
 

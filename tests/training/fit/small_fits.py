@@ -12,7 +12,11 @@ from pipeline.records import Tally
 from pipeline.runs.commit import step_context, write_manifest
 from pipeline.runs.manifest import Manifest, read_output
 from pipeline.shards import PartitionRow, write_partition
-from training.data.sub_epochs import ExponentialDecay, scheduled_learning_visits, supervised_visits
+from training.data.sub_epochs import (
+    ExponentialDecay,
+    scheduled_learning_sub_epochs,
+    supervised_sub_epochs,
+)
 from training.distributed.collectives import ProcessGroup
 from training.fit.model_specs import ALIGNED, UNLABELLED, Fit
 from training.fit.steps import LoopConfig
@@ -23,8 +27,8 @@ from training.recipes import CheckpointConfig, TrainerConfig, TrainerName
 NUM_SENONES = 6
 AT_THE_ENDS = CheckpointConfig(steps=0)
 DECAY = ExponentialDecay(0.05, 0.03, 4)
-SUPERVISED = supervised_visits(DECAY, 3, 4)
-SCHEDULED = scheduled_learning_visits(DECAY, 2, 2, 1, 1.2, 2)
+SUPERVISED = supervised_sub_epochs(DECAY, 3, 4)
+SCHEDULED = scheduled_learning_sub_epochs(DECAY, 2, 2, 1, 1.2, 2)
 
 
 def speech(number: int) -> tuple[np.ndarray, np.ndarray]:
@@ -96,7 +100,7 @@ def small_fit(
         model=ModelConfig(2, 8, bidirectional=False, look_ahead=1, dropout=0.1),
         labelled=ALIGNED,
         unlabelled=UNLABELLED if student else None,
-        visits=SCHEDULED if student else SUPERVISED,
+        sub_epochs=SCHEDULED if student else SUPERVISED,
         loop=LoopConfig(minibatch_frames, 1.0),
         trainer=TrainerConfig(trainer, 0.25, 3, 1.0, 1.0, group_size),
         seed=1,

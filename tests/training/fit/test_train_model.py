@@ -26,7 +26,7 @@ def fit(folder: Path, what: Fit) -> tuple[Manifest, bytes]:
 @pytest.mark.parametrize("trainer", ["synchronous", "gtc", "bmuf", "htm"])
 @pytest.mark.parametrize("student", [False, True])
 def test_every_trainer_learns(tmp_path: Path, trainer: TrainerName, student: bool) -> None:
-    """Cross-entropy falls from the first to the last visit to labelled data."""
+    """Cross-entropy falls from the first to the last sub-epoch to labelled data."""
     write_run(tmp_path)
     manifest, _ = fit(tmp_path, small_fit(trainer, student))
     labelled = [point for point in manifest.statistics["curve"] if point["labelled"]]

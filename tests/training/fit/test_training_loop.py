@@ -25,13 +25,13 @@ NEWBOB = MinRateNewbob(0.05, 0.01)
 def test_another_number_of_ranks_goes_on(
     tmp_path: Path, trainer: TrainerName, num_ranks: int
 ) -> None:
-    """From within a visit: every frame of every visit is trained on once, and the loss falls."""
+    """Every frame of every sub-epoch is trained on once, also resumed within one; the loss falls."""
     what = small_fit(trainer, True, checkpoints=EVERY_STEP, minibatch_frames=32)
-    what = replace(what, visits=what.visits[:6])
+    what = replace(what, sub_epochs=what.sub_epochs[:6])
     write_run(tmp_path / "whole")
     manifest, _ = simulate_ranks(2, fit, tmp_path / "whole", what)[0]
     expected = manifest.statistics["curve"]
-    for step in (3, 8):  # of 2 steps a visit and 3 a block
+    for step in (3, 8):  # of 2 steps a sub-epoch and 3 a block
         stopped = tmp_path / f"stopped-{step}"
         copy_stopped(tmp_path / "whole", what, step, stopped)
         results = simulate_ranks(num_ranks, fit, stopped, what)
@@ -71,8 +71,8 @@ def test_a_recipe_chooses_newbob_and_how_often_to_save() -> None:
 def newbob_fit(num_epochs: int = 16, trainer: TrainerName = "synchronous") -> Fit:
     """At most so many epochs on six of the eight labelled utterances."""
     what = small_fit(trainer, checkpoints=EVERY_STEP)
-    visits = [replace(what.visits[0], offset=epoch % 3) for epoch in range(num_epochs)]
-    return replace(what, visits=visits, newbob=NEWBOB, validation_one_in=4)
+    sub_epochs = [replace(what.sub_epochs[0], offset=epoch % 3) for epoch in range(num_epochs)]
+    return replace(what, sub_epochs=sub_epochs, newbob=NEWBOB, validation_one_in=4)
 
 
 def test_newbob_decides_on_rates_and_on_the_end(tmp_path: Path) -> None:

@@ -72,10 +72,10 @@ def test_origins_are_those_of_the_selection_files(run: tuple[ObjectStore, str]) 
 
 
 def test_the_certificate_of_a_run(run: tuple[ObjectStore, str]) -> None:
-    """Both forms of visit, figures within their bounds; nothing to do the next time."""
+    """Both forms of sub-epoch, figures within their bounds; nothing to do the next time."""
     store, run_uri = run
     forget_certificate(run_uri)
-    config = CertificateConfig(num_ranks=2, num_steps=8, num_visits=3)
+    config = CertificateConfig(num_ranks=2, num_steps=8, num_sub_epochs=3)
     manifest, was_done = certify_run(small_fit(), store, run_uri, config)
     assert not was_done
     document = json.loads(store.get(certificate_uri(run_uri)))
@@ -87,8 +87,8 @@ def test_the_certificate_of_a_run(run: tuple[ObjectStore, str]) -> None:
     assert certify_run(small_fit(), store, run_uri, config)[1]
     assert document["uniform_run"]["effective_files"] == pytest.approx(12, rel=0.05)
     assert document["uniform_run"]["effective_speakers"] == pytest.approx(36, rel=0.1)
-    assert document["chunks"]["visits"] == [0, 2, 4]
-    assert document["whole_utterances"]["visits"] == [30, 32, 34]
+    assert document["chunks"]["sub_epochs"] == [0, 2, 4]
+    assert document["whole_utterances"]["sub_epochs"] == [30, 32, 34]
     for form in ("chunks", "whole_utterances"):
         part = document[form]
         assert part["num_steps"] <= 24
@@ -146,12 +146,12 @@ def test_bad_bounds_are_named(config: tuple[int, int, int], message: str) -> Non
         CertificateConfig(*config)
 
 
-def test_a_visit_of_one_step_is_no_order(run: tuple[ObjectStore, str]) -> None:
+def test_a_sub_epoch_of_one_step_is_no_order(run: tuple[ObjectStore, str]) -> None:
     """The message says what to change."""
     store, run_uri = run
     forget_certificate(run_uri)
     fit = small_fit("student.minibatch_frames=10_000_000", "student.num_passes=1")
-    with pytest.raises(ValueError, match="no visit has two steps"):
+    with pytest.raises(ValueError, match="no sub-epoch has two steps"):
         certify_run(fit, store, run_uri, CertificateConfig(1, 8, 1))
 
 

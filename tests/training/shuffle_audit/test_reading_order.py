@@ -15,8 +15,8 @@ from tests.small_corpus import local_store, serially
 from tests.written_run import write_run
 from training.data import batching
 from training.data.dataset import Dataset
-from training.data.sub_epochs import Visit
-from training.shuffle_audit.reading_order import rank_steps, visit_steps
+from training.data.sub_epochs import SubEpoch
+from training.shuffle_audit.reading_order import rank_steps, sub_epoch_steps
 
 
 @pytest.fixture(scope="module")
@@ -40,16 +40,16 @@ def test_the_order_is_the_one_that_the_trainer_reads(
     pool_frames: int,
 ) -> None:
     """Each piece's features, found by partition, row and start, are the minibatch's."""
-    monkeypatch.setattr(batching, "POOL_FRAMES", pool_frames)
-    visit = Visit(False, 1, 2, 0, whole, 0.1)
+    monkeypatch.setattr(batching, "BUFFER_FRAMES", pool_frames)
+    sub_epoch = SubEpoch(False, 1, 2, 0, whole, 0.1)
     partitions = {
         output.key: read_partition(read_output(dataset.store, dataset.run_uri, output))
         for output in dataset.unlabelled
     }
     for rank in range(world_size):
         ranks = replace(dataset, rank=rank, world_size=world_size)
-        readings = list(rank_steps(ranks, visit, 3))
-        minibatches = list(ranks.plan(visit, 3).minibatches())
+        readings = list(rank_steps(ranks, sub_epoch, 3))
+        minibatches = list(ranks.plan(sub_epoch, 3).minibatches())
         assert len(readings) == len(minibatches)
         for reading, minibatch in zip(readings, minibatches, strict=True):
             rows = [
@@ -68,7 +68,7 @@ def test_the_order_is_the_one_that_the_trainer_reads(
 def test_all_steps_of_all_ranks_read_each_utterance_once(dataset: Dataset) -> None:
     """Ranks that are out of data read nothing, and the others go on."""
     dataset = replace(dataset, world_size=3)
-    steps = list(visit_steps(dataset, Visit(False, 0, 1, 0, True, 0.1), 0))
+    steps = list(sub_epoch_steps(dataset, SubEpoch(False, 0, 1, 0, True, 0.1), 0))
     read = Counter(
         (output.key, row)
         for step in steps
@@ -78,7 +78,8 @@ def test_all_steps_of_all_ranks_read_each_utterance_once(dataset: Dataset) -> No
     assert set(read.values()) == {1}
     assert len(read) == 6 * 12
     plans = (
-        replace(dataset, rank=rank).plan(Visit(False, 0, 1, 0, True, 0.1), 0) for rank in range(3)
+        replace(dataset, rank=rank).plan(SubEpoch(False, 0, 1, 0, True, 0.1), 0)
+        for rank in range(3)
     )
     counts = [plan.num_minibatches() for plan in plans]
     assert [len(step) for step in steps] == [
@@ -89,8 +90,8 @@ def test_all_steps_of_all_ranks_read_each_utterance_once(dataset: Dataset) -> No
 def test_the_first_steps_read_few_partitions(
     dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A million hours' visit is not looked at to its end for its beginning."""
-    monkeypatch.setattr(batching, "POOL_FRAMES", 40)
+    """A million hours' sub-epoch is not looked at to its end for its beginning."""
+    monkeypatch.setattr(batching, "BUFFER_FRAMES", 40)
     opened = []
 
     def counting(store: ObjectStore, uri: str):
@@ -100,7 +101,7 @@ def test_the_first_steps_read_few_partitions(
     plainly = ObjectStore.open
     monkeypatch.setattr(ObjectStore, "open", counting)
     dataset = replace(dataset, world_size=1)
-    next(visit_steps(dataset, Visit(False, 0, 1, 0, False, 0.1), 0))
+    next(sub_epoch_steps(dataset, SubEpoch(False, 0, 1, 0, False, 0.1), 0))
     assert len(opened) == 2
     assert len(dataset.unlabelled) > 5
 
@@ -110,6 +111,6 @@ def test_rows_are_places_in_the_stored_partition(dataset: Dataset) -> None:
     dataset = replace(dataset, world_size=4)
     found = [
         np.unique(reading.rows % 4)
-        for reading in rank_steps(replace(dataset, rank=2), Visit(False, 0, 1, 0, False, 0.1), 0)
+        for reading in rank_steps(replace(dataset, rank=2), SubEpoch(False, 0, 1, 0, False, 0.1), 0)
     ]
     assert all(rows.tolist() == [2] for rows in found)

@@ -9,7 +9,7 @@ from ranks import RankPool, all_equal, sgd, small_model, take_step, weights
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from training.distributed.simulated_group import InProcessGroup, simulate_ranks
+from training.distributed.simulated_group import SimulatedGroup, simulate_ranks
 from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
 
 TAU = 1 / 64
@@ -38,7 +38,7 @@ def train_apart(group: ProcessGroup, make_trainer: Callable[..., Trainer]) -> Te
     ranks = list(range(group.size()))
     halves = [ranks[: len(ranks) // 2], ranks[len(ranks) // 2 :]]
     parts = [
-        group.divide(half) if isinstance(group, InProcessGroup) else dist.new_group(half)
+        group.divide(half) if isinstance(group, SimulatedGroup) else dist.new_group(half)
         for half in halves
     ]
     half = int(group.rank() in halves[1])

@@ -22,10 +22,10 @@ CASES = [
 def test_stopped_after_any_step_a_fit_ends_in_the_same_bytes(
     rank_pool: RankPool, tmp_path: Path, trainer: TrainerName, num_ranks: int, group_size: int
 ) -> None:
-    """Mid-visit, mid-block, with dropout and Adam's momenta; saving each step changes nothing."""
+    """Within a sub-epoch and a block, with dropout and Adam; saving each step changes nothing."""
     minibatch_frames = 64 if num_ranks == 1 else 32
     never_saved = small_fit(trainer, num_ranks < 4, group_size, minibatch_frames=minibatch_frames)
-    never_saved = replace(never_saved, visits=never_saved.visits[-5:])
+    never_saved = replace(never_saved, sub_epochs=never_saved.sub_epochs[-5:])
     whole, saved = tmp_path / "whole", tmp_path / "saved"
     for folder in (whole, saved):
         write_run(folder)
@@ -34,7 +34,7 @@ def test_stopped_after_any_step_a_fit_ends_in_the_same_bytes(
     assert rank_pool.run(num_ranks, fit, saved, what) == expected
     steps = steps_saved(saved, what)
     assert steps == list(range(1, len(steps) + 1))
-    assert len(steps) > len(what.visits)  # and so within visits too
+    assert len(steps) > len(what.sub_epochs)  # and so within sub-epochs too
     for step in steps:
         stopped = tmp_path / f"stopped-{step}"
         copy_stopped(saved, what, step, stopped)

@@ -1,4 +1,4 @@
-"""A visit's minibatches from any position on, read ahead of the trainer by a thread."""
+"""A sub-epoch's minibatches from any position on, read ahead of the trainer by a thread."""
 
 import subprocess
 import sys
@@ -16,9 +16,9 @@ from infra.store.object_store import ObjectNotFound, ObjectStore
 from pipeline.runs.manifest import Output
 from tests.training.data.partition_rows import row, write
 from training.data import batching
-from training.data.dataset import Dataset, VisitPlan
+from training.data.dataset import Dataset, SubEpochPlan
 from training.data.minibatch import Minibatch
-from training.data.sub_epochs import Visit
+from training.data.sub_epochs import SubEpoch
 
 NUM_PARTITIONS = 6
 
@@ -26,17 +26,17 @@ NUM_PARTITIONS = 6
 @pytest.fixture(params=[False, True], ids=["chunks", "whole utterances"])
 def plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> VisitPlan:
-    """A visit of six pools, each of one partition with ten utterances."""
-    monkeypatch.setattr(batching, "POOL_FRAMES", 100)
+) -> SubEpochPlan:
+    """A sub-epoch of six pools, each of one partition with ten utterances."""
+    monkeypatch.setattr(batching, "BUFFER_FRAMES", 100)
     store = ObjectStore((str(tmp_path),))
     outputs = [
         write(store, str(tmp_path), str(part), [row(10 * part + n, 40 + 7 * n) for n in range(10)])
         for part in range(NUM_PARTITIONS)
     ]
     dataset = Dataset(store, str(tmp_path), tuple(outputs), (), 3, 64, 5, 0, 1)
-    made = dataset.plan(Visit(True, 0, 1, 1, request.param, 0.1), 0)
-    assert len(made.stretches) == NUM_PARTITIONS
+    made = dataset.plan(SubEpoch(True, 0, 1, 1, request.param, 0.1), 0)
+    assert len(made.ranges) == NUM_PARTITIONS
     return made
 
 
@@ -65,12 +65,12 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return uris
 
 
-def test_reading_ahead_changes_no_bit(plan: VisitPlan) -> None:
+def test_reading_ahead_changes_no_bit(plan: SubEpochPlan) -> None:
     """The minibatches are those of the pools read one after the other, without a thread."""
     plainly = [
         minibatch
-        for stretch in plan.stretches
-        for minibatch in stretch.minibatches(stretch.pool.read())
+        for minibatch_range in plan.ranges
+        for minibatch in minibatch_range.minibatches(minibatch_range.buffer.read())
     ]
     ahead = list(plan.minibatches())
     assert len(plainly) == len(ahead) == plan.num_minibatches()
@@ -78,7 +78,7 @@ def test_reading_ahead_changes_no_bit(plan: VisitPlan) -> None:
     assert readers() == []
 
 
-def test_every_position_can_be_gone_on_from(plan: VisitPlan) -> None:
+def test_every_position_can_be_gone_on_from(plan: SubEpochPlan) -> None:
     """From the end on there are none, and none are counted from before the beginning."""
     whole = list(plan.minibatches())
     for start in range(len(whole) + 3):
@@ -88,12 +88,12 @@ def test_every_position_can_be_gone_on_from(plan: VisitPlan) -> None:
     with pytest.raises(ValueError, match="start = -1"):
         next(plan.minibatches(-1))
     with pytest.raises(ValueError, match="pools_ahead = 0"):
-        next(plan.minibatches(pools_ahead=0))
+        next(plan.minibatches(buffers_ahead=0))
 
 
-def test_pools_that_are_done_are_not_read(plan: VisitPlan, opened: list[str]) -> None:
+def test_pools_that_are_done_are_not_read(plan: SubEpochPlan, opened: list[str]) -> None:
     """Going on in the fourth pool reads three; at the end, nothing."""
-    start = sum(map(len, plan.stretches[:3])) + 1
+    start = sum(map(len, plan.ranges[:3])) + 1
     list(plan.minibatches(start))
     assert len(opened) == 3
     opened.clear()
@@ -101,40 +101,40 @@ def test_pools_that_are_done_are_not_read(plan: VisitPlan, opened: list[str]) ->
     assert opened == []
 
 
-@pytest.mark.parametrize("pools_ahead", [1, 3])
+@pytest.mark.parametrize("buffers_ahead", [1, 3])
 def test_so_many_pools_are_read_ahead_and_no_more(
-    plan: VisitPlan, opened: list[str], pools_ahead: int
+    plan: SubEpochPlan, opened: list[str], buffers_ahead: int
 ) -> None:
     """While a pool is trained on, the next come without being asked for, and wait."""
-    minibatches = plan.minibatches(pools_ahead=pools_ahead)
-    for done, stretch in enumerate(plan.stretches):
+    minibatches = plan.minibatches(buffers_ahead=buffers_ahead)
+    for done, minibatch_range in enumerate(plan.ranges):
         next(minibatches)
-        expected = min(done + 1 + pools_ahead, NUM_PARTITIONS)
+        expected = min(done + 1 + buffers_ahead, NUM_PARTITIONS)
         deadline = time.monotonic() + 20
         while len(opened) < expected and time.monotonic() < deadline:
             time.sleep(0.001)
         time.sleep(0.01)
         assert len(opened) == expected
-        for _ in range(len(stretch) - 1):
+        for _ in range(len(minibatch_range) - 1):
             next(minibatches)
         assert len(opened) == expected
     assert next(minibatches, None) is None
 
 
-def test_s3_is_read_ahead_to_the_same_bits(plan: VisitPlan, s3_bucket: str) -> None:
+def test_s3_is_read_ahead_to_the_same_bits(plan: SubEpochPlan, s3_bucket: str) -> None:
     """Its client is used by the trainer's thread and the reader's."""
-    local = plan.stretches[0].pool.dataset
+    local = plan.ranges[0].buffer.dataset
     run_uri = f"s3://{s3_bucket}/run"
     remote = replace(local, store=ObjectStore((run_uri,)), run_uri=run_uri)
     for output in local.labelled:
         data = local.store.get(f"{local.run_uri}/{output.key}")
         remote.store.put(f"{run_uri}/{output.key}", data)
-    again = list(remote.plan(plan.visit, 0).minibatches(pools_ahead=2))
+    again = list(remote.plan(plan.sub_epoch, 0).minibatches(buffers_ahead=2))
     assert len(again) == plan.num_minibatches()
     assert all(map(equal, plan.minibatches(), again))
 
 
-def test_closing_early_ends_the_thread(plan: VisitPlan) -> None:
+def test_closing_early_ends_the_thread(plan: SubEpochPlan) -> None:
     """Closed, dropped or left by an exception of the trainer's."""
     minibatches = plan.minibatches()
     next(minibatches)
@@ -151,13 +151,13 @@ def test_closing_early_ends_the_thread(plan: VisitPlan) -> None:
     assert readers() == []
 
 
-def test_an_error_of_the_store_reaches_the_trainer(plan: VisitPlan) -> None:
+def test_an_error_of_the_store_reaches_the_trainer(plan: SubEpochPlan) -> None:
     """After the minibatches of the pools before; it names the object and has its cause."""
-    dataset = plan.stretches[2].pool.dataset
-    lost = plan.stretches[2].pool.parts[0].output
+    dataset = plan.ranges[2].buffer.dataset
+    lost = plan.ranges[2].buffer.parts[0].output
     dataset.store.delete(f"{dataset.run_uri}/{lost.key}")
     minibatches = plan.minibatches()
-    taken = list(islice(minibatches, sum(map(len, plan.stretches[:2]))))
+    taken = list(islice(minibatches, sum(map(len, plan.ranges[:2]))))
     assert len(taken) > 2
     with pytest.raises(ObjectNotFound, match=lost.key) as raised:
         next(minibatches)
@@ -165,10 +165,10 @@ def test_an_error_of_the_store_reaches_the_trainer(plan: VisitPlan) -> None:
     assert readers() == []
 
 
-def test_damage_reaches_the_trainer(plan: VisitPlan) -> None:
+def test_damage_reaches_the_trainer(plan: SubEpochPlan) -> None:
     """A partition whose bytes are not those of its manifest is no data."""
-    dataset = plan.stretches[1].pool.dataset
-    output: Output = plan.stretches[1].pool.parts[0].output
+    dataset = plan.ranges[1].buffer.dataset
+    output: Output = plan.ranges[1].buffer.parts[0].output
     uri = f"{dataset.run_uri}/{output.key}"
     data = bytearray(dataset.store.get(uri))
     data[1000] ^= 1
@@ -184,11 +184,11 @@ import sys
 from infra.store.object_store import ObjectStore
 from tests.training.data.partition_rows import dataset_of, row, write
 from training import batching
-from training.data.sub_epochs import Visit
+from training.data.sub_epochs import SubEpoch
 batching.POOL_FRAMES = 100
 store = ObjectStore((sys.argv[1],))
 outputs = [write(store, sys.argv[1], str(n), [row(n, 400, True)]) for n in range(5)]
-plan = dataset_of(store, sys.argv[1], outputs).plan(Visit(False, 0, 1, 0, False, 0.1), 0)
+plan = dataset_of(store, sys.argv[1], outputs).plan(SubEpoch(False, 0, 1, 0, False, 0.1), 0)
 kept = plan.minibatches()
 next(kept)
 raise SystemExit(7)

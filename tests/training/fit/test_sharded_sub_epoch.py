@@ -1,4 +1,4 @@
-"""A visit that ranks come and go in is made exactly once, frame by frame."""
+"""A sub-epoch that ranks come and go in is made exactly once, frame by frame."""
 
 from collections import Counter
 from dataclasses import replace
@@ -9,28 +9,28 @@ from torch.distributed import ProcessGroup
 
 from infra.store.object_store import ObjectStore
 from tests.training.data.partition_rows import dataset_of, row, write
-from training.data.cursor import Position
+from training.data.cursor import DataCursor
 from training.data.dataset import Dataset
-from training.data.sub_epochs import Visit
+from training.data.sub_epochs import SubEpoch
 from training.distributed.simulated_group import simulate_ranks
-from training.fit.dealt_visit import deal_visit
+from training.fit.sharded_sub_epoch import shard_sub_epoch
 
 Frames = Counter[tuple[float, ...]]
 
 
 def take(
-    group: ProcessGroup, visit: Visit, position: Position, dataset: Dataset, num_steps: int
-) -> tuple[Position, Frames]:
+    group: ProcessGroup, sub_epoch: SubEpoch, cursor: DataCursor, dataset: Dataset, num_steps: int
+) -> tuple[DataCursor, Frames]:
     """Go on for some steps on all ranks; the position then, and the inputs that one rank saw."""
     own = replace(dataset, rank=group.rank(), world_size=group.size())
-    position, minibatches = deal_visit(visit, position.resumed(group.size()), own, group)
+    cursor, minibatches = shard_sub_epoch(sub_epoch, cursor.resumed(group.size()), own, group)
     seen: Frames = Counter()
-    for _ in range(min(num_steps, position.num_steps_left)):
+    for _ in range(min(num_steps, cursor.num_steps_left)):
         if (minibatch := next(minibatches, None)) is not None:
             for features, length in zip(minibatch.features, minibatch.lengths, strict=True):
                 seen.update(map(tuple, features[:length].tolist()))
-        position = position.stepped()
-    return position, seen
+        cursor = cursor.stepped()
+    return cursor, seen
 
 
 @pytest.mark.parametrize("whole_utterances", [False, True])
@@ -43,15 +43,15 @@ def test_every_frame_is_seen_once(
     rows = [row(number, 60 + 25 * number, soft=True) for number in range(12)]
     output = write(store, str(tmp_path), "all", rows)
     dataset = dataset_of(store, str(tmp_path), [output])
-    visit = Visit(False, 0, 1, 0, whole_utterances, 0.1)
-    ((_, expected),) = simulate_ranks(1, take, visit, Position(5), dataset, 1000)
-    position, seen = Position(5), Counter()
+    sub_epoch = SubEpoch(False, 0, 1, 0, whole_utterances, 0.1)
+    ((_, expected),) = simulate_ranks(1, take, sub_epoch, DataCursor(5), dataset, 1000)
+    cursor, seen = DataCursor(5), Counter()
     for number, num_ranks in enumerate(worlds, start=1):
         num_steps = 1000 if number == len(worlds) else 2
-        results = simulate_ranks(num_ranks, take, visit, position, dataset, num_steps)
+        results = simulate_ranks(num_ranks, take, sub_epoch, cursor, dataset, num_steps)
         assert len({place for place, _ in results}) == 1
-        position = results[0][0]
+        cursor = results[0][0]
         for _, frames in results:
             seen.update(frames)
     assert seen == expected
-    assert position.num_steps_left == 0
+    assert cursor.num_steps_left == 0
