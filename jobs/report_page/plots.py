@@ -68,7 +68,7 @@ def _curve_label(name: str, curve: Curve) -> str:
     first, last = curve[0], curve[-1]
     return (
         f"Learning curves of {printable(name)}: in {len(curve)} sub-epochs the cross-entropy goes "
-        f"from {first['cross_entropy']:.2f} to {last['cross_entropy']:.2f}, the frame accuracy from "
+        f"from {first['cross_entropy']:.2f} to {last['cross_entropy']:.2f}, the accuracy from "
         f"{first['frame_accuracy']:.0%} to {last['frame_accuracy']:.0%}"
     )
 

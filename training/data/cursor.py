@@ -9,7 +9,7 @@ class DataCursor:
     """The sub-epoch, and the steps that the present ranks have taken in it.
 
     `counts` holds the minibatches that each of them has in all, () where the sub-epoch, or its
-    rest, is yet to be sharded; `done` what each rank made that took part in the sub-epoch before them.
+    rest, is yet to be sharded; `done` what each rank made that took part in it before them.
     """
 
     sub_epoch: int = 0

@@ -25,7 +25,7 @@ NEWBOB = MinRateNewbob(0.05, 0.01)
 def test_another_number_of_ranks_goes_on(
     tmp_path: Path, trainer: TrainerName, num_ranks: int
 ) -> None:
-    """Every frame of every sub-epoch is trained on once, also resumed within one; the loss falls."""
+    """Every frame of every sub-epoch is trained on once, also resumed within one; losses fall."""
     what = small_fit(trainer, True, checkpoints=EVERY_STEP, minibatch_frames=32)
     what = replace(what, sub_epochs=what.sub_epochs[:6])
     write_run(tmp_path / "whole")
