@@ -10,7 +10,7 @@ RECIPE ?= recorded
 
 KILLS ?= 30
 
-.PHONY: help setup demo run test faults dist lint clean
+.PHONY: help setup demo run test faults dist format lint clean
 
 help:
 	@echo 'make demo                 synthetic corpus, every step, word error rates (10 minutes, 2 cores)'
@@ -18,7 +18,9 @@ help:
 	@echo 'make test                 all tests but those of make faults'
 	@echo 'make faults               tests on a Spark cluster, a Ceph (apt) and an S3 of their own; KILLS=30'
 	@echo 'make dist                 code and dependencies for spark-submit on a cluster'
+	@echo 'make format               format the code, and fix what the linter can fix'
 	@echo 'make lint                 formatting, lint, types, import contracts'
+	@echo 'make clean                remove what the other commands made, runs too'
 
 setup: $(VENV)/.ready
 
@@ -45,6 +47,10 @@ faults: setup
 
 dist: setup
 	$(BIN)/python -m jobs.package --folder dist
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
 
 lint: setup
 	$(BIN)/ruff format --check .
