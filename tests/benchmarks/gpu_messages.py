@@ -29,7 +29,7 @@ def figures(num_elements: int, device: torch.device, num_rounds: int) -> list[Fi
 
 def check_bits(num_elements: int, density: float, device: torch.device) -> None:
     """Raise AssertionError where three steps differ from the CPU's in a bit."""
-    from training.algorithms.gtc import cuda  # noqa: PLC0415 - as in the trainers
+    from training.algorithms.gtc import cuda_encoding  # noqa: PLC0415 - as in the trainers
 
     task = GtcTask.of(num_elements, density, device)
     residual, gradients = task.residual.cpu().clone(), task.gradients.cpu()
@@ -37,7 +37,7 @@ def check_bits(num_elements: int, density: float, device: torch.device) -> None:
     first_block = torch.zeros((), dtype=torch.int32, device=device)
     for _ in range(3):
         expected = encoding.take_message(residual, gradients, task.gradient_threshold)
-        message = cuda.take_message(
+        message = cuda_encoding.take_message(
             task.residual, task.gradients, threshold, num_map_words(num_elements), first_block
         )
         assert torch.equal(message[: len(expected)].cpu(), expected)
@@ -70,7 +70,7 @@ def messages_work(
     num_elements: int, density: float, device: torch.device
 ) -> dict[str, Callable[[], object]]:
     """What is timed, ready to be captured: nothing in it waits for the device."""
-    from training.algorithms.gtc import cuda  # noqa: PLC0415
+    from training.algorithms.gtc import cuda_encoding  # noqa: PLC0415
 
     task = GtcTask.of(num_elements, density, device)
     copy = torch.empty_like(task.gradients)
@@ -80,12 +80,14 @@ def messages_work(
     capacity = capacity_for(round(density * num_elements), num_elements)
 
     def encode() -> Tensor:
-        return cuda.take_message(task.residual, task.gradients, threshold, capacity, first_block)
+        return cuda_encoding.take_message(
+            task.residual, task.gradients, threshold, capacity, first_block
+        )
 
     messages = encode().expand(NUM_RANKS, HEADER_WORDS + capacity).contiguous()
 
     def decode() -> None:
-        cuda.add_messages(counts.zero_(), messages)
+        cuda_encoding.add_messages(counts.zero_(), messages)
 
     return {
         "copy": lambda: copy.copy_(task.gradients),

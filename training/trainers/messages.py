@@ -8,7 +8,7 @@ from jaxtyping import Float, Int32
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from training.algorithms.gtc import compiled, encoding
+from training.algorithms.gtc import compiled_encoding, encoding
 from training.algorithms.gtc.gradient_threshold import (
     HEADER_WORDS,
     Encoding,
@@ -47,10 +47,10 @@ class ExactMessages:
     def __init__(self, residual: Float[Tensor, " elements"], gradient_threshold: float) -> None:
         self._gradient_threshold = gradient_threshold
         self._counts: Tensor | None = None
-        is_compiled = compiled.is_compiled()
-        self._add_message = compiled.add_message if is_compiled else add_message
+        is_compiled = compiled_encoding.is_compiled()
+        self._add_message = compiled_encoding.add_message if is_compiled else add_message
         self._take_message = (
-            compiled.take_message
+            compiled_encoding.take_message
             if is_compiled and residual.dtype == torch.float32
             else encoding.take_message
         )
@@ -106,17 +106,17 @@ class FixedMessages:
     ) -> Int32[Tensor, " elements"]:
         """Exchange one step's messages, all as long as the last step's headers let expect."""
         # Here, as Triton comes with torch's builds for CUDA alone.
-        from training.algorithms.gtc import cuda  # noqa: PLC0415
+        from training.algorithms.gtc import cuda_encoding  # noqa: PLC0415
 
         self.check()
         with torch.cuda.device(residual.get_device()):
-            message = cuda.take_message(
+            message = cuda_encoding.take_message(
                 residual, gradients, self._gradient_threshold, self.capacity, self._first_block
             )
             messages = gather.gather_equal(message, group, "gradients")
             self._arrival = _Arrival(messages[:, :HEADER_WORDS])
             counts = torch.zeros_like(residual, dtype=torch.int32)
-            cuda.add_messages(counts, messages)
+            cuda_encoding.add_messages(counts, messages)
         return counts
 
     def check(self) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from tests.training.algorithms.gtc.interpreted import cuda
+from tests.training.algorithms.gtc.interpreted import cuda_encoding
 from training.algorithms.gtc.gradient_threshold import num_map_words
 from training.checkpoints.training_state import load_whole_state, whole_state
 from training.distributed.simulated_group import simulate_ranks
@@ -167,4 +167,4 @@ def test_capacity_is_twice_what_was_wanted(num_wanted: int, capacity: int) -> No
 
 def test_least_capacity_serves_a_block_whole() -> None:
     """Else an element could wait for ever."""
-    assert MIN_CAPACITY >= cuda.BLOCK_ELEMENTS
+    assert MIN_CAPACITY >= cuda_encoding.BLOCK_ELEMENTS

@@ -3,8 +3,8 @@
 A message is a vector of 32-bit words: its `Encoding`, how many elements reached the threshold, and
 the body. For `INDICES` that is one word a sent element (sign bit: -gradient_threshold, 31 bits: its
 index), for `MAP` two planes of one bit an element, lowest bit first: sent or not, negative or not.
-`threshold_encoding` makes messages on a CPU, `threshold_encoding_compiled` the same at the memory's
-speed, `threshold_encoding_cuda` on a GPU.
+`encoding` makes messages on a CPU, `compiled_encoding` the same at the memory's
+speed, `cuda_encoding` on a GPU.
 """
 
 import math

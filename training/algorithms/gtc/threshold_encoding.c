@@ -1,6 +1,6 @@
 /* Gradient threshold compression of float32 on a CPU, in one pass at the memory's speed.
 
-   Words and planes are those of gradient_threshold.py; threshold_encoding.py says the same in
+   Words and planes are those of gradient_threshold.py; encoding.py says the same in
    NumPy, to the bit, and is used where this could not be compiled. Little-endian, one thread. */
 
 #include <math.h>

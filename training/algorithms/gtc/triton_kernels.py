@@ -1,4 +1,4 @@
-"""The Triton kernels of gradient threshold compression; `threshold_encoding_cuda` launches them.
+"""The Triton kernels of gradient threshold compression; `cuda_encoding` launches them.
 
 In three passes a message is made. `accumulate` streams the residual and the gradients through,
 `choose` numbers what is to be sent, and `take` looks only at what `accumulate` has marked.

@@ -10,7 +10,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from training.algorithms.gtc import cuda as launches
+from training.algorithms.gtc import cuda_encoding as launches
 from training.algorithms.gtc import triton_kernels as kernels
 
 HOPPER = GPUTarget("cuda", 90, 32)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.training.algorithms.gtc.interpreted import cuda as on_gpu
+from tests.training.algorithms.gtc.interpreted import cuda_encoding as on_gpu
 from training.algorithms.gtc import encoding as on_cpu
 from training.algorithms.gtc.gradient_threshold import (
     HEADER_WORDS,

@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.training.algorithms.gtc.test_encoding import DENSITIES, at_density
-from training.algorithms.gtc import compiled, gradient_threshold
+from training.algorithms.gtc import compiled_encoding, gradient_threshold
 from training.algorithms.gtc import encoding as by_numpy
 from training.algorithms.gtc.gradient_threshold import Encoding, is_finite
 
-pytestmark = pytest.mark.skipif(not compiled.is_compiled(), reason="there was no C compiler")
+pytestmark = pytest.mark.skipif(
+    not compiled_encoding.is_compiled(), reason="there was no C compiler"
+)
 
 
 def counted(add: Callable[[Tensor, Tensor], None], num_elements: int, message: Tensor) -> Tensor:
@@ -31,11 +33,11 @@ def test_every_bit_is_numpys(num_elements: int, density: float, seed: int, is_cu
         gradients[num_elements // 2 :] = 0  # indices at first, a map from the middle on
     kept = residual.clone()
     for _ in range(3):
-        message = compiled.take_message(residual, gradients, tau)
+        message = compiled_encoding.take_message(residual, gradients, tau)
         expected = by_numpy.take_message(kept, gradients, tau)
         assert message.tolist() == expected.tolist()
         assert residual.numpy().tobytes() == kept.numpy().tobytes()
-        counts = counted(compiled.add_message, num_elements, message)
+        counts = counted(compiled_encoding.add_message, num_elements, message)
         assert torch.equal(counts, counted(gradient_threshold.add_message, num_elements, message))
 
 
@@ -44,7 +46,7 @@ def test_large_models_are_numpys_too(density: float) -> None:
     """A map that is known to be one only near the model's end holds what was indices before."""
     residual, gradients, tau = at_density(300_007, density, 5, torch.float32)
     kept = residual.clone()
-    message = compiled.take_message(residual, gradients, tau)
+    message = compiled_encoding.take_message(residual, gradients, tau)
     assert torch.equal(message, by_numpy.take_message(kept, gradients, tau))
     assert torch.equal(residual, kept)
 
@@ -54,7 +56,7 @@ def test_indices_are_no_longer_than_a_map(num_sent: int) -> None:
     """The choice falls on the same element as NumPy's: the first beyond a map's length."""
     gradients = torch.zeros(64)
     gradients[64 - num_sent :] = -3.0
-    message = compiled.take_message(torch.zeros(64), gradients, 2.0)
+    message = compiled_encoding.take_message(torch.zeros(64), gradients, 2.0)
     assert message[0] == (Encoding.MAP if num_sent > 4 else Encoding.INDICES)
     assert torch.equal(message, by_numpy.take_message(torch.zeros(64), gradients, 2.0))
 
@@ -66,12 +68,12 @@ def test_a_broken_gradient_is_told_of_until_it_is_dealt_with(broken: float, dens
     residual, gradients, tau = at_density(9000, density, 1, torch.float32)
     gradients[8999] = broken
     for _ in range(3):
-        message = compiled.take_message(residual, gradients, tau)
+        message = compiled_encoding.take_message(residual, gradients, tau)
         assert not is_finite(message)
         assert len(message) == 2
         assert not residual[8999].isfinite()
         gradients[8999] = 0.0
-    assert torch.equal(counted(compiled.add_message, 9, message), torch.full((9,), 7))
+    assert torch.equal(counted(compiled_encoding.add_message, 9, message), torch.full((9,), 7))
 
 
 @pytest.mark.parametrize(
@@ -87,4 +89,4 @@ def test_a_message_of_another_model_is_refused(encoding: Encoding, body: list[in
     """An index or a map beyond the model writes nowhere."""
     message = torch.tensor([encoding, len(body), *body], dtype=torch.int32)
     with pytest.raises(ValueError, match="not of a model of 10 parameters: start ranks of one"):
-        compiled.add_message(torch.zeros(10, dtype=torch.int32), message)
+        compiled_encoding.add_message(torch.zeros(10, dtype=torch.int32), message)

@@ -1,7 +1,7 @@
 """Gradient threshold compression of float32 on a CPU by `threshold_encoding.c`: memory's speed.
 
 Installation compiles it where there is a C compiler. The messages, what stays and what is added are
-those of `threshold_encoding` and `gradient_threshold` to the bit; those are the ones to read.
+those of `encoding` and `gradient_threshold` to the bit; those are the ones to read.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ def take_message(
 ) -> Int32[Tensor, " words"]:
     """Add a step's gradients to `residual`; move +-gradient_threshold out of what then reaches it.
 
-    As `threshold_encoding.take_message`; the message is the beginning of a larger buffer.
+    As `encoding.take_message`; the message is the beginning of a larger buffer.
     """
     size = len(residual)
     message = torch.empty(HEADER_WORDS + num_map_words(size) + _GROUP_WORDS, dtype=torch.int32)

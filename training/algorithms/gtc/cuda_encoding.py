@@ -1,6 +1,6 @@
 """Gradient threshold compression on a GPU, without the host waiting for it.
 
-Where a message has room for all that reaches the threshold, it is that of `threshold_encoding`, to
+Where a message has room for all that reaches the threshold, it is that of `encoding`, to
 the bit, with space left at its end. Triton comes with torch's builds for CUDA: import this late.
 """
 
