@@ -36,7 +36,7 @@ _LOCAL_SETTINGS = {
 
 # Sourced by spark-submit. What the user has set wins, except for Java, which was checked.
 # A host that does not know its own name stops Spark unless told an address. Standard error is
-# reopened to append, because our programs open it a second time (infra/standard_error.py).
+# reopened to append, because our programs open it a second time (infra/spark/standard_error.py).
 _SPARK_ENV = """\
 # Written by `python -m infra.spark.session`; run it again when Java or the environment moves.
 JAVA_HOME={java_home}

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from infra.cluster import Cluster, load_cluster
 from infra.configuration import ConfigurationError, canonical_json, digest
-from infra.standard_error import separate_standard_error
+from infra.spark.standard_error import separate_standard_error
 from infra.store.object_store import ObjectStore, StoreError, join_uri, normalize_uri
 from infra.store.request_counts import REQUESTS, RequestCounts, TaskTotals
 from pipeline.runs.ledger import LossBudgetExceededError

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.configuration import ConfigurationError
-from infra.standard_error import separate_standard_error
+from infra.spark.standard_error import separate_standard_error
 from infra.store.object_store import StoreError
 from jobs.cli.command_line import Job, fail, open_job
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from infra.launch import is_launched
+from infra.torchrun import is_launched
 from jobs.cli.command_line import Job, Result, Step, execute, fail
 from training.distributed import collectives
 from training.fit.model_specs import Fit

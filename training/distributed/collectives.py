@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import ProcessGroup as ProcessGroup  # noqa: PLC0414 - exported, for annotations
 from torch.distributed.rendezvous import rendezvous
 
-from infra.launch import end_with_launcher, launched_rank
+from infra.torchrun import end_with_launcher, launched_rank
 from training.distributed.failure_detector import FailureDetector
 from training.distributed.rendezvous import join
 

@@ -6,7 +6,7 @@ import sys
 
 CHILD = """
 import os, sys, time
-from infra.launch import end_with_launcher
+from infra.torchrun import end_with_launcher
 end_with_launcher()
 print(os.getpid(), flush=True)
 time.sleep(60)
