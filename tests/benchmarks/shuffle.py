@@ -91,7 +91,7 @@ def trainers_order(
     outputs = repartition(store, run_uri, config, serially)[0].outputs
     dataset = Dataset(store, run_uri, (), outputs, LOOK_AHEAD, MINIBATCH_FRAMES, seed, 0, NUM_RANKS)
     reader = OriginReader(store, run_uri, read_sources(store, run_uri))
-    with mock.patch("training.data.batching.POOL_FRAMES", low_rate_frames(outputs[0].tally)):
+    with mock.patch("training.data.batching.BUFFER_FRAMES", low_rate_frames(outputs[0].tally)):
         steps = [(0, *each) for each in enumerate(sub_epoch_steps(dataset, SUB_EPOCH, seed))]
     return gather(steps, reader, CertificateConfig(NUM_RANKS, len(steps), 1))
 

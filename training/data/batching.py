@@ -28,7 +28,7 @@ class Segments:
 
 
 def shuffle_buffers(lengths: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Cut lengths, in order, into runs [first, last) of about POOL_FRAMES frames.
+    """Cut lengths, in order, into runs [first, last) of about BUFFER_FRAMES frames.
 
     A run comes when the next one begins, so that no more lengths are read than are needed.
     """

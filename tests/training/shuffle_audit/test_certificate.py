@@ -129,7 +129,7 @@ def test_one_shard_a_group_gives_one_file_a_rank(tmp_path: Path) -> None:
     repartition(store, run_uri, RepartitionConfig(100 / 3600, 1, 5), serially)
     fit = small_fit("student.num_sub_epochs=1", "student.num_passes=6")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("training.data.batching.POOL_FRAMES", 1)
+        patch.setattr("training.data.batching.BUFFER_FRAMES", 1)
         document = certify_run(fit, store, run_uri, CertificateConfig(1, 200, 1))[0].statistics
     figure = document["chunks"]["rank"]["effective_files"]
     assert figure["measured"] == 1
@@ -138,7 +138,7 @@ def test_one_shard_a_group_gives_one_file_a_rank(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("config", "message"),
-    [((0, 2, 1), "num_ranks = 0"), ((1, 1, 1), "num_steps = 1"), ((1, 2, 0), "num_visits = 0")],
+    [((0, 2, 1), "num_ranks = 0"), ((1, 1, 1), "num_steps = 1"), ((1, 2, 0), "num_sub_epochs = 0")],
 )
 def test_bad_bounds_are_named(config: tuple[int, int, int], message: str) -> None:
     """The value and the least that is needed."""
