@@ -8,10 +8,15 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import pytest
 import torch
+from hypothesis import settings
 
 from tests.ceph_server import ceph_bucket, ceph_endpoint
 from tests.s3_server import s3_bucket, s3_endpoint
 from tests.training.rank_context import start_rank_server
+
+# A deadline would time examples: beside other tests 200 ms have passed for nothing.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 __all__ = ["ceph_bucket", "ceph_endpoint", "s3_bucket", "s3_endpoint"]
 
