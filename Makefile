@@ -9,6 +9,8 @@ run: RUN ?= runs/mine
 RECIPE ?= recorded
 
 KILLS ?= 30
+# Two processes; a file's tests share what they set up, and the longest files begin.
+PYTEST = $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help setup demo run test faults dist format lint clean
 
@@ -39,7 +41,7 @@ run: setup
 	$(BIN)/python -m jobs.run --recipe $(RECIPE) --run $(RUN) --kaldi-dir '$(KALDI_DIR)'
 
 test: setup
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 faults: setup
 	sh tests/install_ceph.sh || echo 'no Ceph can be installed here: the tests that need it are skipped'

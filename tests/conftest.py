@@ -1,4 +1,4 @@
-"""What every test may use: S3 servers, where the recorded speech lies, one thread a process."""
+"""Share among all tests: array checks, S3 servers, the recorded speech, one thread a process."""
 
 import os
 from pathlib import Path
@@ -7,35 +7,46 @@ from pathlib import Path
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import pytest
-import torch
 from hypothesis import settings
+from jaxtyping import install_import_hook
 
-from tests.ceph_server import ceph_bucket, ceph_endpoint
-from tests.s3_server import s3_bucket, s3_endpoint
-from tests.training.rank_context import start_rank_server
+# Before the packages: calls with arrays of another shape or type fail, in xdist's workers too.
+install_import_hook(["pipeline", "training"], "beartype.beartype")
 
 # A deadline would time examples: beside other tests 200 ms have passed for nothing.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
-__all__ = ["ceph_bucket", "ceph_endpoint", "s3_bucket", "s3_endpoint"]
+pytest_plugins = ["tests.s3_server", "tests.ceph_server"]
+
+# Each takes a minute or more: begun last, it would leave the other workers idle.
+LONG_FILES = ("whole_path/test_an4.py", "whole_path/test_s3.py", "faults/test_chaos.py")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """How long the chaos test goes on."""
+    """Add --kills, the length of the chaos test."""
     help_text = "processes that tests/faults/test_chaos.py kills in all; default: 30"
     parser.addoption("--kills", type=int, default=30, metavar="N", help=help_text)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest files."""
+    items.sort(key=lambda item: not str(item.path).endswith(LONG_FILES))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def rank_server() -> None:
     """Start it before the synthesis of a corpus starts its own; it imports torch meanwhile."""
+    from tests.training.rank_context import start_rank_server  # noqa: PLC0415 - as torch below
+
     start_rank_server()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def single_thread() -> None:
-    """One thread a process: tests state facts, they do not race for cores."""
+    """Compute in one thread a process: tests state facts, they do not race for cores."""
+    import torch  # noqa: PLC0415 - 2 s, which the process that only distributes tests saves
+
     torch.set_num_threads(1)
 
 

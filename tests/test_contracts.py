@@ -7,13 +7,16 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
+from jaxtyping import TypeCheckError
 
 from infra.cluster import load_cluster
 from infra.store.object_store import ObjectStore, join_uri
 from infra.store.uris import require_within
 from jobs.run import launches
 from pipeline.runs.manifest import manifest_uri
+from pipeline.splicing import splice
 from training.recipes import read_recipe
 
 REPOSITORY = Path(__file__).parents[1]
@@ -50,6 +53,12 @@ def users(*names: str) -> set[str]:
         for used in (*imported(tree), *attributes(tree))
         if any(used == name or used.startswith(f"{name}.") for name in names)
     }
+
+
+def test_arrays_of_another_shape_are_refused_in_tests() -> None:
+    """tests/conftest.py has the annotations of every call checked, in each of xdist's workers."""
+    with pytest.raises(TypeCheckError, match="frames bins"):
+        splice(np.zeros(9, np.float32), 0)
 
 
 def test_import_contracts_hold() -> None:

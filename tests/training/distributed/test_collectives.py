@@ -4,10 +4,10 @@ import time
 
 import pytest
 import torch
-from ranks import RankPool, impatient
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from tests.training.trainers.ranks import RankPool, impatient
 from training.distributed import collectives
 from training.trainers.tiers import Tiers
 

@@ -6,9 +6,9 @@ from itertools import cycle
 
 import pytest
 import torch
-from ranks import RankPool
 from torch.distributed import ProcessGroup
 
+from tests.training.trainers.ranks import RankPool
 from training.distributed import gather
 from training.distributed.collectives import CollectiveError
 from training.distributed.simulated_group import simulate_ranks

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import RankPool, all_equal, sgd, small_model, take_step, weights
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from tests.training.trainers.ranks import RankPool, all_equal, sgd, small_model, take_step, weights
 from training.distributed import collectives
 from training.distributed.simulated_group import simulate_ranks
 from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer

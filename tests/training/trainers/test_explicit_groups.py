@@ -5,10 +5,10 @@ from functools import partial
 
 import pytest
 import torch.distributed as dist
-from ranks import RankPool, all_equal, sgd, small_model, take_step, weights
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from tests.training.trainers.ranks import RankPool, all_equal, sgd, small_model, take_step, weights
 from training.distributed.simulated_group import SimulatedGroup, simulate_ranks
 from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
 

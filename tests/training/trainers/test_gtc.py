@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import RankPool, all_equal, sgd, small_model, take_step, weights
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from tests.training.trainers.ranks import RankPool, all_equal, sgd, small_model, take_step, weights
 from training.trainers import Gtc, Synchronous
 
 TAU = 4.0

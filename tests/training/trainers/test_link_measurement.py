@@ -1,7 +1,6 @@
 """The link between two real ranks, as the cost model times it."""
 
-from ranks import RankPool
-
+from tests.training.trainers.ranks import RankPool
 from training.cost_model.link import LinkRates, measure_link
 from training.distributed.collectives import ProcessGroup
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ranks import RankPool
 
 from tests.training.fit.small_fits import copy_stopped, fit, small_fit, steps_saved, write_run
+from tests.training.trainers.ranks import RankPool
 from training.recipes import CheckpointConfig, TrainerName
 
 EVERY_STEP = CheckpointConfig(steps=1, num_kept=1000)

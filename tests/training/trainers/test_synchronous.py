@@ -2,10 +2,18 @@
 
 import pytest
 import torch
-from ranks import RankPool, all_equal, minibatch, sgd, small_model, take_step, weights
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from tests.training.trainers.ranks import (
+    RankPool,
+    all_equal,
+    minibatch,
+    sgd,
+    small_model,
+    take_step,
+    weights,
+)
 from training.trainers import Synchronous
 
 OPTIMIZERS = {

@@ -4,9 +4,9 @@ import platform
 from itertools import cycle
 
 import pytest
-from ranks import RankPool, sgd, small_model
 from torch.distributed import ProcessGroup
 
+from tests.training.trainers.ranks import RankPool, sgd, small_model
 from training.distributed.simulated_group import simulate_ranks
 from training.recipes import TrainerConfig
 from training.trainers import Htm

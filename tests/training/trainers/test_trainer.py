@@ -6,10 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import RankPool, all_equal, impatient, sgd, small_model, take_step, weights
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from tests.training.trainers.ranks import (
+    RankPool,
+    all_equal,
+    impatient,
+    sgd,
+    small_model,
+    take_step,
+    weights,
+)
 from training.distributed.collectives import CollectiveError
 from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
 

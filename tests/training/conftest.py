@@ -1,9 +1,10 @@
-"""One pool of ranks for all trainer tests: starting them costs more than the tests."""
+"""Keep one pool of ranks for all tests of training: starting them costs more than the tests."""
 
 from collections.abc import Iterator
 
 import pytest
-from ranks import RankPool
+
+from tests.training.trainers.ranks import RankPool
 
 
 @pytest.fixture(scope="session")
