@@ -5,7 +5,7 @@ python -m jobs.align --recipe demo --run runs/demo
 
 from jobs.cli.command_line import Job, Result, Step, main
 from jobs.cli.training_steps import run_fit
-from training.distributed import collectives
+from training.distributed import process_group
 from training.fit.model_specs import aligner_fit
 from training.targets.alignment import bootstrap, realign
 
@@ -15,7 +15,7 @@ def run(job: Job) -> Result:
     recipe = job.recipe
     where = job.store, job.run_uri, job.corpus_uri
     bootstrap(*where, recipe.bootstrap, recipe.senones, recipe.loss_budget)
-    with collectives.open_world():
+    with process_group.open_world():
         run_fit(aligner_fit)(job)
     return [realign(*where, recipe.evaluation.acoustic_scale, recipe.loss_budget)]
 

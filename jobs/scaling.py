@@ -13,7 +13,7 @@ from jobs.planning.scaling_options import choose_calibration, parse_ranks
 from jobs.planning.scaling_table import format_scaling, scale
 from training.cost_model.link import measure_link
 from training.cost_model.step_time import CostModel, Workload
-from training.distributed import collectives
+from training.distributed import process_group
 
 EPILOG = """\
 synchronous sums all gradients; gtc sends those that reach a threshold; bmuf averages the ranks'
@@ -80,7 +80,7 @@ def main() -> None:
             scale_and_print(arguments)
     except (ConfigurationError, ValueError, OverflowError) as error:
         sys.exit(fail(error, 2))
-    except (OSError, collectives.CollectiveError) as error:
+    except (OSError, process_group.CollectiveError) as error:
         sys.exit(fail(error, 1))
 
 
@@ -92,9 +92,9 @@ def fail(error: Exception, code: int) -> int:
 
 def link_and_print(as_json: bool) -> None:
     """Time the link between the two ranks that torchrun started; the first one prints."""
-    with collectives.open_world(time_limit_s=120.0) as group:
+    with process_group.open_world(time_limit_s=120.0) as group:
         rates = measure_link(group)
-        if not collectives.is_leader():
+        if not process_group.is_leader():
             return
     print(
         json.dumps(asdict(rates))

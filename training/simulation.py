@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from training.distributed.collectives import ProcessGroup
+from training.distributed.process_group import ProcessGroup
 from training.distributed.simulated_group import simulate_ranks
 from training.trainers import Trainer
 

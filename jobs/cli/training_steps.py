@@ -8,7 +8,7 @@ import torch
 
 from infra.torchrun import is_launched
 from jobs.cli.command_line import Job, Result, Step, execute, fail
-from training.distributed import collectives
+from training.distributed import process_group
 from training.fit.model_specs import Fit
 from training.fit.train_model import fit_model
 from training.recipes import Recipe
@@ -23,8 +23,8 @@ def run_fit(make_fit: Callable[[Recipe], Fit]) -> Callable[[Job], Result]:
     def run(job: Job) -> Result:
         # A rank is a core: OpenMP's threads, two on busy cores, made an epoch 15 times longer.
         torch.set_num_threads(1)
-        group = collectives.default_world()
-        with collectives.ending_by_name():
+        group = process_group.default_world()
+        with process_group.reporting_failure():
             return [fit_model(make_fit(job.recipe), job.store, job.run_uri, group)]
 
     return run
@@ -49,13 +49,13 @@ def main(step: Step, section: str) -> None:
     if arguments.trainer:
         arguments.set.append(f"{section}.trainer.name={arguments.trainer}")
     try:
-        with collectives.open_world(arguments.time_limit_s):
-            code = execute(step, arguments, collectives.is_leader())
+        with process_group.open_world(arguments.time_limit_s):
+            code = execute(step, arguments, process_group.is_leader())
             if is_launched():
                 # Closing gloo's threads has aborted a rank whose work was done and stored.
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(code)
-    except collectives.CollectiveError as error:  # ranks did not meet
+    except process_group.CollectiveError as error:  # ranks did not meet
         code = fail(step, error, 1)
     raise SystemExit(code)

@@ -133,12 +133,12 @@ class RankChaos:
         ended_s = time.monotonic() - struck_at_s
         self.record.ended_s.setdefault(kind, []).append(ended_s)
         self._messages[f"{kind}, process {victim}"] = (
-            [f"process {victim}, which started it, is gone", "found no store to meet the others in"]
+            [f"process {victim}, which started it, is gone", "cannot reach the rendezvous store"]
             if kind == "torchrun"
             else [
                 f"local_rank: {rank} (pid: {victim})",
                 f"rank {rank} (host {platform.node()}, process {victim})",
-                f"ranks [{rank}] of {NUM_RANKS} did not come",  # stopped before it signed
+                f"ranks [{rank}] of {NUM_RANKS} did not come",  # stopped before it registered
             ]
         )
         print(f"{kind} (rank {rank}): all ended in {ended_s:.1f} s", file=sys.stderr, flush=True)

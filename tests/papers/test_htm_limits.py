@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from training.distributed.collectives import ProcessGroup
+from training.distributed.process_group import ProcessGroup
 from training.distributed.simulated_group import simulate_ranks
 from training.trainers import Bmuf, Gtc, Htm, Trainer
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.papers.textbook import Settings, Trajectory, train
-from training.distributed.collectives import ProcessGroup
+from training.distributed.process_group import ProcessGroup
 from training.distributed.simulated_group import simulate_ranks
 from training.trainers import Bmuf, Gtc, Htm, Trainer
 

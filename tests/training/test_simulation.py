@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from training.distributed.simulated_group import DeadlockError
+from training.distributed.rank_scheduler import DeadlockError
 from training.simulation import Outcome, Training, simulate
 from training.trainers import Bmuf, Gtc, Htm, Synchronous
 

@@ -16,8 +16,8 @@ from training.checkpoints.record import (
     read_record,
 )
 from training.checkpoints.resharding import fold
-from training.distributed import gather
-from training.distributed.collectives import ProcessGroup
+from training.distributed.gather import gather_text
+from training.distributed.process_group import ProcessGroup
 from training.tensor_encoding import encode_state
 
 CPU = torch.device("cpu")
@@ -82,7 +82,7 @@ class Checkpoints:
         return None
 
     def _gather(self, text: str) -> list[str]:
-        return gather.gather_text(text, self.group, "checkpoint", self.device)
+        return gather_text(text, self.group, "checkpoint", self.device)
 
     def _keep(self, record: CheckpointRecord) -> None:
         """Store the record, and only then remove what is outdated by it."""

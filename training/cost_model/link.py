@@ -8,7 +8,8 @@ from statistics import median
 import numpy as np
 import torch
 
-from training.distributed import collectives, gather
+from training.distributed import collectives, process_group
+from training.distributed.gather import gather_ragged
 
 NUM_ROUNDS = 7
 MESSAGE_WORDS = (1, 2**10, 2**14, 2**18, 2**20, 2**22)
@@ -23,7 +24,7 @@ class LinkRates:
     gbps: float
 
 
-def measure_link(group: collectives.ProcessGroup) -> LinkRates:
+def measure_link(group: process_group.ProcessGroup) -> LinkRates:
     """Time exchanges of messages of many sizes between the two ranks of `group`."""
     if group.size() != 2:
         raise ValueError(f"{group.size()} ranks: need 2, one at each end of the link")
@@ -31,13 +32,13 @@ def measure_link(group: collectives.ProcessGroup) -> LinkRates:
     return fit_link([4.0 * words for words in MESSAGE_WORDS], seconds)
 
 
-def _exchange_seconds(num_words: int, group: collectives.ProcessGroup) -> float:
+def _exchange_seconds(num_words: int, group: process_group.ProcessGroup) -> float:
     message = torch.zeros(num_words, dtype=torch.int32)
     seconds = []
     for _ in range(NUM_ROUNDS):
         collectives.barrier(group)
         started = time.perf_counter()
-        gather.gather(message, group, "the link's time")
+        gather_ragged(message, group, "the link's time")
         seconds.append(time.perf_counter() - started)
     return median(seconds)
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from scipy.stats import norm
 
-from training.distributed.collectives import ProcessGroup
+from training.distributed.process_group import ProcessGroup
 from training.distributed.simulated_group import simulate_ranks
 from training.trainers.gtc import ThresholdedSum
 

@@ -1,4 +1,4 @@
-"""What answers to a failure detector say: who is gone, who does not come, or where everybody is."""
+"""Diagnose a failed exchange from the ranks' statuses: name the ranks at fault."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,28 +7,28 @@ from training.distributed.rendezvous import Members
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a rank was doing when the roll was called: `exchange` is "" while it works alone."""
+class RankStatus:
+    """A rank's answer to a poll: the exchange it is in, "" between exchanges, and for how long."""
 
     exchange: str
-    for_s: float
+    duration_s: float
     has_left: bool = False
 
 
-def find_fault(members: Members, answers: Mapping[int, Answer], waited_s: float) -> str:
-    """Name the ranks for whom an exchange failed that had waited for `waited_s` seconds."""
+def diagnose(members: Members, statuses: Mapping[int, RankStatus], waited_s: float) -> str:
+    """Name the ranks that made an exchange fail after `waited_s` seconds of waiting."""
     ranks = range(len(members.processes))
-    if silent := [rank for rank in ranks if rank not in answers]:
+    if silent := [rank for rank in ranks if rank not in statuses]:
         return f"{_names(members, silent)} did not answer: killed, stopped or stuck"
-    if left := [rank for rank in ranks if answers[rank].has_left]:
+    if left := [rank for rank in ranks if statuses[rank].has_left]:
         return f"{_names(members, left)} had ended: took fewer steps than the others"
-    # Only who has worked alone for as long as others waited is late; the rest is as yet busy.
-    if late := [rank for rank in ranks if _is_late(answers[rank], waited_s)]:
+    # A rank is late only if it worked alone for as long as the others waited.
+    if late := [rank for rank in ranks if _is_late(statuses[rank], waited_s)]:
         return (
             f"{_names(members, late)} came to no exchange for {waited_s:.0f} s: stuck in its own "
             "work, or slow"
         )
-    places = ", ".join(f"rank {rank} {_place(answers[rank])}" for rank in ranks)
+    places = ", ".join(f"rank {rank} {_place(statuses[rank])}" for rank in ranks)
     return f"all ranks answered: {places}"
 
 
@@ -36,11 +36,11 @@ def _names(members: Members, ranks: Sequence[int]) -> str:
     return ", ".join(map(members.name, ranks))
 
 
-def _is_late(answer: Answer, waited_s: float) -> bool:
-    # A tenth: ranks do not come out of the exchange before at the same moment.
-    return not answer.exchange and waited_s >= 1 and answer.for_s >= 0.9 * waited_s
+def _is_late(status: RankStatus, waited_s: float) -> bool:
+    # The margin of 10 %: ranks do not leave the previous exchange at the same moment.
+    return not status.exchange and waited_s >= 1 and status.duration_s >= 0.9 * waited_s
 
 
-def _place(answer: Answer) -> str:
-    where = f"in {answer.exchange}" if answer.exchange else "at work alone"
-    return f"{where} for {answer.for_s:.0f} s"
+def _place(status: RankStatus) -> str:
+    where = f"in {status.exchange}" if status.exchange else "at work alone"
+    return f"{where} for {status.duration_s:.0f} s"

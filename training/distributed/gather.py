@@ -1,4 +1,8 @@
-"""Gathering what each rank has, as much as it has: straight from rank to rank, or round a ring."""
+"""Gather values of every rank on all ranks, where each rank may have a different number of them.
+
+A gather sends the number of values first. Between ranks of one host the first values travel in the
+same message (MPI's eager protocol), so that most gathers take one exchange instead of two.
+"""
 
 import platform
 from dataclasses import dataclass
@@ -9,28 +13,28 @@ import torch
 from jaxtyping import Int32
 from torch import Tensor
 
-from training.distributed.collectives import ProcessGroup, explained
+from training.distributed.process_group import ProcessGroup, explaining_failure
 
-MAX_ROOM = 2**16
-"""Values that may travel along with their number: of 1 MB a ring is faster than copies."""
+MAX_EAGER_VALUES = 2**16
+"""Values that may travel along with their number: from 1 MB on a ring is faster than copies."""
 
 HOST_NAME_BYTES = 256
 
-_known: "WeakKeyDictionary[ProcessGroup, _Known]" = WeakKeyDictionary()
+_gather_states: "WeakKeyDictionary[ProcessGroup, _GatherState]" = WeakKeyDictionary()
 
 
-def gather(
+def gather_ragged(
     values: Int32[Tensor, " values"], group: ProcessGroup, purpose: str
 ) -> list[Int32[Tensor, " values_of_rank"]]:
-    """Every rank's `values`, in rank order; each rank may have another number of them, or none.
+    """Return every rank's `values`, in rank order; each rank may have another number, or none.
 
-    Raises CollectiveError where a rank gathers for another purpose, so that one rank's last step is
-    never taken for another's next.
+    Raises CollectiveError if a rank gathers for another purpose, so that values of one exchange are
+    never mistaken for those of the next.
     """
-    lengths, beginnings = _gather_beginnings(values, group, purpose)
+    lengths, eager_rows = _gather_eagerly(values, group, purpose)
     longest = max(lengths)
-    if longest <= beginnings.shape[1]:
-        rows = beginnings
+    if longest <= eager_rows.shape[1]:
+        rows = eager_rows
     else:
         padded = values.new_zeros(longest)
         padded[: len(values)] = values
@@ -38,60 +42,60 @@ def gather(
     return [row[:length] for row, length in zip(rows, lengths, strict=True)]
 
 
-def _gather_beginnings(
+def _gather_eagerly(
     values: Int32[Tensor, " values"], group: ProcessGroup, purpose: str
-) -> tuple[list[int], Int32[Tensor, "ranks room"]]:
-    """How many values each rank has; between ranks of one host, the first of them too."""
-    known = _known_of(group, values.device)
-    # The same for every purpose: gloo ends a process that meets another length than its own.
-    sent = values.new_zeros(2 + known.room)
+) -> tuple[list[int], Int32[Tensor, "ranks eager_values"]]:
+    """Return the ranks' numbers of values and, between ranks of one host, their first values."""
+    state = _state_of(group, values.device)
+    # The same length for every purpose: gloo aborts a process that receives another length.
+    sent = values.new_zeros(2 + state.num_eager)
     sent[0], sent[1] = len(values), crc32(purpose.encode()) >> 1
-    sent[2 : 2 + len(values)] = values[: known.room]
-    with explained(f"gather of {purpose}", group):
-        gathered = _exchange_directly(sent, group)
+    sent[2 : 2 + len(values)] = values[: state.num_eager]
+    with explaining_failure(f"gather of {purpose}", group):
+        gathered = _all_to_all(sent, group)
         elsewhere = (gathered[:, 1] != sent[1]).nonzero().squeeze(1).tolist()
         if elsewhere:
             raise RuntimeError(f"ranks {elsewhere} are at another point of training")
     lengths: list[int] = gathered[:, 0].tolist()
-    known.expect(max(lengths))
+    state.update(max(lengths))
     return lengths, gathered[:, 2:]
 
 
 @dataclass(slots=True)
-class _Known:
-    """What all ranks of a group know alike: their hosts, and how many values to expect."""
+class _GatherState:
+    """The ranks' hosts and the number of values to send eagerly, the same on all ranks."""
 
-    hosts: list[str]
-    room: int = 0
+    host_names: list[str]
+    num_eager: int = 0
 
-    def expect(self, longest: int) -> None:
-        """Make room for a quarter more than went last time: one exchange instead of two."""
-        room = 1 << (longest + longest // 4).bit_length()
-        is_direct = room <= MAX_ROOM and len(set(self.hosts)) == 1
-        self.room = room if is_direct else 0
-
-
-def hosts(group: ProcessGroup, device: torch.device) -> list[str]:
-    """The name of each rank's host; all ranks must call this together, the first time."""
-    return _known_of(group, device).hosts
+    def update(self, longest: int) -> None:
+        """Allow a quarter more values than the longest rank had last time."""
+        num_eager = 1 << (longest + longest // 4).bit_length()
+        is_direct = num_eager <= MAX_EAGER_VALUES and len(set(self.host_names)) == 1
+        self.num_eager = num_eager if is_direct else 0
 
 
-def _known_of(group: ProcessGroup, device: torch.device) -> _Known:
-    if group not in _known:
+def gather_host_names(group: ProcessGroup, device: torch.device) -> list[str]:
+    """Return the name of each rank's host; the first call is an exchange of all ranks."""
+    return _state_of(group, device).host_names
+
+
+def _state_of(group: ProcessGroup, device: torch.device) -> _GatherState:
+    if group not in _gather_states:
         name = platform.node().encode()[:HOST_NAME_BYTES].ljust(HOST_NAME_BYTES, b"\0")
         codes = torch.frombuffer(bytearray(name), dtype=torch.int32).to(device)
-        with explained("gather of host names", group):
-            rows = _exchange_directly(codes, group).cpu()
+        with explaining_failure("gather of host names", group):
+            rows = _all_to_all(codes, group).cpu()
         names = [row.numpy().tobytes().rstrip(b"\0") for row in rows]
-        _known[group] = _Known([each.decode(errors="replace") for each in names])
-    return _known[group]
+        _gather_states[group] = _GatherState([each.decode(errors="replace") for each in names])
+    return _gather_states[group]
 
 
-def _exchange_directly(
+def _all_to_all(
     values: Int32[Tensor, " values"], group: ProcessGroup
 ) -> Int32[Tensor, "ranks values"]:
-    # Straight from each rank to each: of 8 KB in under half the time of gather_equal's ring, which
-    # takes a round for each rank, but crosses a link between hosts only once for each message.
+    # For 8 KB this takes less than half the time of gather_equal's ring, which needs a round for
+    # each rank. The ring sends each message only once over a link between hosts.
     gathered = values.new_empty(group.size() * len(values))
     group.all_to_all_single(gathered, values.repeat(group.size()), [], []).wait()
     return gathered.view(group.size(), len(values))
@@ -100,15 +104,15 @@ def _exchange_directly(
 def gather_equal(
     values: Int32[Tensor, " values"], group: ProcessGroup, purpose: str
 ) -> Int32[Tensor, "ranks values"]:
-    """Every rank's `values`, equally many on all; on a GPU nothing waits for it."""
+    """Return every rank's `values`, equally many on all; the host does not wait for a GPU."""
     gathered = values.new_empty(group.size() * len(values))
-    with explained(f"gather of {purpose}", group):
+    with explaining_failure(f"gather of {purpose}", group):
         group.all_gather_single(gathered, values).wait()
     return gathered.view(group.size(), len(values))
 
 
 def gather_text(text: str, group: ProcessGroup, purpose: str, device: torch.device) -> list[str]:
-    """Every rank's `text`, in rank order, through memory of `device`."""
+    """Return every rank's `text`, in rank order, exchanged through memory of `device`."""
     codes = torch.tensor([ord(character) for character in text], dtype=torch.int32, device=device)
-    rows = gather(codes, group, purpose)
+    rows = gather_ragged(codes, group, purpose)
     return [row.cpu().numpy().tobytes().decode("utf-32-le") for row in rows]

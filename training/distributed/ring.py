@@ -1,4 +1,4 @@
-"""The order in which gloo's ring adds up, so that simulated ranks get the bits of real ones."""
+"""Sum over ranks in the order of gloo's ring, so that simulated ranks get the bits of real ones."""
 
 import math
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ SEGMENTS_PER_RANK = 2
 MAX_SEGMENT_BYTES = 2**20
 
 
-def ring_sum(brought: Sequence[Shaped[Tensor, "..."]]) -> Shaped[Tensor, "..."]:
-    """Sum what the ranks bring (`brought` is in rank order) as `gloo::allreduce` does.
+def ring_sum(inputs: Sequence[Shaped[Tensor, "..."]]) -> Shaped[Tensor, "..."]:
+    """Sum the inputs of all ranks, given in rank order, as `gloo::allreduce` does.
 
     Chunk c of the values starts at rank c - 1 and passes c - 2, c - 3, ..., c; each adds its own.
     """
-    num_ranks = len(brought)
-    flat = [values.reshape(-1) for values in brought]
+    num_ranks = len(inputs)
+    flat = [values.reshape(-1) for values in inputs]
     size = chunk_elements(flat[0], num_ranks)
     chunks = [torch.split(values, size) for values in flat]
     total = []
@@ -27,11 +27,11 @@ def ring_sum(brought: Sequence[Shaped[Tensor, "..."]]) -> Shaped[Tensor, "..."]:
         for step in range(2, num_ranks + 1):
             chunk += chunks[(number - step) % num_ranks][number]
         total.append(chunk)
-    return torch.cat(total).view(brought[0].shape)
+    return torch.cat(total).view(inputs[0].shape)
 
 
 def chunk_elements(values: Shaped[Tensor, " values"], num_ranks: int) -> int:
-    """How many elements of `values` one rank's chunk has."""
+    """Return the number of elements in one rank's chunk of `values`."""
     element_bytes = values.element_size()
     num_bytes = max(values.numel(), 1) * element_bytes
     min_segments = num_ranks * SEGMENTS_PER_RANK

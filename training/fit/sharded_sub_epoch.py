@@ -9,8 +9,8 @@ from training.data.dataset import Dataset
 from training.data.minibatch import Minibatch
 from training.data.resharding import reshard
 from training.data.sub_epochs import SubEpoch
-from training.distributed import gather
-from training.distributed.collectives import ProcessGroup
+from training.distributed.gather import gather_ragged
+from training.distributed.process_group import ProcessGroup
 
 
 def shard_sub_epoch(
@@ -26,5 +26,5 @@ def shard_sub_epoch(
         plan = dataset.plan(sub_epoch, cursor.sub_epoch)
     if not cursor.counts:
         count = torch.tensor([plan.num_minibatches()], dtype=torch.int32)
-        cursor = cursor.dealt([int(each) for each in gather.gather(count, group, "sub_epoch")])
+        cursor = cursor.dealt([int(each) for each in gather_ragged(count, group, "sub_epoch")])
     return cursor, plan.minibatches(cursor.num_steps)

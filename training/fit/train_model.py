@@ -10,7 +10,7 @@ from pipeline.runs.manifest import Manifest, Output, input_digests, read_manifes
 from training.checkpoints.checkpointer import Checkpoints
 from training.data.dataset import Dataset
 from training.distributed import collectives
-from training.distributed.collectives import ProcessGroup
+from training.distributed.process_group import ProcessGroup
 from training.fit.model_specs import Fit
 from training.fit.training_loop import Fitting
 from training.models.acoustic_model import AcousticModel

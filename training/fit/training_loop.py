@@ -13,7 +13,7 @@ from training.checkpoints.training_state import load_whole_state, whole_state
 from training.data.dataset import Dataset
 from training.data.sub_epochs import SubEpoch
 from training.distributed import collectives
-from training.distributed.collectives import ProcessGroup
+from training.distributed.process_group import ProcessGroup
 from training.fit.model_specs import Fit
 from training.fit.progress import Progress
 from training.fit.sharded_sub_epoch import shard_sub_epoch
@@ -128,7 +128,7 @@ def curve_point(sub_epoch: SubEpoch, result: FrameTotals, group: ProcessGroup) -
     totals = torch.tensor(
         [result.num_frames, result.cross_entropy, result.num_correct], dtype=torch.float64
     )
-    collectives.add(totals, group)
+    collectives.all_reduce_sum(totals, group)
     num_frames, cross_entropy, num_correct = totals.tolist()
     return {
         "labelled": sub_epoch.labelled,

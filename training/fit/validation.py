@@ -7,7 +7,7 @@ import torch
 from training.data.dataset import Dataset
 from training.data.sub_epochs import SubEpoch
 from training.distributed import collectives
-from training.distributed.collectives import ProcessGroup
+from training.distributed.process_group import ProcessGroup
 from training.fit.steps import FrameTotals, minibatch_loss
 from training.models.acoustic_model import AcousticModel
 
@@ -26,7 +26,7 @@ def validation_loss(model: AcousticModel, dataset: Dataset, group: ProcessGroup)
         for minibatch in minibatches:
             total.add(minibatch_loss(model, minibatch)[1])
     sums = torch.tensor([total.num_frames, total.cross_entropy], dtype=torch.float64)
-    collectives.add(sums, group)
+    collectives.all_reduce_sum(sums, group)
     num_frames, cross_entropy = map(float, sums)
     if num_frames == 0:
         raise ValueError(

@@ -77,7 +77,7 @@ class Bmuf(Trainer):
 
     def average(self, values: Tensor) -> None:
         """Replace `values` by their mean over the models."""
-        collectives.average(values, self.group)
+        collectives.all_reduce_mean(values, self.group)
 
     def begin(self) -> None:
         """Start a block from the shared model and the update that an earlier stage left."""

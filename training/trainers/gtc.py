@@ -39,7 +39,7 @@ class ThresholdedSum:
         residual would keep a NaN for ever, unseen. On a GPU the next step raises it, or `check`.
         """
         if self.gradient_threshold == 0:
-            collectives.add(gradients, group)
+            collectives.all_reduce_sum(gradients, group)
             return gradients
         counts = self._messages.sum_signs(self.residual, gradients, group)
         return gradients.copy_(counts).mul_(self.gradient_threshold)

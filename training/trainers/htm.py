@@ -7,7 +7,7 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from training.algorithms.block_filter import Form
-from training.distributed import collectives
+from training.distributed import process_group
 from training.trainers.bmuf import Bmuf, OptimizerState
 from training.trainers.gtc import ThresholdedSum
 from training.trainers.tiers import Tiers, ranks_per_host
@@ -38,7 +38,7 @@ class Htm(Bmuf):
         optimizer_state: OptimizerState = "keep",
     ) -> None:
         if group_size is None:
-            collectives.check_member(group)
+            process_group.check_member(group)
             group_size = ranks_per_host(group, next(model.parameters()).device)
         self.group_size = group_size
         super().__init__(

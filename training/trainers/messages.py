@@ -15,7 +15,7 @@ from training.algorithms.gtc.gradient_threshold import (
     add_message,
     num_map_words,
 )
-from training.distributed import gather
+from training.distributed.gather import gather_equal, gather_ragged
 
 MIN_CAPACITY = 2**13
 
@@ -63,7 +63,7 @@ class ExactMessages:
     ) -> Int32[Tensor, " elements"]:
         """Exchange one step's messages; raises FloatingPointError as `check` does elsewhere."""
         message = self._take_message(residual, gradients, self._gradient_threshold)
-        messages = gather.gather(message, group, "gradients")
+        messages = gather_ragged(message, group, "gradients")
         _check_finite([int(message[0]) for message in messages])
         if self._counts is None:  # once: new memory is slower than the work on it
             self._counts = torch.empty_like(residual, dtype=torch.int32)
@@ -113,7 +113,7 @@ class FixedMessages:
             message = cuda_encoding.take_message(
                 residual, gradients, self._gradient_threshold, self.capacity, self._first_block
             )
-            messages = gather.gather_equal(message, group, "gradients")
+            messages = gather_equal(message, group, "gradients")
             self._arrival = _Arrival(messages[:, :HEADER_WORDS])
             counts = torch.zeros_like(residual, dtype=torch.int32)
             cuda_encoding.add_messages(counts, messages)

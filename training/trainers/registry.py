@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from training.distributed.collectives import ProcessGroup
+from training.distributed.process_group import ProcessGroup
 from training.recipes import TrainerConfig
 from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
 

@@ -10,5 +10,5 @@ class Synchronous(Trainer):
     def exchange_gradients(self) -> None:
         """Replace each gradient by its sum over the ranks."""
         gradients = self.parameters.gradients()
-        collectives.add(gradients, self.group)
+        collectives.all_reduce_sum(gradients, self.group)
         self.parameters.set_gradients(gradients)

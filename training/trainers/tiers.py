@@ -9,7 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from training.distributed import collectives, gather
+from training.distributed import collectives, process_group
+from training.distributed.gather import gather_host_names
 from training.distributed.simulated_group import SimulatedGroup
 
 
@@ -43,7 +44,7 @@ class Tiers:
     def average(self, values: Float[Tensor, "..."]) -> None:
         """Replace `values`, the same within a lower group, by their mean over the groups."""
         if self.upper is not None:
-            collectives.average(values, self.upper)
+            collectives.all_reduce_mean(values, self.upper)
         if self.lower is not None:
             collectives.broadcast(values, self.lower)
 
@@ -54,7 +55,7 @@ def ranks_per_host(group: ProcessGroup, device: torch.device) -> int:
     Raises ValueError where hosts have different numbers of ranks, or ranks that do not follow each
     other: they cannot be the groups of two tiers.
     """
-    hosts = gather.hosts(group, device)
+    hosts = gather_host_names(group, device)
     runs = [(host, len(list(ranks))) for host, ranks in groupby(hosts)]
     if len({host for host, _ in runs}) < len(runs) or len({count for _, count in runs}) > 1:
         raise ValueError(
@@ -68,7 +69,7 @@ def _world_ranks(group: ProcessGroup) -> list[int]:
     if isinstance(group, SimulatedGroup):
         return list(range(group.size()))
     ranks = dist.get_process_group_ranks(group)
-    world_size = collectives.default_world().size()
+    world_size = process_group.default_world().size()
     if len(ranks) != world_size:
         # torch's ways to make a group without the other ranks hang: new_group's names depend on
         # how many groups a rank is in already, gloo's split_group fails every third time.
@@ -81,10 +82,10 @@ def _world_ranks(group: ProcessGroup) -> list[int]:
 
 def _subgroup(group: ProcessGroup, ranks: list[int], device: torch.device) -> ProcessGroup | None:
     if isinstance(group, SimulatedGroup):
-        return group.divide(ranks)
+        return group.subgroup(ranks)
     # new_group would otherwise take torch's default limit, not that of the group it divides.
     time_limit = group._get_backend(device).options._timeout
     backend = dist.get_backend_config(group)
-    with collectives.explained("making of groups", group):
+    with process_group.explaining_failure("making of groups", group):
         subgroup = dist.new_group(ranks, timeout=time_limit, backend=backend)
     return subgroup if isinstance(subgroup, ProcessGroup) else None

@@ -10,7 +10,8 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from training.distributed import collectives, gather
+from training.distributed import collectives, process_group
+from training.distributed.gather import gather_text
 from training.trainers.parameters import FlatParameters
 
 
@@ -23,7 +24,7 @@ class Trainer:
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, *, group: ProcessGroup) -> None:
-        collectives.check_member(group)
+        process_group.check_member(group)
         self.model = model
         self.optimizer = optimizer
         self.group = group
@@ -151,7 +152,7 @@ class Trainer:
             **self.parameters.describe(),
         }
         text = json.dumps({name: str(value) for name, value in facts.items()})
-        texts = gather.gather_text(text, self.group, "settings", self.parameters.device)
+        texts = gather_text(text, self.group, "settings", self.parameters.device)
         first = json.loads(texts[0])
         for rank, other in ((rank, json.loads(t)) for rank, t in enumerate(texts) if t != texts[0]):
             for name in first | other:

@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed import ProcessGroup
 
 from tests.training.rank_context import rank_context
-from training.distributed import collectives, failure_detector
+from training.distributed import collectives, failure_detector, process_group
 from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
 
 NUM_RANKS = 4
@@ -158,7 +158,7 @@ def _live(
         "WORLD_SIZE": str(NUM_RANKS),
     }
     try:
-        with collectives.open_world(START_LIMIT_S):
+        with process_group.open_world(START_LIMIT_S):
             group = dist.new_group(range(NUM_RANKS), timeout=timedelta(seconds=time_limit_s))
             life(group, lambda: connection.send("begun"))
     except Exception as error:

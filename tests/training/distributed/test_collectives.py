@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from tests.training.trainers.ranks import RankPool, impatient
-from training.distributed import collectives
+from training.distributed import collectives, process_group
 from training.trainers.tiers import Tiers
 
 
@@ -27,8 +27,8 @@ def broadcast_anything(group: ProcessGroup) -> list[Tensor]:
 
 def reduce(group: ProcessGroup) -> tuple[Tensor, Tensor]:
     total, mean = torch.full((3,), group.rank() + 1.0), torch.full((3,), group.rank() + 1.0)
-    collectives.add(total, group)
-    collectives.average(mean, group)
+    collectives.all_reduce_sum(total, group)
+    collectives.all_reduce_mean(mean, group)
     return total, mean
 
 
@@ -37,8 +37,8 @@ def arrive_alone(group: ProcessGroup) -> tuple[str, float]:
     start = time.monotonic()
     if group.rank() == 0:
         try:
-            collectives.add(torch.ones(3), group)
-        except collectives.CollectiveError as error:
+            collectives.all_reduce_sum(torch.ones(3), group)
+        except process_group.CollectiveError as error:
             return str(error), time.monotonic() - start
     return "", 0.0
 
@@ -82,9 +82,9 @@ def test_waits_no_longer_than_the_limit(rank_pool: RankPool) -> None:
 def test_the_world_must_be_opened() -> None:
     """There is no world before open_world(), one rank in it without torchrun, none after."""
     with pytest.raises(RuntimeError, match=r"no process group yet: call within"):
-        collectives.default_world()
-    with collectives.open_world(time_limit_s=5.0) as group:
-        assert collectives.default_world() is group
+        process_group.default_world()
+    with process_group.open_world(time_limit_s=5.0) as group:
+        assert process_group.default_world() is group
         assert group.size() == 1
     with pytest.raises(RuntimeError, match=r"no process group yet"):
-        collectives.default_world()
+        process_group.default_world()

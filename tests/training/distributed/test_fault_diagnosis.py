@@ -2,11 +2,11 @@
 
 import pytest
 
-from training.distributed.fault_diagnosis import Answer, find_fault
+from training.distributed.fault_diagnosis import RankStatus, diagnose
 from training.distributed.rendezvous import Member, Members
 
 MEMBERS = Members("prefix", tuple(Member(f"host-{rank}", 100 + rank, "") for rank in range(4)))
-SUM, ALONE = Answer("sum", 300.0), Answer("", 2.0)
+SUM, ALONE = RankStatus("sum", 300.0), RankStatus("", 2.0)
 WAITED_S = 300.0
 
 
@@ -15,22 +15,31 @@ WAITED_S = 300.0
     [
         ({0: SUM, 2: ALONE, 3: SUM}, "rank 1 (host host-1, process 101) did not answer"),
         ({0: SUM}, "rank 3 (host host-3, process 103) did not answer: killed, stopped or stuck"),
-        ({0: SUM, 1: Answer("", 299.0), 2: ALONE, 3: SUM}, "rank 1 (host host-1, process 101) cam"),
-        ({0: SUM, 1: Answer("", 0.0, True), 2: SUM}, "rank 3 (host host-3, process 103) did not"),
-        ({0: SUM, 1: Answer("", 0.0, True), 2: ALONE, 3: SUM}, "process 101) had ended: took few"),
+        (
+            {0: SUM, 1: RankStatus("", 299.0), 2: ALONE, 3: SUM},
+            "rank 1 (host host-1, process 101) cam",
+        ),
+        (
+            {0: SUM, 1: RankStatus("", 0.0, True), 2: SUM},
+            "rank 3 (host host-3, process 103) did not",
+        ),
+        (
+            {0: SUM, 1: RankStatus("", 0.0, True), 2: ALONE, 3: SUM},
+            "process 101) had ended: took few",
+        ),
     ],
 )
-def test_names_who_is_at_fault(answers: dict[int, Answer], fault: str) -> None:
+def test_names_who_is_at_fault(answers: dict[int, RankStatus], fault: str) -> None:
     """The silent before those that left, those before the late; a busy rank is not late."""
-    found = find_fault(MEMBERS, answers, WAITED_S)
+    found = diagnose(MEMBERS, answers, WAITED_S)
     assert fault in found
     assert "rank 2" not in found or 2 not in answers
 
 
 def test_says_where_all_are_if_none_is_at_fault() -> None:
     """Ranks that came apart, or an exchange that failed at once: nobody is accused."""
-    answers = {0: SUM, 1: Answer("broadcast", 299.6), 2: ALONE, 3: SUM}
+    answers = {0: SUM, 1: RankStatus("broadcast", 299.6), 2: ALONE, 3: SUM}
     places = "rank 0 in sum for 300 s, rank 1 in broadcast for 300 s, rank 2 at work alone for 2 s"
-    assert places in find_fault(MEMBERS, answers, WAITED_S)
-    at_once = {rank: Answer("", 9.0) for rank in range(1, 4)} | {0: Answer("sum", 0.001)}
-    assert find_fault(MEMBERS, at_once, 0.001).startswith("all ranks answered: rank 0 in sum for 0")
+    assert places in diagnose(MEMBERS, answers, WAITED_S)
+    at_once = {rank: RankStatus("", 9.0) for rank in range(1, 4)} | {0: RankStatus("sum", 0.001)}
+    assert diagnose(MEMBERS, at_once, 0.001).startswith("all ranks answered: rank 0 in sum for 0")

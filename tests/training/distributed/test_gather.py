@@ -9,19 +9,19 @@ import torch
 from torch.distributed import ProcessGroup
 
 from tests.training.trainers.ranks import RankPool
-from training.distributed import gather
-from training.distributed.collectives import CollectiveError
+from training.distributed.gather import gather_host_names, gather_ragged, gather_text
+from training.distributed.process_group import CollectiveError
 from training.distributed.simulated_group import simulate_ranks
 
 LENGTHS = [1, 1, 40, 50, 9, 9, 70_000, 3, 0, 2]
 
 
-def gather_ragged(group: ProcessGroup, lengths: Sequence[int]) -> list[list[tuple[int, int]]]:
-    """Step by step each rank's value and how many it has, where rank 1 has `lengths`."""
+def gather_steps(group: ProcessGroup, lengths: Sequence[int]) -> list[list[tuple[int, int]]]:
+    """Return each rank's value and count at every step, where rank 1 has `lengths`."""
     steps = []
     for length in lengths:
         mine = torch.full((group.rank() * length,), group.rank(), dtype=torch.int32)
-        gathered = gather.gather(mine, group, "test")
+        gathered = gather_ragged(mine, group, "test")
         assert all(len(values.unique()) <= 1 for values in gathered)
         steps.append([(int(values[:1].sum()), len(values)) for values in gathered])
     return steps
@@ -35,17 +35,17 @@ def expected_of(num_ranks: int, lengths: Sequence[int]) -> list[list[list[tuple[
 
 
 def name_hosts(group: ProcessGroup) -> list[str]:
-    return gather.hosts(group, torch.device("cpu"))
+    return gather_host_names(group, torch.device("cpu"))
 
 
 def gather_nothing(group: ProcessGroup) -> int:
-    gathered = gather.gather(torch.empty(0, dtype=torch.int32), group, "test")
+    gathered = gather_ragged(torch.empty(0, dtype=torch.int32), group, "test")
     return sum(map(len, gathered))
 
 
 def meet_by_mistake(group: ProcessGroup) -> str:
     try:
-        gather.gather_text("!", group, f"purpose {group.rank()}", torch.device("cpu"))
+        gather_text("!", group, f"purpose {group.rank()}", torch.device("cpu"))
     except CollectiveError as error:
         return str(error)
     return "no error"
@@ -58,15 +58,15 @@ def test_gathers_ragged_values(rank_pool: RankPool, num_ranks: int) -> None:
     Whether the last exchange lets expect as many or not; within one process as between many.
     """
     expected = expected_of(num_ranks, LENGTHS)
-    assert rank_pool.run(num_ranks, gather_ragged, LENGTHS) == expected
-    assert simulate_ranks(num_ranks, gather_ragged, LENGTHS) == expected
+    assert rank_pool.run(num_ranks, gather_steps, LENGTHS) == expected
+    assert simulate_ranks(num_ranks, gather_steps, LENGTHS) == expected
 
 
 def test_gathers_between_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks of several hosts send their numbers alone, then what they have."""
     names = cycle("ab")
     monkeypatch.setattr(platform, "node", lambda: next(names))
-    assert simulate_ranks(4, gather_ragged, LENGTHS) == expected_of(4, LENGTHS)
+    assert simulate_ranks(4, gather_steps, LENGTHS) == expected_of(4, LENGTHS)
 
 
 def test_every_rank_knows_all_hosts(rank_pool: RankPool, monkeypatch: pytest.MonkeyPatch) -> None:

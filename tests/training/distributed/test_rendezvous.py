@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch.distributed as dist
 
-from training.distributed.rendezvous import Members, join
+from training.distributed.rendezvous import Members, rendezvous
 
 TIME_LIMIT_S = 20.0
 
@@ -14,7 +14,7 @@ TIME_LIMIT_S = 20.0
 def start(store: dist.Store, *ranks: int, time_limit_s: float = TIME_LIMIT_S) -> list[Members]:
     """These ranks of a world of three join at once."""
     with ThreadPoolExecutor() as pool:
-        return list(pool.map(lambda rank: join(store, rank, 3, time_limit_s), ranks))
+        return list(pool.map(lambda rank: rendezvous(store, rank, 3, time_limit_s), ranks))
 
 
 def test_all_ranks_know_the_same_members() -> None:

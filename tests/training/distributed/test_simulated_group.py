@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from tests.training.trainers.ranks import RankPool, all_equal, sgd, small_model, take_step, weights
-from training.distributed import collectives
+from training.distributed import collectives, process_group
 from training.distributed.simulated_group import simulate_ranks
 from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
 
@@ -38,7 +38,7 @@ def add_numbers(group: ProcessGroup, num_values: int) -> Tensor:
     """A sum whose bits depend on the order of its terms."""
     generator = torch.Generator().manual_seed(group.rank())
     values = torch.randn(num_values, generator=generator)
-    collectives.add(values, group)
+    collectives.all_reduce_sum(values, group)
     return values
 
 
@@ -120,14 +120,14 @@ def draw(group: ProcessGroup) -> Tensor:
 
 def test_a_deadlock_is_an_error() -> None:
     """Ranks left alone are told at once, and the error names who waits, and where."""
-    with pytest.raises(collectives.CollectiveError, match=r"rank 0 in an all-gather of 1 values"):
+    with pytest.raises(process_group.CollectiveError, match=r"rank 0 in an all-gather of 1 values"):
         simulate_ranks(2, arrive_alone)
 
 
 def test_uneven_steps_are_an_error() -> None:
     """A rank that takes a step more meets the others where they leave, and all are told."""
     exchange = r"(a sum|an all-to-all) of \d+ values"
-    with pytest.raises(collectives.CollectiveError, match=f"are in {exchange}, . in {exchange}"):
+    with pytest.raises(process_group.CollectiveError, match=f"are in {exchange}, . in {exchange}"):
         simulate_ranks(2, step_rank_times)
 
 

@@ -17,7 +17,7 @@ from training.data.sub_epochs import (
     scheduled_learning_sub_epochs,
     supervised_sub_epochs,
 )
-from training.distributed.collectives import ProcessGroup
+from training.distributed.process_group import ProcessGroup
 from training.fit.model_specs import ALIGNED, UNLABELLED, Fit
 from training.fit.steps import LoopConfig
 from training.fit.train_model import fit_model

@@ -10,7 +10,7 @@ from infra.store.object_store import join_uri
 from pipeline.runs.manifest import Manifest, read_manifest
 from tests.training.fit.small_fits import fit as fit_on
 from tests.training.fit.small_fits import small_fit, write_run
-from training.distributed import collectives
+from training.distributed import process_group
 from training.distributed.simulated_group import simulate_ranks
 from training.fit.model_specs import Fit
 from training.fit.train_model import fit_model
@@ -19,7 +19,7 @@ from training.recipes import CheckpointConfig, TrainerName
 
 def fit(folder: Path, what: Fit) -> tuple[Manifest, bytes]:
     """Fit in this process alone."""
-    with collectives.open_world() as group:
+    with process_group.open_world() as group:
         return fit_on(group, folder, what)
 
 
@@ -52,7 +52,7 @@ def test_a_fitted_model_is_not_fitted_again(tmp_path: Path) -> None:
     for what in (small_fit(), saved_often):
         found = simulate_ranks(2, partial(fit_model, what, store, run_uri))
         assert all(was_there for _, was_there in found)
-    with collectives.open_world() as group, pytest.raises(ValueError, match="another recipe"):
+    with process_group.open_world() as group, pytest.raises(ValueError, match="another recipe"):
         fit_model(small_fit("bmuf"), store, run_uri, group)
     assert store.exists(join_uri(run_uri, "models/baseline/manifest.json"))
     assert read_manifest(store, run_uri, "models/baseline").statistics["curve"]

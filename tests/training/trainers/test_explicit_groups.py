@@ -38,7 +38,7 @@ def train_apart(group: ProcessGroup, make_trainer: Callable[..., Trainer]) -> Te
     ranks = list(range(group.size()))
     halves = [ranks[: len(ranks) // 2], ranks[len(ranks) // 2 :]]
     parts = [
-        group.divide(half) if isinstance(group, SimulatedGroup) else dist.new_group(half)
+        group.subgroup(half) if isinstance(group, SimulatedGroup) else dist.new_group(half)
         for half in halves
     ]
     half = int(group.rank() in halves[1])

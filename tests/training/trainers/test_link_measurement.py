@@ -2,7 +2,7 @@
 
 from tests.training.trainers.ranks import RankPool
 from training.cost_model.link import LinkRates, measure_link
-from training.distributed.collectives import ProcessGroup
+from training.distributed.process_group import ProcessGroup
 
 
 def refused(group: ProcessGroup) -> str:

@@ -18,7 +18,7 @@ from tests.training.trainers.ranks import (
     take_step,
     weights,
 )
-from training.distributed.collectives import CollectiveError
+from training.distributed.process_group import CollectiveError
 from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
 
 NUM_STEPS = 7

@@ -1,0 +1,131 @@
+"""Open the process group of all ranks, and explain why one of its exchanges failed.
+
+Every exchange is bounded by the time limit of its group.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed import ProcessGroup as ProcessGroup  # noqa: PLC0414 - exported, for annotations
+from torch.distributed.rendezvous import rendezvous as open_store
+
+from infra.torchrun import end_with_launcher, launched_rank
+from training.distributed.failure_detector import FailureDetector
+from training.distributed.rendezvous import rendezvous
+
+_failure_detector: FailureDetector | None = None
+
+
+class CollectiveError(RuntimeError):
+    """An exchange failed or exceeded its time limit; the message names what to check."""
+
+
+@contextmanager
+def open_world(time_limit_s: float = 1800.0) -> Iterator[ProcessGroup]:
+    """Open the group of all ranks that torchrun started, or of one rank without torchrun.
+
+    `time_limit_s` bounds every exchange. It must exceed the longest time that one rank works (say,
+    evaluates) while the others wait. Raises CollectiveError if ranks do not come in that time.
+    """
+    time_limit = timedelta(seconds=time_limit_s)
+    try:
+        if dist.is_torchelastic_launched():
+            _init_launched_group(time_limit)
+        else:
+            dist.init_process_group(
+                init_method="tcp://127.0.0.1:0", rank=0, world_size=1, timeout=time_limit
+            )
+        with reporting_failure():
+            yield default_world()
+    finally:
+        _destroy_group()
+
+
+def _init_launched_group(time_limit: timedelta) -> None:
+    global _failure_detector  # noqa: PLW0603 - as torch's default group, one in a process
+    end_with_launcher()
+    try:
+        store, rank, world_size = next(open_store("env://", timeout=time_limit))
+    except RuntimeError as error:
+        raise CollectiveError(
+            f"rank {launched_rank()} cannot reach the rendezvous store: {error}. Check that "
+            "torchrun is alive, and that every host reaches torchrun's rendezvous endpoint"
+        ) from error
+    with _explaining_failure(rank, world_size, "rendezvous"):
+        members = rendezvous(store, rank, world_size, time_limit.total_seconds())
+    _failure_detector = FailureDetector(store.clone(), members, rank)
+    with _explaining_failure(rank, world_size, "rendezvous"):
+        dist.init_process_group(
+            store=PrefixStore(members.prefix, store),
+            rank=rank,
+            world_size=world_size,
+            timeout=time_limit,
+        )
+
+
+def _destroy_group() -> None:
+    global _failure_detector  # noqa: PLW0603
+    if _failure_detector is not None:
+        _failure_detector.close()
+        _failure_detector = None
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@contextmanager
+def reporting_failure() -> Iterator[None]:
+    """Report an error that ends this rank to the other ranks of the world."""
+    try:
+        yield
+    except BaseException as error:
+        if _failure_detector is not None and not isinstance(error, CollectiveError):
+            _failure_detector.report_end(f"{type(error).__name__}: {error}")
+        raise
+
+
+def default_world() -> ProcessGroup:
+    """Return the group of all ranks; raise RuntimeError before it is open."""
+    if not dist.is_initialized() or dist.group.WORLD is None:
+        raise RuntimeError(
+            "there is no process group yet: call within process_group.open_world(), or after "
+            "torch.distributed.init_process_group()"
+        )
+    return dist.group.WORLD
+
+
+def is_leader() -> bool:
+    """Return whether this process is torchrun's rank 0, or runs without torchrun."""
+    return launched_rank() == 0
+
+
+def check_member(group: ProcessGroup) -> None:
+    """Raise ValueError if this process is not one of the group's ranks."""
+    if not isinstance(group, ProcessGroup):
+        raise ValueError(
+            f"group = {group!r}: need a process group that this rank is in, such as "
+            "process_group.default_world()"
+        )
+
+
+def explaining_failure(operation: str, group: ProcessGroup) -> AbstractContextManager[None]:
+    """Raise CollectiveError, with the ranks at fault, if the exchange within fails."""
+    return _explaining_failure(group.rank(), group.size(), operation)
+
+
+@contextmanager
+def _explaining_failure(rank: int, size: int, operation: str) -> Iterator[None]:
+    with nullcontext() if _failure_detector is None else _failure_detector.in_exchange(operation):
+        try:
+            yield
+        except (RuntimeError, TimeoutError) as error:
+            fault = "" if _failure_detector is None else f"{_failure_detector.diagnose()}: "
+            raise CollectiveError(
+                f"{operation} failed on rank {rank} of {size}: {fault}{error}. Check that "
+                "every rank is alive (the first error in the ranks' logs is the cause), that all "
+                "take the same number of steps, and that their hosts reach each other "
+                "(GLOO_SOCKET_IFNAME, firewall); a rank that is only slow needs a group with a "
+                "longer time limit"
+            ) from error
