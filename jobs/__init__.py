@@ -1,1 +1,1 @@
-"""The steps, one file each, runnable by spark-submit, torchrun or python -m."""
+"""The commands, one file each; megahour, spark-submit, torchrun or python -m start them."""

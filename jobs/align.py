@@ -1,9 +1,10 @@
-"""Align the labelled data: bootstrap, senone tree, a network, realignment (003 VII-C2).
+"""Align the labelled data to senones (003 VII-C2).
 
-python -m jobs.align --recipe demo --run runs/demo
+megahour align --recipe demo --run runs/demo
 """
 
-from jobs.cli.command_line import Job, Result, Step, main
+from jobs.cli.command_line import Result, Step, main
+from jobs.cli.job import Job
 from jobs.cli.training_steps import run_fit
 from training.distributed import process_group
 from training.fit.model_specs import aligner_fit
@@ -11,7 +12,7 @@ from training.targets.alignment import bootstrap, realign
 
 
 def run(job: Job) -> Result:
-    """Bootstrap, train the network on that, and align again by it."""
+    """Bootstrap an alignment, train a network on it, and realign with the network."""
     recipe = job.recipe
     where = job.store, job.run_uri, job.corpus_uri
     bootstrap(*where, recipe.bootstrap, recipe.senones, recipe.loss_budget)
@@ -22,9 +23,9 @@ def run(job: Job) -> Result:
 
 STEP = Step(
     name="align",
-    description="Give the labelled data its frame-level targets: a monophone bootstrap, a phonetic "
-    "decision tree of senones, a network trained on those, and a realignment by the network "
-    "(paper 003 VII-C2).",
+    description="Align every labelled frame to a senone. A monophone model makes the first "
+    "alignment, a phonetic decision tree ties its states to senones, and a network trained on "
+    "these realigns the data (paper 003 VII-C2).",
     reads=("features/labelled", "features/unlabelled"),
     writes=("alignments/bootstrap", "models/aligner", "alignments/labelled"),
     run=run,

@@ -1,12 +1,13 @@
-"""Certify the shuffle: how uniform the order is in which the student's trainer really reads.
+"""Certify how uniform the order is that the student reads (003 IV-A2).
 
-python -m jobs.certify --recipe demo --run runs/demo
+megahour certify --recipe demo --run runs/demo
 """
 
 import sys
 from typing import Any
 
-from jobs.cli.command_line import Job, Result, Step, main
+from jobs.cli.command_line import Result, Step, main
+from jobs.cli.job import Job
 from jobs.report_page.shuffled import FORMS, NAMES
 from pipeline.audit.provenance import STEPS
 from pipeline.runs.manifest import manifest_uri, read_manifest
@@ -19,7 +20,7 @@ HEADER = f"{'':32}{'step':>10}{'uniform':>10}{'rank':>10}{'uniform':>10}"
 
 
 def run(job: Job) -> Result:
-    """Look at the beginning of the student's sub-epochs; print the table."""
+    """Examine the first steps of the student's sub-epochs; print the table."""
     arguments = job.arguments
     num_ranks = arguments.ranks or trained_ranks(job)
     config = CertificateConfig(num_ranks, arguments.steps, arguments.sub_epochs)
@@ -30,14 +31,14 @@ def run(job: Job) -> Result:
 
 
 def trained_ranks(job: Job) -> int:
-    """On how many ranks the student was trained; else as many as jobs/run.py starts."""
+    """Return the number of ranks of the trained student, or that of jobs/run.py."""
     if not job.store.exists(manifest_uri(job.run_uri, STUDENT)):
         return USUAL_RANKS
     return int(read_manifest(job.store, job.run_uri, STUDENT).statistics["num_ranks"])
 
 
 def format_certificate(certificate: Any) -> str:  # noqa: ANN401 - as JSON has it
-    """The figures of a step's and of a rank's minibatches, each beside a uniform order's."""
+    """Format the figures of a step's and of a rank's minibatches beside those of uniform orders."""
     whole = certificate["uniform_run"]
     lines = [
         f"{certificate['num_ranks']} ranks; a uniform order of the whole run: "
@@ -67,9 +68,9 @@ def _cell(value: float | None) -> str:
 
 STEP = Step(
     name="certify",
-    description="Certify the shuffle: effective source files and speakers in a minibatch, design "
-    "effect, autocorrelation and displacement of the order that the student's trainer really "
-    "reads, beside those of uniform orders (paper 003 IV-A2). Reads ids, not features.",
+    description="Certify the shuffle. Compare the order that the student's trainer reads with "
+    "uniform orders: effective source files and speakers of a minibatch, design effect, "
+    "autocorrelation, displacement (paper 003 IV-A2). The step reads ids, not features.",
     reads=STEPS,
     writes=("certificate",),
     run=run,
@@ -78,10 +79,17 @@ STEP = Step(
 if __name__ == "__main__":
     parser = STEP.parser()
     parser.add_argument(
-        "--ranks", type=int, help=f"default: the trained student's, or {USUAL_RANKS}"
+        "--ranks",
+        type=int,
+        help=f"ranks of the trainer; default: the trained student's, or {USUAL_RANKS}",
     )
-    parser.add_argument("--steps", type=int, default=64, help="steps of each sub-epoch to look at")
     parser.add_argument(
-        "--sub-epochs", type=int, default=6, help="sub-epochs of each form to look at"
+        "--steps", type=int, default=64, help="steps to examine of each sub-epoch, default 64"
+    )
+    parser.add_argument(
+        "--sub-epochs",
+        type=int,
+        default=6,
+        help="sub-epochs to examine of chunks and of whole utterances, default 6 each",
     )
     main(STEP, parser)

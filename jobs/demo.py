@@ -1,6 +1,6 @@
-"""The demo: a synthetic corpus, then every step of the system on it, ending in a report.
+"""Make a synthetic corpus and run every step on it, to a report.
 
-python -m jobs.demo --run runs/demo
+megahour demo --run runs/demo
 """
 
 import argparse
@@ -14,22 +14,43 @@ from jobs.synthesis.plan import SynthesisConfig
 
 def main() -> None:
     """Synthesize the corpus as a Kaldi data directory and run all steps on it."""
-    defaults = SynthesisConfig()
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--recipe", default="demo", help="TOML file, or a name in jobs/recipes")
-    add_run_arguments(parser)
-    parser.add_argument("--labelled-hours", type=float, default=defaults.labelled_hours)
-    parser.add_argument("--unlabelled-hours", type=float, default=defaults.unlabelled_hours)
-    parser.add_argument("--kaldi-dir", help="where the corpus is made; default: beside the run")
-    arguments = parser.parse_args()
-    if is_s3(arguments.run) and not arguments.kaldi_dir:
-        parser.error("--run is in S3: say with --kaldi-dir where the corpus is to be made")
+    arguments = _parse_arguments()
     directory = arguments.kaldi_dir or f"{Path(arguments.run)}-kaldi"
     sys.exit(make_and_run(arguments, directory))
 
 
+def _parse_arguments() -> argparse.Namespace:
+    defaults = SynthesisConfig()
+    parser = argparse.ArgumentParser(
+        prog="megahour demo",
+        description="Make a synthetic corpus, then run every step of the system on it, to word "
+        "error rates and a report. The same command resumes an interrupted demo.",
+        epilog="Exit codes: 0 done, 2 bad usage; else that of the first step that failed.",
+    )
+    parser.add_argument(
+        "--recipe", default="demo", help="TOML file, or a name in jobs/recipes: default demo"
+    )
+    add_run_arguments(parser)
+    for subset in ("labelled", "unlabelled"):
+        hours = getattr(defaults, f"{subset}_hours")
+        parser.add_argument(
+            f"--{subset}-hours",
+            type=float,
+            default=hours,
+            metavar="HOURS",
+            help=f"{subset} speech to synthesize, default {hours:g}",
+        )
+    parser.add_argument(
+        "--kaldi-dir", help="folder in which to make the corpus; default: RUN-kaldi"
+    )
+    arguments = parser.parse_args()
+    if is_s3(arguments.run) and not arguments.kaldi_dir:
+        parser.error(f"--run {arguments.run} is in S3: give --kaldi-dir a local folder")
+    return arguments
+
+
 def make_and_run(arguments: argparse.Namespace, directory: str) -> int:
-    """Make the corpus, run the steps, and say where the report is."""
+    """Make the corpus, run the steps, and print where the report is."""
     synthesis = Launch(
         "synthesize",
         (sys.executable,),

@@ -1,16 +1,17 @@
-"""Evaluate: word error rates of baseline, teacher and student by placement (003 VIII-C).
+"""Evaluate word error rates by device placement (003 VII-D, VIII-C).
 
-python -m jobs.evaluate --recipe demo --run runs/demo
+megahour evaluate --recipe demo --run runs/demo
 """
 
 import torch
 
-from jobs.cli.command_line import Job, Result, Step, main
+from jobs.cli.command_line import Result, Step, main
+from jobs.cli.job import Job
 from training.evaluation.evaluate import HELDOUT, MODELS, evaluate
 
 
 def run(job: Job) -> Result:
-    """Decode the held-out subset."""
+    """Decode the held-out subset with each model."""
     torch.set_num_threads(1)  # one utterance at a time is too little work to share
     return [evaluate(job.store, job.run_uri, job.corpus_uri, job.recipe.evaluation)]
 
@@ -18,8 +19,8 @@ def run(job: Job) -> Result:
 STEP = Step(
     name="evaluate",
     description="Decode the held-out subset with each model and count word errors by device "
-    "placement (paper 003 VII-D, Table II). The language model is an n-gram of the labelled "
-    "transcripts.",
+    "placement (paper 003 VII-D, Table II). The decoder uses an n-gram language model of the "
+    "labelled transcripts.",
     reads=(HELDOUT, "alignments/labelled", *(f"models/{name}" for name in MODELS)),
     writes=("evaluation",),
     run=run,

@@ -1,16 +1,17 @@
-"""Extract features: audio to causally normalized log-mel shards (003 IV-B2).
+"""Extract normalized log-mel features from audio (003 IV-B2).
 
-spark-submit jobs/extract_features.py --recipe demo --run runs/demo
+megahour extract_features --recipe demo --run runs/demo
 """
 
-from jobs.cli.command_line import Job, Result, Step, main
+from jobs.cli.command_line import Result, Step, main
+from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
 from pipeline.runs.manifest import SUBSETS
 from pipeline.steps.features import extract_features
 
 
 def run(job: Job) -> Result:
-    """Extract each subset."""
+    """Extract the features of each subset."""
     with distribute_on_spark(job) as distribute:
         return [
             extract_features(
@@ -30,7 +31,7 @@ STEP = Step(
     name="extract_features",
     description="Fetch and decode audio, compute 64 log-mel energies, subtract each speaker's "
     "causal mean, shuffle and store feature shards with their moments (paper 003 IV-B2). "
-    "Audio that cannot be used lands in the quarantine ledger.",
+    "The quarantine ledger lists the audio that cannot be used.",
     reads=tuple(f"selection/{subset}" for subset in SUBSETS),
     writes=tuple(f"features/{subset}" for subset in SUBSETS),
     run=run,

@@ -1,10 +1,11 @@
-"""Generate targets: the teacher's k best logits for every unlabelled frame (003 IV-B3, V-C).
+"""Label frames with the teacher's k best logits (003 IV-B3, V-C).
 
-spark-submit jobs/generate_targets.py --recipe demo --run runs/demo
+megahour generate_targets --recipe demo --run runs/demo
 """
 
 from infra.devices.device_pool import DevicePool
-from jobs.cli.command_line import Job, Result, Step, main
+from jobs.cli.command_line import Result, Step, main
+from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
 from pipeline.steps.targets import generate_targets
 from training.targets.teacher import PooledTeacher
@@ -13,7 +14,7 @@ IDLE_TIMEOUT_S = 20.0
 
 
 def run(job: Job) -> Result:
-    """Label all unlabelled feature shards by the teacher's servers, one a device."""
+    """Label all unlabelled feature shards with the servers of the teacher, one a device."""
     k = job.recipe.targets.k
     pool = DevicePool(
         factory="training.targets.teacher:serve_teacher",
@@ -29,8 +30,8 @@ def run(job: Job) -> Result:
 STEP = Step(
     name="generate_targets",
     description="Label every frame of the unlabelled features with the teacher's k best logits "
-    "(paper 003 IV-B3, V-C). Each host starts one server process a device, as its cluster file "
-    "names them, and shares them between its tasks.",
+    "(paper 003 IV-B3, V-C). Each host starts one server process for each "
+    "device that the cluster file names; its tasks share them.",
     reads=("features/unlabelled", "models/teacher"),
     writes=("targets/unlabelled",),
     run=run,

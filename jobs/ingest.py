@@ -1,13 +1,14 @@
-"""Ingest a Kaldi data directory: audio objects and metadata, the corpus of a run.
+"""Ingest a Kaldi data directory as audio objects and metadata.
 
-python -m jobs.ingest --recipe recorded --run runs/mine --kaldi-dir /data/mine
+megahour ingest --recipe recorded --run runs/mine --kaldi-dir /data/mine
 """
 
 from dataclasses import asdict
 from pathlib import Path
 
 from infra.store.object_store import join_uri
-from jobs.cli.command_line import Job, Result, Step, main
+from jobs.cli.command_line import Result, Step, main
+from jobs.cli.job import Job
 from jobs.ingestion.corpus import ingest
 from pipeline.records import Tally, parse_utterance
 from pipeline.runs.commit import finished_manifest, step_context, write_manifest
@@ -15,10 +16,10 @@ from pipeline.runs.manifest import Manifest, Output, sha256
 
 
 def run(job: Job) -> Result:
-    """Copy audio and write metadata and lexicon, unless this very directory was ingested."""
+    """Copy audio and write metadata and lexicon, unless this directory was ingested before."""
     directory = Path(job.arguments.kaldi_dir)
     if not directory.is_dir():
-        raise ValueError(f"--kaldi-dir {directory}: is no directory")
+        raise ValueError(f"--kaldi-dir {directory} is not a directory: correct the path")
     inputs = {
         path.name: sha256(path.read_bytes())
         for path in sorted(directory.iterdir())
@@ -44,7 +45,7 @@ def run(job: Job) -> Result:
 
 
 def metadata_outputs(job: Job) -> tuple[Output, ...]:
-    """The corpus's metadata objects, by their keys below the corpus."""
+    """Return the metadata objects of the corpus, by their keys below it."""
     outputs = []
     for found in job.store.list(join_uri(job.corpus_uri, "metadata")):
         data = job.store.get(found.uri)
@@ -56,9 +57,10 @@ def metadata_outputs(job: Job) -> tuple[Output, ...]:
 
 STEP = Step(
     name="ingest",
-    description="Copy a Kaldi data directory (wav.scp, text, utt2spk, lexicon.txt, and the lists "
-    "labelled.speakers, unlabelled.speakers, heldout.speakers) into the store as a corpus of audio "
-    "objects and metadata. Optional: utt2placement, utt2time, utt2dur, spk2locale.",
+    description="Copy a Kaldi data directory into the store as a corpus of audio objects and "
+    "metadata. Required are wav.scp, text, utt2spk, lexicon.txt, labelled.speakers, "
+    "unlabelled.speakers and heldout.speakers; optional are utt2placement, utt2time, utt2dur and "
+    "spk2locale.",
     reads=(),
     writes=("ingest",),
     run=run,
@@ -66,5 +68,5 @@ STEP = Step(
 
 if __name__ == "__main__":
     parser = STEP.parser()
-    parser.add_argument("--kaldi-dir", required=True, help="the Kaldi data directory")
+    parser.add_argument("--kaldi-dir", required=True, help="the Kaldi data directory to copy")
     main(STEP, parser)

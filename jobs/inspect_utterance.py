@@ -1,25 +1,25 @@
-"""Say where one utterance went: metadata, selection, features, targets, partitions, models.
+"""Trace one utterance through the steps of a run.
 
-python -m jobs.inspect_utterance --recipe demo --run runs/demo --utterance ID
+megahour inspect_utterance --recipe demo --run runs/demo --utterance ID
 """
 
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from jobs.cli.command_line import Job
-from jobs.cli.queries import Answer, Query, main
+from jobs.cli.command_line import Answer, Query, main
+from jobs.cli.job import Job
 from pipeline.audit.trace import Lineage, Sighting, trace
 
 
 def inspect(job: Job) -> Answer:
-    """Trace the utterance; an unknown one is an error."""
+    """Trace the utterance; ValueError if the run does not know it."""
     found = trace(job.store, job.run_uri, job.corpus_uri, job.arguments.utterance)
     return Answer(True, describe(found), {"step": "inspect_utterance", **asdict(found)})
 
 
 def describe(found: Lineage) -> str:
-    """A small tree."""
+    """Format the trace as a small tree."""
     lines = [found.utterance_id]
     for sighting in found.sightings:
         lines += branch(sighting)
@@ -29,7 +29,7 @@ def describe(found: Lineage) -> str:
 
 
 def branch(sighting: Sighting) -> list[str]:
-    """One sighting: what became of it, where, and by which configuration and code."""
+    """Format one sighting: the outcome, the object, the configuration and the code."""
     lines = [f"{sighting.step}: {sighting.outcome}"]
     if sighting.object:
         unit = "row" if sighting.object.endswith(".parquet") else "line"
@@ -41,21 +41,21 @@ def branch(sighting: Sighting) -> list[str]:
 
 
 def leaves(facts: Mapping[str, Any]) -> list[str]:
-    """Names and values."""
+    """Format names and values, one a line."""
     return [f"  {name:<20} {value}" for name, value in facts.items()]
 
 
 QUERY = Query(
     name="inspect_utterance",
-    description="Say where one utterance went: metadata line, selected or not and why, selection "
-    "file, audio with the ETag then and now, shards and rows of features and targets, training "
-    "partition, the configuration and code of each step, the models that were trained on it. "
-    "Reads ids, not tensors.",
-    epilog="Exit codes: 0 found, 1 unknown to the run or failed, 2 bad usage or recipe.",
+    description="Trace one utterance through a run: its metadata line, why it was selected or not, "
+    "its selection file, the ETag of its audio then and now, its shards and rows of features and "
+    "targets, its training partition, and the models trained on it. Each step is shown with its "
+    "configuration and code. The query reads ids, not tensors.",
+    exit_codes="0 found, 1 unknown to the run or failed, 2 bad usage or recipe.",
     answer=inspect,
 )
 
 if __name__ == "__main__":
     parser = QUERY.parser()
-    parser.add_argument("--utterance", required=True, metavar="ID", help="the utterance's id")
+    parser.add_argument("--utterance", required=True, metavar="ID", help="id of the utterance")
     main(QUERY, parser)

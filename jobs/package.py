@@ -1,6 +1,6 @@
-"""Package the code and each Spark step's dependencies for a cluster; print how to submit them.
+"""Package the code and the dependencies of the Spark steps.
 
-python -m jobs.package --folder dist
+megahour package --folder dist
 """
 
 import argparse
@@ -15,32 +15,33 @@ from pathlib import Path
 from infra.cluster import load_cluster
 from infra.configuration import ConfigurationError
 from infra.spark.packaging import write_code, write_dependencies
-from jobs.run import launches
+from jobs.cli.catalogue import STEPS
 
 DEPENDENCIES = "dependencies"
-"""The folder in an executor's working directory that the archive is unpacked to."""
+"""The folder in an executor's working directory to which Spark unpacks the archive."""
 
 HELP = """\
-Writes megahour-VERSION.zip (the code), dependencies-DIGEST.tar.gz (one for each set that the
-Spark steps' cluster files name, in the versions installed here) and each step's program, and
-prints the options for spark-submit. What the cluster must have: Spark, and on its hosts the
-Python minor version and platform of this one. The driver runs in an environment like this one,
-from any directory: it reads the code from the zip. Executors unpack the archive when they
-start; where that is too slow (torch), unpack it once on every host instead, leave --archives
-out and set spark.executorEnv.PYTHONPATH to that place.
+Write what a cluster needs to run the Spark steps, and print the commands that submit them:
+megahour-VERSION.zip (the code), the program of each step, and dependencies-DIGEST.tar.gz, one for
+each set that the cluster files of the steps name, in the versions installed here.
+
+The cluster needs Spark, and hosts with the Python minor version and the platform of this one. The
+driver runs in an environment like this one, from any directory: it reads the code from the zip.
+Executors unpack the archive when they start. Where that is too slow (torch), unpack it once on
+every host, leave --archives out, and set spark.executorEnv.PYTHONPATH to that folder.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """What spark-submit is given for one step: its program, the code, the dependencies."""
+    """The files that spark-submit needs for one step: its program, the code, the dependencies."""
 
     program: str
     code: str
     dependencies: str
 
     def options(self) -> list[str]:
-        """Options of spark-submit, before the program."""
+        """Return the options of spark-submit, which precede the program."""
         return [
             *("--py-files", self.code),
             *("--archives", f"{self.dependencies}#{DEPENDENCIES}"),
@@ -49,16 +50,15 @@ class Package:
 
 
 def package_steps(folder: Path) -> dict[str, Package]:
-    """Write all packages into `folder`; what each Spark step needs, by step."""
+    """Write all packages into `folder`; return them by step."""
     folder.mkdir(parents=True, exist_ok=True)
     code = write_code(folder)
     return {step: _package_step(step, code, folder) for step in spark_steps()}
 
 
 def spark_steps() -> list[str]:
-    """The steps that spark-submit starts, in order."""
-    each = launches(kaldi_dir="", supervised_ranks=1, student_ranks=1)
-    return [launch.step for launch in each if Path(launch.prefix[0]).name == "spark-submit"]
+    """Return the steps that spark-submit starts, in order."""
+    return [step for step, starter in STEPS.items() if starter == "Spark"]
 
 
 def _package_step(step: str, code: Path, folder: Path) -> Package:
@@ -72,9 +72,14 @@ def _package_step(step: str, code: Path, folder: Path) -> Package:
 def main() -> None:
     """Parse the command line, write the packages, print the commands."""
     parser = argparse.ArgumentParser(
-        description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="megahour package",
+        description=HELP,
+        epilog="Exit codes: 0 written, 1 failed, 2 bad usage.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--folder", type=Path, default=Path("dist"), help="default: dist")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("dist"), help="folder to write into, default dist"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
     try:
@@ -82,11 +87,11 @@ def main() -> None:
     except (ConfigurationError, OSError) as error:
         sys.exit(f"package: {error}")
     if arguments.json:
-        told = {
+        document = {
             step: {**asdict(package), "options": package.options()}
             for step, package in packages.items()
         }
-        print(json.dumps(told))
+        print(json.dumps(document))
         return
     for package in packages.values():
         command = ["spark-submit", *package.options(), package.program]

@@ -1,6 +1,6 @@
-"""Plan a run: objects, requests, bytes, core-hours, days and dollars of each step, before it runs.
+"""Plan a run: objects, requests, core-hours, days and dollars a step.
 
-python -m jobs.plan --hours 1e6
+megahour plan --hours 1e6
 """
 
 import argparse
@@ -12,7 +12,8 @@ from pathlib import Path
 from infra.cluster import load_cluster
 from infra.configuration import ConfigurationError
 from infra.store.object_store import ObjectStore, StoreError, normalize_uri
-from jobs.cli.command_line import recipe_path
+from jobs.cli.command_line import fail
+from jobs.cli.job import add_recipe_arguments, recipe_path
 from jobs.planning.calibration.machine import calibrate
 from jobs.planning.calibration.throughputs import Calibration, read_calibration
 from jobs.planning.plan_record import keep_plan, to_json
@@ -28,35 +29,34 @@ from jobs.planning.volumes.workload import (
 from training.recipes import Recipe, read_recipe
 
 EPILOG = """\
-Core-hours are what cores compute; an instance's hours, and its price, are its wall-clock time.
-Without --calibration the pipeline's own functions are timed here, on made-up speech, for some 20
-seconds; GPUs that this machine does not have come from published figures
-(jobs/calibrations/published.toml). To plan for other machines, calibrate there with --calibrate-to
-and bring the file.
+Core-hours count the time that cores compute; instances are paid for by wall-clock time. Without
+--calibration, the plan times the steps of the pipeline here, on synthetic speech, for 20 seconds;
+GPUs that this machine does not have come from published figures (jobs/calibrations/published.toml).
+To plan for another machine, run --calibrate-to FILE there, and give the file to --calibration here.
 Exit codes: 0 done, 1 failed, 2 bad usage or recipe.
 """
 
 
 def parser() -> argparse.ArgumentParser:
-    """The arguments of the plan."""
+    """Return a parser of the arguments of the plan."""
     found = argparse.ArgumentParser(
-        prog="jobs/plan.py",
-        description="Say what each step of a run will make, take and cost: files, objects, S3 "
-        "requests, bytes, core-hours, device-hours, wall-clock time and dollars, on the clusters "
-        "of infra/clusters, against the paper's 12 days for a million hours.",
+        prog="megahour plan",
+        description="Plan a run before it starts: the tasks, objects, requests, bytes, "
+        "core-hours, device-hours, wall-clock time and dollars of each step, on the clusters of "
+        "infra/clusters, and compare them with the 12 days of paper 003 for a million hours.",
         epilog=EPILOG,
     )
     add = found.add_argument
-    add("--recipe", default="hours_1m", help="TOML file, or a name in jobs/recipes (hours_1m)")
-    add("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
-    add("--cluster", help="one cluster TOML or name for all steps; default: the recipe's")
-    add("--hours", type=float, help="unlabelled hours; default: the run's, or the recipe's")
-    add("--labelled-hours", type=float, help="default: 0.7 %% of --hours, the paper's share")
-    add("--utterance-seconds", type=float, default=UTTERANCE_SECONDS, help="mean length (3.6)")
-    add("--run", help="take the hours from this run, and keep plan and calibration in <run>/plan")
+    add_recipe_arguments(found, default="hours_1m")
+    add("--cluster", help="cluster TOML, or a name in infra/clusters; default: the recipe's")
+    add("--hours", type=float, help="unlabelled hours; default: those of the run or the recipe")
+    add("--labelled-hours", type=float, help="default: 0.7 %% of --hours, the share of the paper")
+    length = f"mean length of an utterance, default {UTTERANCE_SECONDS:g}"
+    add("--utterance-seconds", type=float, default=UTTERANCE_SECONDS, help=length)
+    add("--run", help="take the hours of this run, and store plan and calibration in <run>/plan")
     source = found.add_mutually_exclusive_group()
-    source.add_argument("--calibration", metavar="FILE", help="measure nothing; JSON or TOML")
-    source.add_argument("--calibrate-to", metavar="FILE", help="keep what is measured, as JSON")
+    source.add_argument("--calibration", metavar="FILE", help="JSON or TOML; measure nothing")
+    source.add_argument("--calibrate-to", metavar="FILE", help="store the measurement as JSON")
     add("--json", action="store_true", help="print one JSON object")
     return found
 
@@ -67,19 +67,13 @@ def main() -> None:
     try:
         plan_and_print(arguments)
     except (ConfigurationError, ValueError) as error:
-        sys.exit(fail(error, 2))
+        sys.exit(fail("plan", error, 2))
     except (StoreError, OSError) as error:
-        sys.exit(fail(error, 1))
-
-
-def fail(error: Exception, code: int) -> int:
-    """Say on standard error what went wrong."""
-    print(f"plan: {error}", file=sys.stderr)
-    return code
+        sys.exit(fail("plan", error, 1))
 
 
 def plan_and_print(arguments: argparse.Namespace) -> None:
-    """Calibrate, plan, keep what should be kept, print."""
+    """Calibrate, plan, store the plan in the run if one is given, print."""
     recipe = read_recipe(recipe_path(arguments.recipe), arguments.set)
     run_uri = normalize_uri(arguments.run) if arguments.run else None
     store = ObjectStore((run_uri,)) if run_uri else None
@@ -97,7 +91,7 @@ def plan_and_print(arguments: argparse.Namespace) -> None:
 def choose_workload(
     arguments: argparse.Namespace, recipe: Recipe, store: ObjectStore | None, run_uri: str | None
 ) -> Workload:
-    """The hours that were asked for, or else the run's, or else the recipe's."""
+    """Return the workload of the hours given, or else of the run, or else of the recipe."""
     if arguments.hours is None and store is not None and run_uri is not None:
         found = run_workload(store, run_uri, recipe.selection.hours)
         if found is not None:
@@ -105,8 +99,8 @@ def choose_workload(
     hours = arguments.hours if arguments.hours is not None else recipe.selection.hours
     if hours == 0:
         raise ConfigurationError(
-            f"hours = 0: {recipe.name} takes all there is, and no run tells how much: give "
-            "--hours, or --run of a run whose corpus was ingested"
+            f"hours = 0: {recipe.name} selects all hours, and there is no run to count them: "
+            "give --hours, or --run of a run whose corpus was ingested"
         )
     labelled = arguments.labelled_hours
     labelled_hours = LABELLED_SHARE * hours if labelled is None else labelled
@@ -114,7 +108,7 @@ def choose_workload(
 
 
 def choose_calibration(arguments: argparse.Namespace, recipe: Recipe) -> Calibration:
-    """The given calibration, or one of this machine."""
+    """Read the given calibration, or measure this machine."""
     if arguments.calibration:
         return read_calibration(arguments.calibration)
     print("plan: calibrating on this machine", file=sys.stderr)

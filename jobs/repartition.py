@@ -1,23 +1,24 @@
-"""Repartition: features and targets joined into training partitions (003 IV-B4).
+"""Repartition features and targets for training (003 IV-B4).
 
-spark-submit jobs/repartition.py --recipe demo --run runs/demo
+megahour repartition --recipe demo --run runs/demo
 """
 
-from jobs.cli.command_line import Job, Result, Step, main
+from jobs.cli.command_line import Result, Step, main
+from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
 from pipeline.steps.repartition import SOURCES, repartition
 
 
 def run(job: Job) -> Result:
-    """Join and deal the unlabelled subset."""
+    """Join and repartition the unlabelled subset."""
     with distribute_on_spark(job) as distribute:
         return [repartition(job.store, job.run_uri, job.recipe.partitions, distribute)]
 
 
 STEP = Step(
     name="repartition",
-    description="Join features with targets and deal them into training partitions, each drawn "
-    "from several source shards, without a Spark shuffle (paper 003 IV-B4).",
+    description="Join features with targets and write training partitions, each of utterances from "
+    "several source shards, without a Spark shuffle (paper 003 IV-B4).",
     reads=SOURCES,
     writes=("partitions/unlabelled",),
     run=run,

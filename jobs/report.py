@@ -1,6 +1,6 @@
-"""Report a run: word error rates by placement, hours, steps, curves, as JSON and as a page.
+"""Report word error rates, hours, seconds and learning curves.
 
-python -m jobs.report --recipe demo --run runs/demo
+megahour report --recipe demo --run runs/demo
 """
 
 import json
@@ -10,7 +10,8 @@ from typing import Any
 
 from infra.cluster import load_cluster
 from infra.store.object_store import join_uri
-from jobs.cli.command_line import Job, Result, Step, main
+from jobs.cli.command_line import Result, Step, main
+from jobs.cli.job import Job
 from jobs.planning.comparison import compare_plan
 from jobs.report_page import format_table, render_report
 from pipeline.runs.commit import finished_manifest, step_context, write_manifest
@@ -43,7 +44,7 @@ def run(job: Job) -> Result:
 
 
 def build_report(job: Job) -> dict[str, Any]:
-    """Everything that report.json holds."""
+    """Collect the contents of report.json."""
     manifests = {name: read_manifest(job.store, job.run_uri, name) for name in READS}
     (evaluation,) = manifests["evaluation"].outputs
     steps = step_records(job)
@@ -67,7 +68,7 @@ def build_report(job: Job) -> dict[str, Any]:
 
 
 def planned_and_actual(job: Job, steps: Mapping[str, Any]) -> dict[str, Any]:
-    """What each step was planned to make and take, and what it did."""
+    """Compare the plan of each step with its record."""
     cluster = job.arguments.cluster or job.recipe.cluster
     return compare_plan(
         job.store, job.run_uri, job.recipe, lambda step: load_cluster(cluster or step), steps
@@ -75,14 +76,14 @@ def planned_and_actual(job: Job, steps: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def step_records(job: Job) -> dict[str, Any]:
-    """What each step left about itself, in the order in which they ended."""
+    """Read the summaries that the steps stored, in the order in which they ended."""
     uris = [found.uri for found in job.store.list(join_uri(job.run_uri, "steps"))]
     records = [json.loads(job.store.get(uri)) for uri in uris]
     return {record["step"]: record for record in sorted(records, key=lambda r: r["finished_at"])}
 
 
 def step_entry(record: dict[str, Any]) -> dict[str, Any]:
-    """Seconds and counts of one step, over all its manifests."""
+    """Sum the counts of one step over all its manifests; its seconds beside them."""
     tallies = record["manifests"].values()
     counts = ("utterances_in", "utterances_out", "quarantined")
     totals = {name: sum(tally[name] for tally in tallies) for name in counts}
@@ -92,7 +93,8 @@ def step_entry(record: dict[str, Any]) -> dict[str, Any]:
 STEP = Step(
     name="report",
     description="Gather word error rates by placement, hours, counts, seconds and learning curves "
-    "of a run into report/report.json and a self-contained report/report.html.",
+    "of a run. Write them as report/report.json and as one self-contained page, "
+    "report/report.html.",
     reads=READS,
     writes=("report",),
     run=run,

@@ -1,6 +1,6 @@
-"""Run every step, each as its own process, from a Kaldi data directory to word error rates.
+"""Run every step on a Kaldi data directory, to word error rates.
 
-python -m jobs.run --recipe recorded --run runs/mine --kaldi-dir /data/mine
+megahour run --recipe recorded --run runs/mine --kaldi-dir /data/mine
 """
 
 import argparse
@@ -12,49 +12,42 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.spark.session import spark_environment
+from jobs.cli.catalogue import STEPS
 
 JOBS = Path(__file__).parent
 
 
 @dataclass(frozen=True)
 class Launch:
-    """How a step's process is started."""
+    """The command that starts a step's processes, and the arguments that it alone takes."""
 
     step: str
     prefix: tuple[str, ...]
     arguments: tuple[str, ...] = ()
 
     def command(self, shared: Sequence[str]) -> list[str]:
-        """The whole command line."""
+        """Return the whole command line."""
         return [*self.prefix, str(JOBS / f"{self.step}.py"), *shared, *self.arguments]
 
 
 def launches(kaldi_dir: str, supervised_ranks: int, student_ranks: int) -> list[Launch]:
-    """The steps in order: spark-submit for the pipeline, torchrun for training, else python."""
-    python = (sys.executable,)
-    spark = (str(Path(sys.executable).parent / "spark-submit"),)
+    """Return the steps in order, each with spark-submit, torchrun or Python before it."""
+    prefixes = {
+        "python": (sys.executable,),
+        "Spark": (str(Path(sys.executable).parent / "spark-submit"),),
+        "torchrun": _torchrun(supervised_ranks),
+    }
+    found = {step: Launch(step, prefixes[starter]) for step, starter in STEPS.items()}
+    found["ingest"] = Launch("ingest", prefixes["python"], ("--kaldi-dir", kaldi_dir))
+    found["train_student"] = Launch("train_student", _torchrun(student_ranks))
+    return list(found.values())
 
-    def torchrun(num_ranks: int) -> tuple[str, ...]:
-        module = "torch.distributed.run"
-        # Once more, from the last checkpoint: gloo's meeting has failed once in hundreds of starts.
-        ranks = ("--nproc-per-node", str(num_ranks), "--max-restarts", "1")
-        # "--": torchrun would take our --run for an abbreviation of its --run-path.
-        return (*python, "-m", module, "--standalone", *ranks, "--")
 
-    return [
-        Launch("ingest", python, ("--kaldi-dir", kaldi_dir)),
-        Launch("select_utterances", spark),
-        Launch("extract_features", spark),
-        Launch("align", python),
-        Launch("train_baseline", torchrun(supervised_ranks)),
-        Launch("train_teacher", torchrun(supervised_ranks)),
-        Launch("generate_targets", spark),
-        Launch("repartition", spark),
-        Launch("train_student", torchrun(student_ranks)),
-        Launch("evaluate", python),
-        Launch("certify", python),
-        Launch("report", python),
-    ]
+def _torchrun(num_ranks: int) -> tuple[str, ...]:
+    # One restart, from the last checkpoint: gloo's rendezvous failed once in hundreds of starts.
+    ranks = ("--nproc-per-node", str(num_ranks), "--max-restarts", "1")
+    # "--": torchrun would take our --run for an abbreviation of its --run-path.
+    return (sys.executable, "-m", "torch.distributed.run", "--standalone", *ranks, "--")
 
 
 def run_steps(steps: Sequence[Launch], shared: Sequence[str]) -> int:
@@ -70,8 +63,8 @@ def run_steps(steps: Sequence[Launch], shared: Sequence[str]) -> int:
         code = subprocess.run(launch.command(shared), env=environment, check=False).returncode
         if code:
             print(
-                f"{launch.step} failed with exit code {code}; once its cause is mended, the same "
-                "command goes on from here",
+                f"{launch.step} failed with exit code {code}: fix the cause, then give the same "
+                "command again to resume here",
                 file=sys.stderr,
             )
             return code
@@ -79,28 +72,48 @@ def run_steps(steps: Sequence[Launch], shared: Sequence[str]) -> int:
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments that decide where and how all steps run."""
-    parser.add_argument("--run", required=True, help="s3:// URI or path that holds the run")
-    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
-    parser.add_argument("--supervised-ranks", type=int, default=2, help="ranks of the teacher")
-    parser.add_argument("--student-ranks", type=int, default=4, help="ranks of the student")
+    """Add the arguments that decide where all steps run, and on how many ranks they train."""
+    parser.add_argument("--run", required=True, help="folder or s3:// URI that holds the run")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="replace one value of the recipe; repeat it for more",
+    )
+    ranks = "processes that train {}, default {}"
+    for option, models, default in (
+        ("--supervised-ranks", "the baseline and the teacher", 2),
+        ("--student-ranks", "the student", 4),
+    ):
+        parser.add_argument(option, type=int, default=default, help=ranks.format(models, default))
 
 
 def shared_arguments(recipe: str, arguments: argparse.Namespace) -> list[str]:
-    """What every step is told."""
+    """Return the arguments that every step receives."""
     overrides = [part for override in arguments.set for part in ("--set", override)]
     return ["--recipe", recipe, "--run", arguments.run, *overrides]
 
 
 def main() -> None:
     """Parse the command line and run all steps."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--recipe", required=True, help="TOML file, or a name in jobs/recipes")
-    parser.add_argument("--kaldi-dir", required=True, help="Kaldi data directory, speakers split")
+    parser = argparse.ArgumentParser(
+        prog="megahour run",
+        description="Run every step, each in its own processes, from a Kaldi data directory to "
+        "word error rates and a report. The same command resumes an interrupted run.",
+        epilog="Exit codes: 0 done, 2 bad usage; else that of the first step that failed.",
+    )
+    parser.add_argument(
+        "--recipe", required=True, help="TOML file, or a name in jobs/recipes: recorded, hours_1m"
+    )
+    parser.add_argument(
+        "--kaldi-dir",
+        required=True,
+        help="Kaldi data directory with labelled, unlabelled and heldout .speakers",
+    )
     add_run_arguments(parser)
     arguments = parser.parse_args()
-    ranks = arguments.supervised_ranks, arguments.student_ranks
-    steps = launches(arguments.kaldi_dir, *ranks)
+    steps = launches(arguments.kaldi_dir, arguments.supervised_ranks, arguments.student_ranks)
     sys.exit(run_steps(steps, shared_arguments(arguments.recipe, arguments)))
 
 

@@ -1,6 +1,6 @@
-"""Say how much faster many ranks train than one, and recommend a group size and a block size.
+"""Predict the speed-up of many ranks; recommend HTM's settings (000 4).
 
-python -m jobs.scaling --ranks 1..128 --between-gbps 25 --parameters 24e6
+megahour scaling --ranks 1..128 --between-gbps 25 --parameters 24e6
 """
 
 import argparse
@@ -9,6 +9,7 @@ import sys
 from dataclasses import asdict
 
 from infra.configuration import ConfigurationError
+from jobs.cli.command_line import fail
 from jobs.planning.scaling_options import choose_calibration, parse_ranks
 from jobs.planning.scaling_table import format_scaling, scale
 from training.cost_model.link import measure_link
@@ -16,58 +17,74 @@ from training.cost_model.step_time import CostModel, Workload
 from training.distributed import process_group
 
 EPILOG = """\
-synchronous sums all gradients; gtc sends those that reach a threshold; bmuf averages the ranks'
-models at a block's end; htm is gtc within groups, bmuf between them. Links and speeds that you do
-not give are those of the calibration: scaling_v100 (8 V100s a host, paper 000) or scaling_k80 (16
-K80s a host, paper 003), both in jobs/calibrations, or a file of yours.
+synchronous sums all gradients; gtc sends the elements that reach a threshold; bmuf averages the
+models of the ranks at the end of a block; htm is gtc within groups and bmuf between them. Links and
+speeds that you do not give come from the calibration: scaling_v100 (8 V100s a host, paper 000),
+scaling_k80 (16 K80s a host, paper 003), both in jobs/calibrations, or your own file.
 
-The papers' messages went directly, their models round a ring; megahour's, over gloo or NCCL, are
---all-gather ring --all-reduce ring.
+The papers sent messages directly and models round a ring. megahour, over gloo or NCCL, sends both
+round a ring: --all-gather ring --all-reduce ring.
 
-To calibrate for your machines: on one of them, --calibrate FILE times a training step and the work
-on GTC's messages; on two, this times the link between them:
+To calibrate for your machines, run --calibrate FILE on one of them: it times a training step and
+the work on GTC's messages. On two of them, time the link between them with
   torchrun --nnodes 2 --nproc-per-node 1 ... -m jobs.scaling --measure-link
-What ranks wait for each other, and what many connections cost, stay the papers' until you correct
-[fitted] in the file.
+The time that ranks wait for each other and the cost of many connections remain those of the papers
+until you correct [fitted] in the file.
 
 Exit codes: 0 done, 1 failed, 2 bad usage.
 """
 
 
 def parser() -> argparse.ArgumentParser:
-    """The arguments of the cost model."""
+    """Return a parser of the arguments of the cost model, grouped by what they describe."""
     found = argparse.ArgumentParser(
-        prog="jobs/scaling.py",
+        prog="megahour scaling",
         description="Print the speed-up of each trainer against the number of ranks, for your\n"
         "link, model and block size, and recommend HTM's group size and block size.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = found.add_argument
-    add("--ranks", default="1..128", help="1..128 doubles from 1 to 128; or a list: 16,32,128")
+    add("--ranks", default="1..128", help="1..128 (default) doubles; or a list: 16,32,128")
+    _add_training(found.add_argument_group("training"))
+    _add_network(found.add_argument_group("network"))
+    _add_calibration(found.add_argument_group("calibration"))
+    add("--json", action="store_true", help="print one JSON object")
+    return found
+
+
+def _add_training(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    text = "size of the model, default 24e6"
+    add("--parameters", type=float, default=24e6, metavar="N", help=text)
+    text = "minibatch of one rank, default 2048"
+    add("--minibatch-frames", type=int, default=2048, metavar="N", help=text)
+    add("--frames-per-second", type=float, metavar="N", help="speed of one rank alone")
+    text = "share of elements that GTC sends a step, default 0.001"
+    add("--density", type=float, default=1e-3, help=text)
+    add("--block-size", type=int, metavar="N", help="steps a block; default: as recommended")
+    add("--group-size", type=int, metavar="N", help="ranks a group; default: as recommended")
+
+
+def _add_network(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add("--ranks-per-host", type=int, metavar="N", help="ranks that share a host and its link")
     add("--within-gbps", type=float, metavar="GBPS", help="link within a host, a rank's own")
     add("--between-gbps", type=float, metavar="GBPS", help="a host's link to other hosts")
     add("--connection-gbps", type=float, metavar="GBPS", help="most that one connection gets of it")
-    add("--parameters", type=float, default=24e6, metavar="N", help="the model's size (24e6)")
-    add("--minibatch-frames", type=int, default=2048, metavar="N", help="of one rank (2048)")
-    add("--frames-per-second", type=float, metavar="N", help="one rank alone, on this model")
-    add("--density", type=float, default=1e-3, help="share of elements GTC sends a step (0.001)")
-    add("--block-size", type=int, metavar="N", help="of the table; default: as recommended")
-    add("--group-size", type=int, metavar="N", help="of the table; default: as recommended")
     for exchange, what in (("all-gather", "GTC's messages"), ("all-reduce", "models, gradients")):
         add(f"--{exchange}", choices=("ring", "direct"), help=f"how ranks exchange {what}")
-    add(
-        "--calibration",
-        default="scaling_v100",
-        metavar="FILE",
-        help="TOML or JSON, or ours by name",
-    )
-    add("--calibrate", metavar="FILE", help="measure this machine's rank, and keep all as JSON")
-    add("--recipe", default="hours_1m", help="whose student --calibrate times (hours_1m)")
-    add("--measure-link", action="store_true", help="time the link between two ranks of torchrun")
-    add("--json", action="store_true", help="print one JSON object")
-    return found
+
+
+def _add_calibration(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    text = "TOML or JSON, or a name in jobs/calibrations; default scaling_v100"
+    add("--calibration", default="scaling_v100", metavar="FILE", help=text)
+    add("--calibrate", metavar="FILE", help="measure a rank of this machine, and store all as JSON")
+    text = "recipe of the student that --calibrate times, default hours_1m"
+    add("--recipe", default="hours_1m", help=text)
+    text = "time the link between the two ranks of torchrun"
+    add("--measure-link", action="store_true", help=text)
 
 
 def main() -> None:
@@ -79,19 +96,13 @@ def main() -> None:
         else:
             scale_and_print(arguments)
     except (ConfigurationError, ValueError, OverflowError) as error:
-        sys.exit(fail(error, 2))
+        sys.exit(fail("scaling", error, 2))
     except (OSError, process_group.CollectiveError) as error:
-        sys.exit(fail(error, 1))
-
-
-def fail(error: Exception, code: int) -> int:
-    """Say on standard error what went wrong."""
-    print(f"scaling: {error}", file=sys.stderr)
-    return code
+        sys.exit(fail("scaling", error, 1))
 
 
 def link_and_print(as_json: bool) -> None:
-    """Time the link between the two ranks that torchrun started; the first one prints."""
+    """Time the link between the two ranks that torchrun started; rank 0 prints."""
     with process_group.open_world(time_limit_s=120.0) as group:
         rates = measure_link(group)
         if not process_group.is_leader():

@@ -1,16 +1,17 @@
-"""Select utterances: hours drawn uniformly, whole speakers in nearly equal files (003 IV-B1).
+"""Select utterances uniformly and pack them in equal files (003 IV-B1).
 
-spark-submit jobs/select_utterances.py --recipe demo --run runs/demo
+megahour select_utterances --recipe demo --run runs/demo
 """
 
-from jobs.cli.command_line import Job, Result, Step, main
+from jobs.cli.command_line import Result, Step, main
+from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
 from pipeline.runs.manifest import SUBSETS
 from pipeline.steps.selection.select import metadata_uri, select_utterances
 
 
 def run(job: Job) -> Result:
-    """Select each subset; only the unlabelled one is drawn from."""
+    """Select each subset; only the unlabelled one is sampled."""
     with distribute_on_spark(job) as distribute:
         return [
             select_utterances(
@@ -28,8 +29,8 @@ def run(job: Job) -> Result:
 
 STEP = Step(
     name="select_utterances",
-    description="Draw the unlabelled hours uniformly from the metadata and pack whole speakers "
-    "into nearly equal files (paper 003 IV-B1). Labelled and held-out subsets are taken whole.",
+    description="Sample the unlabelled hours uniformly from the metadata and pack whole speakers "
+    "into nearly equal files (paper 003 IV-B1). Labelled and held-out subsets are selected whole.",
     reads=(),
     writes=tuple(f"selection/{subset}" for subset in SUBSETS),
     run=run,

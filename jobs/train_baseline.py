@@ -1,4 +1,4 @@
-"""Train the fully supervised baseline.
+"""Train the supervised baseline on labelled data (003 VII-C7).
 
 torchrun --nproc-per-node 2 -- jobs/train_baseline.py --recipe demo --run runs/demo
 """
@@ -9,10 +9,10 @@ from training.fit.model_specs import baseline_fit
 
 STEP = Step(
     name="train_baseline",
-    description="Train the fully supervised baseline, of the student's form, on labelled data"
+    description="Train the supervised baseline, a model of the student's form, on labelled data"
     " (paper 003 VII-C7)."
-    " Start it with torchrun for several ranks, or plainly for one; it goes on from its"
-    " last checkpoint.",
+    " torchrun starts it on several ranks; otherwise it trains on one. It resumes from its last"
+    " checkpoint.",
     reads=("alignments/labelled", "features/labelled", "features/unlabelled"),
     writes=("models/baseline",),
     run=run_fit(baseline_fit),

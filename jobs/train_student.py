@@ -1,4 +1,4 @@
-"""Train the student on the teacher's targets, interleaving labelled data.
+"""Train the student on targets and labelled data in turn (003 V-D).
 
 torchrun --nproc-per-node 4 -- jobs/train_student.py --recipe demo --run runs/demo
 """
@@ -11,8 +11,8 @@ STEP = Step(
     name="train_student",
     description="Train the student on the teacher's targets, interleaving labelled data"
     " (scheduled learning, paper 003 V-D)."
-    " Start it with torchrun for several ranks, or plainly for one; it goes on from its"
-    " last checkpoint.",
+    " torchrun starts it on several ranks; otherwise it trains on one. It resumes from its last"
+    " checkpoint.",
     reads=(
         "alignments/labelled",
         "partitions/unlabelled",

@@ -1,4 +1,4 @@
-"""Train the bidirectional teacher on the labelled data.
+"""Train the bidirectional teacher on labelled data (003 V-A, VII-C4).
 
 torchrun --nproc-per-node 2 -- jobs/train_teacher.py --recipe demo --run runs/demo
 """
@@ -10,8 +10,8 @@ from training.fit.model_specs import teacher_fit
 STEP = Step(
     name="train_teacher",
     description="Train the bidirectional teacher on the labelled data (paper 003 V-A, VII-C4)."
-    " Start it with torchrun for several ranks, or plainly for one; it goes on from its"
-    " last checkpoint.",
+    " torchrun starts it on several ranks; otherwise it trains on one. It resumes from its last"
+    " checkpoint.",
     reads=("alignments/labelled", "features/labelled", "features/unlabelled"),
     writes=("models/teacher",),
     run=run_fit(teacher_fit),

@@ -1,20 +1,20 @@
-"""Verify a run: sizes, digests and counts of all its objects, to the utterance.
+"""Verify sizes, digests and counts of all objects of a run.
 
-python -m jobs.verify --recipe demo --run runs/demo [--sweep]
+megahour verify --recipe demo --run runs/demo [--sweep]
 """
 
 from dataclasses import asdict
 
 from tqdm import tqdm
 
-from jobs.cli.command_line import Job
-from jobs.cli.queries import Answer, Query, main
+from jobs.cli.command_line import Answer, Query, main
+from jobs.cli.job import Job
 from pipeline.audit.step_records import Finding
 from pipeline.audit.verify import Verification, sweep, verify_run
 
 
 def verify(job: Job) -> Answer:
-    """Read all that the manifests name; sweep if asked to."""
+    """Read every object that the manifests name; sweep orphans if --sweep is given."""
     with tqdm(desc="verify", unit="B", unit_scale=True, disable=None) as bar:
 
         def progress(num_bytes: int, total: int) -> None:
@@ -38,7 +38,7 @@ def verify(job: Job) -> Answer:
 
 
 def try_to_sweep(job: Job, found: Verification) -> str | None:
-    """Sweep; None, or why nothing was swept."""
+    """Delete the orphans; return None, or the reason why none was deleted."""
     try:
         sweep(job.store, job.run_uri, found)
     except ValueError as error:
@@ -47,11 +47,12 @@ def try_to_sweep(job: Job, found: Verification) -> str | None:
 
 
 def describe(found: Verification, outcome: str) -> str:
-    """What holds and what does not, as lines; `outcome` says what became of orphans."""
+    """Format findings and orphans as lines; `outcome` says what became of the orphans."""
     read = f"{len(found.steps)} steps, {found.num_objects:,} objects, {found.num_bytes:,} bytes"
     lines = [line for finding in found.findings for line in block(finding)]
-    verdict = f"{len(found.findings)} findings" if found.findings else "all is as the manifests say"
-    lines.append(f"verify: {read}: {verdict}")
+    count = len(found.findings)
+    result = f"{count} findings" if count else "all is as the manifests say"
+    lines.append(f"verify: {read}: {result}")
     if found.unfinished:
         lines.append(f"unfinished, not verified: {', '.join(found.unfinished)}")
     if found.orphans:
@@ -61,24 +62,26 @@ def describe(found: Verification, outcome: str) -> str:
 
 
 def block(finding: Finding) -> list[str]:
-    """One finding, below its object."""
+    """Format one finding below its object."""
     rows = {"expected": finding.expected, "found": finding.found, "remedy": finding.remedy}
     return [finding.object, *(f"  {name:<9} {text}" for name, text in rows.items())]
 
 
 QUERY = Query(
     name="verify",
-    description="Read every object that a run's manifests name: sizes, SHA-256, utterances and "
-    "milliseconds, commits against manifests, inputs against what was read, and the same "
-    "utterances from selection to partitions. List orphans, which no record names.",
-    epilog="Exit codes: 0 all holds, 1 something does not (each with a remedy) or failed, "
-    "2 bad usage or recipe.",
+    description="Read every object that the manifests of a run name. Compare sizes, SHA-256, "
+    "utterances and milliseconds, commits with manifests, inputs with the objects read, and the "
+    "utterances of each step with those of the step before. List orphans, which no record names.",
+    exit_codes="0 all is as the manifests say, 1 something is not (each with a remedy) or "
+    "the query failed, 2 bad usage or recipe.",
     answer=verify,
 )
 
 if __name__ == "__main__":
     parser = QUERY.parser()
     parser.add_argument(
-        "--sweep", action="store_true", help="delete orphans; refused while anything is amiss"
+        "--sweep",
+        action="store_true",
+        help="delete the orphans; refused while there are findings or unfinished steps",
     )
     main(QUERY, parser)

@@ -1,1 +1,1 @@
-"""What the jobs' command lines share: arguments, exit codes, Spark tasks, torchrun's ranks."""
+"""The command line: megahour's commands, steps, queries, Spark tasks, the ranks of torchrun."""

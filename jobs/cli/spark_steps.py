@@ -1,4 +1,4 @@
-"""Run a pipeline step's tasks on the Spark cluster of the job."""
+"""Run the tasks of a pipeline step on the Spark cluster of the job."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from infra.spark.session import run_tasks, spark_session
 from infra.store.request_counts import MeasuredFunction
-from jobs.cli.command_line import Job
+from jobs.cli.job import Job
 from pipeline.runs.commit import Distribute
 
 T = TypeVar("T")
@@ -16,13 +16,13 @@ R = TypeVar("R")
 
 @contextmanager
 def distribute_on_spark(job: Job) -> Iterator[Distribute]:
-    """A function that runs one Spark task per element; the session ends with the job.
+    """Yield a function that runs one Spark task an element; the session ends with the job.
 
-    What the tasks report of their requests and seconds adds up in `job.tasks`.
+    The requests and seconds of the tasks add up in `job.tasks`.
     """
     with ExitStack() as sessions:
         # At the first task, not before: a finished step takes seconds less without Spark.
-        name = f"megahour {job.step}"
+        name = f"megahour {job.name}"
         start = cache(lambda: sessions.enter_context(spark_session(name, job.cluster)))
 
         def distribute(

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 
 from infra.torchrun import is_launched
-from jobs.cli.command_line import Job, Result, Step, execute, fail
+from jobs.cli.command_line import Result, Step, execute, fail
+from jobs.cli.job import Job
 from training.distributed import process_group
 from training.fit.model_specs import Fit
 from training.fit.train_model import fit_model
@@ -57,5 +58,5 @@ def main(step: Step, section: str) -> None:
                 sys.stderr.flush()
                 os._exit(code)
     except process_group.CollectiveError as error:  # ranks did not meet
-        code = fail(step, error, 1)
+        code = fail(step.name, error, 1)
     raise SystemExit(code)

@@ -9,7 +9,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from infra.configuration import read_record, read_toml
-from jobs.cli.command_line import recipe_path
+from jobs.cli.job import recipe_path
 from jobs.planning.calibration.rank_throughput import measure_here
 from jobs.planning.calibration.throughputs import parse_json
 from training.cost_model.calibration import Calibration

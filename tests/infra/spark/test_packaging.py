@@ -29,7 +29,7 @@ import json, pipeline, training, jobs, infra
 from importlib.metadata import version
 from importlib.resources import files
 from infra.cluster import load_cluster
-from jobs.cli.command_line import read_recipe, recipe_path
+from jobs.cli.job import read_recipe, recipe_path
 print(json.dumps({
     "places": [package.__file__ for package in (pipeline, training, jobs, infra)],
     "version": version("megahour"),

@@ -114,7 +114,7 @@ def test_help_teaches(ask: Ask, name: str) -> None:
     code, out, _ = ask(name, "nowhere", "--help")
     text = " ".join(out.split())
     assert code == 0
-    for part in (f"jobs/{name}.py", "--recipe", "--run", "--json", "Exit codes: 0"):
+    for part in (f"usage: megahour {name}", "--recipe", "--run", "--json", "Exit codes: 0"):
         assert part in text
 
 

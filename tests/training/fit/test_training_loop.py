@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.cli.command_line import recipe_path
+from jobs.cli.job import recipe_path
 from tests.training.fit.small_fits import copy_stopped, fit, small_fit, steps_saved, write_run
 from training.data.dataset import Dataset
 from training.data.sub_epochs import MinRateNewbob, NewbobState

@@ -1,0 +1,40 @@
+"""The commands of megahour as the story of a run; listing them imports none of them."""
+
+import ast
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Literal
+
+Starter = Literal["python", "Spark", "torchrun"]
+
+STEPS: Mapping[str, Starter] = {
+    "ingest": "python",
+    "select_utterances": "Spark",
+    "extract_features": "Spark",
+    "align": "python",
+    "train_baseline": "torchrun",
+    "train_teacher": "torchrun",
+    "generate_targets": "Spark",
+    "repartition": "Spark",
+    "train_student": "torchrun",
+    "evaluate": "python",
+    "certify": "python",
+    "report": "python",
+}
+"""The steps of a run in order, each with the program that starts its processes."""
+
+STORY: Mapping[str, Mapping[str, Starter]] = {
+    "Before a run": dict.fromkeys(("synthesize", "plan", "scaling", "package"), "python"),
+    "A whole run": dict.fromkeys(("demo", "run"), "python"),
+    "The steps of a run, in order": STEPS,
+    "Questions to a run": dict.fromkeys(("verify", "inspect_utterance"), "python"),
+}
+"""All commands by chapter."""
+
+
+def summary_of(command: str) -> str:
+    """Return the first line of the docstring of jobs/<command>.py, which describes it."""
+    source = (files("jobs") / f"{command}.py").read_text(encoding="utf-8")
+    docstring = ast.get_docstring(ast.parse(source))
+    assert docstring is not None, f"jobs/{command}.py has no docstring"
+    return docstring.partition("\n")[0]

@@ -1,0 +1,77 @@
+"""One invocation of a job: the shared arguments, and the recipe, cluster and store they open."""
+
+import argparse
+from dataclasses import dataclass, field
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+from infra.cluster import Cluster, load_cluster
+from infra.store.object_store import ObjectStore, join_uri, normalize_uri
+from infra.store.request_counts import TaskTotals
+from training.recipes import Recipe, read_recipe
+
+RECIPES = files("jobs") / "recipes"  # the code may lie in a zip
+
+
+@dataclass(frozen=True)
+class Job:
+    """The recipe, the run, and the store that both confine; only the leader prints and records."""
+
+    name: str
+    recipe: Recipe
+    run_uri: str
+    corpus_uri: str
+    store: ObjectStore
+    cluster: Cluster
+    arguments: argparse.Namespace
+    is_leader: bool = True
+    tasks: TaskTotals = field(default_factory=TaskTotals)
+
+
+def job_parser(name: str, description: str, exit_codes: str) -> argparse.ArgumentParser:
+    """Return a parser of the arguments that every step and every query takes."""
+    parser = argparse.ArgumentParser(
+        prog=f"megahour {name}", description=description, epilog=f"Exit codes: {exit_codes}"
+    )
+    add_recipe_arguments(parser)
+    add = parser.add_argument
+    add("--run", required=True, help="folder or s3:// URI that holds the run")
+    add("--cluster", help="cluster TOML, or a name in infra/clusters; default: the recipe's")
+    add("--json", action="store_true", help="print one JSON object on standard output")
+    return parser
+
+
+def add_recipe_arguments(parser: argparse.ArgumentParser, default: str | None = None) -> None:
+    """Add --recipe, required unless it has a default, and --set."""
+    parser.add_argument(
+        "--recipe",
+        required=default is None,
+        default=default,
+        help="TOML file, or a name in jobs/recipes: "
+        + (f"default {default}" if default else "demo, recorded, hours_1m"),
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="replace one value of the recipe; repeat it for more",
+    )
+
+
+def open_job(name: str, arguments: argparse.Namespace, is_leader: bool = True) -> Job:
+    """Read the recipe and confine the store to the prefixes that the job's cluster may use."""
+    recipe = read_recipe(recipe_path(arguments.recipe), arguments.set)
+    run_uri = normalize_uri(arguments.run)
+    corpus_uri = normalize_uri(recipe.corpus.uri or join_uri(run_uri, "corpus"))
+    cluster = load_cluster(arguments.cluster or recipe.cluster or name)
+    prefixes = cluster.readable(run_uri, corpus_uri)
+    store = ObjectStore((*prefixes, *recipe.corpus.audio_prefixes))
+    return Job(name, recipe, run_uri, corpus_uri, store, cluster, arguments, is_leader)
+
+
+def recipe_path(recipe: str) -> str | Traversable:
+    """Return a recipe's file: the path as given, or one of jobs/recipes by name."""
+    ours = RECIPES / f"{recipe}.toml"
+    return ours if ours.is_file() and not Path(recipe).is_file() else recipe

@@ -1,0 +1,101 @@
+"""The megahour command lists every command of jobs/ and starts each."""
+
+import ast
+import runpy
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from jobs.cli.catalogue import STEPS, STORY, summary_of
+from jobs.cli.megahour import listing, main
+from jobs.run import JOBS, launches
+
+NAMES = [name for chapter in STORY.values() for name in chapter]
+MAX_WIDTH = 100
+HEAVY = {"torch", "pyspark", "numpy", "boto3", "pyarrow", "matplotlib"}
+
+
+def test_the_list_is_complete() -> None:
+    """Each program at the top of jobs/ is listed once, and nothing else is."""
+    programs = {path.stem for path in JOBS.glob("*.py")} - {"__init__", "__main__"}
+    assert sorted(NAMES) == sorted(programs)
+
+
+def test_each_line_is_the_first_of_the_jobs_docstring() -> None:
+    """In the order of the story, within 100 columns, with the program that starts a step."""
+    lines = listing().splitlines()
+    found = [line for line in lines if line[2:].split(" ")[0] in NAMES and line.startswith("  ")]
+    assert [line.split()[0] for line in found] == NAMES
+    for line, name in zip(found, NAMES, strict=True):
+        docstring = ast.get_docstring(ast.parse((JOBS / f"{name}.py").read_text()))
+        assert docstring is not None
+        assert line.endswith(f" {docstring.splitlines()[0]}")
+        assert (STEPS.get(name, "python") in line) == (STEPS.get(name, "python") != "python")
+    assert max(map(len, lines)) <= MAX_WIDTH
+    assert "(003 IV-B2)" in summary_of("extract_features")
+
+
+def test_the_steps_are_started_as_listed() -> None:
+    """jobs.run starts the same steps in the same order, by the program that the list names."""
+    started = launches("data", 2, 4)
+    assert [launch.step for launch in started] == list(STEPS)
+    words = {"python": sys.executable, "Spark": "spark-submit", "torchrun": "--nproc-per-node"}
+    for launch in started:
+        starter = words[STEPS[launch.step]]
+        assert any(part.endswith(starter) for part in launch.prefix)
+
+
+def test_listing_imports_nothing_heavy() -> None:
+    """`python -m jobs` prints the list without torch, Spark or even NumPy."""
+    program = (
+        "import runpy, sys; sys.argv = ['jobs']; runpy.run_module('jobs', run_name='__main__'); "
+        f"print(sorted({HEAVY!r} & sys.modules.keys()))"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{listing()}\n[]\n"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_listed_command_starts(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`megahour NAME --help` reaches the command's own parser, which exits with 0."""
+    monkeypatch.setattr(sys, "argv", ["megahour", name, "--help"])
+    monkeypatch.delitem(sys.modules, f"jobs.{name}", raising=False)  # runpy starts it afresh
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: megahour {name}")
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("trian_student", "did you mean train_student?"),
+        ("extract", "did you mean extract_features?"),
+        ("xyz", "megahour --help lists all commands"),
+    ],
+)
+def test_an_unknown_command_is_refused(
+    name: str, remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2, the name, and the nearest known one."""
+    with pytest.raises(SystemExit) as ended:
+        main([name])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"megahour: unknown command {name}: {remedy}\n"
+
+
+def test_the_console_script_is_this_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """pyproject's `megahour` and `python -m jobs` start the same function."""
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    assert project["scripts"]["megahour"] == f"{main.__module__}:{main.__name__}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["jobs", "--help"])
+        runpy.run_module("jobs", run_name="__main__")
+    assert capsys.readouterr().out == f"{listing()}\n"
