@@ -1,1 +1,1 @@
-"""What touches the world: objects in a store, configuration, Spark, devices."""
+"""Reach the world outside: object stores, configuration files, Spark, devices, torchrun."""

@@ -1,4 +1,4 @@
-"""What a step's cluster is made of, and which prefixes it may read and write (003 IV-C)."""
+"""Describe a step's cluster: its machines, and the prefixes it may read and write (003 IV-C)."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -16,11 +16,11 @@ _REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*([<>=!~].*)?")
 
 @dataclass(frozen=True)
 class Cluster:
-    """A pool of identical instances for one step, its software, permissions and Spark settings.
+    """Cluster holds one step's identical instances, software, permissions and Spark settings.
 
-    An executor is a Spark executor, or in a training step one rank; `read_prefixes` and
-    `write_prefixes` may hold `{run}` and `{corpus}`; prices are in US dollars. `devices` are each
-    host's, such as `cuda:0`; `cpu#0`, `cpu#1` are two cores.
+    An executor is a Spark executor, or one rank of a training step. `read_prefixes` and
+    `write_prefixes` may contain `{run}` and `{corpus}`. Prices are in US dollars. `devices` are
+    those of each host, such as `cuda:0`; `cpu#0` and `cpu#1` are two cores.
     """
 
     instance_type: str
@@ -52,25 +52,28 @@ class Cluster:
 
     @property
     def num_executors(self) -> int:
-        """Executors, or ranks, of the whole cluster."""
+        """Count the executors, or ranks, of the whole cluster."""
         return self.num_instances * self.executors_per_instance
 
     @property
     def is_local(self) -> bool:
-        """Whether Spark runs inside this host's one process."""
+        """Return whether Spark runs inside one process of this host."""
         return self.master.startswith("local")
 
     def readable(self, run: str, corpus: str) -> tuple[str, ...]:
-        """Prefixes that the step may read, for this run and corpus; what it writes included."""
+        """Return the prefixes that the step may read; they include those that it may write."""
         return _fill((*self.read_prefixes, *self.write_prefixes), run, corpus)
 
     def writable(self, run: str, corpus: str) -> tuple[str, ...]:
-        """Prefixes that the step may write, for this run and corpus."""
+        """Return the prefixes that the step may write."""
         return _fill(self.write_prefixes, run, corpus)
 
 
 def load_cluster(name_or_path: str) -> Cluster:
-    """Read a cluster that comes with the package, by name, or one of your own, by path (.toml)."""
+    """Read a cluster of this package by its name, or your own by the path of its .toml file.
+
+    Raises ConfigurationError for an unknown name, and for a file that `read_record` refuses.
+    """
     if name_or_path.endswith(".toml"):
         return read_record(Cluster, read_toml(name_or_path), name_or_path)
     known = sorted(file.name.removesuffix(".toml") for file in _CLUSTERS.iterdir())

@@ -1,4 +1,4 @@
-"""TOML tables into frozen records: types checked, unknown keys refused, digests stable."""
+"""Read TOML tables into frozen records: check types, refuse unknown keys, keep digests stable."""
 
 import difflib
 import hashlib
@@ -19,11 +19,14 @@ Record = TypeVar("Record")
 
 
 class ConfigurationError(ValueError):
-    """A configuration that cannot be used; the message names the file, the key and a remedy."""
+    """ConfigurationError names the file and the key that cannot be used, and a remedy."""
 
 
 def read_toml(path: str | Traversable) -> dict[str, object]:
-    """Read a TOML file, or one packed with the code; ConfigurationError if absent or malformed."""
+    """Read a TOML file by its path, or one that is packed with the code.
+
+    Raises ConfigurationError if the file is absent or malformed.
+    """
     file = Path(path) if isinstance(path, str) else path
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
@@ -34,7 +37,11 @@ def read_toml(path: str | Traversable) -> dict[str, object]:
 
 
 def apply_overrides(table: Mapping[str, object], overrides: Sequence[str]) -> dict[str, object]:
-    """Copy `table` with `section.key=value` settings; values are TOML, or else plain text."""
+    """Copy `table` and apply settings such as `section.key=value`; later ones win.
+
+    A value that is not TOML is plain text. Raises ConfigurationError for a setting without a key
+    or an equals sign, and for one inside a key that is no section.
+    """
     result = deepcopy(dict(table))
     for override in overrides:
         path, equals, text = override.partition("=")
@@ -60,7 +67,7 @@ def _override_value(text: str) -> object:
     except tomllib.TOMLDecodeError:
         return text
     value = parsed["value"]
-    # A date, and text that breaks out of its line, are meant as text.
+    # A date is meant as text, and so is text that contains further TOML lines.
     usable = len(parsed) == 1 and isinstance(value, bool | int | float | str | list | dict)
     return value if usable else text
 
@@ -69,8 +76,8 @@ def read_record(cls: type[Record], table: Mapping[str, object], where: str) -> R
     """Read `table` into the dataclass `cls`; `where` names the file in messages.
 
     Fields may be int, float, str, bool, Literal, StrEnum, dataclasses, tuple[T, ...],
-    dict[str, T] and `T | None`. Raises ConfigurationError for unknown or missing keys, wrong
-    types, and whatever ValueError the record's own check raises.
+    dict[str, T] and `T | None`. Raises ConfigurationError for unknown keys, missing keys and
+    wrong types, and in place of a ValueError from the record's own check.
     """
     known = {field.name: field for field in fields(typing.cast(Any, cls)) if field.init}
     _refuse_unknown(table, list(known), where)
@@ -151,11 +158,11 @@ def _describe(hint: Any) -> str:  # noqa: ANN401
 
 
 def canonical_json(record: object) -> str:
-    """Write the record as JSON with sorted keys: equal records give equal text."""
+    """Write the record as JSON with sorted keys, so that equal records give equal text."""
     plain = asdict(typing.cast(Any, record))
     return json.dumps(plain, sort_keys=True, ensure_ascii=False, allow_nan=False)
 
 
 def digest(record: object) -> str:
-    """SHA-256 of the canonical JSON, in hexadecimal."""
+    """Return the SHA-256 of the record's canonical JSON, in hexadecimal."""
     return hashlib.sha256(canonical_json(record).encode()).hexdigest()

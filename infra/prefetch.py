@@ -1,4 +1,4 @@
-"""Do slow things ahead of their reader, in order, with a bound on how many."""
+"""Prefetch: run slow calls ahead of their reader, in order, within a bound."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
@@ -12,13 +12,14 @@ R = TypeVar("R")
 def prefetch(
     function: Callable[[T], R], items: Iterable[T], depth: int, num_threads: int | None = None
 ) -> Generator[tuple[T, R], None, None]:
-    """Yield each item with `function(item)`, in order; at most `depth` are running or waiting.
+    """Yield each item with `function(item)`, in order; at most `depth` calls run or wait.
 
-    They run in `num_threads` threads, by default in as many as `depth`.
-    Closing the iterator early cancels what has not started and waits for what has.
+    The calls run in `num_threads` threads, by default `depth`. An error of `function` is raised
+    when its item's turn comes. After that, or when the caller closes the iterator early, calls
+    that have not started are cancelled and the running ones are waited for.
     """
     pending: deque[tuple[T, Future[R]]] = deque()
-    pool = ThreadPoolExecutor(num_threads or depth, thread_name_prefix="look-ahead")
+    pool = ThreadPoolExecutor(num_threads or depth, thread_name_prefix="prefetch")
     try:
         for item in items:
             if len(pending) == depth:

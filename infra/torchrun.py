@@ -1,4 +1,4 @@
-"""How this process was launched: the one place that reads what torchrun tells its processes."""
+"""Read what torchrun sets in the environment of its ranks, and end a rank that it left behind."""
 
 import os
 import sys
@@ -9,19 +9,20 @@ _ROUND_S = 1.0
 
 
 def is_launched() -> bool:
-    """Whether torchrun started this process."""
+    """Return whether torchrun started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def launched_rank() -> int:
-    """The rank that torchrun gave this process; 0 if it was started otherwise."""
+    """Return the rank that torchrun gave this process, or 0 if it was started otherwise."""
     return int(os.environ["RANK"]) if is_launched() else 0
 
 
 def end_with_launcher() -> None:
-    """From now on end this process, a second or so later, if the one that started it ends.
+    """Watch the process that started this one, and exit with status 1 within about 1 s of its end.
 
-    A killed torchrun leaves its ranks behind, which would train on beside those of a new start.
+    A killed torchrun leaves its ranks behind. They would otherwise train on beside the ranks of
+    the next start. The exit runs no cleanup and writes one line to standard error.
     """
     launcher_id = os.getppid()
 
@@ -30,7 +31,7 @@ def end_with_launcher() -> None:
             time.sleep(_ROUND_S)
         print(
             f"rank {launched_rank()} (process {os.getpid()}): process {launcher_id}, which started "
-            "it, is gone: ending, so that a new start finds no rival",
+            "it, is gone: ending, so that the next start has no rival",
             file=sys.stderr,
             flush=True,
         )

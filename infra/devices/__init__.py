@@ -1,1 +1,1 @@
-"""One server process for each device of a host, shared by the host's Spark tasks."""
+"""Share a host's devices among its Spark tasks, by one server process per device."""

@@ -1,6 +1,7 @@
-"""A host's devices, dealt out to its tasks: the local scheduler of paper 003 (III-C, IV-B3).
+"""Schedule a host's tasks on its devices: the local scheduler of paper 003 (III-C, IV-B3).
 
-Each device has one server process, which holds the model; tasks come and go, and send it work.
+Each device has one server process, which holds the model. Tasks are short-lived and send the
+server their requests.
 """
 
 import hashlib
@@ -31,28 +32,29 @@ from infra.devices.file_locks import least_busy, locked
 
 _MAX_ATTEMPTS = 3
 _POLL_INTERVAL_S = 0.05
-_CONNECT_LIMIT_S = 60.0  # a server accepts at once, unless 128 wait before us
+_CONNECT_LIMIT_S = 60.0  # a server accepts at once, unless 128 others are queued
 # Not TMPDIR, which may differ between the executors of a host.
 _POOLS = Path("/tmp")  # noqa: S108 - the directory below it is checked to be ours alone
 
-# Servers outlive us; a handle that is kept lets the interpreter collect their exit status.
+# Servers outlive this process; their handles let the interpreter collect exit statuses.
 _STARTED: "list[subprocess.Popen[bytes]]" = []
 
 
 class DeviceError(RuntimeError):
-    """A device's server could not be started, was lost, or failed; the message says which."""
+    """DeviceError says that a device's server did not start, was lost or failed, and why."""
 
 
 class _ServerLostError(Exception):
-    """A server did not start, or ended before it answered."""
+    """Raised inside the pool when a server did not start, or ended before it answered."""
 
 
 @dataclass(frozen=True)
 class DevicePool:
-    """Server processes for `devices`, started when needed and shared by all tasks of a host.
+    """DevicePool starts a server process for each device and shares it among a host's tasks.
 
     `factory` ("module:function") is called in the server as `function(device, **arguments)` and
-    returns the function from request to answer. Picklable: every copy finds the same servers.
+    returns the function from request to answer. A pool can be pickled, and all its copies find
+    the same servers. A server starts with its first request and ends after `idle_timeout_s`.
     """
 
     factory: str
@@ -61,7 +63,7 @@ class DevicePool:
     idle_timeout_s: float
     start_timeout_s: float = 600.0
     request_timeout_s: float = 3600.0
-    # A pool's servers are its own: another run's, with other code, must not answer.
+    # Servers of another run, with other code, must not answer this pool.
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __post_init__(self) -> None:
@@ -74,14 +76,16 @@ class DevicePool:
                 raise ValueError(f"{name} = {getattr(self, name)}: need more than 0 seconds")
 
     def request(self, payload: bytes) -> bytes:
-        """Have the least busy device answer; if its server is lost, another is asked, thrice.
+        """Send `payload` to the least busy device and return its answer.
 
-        Raises ValueError for a ValueError of the function, which blames the request, and
-        DeviceError for its other errors and when time or attempts are used up.
+        A request whose server does not start or ends without an answer is retried on another
+        device, three attempts in all. Raises ValueError for a ValueError of the function, which
+        blames the request. Raises DeviceError for its other errors, which are not retried, after
+        the last attempt, and after `request_timeout_s`, when the server is killed.
         """
         lost: dict[str, str] = {}
         for _ in range(_MAX_ATTEMPTS):
-            # A device that cannot answer is never busy: without this it would get every task.
+            # A device that cannot answer is never busy, so it would otherwise get every task.
             untried = [name for name in self._names() if name not in lost] or self._names()
             with least_busy(self._directory(), untried) as name:
                 try:
@@ -161,7 +165,7 @@ class DevicePool:
                 stdout=log,
                 stderr=log,
                 env={**os.environ, "PYTHONPATH": import_path},
-                start_new_session=True,  # Spark ends its workers by their process group
+                start_new_session=True,  # Spark kills its workers by their process group
             )
         _STARTED.append(process)
         assert process.stdin is not None

@@ -1,6 +1,6 @@
-"""One device's server process: makes its function once, then applies it to requests.
+"""Serve one device: make its function once, then apply it to one request after another.
 
-Started by infra/devices/device_pool.py, with its settings as JSON on standard input.
+infra/devices/device_pool.py starts this program with its settings as JSON on standard input.
 """
 
 import importlib
@@ -21,13 +21,13 @@ from infra.devices.file_locks import locked
 
 ANSWER, BAD_REQUEST, FAILURE = b"A", b"B", b"F"
 _HEADER = struct.Struct("<cQ")
-_STALL_LIMIT_S = 60.0  # a client that is paused longer than this between two bytes is given up
+_STALL_LIMIT_S = 60.0  # the limit of a client's pause between two bytes
 _PREDECESSOR_LIMIT_S = 600.0
 
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """Which function to serve, where; `factory` is "module:function"."""
+    """ServerSettings names the function to serve ("module:function"), its device and socket."""
 
     factory: str
     arguments: dict[str, str]
@@ -43,7 +43,7 @@ def send_message(connection: socket.socket, kind: bytes, body: bytes) -> None:
 
 
 def receive_message(connection: socket.socket) -> tuple[bytes, bytes]:
-    """Receive a message's kind and body; raise EOFError if the other side ends before it does."""
+    """Receive a message's kind and body; raise EOFError if the connection closes too early."""
     kind, num_bytes = _HEADER.unpack(_receive(connection, _HEADER.size))
     return kind, _receive(connection, num_bytes)
 
@@ -60,7 +60,11 @@ def _receive(connection: socket.socket, num_bytes: int) -> bytes:
 
 
 class DeviceServer:
-    """Serves one function on a Unix socket, one request at a time, until it is idle too long."""
+    """DeviceServer answers requests on a Unix socket, one at a time, until it is idle too long.
+
+    A ValueError of the function goes to the client, and the server continues. After any other
+    error the server sends the error and ends, as a failed GPU context may fail again.
+    """
 
     def __init__(self, settings: ServerSettings, function: Callable[[bytes], bytes]) -> None:
         self._settings = settings
@@ -71,7 +75,7 @@ class DeviceServer:
         self._last_used_s = time.monotonic()
 
     def serve(self) -> None:
-        """Answer requests; return when none came for `idle_timeout_s`."""
+        """Answer requests; return when none has come for `idle_timeout_s`."""
         path = Path(self._settings.socket_path)
         path.unlink(missing_ok=True)  # left by a server that was killed
         with socket.socket(socket.AF_UNIX) as listener:
@@ -104,10 +108,10 @@ class DeviceServer:
                     send_message(connection, kind, body)
                 finally:
                     if kind == FAILURE:
-                        # A GPU's context that failed once may fail for every request to come.
+                        # A GPU context that failed once may fail for every later request.
                         os._exit(1)
         except (EOFError, OSError):
-            pass  # the client is gone, and with it the need for an answer
+            pass  # the client has ended and needs no answer
         finally:
             with self._count_lock:
                 self._num_active -= 1
@@ -120,7 +124,7 @@ class DeviceServer:
         except ValueError as error:
             answer = BAD_REQUEST, f"ValueError: {error}".encode()
         except BaseException as error:
-            # The lock stays: whoever waits for it is lost with this process, and asks another.
+            # Keep the lock: waiting requests end with this process, and their tasks retry them.
             traceback.print_exc()
             return FAILURE, f"{type(error).__name__}: {error}".encode()
         self._device_lock.release()
@@ -129,7 +133,7 @@ class DeviceServer:
 
 def _main() -> None:
     settings = read_record(ServerSettings, json.load(sys.stdin), "settings")
-    # One server a device: a predecessor that is about to end is waited for.
+    # One server per device: wait for a predecessor that is about to end.
     with locked(Path(f"{settings.socket_path}.server"), _PREDECESSOR_LIMIT_S):
         module, _, name = settings.factory.partition(":")
         factory = getattr(importlib.import_module(module), name)

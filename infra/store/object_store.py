@@ -1,4 +1,4 @@
-"""Objects by URI, in S3 or on local paths."""
+"""Read and write objects by URI, in S3 or on local paths."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -48,22 +48,23 @@ class _Backend(Protocol):
 
 @dataclass(frozen=True)
 class ObjectStore:
-    """Whole objects at `s3://bucket/key` or local paths, all within `allowed_prefixes`.
+    """ObjectStore reads and writes whole objects at `s3://bucket/key` or local paths.
 
-    Picklable and safe to share between threads; clients are made per process when first needed.
-    A URI elsewhere, with `..`, or a symlink that leads elsewhere, raises PrefixError.
+    A store can be pickled and shared between threads; each process makes its own clients. S3's
+    transient errors are retried (`infra/store/retry.py`); all others are raised at once.
+    A URI outside `allowed_prefixes`, by `..` or a symlink too, raises PrefixError.
     """
 
     allowed_prefixes: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        # Resolved once, here: a worker's working directory need not be ours.
+        # Resolve here, once: a worker may have another working directory.
         resolved = tuple(resolve_prefix(prefix) for prefix in self.allowed_prefixes)
         object.__setattr__(self, "allowed_prefixes", resolved)
 
     def get(self, uri: str) -> bytes:
         """Read the whole object; raise ObjectNotFound, AccessDenied or StoreError."""
-        # Without the MD5 that an ETag costs on local paths: a fifth of a trainer's reading.
+        # Not by fetch: on local paths its MD5 costs a fifth of a trainer's reading time.
         backend, uri = self._route(uri)
         return backend.get(uri)
 
@@ -73,15 +74,15 @@ class ObjectStore:
         return backend.fetch(uri, max_bytes)
 
     def put(self, uri: str, data: bytes) -> None:
-        """Write the object, replacing what was there; readers see the old bytes or the new."""
+        """Write the object or replace it; readers see either the old bytes or the new."""
         backend, uri = self._route(uri)
         backend.put(uri, data)
 
     def put_if_absent(self, uri: str, data: bytes) -> bool:
-        """Write the object unless there is one already, and say whether we wrote it.
+        """Write the object unless there is one already; return whether we wrote it.
 
-        Of several writers at once exactly one wins. False may also follow our own write whose
-        answer was lost and whose request was repeated: read the object and compare.
+        Of several concurrent writers exactly one wins. False may also mean that our own write
+        succeeded, its answer was lost and the retry found it: read the object and compare.
         """
         backend, uri = self._route(uri)
         return backend.put_if_absent(uri, data)
@@ -92,7 +93,7 @@ class ObjectStore:
         return backend.head(uri)
 
     def exists(self, uri: str) -> bool:
-        """Whether there is an object at `uri`; a missing bucket raises StoreError instead."""
+        """Return whether there is an object at `uri`; a missing bucket raises StoreError."""
         try:
             self.head(uri)
         except ObjectNotFound:
@@ -107,16 +108,16 @@ class ObjectStore:
     def get_many(
         self, uris: Sequence[str], in_flight: int = 32, max_bytes: int | None = None
     ) -> Iterator[tuple[str, Fetched | StoreError]]:
-        """Read objects in the order of `uris`, up to `in_flight` at a time and ahead of the reader.
+        """Prefetch objects and yield them in the order of `uris`, up to `in_flight` at a time.
 
-        An object that cannot be read comes as its error, and the others still come; beyond
-        `max_bytes` that is ObjectTooLarge, told before anything is read.
+        An object that cannot be read is yielded as its error, and the others follow. An object
+        above `max_bytes` is yielded as ObjectTooLarge, and none of its bytes are read.
         """
         if not 1 <= in_flight <= MAX_CONNECTIONS:
             raise ValueError(f"in_flight = {in_flight}: need 1..{MAX_CONNECTIONS}, our connections")
         fetch = partial(self._fetch_or_error, max_bytes)
         if not any(is_s3(prefix) for prefix in self.allowed_prefixes):
-            # Threads hide S3's round trips; of local files they tripled the cost, to 0.4 ms each.
+            # Threads hide S3's round trips, but tripled the cost of local files, to 0.4 ms each.
             return _in_groups(fetch, uris, in_flight)
         return prefetch(fetch, uris, in_flight)
 
@@ -126,14 +127,14 @@ class ObjectStore:
         return backend.open(uri)
 
     def delete(self, uri: str) -> None:
-        """Remove the object; one that is not there any more is no error."""
+        """Remove the object; an absent one is no error."""
         backend, uri = self._route(uri)
         backend.delete(uri)
 
     def leftovers(self, prefix: str) -> Listing:
-        """Describe the files below `prefix/` of writers that were killed or are at work.
+        """Describe the partial files below `prefix/` of writers that were killed or are at work.
 
-        They are no objects, so `list` leaves them out; S3 has none.
+        They are not objects, so `list` omits them. S3 has none.
         """
         backend, prefix = self._route(prefix)
         return backend.leftovers(prefix)
@@ -152,6 +153,6 @@ class ObjectStore:
 def _in_groups(
     fetch: Callable[[str], Fetched | StoreError], uris: Sequence[str], size: int
 ) -> Iterator[tuple[str, Fetched | StoreError]]:
-    """Read `size` objects in a row: between two decodings, a read takes twice as long."""
+    """Read `size` objects in a row; a read between two decodings takes twice as long."""
     for first in range(0, len(uris), size):
         yield from [(uri, fetch(uri)) for uri in uris[first : first + size]]

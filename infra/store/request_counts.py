@@ -1,4 +1,4 @@
-"""How many requests a process made of its stores, how many of them again, and how many bytes."""
+"""Count the requests, retries and bytes of a process, and the seconds of its tasks."""
 
 import threading
 import time
@@ -13,9 +13,10 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class RequestCounts:
-    """Requests by kind, repetitions included; `retries` of them repeated one that failed.
+    """RequestCounts holds requests by kind, retries included, and the bytes of their bodies.
 
-    Bytes are of bodies alone. Local paths count as S3 does: one request an operation.
+    `retries` counts the requests that repeated a failed one. On local paths every operation
+    counts as one request.
     """
 
     get: int = 0
@@ -28,7 +29,7 @@ class RequestCounts:
 
     @property
     def num_requests(self) -> int:
-        """Requests of all kinds."""
+        """Sum the requests of all kinds."""
         return self.get + self.put + self.head + self.list
 
     def __add__(self, other: "RequestCounts") -> "RequestCounts":
@@ -43,7 +44,7 @@ _values = attrgetter(*(field.name for field in fields(RequestCounts)))
 
 
 class RequestCounter:
-    """A sum of counts that threads may add to."""
+    """RequestCounter sums counts from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -55,18 +56,18 @@ class RequestCounter:
             self._total += counts
 
     def total(self) -> RequestCounts:
-        """What was added so far."""
+        """Return the sum so far."""
         with self._lock:
             return self._total
 
 
 REQUESTS = RequestCounter()
-"""The requests of this process; a difference of two totals is what happened between them."""
+"""The requests of this process; subtract two totals to count those between them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured(Generic[R]):
-    """What a task returned, the requests that it made and the seconds that it took."""
+    """Measured holds a task's result, its requests and its seconds."""
 
     result: R
     requests: RequestCounts
@@ -75,7 +76,7 @@ class Measured(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class MeasuredFunction(Generic[T, R]):
-    """A task's function that also measures; for processes that run one task at a time."""
+    """MeasuredFunction measures a task's function, where a process runs one task at a time."""
 
     function: Callable[[T], R]
 
@@ -87,14 +88,14 @@ class MeasuredFunction(Generic[T, R]):
 
 
 class TaskTotals:
-    """What a job's tasks did together; repeated and killed attempts report nothing."""
+    """TaskTotals sums a job's tasks; failed and killed attempts report nothing."""
 
     def __init__(self) -> None:
         self.requests = RequestCounts()
         self.seconds = 0.0
 
     def add(self, measured: Measured[R]) -> R:
-        """Count one task and give what it returned."""
+        """Count one task and return its result."""
         self.requests += measured.requests
         self.seconds += measured.seconds
         return measured.result

@@ -1,4 +1,4 @@
-"""Do again what failed in passing: exponential backoff with full jitter, bounded in two ways."""
+"""Retry transient failures: exponential backoff with full jitter, bounded in number and time."""
 
 import random
 import time
@@ -10,7 +10,7 @@ from infra.store.request_counts import REQUESTS, RequestCounts
 R = TypeVar("R")
 
 MAX_ATTEMPTS = 10
-"""At 5 % failing requests, one operation in 1e13 fails as often as this."""
+"""If 5 % of requests fail, one operation in 1e13 uses up this number."""
 
 FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 20.0
@@ -20,7 +20,7 @@ LIMIT_S = 180.0
 
 
 class GaveUpError(Exception):
-    """An action kept failing in passing; `last` is how it failed the last time."""
+    """GaveUpError says that every attempt failed transiently; `last` is the last error."""
 
     def __init__(self, last: Exception, num_attempts: int, seconds: float) -> None:
         super().__init__(f"given up after {num_attempts} attempts in {seconds:.1f} s")
@@ -33,9 +33,10 @@ def retry(
     max_attempts: int = MAX_ATTEMPTS,
     limit_s: float = LIMIT_S,
 ) -> R:
-    """Call `action` until it succeeds; its first error that is not transient is raised as it is.
+    """Call `action` until it succeeds; retry the errors for which `is_transient` is true.
 
-    Raises GaveUpError after `max_attempts`, or when the next one would begin after `limit_s`.
+    Raises the first error that is not transient as it is. Raises GaveUpError after
+    `max_attempts`, or when the next attempt would begin more than `limit_s` after the first.
     """
     started = time.monotonic()
     for attempt in range(1, max_attempts + 1):
@@ -44,7 +45,7 @@ def retry(
         except Exception as error:
             if not is_transient(error):
                 raise
-            # Full jitter: tasks that failed together must not come back together.
+            # Full jitter: tasks that failed together must not retry together.
             wait_s = random.uniform(0, min(FIRST_WAIT_S * 2 ** (attempt - 1), LONGEST_WAIT_S))
             elapsed_s = time.monotonic() - started
             if attempt == max_attempts or elapsed_s + wait_s > limit_s:

@@ -1,4 +1,4 @@
-"""URIs of objects: `s3://bucket/key`, and local paths as `/abs`, `rel` or `file:///abs`."""
+"""Normalize URIs, `s3://bucket/key` or local `/abs`, `rel` or `file:///abs`, and bound them."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from infra.store.objects import PrefixError
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _CONTROL = re.compile(r"[\0-\x1f]")
 _BUCKET = re.compile(r"[A-Za-z0-9._-]{3,63}")
-_MAX_KEY_BYTES = 1024  # S3's; a request for more is an error, not an absent object
+_MAX_KEY_BYTES = 1024  # S3's limit; a longer key is an error, not an absent object
 
 
 def join_uri(base: str, *parts: str) -> str:
@@ -24,10 +24,10 @@ def join_uri(base: str, *parts: str) -> str:
 
 
 def normalize_uri(uri: str) -> str:
-    """Spell a location in the one way used inside: `s3://bucket/key`, or an absolute local path.
+    """Return the one spelling used inside: `s3://bucket/key`, or an absolute local path.
 
-    A relative path, with `..` or not, is taken from the working directory: meant for what a
-    user types, such as `--run ../runs/a`. Raises PrefixError for a malformed URI.
+    A relative path, with or without `..`, is taken from the working directory, as in
+    `--run ../runs/a`. Raises PrefixError for a malformed URI.
     """
     if not uri or _CONTROL.search(uri):
         raise PrefixError(f"{uri!r}: need an s3:// URI or a local path, in printable text")
@@ -55,19 +55,19 @@ def _file_uri_path(uri: str) -> str:
 
 
 def is_s3(uri: str) -> bool:
-    """Whether a normalized URI is in S3 rather than on a local path."""
+    """Return whether a normalized URI is in S3 rather than on a local path."""
     return uri.startswith("s3://")
 
 
 def split_s3(uri: str) -> tuple[str, str]:
-    """Bucket and key of an `s3://` URI; `?`, `#` and `%` are ordinary letters of a key."""
+    """Return bucket and key of an `s3://` URI; `?`, `#` and `%` are ordinary letters of a key."""
     bucket, _, key = uri.removeprefix("s3://").partition("/")
     return bucket, key
 
 
 def refuse_traversal(uri: str) -> None:
-    """Raise PrefixError if a segment is `.` or `..`, also when percent-encoded once or twice."""
-    # Decoded although S3 keys are literal: gateways and proxies decode them, some twice.
+    """Raise PrefixError if a segment is `.` or `..`, even percent-encoded once or twice."""
+    # S3 keys are literal, but gateways and proxies decode them, some of them twice.
     decoded = unquote(unquote(uri)).replace("\\", "/")
     first, *rest = decoded.split("/")
     if ".." in (first, *rest) or "." in rest:
@@ -75,7 +75,7 @@ def refuse_traversal(uri: str) -> None:
 
 
 def resolve_prefix(prefix: str) -> str:
-    """Normalize an allowed prefix; a local one also has its symlinks resolved."""
+    """Normalize an allowed prefix, and resolve the symlinks of a local one."""
     normalized = normalize_uri(prefix)
     return normalized if is_s3(normalized) else _without_links(normalized)
 
@@ -96,10 +96,10 @@ def require_within(uri: str, resolved_prefixes: Sequence[str]) -> str:
 
 
 def _is_within(uri: str, prefix: str) -> bool:
-    """Whether `uri`, as it is spelt, lies below the prefix, and no link leads elsewhere."""
+    """Return whether `uri` is below the prefix as it is spelt, and has no links there."""
     if not _is_at_or_below(uri, prefix):
         return False
-    # The prefix was resolved: 1 us for each name below it, where resolving all of them takes 7.
+    # The prefix is resolved already: 1 us for each name below it, against 7 us for realpath.
     path = prefix.rstrip("/")
     names = [] if is_s3(uri) else uri[len(path) :].split("/")[1:]
     return not any(os.path.islink(path := f"{path}/{name}") for name in names)  # noqa: PTH114
@@ -107,13 +107,13 @@ def _is_within(uri: str, prefix: str) -> bool:
 
 def _without_links(path: str) -> str:
     with suppress(OSError):
-        return os.path.realpath(path, strict=True)  # 10 us; resolve() takes 18
+        return os.path.realpath(path, strict=True)  # 10 us; resolve() takes 18 us
     try:
         return str(Path(path).resolve())
     except (RuntimeError, OSError) as error:
-        raise PrefixError(f"{path}: its symlinks lead in a circle: mend them") from error
+        raise PrefixError(f"{path}: its symlinks lead in a circle: fix them") from error
 
 
 def _is_at_or_below(uri: str, prefix: str) -> bool:
-    # With the slash, so that s3://bucket/pre does not let s3://bucket/prefix2 in.
+    # With the slash, so that s3://bucket/pre does not admit s3://bucket/prefix2.
     return uri == prefix or uri.startswith(prefix.rstrip("/") + "/")

@@ -1,1 +1,1 @@
-"""S3: one client whose requests are repeated within bounds, whose bytes are checked."""
+"""Read and write S3, with bounded retries and with checks of every byte."""

@@ -1,4 +1,4 @@
-"""What goes wrong with S3: what passes by itself, what does not, and what to tell a user."""
+"""Classify the errors of S3: which are transient, and what error and remedy the user sees."""
 
 import os
 from urllib.parse import urlsplit
@@ -26,9 +26,9 @@ from infra.store.uris import split_s3
 _CREDENTIAL_ERRORS = (NoCredentialsError, PartialCredentialsError, CredentialRetrievalError)
 _DENIED_CODES = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired"}
 
-# 409: another conditional write or delete was under way, which need not have left an object.
+# 409: another conditional write or delete was in progress; it may have left no object.
 _TRANSIENT_STATUSES = {408, 409, 429, 500, 502, 503, 504}
-# Those that come as 400: the server waited for our body, or received another than we sent.
+# These come as 400: the server waited for our body, or received another than we sent.
 _TRANSIENT_CODES = {
     "BadDigest",
     "IncompleteBody",
@@ -38,11 +38,11 @@ _TRANSIENT_CODES = {
 }
 
 
-class DamagedError(Exception):
-    """Bytes that arrived, here or there, are not those that were sent."""
+class CorruptTransferError(Exception):
+    """CorruptTransferError says that the bytes received are not the bytes sent."""
 
 
-# Whatever happens between connecting and the last byte of an answer, or to its XML.
+# Failures between connecting and the last byte of an answer, or in its XML.
 _BROKEN = (
     ConnectTimeoutError,
     EndpointConnectionError,
@@ -51,16 +51,16 @@ _BROKEN = (
     IncompleteReadError,
     FlexibleChecksumError,
     ResponseParserError,
-    DamagedError,
+    CorruptTransferError,
 )
 
 
-TRANSPORT_ERRORS = (BotoCoreError, ClientError, ResponseParserError, DamagedError)
-"""All that boto3 and our own checks raise when a request does not succeed."""
+TRANSPORT_ERRORS = (BotoCoreError, ClientError, ResponseParserError, CorruptTransferError)
+"""All errors that boto3 and our own checks raise when a request fails."""
 
 
 def is_transient(error: Exception) -> bool:
-    """Whether the same request may succeed in a moment."""
+    """Return whether the same request may succeed if it is retried."""
     if isinstance(error, ClientError):
         return http_status(error) in _TRANSIENT_STATUSES or _code(error) in _TRANSIENT_CODES
     if isinstance(error, SSLError):
@@ -69,12 +69,15 @@ def is_transient(error: Exception) -> bool:
 
 
 def is_unreachable(error: Exception) -> bool:
-    """Whether nobody listens there, or the name is unknown: at first contact, a wrong endpoint."""
+    """Return whether the connection was refused or the host unknown, as at a wrong endpoint."""
     return isinstance(error, EndpointConnectionError | ProxyConnectionError)
 
 
 def store_error(error: Exception, uri: str, how_often: str = "") -> StoreError:
-    """The error for users: URI, what happened, where, how often, and a remedy."""
+    """Turn a transport error into the error that the user sees.
+
+    Its message names the URI, the event, the endpoint, the attempts and a remedy.
+    """
     if isinstance(error, ClientError):
         return _refusal(error, uri, how_often)
     if isinstance(error, _CREDENTIAL_ERRORS):
@@ -82,9 +85,9 @@ def store_error(error: Exception, uri: str, how_often: str = "") -> StoreError:
         return AccessDenied(f"{uri}: no usable credentials: {remedy}")
     if isinstance(error, ParamValidationError):  # s3://bucket alone
         return ObjectNotFound(f"{uri}: names a bucket, not an object: check the key")
-    if isinstance(error, DamagedError):
+    if isinstance(error, CorruptTransferError):
         event = str(error)
-        remedy = "look for a damaged disk, or for what alters bytes on the way"
+        remedy = "check the store's disks, and proxies that alter bytes on the way"
     else:
         event = type(error).__name__
         remedy = "check AWS_ENDPOINT_URL, AWS_DEFAULT_REGION and the network"
@@ -110,20 +113,20 @@ def _suffix(how_often: str) -> str:
 
 
 def missing_bucket(bucket: str, uri: str) -> StoreError:
-    """The error for a bucket that is not there."""
+    """Make the error for a bucket that does not exist."""
     remedy = "create it, or correct its name or AWS_ENDPOINT_URL"
     return StoreError(f"{uri}: no bucket {bucket!r} at {endpoint()}: {remedy}")
 
 
 def endpoint() -> str:
-    """The server's host and port, for messages."""
+    """Return the server's host and port, for messages."""
     url = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     # The host alone: a URL may hold a password.
     return urlsplit(url).netloc.rpartition("@")[2] if url else "AWS"
 
 
 def http_status(error: ClientError) -> int:
-    """The status of the answer; 0 if there was none."""
+    """Return the HTTP status of the answer, or 0 if there was no answer."""
     status: int = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     return status
 

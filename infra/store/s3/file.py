@@ -1,4 +1,4 @@
-"""An object in S3 as a seekable file: s3fs's blocks, and our bounds on what may go wrong."""
+"""Open an object in S3 as a seekable file: s3fs's blocks, with our retries and time limits."""
 
 import s3fs
 from botocore.config import Config
@@ -6,15 +6,15 @@ from botocore.config import Config
 from infra.store.objects import AccessDenied, ObjectInfo, ObjectNotFound, StoreError
 from infra.store.request_counts import REQUESTS, RequestCounts
 from infra.store.retry import GaveUpError, retry
-from infra.store.s3.errors import DamagedError, store_error
+from infra.store.s3.errors import CorruptTransferError, store_error
 
 BLOCK_BYTES = 8 * 2**20
 
 
 def file_system(config: Config) -> s3fs.S3FileSystem:
-    """s3fs with our time limits, and without its own three layers of repeated requests."""
+    """Make an s3fs file system with our time limits and without its three layers of retries."""
     system = s3fs.S3FileSystem(
-        skip_instance_cache=True,  # its key leaves out the environment
+        skip_instance_cache=True,  # its key omits the environment
         config_kwargs={
             "retries": config.retries,
             "connect_timeout": config.connect_timeout,
@@ -26,12 +26,16 @@ def file_system(config: Config) -> s3fs.S3FileSystem:
 
 
 class S3File(s3fs.S3File):
-    """An object open for reading; ranges that break off are read again, errors are the store's."""
+    """S3File is an object open for reading and seeking, in blocks of 8 MB.
+
+    A range that breaks off is retried as in `retry`. Then the caller sees a StoreError. S3 gives
+    no digest of a range, so the caller detects corrupt bytes (`infra/store/checked_reads.py`).
+    """
 
     def __init__(self, system: s3fs.S3FileSystem, info: ObjectInfo) -> None:
         super().__init__(system, info.uri, "rb", BLOCK_BYTES, size=info.num_bytes)
         self.uri = info.uri
-        # Its own HEAD would be a second one.
+        # Otherwise s3fs would send a second HEAD.
         self.details = {"name": info.uri, "size": info.num_bytes, "ETag": f'"{info.etag}"'}
 
     def _fetch_range(self, start: int, end: int) -> bytes:
@@ -49,10 +53,10 @@ class S3File(s3fs.S3File):
         data: bytes = super()._fetch_range(start, end)
         REQUESTS.add(RequestCounts(bytes_received=len(data)))
         if len(data) != min(end, self.size) - start:
-            raise DamagedError(f"{len(data)} bytes came of {start}..{end}")
+            raise CorruptTransferError(f"{len(data)} bytes came of {start}..{end}")
         return data
 
 
 def _is_transient(error: Exception) -> bool:
-    # s3fs raises OSErrors, botocore's and aiohttp's errors, and turns some into others.
+    # s3fs raises OSErrors and the errors of botocore and aiohttp, and translates some of them.
     return not isinstance(error, FileNotFoundError | PermissionError | StoreError)

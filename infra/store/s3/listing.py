@@ -1,6 +1,6 @@
-"""Pages of a bucket's listing, each confirmed by a second answer.
+"""List a bucket by pages, and confirm each page by a second answer.
 
-A listing is the one answer of S3 without a digest, and a key lost from it would be lost audio.
+A listing is the only answer of S3 without a digest, and a key lost from it would be lost audio.
 """
 
 from dataclasses import dataclass
@@ -8,23 +8,23 @@ from typing import Any
 
 from infra.store.objects import Listing, ObjectInfo
 from infra.store.s3.bodies import etag_of
-from infra.store.s3.errors import DamagedError
+from infra.store.s3.errors import CorruptTransferError
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Keys in order with their sizes and ETags; the empty one stands before the first."""
+    """Page holds keys in order with their sizes and ETags; an empty page precedes the first."""
 
     objects: tuple[tuple[str, int, str], ...] = ()
     is_last: bool = False
 
     @property
     def last_key(self) -> str:
-        """The key after which the next page begins."""
+        """Return the key after which the next page begins."""
         return self.objects[-1][0] if self.objects else ""
 
     def describe(self, bucket: str) -> Listing:
-        """The objects, without what consoles make for "directories"."""
+        """Describe the objects, without the empty ones that consoles make for "directories"."""
         return [
             ObjectInfo(f"s3://{bucket}/{key}", num_bytes, etag)
             for key, num_bytes, etag in self.objects
@@ -33,17 +33,17 @@ class Page:
 
 
 def confirmed_page(client: Any, bucket: str, folder: str, start_after: str) -> Page:  # noqa: ANN401
-    """The keys that follow `start_after`; DamagedError if two answers in a row differ."""
+    """List the keys after `start_after`; CorruptTransferError if two answers in a row differ."""
     page = _ask(client, bucket, folder, start_after)
     if _ask(client, bucket, folder, start_after) != page:
-        raise DamagedError("two listings in a row differ (damaged, or being written to)")
+        raise CorruptTransferError("two listings in a row differ (corrupt, or being written to)")
     if not page.is_last and page.last_key <= start_after:
-        raise DamagedError(f"a listing that goes on, and not beyond {start_after!r},")
+        raise CorruptTransferError(f"a listing with more pages that does not pass {start_after!r},")
     return page
 
 
 def _ask(client: Any, bucket: str, folder: str, start_after: str) -> Page:  # noqa: ANN401
-    # By key, not by continuation token: a damaged token might leave something out.
+    # By key, not by continuation token: a corrupt token might skip keys.
     after = {"StartAfter": start_after} if start_after else {}
     answer = client.list_objects_v2(Bucket=bucket, Prefix=folder, **after)
     contents = answer.get("Contents", [])

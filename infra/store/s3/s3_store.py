@@ -1,4 +1,4 @@
-"""The S3 half of ObjectStore: every request repeated within bounds, every body checked."""
+"""Keep objects in S3: retry every transient failure within bounds, and check every body."""
 
 import base64
 import hashlib
@@ -20,7 +20,7 @@ from infra.store.retry import GaveUpError, retry
 from infra.store.s3.bodies import TimedBody, etag_of, read_body, require_md5
 from infra.store.s3.errors import (
     TRANSPORT_ERRORS,
-    DamagedError,
+    CorruptTransferError,
     http_status,
     is_transient,
     is_unreachable,
@@ -49,7 +49,11 @@ _KINDS = {
 
 
 class S3Store:
-    """Whole objects in S3; endpoint, region and credentials by the standard AWS chain."""
+    """S3Store is the S3 half of ObjectStore; its settings come by AWS's own chain.
+
+    Transient failures and corrupt bodies are retried as in `retry`; other errors are raised at
+    once. The caller sees an ObjectNotFound, an AccessDenied or another StoreError with a remedy.
+    """
 
     def __init__(self) -> None:
         self._session = boto3.session.Session()
@@ -61,7 +65,7 @@ class S3Store:
         return self.fetch(uri, None).data
 
     def fetch(self, uri: str, max_bytes: int | None) -> Fetched:
-        """Read the whole object, its bytes compared with an ETag that is their MD5."""
+        """Read the whole object, and compare its bytes with its ETag where that is an MD5."""
 
         def attempt(client: Any, address: dict[str, str]) -> Fetched:  # noqa: ANN401
             answer = client.get_object(**address)
@@ -72,12 +76,12 @@ class S3Store:
         return self._perform(uri, attempt)
 
     def put(self, uri: str, data: bytes) -> None:
-        """Write the object, replacing what was there."""
+        """Write the object or replace it."""
         digest = hashlib.md5(data, usedforsecurity=False)
         self._perform(uri, lambda client, address: _put(client, address, data, digest))
 
     def put_if_absent(self, uri: str, data: bytes) -> bool:
-        """Write the object unless there is one; say whether we wrote it."""
+        """Write the object unless there is one; return whether we wrote it."""
         digest = hashlib.md5(data, usedforsecurity=False)
 
         def attempt(client: Any, address: dict[str, str]) -> bool:  # noqa: ANN401
@@ -87,8 +91,8 @@ class S3Store:
                 if http_status(error) != 412:
                     raise
                 return False
-            except DamagedError:
-                # Ours, and damaged on its way to a server that does not check Content-MD5.
+            except CorruptTransferError:
+                # Our object, corrupted on its way to a server that does not check Content-MD5.
                 REQUESTS.add(RequestCounts(retries=1))
                 self.put(uri, data)
             return True
@@ -101,7 +105,7 @@ class S3Store:
         return ObjectInfo(uri, answer["ContentLength"], etag_of(answer))
 
     def list(self, prefix: str) -> Listing:
-        """Describe all objects below `prefix/`, each page asked for until two answers agree."""
+        """Describe all objects below `prefix/`; each page is requested until two answers agree."""
         bucket, _ = split_s3(prefix)
         found, page = [], Page()
         while not page.is_last:
@@ -119,7 +123,7 @@ class S3Store:
         self._perform(uri, lambda client, address: client.delete_object(**address))
 
     def leftovers(self, prefix: str) -> Listing:
-        """Nothing: a PUT that breaks off leaves nothing."""
+        """Return no objects, as a PUT that breaks off leaves none."""
         del prefix
         return []
 
@@ -142,7 +146,7 @@ class S3Store:
             raise store_error(error, uri) from error
 
     def _reach(self, bucket: str) -> None:
-        # Once a process: a wrong endpoint or bucket is told at once, not after many attempts.
+        # Once per process: report a wrong endpoint or bucket at once, not after many attempts.
         if bucket in self._reached_buckets:
             return
 
@@ -152,7 +156,7 @@ class S3Store:
             except ClientError as error:
                 if http_status(error) == 404:
                     raise missing_bucket(bucket, f"s3://{bucket}") from error
-                # 403: permissions may end at a prefix; the request itself will tell.
+                # 403: permissions may be limited to a prefix; the request itself will show.
                 if is_transient(error):
                     raise
 
@@ -183,7 +187,7 @@ class S3Store:
 
 def _config(connect_timeout_s: float, read_timeout_s: float) -> Config:
     return Config(
-        # Repeated by infra/store/retry.py, which knows of broken bodies, conflicts and damage too.
+        # infra/store/retry.py retries; it also covers broken bodies, conflicts and corruption.
         retries={"mode": "standard", "total_max_attempts": 1},
         connect_timeout=connect_timeout_s,
         read_timeout=read_timeout_s,
@@ -208,7 +212,7 @@ _S3_STORES: dict[tuple[object, ...], S3Store] = {}
 
 
 def s3_store() -> S3Store:
-    """The store of this process and environment; connections do not survive a fork."""
+    """Return the store of this process and environment; connections do not survive a fork."""
     settings = sorted(item for item in os.environ.items() if item[0].startswith("AWS_"))
     key = (os.getpid(), *settings)
     return _S3_STORES.get(key) or _S3_STORES.setdefault(key, S3Store())

@@ -48,7 +48,7 @@ def equal(one: Minibatch, other: Minibatch) -> bool:
 
 def readers() -> list[str]:
     """Threads that read ahead."""
-    return [each.name for each in threading.enumerate() if each.name.startswith("look-ahead")]
+    return [each.name for each in threading.enumerate() if each.name.startswith("prefetch")]
 
 
 @pytest.fixture
