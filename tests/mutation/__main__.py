@@ -1,14 +1,17 @@
-"""Change one thing of a module at a time, and look whether a test fails: `python -m tests.mutation`.
+"""`python -m tests.mutation` changes one thing of a module at a time and looks if a test fails.
 
-Mutants are written into a temporary copy of the working tree. Each is tested by pytest in a process
-forked from one that has already imported torch, pytest and Hypothesis. `modules.toml` names the
-tests of each module, `equivalent.toml` the mutants that no test can tell from the module.
+Mutants are written into a temporary copy of the working tree. Each is tested in a process forked
+from a pytest that has already imported all that the tests need and that does not import the module.
+`modules.toml` names the tests of each module, `equivalent.toml` the mutants that no test can tell
+from the module.
 """
 
 import argparse
+import gc
+import importlib
 import os
+import resource
 import shutil
-import signal
 import subprocess
 import sys
 import sysconfig
@@ -17,6 +20,8 @@ import time
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 os.environ["OPENBLAS_NUM_THREADS"] = os.environ["TRITON_INTERPRET"] = "1"
@@ -29,14 +34,16 @@ from tests.mutation.mutants import Mutant, c_mutants, python_mutants
 
 FOLDER = Path(__file__).parent
 TESTS: dict[str, list[str]] = tomllib.loads((FOLDER / "modules.toml").read_text())
-EQUIVALENT: dict[str, list[dict[str, str]]] = tomllib.loads((FOLDER / "equivalent.toml").read_text())
-PYTEST = "-x -q -p no:cacheprovider --noconftest --hypothesis-seed=0 --hypothesis-profile=mutation"
+EXPLAINED = tomllib.loads((FOLDER / "equivalent.toml").read_text())
+PYTEST = "-x -q -s -p no:cacheprovider --noconftest --hypothesis-seed=0"
+PYTEST += " --hypothesis-profile=mutation"
 COMPILER = "cc -O3 -ffp-contract=off -fno-trapping-math -shared -fPIC"
+MAX_BYTES = 12 * 2**30
 
 
 @contextmanager
 def copied_tree() -> Iterator[Path]:
-    """Copy the working tree, with what is compiled but not what is ignored otherwise."""
+    """Copy the working tree; of what Git ignores, only compiled extensions."""
     command = ["git", "ls-files", "-co", "--exclude-standard"]
     names = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split("\n")
     names += map(str, Path("training").rglob("*.so"))
@@ -48,93 +55,143 @@ def copied_tree() -> Iterator[Path]:
         yield Path(folder)
 
 
-def run_tests(tests: list[str], limit_s: float) -> bool:
-    """Run pytest in a fork; return whether all tests passed within `limit_s`."""
-    pid = os.fork()
-    if pid == 0:
-        os.setsid()
-        with Path("pytest.log").open("w") as log:
-            os.dup2(log.fileno(), 1)
-            os.dup2(log.fileno(), 2)
-        os._exit(pytest.main([*PYTEST.split(), *tests]))
-    deadline = time.monotonic() + limit_s
-    while True:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            return status == 0
-        if time.monotonic() > deadline:
-            os.killpg(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            return False
-        time.sleep(0.01)
-
-
-def survivors_of(module: str, tests: list[str]) -> tuple[list[Mutant], int]:
-    """Test all mutants of a module; return those that passed, and the number of all."""
-    path = Path(module)
-    source = path.read_text()
-    started = time.monotonic()
-    if not run_tests(tests, 600):
-        sys.exit(f"{module}: its tests fail without a mutation:\n{Path('pytest.log').read_text()}")
-    limit_s = 10 + 5 * (time.monotonic() - started)
-    shutil.rmtree(path.parent / "__pycache__", ignore_errors=True)
-    survivors, num_mutants = [], 0
-    for mutant in c_mutants(source) if path.suffix == ".c" else python_mutants(source):
-        path.write_text(mutant.source)
-        if path.suffix == ".c" and not compiles(path):
-            continue
-        num_mutants += 1
-        if run_tests(tests, limit_s):
-            survivors.append(mutant)
-            print(f"{module}:{mutant.line}\n- {mutant.was}\n+ {mutant.becomes}", flush=True)
-    path.write_text(source)
-    return survivors, num_mutants
-
-
 def compiles(path: Path) -> bool:
-    """Compile a mutated C file to where its module looks for it."""
+    """Compile a C file to where its module looks for it."""
     library = path.with_name(f"_{path.stem}{sysconfig.get_config_var('EXT_SUFFIX')}")
     library.unlink(missing_ok=True)
     command = [*COMPILER.split(), str(path), "-o", str(library)]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
-def report(module: str, tests: list[str]) -> int:
-    """Print a module's figures; return how many survivors `equivalent.toml` does not explain."""
-    started = time.monotonic()
-    survivors, num_mutants = survivors_of(module, tests)
-    known = {(each["was"], each["becomes"]) for each in EQUIVALENT.get(module, [])}
-    found = {(each.was, each.becomes) for each in survivors}
-    for was, becomes in known - found:
-        print(f"{module}: equivalent.toml names what does not survive\n- {was}\n+ {becomes}")
+@dataclass(frozen=True)
+class Blocked:
+    """A finder of modules that refuses the one to be mutated, and so whatever imports it."""
+
+    name: str
+
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
+        """Raise ImportError for the module, and leave all others to the next finder."""
+        if name == self.name or name.startswith(f"{self.name}."):
+            raise ImportError(name)
+        return None
+
+
+@dataclass
+class Mutations:
+    """A pytest plugin: before tests are collected it forks a process for each mutant of a module.
+
+    A fork collects and runs the tests; it imports the module from the file that was mutated.
+    """
+
+    module: Path
+    every: int
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self) -> None:
+        """Return in each fork; leave the process with 1 if a survivor is unexplained."""
+        started, source = time.monotonic(), self.module.read_text()
+        imported = Path("imported.txt")
+        passed, cpu_s = self._forked(300, imported)
+        if passed is None:
+            return
+        if not passed:
+            sys.exit(f"{self.module}: its tests fail without a mutation: {Path.cwd()}/pytest.log")
+        self._import_what_is_not_mutated(imported.read_text().split())
+        survivors, num_mutants = [], 0
+        is_c = self.module.suffix == ".c"
+        for mutant in (c_mutants if is_c else python_mutants)(source)[:: self.every]:
+            self.module.write_text(mutant.source)
+            if is_c and not compiles(self.module):
+                continue
+            num_mutants += 1
+            passed, _ = self._forked(5 + round(5 * cpu_s))
+            if passed is None:
+                return
+            if passed:
+                survivors.append(mutant)
+        seconds = time.monotonic() - started
+        os._exit(report(str(self.module), survivors, num_mutants, seconds))
+
+    def _forked(self, limit_s: int, imported: Path | None = None) -> tuple[bool | None, float]:
+        """Return None in a fork; afterwards whether its tests passed, and its processor time."""
+        gc.freeze()
+        sys.stdout.flush()
+        pid = os.fork()
+        if pid:
+            _, status, usage = os.wait4(pid, 0)
+            return status == 0, usage.ru_utime + usage.ru_stime
+        sys.dont_write_bytecode = imported is None
+        resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s))
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
+        log = os.open("pytest.log", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        self._record = imported
+        return None, 0.0
+
+    def pytest_sessionfinish(self) -> None:
+        """Write what the fork without a mutation imported."""
+        if self._record:
+            self._record.write_text("\n".join(sys.modules))
+
+    def _import_what_is_not_mutated(self, names: list[str]) -> None:
+        parts = self.module.with_suffix("").parts
+        blocked = Blocked(".".join(parts[:-1] if self.module.suffix == ".c" else parts))
+        sys.meta_path.insert(0, blocked)
+        for name in names:
+            if not name.startswith(("test", "__main__")):
+                try:
+                    importlib.import_module(name)
+                except Exception:  # it imports the module, or is no real module
+                    continue
+        sys.meta_path.remove(blocked)
+        for cached in self.module.parent.glob(f"__pycache__/{self.module.stem}.*"):
+            cached.unlink()
+
+
+def report(module: str, survivors: list[Mutant], num_mutants: int, seconds: float) -> int:
+    """Print a module's figures; return 1 if `equivalent.toml` does not explain a survivor."""
+    known = {(each["was"], each["becomes"]) for each in EXPLAINED.get(module, [])}
     unexplained = [each for each in survivors if (each.was, each.becomes) not in known]
     for each in unexplained:
-        print(f"UNEXPLAINED {module}:{each.line}\n- {each.was}\n+ {each.becomes}")
+        print(f"{module}:{each.line}\n- {each.was}\n+ {each.becomes}")
+    for was, becomes in known - {(each.was, each.becomes) for each in survivors}:
+        print(f"{module}: equivalent.toml names what does not survive\n- {was}\n+ {becomes}")
     print(
         f"{module}: {num_mutants} mutants, {num_mutants - len(survivors)} killed, "
         f"{len(survivors) - len(unexplained)} equivalent, {len(unexplained)} unexplained, "
-        f"{time.monotonic() - started:.0f} s",
+        f"{seconds:.0f} s",
         flush=True,
     )
-    return len(unexplained)
+    return min(1, len(unexplained))
+
+
+def mutate(module: str, tests: list[str], every: int) -> bool:
+    """Run pytest with the plugin in a fork; return whether no survivor is unexplained."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(pytest.main([*PYTEST.split(), *tests], [Mutations(Path(module), every)]))
+    return os.waitpid(pid, 0)[1] == 0
 
 
 def main() -> int:
-    """Mutate the modules that are named, or all; exit with 1 if a survivor is unexplained."""
+    """Mutate the modules that are named, or all; return 1 if a survivor is unexplained."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
     parser.add_argument("modules", nargs="*", metavar="MODULE", help="default: all of modules.toml")
     parser.add_argument("--tests", nargs="+", metavar="FILE", help="instead of modules.toml's")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="each N-th mutant only")
     arguments = parser.parse_args()
-    if Path.cwd() != FOLDER.parents[1] or "MUTATED_COPY" not in os.environ:
+    if "MUTATED_COPY" not in os.environ:
         with copied_tree() as folder:
             variables = os.environ | {"MUTATED_COPY": "1", "PYTHONPATH": str(folder)}
-            command = [sys.executable, "-B", "-m", "tests.mutation", *sys.argv[1:]]
+            command = [sys.executable, "-m", "tests.mutation", *sys.argv[1:]]
             return subprocess.run(command, cwd=folder, env=variables, check=False).returncode
     torch.set_num_threads(1)
     phases = set(hypothesis.Phase) - {hypothesis.Phase.shrink, hypothesis.Phase.explain}
-    hypothesis.settings.register_profile("mutation", phases=phases, database=None)
+    hypothesis.settings.register_profile("mutation", phases=phases, database=None, deadline=None)
     modules = arguments.modules or list(TESTS)
-    return min(1, sum(report(each, arguments.tests or TESTS[each]) for each in modules))
+    results = [mutate(each, arguments.tests or TESTS[each], arguments.every) for each in modules]
+    return 0 if all(results) else 1
 
 
 if __name__ == "__main__":

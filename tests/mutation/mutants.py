@@ -151,6 +151,7 @@ def _shorter_texts(node: ast.AST) -> Iterator[ast.AST]:
 
 def _alternatives(node: ast.AST) -> Iterator[ast.AST]:
     """Yield what may stand in the place of an expression."""
+    yield from _other_calls(node)
     match node:
         case ast.Compare(ops=ops):
             for place, op in enumerate(ops):
@@ -170,14 +171,6 @@ def _alternatives(node: ast.AST) -> Iterator[ast.AST]:
             yield from (_with(node, upper=None) for _ in [upper] if upper)
         case ast.Constant(value):
             yield from map(ast.Constant, _other_values(value))
-        case ast.Call(func=func, args=args, keywords=keywords):
-            if len(args) > 1 and not any(isinstance(each, ast.Starred) for each in args[:2]):
-                yield _with(node, args=[args[1], args[0], *args[2:]])
-            for place in range(len(keywords)):
-                yield _with(node, keywords=keywords[:place] + keywords[place + 1 :])
-            field = "id" if isinstance(func, ast.Name) else "attr"
-            if getattr(func, field, None) in NAMES:
-                yield _with(node, func=_with(func, **{field: NAMES[getattr(func, field)]}))
         case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
             for place, loop in enumerate(node.generators):
                 if loop.ifs:
@@ -186,12 +179,25 @@ def _alternatives(node: ast.AST) -> Iterator[ast.AST]:
                     yield changed
 
 
+def _other_calls(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield a call with its arguments swapped, without a keyword, or of the opposite function."""
+    match node:
+        case ast.Call(func=func, args=args, keywords=keywords):
+            if len(args) > 1 and not any(isinstance(each, ast.Starred) for each in args[:2]):
+                yield _with(node, args=[args[1], args[0], *args[2:]])
+            for place in range(len(keywords)):
+                yield _with(node, keywords=keywords[:place] + keywords[place + 1 :])
+            field = "id" if isinstance(func, ast.Name) else "attr"
+            if getattr(func, field, None) in NAMES:
+                yield _with(node, func=_with(func, **{field: NAMES[getattr(func, field)]}))
+
+
 def _other_values(value: object) -> list[object]:
     match value:
         case bool():
             return [not value]
         case int():
-            return [value + 1, value - 1]
+            return [2, 0] if value == 1 else [value + 1]
         case float():
             return [value * 0.9, value * 1.1] if value else [1.0]
         case str():

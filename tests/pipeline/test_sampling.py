@@ -5,7 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.sampling import last_priority, sampling_priority, within_speaker_cap
+from pipeline.sampling import (
+    NUM_PRIORITIES,
+    last_priority,
+    sampling_priority,
+    within_speaker_cap,
+)
 
 HOUR_MS = 3_600_000
 DURATIONS = st.lists(st.integers(1, 20_000), min_size=1, max_size=60)
@@ -101,6 +106,15 @@ def test_priority_is_a_keyed_blake2b() -> None:
     """The hash is the standard's: another implementation selects the same utterances."""
     digest = hashlib.blake2b(b"utt-1", digest_size=8, key=b"\x07" + bytes(7)).digest()
     assert sampling_priority(7, "utt-1") == int.from_bytes(digest, "little")
+
+
+def test_priorities_fill_their_range() -> None:
+    """Of a thousand, a hundred lie in each tenth of 0..NUM_PRIORITIES-1, within 5 deviations."""
+    tenths = [
+        sampling_priority(7, f"utt-{number}") * 10 // NUM_PRIORITIES for number in range(1000)
+    ]
+    assert np.abs(np.bincount(tenths, minlength=10) - 100).max() < 5 * np.sqrt(100)
+    assert max(tenths) == 9
 
 
 SPOKEN = st.lists(st.tuples(st.integers(0, 4), st.integers(1, 20_000)), max_size=60)

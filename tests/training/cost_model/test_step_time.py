@@ -17,9 +17,11 @@ INFINITE = replace(
 )
 
 
-def model_of(network: Network, fitted: Fitted = CALIBRATION.fitted) -> CostModel:
+def model_of(
+    network: Network, fitted: Fitted = CALIBRATION.fitted, rank: RankRates = RANK
+) -> CostModel:
     """The same workload elsewhere."""
-    return CostModel(WORKLOAD, replace(CALIBRATION, network=network, fitted=fitted))
+    return CostModel(WORKLOAD, Calibration("by hand", rank, network, fitted))
 
 
 def all_speed_ups(model: CostModel, num_ranks: int) -> list[float]:
@@ -62,18 +64,64 @@ def test_endless_blocks_make_htm_its_groups_gtc() -> None:
     assert MODEL.htm(128, 4, 10**12) == pytest.approx(MODEL.gtc(4))
 
 
+def seconds_by_hand(num_ranks: int, block_size: int) -> dict[str, float]:
+    """A step of each trainer on `BUSY`, from the counts of the papers and of the textbook.
+
+    4 MB of model; 10,000 words of 4 bytes and a header of 4 a message; 4 ranks a host.
+    """
+    hosts, near = -(-num_ranks // 4), min(num_ranks, 4)
+    far = num_ranks - near
+    # Half the step's 0.1 s of computing is waited for whenever the ranks double.
+    training = 0.1 * (1 + 0.5 * log2(num_ranks))
+    # A ring: 2 (N - 1) turns, each with an N-th of the model over the slowest hop.
+    turn = 1e-5 + 4e6 / num_ranks * 1e-9 if hosts == 1 else 1e-4 + 4e6 / num_ranks * 20e-9
+    ring = 2 * (num_ranks - 1) * turn
+    # Messages go directly: from the ranks of the host, and from all others over the host's link,
+    # whose every further connection makes it slower by 0.01.
+    within = (near - 1) * (1e-5 + 40_004 * 1e-9)
+    between = (
+        near * far * 40_004 * 10e-9 * (1 + 0.01 * (near * far - 1)) + far * 1e-4 if far else 0.0
+    )
+    coding = 1e6 / 1e9 + num_ranks * 10_000 / 1e8
+    gtc = training + coding + within + between
+    return {"synchronous": training + ring, "gtc": gtc, "bmuf": training + ring / block_size}
+
+
+BUSY = model_of(
+    replace(NETWORK, within_latency_us=10.0, between_latency_us=100.0),
+    Fitted(waiting=0.5, congestion=0.01),
+    replace(RANK, encoded_elements_per_s=1e9, decoded_words_per_s=1e8),
+)
+ranks_that_fill_hosts = st.sampled_from([1, 2, 3, 4]) | st.integers(2, 50).map(lambda n: 4 * n)
+
+
 @settings(max_examples=50, deadline=None)
-@given(st.integers(1, 200), st.integers(1, 1000))
+@given(ranks_that_fill_hosts, st.integers(1, 1000))
+def test_each_trainers_seconds_are_those_by_hand(num_ranks: int, block_size: int) -> None:
+    """Computing, waiting, latency, bytes, congestion, and each rank's work on messages."""
+    found = {
+        "synchronous": BUSY.synchronous(num_ranks),
+        "gtc": BUSY.gtc(num_ranks),
+        "bmuf": BUSY.bmuf(num_ranks, block_size),
+    }
+    assert found == pytest.approx(seconds_by_hand(num_ranks, block_size), rel=1e-12)
+
+
+@settings(max_examples=50, deadline=None)
+@given(ranks_that_fill_hosts, st.integers(1, 1000))
 def test_groups_of_one_rank_are_bmuf(num_ranks: int, block_size: int) -> None:
-    """No rank has anyone to exchange gradients with."""
-    assert MODEL.htm(num_ranks, 1, block_size) == MODEL.bmuf(num_ranks, block_size)
+    """No rank has anyone to exchange gradients with: only the ring, once a block."""
+    by_hand = seconds_by_hand(num_ranks, block_size)["bmuf"]
+    assert BUSY.htm(num_ranks, 1, block_size) == pytest.approx(by_hand, rel=1e-12)
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.integers(2, 200), st.integers(1, 1000))
+@given(ranks_that_fill_hosts, st.integers(1, 1000))
 def test_one_group_is_gtc(num_ranks: int, block_size: int) -> None:
-    """No block is filtered."""
-    assert MODEL.htm(num_ranks, num_ranks, block_size) == MODEL.gtc(num_ranks)
+    """No block is filtered: messages, every step. A group of one rank sends none."""
+    trainer = "bmuf" if num_ranks == 1 else "gtc"
+    by_hand = seconds_by_hand(num_ranks, block_size)[trainer]
+    assert BUSY.htm(num_ranks, num_ranks, block_size) == pytest.approx(by_hand, rel=1e-12)
 
 
 def test_htms_leaders_have_the_hosts_links_to_themselves() -> None:

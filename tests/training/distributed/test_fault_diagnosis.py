@@ -43,3 +43,26 @@ def test_says_where_all_are_if_none_is_at_fault() -> None:
     assert places in diagnose(MEMBERS, answers, WAITED_S)
     at_once = {rank: RankStatus("", 9.0) for rank in range(1, 4)} | {0: RankStatus("sum", 0.001)}
     assert diagnose(MEMBERS, at_once, 0.001).startswith("all ranks answered: rank 0 in sum for 0")
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "alone_s", "is_late"),
+    [
+        (300.0, 269.9, False),
+        (300.0, 270.1, True),
+        (10.0, 8.9, False),
+        (10.0, 9.1, True),
+        (1.0, 1.0, True),
+        (0.99, 300.0, False),
+    ],
+)
+def test_a_rank_is_late_after_nine_tenths_of_the_wait(
+    waited_s: float, alone_s: float, is_late: bool
+) -> None:
+    """Alone for 0.9 of the time that others waited, and they waited for at least a second."""
+    exchange = RankStatus("sum", waited_s)
+    found = diagnose(
+        MEMBERS, {0: exchange, 1: RankStatus("", alone_s), 2: exchange, 3: exchange}, waited_s
+    )
+    late = f"rank 1 (host host-1, process 101) came to no exchange for {waited_s:.0f} s: stuck in"
+    assert found.startswith(late if is_late else "all ranks answered: rank 0 in sum for")

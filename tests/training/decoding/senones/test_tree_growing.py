@@ -111,25 +111,33 @@ def test_json_round_trip() -> None:
     assert toy_tree().to_json() == tree.to_json()
 
 
+def tree_json(phones: list[str], *roots: object) -> str:
+    return json.dumps({"phones": phones, "roots": roots})
+
+
+def split_json(side: str, phone: int) -> dict[str, object]:
+    return {"side": side, "phones": [phone], "inside": 0, "outside": 1}
+
+
 @pytest.mark.parametrize(
-    "text",
+    ("text", "message"),
     [
-        "[]",
-        "{",
-        json.dumps({"phones": ["SIL"], "roots": [0, 1]}),
-        json.dumps({"phones": ["SIL", "A"], "roots": [0, 0]}),
-        json.dumps({"phones": ["SIL"], "roots": ["leaf"]}),
-        json.dumps(
-            {
-                "phones": ["SIL"],
-                "roots": [{"side": "left", "phones": [7], "inside": 0, "outside": 1}],
-            }
-        ),
+        ("[]", r"not a senone tree: TypeError.*: need what to_json writes"),
+        ("{", r"not a senone tree: JSONDecodeError.*: need what to_json writes"),
+        ('{"phones": []}', r"not a senone tree: KeyError\('roots'\): need what to_json writes"),
+        (tree_json(["SIL"], 0, 1), r"^2 roots: need 1, one a phone"),
+        (tree_json(["SIL", "A"], 0, 0), r"^senones \[0, 0\]\.\.\.: need 0\.\.n-1 once each"),
+        (tree_json(["SIL", "A"], 1, 2), r"^senones \[1, 2\]\.\.\.: need 0\.\.n-1 once each"),
+        (tree_json(["SIL"], "leaf"), r"^tree node leaf: need a senone or a split"),
+        (tree_json(["SIL"], split_json("centre", 0)), r"^tree node .*centre.*: need a senone or a"),
+        (tree_json(["SIL"], split_json("left", 7)), r"^question \[7\]: need phone ids 0\.\.0"),
+        (tree_json(["SIL"], split_json("left", 1)), r"^question \[1\]: need phone ids 0\.\.0"),
+        (tree_json(["SIL"], split_json("left", -1)), r"^question \[-1\]: need phone ids 0\.\.0"),
     ],
 )
-def test_broken_trees_are_refused(text: str) -> None:
-    """Text from the store is checked before use."""
-    with pytest.raises(ValueError, match="need"):
+def test_broken_trees_are_refused(text: str, message: str) -> None:
+    """Text from the store is checked before use; the error has the value and what is needed."""
+    with pytest.raises(ValueError, match=message):
         parse_senone_tree(text)
 
 
