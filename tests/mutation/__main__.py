@@ -29,6 +29,7 @@ os.environ["OPENBLAS_NUM_THREADS"] = os.environ["TRITON_INTERPRET"] = "1"
 import hypothesis
 import pytest
 import torch
+from jaxtyping import install_import_hook
 
 from tests.mutation.mutants import Mutant, c_mutants, python_mutants
 
@@ -186,6 +187,8 @@ def main() -> int:
             variables = os.environ | {"MUTATED_COPY": "1", "PYTHONPATH": str(folder)}
             command = [sys.executable, "-m", "tests.mutation", *sys.argv[1:]]
             return subprocess.run(command, cwd=folder, env=variables, check=False).returncode
+    # tests/conftest.py does this too, and starts servers that no mutant needs.
+    install_import_hook(["pipeline", "training"], "beartype.beartype")
     torch.set_num_threads(1)
     phases = set(hypothesis.Phase) - {hypothesis.Phase.shrink, hypothesis.Phase.explain}
     hypothesis.settings.register_profile("mutation", phases=phases, database=None, deadline=None)

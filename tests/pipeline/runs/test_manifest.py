@@ -1,0 +1,136 @@
+"""The manifest of a finished step: its text, its balance, and reads that check digests."""
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from infra.store.object_store import ObjectStore
+from pipeline.records import Tally
+from pipeline.runs.manifest import (
+    Manifest,
+    Output,
+    input_digests,
+    manifest_uri,
+    read_manifest,
+    read_output,
+    sha256,
+)
+
+SHARD = Output("features/x/ab/0-abcd.parquet", 9, "abcd", utterances=2, duration_ms=1_800_000)
+LEDGER = Output("features/x/ef/0-ef01.ledger.jsonl", 5, "ef01", utterances=1, duration_ms=500)
+MANIFEST = Manifest(
+    "features/x",
+    {"k": 20},
+    {"selection/x": "0123"},
+    (SHARD,),
+    (LEDGER,),
+    tally_in=Tally(6, 1_802_000),
+    tally_out=Tally(2, 1_800_000),
+    quarantined=Tally(1, 500),
+    unselected=Tally(3, 1500),
+    statistics={"mean": 0.25},
+    code_version="1.2",
+)
+
+
+def test_what_is_written_comes_back() -> None:
+    """All of it, tallies and outputs as the records that they were."""
+    assert Manifest.from_bytes(MANIFEST.to_bytes()) == MANIFEST
+    assert SHARD.tally == Tally(2, 1_800_000)
+
+
+def test_the_document_is_the_one_that_readers_know() -> None:
+    """Every key by its name, hours to six digits, and the SHA-256 of the configuration."""
+    document = json.loads(MANIFEST.to_bytes())
+    assert document.pop("sha256")
+    assert document == {
+        "step": "features/x",
+        "config": {"k": 20},
+        "config_digest": hashlib.sha256(b'{"k": 20}').hexdigest(),
+        "inputs": {"selection/x": "0123"},
+        "outputs": [
+            {
+                "key": "features/x/ab/0-abcd.parquet",
+                "num_bytes": 9,
+                "sha256": "abcd",
+                "utterances": 2,
+                "duration_ms": 1_800_000,
+            }
+        ],
+        "ledgers": [
+            {
+                "key": "features/x/ef/0-ef01.ledger.jsonl",
+                "num_bytes": 5,
+                "sha256": "ef01",
+                "utterances": 1,
+                "duration_ms": 500,
+            }
+        ],
+        "tally_in": {"utterances": 6, "duration_ms": 1_802_000, "hours": 0.500556},
+        "tally_out": {"utterances": 2, "duration_ms": 1_800_000, "hours": 0.5},
+        "quarantined": {"utterances": 1, "duration_ms": 500, "hours": 0.000139},
+        "unselected": {"utterances": 3, "duration_ms": 1500, "hours": 0.000417},
+        "statistics": {"mean": 0.25},
+        "code_version": "1.2",
+    }
+
+
+def test_the_digest_of_a_configuration_does_not_depend_on_its_order() -> None:
+    """The same keys and values in another order are the same bytes."""
+    one, other = {"a": 1, "b": 2}, {"b": 2, "a": 1}
+    assert replace(MANIFEST, config=one).to_bytes() == replace(MANIFEST, config=other).to_bytes()
+
+
+def test_a_manifest_is_for_reading() -> None:
+    """One key a line, and each level a space further in."""
+    lines = MANIFEST.to_bytes().decode().splitlines()
+    assert ' "code_version": "1.2",' in lines
+    assert '  "k": 20' in lines
+
+
+@pytest.mark.parametrize("name", ["tally_in", "tally_out", "quarantined", "unselected"])
+@pytest.mark.parametrize("more", [Tally(1, 0), Tally(0, 1)])
+def test_a_lost_utterance_is_no_manifest(name: str, more: Tally) -> None:
+    """In = written + quarantined + unselected, or an error with all four tallies."""
+    changed = {name: getattr(MANIFEST, name) + more}
+    with pytest.raises(ValueError, match="an utterance was lost: do not use this") as caught:
+        replace(MANIFEST, **changed)
+    tallies = {each: getattr(MANIFEST, each) for each in ("tally_in", "tally_out")}
+    tallies |= {each: getattr(MANIFEST, each) for each in ("quarantined", "unselected")} | changed
+    assert str(caught.value).startswith(
+        "features/x: {tally_in} in, but {tally_out} written + {quarantined} quarantined + "
+        "{unselected} unselected; ".format(**tallies)
+    )
+
+
+def test_a_manifest_lies_below_its_step(tmp_path: Path) -> None:
+    """It is read from there, and its digest is that of its bytes."""
+    store, run_uri = ObjectStore((str(tmp_path),)), str(tmp_path)
+    assert manifest_uri(run_uri, "features/x") == f"{tmp_path}/features/x/manifest.json"
+    store.put(manifest_uri(run_uri, "features/x"), MANIFEST.to_bytes())
+    assert read_manifest(store, run_uri, "features/x") == MANIFEST
+    digest = hashlib.sha256(MANIFEST.to_bytes()).hexdigest()
+    assert input_digests(store, run_uri, ["features/x"]) == {"features/x": digest}
+
+
+def test_a_missing_manifest_names_the_step_to_run(tmp_path: Path) -> None:
+    """The URI and the step that writes it."""
+    store, uri = ObjectStore((str(tmp_path),)), f"{tmp_path}/features/x/manifest.json"
+    remedy = f"{uri} is missing: run the step that writes features/x first"
+    with pytest.raises(ValueError, match=remedy):
+        read_manifest(store, str(tmp_path), "features/x")
+
+
+def test_an_output_is_read_only_if_it_has_its_digest(tmp_path: Path) -> None:
+    """Altered bytes are an error with the URI and both digests."""
+    store, data = ObjectStore((str(tmp_path),)), b"rows"
+    output = Output("features/x/0.parquet", len(data), sha256(data), 1, 10)
+    store.put(f"{tmp_path}/features/x/0.parquet", data)
+    assert read_output(store, str(tmp_path), output) == data
+    store.put(f"{tmp_path}/features/x/0.parquet", b"rowz")
+    digests = f"SHA-256 is {sha256(b'rowz')}, its manifest says {sha256(data)}; the object"
+    with pytest.raises(ValueError, match=f"{tmp_path}/features/x/0.parquet: {digests}"):
+        read_output(store, str(tmp_path), output)
