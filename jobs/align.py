@@ -6,6 +6,15 @@ megahour align --recipe demo --run runs/demo
 from jobs.cli.command_line import Result, Step, main
 from jobs.cli.job import Job
 from jobs.cli.training_steps import run_fit
+from pipeline.runs.names import (
+    ALIGNER,
+    ALIGNMENT_STEP,
+    BOOTSTRAP_STEP,
+    LABELLED,
+    UNLABELLED,
+    features_step,
+    model_step,
+)
 from training.distributed import process_group
 from training.fit.model_specs import aligner_fit
 from training.targets.alignment import bootstrap, realign
@@ -26,8 +35,8 @@ STEP = Step(
     description="Align every labelled frame to a senone. A monophone model makes the first "
     "alignment, a phonetic decision tree ties its states to senones, and a network trained on "
     "these realigns the data (paper 003 VII-C2).",
-    reads=("features/labelled", "features/unlabelled"),
-    writes=("alignments/bootstrap", "models/aligner", "alignments/labelled"),
+    reads=(features_step(LABELLED), features_step(UNLABELLED)),
+    writes=(BOOTSTRAP_STEP, model_step(ALIGNER), ALIGNMENT_STEP),
     run=run,
 )
 

@@ -11,10 +11,10 @@ from jobs.cli.job import Job
 from jobs.report_page.shuffled import FORMS, NAMES
 from pipeline.audit.provenance import STEPS
 from pipeline.runs.manifest import manifest_uri, read_manifest
+from pipeline.runs.names import CERTIFICATE_STEP, STUDENT, model_step
 from training.fit.model_specs import student_fit
 from training.shuffle_audit.certificate import CertificateConfig, certify_run
 
-STUDENT = "models/student"
 USUAL_RANKS = 4
 HEADER = f"{'':32}{'step':>10}{'uniform':>10}{'rank':>10}{'uniform':>10}"
 
@@ -32,9 +32,9 @@ def run(job: Job) -> Result:
 
 def trained_ranks(job: Job) -> int:
     """Return the number of ranks of the trained student, or that of jobs/run.py."""
-    if not job.store.exists(manifest_uri(job.run_uri, STUDENT)):
+    if not job.store.exists(manifest_uri(job.run_uri, model_step(STUDENT))):
         return USUAL_RANKS
-    return int(read_manifest(job.store, job.run_uri, STUDENT).statistics["num_ranks"])
+    return int(read_manifest(job.store, job.run_uri, model_step(STUDENT)).statistics["num_ranks"])
 
 
 def format_certificate(certificate: Any) -> str:  # noqa: ANN401 - as JSON has it
@@ -72,7 +72,7 @@ STEP = Step(
     "uniform orders: effective source files and speakers of a minibatch, design effect, "
     "autocorrelation, displacement (paper 003 IV-A2). The step reads ids, not features.",
     reads=STEPS,
-    writes=("certificate",),
+    writes=(CERTIFICATE_STEP,),
     run=run,
 )
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from infra.store.uris import is_s3
 from jobs.run import Launch, add_run_arguments, launches, run_steps, shared_arguments
 from jobs.synthesis.plan import SynthesisConfig
+from pipeline.runs.names import REPORT_STEP
 
 
 def main() -> None:
@@ -63,7 +64,7 @@ def make_and_run(arguments: argparse.Namespace, directory: str) -> int:
     steps = launches(directory, arguments.supervised_ranks, arguments.student_ranks)
     code = code or run_steps(steps, shared_arguments(arguments.recipe, arguments))
     if not code:
-        print(f"report: {arguments.run}/report/report.html")
+        print(f"report: {arguments.run}/{REPORT_STEP}/report.html")
     return code
 
 

@@ -7,7 +7,15 @@ import torch
 
 from jobs.cli.command_line import Result, Step, main
 from jobs.cli.job import Job
-from training.evaluation.evaluate import HELDOUT, MODELS, evaluate
+from pipeline.runs.names import (
+    ALIGNMENT_STEP,
+    EVALUATED_MODELS,
+    EVALUATION_STEP,
+    HELDOUT,
+    features_step,
+    model_step,
+)
+from training.evaluation.evaluate import evaluate
 
 
 def run(job: Job) -> Result:
@@ -21,8 +29,8 @@ STEP = Step(
     description="Decode the held-out subset with each model and count word errors by device "
     "placement (paper 003 VII-D, Table II). The decoder uses an n-gram language model of the "
     "labelled transcripts.",
-    reads=(HELDOUT, "alignments/labelled", *(f"models/{name}" for name in MODELS)),
-    writes=("evaluation",),
+    reads=(features_step(HELDOUT), ALIGNMENT_STEP, *map(model_step, EVALUATED_MODELS)),
+    writes=(EVALUATION_STEP,),
     run=run,
 )
 

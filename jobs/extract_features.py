@@ -6,7 +6,7 @@ megahour extract_features --recipe demo --run runs/demo
 from jobs.cli.command_line import Result, Step, main
 from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
-from pipeline.runs.manifest import SUBSETS
+from pipeline.runs.names import SUBSETS, features_step, selection_step
 from pipeline.steps.features import extract_features
 
 
@@ -32,8 +32,8 @@ STEP = Step(
     description="Fetch and decode audio, compute 64 log-mel energies, subtract each speaker's "
     "causal mean, shuffle and store feature shards with their moments (paper 003 IV-B2). "
     "The quarantine ledger lists the audio that cannot be used.",
-    reads=tuple(f"selection/{subset}" for subset in SUBSETS),
-    writes=tuple(f"features/{subset}" for subset in SUBSETS),
+    reads=tuple(selection_step(subset) for subset in SUBSETS),
+    writes=tuple(features_step(subset) for subset in SUBSETS),
     run=run,
 )
 

@@ -7,6 +7,7 @@ from infra.devices.device_pool import DevicePool
 from jobs.cli.command_line import Result, Step, main
 from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
+from pipeline.runs.names import TARGETS_STEP, TEACHER, UNLABELLED, features_step, model_step
 from pipeline.steps.targets import generate_targets
 from training.targets.teacher import PooledTeacher
 
@@ -32,8 +33,8 @@ STEP = Step(
     description="Label every frame of the unlabelled features with the teacher's k best logits "
     "(paper 003 IV-B3, V-C). Each host starts one server process for each "
     "device that the cluster file names; its tasks share them.",
-    reads=("features/unlabelled", "models/teacher"),
-    writes=("targets/unlabelled",),
+    reads=(features_step(UNLABELLED), model_step(TEACHER)),
+    writes=(TARGETS_STEP,),
     run=run,
 )
 

@@ -13,6 +13,7 @@ from jobs.ingestion.corpus import ingest
 from pipeline.records import Tally, parse_utterance
 from pipeline.runs.commit import finished_manifest, step_context, write_manifest
 from pipeline.runs.manifest import Manifest, Output, sha256
+from pipeline.runs.names import INGEST_STEP, METADATA_FOLDER
 
 
 def run(job: Job) -> Result:
@@ -25,14 +26,14 @@ def run(job: Job) -> Result:
         for path in sorted(directory.iterdir())
         if path.is_file() and path.suffix != ".ctm"
     }
-    context = step_context(job.store, job.run_uri, "ingest", {}, inputs)
+    context = step_context(job.store, job.run_uri, INGEST_STEP, {}, inputs)
     if (done := finished_manifest(context)) is not None:
         return [(done, True)]
     summary = ingest(directory, job.store, job.corpus_uri)
     outputs = metadata_outputs(job)
     tally = sum((output.tally for output in outputs), Tally())
     manifest = Manifest(
-        step="ingest",
+        step=INGEST_STEP,
         config={},
         inputs=inputs,
         outputs=outputs,
@@ -47,7 +48,7 @@ def run(job: Job) -> Result:
 def metadata_outputs(job: Job) -> tuple[Output, ...]:
     """Return the metadata objects of the corpus, by their keys below it."""
     outputs = []
-    for found in job.store.list(join_uri(job.corpus_uri, "metadata")):
+    for found in job.store.list(join_uri(job.corpus_uri, METADATA_FOLDER)):
         data = job.store.get(found.uri)
         tally = Tally.of(parse_utterance(line) for line in data.decode().splitlines())
         key = found.uri.removeprefix(job.corpus_uri).lstrip("/")
@@ -62,7 +63,7 @@ STEP = Step(
     "unlabelled.speakers and heldout.speakers; optional are utt2placement, utt2time, utt2dur and "
     "spk2locale.",
     reads=(),
-    writes=("ingest",),
+    writes=(INGEST_STEP,),
     run=run,
 )
 

@@ -6,6 +6,7 @@ megahour repartition --recipe demo --run runs/demo
 from jobs.cli.command_line import Result, Step, main
 from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
+from pipeline.runs.names import PARTITIONS_STEP
 from pipeline.steps.repartition import SOURCES, repartition
 
 
@@ -20,7 +21,7 @@ STEP = Step(
     description="Join features with targets and write training partitions, each of utterances from "
     "several source shards, without a Spark shuffle (paper 003 IV-B4).",
     reads=SOURCES,
-    writes=("partitions/unlabelled",),
+    writes=(PARTITIONS_STEP,),
     run=run,
 )
 

@@ -16,18 +16,28 @@ from jobs.planning.comparison import compare_plan
 from jobs.report_page import format_table, render_report
 from pipeline.runs.commit import finished_manifest, step_context, write_manifest
 from pipeline.runs.ledger import ledger_reasons
-from pipeline.runs.manifest import SUBSETS, Manifest, input_digests, read_manifest, read_output
-from training.evaluation.evaluate import MODELS
+from pipeline.runs.manifest import Manifest, input_digests, read_manifest, read_output
+from pipeline.runs.names import (
+    EVALUATED_MODELS,
+    EVALUATION_STEP,
+    REPORT_STEP,
+    STEP_RECORDS_FOLDER,
+    SUBSETS,
+    TARGETS_STEP,
+    features_step,
+    model_step,
+    selection_step,
+)
 from training.shuffle_audit.certificate import read_certificate
 
-PIPELINE = tuple(f"{step}/{subset}" for step in ("selection", "features") for subset in SUBSETS)
-READS = ("evaluation", "targets/unlabelled", *(f"models/{name}" for name in MODELS), *PIPELINE)
+PIPELINE = (*map(selection_step, SUBSETS), *map(features_step, SUBSETS))
+READS = (EVALUATION_STEP, TARGETS_STEP, *map(model_step, EVALUATED_MODELS), *PIPELINE)
 
 
 def run(job: Job) -> Result:
     """Build the report from the manifests of all steps; print the table."""
     inputs = input_digests(job.store, job.run_uri, READS)
-    context = step_context(job.store, job.run_uri, "report", {}, inputs)
+    context = step_context(job.store, job.run_uri, REPORT_STEP, {}, inputs)
     report = build_report(job)
     print(format_table(report), file=sys.stderr if job.arguments.json else sys.stdout)
     if (done := finished_manifest(context)) is not None:
@@ -36,9 +46,9 @@ def run(job: Job) -> Result:
         ("report.json", json.dumps(report, indent=1, sort_keys=True) + "\n"),
         ("report.html", render_report(report)),
     ):
-        job.store.put(join_uri(job.run_uri, "report", name), text.encode())
-    evaluated = read_manifest(job.store, job.run_uri, "evaluation").tally_out
-    manifest = Manifest("report", {}, inputs, (), tally_in=evaluated, tally_out=evaluated)
+        job.store.put(join_uri(job.run_uri, REPORT_STEP, name), text.encode())
+    evaluated = read_manifest(job.store, job.run_uri, EVALUATION_STEP).tally_out
+    manifest = Manifest(REPORT_STEP, {}, inputs, (), tally_in=evaluated, tally_out=evaluated)
     write_manifest(context, manifest)
     return [(manifest, False)]
 
@@ -46,18 +56,20 @@ def run(job: Job) -> Result:
 def build_report(job: Job) -> dict[str, Any]:
     """Collect the contents of report.json."""
     manifests = {name: read_manifest(job.store, job.run_uri, name) for name in READS}
-    (evaluation,) = manifests["evaluation"].outputs
+    (evaluation,) = manifests[EVALUATION_STEP].outputs
     steps = step_records(job)
-    targets = manifests["targets/unlabelled"]
+    targets = manifests[TARGETS_STEP]
     return {
         "run": job.run_uri,
-        "code_version": manifests["evaluation"].code_version,
+        "code_version": manifests[EVALUATION_STEP].code_version,
         "recipe": steps["evaluate"]["recipe"],
         **json.loads(read_output(job.store, job.run_uri, evaluation)),
-        "hours": {s: manifests[f"features/{s}"].tally_out.hours for s in SUBSETS},
+        "hours": {s: manifests[features_step(s)].tally_out.hours for s in SUBSETS},
         "steps": {name: step_entry(record) for name, record in steps.items()},
         "plan": planned_and_actual(job, steps),
-        "curves": {name: manifests[f"models/{name}"].statistics["curve"] for name in MODELS},
+        "curves": {
+            name: manifests[model_step(name)].statistics["curve"] for name in EVALUATED_MODELS
+        },
         "targets": {"k": targets.config["k"], **targets.statistics},
         "certificate": read_certificate(job.store, job.run_uri),
         "quarantine": {
@@ -77,7 +89,7 @@ def planned_and_actual(job: Job, steps: Mapping[str, Any]) -> dict[str, Any]:
 
 def step_records(job: Job) -> dict[str, Any]:
     """Read the summaries that the steps stored, in the order in which they ended."""
-    uris = [found.uri for found in job.store.list(join_uri(job.run_uri, "steps"))]
+    uris = [found.uri for found in job.store.list(join_uri(job.run_uri, STEP_RECORDS_FOLDER))]
     records = [json.loads(job.store.get(uri)) for uri in uris]
     return {record["step"]: record for record in sorted(records, key=lambda r: r["finished_at"])}
 
@@ -96,7 +108,7 @@ STEP = Step(
     "of a run. Write them as report/report.json and as one self-contained page, "
     "report/report.html.",
     reads=READS,
-    writes=("report",),
+    writes=(REPORT_STEP,),
     run=run,
 )
 

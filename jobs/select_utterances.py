@@ -6,7 +6,7 @@ megahour select_utterances --recipe demo --run runs/demo
 from jobs.cli.command_line import Result, Step, main
 from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
-from pipeline.runs.manifest import SUBSETS
+from pipeline.runs.names import SUBSETS, selection_step
 from pipeline.steps.selection.select import metadata_uri, select_utterances
 
 
@@ -32,7 +32,7 @@ STEP = Step(
     description="Sample the unlabelled hours uniformly from the metadata and pack whole speakers "
     "into nearly equal files (paper 003 IV-B1). Labelled and held-out subsets are selected whole.",
     reads=(),
-    writes=tuple(f"selection/{subset}" for subset in SUBSETS),
+    writes=tuple(selection_step(subset) for subset in SUBSETS),
     run=run,
 )
 

@@ -5,6 +5,14 @@ torchrun --nproc-per-node 2 -- jobs/train_baseline.py --recipe demo --run runs/d
 
 from jobs.cli.command_line import Step
 from jobs.cli.training_steps import main, run_fit
+from pipeline.runs.names import (
+    ALIGNMENT_STEP,
+    BASELINE,
+    LABELLED,
+    UNLABELLED,
+    features_step,
+    model_step,
+)
 from training.fit.model_specs import baseline_fit
 
 STEP = Step(
@@ -13,10 +21,10 @@ STEP = Step(
     " (paper 003 VII-C7)."
     " torchrun starts it on several ranks; otherwise it trains on one. It resumes from its last"
     " checkpoint.",
-    reads=("alignments/labelled", "features/labelled", "features/unlabelled"),
-    writes=("models/baseline",),
+    reads=(ALIGNMENT_STEP, features_step(LABELLED), features_step(UNLABELLED)),
+    writes=(model_step(BASELINE),),
     run=run_fit(baseline_fit),
 )
 
 if __name__ == "__main__":
-    main(STEP, section="baseline")
+    main(STEP, section=BASELINE)

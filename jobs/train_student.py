@@ -5,6 +5,15 @@ torchrun --nproc-per-node 4 -- jobs/train_student.py --recipe demo --run runs/de
 
 from jobs.cli.command_line import Step
 from jobs.cli.training_steps import main, run_fit
+from pipeline.runs.names import (
+    ALIGNMENT_STEP,
+    LABELLED,
+    PARTITIONS_STEP,
+    STUDENT,
+    UNLABELLED,
+    features_step,
+    model_step,
+)
 from training.fit.model_specs import student_fit
 
 STEP = Step(
@@ -14,14 +23,14 @@ STEP = Step(
     " torchrun starts it on several ranks; otherwise it trains on one. It resumes from its last"
     " checkpoint.",
     reads=(
-        "alignments/labelled",
-        "partitions/unlabelled",
-        "features/labelled",
-        "features/unlabelled",
+        ALIGNMENT_STEP,
+        PARTITIONS_STEP,
+        features_step(LABELLED),
+        features_step(UNLABELLED),
     ),
-    writes=("models/student",),
+    writes=(model_step(STUDENT),),
     run=run_fit(student_fit),
 )
 
 if __name__ == "__main__":
-    main(STEP, section="student")
+    main(STEP, section=STUDENT)

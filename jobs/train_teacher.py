@@ -5,6 +5,14 @@ torchrun --nproc-per-node 2 -- jobs/train_teacher.py --recipe demo --run runs/de
 
 from jobs.cli.command_line import Step
 from jobs.cli.training_steps import main, run_fit
+from pipeline.runs.names import (
+    ALIGNMENT_STEP,
+    LABELLED,
+    TEACHER,
+    UNLABELLED,
+    features_step,
+    model_step,
+)
 from training.fit.model_specs import teacher_fit
 
 STEP = Step(
@@ -12,10 +20,10 @@ STEP = Step(
     description="Train the bidirectional teacher on the labelled data (paper 003 V-A, VII-C4)."
     " torchrun starts it on several ranks; otherwise it trains on one. It resumes from its last"
     " checkpoint.",
-    reads=("alignments/labelled", "features/labelled", "features/unlabelled"),
-    writes=("models/teacher",),
+    reads=(ALIGNMENT_STEP, features_step(LABELLED), features_step(UNLABELLED)),
+    writes=(model_step(TEACHER),),
     run=run_fit(teacher_fit),
 )
 
 if __name__ == "__main__":
-    main(STEP, section="teacher")
+    main(STEP, section=TEACHER)

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Float32, Float64
 
-NUM_BINS = 64
+from pipeline.filterbank import NUM_BINS
+
 _BLOCK_FRAMES = 250  # a quarter of a megabyte of working memory, which stays in the L2 cache
 
 

@@ -94,7 +94,9 @@ def shard(
 ) -> tuple[list[FeatureRow], list[TargetRow]]:
     """A shard's features and targets: a tenth of the variance is the file's, a tenth speakers'."""
     file_effect = generator.normal() * 0.1**0.5
-    effects = {name: generator.normal() * 0.1**0.5 for name in {u.speaker_id for u in file}}
+    effects = {
+        name: generator.normal() * 0.1**0.5 for name in dict.fromkeys(u.speaker_id for u in file)
+    }
     rows, targets = [], []
     for place in shuffled_order(len(file), seed, "utterances", number):
         utterance = file[place]

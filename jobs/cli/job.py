@@ -9,6 +9,7 @@ from pathlib import Path
 from infra.cluster import Cluster, load_cluster
 from infra.store.object_store import ObjectStore, join_uri, normalize_uri
 from infra.store.request_counts import TaskTotals
+from pipeline.runs.names import CORPUS_FOLDER
 from training.recipes import Recipe, read_recipe
 
 RECIPES = files("jobs") / "recipes"  # the code may lie in a zip
@@ -64,7 +65,7 @@ def open_job(name: str, arguments: argparse.Namespace, is_leader: bool = True) -
     """Read the recipe and confine the store to the prefixes that the job's cluster may use."""
     recipe = read_recipe(recipe_path(arguments.recipe), arguments.set)
     run_uri = normalize_uri(arguments.run)
-    corpus_uri = normalize_uri(recipe.corpus.uri or join_uri(run_uri, "corpus"))
+    corpus_uri = normalize_uri(recipe.corpus.uri or join_uri(run_uri, CORPUS_FOLDER))
     cluster = load_cluster(arguments.cluster or recipe.cluster or name)
     prefixes = cluster.readable(run_uri, corpus_uri)
     store = ObjectStore((*prefixes, *recipe.corpus.audio_prefixes))

@@ -9,6 +9,7 @@ from infra.store.object_store import join_uri
 from infra.store.request_counts import RequestCounts
 from jobs.cli.job import Job
 from pipeline.runs.manifest import Manifest, manifest_uri
+from pipeline.runs.names import STEP_RECORDS_FOLDER
 
 
 def dry_run_summary(job: Job, reads: tuple[str, ...], writes: tuple[str, ...]) -> dict[str, Any]:
@@ -70,5 +71,5 @@ def store_summary(job: Job, summary: dict[str, Any]) -> None:
         "recipe_digest": digest(job.recipe),
         "recipe": json.loads(canonical_json(job.recipe)),
     }
-    uri = join_uri(job.run_uri, "steps", f"{job.name}.json")
+    uri = join_uri(job.run_uri, STEP_RECORDS_FOLDER, f"{job.name}.json")
     job.store.put(uri, (json.dumps(record, indent=1) + "\n").encode())

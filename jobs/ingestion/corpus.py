@@ -14,8 +14,9 @@ from tqdm import tqdm
 
 from infra.prefetch import prefetch
 from infra.store.object_store import ObjectStore, join_uri, normalize_uri
-from jobs.ingestion.kaldi_directory import SUBSETS, KaldiUtterance, read_kaldi_directory
+from jobs.ingestion.kaldi_directory import KaldiUtterance, read_kaldi_directory
 from pipeline.records import MAX_DURATION_S, Tally, Utterance, stream_order
+from pipeline.runs.names import METADATA_FOLDER, SUBSETS
 
 NUM_SPEAKER_BUCKETS = 4
 _IN_FLIGHT = 16
@@ -91,9 +92,11 @@ class _Corpus:
         lines: dict[str, list[str]] = defaultdict(list)
         for subset, some in records.items():
             for record in sorted(some, key=stream_order):
-                lines[f"metadata/{subset}/{_partition(record)}"].append(record.to_json() + "\n")
+                lines[f"{METADATA_FOLDER}/{subset}/{_partition(record)}"].append(
+                    record.to_json() + "\n"
+                )
         ours = {join_uri(self._uri, key) for key in lines}
-        for info in self._store.list(join_uri(self._uri, "metadata")):
+        for info in self._store.list(join_uri(self._uri, METADATA_FOLDER)):
             if info.uri not in ours:
                 raise _other_corpus(info.uri)
         for key, some_lines in sorted(lines.items()):

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-SUBSETS = ("labelled", "unlabelled", "heldout")
+from pipeline.runs.names import SUBSETS, UNLABELLED
+
 UNDETERMINED_LOCALE = "und"
 _UNSAFE_IN_KEYS = "/\\%"
 
@@ -78,8 +79,8 @@ class _Tables:
     def utterance(self, utterance_id: str, subset_of: Mapping[str, str]) -> KaldiUtterance:
         speaker_id = self.speaker_of[utterance_id]
         subset = subset_of[speaker_id]
-        text = self.text_of.get(utterance_id) if subset != "unlabelled" else None
-        if subset != "unlabelled" and text is None:
+        text = self.text_of.get(utterance_id) if subset != UNLABELLED else None
+        if subset != UNLABELLED and text is None:
             remedy = f"add it, or take speaker {speaker_id} out of {subset}.speakers"
             raise ValueError(f"{self.path}/text: no transcript of {utterance_id}: {remedy}")
         return KaldiUtterance(

@@ -12,13 +12,20 @@ from jobs.planning.step_plan import StepPlan
 from jobs.planning.volumes.pipeline_volumes import spark_volumes
 from jobs.planning.volumes.step_volume import Volume
 from jobs.planning.volumes.workload import Workload, run_workload
+from pipeline.runs.names import (
+    COMMITS_FOLDER,
+    FEATURES_FOLDER,
+    PARTITIONS_FOLDER,
+    SELECTION_FOLDER,
+    TARGETS_FOLDER,
+)
 from training.recipes import Recipe
 
 FOLDERS = {
-    "select_utterances": "selection",
-    "extract_features": "features",
-    "generate_targets": "targets",
-    "repartition": "partitions",
+    "select_utterances": SELECTION_FOLDER,
+    "extract_features": FEATURES_FOLDER,
+    "generate_targets": TARGETS_FOLDER,
+    "repartition": PARTITIONS_FOLDER,
 }
 """Where below the run each step of the data pipeline writes."""
 
@@ -75,7 +82,7 @@ def _compare(
     comparison: Comparison = {}
     if volume is not None:
         found = store.list(join_uri(run_uri, FOLDERS[step]))
-        tasks = sum("/commits/" in each.uri for each in found)
+        tasks = sum(f"/{COMMITS_FOLDER}/" in each.uri for each in found)
         num_bytes = sum(each.num_bytes for each in found)
         comparison["tasks"] = _pair(volume.tasks, tasks)
         comparison["objects"] = _pair(volume.objects, len(found))

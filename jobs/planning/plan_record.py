@@ -8,11 +8,12 @@ from infra.configuration import read_record
 from infra.store.object_store import ObjectStore, join_uri
 from jobs.planning.calibration.throughputs import Calibration, json_object
 from jobs.planning.run_plan import PAPER_DAYS, RunPlan
+from pipeline.runs.names import PLAN_FOLDER
 
 
 def calibration_uri(run_uri: str) -> str:
     """Where `jobs.plan --run` leaves the calibration of a run."""
-    return join_uri(run_uri, "plan", "calibration.json")
+    return join_uri(run_uri, PLAN_FOLDER, "calibration.json")
 
 
 def stored_calibration(store: ObjectStore, run_uri: str) -> Calibration | None:
@@ -27,7 +28,7 @@ def keep_plan(store: ObjectStore, run_uri: str, plan: RunPlan, calibration: Cali
     """Leave plan and calibration in the run, where the report sets them against what happened."""
     for uri, document in (
         (calibration_uri(run_uri), asdict(calibration)),
-        (join_uri(run_uri, "plan", "plan.json"), to_json(plan, calibration)),
+        (join_uri(run_uri, PLAN_FOLDER, "plan.json"), to_json(plan, calibration)),
     ):
         store.put(uri, (json.dumps(document, indent=1) + "\n").encode())
 

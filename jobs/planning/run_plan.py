@@ -14,6 +14,7 @@ from jobs.planning.volumes.training_volumes import (
     training_volume,
 )
 from jobs.planning.volumes.workload import Workload
+from pipeline.runs.names import LABELLED, TEACHER, UNLABELLED
 from training.fit.model_specs import Fit, baseline_fit, student_fit, teacher_fit
 from training.recipes import Recipe
 
@@ -69,7 +70,7 @@ def plan_run(
 
     labelling = _teacher_seconds(workload, recipe, calibration, cluster_of("generate_targets"))
     steps = [spark("select_utterances"), spark("extract_features")]
-    if workload.hours("labelled"):
+    if workload.hours(LABELLED):
         steps.append(train("train_baseline", baseline_fit(recipe)))
         steps.append(train("train_teacher", teacher_fit(recipe)))
     steps += [spark("generate_targets", labelling), spark("repartition")]
@@ -80,7 +81,7 @@ def plan_run(
 def _teacher_seconds(
     workload: Workload, recipe: Recipe, calibration: Calibration, cluster: Cluster
 ) -> float:
-    frames = num_low_rate_frames(workload.hours("unlabelled"), workload.utterances("unlabelled"))
+    frames = num_low_rate_frames(workload.hours(UNLABELLED), workload.utterances(UNLABELLED))
     senones = recipe.senones.max_senones
     rate = calibration.device(cluster.instance_type).teacher_forward
     forward = frames / rate.of(num_parameters(recipe.models.teacher, senones))
@@ -98,7 +99,7 @@ def _training_step(
 ) -> StepPlan:
     ranks, senones = num_devices(cluster), recipe.senones.max_senones
     rates = calibration.device(cluster.instance_type)
-    rate = rates.teacher_training if fit.name == "teacher" else rates.student_training
+    rate = rates.teacher_training if fit.name == TEACHER else rates.student_training
     frames_per_s = rate.of(num_parameters(fit.model, senones))
     kept = rates.trainer_efficiency.get(fit.trainer.name, 1.0)
     seconds = num_training_frames(fit, workload) / frames_per_s / kept

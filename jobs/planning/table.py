@@ -9,6 +9,7 @@ from jobs.planning.prices import S3_STANDARD
 from jobs.planning.run_plan import PAPER_DAYS, PAPER_HOURS, RunPlan
 from jobs.planning.step_plan import S3_READS_PER_PREFIX_S, SPARK_START_S, StepPlan
 from jobs.planning.volumes.workload import Workload
+from pipeline.runs.names import UNLABELLED
 
 LINE_WIDTH = 100
 _BYTE_UNITS = ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
@@ -79,7 +80,7 @@ def _totals(plan: RunPlan) -> list[str]:
         for step in plan.steps
         if step.gets_per_s > S3_READS_PER_PREFIX_S
     ]
-    hours = plan.workload.hours("unlabelled")
+    hours = plan.workload.hours(UNLABELLED)
     goal = PAPER_DAYS["student pipeline"] * hours / PAPER_HOURS
     parts = f"{PAPER_DAYS['data']} of data, {PAPER_DAYS['student']} of training"
     if hours == PAPER_HOURS:

@@ -4,10 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from pipeline.runs.names import EVALUATED_MODELS
+
 Report = Mapping[str, Any]
 Scores = Mapping[str, Mapping[str, float]]
 
-MODELS = ("baseline", "teacher", "student")
 PAPER_WERR = {"DP1": 9.8, "DP2": 22.2, "DP3": 21.8, "DP4": 16.5, "DP5": 18.9}
 """Paper 003 Table II: relative word error rate reduction, percent, by device placement."""
 
@@ -15,8 +16,8 @@ PAPER_WERR = {"DP1": 9.8, "DP2": 22.2, "DP3": 21.8, "DP4": 16.5, "DP5": 18.9}
 def in_order(models: Iterable[str]) -> list[str]:
     """Baseline, teacher, student; then any others as they come."""
     names = list(models)
-    return [name for name in MODELS if name in names] + [
-        name for name in names if name not in MODELS
+    return [name for name in EVALUATED_MODELS if name in names] + [
+        name for name in names if name not in EVALUATED_MODELS
     ]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from jobs.synthesis.pronunciations import Lexicon, lexicon_lines
 from jobs.synthesis.rendering import SpokenUtterance
 from jobs.synthesis.speakers import Speaker
+from pipeline.runs.names import UNLABELLED
 
 Subsets = dict[str, list[tuple[Speaker, list[SpokenUtterance]]]]
 
@@ -18,7 +19,7 @@ def write_tables(directory: Path, subsets: Subsets, lexicon: Lexicon) -> None:
     """Write all tables of the data directory; text never holds the unlabelled utterances."""
     everyone = [pair for pairs in subsets.values() for pair in pairs]
     utterances = [utterance for _, some in everyone for utterance in some]
-    silent = {speaker.speaker_id for speaker, _ in subsets["unlabelled"]}
+    silent = {speaker.speaker_id for speaker, _ in subsets[UNLABELLED]}
     known = [utterance for utterance in utterances if utterance.speaker_id not in silent]
     tables = {
         "wav.scp": [f"{each.utterance_id} {each.path}" for each in utterances],

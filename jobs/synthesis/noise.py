@@ -6,7 +6,8 @@ import numpy as np
 from jaxtyping import Float32
 
 from jobs.synthesis.sentences import draw_sentence
-from jobs.synthesis.speech import SAMPLE_RATE_HZ, SpeechSynthesizer
+from jobs.synthesis.speech import SpeechSynthesizer
+from pipeline.filterbank import SAMPLE_RATE_HZ
 
 NUM_TALKERS = 5
 _NOTE_S = 0.25

@@ -6,8 +6,8 @@ from pathlib import Path
 from jobs.synthesis.placements import PLACEMENTS
 from jobs.synthesis.rendering import AcousticsTask, SpeakerTask
 from jobs.synthesis.speakers import Speaker, draw_speakers, split_variants
+from pipeline.runs.names import HELDOUT, LABELLED, SUBSETS, UNLABELLED
 
-SUBSETS = ("labelled", "unlabelled", "heldout")
 _NOISE_S = 120.0
 _ACOUSTICS_KEY, _SPEECH_KEY = 3, 4
 
@@ -80,13 +80,13 @@ def _speaker_task(
     directory: Path,
     scratch: Path,
 ) -> SpeakerTask:
-    held_out = subset == "heldout"
+    held_out = subset == HELDOUT
     # Held-out speakers speak as often at each placement, so that placements compare.
     rounds, more = divmod(config.heldout_utterances_per_placement, config.num_heldout_speakers)
     hours_each = {
-        "labelled": config.labelled_hours / config.num_labelled_speakers,
-        "unlabelled": config.unlabelled_hours / config.num_unlabelled_speakers,
-        "heldout": 0.0,
+        LABELLED: config.labelled_hours / config.num_labelled_speakers,
+        UNLABELLED: config.unlabelled_hours / config.num_unlabelled_speakers,
+        HELDOUT: 0.0,
     }
     return SpeakerTask(
         speaker,

@@ -10,7 +10,8 @@ from jobs.synthesis.noise import babble, pink_noise, tonal_noise
 from jobs.synthesis.placements import PLACEMENTS, Acoustics, record
 from jobs.synthesis.sentences import draw_sentence
 from jobs.synthesis.speakers import Speaker
-from jobs.synthesis.speech import SAMPLE_RATE_HZ, PhoneSegment, SpeechSynthesizer
+from jobs.synthesis.speech import PhoneSegment, SpeechSynthesizer
+from pipeline.filterbank import SAMPLE_RATE_HZ
 
 
 @dataclass(frozen=True)

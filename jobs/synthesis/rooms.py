@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from jobs.synthesis.demo_extra import import_pyroomacoustics
-from jobs.synthesis.speech import SAMPLE_RATE_HZ
+from pipeline.filterbank import SAMPLE_RATE_HZ
 
 # Beyond order 40 a 0.70 s room gains nothing (0.75 for 0.79 s measured) and takes 40 x as long.
 _MAX_ORDER = 40

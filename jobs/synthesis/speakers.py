@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from jobs.synthesis.demo_extra import import_espeakng_loader
+from pipeline.runs.names import HELDOUT, LABELLED, UNLABELLED
 
 LABELLED_ACCENTS = ("en-us", "en")
 UNLABELLED_ACCENTS = (
@@ -76,9 +77,9 @@ def draw_speakers(
     """Draw the speakers of each subset; held-out variants and accents occur in no other."""
     split, generator = split_variants(seed), np.random.default_rng((seed, 1))
     plans = {
-        "labelled": (num_labelled, LABELLED_ACCENTS, split.labelled),
-        "unlabelled": (num_unlabelled, UNLABELLED_ACCENTS, split.unlabelled),
-        "heldout": (num_heldout, HELDOUT_ACCENTS, split.heldout),
+        LABELLED: (num_labelled, LABELLED_ACCENTS, split.labelled),
+        UNLABELLED: (num_unlabelled, UNLABELLED_ACCENTS, split.unlabelled),
+        HELDOUT: (num_heldout, HELDOUT_ACCENTS, split.heldout),
     }
     speakers: dict[str, tuple[Speaker, ...]] = {}
     first = 0

@@ -11,8 +11,8 @@ from scipy.signal import firwin, resample_poly
 
 from jobs.synthesis.demo_extra import import_espeakng_loader
 from jobs.synthesis.phones import SILENCE, phone_name
+from pipeline.filterbank import SAMPLE_RATE_HZ
 
-SAMPLE_RATE_HZ = 16_000
 _ESPEAK_RATE_HZ = 22_050
 _UP, _DOWN = 320, 441
 

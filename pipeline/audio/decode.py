@@ -10,7 +10,7 @@ from jaxtyping import Float32
 
 from pipeline.audio.container import ogg_num_samples, riff_shortfall
 from pipeline.audio.flac import decode_flac, stream_info
-from pipeline.filterbank.log_mel import SAMPLE_RATE_HZ, WINDOW_SAMPLES
+from pipeline.filterbank import SAMPLE_RATE_HZ, WINDOW_SAMPLES
 
 MAX_DURATION_S = 3600
 MAX_CLIPPED_SHARE = 0.01

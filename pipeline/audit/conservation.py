@@ -6,14 +6,21 @@ import numpy as np
 
 from infra.store.object_store import ObjectStore
 from pipeline.audit.contents import read_contents
-from pipeline.audit.step_records import PLANNED, Finding, StepRecords
+from pipeline.audit.step_records import Finding, StepRecords
 from pipeline.audit.stored_objects import Hashes, Holding
 from pipeline.runs.manifest import Manifest, Output, read_output
+from pipeline.runs.names import (
+    FEATURES_FOLDER,
+    MANIFEST_FILE,
+    SELECTION_FOLDER,
+    TARGETS_FOLDER,
+    folder_of,
+)
 
 NUM_NAMED = 3
 """So many of the utterances concerned are told by id."""
 
-_EARLIER = ("selection/", "features/", "targets/")
+_EARLIER = {SELECTION_FOLDER, FEATURES_FOLDER, TARGETS_FOLDER}
 
 
 def chain_findings(
@@ -24,11 +31,11 @@ def chain_findings(
 ) -> Iterator[Finding]:
     """What each step holds against what the steps that it read hold."""
     for name, records in finished.items():
-        if not name.startswith(PLANNED) or records.manifest is None or name not in holdings:
+        if not records.is_planned or records.manifest is None or name not in holdings:
             continue
         yield from _doubled(store, run_uri, name, holdings[name])
         for earlier in records.manifest.inputs:
-            if earlier.startswith(_EARLIER) and earlier in holdings:
+            if folder_of(earlier) in _EARLIER and earlier in holdings:
                 yield from _unlike(
                     store, run_uri, (earlier, holdings[earlier]), (name, holdings[name])
                 )
@@ -37,7 +44,7 @@ def chain_findings(
 
 def _doubled(store: ObjectStore, run_uri: str, step: str, holding: Holding) -> Iterator[Finding]:
     # A selection's ledger may repeat ids: that is a reason to be in it.
-    is_selection = step.startswith("selection/")
+    is_selection = folder_of(step) == SELECTION_FOLDER
     pieces = [*holding.written, *([] if is_selection else holding.quarantined)]
     hashes, counts = np.unique(_joined(pieces), return_counts=True)
     twice = hashes[counts > 1]
@@ -57,7 +64,7 @@ def _unlike(
         wrong = np.setdiff1d(_joined(pieces), _joined(others))
         if len(wrong):
             found = f"{len(wrong):,} {fault}: {_named(store, run_uri, pieces, wrong)}"
-            key = f"{later[0]}/manifest.json"
+            key = f"{later[0]}/{MANIFEST_FILE}"
             yield Finding(key, f"the utterances of {earlier[0]}", found, remedy)
 
 
@@ -65,7 +72,7 @@ def _tallies(earlier: Manifest | None, later: Manifest) -> Iterator[Finding]:
     if earlier is not None and earlier.tally_out != later.tally_in:
         expected = f"{earlier.tally_out} in, what {earlier.step} wrote"
         remedy = f"do not use {later.step}: run it again into a new --run"
-        yield Finding(f"{later.step}/manifest.json", expected, f"{later.tally_in}", remedy)
+        yield Finding(f"{later.step}/{MANIFEST_FILE}", expected, f"{later.tally_in}", remedy)
 
 
 def _joined(pieces: Sequence[tuple[Output, Hashes]]) -> Hashes:

@@ -7,10 +7,10 @@ import numpy as np
 from jaxtyping import UInt64
 
 from pipeline.records import parse_utterance
+from pipeline.runs.names import LEDGER_SUFFIX
 from pipeline.sampling import sampling_priority
 from pipeline.shards.container import read_plain_columns
 
-LEDGER_SUFFIX = ".ledger.jsonl"
 _HASH_SEED = 0
 
 

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from infra.store.object_store import ObjectStore
 from pipeline.runs.manifest import Output, read_manifest
+from pipeline.runs.names import PARTITIONS_STEP, UNLABELLED, features_step, selection_step
 from pipeline.steps.repartition import shard_groups
 
-STEPS = ("selection/unlabelled", "features/unlabelled", "partitions/unlabelled")
+STEPS = (selection_step(UNLABELLED), features_step(UNLABELLED), PARTITIONS_STEP)
 
 
 @dataclass(frozen=True, slots=True)

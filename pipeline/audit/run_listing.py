@@ -6,14 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from infra.store.object_store import ObjectStore
+from pipeline.runs.names import CHECKPOINTS_FOLDER, COMMITS_FOLDER, MANIFEST_FILE, SCRATCH_FOLDER
 
+_STORED = r"[0-9a-f]{2}/[^/]+-[0-9a-f]{16}[^/]*"
 _STEP_OF = (
-    re.compile(r"(.+)/manifest\.json"),
-    re.compile(r"(.+?)/(?:scratch/)?commits/[^/]+\.json"),
-    re.compile(r"(.+?)/(?:scratch/)?[0-9a-f]{2}/[^/]+-[0-9a-f]{16}[^/]*"),
-    re.compile(r"(.+)/checkpoints/.+"),
+    re.compile(rf"(.+)/{re.escape(MANIFEST_FILE)}"),
+    re.compile(rf"(.+?)/(?:{SCRATCH_FOLDER}/)?{COMMITS_FOLDER}/[^/]+\.json"),
+    re.compile(rf"(.+?)/(?:{SCRATCH_FOLDER}/)?{_STORED}"),
+    re.compile(rf"(.+)/{CHECKPOINTS_FOLDER}/.+"),
 )
-_OF_A_TASK = re.compile(r"scratch/.+|[0-9a-f]{2}/[^/]+-[0-9a-f]{16}[^/]*")
+_OF_A_TASK = re.compile(rf"{SCRATCH_FOLDER}/.+|{_STORED}")
 _PARTIAL = re.compile(r"(.*/)?\.partial-[^/]+")
 
 
@@ -30,7 +32,7 @@ class StepFolder:
     @property
     def manifest_key(self) -> str:
         """Where its manifest lies, or will."""
-        return f"{self.step}/manifest.json"
+        return f"{self.step}/{MANIFEST_FILE}"
 
     @property
     def is_finished(self) -> bool:
@@ -40,11 +42,11 @@ class StepFolder:
     @property
     def commit_keys(self) -> list[str]:
         """Its commit records."""
-        return [key for key in self.keys if key.startswith(f"{self.step}/commits/")]
+        return [key for key in self.keys if key.startswith(f"{self.step}/{COMMITS_FOLDER}/")]
 
     def unnamed(self, named: frozenset[str]) -> list[str]:
         """Keys that neither `named` nor the step's layout knows."""
-        known = tuple(f"{self.step}/{name}" for name in ("commits/", "checkpoints/"))
+        known = tuple(f"{self.step}/{name}/" for name in (COMMITS_FOLDER, CHECKPOINTS_FOLDER))
         return [
             key
             for key in self.keys

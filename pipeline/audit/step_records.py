@@ -10,10 +10,26 @@ from pipeline.audit.run_listing import StepFolder
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, fingerprint
 from pipeline.runs.manifest import Manifest, Output, sha256
+from pipeline.runs.names import (
+    ALIGNMENTS_FOLDER,
+    FEATURES_FOLDER,
+    INGEST_STEP,
+    MANIFEST_FILE,
+    PARTITIONS_FOLDER,
+    SELECTION_FOLDER,
+    TARGETS_FOLDER,
+    folder_of,
+)
 
 R = TypeVar("R")
 
-PLANNED = ("selection/", "features/", "targets/", "partitions/", "alignments/")
+PLANNED = {
+    SELECTION_FOLDER,
+    FEATURES_FOLDER,
+    TARGETS_FOLDER,
+    PARTITIONS_FOLDER,
+    ALIGNMENTS_FOLDER,
+}
 """Steps whose manifests fold commits, and whose outputs hold utterances."""
 
 GETS_IN_FLIGHT = 32
@@ -46,7 +62,7 @@ class StepRecords:
     @property
     def is_planned(self) -> bool:
         """Whether it has tasks, and utterances in its outputs."""
-        return self.step.startswith(PLANNED)
+        return folder_of(self.step) in PLANNED
 
     @property
     def objects(self) -> list[Output]:
@@ -167,10 +183,10 @@ def input_findings(records: StepRecords, steps: Mapping[str, StepRecords]) -> It
     """Inputs whose manifests are gone or are not those that the step read."""
     assert records.manifest is not None, "only finished steps are compared"
     for name, expected in records.manifest.inputs.items():
-        if records.step == "ingest" or records.step.startswith("selection/"):
+        if folder_of(records.step) in {INGEST_STEP, SELECTION_FOLDER}:
             continue  # files of the user's, and metadata: no manifests
         remedy = f"remove {records.step} and what was made from it, and run those steps again"
-        key = f"{name}/manifest.json"
+        key = f"{name}/{MANIFEST_FILE}"
         if name not in steps or not steps[name].folder.is_finished:
             yield Finding(key, f"there, as {records.step} read it", "missing", remedy)
         elif steps[name].manifest and steps[name].manifest_digest != expected:

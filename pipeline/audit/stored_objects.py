@@ -9,9 +9,10 @@ from jaxtyping import UInt64
 
 from infra.prefetch import prefetch
 from infra.store.object_store import ObjectNotFound, ObjectStore, StoreError, join_uri
-from pipeline.audit.contents import LEDGER_SUFFIX, read_contents
+from pipeline.audit.contents import read_contents
 from pipeline.audit.step_records import Finding, StepRecords
 from pipeline.runs.manifest import Output, read_output, sha256
+from pipeline.runs.names import INGEST_STEP, LEDGER_SUFFIX, SELECTION_FOLDER, folder_of
 from pipeline.steps.selection.select import metadata_uri
 
 GETS_IN_FLIGHT = 8
@@ -50,7 +51,7 @@ def read_objects(
     """
     holding, findings, is_whole = Holding(), [], True
     # The outputs of ingest are the corpus's.
-    base = corpus_uri if records.step == "ingest" else run_uri
+    base = corpus_uri if records.step == INGEST_STEP else run_uri
     # Digests and ids are made where the objects arrive, in as many threads.
     check = partial(_check, store, base, records.is_planned)
     for output, found in prefetch(check, records.objects, GETS_IN_FLIGHT):
@@ -66,7 +67,7 @@ def read_objects(
         if found.hashes is not None:
             is_ledger = output.key.endswith(LEDGER_SUFFIX)
             (holding.quarantined if is_ledger else holding.written).append((output, found.hashes))
-    if records.step.startswith("selection/"):
+    if folder_of(records.step) == SELECTION_FOLDER:
         findings += metadata_findings(store, corpus_uri, records)
     return holding if is_whole else None, findings
 

@@ -13,7 +13,24 @@ from infra.store.object_store import ObjectStore, join_uri
 from pipeline.audit.search import Hit, in_lines, in_shards, of_task
 from pipeline.audit.utterance_source import audio_now, find_record, why_unselected
 from pipeline.records import Quarantined, Utterance
-from pipeline.runs.manifest import SUBSETS, Manifest, Output, manifest_uri, read_manifest, sha256
+from pipeline.runs.manifest import Manifest, Output, manifest_uri, read_manifest, sha256
+from pipeline.runs.names import (
+    ALIGNMENT_STEP,
+    BOOTSTRAP_STEP,
+    FEATURES_FOLDER,
+    LABELLED,
+    MANIFEST_FILE,
+    METADATA_FOLDER,
+    MODELS_FOLDER,
+    PARTITIONS_STEP,
+    SUBSETS,
+    TARGETS_STEP,
+    UNLABELLED,
+    features_step,
+    folder_of,
+    model_step,
+    selection_step,
+)
 from pipeline.steps.repartition import shard_groups
 from pipeline.steps.selection.select import metadata_uri
 
@@ -62,7 +79,7 @@ class _Tracer:
     sightings: list[Sighting] = field(default_factory=list)
 
     def trace(self) -> Lineage:
-        selections = {subset: self._manifest(f"selection/{subset}") for subset in SUBSETS}
+        selections = {subset: self._manifest(selection_step(subset)) for subset in SUBSETS}
         record: Mapping[str, Any] = {}
         for subset, manifest in selections.items():
             hit = manifest and self._in_lines(manifest.outputs)
@@ -81,23 +98,23 @@ class _Tracer:
 
     def _follow(self, subset: str, number: int) -> None:
         """On from the selection file with this number."""
-        features = self._manifest(f"features/{subset}")
-        hit = self._at_step(features, f"features/{subset}", f"{number:06d}")
+        features = self._manifest(features_step(subset))
+        hit = self._at_step(features, features_step(subset), f"{number:06d}")
         if features is None or hit is None:
             return
         place = self._place(features, hit)
         task = f"{place:06d}"
-        if subset == "labelled":
-            for step in ("alignments/bootstrap", "alignments/labelled"):
+        if subset == LABELLED:
+            for step in (BOOTSTRAP_STEP, ALIGNMENT_STEP):
                 self._at_step(self._manifest(step), step, task)
-        if subset == "unlabelled":
-            targets = self._manifest("targets/unlabelled")
-            self._at_step(targets, "targets/unlabelled", task)
-            partitions = self._manifest("partitions/unlabelled")
+        if subset == UNLABELLED:
+            targets = self._manifest(TARGETS_STEP)
+            self._at_step(targets, TARGETS_STEP, task)
+            partitions = self._manifest(PARTITIONS_STEP)
             size = partitions.config["num_source_shards"] if partitions else 1
             groups = enumerate(shard_groups(len(features.outputs), size))
             group = next(number for number, shards in groups if place in shards)
-            self._at_step(partitions, "partitions/unlabelled", f"{group:06d}")
+            self._at_step(partitions, PARTITIONS_STEP, f"{group:06d}")
 
     def _at_step(self, manifest: Manifest | None, step: str, task: str) -> Hit | None:
         """Sight the utterance in what `task` wrote, or wherever else in the step it is."""
@@ -129,7 +146,7 @@ class _Tracer:
         if isinstance(utterance, Utterance):
             record = {"audio_uri": utterance.audio_uri}
         if manifest is None:
-            self.sightings.append(Sighting(f"selection/{subset}", "step not finished"))
+            self.sightings.append(Sighting(selection_step(subset), "step not finished"))
         else:
             reason = {"why": why_unselected(manifest, subset, utterance)}
             self._see(manifest, "not selected", Hit("", 0, {}), reason)
@@ -144,7 +161,9 @@ class _Tracer:
             if found is not None:
                 hit, record = found
                 key = hit.key.removeprefix(f"{self.corpus_uri.rstrip('/')}/")
-                self.sightings.append(Sighting(f"metadata/{subset}", "read", key, hit.position))
+                self.sightings.append(
+                    Sighting(f"{METADATA_FOLDER}/{subset}", "read", key, hit.position)
+                )
                 return subset, record
         return None
 
@@ -164,12 +183,14 @@ class _Tracer:
         """Models that read what the utterance was written to."""
         seen = {each.step for each in self.sightings if each.outcome == "written"}
         models = {}
-        for found in self.store.list(join_uri(self.run_uri, "models")):
-            name = found.uri.removeprefix(join_uri(self.run_uri, "models")).split("/")[1]
-            if not found.uri.endswith(f"/models/{name}/manifest.json"):
+        for found in self.store.list(join_uri(self.run_uri, MODELS_FOLDER)):
+            name = found.uri.removeprefix(join_uri(self.run_uri, MODELS_FOLDER)).split("/")[1]
+            if not found.uri.endswith(f"/{model_step(name)}/{MANIFEST_FILE}"):
                 continue
-            inputs = read_manifest(self.store, self.run_uri, f"models/{name}").inputs
-            trained = [step for step in inputs if step in seen and not step.startswith("features/")]
+            inputs = read_manifest(self.store, self.run_uri, model_step(name)).inputs
+            trained = [
+                step for step in inputs if step in seen and folder_of(step) != FEATURES_FOLDER
+            ]
             if trained:
                 models[name] = f"trained on {', '.join(trained)}"
             elif seen.intersection(inputs):

@@ -9,6 +9,7 @@ from pipeline.audit.search import Hit, in_metadata
 from pipeline.filters import SelectionFilters
 from pipeline.records import Quarantined, Utterance
 from pipeline.runs.manifest import Manifest
+from pipeline.runs.names import UNLABELLED
 from pipeline.steps.utterance_features import resolve_audio
 
 
@@ -35,7 +36,7 @@ def why_unselected(manifest: Manifest, subset: str, record: Utterance | Quaranti
     """Why a record that is in no selection file and no ledger was left out."""
     if isinstance(record, Quarantined):
         return f"{record.reason}: {record.detail}"
-    table = manifest.config.get("filters", {}) if subset == "unlabelled" else {}
+    table = manifest.config.get("filters", {}) if subset == UNLABELLED else {}
     rejection = read_record(SelectionFilters, table, "filters").rejection(record)
     if rejection is not None:
         return f"refused by the recipe's filter of {rejection}"

@@ -1,1 +1,9 @@
 """64 log-mel energies of 25 ms windows every 10 ms (paper 003 II-B), by two engines."""
+
+SAMPLE_RATE_HZ = 16_000
+FRAME_SHIFT_MS = 10
+WINDOW_MS = 25
+NUM_BINS = 64
+
+SHIFT_SAMPLES = SAMPLE_RATE_HZ * FRAME_SHIFT_MS // 1000
+WINDOW_SAMPLES = SAMPLE_RATE_HZ * WINDOW_MS // 1000

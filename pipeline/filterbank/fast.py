@@ -10,11 +10,9 @@ import scipy.fft
 import scipy.sparse
 from jaxtyping import Float32, Float64
 
-SAMPLE_RATE_HZ = 16000
-WINDOW_SAMPLES = 400
-SHIFT_SAMPLES = 160
+from pipeline.filterbank import NUM_BINS, SAMPLE_RATE_HZ, SHIFT_SAMPLES, WINDOW_SAMPLES
+
 FFT_SAMPLES = 512
-NUM_BINS = 64
 LOW_HZ, HIGH_HZ = 20.0, 8000.0
 PRE_EMPHASIS = 0.97
 # Frames and spectra stay in the L2 cache, and in memory that malloc keeps: with 200 frames it

@@ -4,7 +4,8 @@ import kaldi_native_fbank as knf
 import numpy as np
 from jaxtyping import Float32
 
-from pipeline.filterbank.fast import HIGH_HZ, LOW_HZ, NUM_BINS, PRE_EMPHASIS, SAMPLE_RATE_HZ
+from pipeline.filterbank import FRAME_SHIFT_MS, NUM_BINS, SAMPLE_RATE_HZ, WINDOW_MS
+from pipeline.filterbank.fast import HIGH_HZ, LOW_HZ, PRE_EMPHASIS
 
 
 def kaldi_log_mel_energies(
@@ -22,8 +23,8 @@ def kaldi_log_mel_energies(
 def _kaldi_options() -> knf.FbankOptions:
     options = knf.FbankOptions()
     options.frame_opts.samp_freq = SAMPLE_RATE_HZ
-    options.frame_opts.frame_length_ms = 25.0
-    options.frame_opts.frame_shift_ms = 10.0
+    options.frame_opts.frame_length_ms = WINDOW_MS
+    options.frame_opts.frame_shift_ms = FRAME_SHIFT_MS
     options.frame_opts.dither = 0.0
     options.frame_opts.preemph_coeff = PRE_EMPHASIS
     options.frame_opts.remove_dc_offset = True

@@ -6,15 +6,9 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float32
 
-from pipeline.filterbank.fast import (
-    SAMPLE_RATE_HZ,
-    SHIFT_SAMPLES,
-    WINDOW_SAMPLES,
-    fast_log_mel_energies,
-)
+from pipeline.filterbank import SHIFT_SAMPLES, WINDOW_SAMPLES
+from pipeline.filterbank.fast import fast_log_mel_energies
 from pipeline.filterbank.kaldi import kaldi_log_mel_energies
-
-__all__ = ["SAMPLE_RATE_HZ", "WINDOW_SAMPLES", "Engine", "log_mel_energies", "num_frames"]
 
 Engine = Literal["fast", "kaldi"]
 """`kaldi` is kaldi-native-fbank, the reference; `fast` is the same to 1e-4 and 7 times as fast."""

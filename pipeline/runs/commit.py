@@ -20,6 +20,7 @@ from pipeline.runs.manifest import (
     manifest_uri,
     sha256,
 )
+from pipeline.runs.names import COMMITS_FOLDER, LEDGER_SUFFIX
 from pipeline.runs.sealed_json import seal, unseal
 
 T = TypeVar("T")
@@ -95,11 +96,11 @@ class StepContext:
         if not rows:
             return None
         data = "".join(row.to_json() + "\n" for row in rows).encode()
-        return self.put_output(task, ".ledger.jsonl", data, Tally.of(rows))
+        return self.put_output(task, LEDGER_SUFFIX, data, Tally.of(rows))
 
     def commit(self, record: Commit) -> Commit:
         """Commit a task's record once; a second attempt must have made the same bytes."""
-        uri = join_uri(self.run_uri, self.step, "commits", f"{record.task}.json")
+        uri = join_uri(self.run_uri, self.step, COMMITS_FOLDER, f"{record.task}.json")
         if self.store.put_if_absent(uri, record.to_bytes()):
             return record
         winner = read_checked(self.store, uri, Commit.from_bytes)
@@ -196,7 +197,7 @@ def write_manifest(context: StepContext, manifest: Manifest) -> None:
 
 def committed_tasks(context: StepContext) -> dict[str, Commit]:
     """What earlier attempts at this step committed, by task; one LIST, in the driver."""
-    objects = context.store.list(join_uri(context.run_uri, context.step, "commits"))
+    objects = context.store.list(join_uri(context.run_uri, context.step, COMMITS_FOLDER))
     fetched = context.store.get_many([each.uri for each in objects])
     commits = []
     for uri, found in fetched:

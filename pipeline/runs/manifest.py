@@ -10,9 +10,8 @@ from typing import Any
 from infra.store.checked_reads import read_checked
 from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri
 from pipeline.records import Tally
+from pipeline.runs.names import MANIFEST_FILE
 from pipeline.runs.sealed_json import seal, unseal
-
-SUBSETS = ("labelled", "unlabelled", "heldout")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +87,7 @@ def sha256(data: bytes) -> str:
 
 def manifest_uri(run_uri: str, step: str) -> str:
     """Where the manifest of `step` (such as "features/labelled") lies."""
-    return join_uri(run_uri, step, "manifest.json")
+    return join_uri(run_uri, step, MANIFEST_FILE)
 
 
 def read_manifest(store: ObjectStore, run_uri: str, step: str) -> Manifest:

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Float16
 
-from pipeline.normalization import NUM_BINS
+from pipeline.filterbank import NUM_BINS
 from pipeline.shards.quantization import dequantize, quantize
 from pipeline.shards.tensors import FLOAT16, UINT8, UINT16, from_buffer, require_tensor
 

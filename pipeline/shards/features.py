@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Float16
 
+from pipeline.filterbank import FRAME_SHIFT_MS, NUM_BINS
 from pipeline.shards.container import Format, read_rows, required, write_rows
 from pipeline.shards.feature_cells import (
     Storage,
@@ -18,8 +19,8 @@ from pipeline.shards.feature_cells import (
 )
 
 FEATURE_FOOTER = {
-    "num_bins": "64",
-    "frame_shift_ms": "10",
+    "num_bins": str(NUM_BINS),
+    "frame_shift_ms": str(FRAME_SHIFT_MS),
     "normalization": "causal speaker mean",
 }
 _PLAIN_FIELDS = (

@@ -28,7 +28,7 @@ from pipeline.shards.tensors import (
     kbest_to_cells,
     to_bytes,
 )
-from pipeline.splicing import num_low_rate_frames
+from pipeline.splicing import STACK, num_low_rate_frames
 
 _FORMAT = Format(
     pa.schema(
@@ -89,7 +89,7 @@ def read_partition_lengths(
     """Read only each row's number of 10 ms frames and its offset, in stored order."""
     columns = read_columns(_FORMAT, file, ("num_frames", "offset"))
     num_frames, offsets = (column.to_numpy().astype(np.int64) for column in columns.values())
-    if (num_frames < 0).any() or ((offsets < 0) | (offsets > 2)).any():
+    if (num_frames < 0).any() or ((offsets < 0) | (offsets >= STACK)).any():
         raise ValueError("damaged shard: need num_frames >= 0 and offsets of 0, 1 or 2")
     return num_frames, offsets
 

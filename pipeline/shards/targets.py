@@ -6,9 +6,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from pipeline.filterbank import FRAME_SHIFT_MS
 from pipeline.kbest import KBest
 from pipeline.shards.container import Format, Row, read_rows, required, write_rows
 from pipeline.shards.tensors import kbest_from_cells, kbest_to_cells
+from pipeline.splicing import STACK
 
 _FORMAT = Format(
     pa.schema(
@@ -21,7 +23,7 @@ _FORMAT = Format(
             required("log_z", pa.binary()),
         ]
     ),
-    {"shard": "targets", "dtype": "float16", "frame_shift_ms": "30"},
+    {"shard": "targets", "dtype": "float16", "frame_shift_ms": str(STACK * FRAME_SHIFT_MS)},
 )
 
 
@@ -85,5 +87,5 @@ def _from_cells(cells: dict[str, Any], k: int) -> TargetRow:
 
 
 def _require_offset(offset: int, where: str) -> None:
-    if offset not in {0, 1, 2}:
-        raise ValueError(f"{where}: offset = {offset}: need 0, 1 or 2")
+    if not 0 <= offset < STACK:
+        raise ValueError(f"{where}: offset = {offset}: need 0..{STACK - 1}")

@@ -28,6 +28,7 @@ from pipeline.runs.manifest import (
     read_manifest,
     read_output,
 )
+from pipeline.runs.names import features_step, selection_step
 from pipeline.shards import FeatureRow, Storage, write_features
 from pipeline.shuffling import shuffled_order
 from pipeline.steps.selection.select import shuffle
@@ -75,9 +76,9 @@ def extract_features(
     distribute: Distribute,
 ) -> tuple[Manifest, bool]:
     """Extract one subset's features; the manifest, and whether it was done before."""
-    source = f"selection/{subset}"
+    source = selection_step(subset)
     inputs = input_digests(store, run_uri, [source])
-    context = step_context(store, run_uri, f"features/{subset}", asdict(config), inputs)
+    context = step_context(store, run_uri, features_step(subset), asdict(config), inputs)
     if (done := finished_manifest(context)) is not None:
         return done, True
     tasks = {

@@ -21,6 +21,7 @@ from pipeline.runs.commit import (
     step_context,
 )
 from pipeline.runs.manifest import Manifest, Output, input_digests, read_manifest, read_output
+from pipeline.runs.names import PARTITIONS_STEP, TARGETS_STEP, UNLABELLED, features_step
 from pipeline.shards import (
     PartitionRow,
     read_features,
@@ -31,7 +32,7 @@ from pipeline.shuffling import shuffled_order
 from pipeline.steps.disk_spill import SpilledRows
 from pipeline.steps.selection.select import shuffle
 
-SOURCES = ("features/unlabelled", "targets/unlabelled")
+SOURCES = (features_step(UNLABELLED), TARGETS_STEP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ def repartition(
 ) -> tuple[Manifest, bool]:
     """Join and deal the unlabelled subset; the manifest, and whether it was done before."""
     inputs = input_digests(store, run_uri, SOURCES)
-    context = step_context(store, run_uri, "partitions/unlabelled", asdict(config), inputs)
+    context = step_context(store, run_uri, PARTITIONS_STEP, asdict(config), inputs)
     if (done := finished_manifest(context)) is not None:
         return done, True
     features, targets = (read_manifest(store, run_uri, step).outputs for step in SOURCES)

@@ -19,9 +19,10 @@ from pipeline.runs.commit import (
     step_context,
 )
 from pipeline.runs.manifest import Manifest, Output, input_digests, read_manifest, read_output
+from pipeline.runs.names import TARGETS_STEP, TEACHER, UNLABELLED, features_step, model_step
 from pipeline.sampling import sampling_priority
 from pipeline.shards import TargetRow, read_features, write_targets
-from pipeline.splicing import splice
+from pipeline.splicing import STACK, splice
 
 Teacher = Callable[[list[Float32[np.ndarray, "_frames 192"]]], list[KBest]]
 """Spliced utterances to their k best logits, in the same order; called in the workers."""
@@ -61,11 +62,11 @@ def generate_targets(
     distribute: Distribute,
 ) -> tuple[Manifest, bool]:
     """Label the unlabelled subset; target shards stand in the order of the feature shards."""
-    inputs = input_digests(store, run_uri, ["features/unlabelled", "models/teacher"])
-    context = step_context(store, run_uri, "targets/unlabelled", asdict(config), inputs)
+    inputs = input_digests(store, run_uri, [features_step(UNLABELLED), model_step(TEACHER)])
+    context = step_context(store, run_uri, TARGETS_STEP, asdict(config), inputs)
     if (done := finished_manifest(context)) is not None:
         return done, True
-    shards = read_manifest(store, run_uri, "features/unlabelled").outputs
+    shards = read_manifest(store, run_uri, features_step(UNLABELLED)).outputs
     tasks = {
         f"{number:06d}": ShardTask(context, config, f"{number:06d}", output, teacher)
         for number, output in enumerate(shards)
@@ -85,7 +86,7 @@ def mass_statistics(commits: Sequence[Commit]) -> dict[str, int | float]:
 def label_shard(task: ShardTask) -> Commit:
     """Splice each utterance at its own offset and keep the teacher's k best."""
     rows = read_features(read_output(task.context.store, task.context.run_uri, task.features))
-    offsets = [sampling_priority(task.config.seed, row.utterance_id) % 3 for row in rows]
+    offsets = [sampling_priority(task.config.seed, row.utterance_id) % STACK for row in rows]
     spliced = [
         splice(row.features, offset).astype(np.float32)
         for row, offset in zip(rows, offsets, strict=True)

@@ -16,16 +16,18 @@ from infra.store.object_store import (
     join_uri,
 )
 from pipeline.audio.decode import AudioError, decode_audio, max_file_bytes, require_duration
+from pipeline.filterbank import FRAME_SHIFT_MS, SAMPLE_RATE_HZ
 from pipeline.filterbank.log_mel import Engine, log_mel_energies
 from pipeline.normalization import CausalMean
 from pipeline.records import Quarantined, Utterance
 from pipeline.shards import FeatureRow, Storage, as_stored
+from pipeline.splicing import STACK
 
-MIN_FRAMES = 5
+MIN_FRAMES = 2 * STACK - 1
 """The fewest 10 ms frames that leave one spliced frame at each of the three offsets."""
 
 IN_FLIGHT_BYTES = 256 * 2**20
-PCM_BYTES_PER_S = 32_000
+PCM_BYTES_PER_S = 2 * SAMPLE_RATE_HZ
 
 REFUSALS = {
     ObjectNotFound: "missing_object",
@@ -110,7 +112,7 @@ def _energies(
     require_duration(samples, utterance.duration_s)
     energies = log_mel_energies(samples, engine)
     if len(energies) < MIN_FRAMES:
-        detail = f"{len(energies)} frames of 10 ms: need at least {MIN_FRAMES}"
+        detail = f"{len(energies)} frames of {FRAME_SHIFT_MS} ms: need at least {MIN_FRAMES}"
         raise AudioError("too_short", detail)
     return energies
 

@@ -25,6 +25,7 @@ import soundfile
 
 from infra.store.object_store import join_uri
 from pipeline.audio.decode import decode_audio
+from pipeline.filterbank import NUM_BINS, SAMPLE_RATE_HZ
 from pipeline.filterbank.log_mel import log_mel_energies
 from pipeline.records import Utterance
 from pipeline.steps.features import MAX_SHARD_FRAMES, ExtractionConfig
@@ -33,8 +34,6 @@ from tests.benchmarks.measure import Figure, interleaved, ratios, show
 from tests.long_speaker import extract, put_selection
 from tests.small_corpus import local_store
 
-NUM_BINS = 64
-SAMPLE_RATE_HZ = 16_000
 GETS_IN_FLIGHT = 32
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import scipy.fft
 
 from pipeline.audio.decode import decode_audio
+from pipeline.filterbank import SAMPLE_RATE_HZ
 from pipeline.filterbank.fast import FFT_SAMPLES
 from pipeline.filterbank.log_mel import log_mel_energies, num_frames
 from tests.benchmarks.an4_audio import recordings
@@ -21,7 +22,6 @@ from tests.benchmarks.measure import Figure, interleaved, ratios, show
 
 FFT_BLOCK_FRAMES = 256
 LENGTHS_S = (1, 3, 10, 600)
-SAMPLE_RATE_HZ = 16_000
 
 
 def bare_fft(num_frames: int) -> None:

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pipeline.splicing import NUM_INPUTS
 from tests.benchmarks.gpu_graphs import captured, repeated
 from tests.benchmarks.measure import Figure, interleaved, ratios
 from training.models.acoustic_model import AcousticModel, ModelConfig
 from training.models.losses import kbest_cross_entropy
-
-FEATURES = 192
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ def training_step(shape: Shape, device: torch.device, dtype: torch.dtype) -> Cal
 def minibatch(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Random features, and k different senones a frame with probabilities that sum to 1."""
     frames = (shape.num_chunks, shape.chunk_frames)
-    features = torch.randn(*frames, FEATURES, device=device)
+    features = torch.randn(*frames, NUM_INPUTS, device=device)
     logits, senones = torch.randn(*frames, shape.num_senones, device=device).topk(shape.num_best)
     return features, senones, logits.softmax(-1)
 

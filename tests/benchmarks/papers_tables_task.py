@@ -10,12 +10,11 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor, nn
 
 from infra.store.object_store import ObjectStore, join_uri, normalize_uri
+from pipeline.filterbank import NUM_BINS
 from pipeline.runs.manifest import read_manifest, read_output
+from pipeline.runs.names import ALIGNMENT_STEP, HELDOUT, PARTITIONS_STEP, features_step
 from pipeline.shards import read_partition
 from pipeline.splicing import STACK, low_rate_alignment, splice
-from training.evaluation.evaluate import HELDOUT
-from training.fit.model_specs import ALIGNED, UNLABELLED
-from training.models.acoustic_model import NUM_BINS
 from training.models.store import load_model
 from training.simulation import Training
 from training.targets.alignment import network_alignments, read_tree
@@ -139,11 +138,13 @@ def read_task(run: str) -> Task:
     deviation, mean = torch.std_mean(training.energies, dim=0)
     for frames in (training, heldout):
         frames.energies.sub_(mean).div_(deviation)
-    return Task(training, heldout, read_manifest(store, run_uri, ALIGNED).statistics["num_senones"])
+    return Task(
+        training, heldout, read_manifest(store, run_uri, ALIGNMENT_STEP).statistics["num_senones"]
+    )
 
 
 def _taught(store: ObjectStore, run_uri: str) -> Iterator[Utterance]:
-    for output in read_manifest(store, run_uri, UNLABELLED).outputs:
+    for output in read_manifest(store, run_uri, PARTITIONS_STEP).outputs:
         for row in read_partition(read_output(store, run_uri, output)):
             assert row.kbest is not None
             yield splice(row.features, row.offset), row.kbest.senones[:, 0].astype(np.int64)
@@ -151,7 +152,11 @@ def _taught(store: ObjectStore, run_uri: str) -> Iterator[Utterance]:
 
 def _aligned(store: ObjectStore, run_uri: str) -> Iterator[Utterance]:
     """Held-out utterances with their transcripts aligned by the teacher, as in jobs.evaluate."""
-    rows = [row for shard in read_shards(store, run_uri, HELDOUT).values() for row in shard]
+    rows = [
+        row
+        for shard in read_shards(store, run_uri, features_step(HELDOUT)).values()
+        for row in shard
+    ]
     teacher, tree = load_model(store, run_uri, "teacher"), read_tree(store, run_uri)
     lexicon = read_lexicon(store, join_uri(run_uri, "corpus"))
     found = network_alignments(rows, teacher, lexicon, tree, ACOUSTIC_SCALE)

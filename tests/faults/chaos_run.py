@@ -10,7 +10,8 @@ import torch
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, step_context
-from pipeline.runs.manifest import SUBSETS, Manifest, read_manifest, read_output
+from pipeline.runs.manifest import Manifest, read_manifest, read_output
+from pipeline.runs.names import SUBSETS
 from pipeline.shards import read_features, read_partition, read_targets
 from pipeline.steps.features import extract_features
 from pipeline.steps.repartition import repartition

@@ -2,7 +2,8 @@
 
 from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
-from pipeline.runs.manifest import SUBSETS, Manifest, read_output
+from pipeline.runs.manifest import Manifest, read_output
+from pipeline.runs.names import SUBSETS
 
 STEPS = {
     "ingest",

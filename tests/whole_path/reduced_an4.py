@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pipeline.runs.manifest import SUBSETS
+from pipeline.runs.names import SUBSETS
 
 SIZES = {"labelled": (3, 10), "unlabelled": (6, 5), "heldout": (2, 4)}
 """Speakers of each of the corpus's own splits, and utterances of each speaker."""

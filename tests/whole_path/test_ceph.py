@@ -9,7 +9,7 @@ import pytest
 
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.kbest import KBest
-from pipeline.runs.manifest import SUBSETS
+from pipeline.runs.names import SUBSETS
 from pipeline.steps.features import extract_features
 from pipeline.steps.repartition import repartition
 from pipeline.steps.selection.select import metadata_uri, select_utterances

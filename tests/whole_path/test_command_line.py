@@ -12,7 +12,8 @@ import pytest
 
 from infra.store.object_store import ObjectStore
 from jobs.run import JOBS
-from pipeline.runs.manifest import SUBSETS, manifest_uri
+from pipeline.runs.manifest import manifest_uri
+from pipeline.runs.names import SUBSETS
 from pipeline.steps.selection.select import metadata_uri, select_utterances
 from tests.s3_server import CREDENTIALS, free_port, running_s3_server
 from tests.small_corpus import local_store, serially, write_corpus, write_metadata

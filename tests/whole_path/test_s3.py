@@ -16,7 +16,7 @@ from jobs.run import launches
 from jobs.synthesis.corpus import synthesize
 from jobs.synthesis.plan import SynthesisConfig
 from pipeline.kbest import KBest
-from pipeline.runs.manifest import SUBSETS
+from pipeline.runs.names import SUBSETS
 from pipeline.steps.features import extract_features
 from pipeline.steps.repartition import repartition
 from pipeline.steps.selection.select import metadata_uri, select_utterances

@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+from pipeline.splicing import STACK
+
 
 @dataclass(frozen=True, slots=True)
 class ExponentialDecay:
@@ -101,7 +103,7 @@ def supervised_sub_epochs(
 ) -> list[SubEpoch]:
     """Epochs over the labelled data, the offset rotating, whole utterances at the end (II-B)."""
     return [
-        SubEpoch(True, 0, 1, epoch % 3, epoch >= num_chunked_epochs, decay.learning_rate(epoch))
+        SubEpoch(True, 0, 1, epoch % STACK, epoch >= num_chunked_epochs, decay.learning_rate(epoch))
         for epoch in range(num_epochs)
     ]
 
@@ -124,7 +126,7 @@ def scheduled_learning_sub_epochs(
     for step in range(total):
         whole, rate = step >= total - num_whole, decay.learning_rate(step)
         sub_epochs.append(SubEpoch(False, step % num_sub_epochs, num_sub_epochs, 0, whole, rate))
-        share, offset = step % num_labelled_shares, step // num_labelled_shares % 3
+        share, offset = step % num_labelled_shares, step // num_labelled_shares % STACK
         labelled_rate = rate * labelled_rate_factor
         sub_epochs.append(SubEpoch(True, share, num_labelled_shares, offset, whole, labelled_rate))
     return sub_epochs

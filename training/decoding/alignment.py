@@ -5,10 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float32, Int32, Int64, UInt16
 
+from pipeline.splicing import STACK
 from training.decoding.lexicon import SILENCE_ID
 from training.decoding.senones.senone_tree import SenoneTree
-
-FRAMES_PER_LOW_RATE_FRAME = 3
 
 
 @dataclass(frozen=True)
@@ -54,5 +53,5 @@ def expand_to_frames(
 
     Frames before the offset take the first senone, frames past the last stack the last one.
     """
-    low_rate_frames = (np.arange(num_frames) - offset) // FRAMES_PER_LOW_RATE_FRAME
+    low_rate_frames = (np.arange(num_frames) - offset) // STACK
     return senones[np.clip(low_rate_frames, 0, len(senones) - 1)].astype(np.uint16)

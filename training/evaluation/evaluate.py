@@ -12,6 +12,17 @@ from tqdm import tqdm
 from infra.store.object_store import ObjectStore
 from pipeline.runs.commit import finished_manifest, step_context, write_manifest
 from pipeline.runs.manifest import Manifest, input_digests, read_manifest, read_output
+from pipeline.runs.names import (
+    ALIGNMENT_STEP,
+    BASELINE,
+    EVALUATED_MODELS,
+    EVALUATION_STEP,
+    HELDOUT,
+    STUDENT,
+    TEACHER,
+    features_step,
+    model_step,
+)
 from pipeline.shards import FeatureRow, read_partition
 from pipeline.splicing import low_rate_alignment
 from training.decoding.decoder import DecoderConfig, decode
@@ -19,14 +30,11 @@ from training.decoding.graph.hclg import DecodingGraph, decoding_graph
 from training.decoding.language_model import witten_bell_arpa
 from training.decoding.lexicon import Lexicon
 from training.evaluation.word_errors import WordErrors, werr, word_errors
-from training.fit.model_specs import ALIGNED
 from training.models.store import TrainedModel, load_model
 from training.recipes import EvaluationConfig
 from training.targets.alignment import log_likelihoods, network_alignments, read_tree
 from training.targets.labelled import Alignments, read_lexicon, read_shards
 
-HELDOUT = "features/heldout"
-MODELS = ("baseline", "teacher", "student")
 WITHOUT_PLACEMENT = "all"
 
 
@@ -35,20 +43,26 @@ def evaluate(
 ) -> tuple[Manifest, bool]:
     """Decode the held-out subset with each model; word and frame errors by placement."""
     inputs = input_digests(
-        store, run_uri, [HELDOUT, ALIGNED, *(f"models/{name}" for name in MODELS)]
+        store,
+        run_uri,
+        [features_step(HELDOUT), ALIGNMENT_STEP, *(model_step(name) for name in EVALUATED_MODELS)],
     )
-    context = step_context(store, run_uri, "evaluation", asdict(config), inputs)
+    context = step_context(store, run_uri, EVALUATION_STEP, asdict(config), inputs)
     if (done := finished_manifest(context)) is not None:
         return done, True
-    rows = [row for shard in read_shards(store, run_uri, HELDOUT).values() for row in shard]
+    rows = [
+        row
+        for shard in read_shards(store, run_uri, features_step(HELDOUT)).values()
+        for row in shard
+    ]
     if not rows:
         raise ValueError("the held-out subset is empty: list speakers in heldout.speakers")
-    models = {name: load_model(store, run_uri, name) for name in MODELS}
+    models = {name: load_model(store, run_uri, name) for name in EVALUATED_MODELS}
     scores = score_models(store, run_uri, corpus_uri, config, rows, models)
-    heldout = read_manifest(store, run_uri, HELDOUT).tally_out
+    heldout = read_manifest(store, run_uri, features_step(HELDOUT)).tally_out
     data = json.dumps(scores, indent=1, sort_keys=True).encode()
     manifest = Manifest(
-        step="evaluation",
+        step=EVALUATION_STEP,
         config=asdict(config),
         inputs=inputs,
         outputs=(context.put_output("scores", ".json", data, heldout),),
@@ -80,13 +94,13 @@ def score_models(
         for name, by_placement in errors.items()
     }
     reference = network_alignments(
-        rows, models["teacher"], lexicon, read_tree(store, run_uri), config.acoustic_scale
+        rows, models[TEACHER], lexicon, read_tree(store, run_uri), config.acoustic_scale
     )
     return {
         "wer": rates,
         "werr": {
-            placement: werr(baseline, rates["student"][placement])
-            for placement, baseline in rates["baseline"].items()
+            placement: werr(baseline, rates[STUDENT][placement])
+            for placement, baseline in rates[BASELINE].items()
             if baseline > 0
         },
         "word_errors": {
@@ -96,7 +110,9 @@ def score_models(
         "frame_accuracy": {
             name: frame_accuracy(rows, model, reference) for name, model in models.items()
         },
-        "models": {name: {"num_parameters": num_parameters(models[name])} for name in MODELS},
+        "models": {
+            name: {"num_parameters": num_parameters(models[name])} for name in EVALUATED_MODELS
+        },
     }
 
 
@@ -106,7 +122,7 @@ def language_graph(
     """HCLG over the lexicon, with an n-gram model of the labelled transcripts alone."""
     sentences = [
         (row.text or "").split()
-        for output in read_manifest(store, run_uri, ALIGNED).outputs
+        for output in read_manifest(store, run_uri, ALIGNMENT_STEP).outputs
         for row in read_partition(read_output(store, run_uri, output))
     ]
     arpa = witten_bell_arpa(sentences, lexicon.pronunciations, ngram_order)

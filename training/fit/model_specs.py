@@ -4,6 +4,18 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from pipeline.runs.names import (
+    ALIGNER,
+    ALIGNMENT_STEP,
+    BASELINE,
+    BOOTSTRAP_STEP,
+    LABELLED,
+    PARTITIONS_STEP,
+    STUDENT,
+    TEACHER,
+    UNLABELLED,
+    features_step,
+)
 from training.data.sub_epochs import (
     ExponentialDecay,
     MinRateNewbob,
@@ -14,10 +26,6 @@ from training.data.sub_epochs import (
 from training.fit.steps import LoopConfig
 from training.models.acoustic_model import ModelConfig
 from training.recipes import CheckpointConfig, Recipe, SupervisedConfig, TrainerConfig
-
-BOOTSTRAPPED = "alignments/bootstrap"
-ALIGNED = "alignments/labelled"
-UNLABELLED = "partitions/unlabelled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +58,7 @@ class Fit:
     @property
     def inputs(self) -> list[str]:
         """The steps whose manifests this model depends on."""
-        moments = [f"features/{subset}" for subset in ("labelled", "unlabelled")]
+        moments = [features_step(LABELLED), features_step(UNLABELLED)]
         return [self.labelled, *([self.unlabelled] if self.unlabelled else []), *moments]
 
     @property
@@ -68,7 +76,7 @@ def _supervised(name: str, config: SupervisedConfig, recipe: Recipe, labelled: s
     is_newbob = config.schedule == "newbob"
     return Fit(
         name=name,
-        model=models.teacher if name == "teacher" else models.student,
+        model=models.teacher if name == TEACHER else models.student,
         labelled=labelled,
         unlabelled=None,
         sub_epochs=supervised_sub_epochs(decay, config.num_chunked_epochs, config.num_epochs),
@@ -83,17 +91,17 @@ def _supervised(name: str, config: SupervisedConfig, recipe: Recipe, labelled: s
 
 def aligner_fit(recipe: Recipe) -> Fit:
     """The network that realigns: the baseline's form, on bootstrapped alignments (VII-C2)."""
-    return _supervised("aligner", recipe.aligner, recipe, BOOTSTRAPPED)
+    return _supervised(ALIGNER, recipe.aligner, recipe, BOOTSTRAP_STEP)
 
 
 def baseline_fit(recipe: Recipe) -> Fit:
     """The fully supervised model that the student must beat (VII-C7)."""
-    return _supervised("baseline", recipe.baseline, recipe, ALIGNED)
+    return _supervised(BASELINE, recipe.baseline, recipe, ALIGNMENT_STEP)
 
 
 def teacher_fit(recipe: Recipe) -> Fit:
     """The bidirectional teacher on the labelled data (VII-C4)."""
-    return _supervised("teacher", recipe.teacher, recipe, ALIGNED)
+    return _supervised(TEACHER, recipe.teacher, recipe, ALIGNMENT_STEP)
 
 
 def student_fit(recipe: Recipe) -> Fit:
@@ -110,10 +118,10 @@ def student_fit(recipe: Recipe) -> Fit:
         config.num_labelled_shares,
     )
     return Fit(
-        name="student",
+        name=STUDENT,
         model=recipe.models.student,
-        labelled=ALIGNED,
-        unlabelled=UNLABELLED,
+        labelled=ALIGNMENT_STEP,
+        unlabelled=PARTITIONS_STEP,
         sub_epochs=sub_epochs,
         loop=LoopConfig(config.minibatch_frames, config.max_gradient_norm),
         trainer=config.trainer,

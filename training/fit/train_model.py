@@ -7,6 +7,13 @@ from pipeline.normalization import Moments
 from pipeline.records import Tally
 from pipeline.runs.commit import StepContext, finished_manifest, step_context
 from pipeline.runs.manifest import Manifest, Output, input_digests, read_manifest
+from pipeline.runs.names import (
+    CHECKPOINTS_FOLDER,
+    LABELLED,
+    UNLABELLED,
+    features_step,
+    model_step,
+)
 from training.checkpoints.checkpointer import Checkpoints
 from training.data.dataset import Dataset
 from training.distributed import collectives
@@ -26,7 +33,7 @@ def fit_model(
     on. The bits differ, and its curve says how many ranks made each sub-epoch.
     """
     inputs = input_digests(store, run_uri, fit.inputs)
-    context = step_context(store, run_uri, f"models/{fit.name}", fit.config, inputs)
+    context = step_context(store, run_uri, model_step(fit.name), fit.config, inputs)
     if (done := finished_manifest(context)) is not None:
         return done, True
     labelled = read_manifest(store, run_uri, fit.labelled)
@@ -47,8 +54,10 @@ def fit_model(
 def global_moments(store: ObjectStore, run_uri: str) -> Moments:
     """The statistics of labelled and unlabelled frames together; held-out ones take no part."""
     parts = [
-        Moments.from_dict(read_manifest(store, run_uri, f"features/{subset}").statistics["moments"])
-        for subset in ("labelled", "unlabelled")
+        Moments.from_dict(
+            read_manifest(store, run_uri, features_step(subset)).statistics["moments"]
+        )
+        for subset in (LABELLED, UNLABELLED)
     ]
     return parts[0].merge(parts[1])
 
@@ -79,6 +88,6 @@ def open_dataset(
 
 def checkpoints_of(fit: Fit, context: StepContext, group: ProcessGroup) -> Checkpoints:
     """Where the fit's checkpoints lie, beside the model that it makes."""
-    uri = join_uri(context.run_uri, context.step, "checkpoints")
+    uri = join_uri(context.run_uri, context.step, CHECKPOINTS_FOLDER)
     num_kept = fit.checkpoints.num_kept
     return Checkpoints(context.store, uri, context.fingerprint, group, num_kept)

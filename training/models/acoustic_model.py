@@ -8,9 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 
 from pipeline.normalization import Moments
-
-NUM_BINS = 64
-NUM_SPLICED = 3
+from pipeline.splicing import NUM_INPUTS, STACK
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,7 @@ class AcousticModel(nn.Module):
         self.config = config
         self.num_senones = num_senones
         self.lstm = nn.LSTM(
-            NUM_BINS * NUM_SPLICED,
+            NUM_INPUTS,
             config.num_units,
             config.num_layers,
             batch_first=True,
@@ -60,15 +58,15 @@ class AcousticModel(nn.Module):
         )
         num_outputs = config.num_units * (2 if config.bidirectional else 1)
         self.output = nn.Linear(num_outputs, num_senones)
-        self.register_buffer("mean", torch.zeros(NUM_BINS * NUM_SPLICED))
-        self.register_buffer("inverse_deviation", torch.ones(NUM_BINS * NUM_SPLICED))
+        self.register_buffer("mean", torch.zeros(NUM_INPUTS))
+        self.register_buffer("inverse_deviation", torch.ones(NUM_INPUTS))
 
     def freeze_normalization(self, moments: Moments) -> None:
         """Set the global mean and variance (003 IV-B2), the same for each of the spliced frames."""
         mean = torch.from_numpy(moments.mean).float()
         deviation = torch.from_numpy(moments.standard_deviation).float()
-        self.mean.copy_(mean.repeat(NUM_SPLICED))
-        self.inverse_deviation.copy_(deviation.clamp(min=1e-5).reciprocal().repeat(NUM_SPLICED))
+        self.mean.copy_(mean.repeat(STACK))
+        self.inverse_deviation.copy_(deviation.clamp(min=1e-5).reciprocal().repeat(STACK))
 
     def forward(
         self,

@@ -12,6 +12,7 @@ from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
 from pipeline.runs.commit import StepContext, write_manifest
 from pipeline.runs.manifest import Manifest, read_manifest, read_output
+from pipeline.runs.names import model_step
 from training.models.acoustic_model import AcousticModel, ModelConfig
 from training.tensor_encoding import decode_state, encode_state
 
@@ -45,7 +46,7 @@ def decode_model(data: bytes) -> TrainedModel:
 
 def load_model(store: ObjectStore, run_uri: str, name: str) -> TrainedModel:
     """Load model `name` (aligner, baseline, teacher or student) of a run."""
-    (output,) = read_manifest(store, run_uri, f"models/{name}").outputs
+    (output,) = read_manifest(store, run_uri, model_step(name)).outputs
     return decode_model(read_output(store, run_uri, output))
 
 

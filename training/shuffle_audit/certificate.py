@@ -20,6 +20,7 @@ from infra.store.object_store import ObjectStore, join_uri
 from pipeline.audit.provenance import STEPS, read_sources
 from pipeline.runs.commit import finished_manifest, step_context, write_manifest
 from pipeline.runs.manifest import Manifest, input_digests, read_manifest
+from pipeline.runs.names import CERTIFICATE_STEP, PARTITIONS_STEP
 from pipeline.shuffle_quality.certificate import LAGS, Figure, Samples, certify
 from pipeline.shuffle_quality.design_effect import (
     expected_effective_number,
@@ -55,10 +56,10 @@ def certify_run(
     """Write certificate/certificate.json; the manifest, and whether it was done before."""
     inputs = input_digests(store, run_uri, STEPS)
     resolved = {**asdict(config), **asdict(fit)}
-    context = step_context(store, run_uri, "certificate", resolved, inputs)
+    context = step_context(store, run_uri, CERTIFICATE_STEP, resolved, inputs)
     if (done := finished_manifest(context)) is not None:
         return done, True
-    partitions = read_manifest(store, run_uri, "partitions/unlabelled")
+    partitions = read_manifest(store, run_uri, PARTITIONS_STEP)
     dataset = Dataset(
         store=store,
         run_uri=run_uri,
@@ -75,7 +76,7 @@ def certify_run(
     store.put(certificate_uri(run_uri), data)
     tally = partitions.tally_out
     manifest = Manifest(
-        "certificate", resolved, inputs, (), tally_in=tally, tally_out=tally, statistics=document
+        CERTIFICATE_STEP, resolved, inputs, (), tally_in=tally, tally_out=tally, statistics=document
     )
     write_manifest(context, manifest)
     return manifest, False
@@ -83,7 +84,7 @@ def certify_run(
 
 def certificate_uri(run_uri: str) -> str:
     """Where the certificate of a run lies."""
-    return join_uri(run_uri, "certificate", "certificate.json")
+    return join_uri(run_uri, CERTIFICATE_STEP, "certificate.json")
 
 
 def read_certificate(store: ObjectStore, run_uri: str) -> dict[str, Any]:

@@ -10,6 +10,14 @@ from jaxtyping import Float32
 from infra.store.object_store import ObjectStore
 from pipeline.runs.commit import finished_manifest, step_context
 from pipeline.runs.manifest import Manifest, input_digests, read_manifest
+from pipeline.runs.names import (
+    ALIGNER,
+    ALIGNMENT_STEP,
+    BOOTSTRAP_STEP,
+    LABELLED,
+    features_step,
+    model_step,
+)
 from pipeline.shards import FeatureRow
 from pipeline.splicing import splice
 from training.decoding.alignment import expand_to_frames, senone_alignment
@@ -20,10 +28,8 @@ from training.decoding.graph.hclg import alignment_graph
 from training.decoding.lexicon import Lexicon
 from training.decoding.senones.senone_tree import SenoneTree, parse_senone_tree
 from training.decoding.senones.tree_growing import TreeConfig, build_tree
-from training.fit.model_specs import ALIGNED, BOOTSTRAPPED
 from training.models.store import TrainedModel, load_model
 from training.targets.labelled import (
-    FEATURES,
     Alignments,
     Senones,
     read_lexicon,
@@ -31,8 +37,6 @@ from training.targets.labelled import (
     transcribed,
     write_aligned,
 )
-
-ALIGNER = "models/aligner"
 
 
 def bootstrap(
@@ -45,11 +49,11 @@ def bootstrap(
 ) -> tuple[Manifest, bool]:
     """Monophone alignments, a senone tree grown on them, and the senones of every frame."""
     resolved = {"bootstrap": asdict(config), "senones": asdict(tree_config)}
-    inputs = input_digests(store, run_uri, [FEATURES])
-    context = step_context(store, run_uri, BOOTSTRAPPED, resolved, inputs)
+    inputs = input_digests(store, run_uri, [features_step(LABELLED)])
+    context = step_context(store, run_uri, BOOTSTRAP_STEP, resolved, inputs)
     if (done := finished_manifest(context)) is not None:
         return done, True
-    shards = read_shards(store, run_uri, FEATURES)
+    shards = read_shards(store, run_uri, features_step(LABELLED))
     utterances = [transcribed(row) for rows in shards.values() for row in rows]
     lexicon = read_lexicon(store, corpus_uri)
     bootstrapped = bootstrap_alignment(utterances, lexicon, config)
@@ -69,25 +73,27 @@ def realign(
 ) -> tuple[Manifest, bool]:
     """Align the labelled data again, by the network that the bootstrap trained."""
     resolved = {"acoustic_scale": acoustic_scale}
-    inputs = input_digests(store, run_uri, [FEATURES, BOOTSTRAPPED, ALIGNER])
-    context = step_context(store, run_uri, ALIGNED, resolved, inputs)
+    inputs = input_digests(
+        store, run_uri, [features_step(LABELLED), BOOTSTRAP_STEP, model_step(ALIGNER)]
+    )
+    context = step_context(store, run_uri, ALIGNMENT_STEP, resolved, inputs)
     if (done := finished_manifest(context)) is not None:
         return done, True
     lexicon, tree = read_lexicon(store, corpus_uri), read_tree(store, run_uri)
-    model = load_model(store, run_uri, "aligner")
+    model = load_model(store, run_uri, ALIGNER)
 
     def align_rows(rows: list[FeatureRow]) -> Alignments:
         return network_alignments(rows, model, lexicon, tree, acoustic_scale)
 
     statistics = {"num_senones": tree.num_senones, "senone_tree": tree.to_json()}
-    shards = read_shards(store, run_uri, FEATURES)
+    shards = read_shards(store, run_uri, features_step(LABELLED))
     manifest = write_aligned(context, resolved, inputs, shards, align_rows, statistics, loss_budget)
     return manifest, False
 
 
 def read_tree(store: ObjectStore, run_uri: str) -> SenoneTree:
     """The run's senones."""
-    bootstrapped = read_manifest(store, run_uri, BOOTSTRAPPED)
+    bootstrapped = read_manifest(store, run_uri, BOOTSTRAP_STEP)
     return parse_senone_tree(bootstrapped.statistics["senone_tree"])
 
 

@@ -14,7 +14,6 @@ from pipeline.shards import FeatureRow, PartitionRow, read_features, write_parti
 from training.decoding.alignment import TranscribedUtterance
 from training.decoding.lexicon import Lexicon, parse_lexicon
 
-FEATURES = "features/labelled"
 Senones = UInt16[np.ndarray, " _frames"]
 Alignments = Mapping[str, Senones | str]
 """By utterance id the senone of every 10 ms frame, or why there is none."""

@@ -13,9 +13,9 @@ from jaxtyping import Float32
 from infra.devices.device_pool import DevicePool
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.kbest import KBest, select_kbest
+from pipeline.runs.names import MODELS_FOLDER, TEACHER
+from pipeline.splicing import NUM_INPUTS
 from training.models.store import load_model
-
-INPUT_SIZE = 192
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class PooledTeacher:
 def serve_teacher(device: str, run_uri: str, k: str) -> Callable[[bytes], bytes]:
     """Load a run's teacher onto `device`; the device pool's servers call this once each."""
     torch.set_num_threads(1)  # one server a device: on CPUs, a device is a core
-    store = ObjectStore((join_uri(run_uri, "models"),))
+    store = ObjectStore((join_uri(run_uri, MODELS_FOLDER),))
     place = torch.device(device.partition("#")[0])  # cpu#0 and cpu#1 are two cores
-    model = load_model(store, run_uri, "teacher").model.to(place)
+    model = load_model(store, run_uri, TEACHER).model.to(place)
 
     def label(payload: bytes) -> bytes:
         utterances = [torch.from_numpy(frames).to(place) for frames in decode_utterances(payload)]
@@ -55,7 +55,7 @@ def decode_utterances(payload: bytes) -> list[Float32[np.ndarray, "_frames 192"]
     """What `encode_utterances` was given."""
     (number,) = np.frombuffer(payload, "<u4", 1)
     counts = np.frombuffer(payload, "<u4", number, 4)
-    frames = np.frombuffer(payload, "<f4", offset=4 + 4 * int(number)).reshape(-1, INPUT_SIZE)
+    frames = np.frombuffer(payload, "<f4", offset=4 + 4 * int(number)).reshape(-1, NUM_INPUTS)
     return [part.copy() for part in np.split(frames, np.cumsum(counts)[:-1])]
 
 

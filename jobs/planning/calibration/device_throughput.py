@@ -8,6 +8,8 @@ import torch
 
 from jobs.planning.calibration.throughputs import DeviceRates, ModelRate
 from jobs.planning.volumes.training_volumes import num_parameters
+from pipeline.filterbank import FRAME_SHIFT_MS
+from pipeline.splicing import NUM_INPUTS, STACK
 from training.data.batching import CHUNK_FRAMES
 from training.data.minibatch import Minibatch
 from training.fit.steps import minibatch_loss
@@ -45,7 +47,7 @@ def _measure(recipe: Recipe, utterance_seconds: float, device: torch.device) -> 
     limit = _max_frames(device)
     chunked = min(recipe.student.minibatch_frames, limit)
     request = min(recipe.targets.request_frames, limit)
-    length = max(round(utterance_seconds * 100 / 3), 1)
+    length = max(round(utterance_seconds * 1000 / (STACK * FRAME_SHIFT_MS)), 1)
     return DeviceRates(
         source=f"measured on {name}: training on {chunked} frames in chunks, forward on {request}",
         student_training=measure_student(recipe, device),
@@ -61,7 +63,7 @@ def training_rate(
     model = AcousticModel(config, num_senones).to(device).train()
     optimizer = torch.optim.Adam(model.parameters())
     batch = max(minibatch_frames // CHUNK_FRAMES, 1)
-    features = torch.randn(batch, CHUNK_FRAMES, 192, device=device)
+    features = torch.randn(batch, CHUNK_FRAMES, NUM_INPUTS, device=device)
     lengths = torch.full((batch,), CHUNK_FRAMES)
     labels = torch.randint(num_senones, (batch, CHUNK_FRAMES), device=device)
     minibatch = Minibatch(features, lengths, labels, None, None)
@@ -81,7 +83,7 @@ def forward_rate(
     """Low-rate frames a second of a request of whole utterances, logits brought back."""
     model = AcousticModel(config, num_senones).to(device).eval()
     count = max(request_frames // length, 1)
-    utterances = [torch.randn(length, 192, device=device) for _ in range(count)]
+    utterances = [torch.randn(length, NUM_INPUTS, device=device) for _ in range(count)]
 
     def request() -> list[np.ndarray]:
         return [rows.cpu().numpy() for rows in model.utterance_logits(utterances)]

@@ -11,11 +11,12 @@ import soundfile
 from jaxtyping import Float32
 
 from infra.store.object_store import ObjectStore, join_uri
-from pipeline.filterbank.log_mel import SAMPLE_RATE_HZ
+from pipeline.filterbank import SAMPLE_RATE_HZ
 from pipeline.kbest import KBest, select_kbest
 from pipeline.records import Utterance
 from pipeline.runs.commit import step_context, write_manifest
 from pipeline.runs.manifest import Manifest
+from pipeline.runs.names import SELECTION_FOLDER, TEACHER, UNLABELLED, model_step
 from pipeline.steps.features import extract_features
 from pipeline.steps.repartition import repartition
 from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
@@ -52,9 +53,9 @@ def run_miniature(folder: str, recipe: Recipe, utterance_seconds: float) -> Step
     small = SelectionConfig(hours=0.0, file_hours=FILE_HOURS, seed=1)
     select(store, run_uri, corpus_uri, records, small)
     made_up = [record(number, "audio/none.flac", 3.6) for number in range(NUM_RECORDS)]
-    elsewhere = join_uri(folder, "selection")
-    teacher_manifest = Manifest("models/teacher", {}, {}, ())
-    write_manifest(step_context(store, run_uri, "models/teacher", {}, {}), teacher_manifest)
+    elsewhere = join_uri(folder, SELECTION_FOLDER)
+    teacher_manifest = Manifest(model_step(TEACHER), {}, {}, ())
+    write_manifest(step_context(store, run_uri, model_step(TEACHER), {}, {}), teacher_manifest)
     teacher = free_teacher(recipe.targets.k)
     features, partitions = recipe.features, recipe.partitions
     return StepSeconds(
@@ -62,7 +63,7 @@ def run_miniature(folder: str, recipe: Recipe, utterance_seconds: float) -> Step
         select_records=select(store, elsewhere, elsewhere, made_up, small),
         extract=seconds(
             lambda: extract_features(
-                store, run_uri, "unlabelled", corpus_uri, features, 0.0, serially
+                store, run_uri, UNLABELLED, corpus_uri, features, 0.0, serially
             )
         ),
         targets=seconds(
@@ -99,11 +100,11 @@ def select(
     config: SelectionConfig,
 ) -> float:
     """Processor seconds of the selection of all `records`, after writing their metadata."""
-    metadata = metadata_uri(corpus_uri, "unlabelled")
+    metadata = metadata_uri(corpus_uri, UNLABELLED)
     lines = "".join(each.to_json() + "\n" for each in records).encode()
     store.put(join_uri(metadata, "speaker_bucket=00", "records.jsonl"), lines)
     return seconds(
-        lambda: select_utterances(store, run_uri, "unlabelled", metadata, config, 0.0, serially)
+        lambda: select_utterances(store, run_uri, UNLABELLED, metadata, config, 0.0, serially)
     )
 
 

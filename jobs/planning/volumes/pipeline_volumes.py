@@ -16,6 +16,7 @@ from jobs.planning.volumes.object_counts import (
 )
 from jobs.planning.volumes.step_volume import Requests, Volume, Work
 from jobs.planning.volumes.workload import Subset, Workload
+from pipeline.runs.names import UNLABELLED
 from pipeline.steps.selection.budget_cutoff import num_ranges
 from training.recipes import Recipe
 
@@ -33,7 +34,7 @@ OUTPUT_BYTES = 320
 def spark_volumes(workload: Workload, recipe: Recipe) -> dict[str, Volume]:
     """The data pipeline's steps, by name, over the subsets that each works through."""
     every = workload.subsets
-    drawn = [each for each in every if each.name == "unlabelled"]
+    drawn = [each for each in every if each.name == UNLABELLED]
     return {
         "select_utterances": sum((selection(workload, each, recipe) for each in every), Volume()),
         "extract_features": sum((extraction(workload, each, recipe) for each in every), Volume()),
@@ -56,7 +57,7 @@ def _scratch(workload: Workload, subset: Subset, draws: bool, drawn_bytes: float
     metadata_bytes = subset.records * workload.record_bytes
     ranges = num_ranges([ObjectInfo("metadata.jsonl", round(metadata_bytes), "")])
     hashes, hash_bytes = buckets * ranges, HASH_BYTES * subset.records
-    draw = 1 if draws and subset.name == "unlabelled" else 0
+    draw = 1 if draws and subset.name == UNLABELLED else 0
     objects = hashes + 3 * buckets
     # Metadata digested, surveyed, drawn from; hashes compared; what is drawn, packed.
     gets = 3 * metadata + hashes + draw * buckets + buckets + 1

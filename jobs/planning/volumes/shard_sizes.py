@@ -2,13 +2,12 @@
 
 from math import ceil
 
+from pipeline.filterbank import FRAME_SHIFT_MS, NUM_BINS
 from pipeline.shards import Storage
 from pipeline.shards.container import ROW_GROUP_ROWS
+from pipeline.splicing import STACK
 
-FRAMES_PER_HOUR = 360_000
-"""Frames of 10 ms."""
-
-NUM_BINS = 64
+FRAMES_PER_HOUR = 3_600_000 // FRAME_SHIFT_MS
 # What Parquet adds, fitted to shards of 1 to 1,280 rows: a file, a row group, a row with its texts.
 _FILE_BYTES, _GROUP_BYTES = 1_500, 800
 _FEATURE_ROW_BYTES, _TARGET_ROW_BYTES, _PARTITION_ROW_BYTES = 190, 45, 75
@@ -21,7 +20,7 @@ def num_frames(hours: float, utterances: float) -> float:
 
 def num_low_rate_frames(hours: float, utterances: float) -> float:
     """Low-rate frames at one offset an utterance: (F - 2) / 3 of F on average over the three."""
-    return max((num_frames(hours, utterances) - 2 * utterances) / 3, 0)
+    return max((num_frames(hours, utterances) - 2 * utterances) / STACK, 0)
 
 
 def feature_bytes(hours: float, utterances: float, shards: float, storage: Storage) -> float:

@@ -9,6 +9,7 @@ from jobs.planning.volumes.object_counts import num_feature_shards, num_partitio
 from jobs.planning.volumes.pipeline_volumes import features_of, partitions_of
 from jobs.planning.volumes.step_volume import Requests, Volume
 from jobs.planning.volumes.workload import Subset, Workload
+from pipeline.runs.names import LABELLED, UNLABELLED
 from training.fit.model_specs import Fit
 from training.models.acoustic_model import AcousticModel, ModelConfig
 from training.recipes import Recipe
@@ -31,7 +32,7 @@ def num_parameters(config: ModelConfig, num_senones: int) -> int:
 def num_training_frames(fit: Fit, workload: Workload) -> float:
     """Low-rate frames over all sub-epochs, with the look-ahead's repeated last frames."""
     return sum(
-        _frames(workload, "labelled" if sub_epoch.labelled else "unlabelled", fit)
+        _frames(workload, LABELLED if sub_epoch.labelled else UNLABELLED, fit)
         / sub_epoch.num_shares
         for sub_epoch in fit.sub_epochs
     )
@@ -53,7 +54,7 @@ def training_volume(
     reads = num_bytes = 0.0
     for sub_epoch in fit.sub_epochs:
         for subset in workload.subsets:
-            if subset.name == ("labelled" if sub_epoch.labelled else "unlabelled"):
+            if subset.name == (LABELLED if sub_epoch.labelled else UNLABELLED):
                 shards, size = _shards(subset, recipe)
                 whole = shards >= LARGE_DEAL * sub_epoch.num_shares * num_ranks
                 times = 1 / sub_epoch.num_shares if whole else num_ranks
@@ -75,7 +76,7 @@ def training_volume(
 
 
 def _shards(subset: Subset, recipe: Recipe) -> tuple[int, float]:
-    if subset.name == "labelled":
+    if subset.name == LABELLED:
         frames = shard_sizes.num_frames(subset.hours, subset.utterances)
         return num_feature_shards(subset, recipe), features_of(subset, recipe) + 2 * frames
     return num_partitions(subset, recipe), partitions_of(subset, recipe)

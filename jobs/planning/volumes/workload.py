@@ -7,7 +7,8 @@ from math import ceil
 
 from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
-from pipeline.runs.manifest import SUBSETS, Output, manifest_uri, read_manifest
+from pipeline.runs.manifest import Output, manifest_uri, read_manifest
+from pipeline.runs.names import INGEST_STEP, LABELLED, METADATA_FOLDER, SUBSETS, UNLABELLED
 from pipeline.steps.selection.buckets import bucket_of
 
 UTTERANCE_SECONDS = 3.6
@@ -77,7 +78,7 @@ def planned_workload(
         raise ValueError(f"labelled hours = {labelled_hours}: need 0 or more, at most 1e9")
     if not 0 < utterance_seconds <= 3600:
         raise ValueError(f"utterance seconds = {utterance_seconds}: need more than 0, at most 3600")
-    subsets = {"unlabelled": hours, "labelled": labelled_hours}
+    subsets = {UNLABELLED: hours, LABELLED: labelled_hours}
     return Workload(
         tuple(
             _planned(name, some, max(round(some * 3600 / utterance_seconds), 1))
@@ -98,16 +99,16 @@ def run_workload(store: ObjectStore, run_uri: str, budget_hours: float) -> Workl
 
     Filters, speaker caps and bad records are not foreseen.
     """
-    if not store.exists(manifest_uri(run_uri, "ingest")):
+    if not store.exists(manifest_uri(run_uri, INGEST_STEP)):
         return None
-    outputs = read_manifest(store, run_uri, "ingest").outputs
+    outputs = read_manifest(store, run_uri, INGEST_STEP).outputs
     by_subset = {
-        name: [each for each in outputs if each.key.startswith(f"metadata/{name}/")]
+        name: [each for each in outputs if each.key.startswith(f"{METADATA_FOLDER}/{name}/")]
         for name in SUBSETS
     }
     return Workload(
         tuple(
-            ingested(name, some, budget_hours if name == "unlabelled" else 0.0)
+            ingested(name, some, budget_hours if name == UNLABELLED else 0.0)
             for name, some in by_subset.items()
             if some
         ),

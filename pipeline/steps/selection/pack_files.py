@@ -8,6 +8,7 @@ from pipeline.packing import Balance, pack_speakers
 from pipeline.records import Tally, parse_utterance
 from pipeline.runs.commit import Commit, StepContext
 from pipeline.runs.manifest import Output, read_output
+from pipeline.runs.names import LEDGER_SUFFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,4 +77,4 @@ def _join_ledgers(task: FilesTask, quarantined: Tally) -> Output | None:
         return None
     ledgers = [commit.ledger for commit in task.drawn if commit.ledger]
     rows = (read_output(task.context.store, task.context.run_uri, each) for each in ledgers)
-    return task.context.put_output(task.name, ".ledger.jsonl", b"".join(rows), quarantined)
+    return task.context.put_output(task.name, LEDGER_SUFFIX, b"".join(rows), quarantined)

@@ -8,13 +8,14 @@ from dataclasses import replace
 from typing import TypeVar
 
 from pipeline.runs.commit import Commit, Distribute, StepContext
+from pipeline.runs.names import SCRATCH_FOLDER
 
 T = TypeVar("T")
 
 
 def scratch(context: StepContext) -> StepContext:
     """Where a selection's tasks write what only it needs."""
-    return replace(context, step=f"{context.step}/scratch")
+    return replace(context, step=f"{context.step}/{SCRATCH_FOLDER}")
 
 
 def commit_each(

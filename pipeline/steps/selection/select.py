@@ -24,6 +24,7 @@ from pipeline.runs.commit import (
     step_context,
 )
 from pipeline.runs.manifest import Manifest, Output
+from pipeline.runs.names import METADATA_FOLDER, UNLABELLED, selection_step
 from pipeline.shuffling import shuffled_order
 from pipeline.steps.selection.buckets import (
     Bucket,
@@ -81,10 +82,10 @@ def select_utterances(
     listing = list_metadata(store, metadata_uri)
     buckets = digest_buckets(store, listing, distribute, f"digest {subset} metadata")
     resolved, inputs = asdict(config), input_digests_of(buckets, metadata_uri)
-    context = step_context(store, run_uri, f"selection/{subset}", resolved, inputs)
+    context = step_context(store, run_uri, selection_step(subset), resolved, inputs)
     if (done := finished_manifest(context)) is not None:
         return done, True
-    if subset != "unlabelled":
+    if subset != UNLABELLED:
         config = replace(config, hours=0.0, filters=SelectionFilters())
     ranges = num_ranges([found for objects in listing.values() for found in objects])
     surveys, kept = survey_and_draw(context, config, metadata_uri, buckets, ranges, distribute)
@@ -146,4 +147,4 @@ def shuffle(outputs: Sequence[Output], seed: int) -> list[Output]:
 
 def metadata_uri(corpus_uri: str, subset: str) -> str:
     """Where the metadata of a subset lies in a corpus."""
-    return join_uri(corpus_uri, "metadata", subset)
+    return join_uri(corpus_uri, METADATA_FOLDER, subset)

@@ -247,7 +247,7 @@ LIES: dict[str, tuple[str, dict[str, list[Any]], str]] = {
     "huge frames": ("features", {"num_frames": [2**31 - 1]}, "need 274877906816"),
     "NaN": ("features", {"features": [NAN]}, "NaN or infinity"),
     "target frames": ("targets", {"num_low_rate_frames": [3]}, "utt-0 senones"),
-    "target offset": ("targets", {"offset": [3]}, "need 0, 1 or 2"),
+    "target offset": ("targets", {"offset": [3]}, "offset = 3: need 0..2"),
     "rising logits": ("targets", {"logits": [np.ones(12, np.float16).tobytes()]}, "best logit"),
     "short log Z": ("targets", {"log_z": [b"\0\0"]}, "utt-0 log_z"),
     "offset of another length": ("partition", {"offset": [0]}, "utt-0 senones"),

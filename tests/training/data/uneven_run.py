@@ -11,8 +11,8 @@ from pipeline.normalization import Moments
 from pipeline.records import Tally
 from pipeline.runs.commit import step_context, write_manifest
 from pipeline.runs.manifest import Manifest
+from pipeline.runs.names import ALIGNMENT_STEP, PARTITIONS_STEP
 from pipeline.shards import PartitionRow, write_partition
-from training.fit.model_specs import ALIGNED, UNLABELLED
 
 NUM_SENONES = 6
 Lengths = Sequence[Sequence[int]]
@@ -55,8 +55,10 @@ def write_uneven_run(
         _write_step(store, run_uri, f"features/{subset}", [], moments=moments)
     numbers = iter(range(1, 10_000))
     counts = [100] * NUM_SENONES
-    _write_step(store, run_uri, ALIGNED, _rows(labelled, False, numbers), senone_counts=counts)
-    _write_step(store, run_uri, UNLABELLED, _rows(unlabelled, True, numbers))
+    _write_step(
+        store, run_uri, ALIGNMENT_STEP, _rows(labelled, False, numbers), senone_counts=counts
+    )
+    _write_step(store, run_uri, PARTITIONS_STEP, _rows(unlabelled, True, numbers))
     return store, run_uri
 
 

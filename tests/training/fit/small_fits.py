@@ -11,6 +11,7 @@ from pipeline.normalization import Moments
 from pipeline.records import Tally
 from pipeline.runs.commit import step_context, write_manifest
 from pipeline.runs.manifest import Manifest, read_output
+from pipeline.runs.names import ALIGNMENT_STEP, PARTITIONS_STEP
 from pipeline.shards import PartitionRow, write_partition
 from training.data.sub_epochs import (
     ExponentialDecay,
@@ -18,7 +19,7 @@ from training.data.sub_epochs import (
     supervised_sub_epochs,
 )
 from training.distributed.process_group import ProcessGroup
-from training.fit.model_specs import ALIGNED, UNLABELLED, Fit
+from training.fit.model_specs import Fit
 from training.fit.steps import LoopConfig
 from training.fit.train_model import fit_model
 from training.models.acoustic_model import ModelConfig
@@ -82,8 +83,8 @@ def write_run(folder: Path) -> tuple[ObjectStore, str]:
     for subset in ("labelled", "unlabelled"):
         write_step(store, run_uri, f"features/{subset}", None, moments=moments)
     counts = [120] * NUM_SENONES
-    write_step(store, run_uri, ALIGNED, partition(soft=False), senone_counts=counts)
-    write_step(store, run_uri, UNLABELLED, partition(soft=True))
+    write_step(store, run_uri, ALIGNMENT_STEP, partition(soft=False), senone_counts=counts)
+    write_step(store, run_uri, PARTITIONS_STEP, partition(soft=True))
     return store, run_uri
 
 
@@ -98,8 +99,8 @@ def small_fit(
     return Fit(
         name="student" if student else "baseline",
         model=ModelConfig(2, 8, bidirectional=False, look_ahead=1, dropout=0.1),
-        labelled=ALIGNED,
-        unlabelled=UNLABELLED if student else None,
+        labelled=ALIGNMENT_STEP,
+        unlabelled=PARTITIONS_STEP if student else None,
         sub_epochs=SCHEDULED if student else SUPERVISED,
         loop=LoopConfig(minibatch_frames, 1.0),
         trainer=TrainerConfig(trainer, 0.25, 3, 1.0, 1.0, group_size),
