@@ -1,1 +1,1 @@
-"""Pure tensor mathematics of distributed training: one equation a file, no ranks."""
+"""The tensor mathematics of the distributed trainers: GTC's messages and BMUF's block filter."""

@@ -1,4 +1,4 @@
-"""Blockwise model-update filtering of averaged models (paper 003 VI-B, 000 2.2)."""
+"""Filter the block updates of averaged models (BMUF; paper 003 VI-B, 000 2.2)."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -24,10 +24,10 @@ def block_momentum_for(
 
 @dataclass(frozen=True, slots=True)
 class BlockState:
-    """What lasts from block to block; each a model's parameters as one vector.
+    """BlockState is the filter's state between two blocks, each part one vector of parameters.
 
-    `global_model` is the model to evaluate, `broadcast_model` the one that ranks start a block
-    from, `update` the filtered update Delta.
+    `global_model` is W_g, the model to evaluate. Ranks start a block from `broadcast_model`.
+    `update` is Delta, the filtered update of the last block.
     """
 
     global_model: Float[Tensor, " elements"]
@@ -37,11 +37,11 @@ class BlockState:
 
 @dataclass(frozen=True, slots=True)
 class BlockFilter:
-    """Eqs. (2) to (4) of paper 000, with constant eta and zeta.
+    """BlockFilter computes eqs. (2) to (4) of paper 000, with constant eta and zeta.
 
-    `nesterov`: W += Delta, ranks start from W + eta Delta, W is evaluated. `as_printed`: eq. (4)
-    to the letter, which starts from and evaluates one model and so equals classical block momentum
-    with zeta multiplied by 1 + eta.
+    `nesterov`: W_g += Delta, ranks start from W_g + eta Delta, W_g is evaluated. `as_printed`:
+    eq. (4) to the letter starts from and evaluates the same model. It therefore equals classical
+    block momentum with zeta multiplied by 1 + eta.
     """
 
     block_learning_rate: float
@@ -59,7 +59,7 @@ class BlockFilter:
     def begin(
         self, model: Float[Tensor, " elements"], update: Float[Tensor, " elements"] | None = None
     ) -> BlockState:
-        """Start from `model`, with the update that an earlier stage of training left, if any."""
+        """Return the state before the first block; `update` is Delta of an earlier training."""
         if update is None:
             update = torch.zeros_like(model)
         if self.form == "as_printed":
@@ -67,14 +67,17 @@ class BlockFilter:
         return BlockState(model, model + self.block_momentum * update, update)
 
     def end_block(self, state: BlockState, mean_model: Float[Tensor, " elements"]) -> BlockState:
-        """Filter the mean of the models at a block's end; the arguments stay as they are."""
+        """Return the state after a block from the mean of the models, eq. (1)."""
+        # Eq. (2): the block gradient G(t). Ranks started from the broadcast model, not from W_g.
         block_gradient = mean_model - state.broadcast_model
+        # Eq. (3): the filtered update Delta(t).
         update = self.block_momentum * state.update + self.block_learning_rate * block_gradient
         if self.block_momentum == 0 and self.block_learning_rate == 1:
             # Model averaging: W + (mean - W) is not the mean in floats.
             return BlockState(mean_model, mean_model, update)
+        # Eq. (4): W_g + Delta, and eta Delta more, which is Nesterov's step.
         global_model = state.global_model + update
-        look_ahead = global_model + self.block_momentum * update
+        nesterov_model = global_model + self.block_momentum * update
         if self.form == "as_printed":
-            return BlockState(look_ahead, look_ahead, update)
-        return BlockState(global_model, look_ahead, update)
+            return BlockState(nesterov_model, nesterov_model, update)
+        return BlockState(global_model, nesterov_model, update)

@@ -1,4 +1,4 @@
-"""Blockwise model-update filtering against torch's own momentum."""
+"""Compare blockwise model-update filtering with torch's own momentum."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from training.algorithms.block_filter import BlockFilter, block_momentum_for
 
 
 def broadcast_models(block_filter: BlockFilter, num_blocks: int) -> tuple[list[Tensor], Tensor]:
-    """The models that blocks start from when each moves the mean by a known G; the last global."""
+    """Return the broadcast models and the last W_g; each block moves the mean by a known G."""
     state = block_filter.begin(torch.zeros(4, dtype=torch.float64))
     models = [state.broadcast_model]
     for block in range(num_blocks):
@@ -23,7 +23,7 @@ def block_gradient(block: int) -> Tensor:
 
 
 def sgd_models(num_blocks: int, **settings: float | bool) -> list[Tensor]:
-    """The same by torch.optim.SGD on -G."""
+    """Return the models of torch.optim.SGD on -G."""
     model = torch.nn.Parameter(torch.zeros(4, dtype=torch.float64))
     optimizer = torch.optim.SGD([model], **settings)  # type: ignore[arg-type]
     models = [model.detach().clone()]
@@ -51,8 +51,8 @@ def test_as_printed_is_classical_momentum(zeta: float, eta: float) -> None:
     assert torch.equal(global_model, models[-1])
 
 
-def test_nesterov_evaluates_without_look_ahead() -> None:
-    """The global model is the look-ahead less eta Delta: W += Delta from block to block."""
+def test_nesterov_evaluates_the_global_model() -> None:
+    """The global model is the broadcast model less eta Delta: W_g += Delta from block to block."""
     block_filter = BlockFilter(1.0, 0.5, "nesterov")
     state = block_filter.begin(torch.zeros(1))
     state = block_filter.end_block(state, torch.tensor([4.0]))
@@ -69,15 +69,15 @@ def test_pseudo_gradient_has_the_models_sign() -> None:
 
 
 def test_without_momentum_it_is_model_averaging() -> None:
-    """eta = 0, zeta = 1 gives the mean bitwise, which W + (mean - W) does not."""
+    """With eta = 0 and zeta = 1 the filter gives the mean bitwise, unlike W + (mean - W)."""
     model, mean = torch.tensor([1e8]), torch.tensor([0.1])
     block_filter = BlockFilter(1.0, 0.0, "nesterov")
     assert torch.equal(block_filter.end_block(block_filter.begin(model), mean).global_model, mean)
     assert not torch.equal(model + (mean - model), mean)
 
 
-def test_goes_on_as_if_never_stopped() -> None:
-    """Beginning from the global model and the last update is the next block's state, bitwise."""
+def test_a_resumed_filter_starts_from_the_same_model() -> None:
+    """The global model and the last update give the next block's start, bitwise."""
     for form in ("nesterov", "as_printed"):
         block_filter = BlockFilter(0.7, 0.6, form)
         state = block_filter.end_block(block_filter.begin(torch.ones(3)), torch.rand(3))
@@ -92,7 +92,7 @@ def test_goes_on_as_if_never_stopped() -> None:
 def test_block_momentum_solves_eq_5(
     num_models: int, zeta: float, constant: float, eta: float
 ) -> None:
-    """zeta / (N (1 - eta)) = C."""
+    """eta solves zeta / (N (1 - eta)) = C."""
     assert block_momentum_for(num_models, zeta, constant) == eta
     assert zeta / (num_models * (1 - eta)) == constant
 

@@ -1,4 +1,4 @@
-"""Exchanges between real ranks."""
+"""Run collective operations between real ranks."""
 
 import time
 
@@ -50,7 +50,7 @@ def average_groups_of_two(group: ProcessGroup) -> float:
 
 
 def test_broadcasts_any_type(rank_pool: RankPool) -> None:
-    """Booleans, scalars, transposed and empty tensors arrive as rank 0 has them."""
+    """Booleans, scalars, transposed and empty tensors equal rank 0's on all ranks."""
     flag, scalar, matrix, empty = rank_pool.run(4, broadcast_anything)[3]
     assert flag
     assert scalar == 0
@@ -60,19 +60,19 @@ def test_broadcasts_any_type(rank_pool: RankPool) -> None:
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 def test_sums_and_averages(rank_pool: RankPool, num_ranks: int) -> None:
-    """The sum and the mean of 1 .. N."""
+    """The sum of 1 .. N is N (N + 1) / 2 and the mean (N + 1) / 2, on every rank."""
     for total, mean in rank_pool.run(num_ranks, reduce):
         assert total.tolist() == [num_ranks * (num_ranks + 1) / 2] * 3
         assert mean.tolist() == [(num_ranks + 1) / 2] * 3
 
 
 def test_tiers_average_over_groups(rank_pool: RankPool) -> None:
-    """Leaders average; the rest of each group receives."""
+    """Leaders average; the other ranks of each group receive the mean."""
     assert rank_pool.run(4, average_groups_of_two) == [0.5] * 4
 
 
 def test_waits_no_longer_than_the_limit(rank_pool: RankPool) -> None:
-    """A rank that the others left alone fails within its group's limit and says what to check."""
+    """A rank that waits for a missing one fails within its group's limit; the message helps."""
     message, waited_s = rank_pool.run(2, arrive_alone)[0]
     assert waited_s < 5
     assert "sum failed on rank 0 of 2" in message
@@ -80,7 +80,7 @@ def test_waits_no_longer_than_the_limit(rank_pool: RankPool) -> None:
 
 
 def test_the_world_must_be_opened() -> None:
-    """There is no world before open_world(), one rank in it without torchrun, none after."""
+    """The world exists only within open_world(), and has one rank without torchrun."""
     with pytest.raises(RuntimeError, match=r"no process group yet: call within"):
         process_group.default_world()
     with process_group.open_world(time_limit_s=5.0) as group:

@@ -1,4 +1,4 @@
-"""What a failure detector makes of the answers."""
+"""Diagnose failed exchanges from the ranks' statuses."""
 
 import pytest
 
@@ -11,7 +11,7 @@ WAITED_S = 300.0
 
 
 @pytest.mark.parametrize(
-    ("answers", "fault"),
+    ("statuses", "fault"),
     [
         ({0: SUM, 2: ALONE, 3: SUM}, "rank 1 (host host-1, process 101) did not answer"),
         ({0: SUM}, "rank 3 (host host-3, process 103) did not answer: killed, stopped or stuck"),
@@ -29,18 +29,18 @@ WAITED_S = 300.0
         ),
     ],
 )
-def test_names_who_is_at_fault(answers: dict[int, RankStatus], fault: str) -> None:
-    """The silent before those that left, those before the late; a busy rank is not late."""
-    found = diagnose(MEMBERS, answers, WAITED_S)
+def test_names_the_ranks_at_fault(statuses: dict[int, RankStatus], fault: str) -> None:
+    """Silent ranks come before ranks that left, and those before late ones; busy is not late."""
+    found = diagnose(MEMBERS, statuses, WAITED_S)
     assert fault in found
-    assert "rank 2" not in found or 2 not in answers
+    assert "rank 2" not in found or 2 not in statuses
 
 
-def test_says_where_all_are_if_none_is_at_fault() -> None:
-    """Ranks that came apart, or an exchange that failed at once: nobody is accused."""
-    answers = {0: SUM, 1: RankStatus("broadcast", 299.6), 2: ALONE, 3: SUM}
+def test_gives_every_ranks_exchange_if_none_is_at_fault() -> None:
+    """Ranks in different exchanges, or an exchange that failed at once: no rank is at fault."""
+    statuses = {0: SUM, 1: RankStatus("broadcast", 299.6), 2: ALONE, 3: SUM}
     places = "rank 0 in sum for 300 s, rank 1 in broadcast for 300 s, rank 2 at work alone for 2 s"
-    assert places in diagnose(MEMBERS, answers, WAITED_S)
+    assert places in diagnose(MEMBERS, statuses, WAITED_S)
     at_once = {rank: RankStatus("", 9.0) for rank in range(1, 4)} | {0: RankStatus("sum", 0.001)}
     assert diagnose(MEMBERS, at_once, 0.001).startswith("all ranks answered: rank 0 in sum for 0")
 

@@ -1,4 +1,4 @@
-"""Gathering, between real ranks and within one process."""
+"""Gather values between real ranks and between simulated ones."""
 
 import platform
 from collections.abc import Sequence
@@ -38,12 +38,12 @@ def name_hosts(group: ProcessGroup) -> list[str]:
     return gather_host_names(group, torch.device("cpu"))
 
 
-def gather_nothing(group: ProcessGroup) -> int:
+def gather_no_values(group: ProcessGroup) -> int:
     gathered = gather_ragged(torch.empty(0, dtype=torch.int32), group, "test")
     return sum(map(len, gathered))
 
 
-def meet_by_mistake(group: ProcessGroup) -> str:
+def gather_for_different_purposes(group: ProcessGroup) -> str:
     try:
         gather_text("!", group, f"purpose {group.rank()}", torch.device("cpu"))
     except CollectiveError as error:
@@ -53,9 +53,9 @@ def meet_by_mistake(group: ProcessGroup) -> str:
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 def test_gathers_ragged_values(rank_pool: RankPool, num_ranks: int) -> None:
-    """Ranks may give different numbers of values, one none; all receive all, in rank order.
+    """Ranks may give different numbers of values, or none; all receive all, in rank order.
 
-    Whether the last exchange lets expect as many or not; within one process as between many.
+    This holds whether the values travel eagerly or not, for real and for simulated ranks.
     """
     expected = expected_of(num_ranks, LENGTHS)
     assert rank_pool.run(num_ranks, gather_steps, LENGTHS) == expected
@@ -63,25 +63,25 @@ def test_gathers_ragged_values(rank_pool: RankPool, num_ranks: int) -> None:
 
 
 def test_gathers_between_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks of several hosts send their numbers alone, then what they have."""
+    """Ranks of several hosts first send only their numbers of values."""
     names = cycle("ab")
     monkeypatch.setattr(platform, "node", lambda: next(names))
     assert simulate_ranks(4, gather_steps, LENGTHS) == expected_of(4, LENGTHS)
 
 
 def test_every_rank_knows_all_hosts(rank_pool: RankPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the names that the hosts give themselves; longer ones are cut."""
+    """All ranks receive the host names of all; names beyond 256 bytes are cut."""
     assert rank_pool.run(2, name_hosts) == [[platform.node()] * 2] * 2
     monkeypatch.setattr(platform, "node", lambda: 300 * "\N{GREEK SMALL LETTER ALPHA}")
     assert simulate_ranks(2, name_hosts) == [[128 * "\N{GREEK SMALL LETTER ALPHA}"] * 2] * 2
 
 
-def test_gathers_nothing(rank_pool: RankPool) -> None:
-    """All ranks may have nothing to say."""
-    assert rank_pool.run(2, gather_nothing) == [0, 0]
+def test_gathers_no_values(rank_pool: RankPool) -> None:
+    """All ranks may have no values."""
+    assert rank_pool.run(2, gather_no_values) == [0, 0]
 
 
-def test_tells_purposes_apart(rank_pool: RankPool) -> None:
-    """Ranks that gather different things do not take one for the other: all are told at once."""
-    for message in rank_pool.run(4, meet_by_mistake):
+def test_gathers_for_different_purposes_fail(rank_pool: RankPool) -> None:
+    """If ranks gather for different purposes, the gather fails on all of them at once."""
+    for message in rank_pool.run(4, gather_for_different_purposes):
         assert "are at another point of training. Check" in message

@@ -1,4 +1,4 @@
-"""Ranks inside one process are real ranks, to the bit."""
+"""Compare simulated ranks with real ones: their results are equal bit for bit."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
 
 
 def train(group: ProcessGroup, name: str) -> Tensor:
-    """Seven steps with dropout, so that each rank's random numbers count too."""
+    """Take seven steps with dropout, so that each rank's random numbers matter too."""
     trainer_class, settings = TRAINERS[name]
     torch.manual_seed(group.rank())
     model = torch.nn.Sequential(torch.nn.Dropout(0.1), small_model())
@@ -35,7 +35,7 @@ def train(group: ProcessGroup, name: str) -> Tensor:
 
 
 def add_numbers(group: ProcessGroup, num_values: int) -> Tensor:
-    """A sum whose bits depend on the order of its terms."""
+    """Return a sum whose bits depend on the order of its terms."""
     generator = torch.Generator().manual_seed(group.rank())
     values = torch.randn(num_values, generator=generator)
     collectives.all_reduce_sum(values, group)
@@ -66,7 +66,7 @@ def fail_on_rank_1(group: ProcessGroup) -> None:
 def test_equals_gloo_bitwise(
     rank_pool: RankPool, eight_ranks: RankPool, num_ranks: int, name: str
 ) -> None:
-    """Every trainer ends with the same model, to the bit, in one process and in many."""
+    """Every trainer ends with the same model, bit for bit, in one process and in many."""
     simulated = simulate_ranks(num_ranks, train, name)
     pool = eight_ranks if num_ranks == 8 else rank_pool
     assert all_equal([*simulated, *pool.run(num_ranks, train, name)])
@@ -75,13 +75,13 @@ def test_equals_gloo_bitwise(
 @pytest.mark.parametrize("num_values", [0, 1, 3, 1001, 4096, 700_001])
 @pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
 def test_sums_as_gloo_does(eight_ranks: RankPool, num_ranks: int, num_values: int) -> None:
-    """The order of a sum's terms is that of gloo's ring, whatever the number of values."""
+    """Sums add their terms in the order of gloo's ring, for any number of values."""
     simulated = simulate_ranks(num_ranks, add_numbers, num_values)
     assert all_equal([*simulated, *eight_ranks.run(num_ranks, add_numbers, num_values)])
 
 
 def test_128_ranks() -> None:
-    """As many ranks as the papers' largest runs; synchronous ones equal one on all minibatches."""
+    """128 synchronous ranks, as in the papers' largest runs, equal one on all minibatches."""
     models = simulate_ranks(128, train_alike)
     model = small_model()
     optimizer = sgd(model)
@@ -100,8 +100,8 @@ def train_alike(group: ProcessGroup) -> Tensor:
     return weights(model)
 
 
-def test_random_numbers_are_each_rank_s_own() -> None:
-    """A rank draws what it would draw alone, and the caller's random state stays."""
+def test_each_rank_has_its_own_random_numbers() -> None:
+    """A rank draws the numbers that it would draw alone, and the caller's state is unchanged."""
     before = torch.get_rng_state()
     drawn = simulate_ranks(3, draw)
     assert torch.equal(torch.get_rng_state(), before)
@@ -119,19 +119,19 @@ def draw(group: ProcessGroup) -> Tensor:
 
 
 def test_a_deadlock_is_an_error() -> None:
-    """Ranks left alone are told at once, and the error names who waits, and where."""
+    """Ranks that wait in vain fail at once, and the error names each rank and its exchange."""
     with pytest.raises(process_group.CollectiveError, match=r"rank 0 in an all-gather of 1 values"):
         simulate_ranks(2, arrive_alone)
 
 
 def test_uneven_steps_are_an_error() -> None:
-    """A rank that takes a step more meets the others where they leave, and all are told."""
+    """If a rank takes one step more than the others, all of them fail in different exchanges."""
     exchange = r"(a sum|an all-to-all) of \d+ values"
     with pytest.raises(process_group.CollectiveError, match=f"are in {exchange}, . in {exchange}"):
         simulate_ranks(2, step_rank_times)
 
 
 def test_an_error_ends_all_ranks() -> None:
-    """The error of the rank that failed is raised, not that of those that waited for it."""
+    """The error of the rank that failed is raised, not those of the ranks that waited for it."""
     with pytest.raises(ZeroDivisionError, match="mine"):
         simulate_ranks(3, fail_on_rank_1)

@@ -1,7 +1,7 @@
-"""Gradient threshold compression of float32 on a CPU by `threshold_encoding.c`: memory's speed.
+"""Encode and decode float32 messages on a CPU by `threshold_encoding.c`, at the memory's speed.
 
-Installation compiles it where there is a C compiler. The messages, what stays and what is added are
-those of `encoding` and `gradient_threshold` to the bit; those are the ones to read.
+Installation compiles the C file if there is a C compiler. Messages, residuals and counts equal
+those of `encoding` and `gradient_threshold` bit for bit; read the algorithm there.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ from training.algorithms.gtc.gradient_threshold import (
     num_plane_words,
 )
 
-_GROUP_WORDS = 64  # what the loop may write beyond a map's length before it looks
+_GROUP_WORDS = 64  # the loop checks its room once a group, so it may write this many words more
 
 
 def take_message(
@@ -27,39 +27,38 @@ def take_message(
     gradients: Float32[Tensor, " elements"],
     gradient_threshold: float,
 ) -> Int32[Tensor, " words"]:
-    """Add a step's gradients to `residual`; move +-gradient_threshold out of what then reaches it.
-
-    As `encoding.take_message`; the message is the beginning of a larger buffer.
-    """
+    """Do what `encoding.take_message` does; the message is the beginning of a larger buffer."""
     size = len(residual)
     message = torch.empty(HEADER_WORDS + num_map_words(size) + _GROUP_WORDS, dtype=torch.int32)
-    r, g, to = _address(residual), _address(gradients), _address(message)
-    num_words = _loaded().take_message(r, g, size, gradient_threshold, to)
+    r, g, target = _address(residual), _address(gradients), _address(message)
+    num_words = _loaded().take_message(r, g, size, gradient_threshold, target)
     if num_words < 0:
-        raise MemoryError(f"no {4 * num_map_words(size)} bytes for a map of {size} elements")
+        raise MemoryError(f"cannot allocate {4 * num_map_words(size)} bytes for {size} elements")
     return message[:num_words]
 
 
 def add_message(counts: Int32[Tensor, " elements"], message: Int32[Tensor, " words"]) -> None:
-    """Add a message's signs to `counts`; ValueError for an index that is not within them."""
+    """Add a message's signs to `counts`; raise ValueError for an index beyond them."""
     encoding, size, body = int(message[0]), len(counts), message[HEADER_WORDS:]
-    to, words = _address(counts), _address(body)
+    target, words = _address(counts), _address(body)
     if encoding == Encoding.MAP:
         _require(len(body) == num_map_words(size), f"a map of {len(body)} words", size)
-        _loaded().add_map(to, size, words, words + 4 * num_plane_words(size))
+        _loaded().add_map(target, size, words, words + 4 * num_plane_words(size))
     elif encoding == Encoding.INDICES:
-        num_added = _loaded().add_indices(to, size, words, len(body))
+        num_added = _loaded().add_indices(target, size, words, len(body))
         _require(num_added == len(body), f"word {num_added} of the message", size)
 
 
 def is_compiled() -> bool:
-    """Whether installation found a C compiler."""
+    """Return whether installation found a C compiler."""
     return _C is not None
 
 
 def _require(fits: bool, what: str, size: int) -> None:
     if not fits:
-        raise ValueError(f"{what}: not of a model of {size} parameters: start ranks of one model")
+        raise ValueError(
+            f"{what} does not fit a model of {size} parameters: start all ranks with one model"
+        )
 
 
 def _address(vector: Tensor) -> int:

@@ -1,10 +1,10 @@
-"""Gradient threshold compression: what a message is, and what it adds (paper 003 VI-A, 000 2.1).
+"""Define and decode the messages of gradient threshold compression (paper 003 VI-A, 000 2.1).
 
-A message is a vector of 32-bit words: its `Encoding`, how many elements reached the threshold, and
-the body. For `INDICES` that is one word a sent element (sign bit: -gradient_threshold, 31 bits: its
-index), for `MAP` two planes of one bit an element, lowest bit first: sent or not, negative or not.
-`encoding` makes messages on a CPU, `compiled_encoding` the same at the memory's
-speed, `cuda_encoding` on a GPU.
+A message is a vector of 32-bit words: its `Encoding`, the number of elements that reached the
+threshold, and the body. For `INDICES` the body has one word for each sent element: the sign bit and
+a 31-bit index. For `MAP` it is two planes of one bit for each element, lowest bit first: sent or
+not, negative or not. `encoding` makes messages on a CPU in NumPy, `compiled_encoding` in C, and
+`cuda_encoding` on a GPU.
 """
 
 import math
@@ -20,11 +20,11 @@ SIGN_BIT = -(2**31)
 INDEX_BITS = 2**31 - 1
 WORD_BITS = 32
 HEADER_WORDS = 2
-PIECE_WORDS = 2**11
+TILE_WORDS = 2**11
 
 
 class Encoding(IntEnum):
-    """The first word of a message."""
+    """Encoding is the first word of a message."""
 
     INDICES = 0
     MAP = 1
@@ -42,7 +42,7 @@ def check_gradient_threshold(gradient_threshold: float, residual: Tensor) -> Non
         return
     if residual.dtype not in (torch.float32, torch.float64):
         raise ValueError(
-            f"parameters of {residual.dtype}: need float32 or float64, or the residual forgets "
+            f"parameters of {residual.dtype}: need float32 or float64, or the residual loses "
             "small gradients; compute in half precision by torch.autocast"
         )
     if not 0 < float(residual.new_tensor(gradient_threshold)) < math.inf:
@@ -54,22 +54,25 @@ def check_gradient_threshold(gradient_threshold: float, residual: Tensor) -> Non
 
 
 def num_plane_words(num_elements: int) -> int:
-    """How many words one bit for every element takes."""
+    """Return the number of words of a plane, which has one bit for every element."""
     return -(-num_elements // WORD_BITS)
 
 
 def num_map_words(num_elements: int) -> int:
-    """How long a map's body is; no body of indices is longer: above 1/16 density it is a map."""
+    """Return the number of words of a map's two planes.
+
+    No body of indices is longer: above a density of 1/16 the message is a map.
+    """
     return 2 * num_plane_words(num_elements)
 
 
 def is_finite(message: Int32[Tensor, " words"]) -> bool:
-    """Whether the sender's gradient was finite."""
+    """Return whether the sender's gradient was finite."""
     return int(message[0]) != Encoding.NOT_FINITE
 
 
 def add_message(counts: Int32[Tensor, " elements"], message: Int32[Tensor, " words"]) -> None:
-    """Add a message's signs to `counts`, on a CPU: integers, so no order of ranks can matter."""
+    """Add a message's signs to `counts`; integer sums do not depend on the ranks' order."""
     encoding, body = int(message[0]), message[HEADER_WORDS:].numpy()
     if encoding == Encoding.MAP:
         _add_map(counts.numpy(), *body.reshape(2, -1))
@@ -83,14 +86,14 @@ def _add_map(
     sent: Int32[np.ndarray, " plane"],
     negative: Int32[np.ndarray, " plane"],
 ) -> None:
-    for first in range(0, len(sent), PIECE_WORDS):  # in pieces that stay in cache
-        piece = counts[first * WORD_BITS : (first + PIECE_WORDS) * WORD_BITS]
-        of_sent, of_negative = (
+    for first in range(0, len(sent), TILE_WORDS):  # tiles fit into the cache
+        tile = counts[first * WORD_BITS : (first + TILE_WORDS) * WORD_BITS]
+        sent_bits, negative_bits = (
             np.unpackbits(
-                plane[first : first + PIECE_WORDS].view(np.uint8),
-                count=len(piece),
+                plane[first : first + TILE_WORDS].view(np.uint8),
+                count=len(tile),
                 bitorder="little",
             ).view(np.int8)
             for plane in (sent, negative)
         )
-        piece += of_sent - 2 * of_negative
+        tile += sent_bits - 2 * negative_bits

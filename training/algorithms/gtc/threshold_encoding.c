@@ -1,21 +1,21 @@
-/* Gradient threshold compression of float32 on a CPU, in one pass at the memory's speed.
+/* Encode float32 gradients by threshold on a CPU, in one pass at the memory's speed.
 
-   Words and planes are those of gradient_threshold.py; encoding.py says the same in
-   NumPy, to the bit, and is used where this could not be compiled. Little-endian, one thread. */
+   gradient_threshold.py defines words and planes. encoding.py computes the same bits in NumPy and
+   replaces this file where there is no C compiler. Little-endian, one thread. */
 
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* One build for every x86-64: each loop thrice, and the widest that the CPU has is taken. */
+/* One build for every x86-64: each loop is compiled three times, and the CPU takes the widest. */
 #if defined(__x86_64__) && defined(__GLIBC__)
 #define FOR_EACH_CPU __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
 #else
 #define FOR_EACH_CPU
 #endif
 
-#define GROUP 64 /* elements: a mask of one bit each is a machine word */
+#define GROUP 64 /* elements: their mask of one bit each is a machine word */
 #define SIGN_BIT 0x80000000u
 #define HEADER_WORDS 2
 #define WORD_BITS 32
@@ -26,7 +26,7 @@ static inline int64_t at_most(int64_t value, int64_t bound) {
     return value < bound ? value : bound;
 }
 
-/* One bit for each byte, which is 0 or 1, lowest first: no compiler finds movmskb in C. */
+/* Pack bytes of 0 or 1 into bits, lowest first: no compiler finds movmskb in C. */
 static inline uint64_t packed(const uint8_t *flags) {
     uint64_t mask = 0;
     for (int octet = 0; octet < GROUP / 8; octet++) {
@@ -37,7 +37,7 @@ static inline uint64_t packed(const uint8_t *flags) {
     return mask;
 }
 
-/* r += g; flags tell what then reaches the threshold: a NaN is below none, and does too. */
+/* r += g; set a flag where then |r| >= tau. A NaN is not below tau, so its flag is set too. */
 static inline void accumulate(float *r, const float *g, int length, float tau, uint8_t *reached) {
     for (int i = 0; i < length; i++) {
         const float sum = r[i] + g[i];
@@ -48,7 +48,7 @@ static inline void accumulate(float *r, const float *g, int length, float tau, u
 
 static inline void accumulate_group(float *r, const float *g, int length, float tau,
                                     uint8_t *reached) {
-    if (length == GROUP) { /* known to the compiler, which then unrolls and vectorizes */
+    if (length == GROUP) { /* a constant length lets the compiler unroll and vectorize */
         accumulate(r, g, GROUP, tau, reached);
         return;
     }
@@ -56,9 +56,9 @@ static inline void accumulate_group(float *r, const float *g, int length, float 
     accumulate(r, g, length, tau, reached);
 }
 
-/* Write a word for each element that reaches the threshold, in order, and move it out, until the
-   model or `room` ends; `words` has space for GROUP more. Returns how many were written; `end` is
-   the first element that was not looked at. */
+/* Write a word for each element that reaches the threshold, in order, and subtract what is sent,
+   until the model or `room` ends; `words` has space for GROUP more. Return the number of words;
+   `end` becomes the first element that was not read. */
 FOR_EACH_CPU
 static int64_t take_indices(float *residual, const float *gradients, int64_t size, float tau,
                             uint32_t *words, int64_t room, int64_t *end, int *are_finite) {
@@ -80,7 +80,7 @@ static int64_t take_indices(float *residual, const float *gradients, int64_t siz
     return num_sent;
 }
 
-/* Write both planes from element `first` on, a multiple of GROUP; returns how many are sent. */
+/* Write both planes from element `first`, a multiple of GROUP; return the number of sent ones. */
 FOR_EACH_CPU
 static int64_t take_map(float *residual, const float *gradients, int64_t first, int64_t size,
                         float tau, uint8_t *planes, int64_t plane_bytes, int *are_finite) {
@@ -106,7 +106,7 @@ static int64_t take_map(float *residual, const float *gradients, int64_t first, 
     return num_sent;
 }
 
-/* Set in both planes what `words` say. */
+/* Set the bits of the elements that `words` name in both planes. */
 static void mark(const uint32_t *words, int64_t num_words, uint8_t *planes, int64_t plane_bytes) {
     for (int64_t number = 0; number < num_words; number++) {
         const uint32_t index = words[number] & ~SIGN_BIT;
@@ -115,8 +115,8 @@ static void mark(const uint32_t *words, int64_t num_words, uint8_t *planes, int6
     }
 }
 
-/* Make a message, for which there is space for a map's and GROUP words more. Returns its length in
-   words, or -1 where there is no memory for a map. */
+/* Write a message; the buffer has space for a map and GROUP words more. Return its length in words,
+   or -1 if there is no memory for a map. */
 int64_t take_message(float *residual, const float *gradients, int64_t size, float tau,
                      uint32_t *message) {
     const int64_t plane_bytes = (size + WORD_BITS - 1) / WORD_BITS * 4, room = plane_bytes / 2;
@@ -127,7 +127,7 @@ int64_t take_message(float *residual, const float *gradients, int64_t size, floa
         take_indices(residual, gradients, size, tau, body, room, &end, &are_finite);
     int64_t length = num_sent;
     message[0] = INDICES;
-    if (num_sent > room) { /* not before it is that long is it known to be a map */
+    if (num_sent > room) { /* only now it is known that a map is shorter */
         uint8_t *planes = calloc(2, (size_t)plane_bytes);
         if (planes == NULL) return -1;
         mark(body, num_sent, planes, plane_bytes);
@@ -144,8 +144,8 @@ int64_t take_message(float *residual, const float *gradients, int64_t size, floa
     return HEADER_WORDS;
 }
 
-/* Add the signs of a message's words to `counts`; returns how many: one whose index is not within
-   `size` ends it. */
+/* Add the signs of a message's words to `counts`, up to the first index beyond `size`; return the
+   number of words added. */
 int64_t add_indices(int32_t *counts, int64_t size, const uint32_t *words, int64_t num_words) {
     for (int64_t number = 0; number < num_words; number++) {
         const uint32_t index = words[number] & ~SIGN_BIT;

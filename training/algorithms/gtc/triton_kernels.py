@@ -1,10 +1,10 @@
-"""The Triton kernels of gradient threshold compression; `cuda_encoding` launches them.
+"""Triton kernels of gradient threshold compression; `cuda_encoding` launches them.
 
-In three passes a message is made. `accumulate` streams the residual and the gradients through,
-`choose` numbers what is to be sent, and `take` looks only at what `accumulate` has marked.
+A message takes three passes. `accumulate` streams the residual and the gradients, `choose` numbers
+the elements to send, and `take` reads only the elements that `accumulate` has marked.
 """
 
-# ruff: noqa: ANN001, ANN201, ANN202 - a kernel's values have types of Triton's own
+# ruff: noqa: ANN001, ANN201, ANN202 - Triton defines the types of a kernel's values
 
 from typing import no_type_check
 
@@ -24,16 +24,16 @@ HEADER = tl.constexpr(HEADER_WORDS)
 def accumulate(
     residual, gradients, threshold, planes, counts, num_elements, num_words, num_rows: tl.constexpr
 ):
-    """Add the gradients; mark in both planes what reaches the threshold, and count it by block.
+    """Add the gradients; mark in both planes the elements that reach tau, and count them by block.
 
-    A block with a NaN or an infinity counts -1.
+    The count of a block with a NaN or an infinity is -1.
     """
     block = tl.program_id(0)
     rows = block.to(tl.int64) * num_rows + tl.arange(0, num_rows)
     lanes = tl.arange(0, 32)
     elements = rows[:, None] * 32 + lanes[None, :]
     if (block + 1).to(tl.int64) * num_rows * 32 <= num_elements:
-        # Without a mask, four elements a load.
+        # A whole block needs no mask, and then loads four elements at a time.
         values = tl.load(residual + elements) + tl.load(gradients + elements)
         tl.store(residual + elements, values)
     else:
@@ -41,7 +41,7 @@ def accumulate(
         values = tl.load(residual + elements, mask=inside, other=0.0)
         values += tl.load(gradients + elements, mask=inside, other=0.0)
         tl.store(residual + elements, values, mask=inside)
-    # A NaN is not below; what is outside is 0, which is.
+    # A NaN is not below the threshold; padding is 0, which is.
     reaches = ~(tl.abs(values) < tl.load(threshold))
     bits = tl.full([32], 1, tl.int32) << lanes
     sent = tl.sum(tl.where(reaches, bits[None, :], 0), 1)
@@ -65,11 +65,15 @@ def choose(
     capacity,
     chunk_blocks: tl.constexpr,
 ):
-    """Number the elements that reach the threshold, from the first block on, round the model."""
+    """Number the elements to send, in order from the first block, round the model.
+
+    `starts` gets each block's first number; the message gets its header.
+    """
     first = tl.load(first_block)
     total = 0
     before_first = 0
     num_broken = 0
+    # The totals: how many elements are sent, and how many of them lie before the first block.
     for chunk in range(0, num_blocks, chunk_blocks):
         blocks = chunk + tl.arange(0, chunk_blocks)
         count = tl.load(counts + blocks, mask=blocks < num_blocks, other=0)
@@ -77,6 +81,7 @@ def choose(
         count = tl.maximum(count, 0)
         total += tl.sum(count, 0)
         before_first += tl.sum(tl.where(blocks < first, count, 0), 0)
+    # The prefix sums: blocks before the first one are numbered after the last one.
     position = -before_first
     for chunk in range(0, num_blocks, chunk_blocks):
         blocks = chunk + tl.arange(0, chunk_blocks)
@@ -106,7 +111,7 @@ def take(
     capacity,
     num_rows: tl.constexpr,
 ):
-    """Move out of the residual what the message has room for, and write the message's body."""
+    """Write the message's body, and subtract from the residual what the message has room for."""
     block = tl.program_id(0)
     encoding = tl.load(message)
     tau = tl.load(threshold)
@@ -117,6 +122,7 @@ def take(
     if encoding == INDICES:
         start = tl.load(starts + block)
         _take_indices(residual, tau, rows, sent, negative, start, body, capacity)
+        # The block in which the room ends is the first of the next message.
         if (start <= capacity) & (start + tl.load(counts + block) > capacity):
             tl.store(first_block, block)
     if encoding == MAP:
@@ -128,7 +134,7 @@ def take(
 @triton.jit
 @no_type_check
 def _take_indices(residual, tau, rows, sent, negative, start, body, capacity):
-    """Each lane takes its row's elements from the lowest on: few turns where few are sent."""
+    """Take one element of each row at a time, lowest first: few iterations at low density."""
     num_left = _num_ones(sent)
     position = start + tl.cumsum(num_left, 0) - num_left
     for _ in range(tl.max(num_left, 0)):
@@ -148,7 +154,7 @@ def _take_indices(residual, tau, rows, sent, negative, start, body, capacity):
 @triton.jit
 @no_type_check
 def _take_all(residual, tau, planes, block, num_words, num_rows: tl.constexpr):
-    """Move everything that is marked."""
+    """Subtract tau, with the element's sign, from all marked elements."""
     lanes = tl.arange(0, 32)
     for first in range(0, num_rows, 16):
         rows = block.to(tl.int64) * num_rows + first + tl.arange(0, 16)
@@ -165,7 +171,7 @@ def _take_all(residual, tau, planes, block, num_words, num_rows: tl.constexpr):
 @triton.jit
 @no_type_check
 def _num_ones(words):
-    """How many bits of each word are 1: sums of neighbours, in fields of 2, 4, 8, then 32 bits."""
+    """Return the number of 1 bits of each word: sums in fields of 2, 4, 8, then 32 bits."""
     x = words.to(tl.uint32, bitcast=True)
     x = x - ((x >> 1) & 0x55555555)
     x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
@@ -176,7 +182,7 @@ def _num_ones(words):
 @triton.jit
 @no_type_check
 def add_signs(counts, messages, num_words, capacity, num_rows: tl.constexpr):
-    """Add one rank's message to the counts; each program sees a part of its body."""
+    """Add one rank's message to the counts; each program handles a part of its body."""
     message = messages + tl.program_id(1).to(tl.int64) * (HEADER + capacity)
     encoding = tl.load(message)
     places = tl.program_id(0) * num_rows + tl.arange(0, num_rows)

@@ -1,7 +1,7 @@
-"""Compile the Triton kernels for a GPU that need not be here; print what they became.
+"""Compile the Triton kernels for a GPU that need not be present; print their sizes.
 
-`python -m tests.training.algorithms.gtc.compiled_kernels`: JSON, for each kernel and type of the
-parameters the number of loads of four words, and of machine code's bytes.
+`python -m tests.training.algorithms.gtc.compiled_kernels` prints JSON: for each kernel and type of
+the parameters the number of loads of four words and the bytes of machine code.
 """
 
 import json
@@ -20,7 +20,7 @@ CONSTANTS = {"num_rows": launches.BLOCK_ROWS, "chunk_blocks": launches.COUNTS_AT
 
 
 def type_of(name: str, real: str) -> str:
-    """The type of a kernel's argument, as Triton names it."""
+    """Return the type of a kernel's argument in Triton's notation."""
     if name in CONSTANTS:
         return "constexpr"
     if name in COUNTS:
@@ -29,7 +29,7 @@ def type_of(name: str, real: str) -> str:
 
 
 def compiled(kernel: triton.JITFunction, real: str, num_warps: int) -> dict[str, int]:
-    """What a kernel became, with pointers at multiples of 16 bytes, as torch's are."""
+    """Compile a kernel with pointers at multiples of 16 bytes, as torch's are; measure it."""
     signature = {name: type_of(name, real) for name in kernel.arg_names}
     places = {name: (place,) for place, name in enumerate(kernel.arg_names)}
     constants = {places[name]: value for name, value in CONSTANTS.items() if name in places}

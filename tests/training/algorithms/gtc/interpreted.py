@@ -1,4 +1,4 @@
-"""The Triton kernels, run by Triton's interpreter: they need no GPU."""
+"""Import the Triton kernels under Triton's interpreter, which needs no GPU."""
 
 import os
 

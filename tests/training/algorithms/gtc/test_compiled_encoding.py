@@ -1,4 +1,4 @@
-"""Messages by the compiled loops, against those by NumPy."""
+"""Compare the compiled loops' messages with NumPy's."""
 
 from collections.abc import Callable
 
@@ -27,7 +27,7 @@ def counted(add: Callable[[Tensor, Tensor], None], num_elements: int, message: T
 @given(st.integers(1, 700), st.sampled_from(DENSITIES), st.integers(0, 2**32), st.booleans())
 @settings(deadline=None, max_examples=300)
 def test_every_bit_is_numpys(num_elements: int, density: float, seed: int, is_cut: bool) -> None:
-    """Messages, residuals and counts, step after step, for models of whole groups and of parts."""
+    """Messages, residuals and counts are equal at each step, for models of whole groups or not."""
     residual, gradients, tau = at_density(num_elements, density, seed, torch.float32)
     if is_cut:
         gradients[num_elements // 2 :] = 0  # indices at first, a map from the middle on
@@ -43,7 +43,7 @@ def test_every_bit_is_numpys(num_elements: int, density: float, seed: int, is_cu
 
 @pytest.mark.parametrize("density", [1e-3, 0.0626, 0.3])
 def test_large_models_are_numpys_too(density: float) -> None:
-    """A map that is known to be one only near the model's end holds what was indices before."""
+    """A message that becomes a map only near the model's end holds all its earlier indices."""
     residual, gradients, tau = at_density(300_007, density, 5, torch.float32)
     kept = residual.clone()
     message = compiled_encoding.take_message(residual, gradients, tau)
@@ -53,7 +53,7 @@ def test_large_models_are_numpys_too(density: float) -> None:
 
 @pytest.mark.parametrize("num_sent", [4, 5, 6, 64])
 def test_indices_are_no_longer_than_a_map(num_sent: int) -> None:
-    """The choice falls on the same element as NumPy's: the first beyond a map's length."""
+    """A message becomes a map at the same element as NumPy's: the first beyond a map's length."""
     gradients = torch.zeros(64)
     gradients[64 - num_sent :] = -3.0
     message = compiled_encoding.take_message(torch.zeros(64), gradients, 2.0)
@@ -63,8 +63,10 @@ def test_indices_are_no_longer_than_a_map(num_sent: int) -> None:
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("density", [0.0, 1e-3, 0.5])
-def test_a_broken_gradient_is_told_of_until_it_is_dealt_with(broken: float, density: float) -> None:
-    """As by NumPy: this message and every later one are marked, and the element stays broken."""
+def test_a_gradient_that_is_not_finite_marks_every_later_message(
+    broken: float, density: float
+) -> None:
+    """As in NumPy, this message and every later one are marked, and the element remains broken."""
     residual, gradients, tau = at_density(9000, density, 1, torch.float32)
     gradients[8999] = broken
     for _ in range(3):
@@ -86,7 +88,7 @@ def test_a_broken_gradient_is_told_of_until_it_is_dealt_with(broken: float, dens
     ],
 )
 def test_a_message_of_another_model_is_refused(encoding: Encoding, body: list[int]) -> None:
-    """An index or a map beyond the model writes nowhere."""
+    """An index or a map beyond the model raises an error and writes nowhere."""
     message = torch.tensor([encoding, len(body), *body], dtype=torch.int32)
-    with pytest.raises(ValueError, match="not of a model of 10 parameters: start ranks of one"):
+    with pytest.raises(ValueError, match="does not fit a model of 10 parameters: start all ranks"):
         compiled_encoding.add_message(torch.zeros(10, dtype=torch.int32), message)

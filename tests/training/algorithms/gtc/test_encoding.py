@@ -1,4 +1,4 @@
-"""Messages made on a CPU, and by the GPU's kernels, against a plain reference."""
+"""Compare messages of the CPU and of the GPU's kernels with a plain reference."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ DENSITIES = [0.0, 1e-3, 0.05, 0.07, 0.4, 1.0]
 
 @dataclass(frozen=True)
 class Step:
-    """What the equations say of one step, in operations on whole tensors."""
+    """Step computes one step by the equations, in operations on whole tensors."""
 
     signs: Tensor
     residual: Tensor
@@ -37,7 +37,7 @@ class Step:
         return cls(signs, torch.where(signs == 0, total, total - signs * tau))
 
     def body(self) -> list[int]:
-        """The message's words after its header."""
+        """Return the message's words after its header."""
         sent = self.signs.nonzero().squeeze(1).tolist()
         if len(sent) <= num_map_words(len(self.signs)):
             return [index - 2**31 if self.signs[index] < 0 else index for index in sent]
@@ -62,14 +62,14 @@ def take_on_gpu(
     return on_gpu.take_message(residual, gradients, residual.new_tensor(tau), capacity, first_block)
 
 
-def first_of_all() -> Tensor:
+def first_block_zero() -> Tensor:
     return torch.tensor(0, dtype=torch.int32)
 
 
 def at_density(
     num_elements: int, density: float, seed: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, float]:
-    """A residual, gradients, and the threshold that about this share of their sums reach."""
+    """Return a residual, gradients, and the threshold that about this share of their sums reach."""
     generator = torch.Generator().manual_seed(seed)
     residual, gradients = torch.randn(2, num_elements, generator=generator, dtype=dtype)
     reached = (residual + gradients).abs().quantile(1 - density)
@@ -88,7 +88,7 @@ cases = st.builds(
 @given(cases)
 @settings(deadline=None)
 def test_messages_are_the_equations(case: tuple[Tensor, Tensor, float]) -> None:
-    """What is sent, in which words, and what stays: as the plain reference says, to the bit."""
+    """The sent words and the residual equal the plain reference's bit for bit."""
     residual, gradients, tau = case
     expected = Step.of(residual, gradients, tau)
     message = on_cpu.take_message(residual, gradients, tau)
@@ -101,11 +101,11 @@ def test_messages_are_the_equations(case: tuple[Tensor, Tensor, float]) -> None:
 @given(cases)
 @settings(max_examples=30, deadline=None)
 def test_gpu_messages_are_those_of_the_cpu(case: tuple[Tensor, Tensor, float]) -> None:
-    """With room for a map the kernels send the same words, keep the same, and add the same."""
+    """With room for a map the kernels make the same words, residuals and counts."""
     residual, gradients, tau = case
     kept = residual.clone()
     message = on_cpu.take_message(kept, gradients, tau)
-    fixed = take_on_gpu(residual, gradients, tau, num_map_words(len(residual)), first_of_all())
+    fixed = take_on_gpu(residual, gradients, tau, num_map_words(len(residual)), first_block_zero())
     assert torch.equal(fixed[: len(message)], message)
     assert torch.equal(residual, kept)
     counts = torch.zeros(len(residual), dtype=torch.int32)
@@ -114,11 +114,11 @@ def test_gpu_messages_are_those_of_the_cpu(case: tuple[Tensor, Tensor, float]) -
 
 
 @pytest.mark.parametrize("density", [1e-4, 0.06, 0.3])
-def test_large_models_are_searched_whole(density: float) -> None:
-    """Models are searched in pieces; what lies at the pieces' edges is found too."""
-    num_elements = 3 * on_cpu.PIECE_ELEMENTS + 5
+def test_elements_at_the_edges_of_tiles_are_sent(density: float) -> None:
+    """Large models are searched in tiles; no element at a tile's edge is missed."""
+    num_elements = 3 * on_cpu.TILE_ELEMENTS + 5
     residual, gradients, tau = at_density(num_elements, density, 0, torch.float32)
-    edges = torch.arange(4) * on_cpu.PIECE_ELEMENTS
+    edges = torch.arange(4) * on_cpu.TILE_ELEMENTS
     gradients[torch.cat([edges, edges[1:] - 1, torch.tensor([num_elements - 1])])] = -9 * tau
     expected = Step.of(residual, gradients, tau)
     message = on_cpu.take_message(residual, gradients, tau)
@@ -151,14 +151,16 @@ def test_dense_messages_are_maps(num_sent: int, encoding: int, num_words: int) -
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("density", [1e-3, 0.5])
-def test_a_broken_gradient_is_told_of_until_it_is_dealt_with(broken: float, density: float) -> None:
-    """A NaN or an infinity stays in the residual, and marks this message and every later one."""
+def test_a_gradient_that_is_not_finite_marks_every_later_message(
+    broken: float, density: float
+) -> None:
+    """A NaN or an infinity remains in the residual, and marks this message and every later one."""
     residual, gradients, tau = at_density(9000, density, 1, torch.float32)
     gradients[8999] = broken
     on_cpu_residual = residual.clone()
     for _ in range(3):
         message = on_cpu.take_message(on_cpu_residual, gradients, tau)
-        fixed = take_on_gpu(residual, gradients, tau, num_map_words(9000), first_of_all())
+        fixed = take_on_gpu(residual, gradients, tau, num_map_words(9000), first_block_zero())
         assert not is_finite(message)
         assert not is_finite(fixed)
         assert not on_cpu_residual[8999].isfinite()
@@ -175,13 +177,13 @@ NUM_OVERFLOWING = 17 * on_gpu.BLOCK_ELEMENTS + 77  # whose map is longer than th
 
 
 def overflowing_steps(num_steps: int) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Two steps in which more elements reach the threshold than there is room for; then none come.
+    """Take two steps in which more elements reach the threshold than fit, then steps without any.
 
-    Returns what each step sent, the sum of all gradients, and the residual at the end.
+    Returns the counts of each step, the sum of all gradients, and the residual at the end.
     """
     generator = torch.Generator().manual_seed(3)
     residual, total = torch.zeros(2, NUM_OVERFLOWING)
-    first_block = first_of_all()
+    first_block = first_block_zero()
     sent = []
     for step in range(num_steps):
         gradients = torch.zeros(NUM_OVERFLOWING)
@@ -203,17 +205,17 @@ def delivered() -> tuple[list[Tensor], Tensor, Tensor]:
     return overflowing_steps(4)
 
 
-def test_what_finds_no_room_stays_and_is_delivered(
+def test_elements_without_room_are_sent_later(
     delivered: tuple[list[Tensor], Tensor, Tensor],
 ) -> None:
-    """Sum sent + residual = sum of gradients, exactly, and in the end no element waits."""
+    """Sum sent + residual = sum of gradients, exactly, and in the end all elements are sent."""
     sent, total, residual = delivered
     assert torch.equal(4 * torch.stack(sent).sum(0) + residual, total)
     assert residual.abs().max() < 4
 
 
-def test_who_waits_goes_first(delivered: tuple[list[Tensor], Tensor, Tensor]) -> None:
-    """A message begins with the block that the one before did not serve whole."""
+def test_waiting_elements_are_sent_first(delivered: tuple[list[Tensor], Tensor, Tensor]) -> None:
+    """A message begins with the block that the one before could not send whole."""
     block = torch.arange(NUM_OVERFLOWING) // on_gpu.BLOCK_ELEMENTS
     first, second, *_ = [set(block[counts != 0].tolist()) for counts in delivered[0]]
     assert first == set(range(len(first)))

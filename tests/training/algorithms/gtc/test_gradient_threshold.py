@@ -1,4 +1,4 @@
-"""Gradient threshold compression: the message and what stays behind."""
+"""Check the properties of gradient threshold compression: messages and residuals."""
 
 import math
 
@@ -31,7 +31,7 @@ def counts_of(messages: list[Tensor], num_elements: int) -> Tensor:
 
 @given(integer_gradients, st.sampled_from([0.5, 1.0, 2.0, 8.0]))
 @settings(deadline=None)
-def test_nothing_is_lost(steps: list[list[int]], tau: float) -> None:
+def test_no_gradient_is_lost(steps: list[list[int]], tau: float) -> None:
     """Sum sent + residual = sum of gradients, exactly, for power-of-two thresholds."""
     residual = torch.zeros(len(steps[0]))
     gradients = torch.tensor(steps).float()
@@ -41,7 +41,7 @@ def test_nothing_is_lost(steps: list[list[int]], tau: float) -> None:
 
 @given(integer_gradients, st.sampled_from([0.5, 3.0, 8.0]))
 @settings(deadline=None)
-def test_one_threshold_a_step(steps: list[list[int]], tau: float) -> None:
+def test_an_element_is_sent_once_a_step(steps: list[list[int]], tau: float) -> None:
     """Exactly the elements with |r| >= tau are sent, once, with their sign."""
     sent = counts_of([message_of(steps[0], tau)], len(steps[0]))
     assert sent.tolist() == [0 if abs(g) < tau else int(math.copysign(1, g)) for g in steps[0]]
@@ -49,7 +49,7 @@ def test_one_threshold_a_step(steps: list[list[int]], tau: float) -> None:
 
 @given(integer_gradients, st.randoms(use_true_random=False))
 @settings(deadline=None)
-def test_order_of_ranks_cannot_matter(ranks: list[list[int]], random: object) -> None:
+def test_order_of_ranks_does_not_matter(ranks: list[list[int]], random: object) -> None:
     """Any order of the same messages gives the same integers."""
     messages = [message_of(rank, 3.0) for rank in ranks]
     counts = counts_of(messages, len(ranks[0]))
@@ -59,27 +59,27 @@ def test_order_of_ranks_cannot_matter(ranks: list[list[int]], random: object) ->
 
 @pytest.mark.parametrize("tau", [-1.0, math.nan, math.inf])
 def test_refuses_bad_thresholds(tau: float) -> None:
-    """A threshold is finite and not negative."""
+    """A threshold that is negative or not finite is refused."""
     with pytest.raises(ValueError, match=r"need a finite number >= 0"):
         check_gradient_threshold(tau, torch.zeros(10))
 
 
 @pytest.mark.parametrize("tau", [1e-60, 1e60])
 def test_refuses_thresholds_that_the_parameters_type_does_not_have(tau: float) -> None:
-    """In float32 they are 0, which everything reaches, or infinite, which nothing does."""
+    """In float32 they are 0, which every element reaches, or infinite, which none reaches."""
     with pytest.raises(ValueError, match=r"not within torch.float32"):
         check_gradient_threshold(tau, torch.zeros(10))
     check_gradient_threshold(tau, torch.zeros(10, dtype=torch.float64))
 
 
 def test_refuses_half_precision() -> None:
-    """A residual in bfloat16 forgets what is below 1/256 of it; unquantized sums have none."""
+    """A residual in bfloat16 loses what is below 1/256 of it; unquantized sums have no residual."""
     with pytest.raises(ValueError, match=r"torch.bfloat16: need float32 or float64"):
         check_gradient_threshold(1.0, torch.zeros(10, dtype=torch.bfloat16))
     check_gradient_threshold(0.0, torch.zeros(10, dtype=torch.bfloat16))
 
 
 def test_refuses_models_beyond_31_bits() -> None:
-    """Indices have 31 bits."""
+    """A model with more elements than 31-bit indices is refused."""
     with pytest.raises(ValueError, match=r"2147483648 parameters: need at most 2147483647"):
         check_gradient_threshold(8.0, torch.zeros(1).expand(2**31))

@@ -1,4 +1,4 @@
-"""What installing this package must have done."""
+"""Check what the installation of this package has compiled."""
 
 import shutil
 
@@ -6,5 +6,5 @@ from training.algorithms.gtc import compiled_encoding
 
 
 def test_loops_are_compiled_where_there_is_a_compiler() -> None:
-    """An error in the C file would otherwise pass as a machine without a compiler."""
+    """Where there is a compiler the loops are compiled: an error in the C file fails here."""
     assert compiled_encoding.is_compiled() or shutil.which("cc") is None

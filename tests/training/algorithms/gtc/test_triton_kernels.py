@@ -1,4 +1,4 @@
-"""The Triton kernels as a GPU's compiler sees them: the interpreter forgives what it does not."""
+"""Compile the Triton kernels for a GPU: the interpreter accepts code that the compiler refuses."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import sys
 
 
 def test_kernels_compile_for_a_gpu() -> None:
-    """All become machine code; the streaming one loads four words at a time in float32."""
+    """All kernels compile; the streaming one loads four words at a time in float32."""
     variables = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "tests.training.algorithms.gtc.compiled_kernels"]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Ranks that are processes of their own, joined as torchrun joins them, and may die in training."""
+"""Start real ranks in a world as torchrun opens it, and kill or stop them during training."""
 
 import itertools
 import os
@@ -25,8 +25,8 @@ START_LIMIT_S = 100.0
 ANSWER_LIMIT_S = 3.0
 PAUSE_S = 0.005
 
-Life = Callable[[ProcessGroup, Callable[[], None]], None]
-"""What a rank does in the group; it calls the second once it trains."""
+Scenario = Callable[[ProcessGroup, Callable[[], None]], None]
+"""A rank's work in the group; it calls its second argument once it trains."""
 
 
 def make_trainer(name: str, model: nn.Module, group: ProcessGroup) -> Trainer:
@@ -42,11 +42,11 @@ def make_trainer(name: str, model: nn.Module, group: ProcessGroup) -> Trainer:
 
 @dataclass(frozen=True)
 class Train:
-    """Train for ever by this trainer."""
+    """Train with this trainer until the process ends."""
 
     trainer: str
 
-    def __call__(self, group: ProcessGroup, has_begun: Callable[[], None]) -> None:
+    def __call__(self, group: ProcessGroup, report_begin: Callable[[], None]) -> None:
         model = nn.Linear(5, 3)
         trainer = make_trainer(self.trainer, model, group)
         with trainer:
@@ -56,32 +56,32 @@ class Train:
                 trainer.optimizer.step()
                 time.sleep(PAUSE_S)
                 if step == 5:
-                    has_begun()
+                    report_begin()
 
 
 @dataclass(frozen=True)
-class BeOdd:
-    """Meet for ever; at the third time one rank raises an error, sleeps, or leaves."""
+class Misbehave:
+    """Run barriers without end; after the third, one rank raises an error, sleeps, or leaves."""
 
-    odd_one: int
-    oddity: str
+    rank: int
+    fault: str
 
-    def __call__(self, group: ProcessGroup, has_begun: Callable[[], None]) -> None:
-        has_begun()
+    def __call__(self, group: ProcessGroup, report_begin: Callable[[], None]) -> None:
+        report_begin()
         for step in itertools.count():
             collectives.barrier(group)
-            if (step, group.rank()) != (2, self.odd_one):
+            if (step, group.rank()) != (2, self.rank):
                 continue
-            if self.oddity == "raise":
-                raise ValueError("this rank's data are rotten")
-            if self.oddity == "leave":
+            if self.fault == "raise":
+                raise ValueError("this rank's data are corrupt")
+            if self.fault == "leave":
                 return
             time.sleep(START_LIMIT_S)
 
 
 @dataclass(frozen=True)
 class End:
-    """How a rank ended: its exit code (None: it goes on), its error, and when."""
+    """End is a rank's exit code (None while it runs), its error message, and the time."""
 
     exit_code: int | None
     message: str
@@ -90,13 +90,13 @@ class End:
 
 @dataclass
 class World:
-    """Four ranks whose store this process holds, as torchrun's agent does, or rank 0."""
+    """World is four ranks; this process holds their store, as torchrun's agent does, or rank 0."""
 
-    life: Life
+    scenario: Scenario
     time_limit_s: float = START_LIMIT_S
     holds_store: bool = True
     processes: list[ForkServerProcess] = field(default_factory=list)
-    struck_at_s: float = 0.0
+    signalled_at_s: float = 0.0
 
     def __post_init__(self) -> None:
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -107,8 +107,8 @@ class World:
         pipes = [context.Pipe(duplex=False) for _ in range(NUM_RANKS)]
         self._connections = [ours for ours, _ in pipes]
         for rank, (_, theirs) in enumerate(pipes):
-            arguments = (self.life, rank, port, self.holds_store, self.time_limit_s, theirs)
-            process = context.Process(target=_live, args=arguments, daemon=True)
+            arguments = (self.scenario, rank, port, self.holds_store, self.time_limit_s, theirs)
+            process = context.Process(target=_run_rank, args=arguments, daemon=True)
             process.start()
             theirs.close()
             self.processes.append(process)
@@ -116,23 +116,23 @@ class World:
     def wait_for_training(self) -> None:
         for rank, connection in enumerate(self._connections):
             assert connection.poll(START_LIMIT_S), f"rank {rank} has not begun to train"
-            assert (said := connection.recv()) == "begun", said
+            assert (message := connection.recv()) == "begun", message
 
-    def strike(self, rank: int, blow: signal.Signals) -> None:
+    def send_signal(self, rank: int, number: signal.Signals) -> None:
         process_id = self.processes[rank].pid
         assert process_id is not None
-        self.struck_at_s = time.monotonic()
-        os.kill(process_id, blow)
+        self.signalled_at_s = time.monotonic()
+        os.kill(process_id, number)
 
     def ends(self, ranks: Sequence[int], within_s: float) -> list[End]:
-        """How these ranks ended."""
+        """Wait for these ranks; return how each one ended."""
         deadline = time.monotonic() + within_s
         found = []
         for rank in ranks:
             process, connection = self.processes[rank], self._connections[rank]
             process.join(max(0.0, deadline - time.monotonic()))
             message, at_s = "", 0.0
-            with suppress(EOFError):  # it ended without a word
+            with suppress(EOFError):  # it ended without a message
                 if process.exitcode is not None and connection.poll():
                     message, at_s = connection.recv()
             found.append(End(process.exitcode, message, at_s))
@@ -144,8 +144,13 @@ class World:
             process.join()
 
 
-def _live(
-    life: Life, rank: int, port: int, has_agent: bool, time_limit_s: float, connection: Connection
+def _run_rank(
+    scenario: Scenario,
+    rank: int,
+    port: int,
+    has_agent: bool,
+    time_limit_s: float,
+    connection: Connection,
 ) -> None:
     torch.set_num_threads(1)
     failure_detector.ANSWER_LIMIT_S = ANSWER_LIMIT_S
@@ -160,7 +165,7 @@ def _live(
     try:
         with process_group.open_world(START_LIMIT_S):
             group = dist.new_group(range(NUM_RANKS), timeout=timedelta(seconds=time_limit_s))
-            life(group, lambda: connection.send("begun"))
+            scenario(group, lambda: connection.send("begun"))
     except Exception as error:
         connection.send((str(error), time.monotonic()))
         os._exit(1)
