@@ -17,6 +17,9 @@ from typing import Any, TypeVar
 
 Record = TypeVar("Record")
 
+TAG = "name"
+"""The key by which a table says which dataclass of a union it is."""
+
 
 class ConfigurationError(ValueError):
     """ConfigurationError names the file and the key that cannot be used, and a remedy."""
@@ -76,8 +79,9 @@ def read_record(cls: type[Record], table: Mapping[str, object], where: str) -> R
     """Read `table` into the dataclass `cls`; `where` names the file in messages.
 
     Fields may be int, float, str, bool, Literal, StrEnum, dataclasses, tuple[T, ...],
-    dict[str, T] and `T | None`. Raises ConfigurationError for unknown keys, missing keys and
-    wrong types, and in place of a ValueError from the record's own check.
+    dict[str, T], `T | None`, and unions of dataclasses that a table tells apart by its `name`.
+    Raises ConfigurationError for unknown keys, missing keys and wrong types, and in place of a
+    ValueError from the record's own check.
     """
     known = {field.name: field for field in fields(typing.cast(Any, cls)) if field.init}
     _refuse_unknown(table, list(known), where)
@@ -111,8 +115,8 @@ def _is_required(field: Field[Any]) -> bool:
 def _convert(hint: Any, value: object, where: str) -> object:  # noqa: ANN401
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
-        (inner,) = (argument for argument in arguments if argument is not types.NoneType)
-        return _convert(inner, value, where)
+        one, *others = _members(hint)
+        return _read_tagged([one, *others], value, where) if others else _convert(one, value, where)
     if origin is tuple and isinstance(value, list):
         return tuple(_convert(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value))
     if origin is dict and isinstance(value, dict):
@@ -124,6 +128,24 @@ def _convert(hint: Any, value: object, where: str) -> object:  # noqa: ANN401
     if isinstance(hint, type):
         return _convert_plain(hint, value, where)
     raise _wrong_type(hint, value, where)
+
+
+def _members(union: Any) -> list[Any]:  # noqa: ANN401
+    return [member for member in typing.get_args(union) if member is not types.NoneType]
+
+
+def _read_tagged(members: Sequence[Any], value: object, where: str) -> object:
+    """Read a table into the dataclass of a union whose field `name: Literal["..."]` it names."""
+    tagged = {typing.get_args(typing.get_type_hints(each)[TAG])[0]: each for each in members}
+    need = "one of " + ", ".join(map(repr, tagged))
+    if not isinstance(value, dict):
+        raise ConfigurationError(f"{where} = {value!r}: need a table")
+    if TAG not in value:
+        raise ConfigurationError(f"{where}: {TAG} is missing: need {need}")
+    name = value[TAG]
+    if not (isinstance(name, str) and name in tagged):
+        raise ConfigurationError(f"{where}: {TAG} = {name!r}: need {need}")
+    return read_record(tagged[name], value, where)
 
 
 def _convert_plain(hint: type, value: object, where: str) -> object:
@@ -144,7 +166,7 @@ def _wrong_type(hint: Any, value: object, where: str) -> ConfigurationError:  # 
 def _describe(hint: Any) -> str:  # noqa: ANN401
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
-        return next(_describe(inner) for inner in arguments if inner is not types.NoneType)
+        return _describe(_members(hint)[0])
     if origin is tuple:
         return f"a list, each {_describe(arguments[0])}"
     if origin is typing.Literal:

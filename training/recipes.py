@@ -1,8 +1,9 @@
 """The recipe: every step's configuration in one frozen, typed record, read from TOML."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
+from types import MappingProxyType
 from typing import Literal
 
 from infra.configuration import apply_overrides, read_record, read_toml
@@ -13,8 +14,8 @@ from pipeline.steps.targets import TargetsConfig
 from training.decoding.bootstrap.hmm import BootstrapConfig
 from training.decoding.senones.tree_growing import TreeConfig
 from training.models.acoustic_model import ModelConfig
+from training.trainers.registry import TrainerConfig, with_trainer
 
-TrainerName = Literal["synchronous", "gtc", "bmuf", "htm"]
 ScheduleName = Literal["exponential", "newbob"]
 
 
@@ -24,21 +25,6 @@ class CorpusConfig:
 
     uri: str = ""
     audio_prefixes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class TrainerConfig:
-    """Who talks to whom, when (003 VI, 000 2): the papers' hyper-parameters.
-
-    `group_size` 0: HTM's groups are the ranks of a host.
-    """
-
-    name: TrainerName
-    gradient_threshold: float
-    block_size: int
-    block_learning_rate: float
-    momentum_constant: float
-    group_size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +135,20 @@ class Recipe:
             raise ValueError(f"loss_budget = {self.loss_budget}: need 0 <= loss_budget < 1")
 
 
-def read_recipe(path: str | Traversable, overrides: Sequence[str] = ()) -> Recipe:
-    """Read a recipe with dotted overrides; ConfigurationError names what is wrong in it."""
-    return read_record(Recipe, apply_overrides(read_toml(path), overrides), str(path))
+def read_recipe(
+    path: str | Traversable,
+    overrides: Sequence[str] = (),
+    trainers: Mapping[str, str] = MappingProxyType({}),
+) -> Recipe:
+    """Read a recipe with dotted overrides; ConfigurationError names what is wrong in it.
+
+    `trainers` names another trainer by section, such as {"student": "gtc"}: it keeps those of the
+    section's settings that it has too.
+    """
+    table = apply_overrides(read_toml(path), overrides)
+    for section, name in trainers.items():
+        settings = table.get(section)
+        # What is no table is refused below, with the key's name.
+        if isinstance(settings, dict) and isinstance(settings.get("trainer", {}), dict):
+            settings["trainer"] = with_trainer(settings.get("trainer", {}), name)
+    return read_record(Recipe, table, str(path))

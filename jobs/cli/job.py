@@ -59,11 +59,13 @@ def add_recipe_arguments(parser: argparse.ArgumentParser, default: str | None = 
         metavar="SECTION.KEY=VALUE",
         help="replace one value of the recipe; repeat it for more",
     )
+    # Training steps name the trainer of their section here.
+    parser.set_defaults(trainers={})
 
 
 def open_job(name: str, arguments: argparse.Namespace, is_leader: bool = True) -> Job:
     """Read the recipe and confine the store to the prefixes that the job's cluster may use."""
-    recipe = read_recipe(recipe_path(arguments.recipe), arguments.set)
+    recipe = read_recipe(recipe_path(arguments.recipe), arguments.set, arguments.trainers)
     run_uri = normalize_uri(arguments.run)
     corpus_uri = normalize_uri(recipe.corpus.uri or join_uri(run_uri, CORPUS_FOLDER))
     cluster = load_cluster(arguments.cluster or recipe.cluster or name)

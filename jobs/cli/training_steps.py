@@ -13,6 +13,7 @@ from training.distributed import process_group
 from training.fit.model_specs import Fit
 from training.fit.train_model import fit_model
 from training.recipes import Recipe
+from training.trainers.registry import TRAINERS, describe_trainers
 
 TIME_LIMIT_S = 300.0
 """Longer than the store is patient with one object (180 s and an attempt, infra.store.retry)."""
@@ -36,8 +37,9 @@ def main(step: Step, section: str) -> None:
     parser = step.parser()
     parser.add_argument(
         "--trainer",
-        choices=("synchronous", "gtc", "bmuf", "htm"),
-        help=f"who talks to whom, when (003 VI, 000 2); default: the recipe's {section}.trainer",
+        choices=tuple(TRAINERS),
+        help=f"default: the recipe's {section}.trainer, whose settings another one keeps where it "
+        f"has them too. {describe_trainers()}",
     )
     parser.add_argument(
         "--time-limit-s",
@@ -48,7 +50,7 @@ def main(step: Step, section: str) -> None:
     )
     arguments = parser.parse_args()
     if arguments.trainer:
-        arguments.set.append(f"{section}.trainer.name={arguments.trainer}")
+        arguments.trainers = {section: arguments.trainer}
     try:
         with process_group.open_world(arguments.time_limit_s):
             code = execute(step, arguments, process_group.is_leader())

@@ -32,6 +32,21 @@ class Trainer:
 
 
 @dataclass(frozen=True)
+class Uniform:
+    name: Literal["uniform"] = "uniform"
+
+
+@dataclass(frozen=True)
+class Sorted:
+    by: str = "length"
+    name: Literal["sorted"] = "sorted"
+
+    def __post_init__(self) -> None:
+        if not self.by:
+            raise ValueError("by = '': need a column")
+
+
+@dataclass(frozen=True)
 class Recipe:
     name: str
     trainer: Trainer
@@ -41,6 +56,7 @@ class Recipe:
     shuffle: bool = True
     spark: dict[str, str] = field(default_factory=dict)
     trainers: tuple[Trainer, ...] = ()
+    order: Uniform | Sorted = Uniform()
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -60,10 +76,12 @@ def test_reads_every_kind_of_field() -> None:
         "shuffle": False,
         "spark": {"spark.task.maxFailures": "2"},
         "trainers": [{"method": "as_printed", "threshold": 2}],
+        "order": {"name": "sorted", "by": "speaker"},
     }
     trainers = (Trainer(Method.AS_PRINTED, threshold=2.0),)
     spark = {"spark.task.maxFailures": "2"}
     expected = Recipe("a", Trainer(Method.NESTEROV), "bf16", (1,), 7, False, spark, trainers)
+    expected = replace(expected, order=Sorted("speaker"))
     assert read_record(Recipe, table, "r.toml") == expected
 
 
@@ -89,6 +107,13 @@ def test_reads_every_kind_of_field() -> None:
         ({"trainer": {"method": "nesterov", "threshold": math.nan}}, "nan: need a finite number"),
         ({"trainer": {"method": "nesterov", "threshold": "8"}}, "'8': need a finite number"),
         ({"name": ""}, "r.toml: name = '': need a name"),
+        ({"order": {"name": "sort"}}, "order: name = 'sort': need one of 'uniform', 'sorted'"),
+        ({"order": {"name": ["sorted"]}}, r"order: name = \['sorted'\]: need one of 'uniform'"),
+        ({"order": {}}, "r.toml: order: name is missing: need one of 'uniform', 'sorted'"),
+        ({"order": "sorted"}, "r.toml: order = 'sorted': need a table"),
+        ({"order": {"name": "uniform", "by": "x"}}, "order: unknown key by: known: name"),
+        ({"order": {"name": "sorted", "bye": "x"}}, "unknown key bye: did you mean by?"),
+        ({"order": {"name": "sorted", "by": ""}}, "r.toml: order: by = '': need a column"),
     ],
 )
 def test_refuses_with_the_key_the_value_and_the_remedy(
@@ -97,6 +122,21 @@ def test_refuses_with_the_key_the_value_and_the_remedy(
     """Unknown keys, wrong types and a record's own checks name file, key, value and remedy."""
     with pytest.raises(ConfigurationError, match=message):
         read_record(Recipe, {**TABLE, **change}, "r.toml")
+
+
+def test_a_union_may_be_none_or_a_part_of_a_list() -> None:
+    """Each table of a list says by its name which record it is."""
+
+    @dataclass(frozen=True)
+    class Orders:
+        first: Uniform | Sorted | None = None
+        others: tuple[Uniform | Sorted, ...] = ()
+
+    table = {"first": {"name": "sorted"}, "others": [{"name": "uniform"}, {"name": "sorted"}]}
+    assert read_record(Orders, {}, "o.toml") == Orders()
+    assert read_record(Orders, table, "o.toml") == Orders(Sorted(), (Uniform(), Sorted()))
+    with pytest.raises(ConfigurationError, match=r"others\[0\]: name = 'x': need one of 'uniform'"):
+        read_record(Orders, {"others": [{"name": "x"}]}, "o.toml")
 
 
 def test_missing_required_key_is_named() -> None:

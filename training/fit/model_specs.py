@@ -25,7 +25,8 @@ from training.data.sub_epochs import (
 )
 from training.fit.steps import LoopConfig
 from training.models.acoustic_model import ModelConfig
-from training.recipes import CheckpointConfig, Recipe, SupervisedConfig, TrainerConfig
+from training.recipes import CheckpointConfig, Recipe, SupervisedConfig
+from training.trainers.registry import TrainerConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ from training.fit.sharded_sub_epoch import shard_sub_epoch
 from training.fit.steps import FrameTotals, take_steps
 from training.fit.validation import validation_loss
 from training.models.acoustic_model import AcousticModel
-from training.trainers.registry import make_trainer
 
 
 class Fitting:
@@ -40,7 +39,7 @@ class Fitting:
         self.checkpoints = checkpoints
         self.group = group
         self.optimizer = torch.optim.Adam(model.parameters())
-        self.trainer = make_trainer(fit.trainer, model, self.optimizer, group)
+        self.trainer = fit.trainer.make_trainer(model, self.optimizer, group)
         self.progress = Progress(newbob=fit.newbob.begin() if fit.newbob else None)
 
     def run(self) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Blockwise model-update filtering: ranks train alone, and meet at a block's end (003 VI-B)."""
 
-from dataclasses import asdict
-from typing import Any, Literal
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -41,8 +41,7 @@ class Bmuf(Trainer):
         optimizer_state: OptimizerState = "keep",
     ) -> None:
         super().__init__(model, optimizer, group=group)
-        if block_size < 1:
-            raise ValueError(f"block_size = {block_size}: need at least 1 step")
+        check_block_size(block_size)
         if optimizer_state not in ("keep", "average", "reset"):
             raise ValueError(
                 f"optimizer_state = {optimizer_state!r}: need 'keep', 'average' or 'reset'"
@@ -164,3 +163,45 @@ class Bmuf(Trainer):
             pieces = flat.split_with_sizes([momentum.numel() for momentum in momenta])
             for momentum, piece in zip(momenta, pieces, strict=True):
                 momentum.copy_(piece.view(momentum.shape))
+
+
+def check_block_size(block_size: int) -> None:
+    """Raise ValueError for a block without steps."""
+    if block_size < 1:
+        raise ValueError(f"block_size = {block_size}: need at least 1 step")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockConfig:
+    """Settings of blocks: zeta, and C of eq. (5); the defaults are those of paper 000 3.2."""
+
+    block_size: int = 50
+    block_learning_rate: float = 1.0
+    momentum_constant: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_block_size(self.block_size)
+        for name in ("block_learning_rate", "momentum_constant"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} = {getattr(self, name)}: need above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BmufConfig(BlockConfig):
+    """BMUF: the models of all ranks are averaged after every block of steps, and filtered."""
+
+    name: Literal["bmuf"] = "bmuf"
+
+    num_state_vectors: ClassVar[int] = 3
+    """Both models of a block, and the filtered update."""
+
+    def make_trainer(self, model: nn.Module, optimizer: Optimizer, group: ProcessGroup) -> Bmuf:
+        """Wrap model and optimizer; all ranks of `group` must call this together."""
+        return Bmuf(
+            model,
+            optimizer,
+            group=group,
+            block_size=self.block_size,
+            block_learning_rate=self.block_learning_rate,
+            momentum_constant=self.momentum_constant,
+        )

@@ -1,7 +1,8 @@
 """Synchronous SGD with gradient threshold compression (paper 003 VI-A, 000 2.1)."""
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -97,3 +98,32 @@ class Gtc(Trainer):
         """Restore `state_dict()`."""
         super().load_state_dict(state)
         self._sum.restore(self.parameters.flatten(state["residuals"]), state)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GtcConfig:
+    """GTC: each rank sends +-gradient_threshold, for gradients summed over a minibatch.
+
+    The default is that of both papers, for minibatches of 2048 frames (003 VI-C, 000 3.2).
+    """
+
+    name: Literal["gtc"] = "gtc"
+    gradient_threshold: float = 8.0
+
+    num_state_vectors: ClassVar[int] = 1
+    """The residual."""
+
+    def __post_init__(self) -> None:
+        check_configured_threshold(self.gradient_threshold)
+
+    def make_trainer(self, model: nn.Module, optimizer: Optimizer, group: ProcessGroup) -> Gtc:
+        """Wrap model and optimizer; all ranks of `group` must call this together."""
+        return Gtc(model, optimizer, group=group, gradient_threshold=self.gradient_threshold)
+
+
+def check_configured_threshold(gradient_threshold: float) -> None:
+    """Raise ValueError for a threshold that no model can be trained with."""
+    if not gradient_threshold >= 0:
+        raise ValueError(
+            f"gradient_threshold = {gradient_threshold}: need 0 (unquantized gradients) or more"
+        )

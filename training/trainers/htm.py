@@ -1,6 +1,7 @@
 """The hybrid two-tier method: GTC within groups, BMUF across them (paper 000 2.3)."""
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
@@ -8,8 +9,8 @@ from torch.optim import Optimizer
 
 from training.algorithms.block_filter import Form
 from training.distributed import process_group
-from training.trainers.bmuf import Bmuf, OptimizerState
-from training.trainers.gtc import ThresholdedSum
+from training.trainers.bmuf import BlockConfig, Bmuf, OptimizerState
+from training.trainers.gtc import ThresholdedSum, check_configured_threshold
 from training.trainers.tiers import Tiers, ranks_per_host
 
 
@@ -119,3 +120,39 @@ class Htm(Bmuf):
         """Restore `state_dict()`."""
         super().load_state_dict(state)
         self._sum.restore(self.parameters.flatten(state["residuals"]), state)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HtmConfig(BlockConfig):
+    """HTM: GTC within groups of ranks, BMUF across the groups; `group_size` 0: a host's ranks.
+
+    The default threshold is for gradients summed over minibatches of 2048 frames (000 3.2).
+    """
+
+    name: Literal["htm"] = "htm"
+    gradient_threshold: float = 2.0
+    group_size: int = 0
+
+    num_state_vectors: ClassVar[int] = 4
+    """BMUF's three, and the residual."""
+
+    def __post_init__(self) -> None:
+        BlockConfig.__post_init__(self)
+        check_configured_threshold(self.gradient_threshold)
+        if self.group_size < 0:
+            raise ValueError(
+                f"group_size = {self.group_size}: need 1 rank or more, or 0 for a host's ranks"
+            )
+
+    def make_trainer(self, model: nn.Module, optimizer: Optimizer, group: ProcessGroup) -> Htm:
+        """Wrap model and optimizer; all ranks of `group` must call this together."""
+        return Htm(
+            model,
+            optimizer,
+            group=group,
+            group_size=self.group_size or None,
+            gradient_threshold=self.gradient_threshold,
+            block_size=self.block_size,
+            block_learning_rate=self.block_learning_rate,
+            momentum_constant=self.momentum_constant,
+        )

@@ -1,37 +1,37 @@
-"""The trainer that a recipe names (003 VI, 000 2)."""
+"""The trainers that a recipe can name (003 VI, 000 2): a new one is one line here."""
 
+import inspect
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import fields
+from typing import Any, TypeAlias, get_args
 
-from torch import nn
-from torch.optim import Optimizer
+from infra.configuration import TAG
+from training.trainers.bmuf import BmufConfig
+from training.trainers.gtc import GtcConfig
+from training.trainers.htm import HtmConfig
+from training.trainers.synchronous import SynchronousConfig
 
-from training.distributed.process_group import ProcessGroup
-from training.recipes import TrainerConfig
-from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
+TrainerConfig: TypeAlias = SynchronousConfig | GtcConfig | BmufConfig | HtmConfig
+
+TRAINERS: Mapping[str, type[TrainerConfig]] = {
+    config().name: config for config in get_args(TrainerConfig)
+}
+"""The configuration of each trainer, by the name that recipes give it."""
 
 
-def make_trainer(
-    config: TrainerConfig, model: nn.Module, optimizer: Optimizer, group: ProcessGroup
-) -> Trainer:
-    """Wrap model and optimizer; all ranks of `group` must call this together."""
-    if config.name == "synchronous":
-        return Synchronous(model, optimizer, group=group)
-    if config.name == "gtc":
-        threshold = config.gradient_threshold
-        return Gtc(model, optimizer, group=group, gradient_threshold=threshold)
-    blocks: Mapping[str, Any] = {
-        "block_size": config.block_size,
-        "block_learning_rate": config.block_learning_rate,
-        "momentum_constant": config.momentum_constant,
+def describe_trainers() -> str:
+    """Say in a sentence each what the trainers do, for a job's help."""
+    summaries = ((inspect.getdoc(config) or "").splitlines()[0] for config in TRAINERS.values())
+    return " ".join(summaries)
+
+
+def with_trainer(table: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Name another trainer in a recipe's table, without the settings that only others have.
+
+    A key that no trainer has stays, to be refused with the recipe.
+    """
+    settings = {
+        trainer: {field.name for field in fields(TRAINERS[trainer])} for trainer in TRAINERS
     }
-    if config.name == "bmuf":
-        return Bmuf(model, optimizer, group=group, **blocks)
-    return Htm(
-        model,
-        optimizer,
-        group=group,
-        group_size=config.group_size or None,
-        gradient_threshold=config.gradient_threshold,
-        **blocks,
-    )
+    surplus = set().union(*settings.values()) - settings[name]
+    return {key: value for key, value in table.items() if key not in surplus} | {TAG: name}

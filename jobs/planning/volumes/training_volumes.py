@@ -15,8 +15,8 @@ from training.models.acoustic_model import AcousticModel, ModelConfig
 from training.recipes import Recipe
 
 WEIGHT_BYTES = 4
-STATE_COPIES = {"synchronous": 3, "gtc": 4, "bmuf": 6, "htm": 7}
-"""Numbers a weight in a rank's checkpoint: itself and Adam's two; residual; two models, update."""
+MODEL_AND_ADAM_VECTORS = 3
+"""Numbers a weight in a rank's checkpoint besides the trainer's: itself and Adam's two moments."""
 LARGE_DEAL = 4
 """With so many shards a rank and share, each rank reads whole shards (training.data.sharding)."""
 
@@ -60,7 +60,7 @@ def training_volume(
                 times = 1 / sub_epoch.num_shares if whole else num_ranks
                 reads, num_bytes = reads + times * shards, num_bytes + times * size
     weights = WEIGHT_BYTES * num_parameters(fit.model, num_senones)
-    copies = STATE_COPIES[fit.trainer.name]
+    copies = MODEL_AND_ADAM_VECTORS + fit.trainer.num_state_vectors
     saves = len(fit.sub_epochs)
     if fit.checkpoints.steps:
         step_frames = num_ranks * fit.loop.minibatch_frames

@@ -23,7 +23,8 @@ from training.fit.model_specs import Fit
 from training.fit.steps import LoopConfig
 from training.fit.train_model import fit_model
 from training.models.acoustic_model import ModelConfig
-from training.recipes import CheckpointConfig, TrainerConfig, TrainerName
+from training.recipes import CheckpointConfig
+from training.trainers.registry import TRAINERS, with_trainer
 
 NUM_SENONES = 6
 AT_THE_ENDS = CheckpointConfig(steps=0)
@@ -89,13 +90,14 @@ def write_run(folder: Path) -> tuple[ObjectStore, str]:
 
 
 def small_fit(
-    trainer: TrainerName = "synchronous",
+    trainer: str = "synchronous",
     student: bool = False,
     group_size: int = 1,
     checkpoints: CheckpointConfig = AT_THE_ENDS,
     minibatch_frames: int = 64,
 ) -> Fit:
     """An LSTM of two layers of eight units, with dropout between them."""
+    settings = {"gradient_threshold": 0.25, "block_size": 3, "group_size": group_size}
     return Fit(
         name="student" if student else "baseline",
         model=ModelConfig(2, 8, bidirectional=False, look_ahead=1, dropout=0.1),
@@ -103,7 +105,7 @@ def small_fit(
         unlabelled=PARTITIONS_STEP if student else None,
         sub_epochs=SCHEDULED if student else SUPERVISED,
         loop=LoopConfig(minibatch_frames, 1.0),
-        trainer=TrainerConfig(trainer, 0.25, 3, 1.0, 1.0, group_size),
+        trainer=TRAINERS[trainer](**with_trainer(settings, trainer)),
         seed=1,
         checkpoints=checkpoints,
     )

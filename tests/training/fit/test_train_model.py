@@ -14,7 +14,8 @@ from training.distributed import process_group
 from training.distributed.simulated_group import simulate_ranks
 from training.fit.model_specs import Fit
 from training.fit.train_model import fit_model
-from training.recipes import CheckpointConfig, TrainerName
+from training.recipes import CheckpointConfig
+from training.trainers.registry import TRAINERS
 
 
 def fit(folder: Path, what: Fit) -> tuple[Manifest, bytes]:
@@ -23,9 +24,9 @@ def fit(folder: Path, what: Fit) -> tuple[Manifest, bytes]:
         return fit_on(group, folder, what)
 
 
-@pytest.mark.parametrize("trainer", ["synchronous", "gtc", "bmuf", "htm"])
+@pytest.mark.parametrize("trainer", TRAINERS)
 @pytest.mark.parametrize("student", [False, True])
-def test_every_trainer_learns(tmp_path: Path, trainer: TrainerName, student: bool) -> None:
+def test_every_trainer_learns(tmp_path: Path, trainer: str, student: bool) -> None:
     """Cross-entropy falls from the first to the last sub-epoch to labelled data."""
     write_run(tmp_path)
     manifest, _ = fit(tmp_path, small_fit(trainer, student))

@@ -13,7 +13,7 @@ from training.distributed.simulated_group import simulate_ranks
 from training.fit.model_specs import Fit, baseline_fit
 from training.fit.validation import validation_loss
 from training.models.acoustic_model import AcousticModel
-from training.recipes import CheckpointConfig, TrainerName, read_recipe
+from training.recipes import CheckpointConfig, read_recipe
 
 EVERY_STEP = CheckpointConfig(steps=1, num_kept=1000)
 NEWBOB = MinRateNewbob(0.05, 0.01)
@@ -22,9 +22,7 @@ NEWBOB = MinRateNewbob(0.05, 0.01)
 @pytest.mark.parametrize(
     ("trainer", "num_ranks"), [("synchronous", 4), ("gtc", 1), ("bmuf", 3), ("htm", 1)]
 )
-def test_another_number_of_ranks_goes_on(
-    tmp_path: Path, trainer: TrainerName, num_ranks: int
-) -> None:
+def test_another_number_of_ranks_goes_on(tmp_path: Path, trainer: str, num_ranks: int) -> None:
     """Every frame of every sub-epoch is trained on once, also resumed within one; losses fall."""
     what = small_fit(trainer, True, checkpoints=EVERY_STEP, minibatch_frames=32)
     what = replace(what, sub_epochs=what.sub_epochs[:6])
@@ -68,7 +66,7 @@ def test_a_recipe_chooses_newbob_and_how_often_to_save() -> None:
     assert replace(chosen, checkpoints=CheckpointConfig()).config == chosen.config
 
 
-def newbob_fit(num_epochs: int = 16, trainer: TrainerName = "synchronous") -> Fit:
+def newbob_fit(num_epochs: int = 16, trainer: str = "synchronous") -> Fit:
     """At most so many epochs on six of the eight labelled utterances."""
     what = small_fit(trainer, checkpoints=EVERY_STEP)
     sub_epochs = [replace(what.sub_epochs[0], offset=epoch % 3) for epoch in range(num_epochs)]

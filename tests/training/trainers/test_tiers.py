@@ -8,9 +8,8 @@ from torch.distributed import ProcessGroup
 
 from tests.training.trainers.ranks import RankPool, sgd, small_model
 from training.distributed.simulated_group import simulate_ranks
-from training.recipes import TrainerConfig
 from training.trainers import Htm
-from training.trainers.registry import make_trainer
+from training.trainers.htm import HtmConfig
 
 
 def group_size(group: ProcessGroup) -> int:
@@ -21,9 +20,7 @@ def group_size(group: ProcessGroup) -> int:
 
 def recipe_group_size(group: ProcessGroup) -> int:
     model = small_model()
-    trainer = make_trainer(TrainerConfig("htm", 1.0, 2, 1.0, 1.0, 0), model, sgd(model), group)
-    assert isinstance(trainer, Htm)
-    return trainer.group_size
+    return HtmConfig(group_size=0).make_trainer(model, sgd(model), group).group_size
 
 
 def test_a_recipe_may_leave_groups_to_hosts() -> None:

@@ -1,0 +1,96 @@
+"""The recipe: a trainer's own settings, ranges, and another trainer by name."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from infra.configuration import ConfigurationError
+from jobs.cli.command_line import recipe_path
+from training.recipes import Recipe, read_recipe
+from training.trainers.bmuf import BmufConfig
+from training.trainers.gtc import GtcConfig
+from training.trainers.htm import HtmConfig
+from training.trainers.registry import TRAINERS, describe_trainers
+from training.trainers.synchronous import SynchronousConfig
+
+TINY = Path(__file__).parents[1] / "whole_path" / "tiny.toml"
+
+
+def tiny(*overrides: str, **trainers: str) -> Recipe:
+    return read_recipe(str(TINY), overrides, trainers)
+
+
+def test_each_trainer_has_settings_of_its_own() -> None:
+    """The small recipe has one trainer of each kind, with its own keys and no others."""
+    recipe = tiny()
+    sections = (recipe.aligner, recipe.baseline, recipe.teacher, recipe.student)
+    assert [section.trainer for section in sections] == [
+        SynchronousConfig(),
+        GtcConfig(gradient_threshold=8.0),
+        BmufConfig(block_size=3),
+        HtmConfig(gradient_threshold=2.0, block_size=2, group_size=2),
+    ]
+
+
+def test_settings_that_are_not_given_are_the_papers() -> None:
+    """GTC's threshold is 8, HTM's 2 (000 3.2); blocks have 50 steps, zeta and C are 1."""
+    assert TRAINERS["gtc"]() == GtcConfig(gradient_threshold=8.0)
+    blocks = {"block_size": 50, "block_learning_rate": 1.0, "momentum_constant": 1.0}
+    assert TRAINERS["bmuf"]() == BmufConfig(**blocks)
+    assert TRAINERS["htm"]() == HtmConfig(gradient_threshold=2.0, group_size=0, **blocks)
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+@pytest.mark.parametrize("recipe", ["demo", "recorded", "hours_1m"])
+def test_any_trainer_can_take_the_place_of_any_recipes(recipe: str, name: str) -> None:
+    """What both have is kept, and the rest is the new trainer's default."""
+    before = read_recipe(recipe_path(recipe)).student.trainer
+    after = read_recipe(recipe_path(recipe), (), {"student": name}).student.trainer
+    assert after.name == name
+    common = {field.name for field in fields(before)} & {field.name for field in fields(after)}
+    for setting in common - {"name"}:
+        assert getattr(after, setting) == getattr(before, setting)
+    for field in fields(after):
+        if field.name not in common:
+            assert getattr(after, field.name) == field.default
+
+
+def test_another_trainer_takes_overridden_settings_too() -> None:
+    """An override comes before the trainer's name; a misspelt key is dropped by no trainer."""
+    overrides = ["student.trainer.gradient_threshold=0.5", "student.trainer.block_size=7"]
+    assert tiny(*overrides, student="gtc").student.trainer == GtcConfig(gradient_threshold=0.5)
+    with pytest.raises(ConfigurationError, match="unknown key blok_size: did you mean block_size"):
+        tiny("student.trainer.blok_size=7", student="bmuf")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("aligner.trainer.gradient_threshold=1", "unknown key gradient_threshold: known: name"),
+        ("student.trainer.grup_size=1", "unknown key grup_size: did you mean group_size"),
+        ("student.trainer.name=gtc", "student: trainer: unknown key block_size: known: name, grad"),
+        ("student.trainer.gradient_threshold=-1", "gradient_threshold = -1.0: need 0"),
+        ("baseline.trainer.gradient_threshold=-0.5", "gradient_threshold = -0.5: need 0"),
+        ("student.trainer.group_size=-1", "group_size = -1: need 1 rank or more, or 0"),
+        ("student.trainer.block_size=0", "block_size = 0: need at least 1 step"),
+        ("teacher.trainer.block_learning_rate=0", "block_learning_rate = 0.0: need above 0"),
+        ("teacher.trainer.momentum_constant=-1", "momentum_constant = -1.0: need above 0"),
+    ],
+)
+def test_a_trainers_settings_are_checked_with_the_recipe(override: str, message: str) -> None:
+    """Keys that the trainer does not have, and values out of range, before anything is trained."""
+    with pytest.raises(ConfigurationError, match=message):
+        tiny(override)
+
+
+def test_help_describes_each_trainer() -> None:
+    """One sentence a trainer, in the order of the choices."""
+    sentences = describe_trainers().split(". ")
+    assert len(sentences) == len(TRAINERS)
+    assert [sentence.split(":")[0] for sentence in sentences] == [
+        "Synchronous SGD",
+        "GTC",
+        "BMUF",
+        "HTM",
+    ]
