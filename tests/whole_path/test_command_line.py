@@ -10,6 +10,7 @@ from pathlib import Path
 import boto3
 import pytest
 
+from infra.configuration import digest
 from infra.store.object_store import ObjectStore
 from jobs.run import JOBS
 from pipeline.runs.manifest import manifest_uri
@@ -19,6 +20,7 @@ from tests.s3_server import CREDENTIALS, free_port, running_s3_server
 from tests.small_corpus import local_store, serially, write_corpus, write_metadata
 from tests.whole_path.processes import TINY, run_step
 from training.recipes import read_recipe
+from training.trainers.registry import TRAINERS
 
 STEPS = (
     *("ingest", "select_utterances", "extract_features", "align", "train_baseline"),
@@ -90,6 +92,18 @@ def test_help_of_the_programs_teaches(run_job: RunJob, program: str) -> None:
     assert (said.code, said.err) == (0, "")
     assert said.out.startswith(f"usage: megahour {program}")
     assert "Exit codes: 0" in said.out
+
+
+def test_any_trainer_can_be_chosen_for_any_recipe(run_job: RunJob, tmp_path: Path) -> None:
+    """The settings that the recipe's trainer shares with it are kept; other names are refused."""
+    arguments = ("--run", str(tmp_path), "--dry-run", "--json", "--recipe", str(TINY))
+    for trainer in TRAINERS:
+        said = run_job("train_student", *arguments, "--trainer", trainer)
+        recipe = read_recipe(str(TINY), (), {"student": trainer})
+        assert json.loads(said.out)["recipe_digest"] == digest(recipe)
+    said = run_job("train_student", *arguments, "--trainer", "hmt")
+    assert said.code == 2
+    assert "invalid choice: 'hmt' (choose from" in said.err
 
 
 def test_missing_arguments_are_bad_usage(run_job: RunJob) -> None:
