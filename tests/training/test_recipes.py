@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from infra.configuration import ConfigurationError
-from jobs.cli.command_line import recipe_path
+from jobs.cli.job import recipe_path
 from training.recipes import Recipe, read_recipe
 from training.trainers.bmuf import BmufConfig
 from training.trainers.gtc import GtcConfig
