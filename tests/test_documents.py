@@ -1,0 +1,159 @@
+"""The documents name what exists: paths, modules, commands, links, examples and figures."""
+
+import ast
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from docs.figures.data_flow import pictures
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("pipeline", "training", "jobs", "infra")
+GUIDES = sorted(path for name in (*PACKAGES, "tests") for path in (ROOT / name).rglob("*.md"))
+DECISIONS = sorted((ROOT / "docs/decisions").glob("0*.md"))
+# The change log names what there was.
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "GLOSSARY.md", "CONTRIBUTING.md", "SECURITY.md")),
+    ROOT / "docs/decisions/README.md",
+    *DECISIONS,
+    *GUIDES,
+]
+# Folders and files of a run, of a user's corpus, or of another system, not of the repository.
+ELSEWHERE = re.compile(
+    r"(runs|selection|features|corpus|report|certificate|conf|scratch|dist)/"
+    r"|(manifest|report)\.json|(example|inspect)\.py|spark-env\.sh"
+)
+PATH = re.compile(r"[\w.-]+(/[\w.-]+)*(/|\.(py|md|toml|ipynb|cff|c|svg|sh))")
+
+
+def text_of(document: Path) -> str:
+    """The document's text; its name shows in a failure."""
+    return document.read_text(encoding="utf-8")
+
+
+def named(document: Path) -> str:
+    """The document's path below the repository: the name of its test."""
+    return str(document.relative_to(ROOT))
+
+
+def named_paths(document: Path) -> set[str]:
+    """The paths that a document has in `code`, or hands to spark-submit or torchrun."""
+    text = text_of(document)
+    outside = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    spans = [span for span in re.findall(r"`([^`\n]+)`", outside) if PATH.fullmatch(span)]
+    submitted = re.findall(r"(?:spark-submit|--) (jobs/\w+\.py)", text)
+    return {span for span in [*spans, *submitted] if not ELSEWHERE.match(span)}
+
+
+def is_found(path: str, document: Path) -> bool:
+    """Whether a path lies below the root, the document's folder, or a package that it describes."""
+    return any((folder / path).exists() for folder in (ROOT, document.parent))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
+def test_named_paths_exist(document: Path) -> None:
+    """Every path in a document is a file or folder of the repository."""
+    missing = {path for path in named_paths(document) if not is_found(path, document)}
+    assert missing == set()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
+def test_named_modules_exist(document: Path) -> None:
+    """Every module after -m in a document can be found, ours and others'."""
+    modules = set(re.findall(r"(?<![\w-])-m ([a-z_]\w*(?:\.\w+)*)", text_of(document)))
+    missing = {module for module in modules if importlib.util.find_spec(module) is None}
+    assert missing == set()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
+def test_named_targets_and_jobs_exist(document: Path) -> None:
+    """Every `make TARGET` is in the Makefile, every `megahour JOB` is a module of jobs/."""
+    code = re.findall(r"^```sh\n(.*?)^```|`(.+?)`", text_of(document), re.M | re.S)
+    commands = "\n".join(fenced or span for fenced, span in code)
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
+    assert set(re.findall(r"^make ([a-z]+)", commands, re.M)) <= targets
+    jobs = {path.stem for path in (ROOT / "jobs").glob("*.py")}
+    assert set(re.findall(r"^megahour ([a-z_]+)", commands, re.M)) <= jobs
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "CHANGELOG.md"], ids=named)
+def test_links_resolve(document: Path) -> None:
+    """Every relative link and picture of a document leads to a file."""
+    links = re.findall(r"\]\(([^)#\s]+)|(?:src|srcset)=\"([^\"]+)\"", text_of(document))
+    relative = {link for pair in links for link in pair if link and "://" not in link}
+    assert {link for link in relative if not (document.parent / link).exists()} == set()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
+def test_examples_import_what_exists(document: Path) -> None:
+    """Every name that a document's Python example imports from us is there."""
+    blocks = re.findall(r"^```py(?:thon)?\n(.*?)^```", text_of(document), re.M | re.S)
+    for node in (node for block in blocks for node in ast.walk(ast.parse(block))):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            exec(ast.unparse(node), {})  # an ImportError is the failure
+
+
+@pytest.mark.parametrize("name", ["pipeline", "infra"])
+def test_package_examples_run(name: str, tmp_path: Path) -> None:
+    """The examples of pipeline's and infra's guides run as they are, on a second of noise."""
+    noise = 0.1 * np.random.default_rng(0).standard_normal(16_000)
+    soundfile.write(tmp_path / "utterance.flac", noise, 16_000)
+    blocks = re.findall(r"^```python\n(.*?)^```", text_of(ROOT / name / "README.md"), re.M | re.S)
+    assert len(blocks) == 1
+    program = blocks[0].replace("/tmp/mine", str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_documents_stay_short() -> None:
+    """The README has at most 120 lines, a guide 130; the results are a record, of any length."""
+    too_long = {
+        named(path): num_lines
+        for path in [ROOT / "README.md", *GUIDES]
+        if path.name == "README.md"
+        and (num_lines := len(text_of(path).splitlines())) > (120 if path.parent == ROOT else 130)
+    }
+    assert too_long == {}
+
+
+def test_figures_are_what_their_script_draws() -> None:
+    """The picture's files hold the bytes that docs/figures/data_flow.py makes."""
+    assert {path: path.read_bytes() for path in pictures()} == {
+        path: picture.encode() for path, picture in pictures().items()
+    }
+
+
+def test_decisions_have_one_form_and_are_listed() -> None:
+    """Decisions are numbered without a gap, have three sections, and are in the index, in order."""
+    assert [int(path.name[:4]) for path in DECISIONS] == list(range(1, len(DECISIONS) + 1))
+    sections = ["## Context", "## Decision", "## Cost and evidence"]
+    for path in DECISIONS:
+        assert re.findall(r"^## .*", text_of(path), re.M) == sections, path.name
+    index = text_of(ROOT / "docs/decisions/README.md")
+    assert re.findall(r"\((0.*?\.md)\)", index) == [path.name for path in DECISIONS]
+
+
+def test_glossary_defines_each_word_once_with_its_source() -> None:
+    """Each entry ends with its source, a paper's section or "ours"; no word has two entries."""
+    text = text_of(ROOT / "GLOSSARY.md")
+    entries = [
+        " ".join(entry.split()) for entry in re.findall(r"^- (.*?)(?=^- |^$)", text, re.M | re.S)
+    ]
+    words = [re.match(r"\*\*(.+?)\*\*", entry)[1] for entry in entries]
+    assert len(words) == len(set(words))
+    assert 40 <= len(words) <= 65
+    source = re.compile(r"\((00[0-4] |ours).*\)$")
+    assert [entry for entry in entries if not source.search(entry)] == []
