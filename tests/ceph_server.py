@@ -1,4 +1,4 @@
-"""A real S3 server for tests: Ceph's radosgw, with a monitor and an in-memory disk of its own."""
+"""Run a real S3 server for tests: Ceph's radosgw, with its own monitor and in-memory disk."""
 
 import shutil
 import subprocess
@@ -65,7 +65,7 @@ ACCOUNTS = {
 
 
 class _Ceph:
-    """One cluster in one folder; its three daemons are our children, and die with us."""
+    """_Ceph is one cluster in one folder; its three daemons are our children and end with us."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -77,7 +77,7 @@ class _Ceph:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Monitor, disk, gateway, and a user with the tests' credentials."""
+        """Start monitor, disk and gateway, and make a user with the tests' credentials."""
         cluster_id, disk_id = str(uuid.uuid4()), str(uuid.uuid4())
         for name in ("mon", "osd", "run", "rgw", "log", "crash"):
             (self.folder / name).mkdir()
@@ -146,7 +146,7 @@ class _Ceph:
             raise RuntimeError(f"{' '.join(command)} failed: {done.stderr[-2000:]}")
 
     def _daemon(self, *command: str) -> None:
-        # In the foreground, and killed by the kernel should we be killed.
+        # In the foreground, and killed by the kernel if we are killed.
         tied = ("setpriv", "--pdeathsig", "KILL", "--", command[0], *self._settings, "-f")
         with (self.folder / "log" / f"{command[0]}.out").open("wb") as log:
             self._daemons.append(subprocess.Popen([*tied, *command[1:]], stdout=log, stderr=log))
@@ -175,7 +175,7 @@ class _Ceph:
 
 @contextmanager
 def running_ceph() -> Iterator[str]:
-    """Run a Ceph cluster of one; give the endpoint URL of its S3 gateway. Skips where it cannot."""
+    """Run a Ceph cluster of one host; yield the endpoint URL of its S3 gateway, or skip."""
     missing = [program for program in PROGRAMS if shutil.which(program) is None]
     if missing:
         pytest.skip(f"{', '.join(missing)} not found: run tests/install_ceph.sh as root")
@@ -190,12 +190,12 @@ def running_ceph() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def ceph_endpoint() -> Iterator[str]:
-    """The endpoint URL of the session's Ceph."""
+    """Return the endpoint URL of the session's Ceph."""
     with running_ceph() as endpoint:
         yield endpoint
 
 
 @pytest.fixture
 def ceph_bucket(ceph_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A fresh bucket's name; the environment leads boto3 and s3fs to its server."""
+    """Return a fresh bucket's name; the environment points boto3 and s3fs to its server."""
     return fresh_bucket(ceph_endpoint, monkeypatch)

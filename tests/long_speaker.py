@@ -1,6 +1,6 @@
-"""One speaker's long stream through extraction, in a process of its own whose memory is measured.
+"""Extract one speaker's long stream in a process of its own, and measure its memory.
 
-`python -m tests.long_speaker FOLDER MAX_SHARD_FRAMES` extracts what lies there and prints JSON.
+`python -m tests.long_speaker FOLDER MAX_SHARD_FRAMES` extracts the selection there and prints JSON.
 """
 
 import json
@@ -30,7 +30,7 @@ NUM_OBJECTS = 3
 
 
 def write_speaker(folder: Path, hours: float, utterance_s: float) -> None:
-    """A selection of one speaker: many records, few recordings."""
+    """Write a selection of one speaker: many records, few recordings."""
     store, run_uri, corpus_uri = local_store(folder)
     generator = np.random.default_rng(0)
     for number in range(NUM_OBJECTS):
@@ -50,7 +50,7 @@ def write_speaker(folder: Path, hours: float, utterance_s: float) -> None:
 
 
 def put_selection(store: ObjectStore, run_uri: str, utterances: Sequence[Utterance]) -> None:
-    """The manifest of a selection whose one file holds `utterances`."""
+    """Write the manifest of a selection whose one file holds `utterances`."""
     data = "".join(utterance.to_json() + "\n" for utterance in utterances).encode()
     store.put(join_uri(run_uri, "selection/unlabelled/file.jsonl"), data)
     tally = Tally.of(utterances)
@@ -68,13 +68,13 @@ def put_selection(store: ObjectStore, run_uri: str, utterances: Sequence[Utteran
 def serially_cut(
     max_shard_frames: int, elements: Sequence[Any], function: object, description: str
 ) -> list[Any]:
-    """Extract files one after the other, shards cut at `max_shard_frames`."""
+    """Extract files one after the other, with shards cut at `max_shard_frames`."""
     del function, description
     return [extract_file(element, max_shard_frames) for element in elements]
 
 
 def extract(folder: Path, max_shard_frames: int, config: ExtractionConfig) -> Manifest:
-    """Extract what `write_speaker` or `put_selection` wrote."""
+    """Extract the selection that `write_speaker` or `put_selection` wrote."""
     store, run_uri, corpus_uri = local_store(folder)
     distribute: Callable[..., Any] = partial(serially_cut, max_shard_frames)
     return extract_features(store, run_uri, "unlabelled", corpus_uri, config, 0.0, distribute)[0]
@@ -83,7 +83,7 @@ def extract(folder: Path, max_shard_frames: int, config: ExtractionConfig) -> Ma
 def measured(
     folder: Path, hours: float, utterance_s: float, max_shard_frames: int
 ) -> dict[str, float]:
-    """Seconds, peak memory in bytes and number of shards of the extraction, in its own process."""
+    """Return seconds, peak memory in bytes and number of shards of the extraction."""
     write_speaker(folder, hours, utterance_s)
     arguments = [str(folder), str(max_shard_frames)]
     command = [sys.executable, "-m", "tests.long_speaker", *arguments]
@@ -94,7 +94,7 @@ def measured(
 
 
 def peak_bytes() -> int:
-    """This process's largest resident set; getrusage would include what its parent had."""
+    """Return this process's largest resident set; getrusage would include its parent's."""
     status = Path("/proc/self/status").read_text()
     (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024

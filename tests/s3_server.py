@@ -1,4 +1,4 @@
-"""A real S3 server process (moto) for tests: import the fixtures into a conftest or a test."""
+"""Run a real S3 server process (moto) for tests; import the fixtures into a conftest or a test."""
 
 import os
 import socket
@@ -21,7 +21,7 @@ CREDENTIALS = {
 
 
 def free_port() -> int:
-    """Return a TCP port of the loopback interface that nobody listens on."""
+    """Return a free TCP port of the loopback interface."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
@@ -29,7 +29,7 @@ def free_port() -> int:
 
 @contextmanager
 def running_s3_server(log: Path = Path(os.devnull)) -> Iterator[str]:
-    """Run moto's server in a process of its own, requests noted in `log`; give its URL."""
+    """Run moto's server in its own process, write requests to `log`, and yield its URL."""
     port = free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     environment = {**os.environ, **CREDENTIALS}
@@ -58,19 +58,19 @@ def _wait_for(endpoint: str, server: "subprocess.Popen[bytes]") -> None:
 
 @pytest.fixture(scope="session")
 def s3_endpoint() -> Iterator[str]:
-    """The endpoint URL of the session's S3 server."""
+    """Return the endpoint URL of the session's S3 server."""
     with running_s3_server() as endpoint:
         yield endpoint
 
 
 @pytest.fixture
 def s3_bucket(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A fresh bucket's name; the environment leads boto3 and s3fs to its server."""
+    """Return a fresh bucket's name; the environment points boto3 and s3fs to its server."""
     return fresh_bucket(s3_endpoint, monkeypatch)
 
 
 def fresh_bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Lead the environment to the server at `endpoint`, and make a bucket there."""
+    """Point the environment to the server at `endpoint`, and make a bucket there."""
     for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": endpoint}.items():
         monkeypatch.setenv(name, value)
     for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3"):

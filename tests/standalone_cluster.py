@@ -1,7 +1,7 @@
-"""A real Spark standalone cluster on loopback, for tests: a master and workers, killed afterwards.
+"""Run a real Spark standalone cluster on loopback for tests: a master and workers.
 
-Each worker has an address of its own (127.0.0.2, ...), because Spark runs no speculative attempt
-on the host of the first one.
+Each worker has its own address (127.0.0.2, ...), because Spark runs no speculative attempt on the
+host of the first one. All processes are killed at the end.
 """
 
 import json
@@ -25,7 +25,7 @@ from tests.s3_server import free_port
 SPARK_HOME = Path(pyspark.__file__).parent
 START_LIMIT_S = 120.0
 MARK = "MEGAHOUR_TEST_CLUSTER"
-# Java's second compiler never pays in such short lives; nor do many garbage collector threads.
+# Java's second compiler does not pay in such short lives; nor do many collector threads.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 Process = subprocess.Popen[bytes]
@@ -33,7 +33,7 @@ Process = subprocess.Popen[bytes]
 
 @dataclass
 class StandaloneCluster:
-    """A running cluster; what its processes start inherits the mark in their environment."""
+    """StandaloneCluster is a running cluster; its processes inherit a mark in their environment."""
 
     folder: Path
     num_workers: int
@@ -46,7 +46,7 @@ class StandaloneCluster:
 
     @property
     def master_url(self) -> str:
-        """What spark-submit is given as --master."""
+        """Return the URL for spark-submit's --master."""
         return f"spark://127.0.0.1:{self.port}"
 
     def start(self) -> None:
@@ -82,11 +82,11 @@ class StandaloneCluster:
         return len(dead)
 
     def processes(self) -> dict[int, str]:
-        """The command line of every process that bears the mark, by process id."""
+        """Return the command line of every process that bears the mark, by process id."""
         return marked_processes(self.environment[MARK])
 
     def stop(self) -> None:
-        """Kill everything that bears the mark, until nothing does."""
+        """Kill all processes that bear the mark, until there are none."""
         deadline = time.monotonic() + START_LIMIT_S
         while alive := self.processes():
             if time.monotonic() > deadline:
@@ -139,7 +139,7 @@ def running_cluster(
     cores_per_worker: int = 2,
     settings: Mapping[str, str] | None = None,
 ) -> Iterator[StandaloneCluster]:
-    """Run a cluster that works in `folder`; `settings` are added to everybody's environment."""
+    """Run a cluster that works in `folder`; `settings` are added to every process's environment."""
     folder.mkdir(parents=True, exist_ok=True)
     environment = {
         **spark_environment(),
@@ -151,14 +151,14 @@ def running_cluster(
         "SPARK_LOCAL_DIRS": str(folder / "local"),
         "SPARK_LOG_DIR": str(folder),
         "SPARK_DAEMON_MEMORY": "256m",
-        # Without this Spark takes the next port where one is taken: perhaps a stranger's.
-        # The REST server's port is the same for every master, and nobody asks it.
+        # Without this Spark takes the next port where one is taken, perhaps another program's.
+        # The REST server's port is the same for every master, and no test uses it.
         "SPARK_DAEMON_JAVA_OPTS": f"{JAVA_OPTIONS} -Dspark.port.maxRetries=0 "
         "-Dspark.master.rest.enabled=false",
         "SPARK_SUBMIT_OPTS": JAVA_OPTIONS,
         "OPENBLAS_NUM_THREADS": "1",
     }
-    # Executors unpack their dependencies anew: their Python workers share what one compiles.
+    # Each executor unpacks its dependencies; its Python workers share the compiled bytecode.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [sys.executable, "-m", "infra.spark.session"]
     subprocess.run(command, env=environment, check=True, timeout=START_LIMIT_S, capture_output=True)
@@ -171,7 +171,7 @@ def running_cluster(
 
 
 def marked_processes(mark: str) -> dict[int, str]:
-    """Command lines of the processes whose environment holds `mark`, by process id."""
+    """Return command lines of the processes whose environment holds `mark`, by process id."""
     found = {}
     for process in Path("/proc").iterdir():
         if not process.name.isdigit():
@@ -180,11 +180,11 @@ def marked_processes(mark: str) -> dict[int, str]:
             if mark.encode() in (process / "environ").read_bytes():
                 words = (process / "cmdline").read_bytes().split(b"\0")
                 found[int(process.name)] = b" ".join(words).decode(errors="replace")
-        except OSError:  # ended meanwhile, or another user's
+        except OSError:  # ended since, or another user's
             continue
     return found
 
 
 def last_lines(log: Path, num_characters: int = 2000) -> str:
-    """The end of a log, for a message."""
+    """Return the end of a log, for a message."""
     return log.read_text(errors="replace")[-num_characters:] if log.exists() else "no log"

@@ -1,4 +1,4 @@
-"""Kinds of bad audio, each made by code, with the reason that the ledger must give."""
+"""List kinds of bad audio, each made by code, with the reason that the ledger must give."""
 
 import gzip
 import io
@@ -15,7 +15,7 @@ _OGG_POLYNOMIAL = 0x04C11DB7
 
 @dataclass(frozen=True)
 class Kind:
-    """An object's bytes, the reason for its quarantine (None: it is good), its declared length."""
+    """Kind holds an object's bytes, its quarantine's reason (None: good) and its stated length."""
 
     data: bytes
     reason: str | None
@@ -23,43 +23,43 @@ class Kind:
 
 
 def noise(num_samples: int = NUM_SAMPLES, scale: float = 0.1) -> np.ndarray:
-    """Noise, always the same."""
+    """Make noise, always the same."""
     return np.random.default_rng(0).standard_normal(num_samples) * scale
 
 
 def encode(
     samples: np.ndarray, container: str = "WAV", subtype: str = "PCM_16", rate_hz: int = RATE_HZ
 ) -> bytes:
-    """`samples` as the bytes of a file."""
+    """Encode `samples` as the bytes of a file."""
     file = io.BytesIO()
     soundfile.write(file, samples, rate_hz, format=container, subtype=subtype)
     return file.getvalue()
 
 
 def channels(count: int, container: str = "WAV") -> bytes:
-    """The same noise in several channels."""
+    """Repeat the same noise in several channels."""
     return encode(np.stack([noise()] * count, axis=1), container)
 
 
 def patched(data: bytes, position: int, replacement: bytes) -> bytes:
-    """`data` with some bytes replaced."""
+    """Return `data` with some bytes replaced."""
     return data[:position] + replacement + data[position + len(replacement) :]
 
 
 def flipped(data: bytes, position: int) -> bytes:
-    """`data` with one bit changed."""
+    """Return `data` with one bit changed."""
     return patched(data, position, bytes([data[position] ^ 1]))
 
 
 def flac_with_block(kind: int, payload: bytes, stated_bytes: int | None = None) -> bytes:
-    """A FLAC whose only metadata block after STREAMINFO is this one."""
+    """Make a FLAC whose only metadata block after STREAMINFO is this one."""
     end = FLAC.index(b"\xff\xf8", 42)  # the first frame's sync code
     num_bytes = len(payload) if stated_bytes is None else stated_bytes
     return FLAC[:42] + bytes([0x80 | kind]) + num_bytes.to_bytes(3, "big") + payload + FLAC[end:]
 
 
 def ogg_page(packet: bytes) -> bytes:
-    """One Ogg page that begins and ends a stream, with a right checksum."""
+    """Make one Ogg page that begins and ends a stream, with a correct checksum."""
     header = struct.pack("<4sBBqIIIBB", b"OggS", 0, 6, NUM_SAMPLES, 1, 0, 0, 1, len(packet))
     checksum = 0
     for byte in header + packet:
@@ -71,7 +71,7 @@ def ogg_page(packet: bytes) -> bytes:
 
 
 def with_sample(value: float) -> bytes:
-    """A float WAV with one sample of this value."""
+    """Make a float WAV with one sample of this value."""
     samples = noise()
     samples[100] = value
     return encode(samples, subtype="FLOAT")

@@ -2,9 +2,9 @@
 
 python -m tests.faults.chaos --kills 200 --run-folder /var/tmp/chaos [--seed 1]
 
-Each round runs the four Spark steps in a fresh run, from the package and not from the checkout,
-on a real standalone cluster with eager speculation; a killed step is submitted again, as a
-scheduler would. Every round must end in the manifests of an undisturbed run, byte by byte.
+Each round runs the four Spark steps in a fresh run on a standalone cluster with eager speculation,
+from the package and not from the checkout. A killed step is submitted again, as a scheduler would
+do. Every round must end with the manifests of an undisturbed run, byte by byte.
 """
 
 import argparse
@@ -37,7 +37,7 @@ _POLL_INTERVAL_S = 0.02
 
 @dataclass
 class Chaos:
-    """Rounds of the four steps on one cluster, with one corpus."""
+    """Chaos runs rounds of the four steps on one cluster, with one corpus."""
 
     steps: PackagedSteps
     undisturbed: Undisturbed
@@ -45,7 +45,7 @@ class Chaos:
     record: Record
 
     def run(self, num_kills: int, runs_uri: str) -> Record:
-        """Rounds below `runs_uri` until so many processes, of all kinds, have been killed."""
+        """Run rounds below `runs_uri` until that many processes, of all kinds, have been killed."""
         started, earlier = time.monotonic(), set(self.steps.events.iterdir())
         while not self.record.different and not self._is_enough(num_kills):
             self._round(join_uri(runs_uri, f"round-{self.record.num_rounds + 1}"), num_kills)
@@ -72,7 +72,7 @@ class Chaos:
         require_books(store, run_uri)
 
     def _step(self, step: str, run_uri: str, pending: list[str]) -> Counter[str]:
-        """Run one step to its end through these kills; submit it again when its driver died."""
+        """Run one step to its end through these kills; submit it again when its driver dies."""
         kills: Counter[str] = Counter()
         process, driver_killed = self._submit(step, run_uri), False
         deadline = time.monotonic() + STEP_LIMIT_S
@@ -112,7 +112,7 @@ class Chaos:
 
 
 def wait_until_quiet(cluster: StandaloneCluster) -> list[str]:
-    """What, but for master and workers, outlives its last job by longer than it may."""
+    """Wait for the processes of the last job; return those that outlive it for too long."""
     deadline = time.monotonic() + QUIET_LIMIT_S
     while True:
         commands = cluster.processes().values()
@@ -123,7 +123,7 @@ def wait_until_quiet(cluster: StandaloneCluster) -> list[str]:
 
 
 def main() -> None:
-    """Parse the command line, run, print the table; exit code 1 if anything was lost."""
+    """Parse the command line, run, print the table; return exit code 1 if anything was lost."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

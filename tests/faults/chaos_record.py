@@ -1,4 +1,4 @@
-"""What a chaos run did, and what Spark noted of it."""
+"""Record the kills of a chaos run, and count the task attempts in Spark's event logs."""
 
 import json
 from collections import Counter
@@ -12,7 +12,7 @@ from tests.faults.killer import KINDS
 
 @dataclass
 class Record:
-    """Kills by `(kind, step)`, pauses and submissions by step, and what came of it."""
+    """Record holds kills by `(kind, step)`, pauses and submissions by step, and the outcome."""
 
     kills: Counter[tuple[str, str]] = field(default_factory=Counter)
     pauses: Counter[str] = field(default_factory=Counter)
@@ -24,19 +24,19 @@ class Record:
     seconds: float = 0.0
 
     def of_kind(self, kind: str) -> int:
-        """Kills of one kind, in all steps."""
+        """Count the kills of one kind, in all steps."""
         return sum(count for (each, _), count in self.kills.items() if each == kind)
 
     def of_step(self, step: str) -> int:
-        """Kills in one step, of all kinds."""
+        """Count the kills in one step, of all kinds."""
         return sum(count for (_, each), count in self.kills.items() if each == step)
 
     def has_all_kinds(self) -> bool:
-        """Whether each kind was killed, and something in each step."""
+        """Return whether each kind was killed, and something was killed in each step."""
         return all(map(self.of_kind, KINDS)) and all(map(self.of_step, STEPS))
 
     def table(self) -> str:
-        """Kills by step and kind, and the outcome, for people."""
+        """Lay out the kills by step and kind, and the outcome."""
         kinds = sorted({kind for kind, _ in self.kills} | set(KINDS))
         titles = ("killed", *kinds, "paused", "submitted")
         rows = []
@@ -56,13 +56,13 @@ class Record:
 
 
 def count_attempts(event_logs: Iterable[Path]) -> Counter[str]:
-    """Task attempts started, speculative ones, and how they ended, as Spark noted them."""
+    """Count task attempts, speculative ones, and their ends, from Spark's event logs."""
     counts: Counter[str] = Counter()
     for log in event_logs:
         for line in log.read_text(errors="replace").splitlines():
             try:
                 event = json.loads(line)
-            except json.JSONDecodeError:  # the last line of a driver that was killed
+            except json.JSONDecodeError:  # the last line of a killed driver may be cut off
                 continue
             if event["Event"] == "SparkListenerTaskStart":
                 counts["started"] += 1

@@ -1,4 +1,4 @@
-"""What the chaos test runs on: a corpus of many small tasks, the undisturbed run, the books."""
+"""Prepare the chaos test: a corpus of many small tasks, an undisturbed run, and comparisons."""
 
 import json
 from collections import Counter
@@ -34,17 +34,17 @@ NUM_SENONES = 60
 NUM_BUCKETS = {"labelled": 6, "unlabelled": 24, "heldout": 6}
 SPEAKERS_PER_BUCKET = 4
 UTTERANCES_PER_SPEAKER = 6
-# Files of one or two speakers each: tasks are many and small.
+# Each file has one or two speakers, so that there are many small tasks.
 OVERRIDES = ("selection.file_hours=0.002", "selection.hours=0.13", "targets.request_frames=200")
 
 
 def chaos_recipe() -> Recipe:
-    """The tiny recipe, cut into many tasks."""
+    """Cut the tiny recipe into many tasks."""
     return read_recipe(str(TINY), OVERRIDES)
 
 
 def write_chaos_corpus(store: ObjectStore, corpus_uri: str) -> None:
-    """Speech-like tones of 0.5 to 1.5 s in many buckets; a few objects are no audio."""
+    """Write speech-like tones of 0.5 to 1.5 s into many buckets; a few objects are not audio."""
     for subset, num_buckets in NUM_BUCKETS.items():
         for bucket in range(num_buckets):
             records = []
@@ -72,7 +72,7 @@ def write_chaos_corpus(store: ObjectStore, corpus_uri: str) -> None:
 
 
 def store_random_teacher(store: ObjectStore, run_uri: str) -> None:
-    """A teacher that has learnt nothing, but labels as any other does; no training."""
+    """Store an untrained teacher; it labels as any other does."""
     with torch.random.fork_rng():
         torch.manual_seed(7)
         model = AcousticModel(chaos_recipe().models.teacher, NUM_SENONES)
@@ -82,7 +82,7 @@ def store_random_teacher(store: ObjectStore, run_uri: str) -> None:
 
 
 def run_undisturbed(store: ObjectStore, run_uri: str, corpus_uri: str) -> None:
-    """All four steps in this process, each a plain loop, without Spark."""
+    """Run all four steps in this process as plain loops, without Spark."""
     recipe = chaos_recipe()
     budget = recipe.loss_budget
     for subset in SUBSETS:
@@ -101,7 +101,7 @@ def run_undisturbed(store: ObjectStore, run_uri: str, corpus_uri: str) -> None:
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """The run that every other must equal: its manifests, byte by byte; and the corpus of all."""
+    """Undisturbed holds the manifests that every other run must equal, and the shared corpus."""
 
     corpus_uri: str
     manifests: dict[str, bytes]
@@ -117,14 +117,14 @@ class Undisturbed:
         return cls(corpus_uri, manifest_bytes(store, run_uri))
 
     def differences(self, store: ObjectStore, run_uri: str) -> list[str]:
-        """The manifests of another run that are not byte-identical to these."""
+        """List the manifests of another run that are not byte-identical to these."""
         found = manifest_bytes(store, run_uri)
         names = sorted(self.manifests.keys() | found.keys())
         return [name for name in names if found.get(name) != self.manifests.get(name)]
 
 
 def require_books(store: ObjectStore, run_uri: str) -> None:
-    """Every byte as its manifest says, one commit a task, and no utterance lost or doubled."""
+    """Require every byte as its manifest says, one commit per task, and every utterance once."""
     manifests = {step: read_manifest(store, run_uri, step) for step in MANIFESTS}
     for step, manifest in manifests.items():
         _require_digests(store, run_uri, manifest)

@@ -1,4 +1,4 @@
-"""Proxies before S3 servers, for the tests of faults."""
+"""Share proxies before S3 servers among the tests of faults."""
 
 from tests.faults.proxied import impatient, server, start_proxy
 

@@ -1,6 +1,6 @@
-"""A proxy before an S3 server that fails, damages or loses a seeded share of the requests.
+"""Run a proxy before an S3 server that fails, corrupts or loses a seeded share of the requests.
 
-It is plain TCP and HTTP/1.1: what the client sees is what a bad network or server would show it.
+It speaks plain TCP and HTTP/1.1, so the client sees what a bad network or server would send.
 """
 
 import http.client
@@ -36,10 +36,10 @@ HOP_BY_HOP = {"connection", "expect", "keep-alive", "transfer-encoding", "conten
 
 @dataclass
 class FaultyProxy:
-    """What the proxy shall do, and what it has done, by operation (GET, PUT, LIST, ...) and kind.
+    """FaultyProxy counts requests and injected faults by operation (GET, PUT, LIST, ...) and kind.
 
-    A fault of a kind that does not apply, such as a short body where there is none, is not
-    injected and not counted.
+    A fault that does not apply, such as a short body where there is none, is neither injected nor
+    counted.
     """
 
     upstream: str
@@ -62,11 +62,11 @@ class FaultyProxy:
 
     @property
     def num_faults(self) -> int:
-        """Faults injected so far, of all kinds."""
+        """Count the injected faults of all kinds."""
         return sum(self.injected.values())
 
     def draw(self, operation: str, path: str) -> str:
-        """Note a request that begins, and choose its fault; "" for none."""
+        """Count a request that begins, and choose its fault; "" for none."""
         with self._lock:
             self.requests[operation] += 1
             self.paths.append((operation, path))
@@ -89,7 +89,7 @@ class FaultyProxy:
             self.injected[operation, kind] += 1
 
     def flip(self, data: bytes) -> bytes:
-        """`data` with one bit of one byte changed."""
+        """Return `data` with one bit of one byte changed."""
         with self._lock:
             place, bit = self._random.randrange(len(data)), 1 << self._random.randrange(8)
         return data[:place] + bytes([data[place] ^ bit]) + data[place + 1 :]
@@ -106,7 +106,7 @@ def faulty_proxy(
 ) -> Iterator[FaultyProxy]:
     """Run a proxy before `upstream` that injects up to `limit` faults.
 
-    `weights` of the kinds of faults are 1 where nothing is said.
+    `weights` of the kinds of faults are 1 by default.
     """
     proxy = FaultyProxy(urlsplit(upstream).netloc, rate, seed, stall_s, weights or {}, limit)
     handler = type("Handler", (_Handler,), {"proxy": proxy})
@@ -128,7 +128,7 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
 
     def handle_error(self, *_: object) -> None:
-        """Clients that hang up are what this is about."""
+        """Ignore clients that hang up; the tests make them."""
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""A Spark program: from where its driver and its executors import our code and NumPy."""
+"""Print, as a Spark program, from where its driver and its executors import our code and NumPy."""
 
 import argparse
 import json
@@ -14,7 +14,7 @@ from infra.spark.session import run_tasks, spark_session
 
 
 def import_places(_: int) -> list[str]:
-    """The files of our packages and of NumPy, and this process's Python."""
+    """Return the files of our packages and of NumPy, and this process's Python."""
     from pipeline.steps import features  # noqa: PLC0415
 
     modules = (pipeline, infra, features, numpy)
@@ -22,7 +22,7 @@ def import_places(_: int) -> list[str]:
 
 
 def main() -> None:
-    """Print the driver's places and those of eight tasks, as JSON."""
+    """Print the places of the driver and of eight tasks, as JSON."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--cluster", required=True)
     cluster = load_cluster(parser.parse_args().cluster)

@@ -1,4 +1,4 @@
-"""Whom to shoot, and when: seeded, fair over the kinds, sooner where a step was over too soon."""
+"""Choose processes to kill and the moments: seeded, fair over the kinds, sooner in short steps."""
 
 import os
 import random
@@ -11,7 +11,7 @@ KINDS = ("driver", "executor", "python", "worker")
 """What is killed in every step; the device servers of generate_targets are, too."""
 
 DEVICE_SERVER = "device server"
-# A driver's death costs the most time and hits every task: half as often as an executor's.
+# A driver's death costs most time and hits every task, so it is half as frequent.
 _TURN = (*KINDS, "executor", "python")
 _SPREAD_S = 1.2
 _MAX_PAUSE_S = 2.5
@@ -26,10 +26,10 @@ Processes = Mapping[int, str]
 
 
 class Killer:
-    """Draws victims and moments.
+    """Killer draws victims and moments.
 
-    It also pauses Python workers for a while: so that Spark starts a second attempt, whose rival
-    comes back when all is committed.
+    It also pauses Python workers, so that Spark starts a second attempt. The first attempt then
+    resumes after the second has committed.
     """
 
     def __init__(self, seed: int) -> None:
@@ -38,7 +38,7 @@ class Killer:
         self._paused: dict[int, float] = {}
 
     def kinds(self, step: str, number: int) -> list[str]:
-        """The kinds of the next `number` kills: all in turn, in random order."""
+        """Draw the kinds of the next `number` kills: all in turn, in random order."""
         turn = [*_TURN, DEVICE_SERVER] if step == "generate_targets" else _TURN
         drawn: list[str] = []
         while len(drawn) < number:
@@ -46,15 +46,15 @@ class Killer:
         return drawn[:number]
 
     def delay_s(self, step: str) -> float:
-        """How long to wait before the next kill."""
+        """Draw the wait before the next kill."""
         return self._random.uniform(0, self._spread_s.get(step, _SPREAD_S))
 
     def hasten(self, step: str) -> None:
-        """Wait for shorter times in this step from now on."""
+        """Shorten the later waits in this step."""
         self._spread_s[step] = 0.7 * self._spread_s.get(step, _SPREAD_S)
 
     def kill(self, kind: str, processes: Processes, program: str) -> bool:
-        """SIGKILL one process of `kind`; whether there was one."""
+        """Send SIGKILL to one process of `kind`; return whether there was one."""
         if kind == "driver":
             victims = [each for each, command in processes.items() if is_driver(command, program)]
         else:
@@ -62,7 +62,7 @@ class Killer:
         return bool(victims) and _send(self._random.choice(victims), signal.SIGKILL)
 
     def pause(self, processes: Processes) -> bool:
-        """Stop a Python worker for up to 2.5 s, every second time; whether one was stopped."""
+        """Stop a Python worker for up to 2.5 s at every second call; return whether we did."""
         victims = [each for each in _of_kind("python", processes) if each not in self._paused]
         if not victims or self._random.random() < 0.5:
             return False
@@ -71,14 +71,14 @@ class Killer:
         return _send(victim, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let go on who was stopped for long enough."""
+        """Resume the workers whose pause is over."""
         for each in [each for each, until in self._paused.items() if until < time.monotonic()]:
             _send(each, signal.SIGCONT)
             del self._paused[each]
 
 
 def is_driver(command: str, program: str) -> bool:
-    """Whether this is the JVM of spark-submit, or the Python program that it runs."""
+    """Return whether this is the JVM of spark-submit, or the Python program that it runs."""
     if "launcher.Main" in command or program not in command:
         return False
     return "deploy.SparkSubmit" in command or command.partition(" ")[0].endswith("python")

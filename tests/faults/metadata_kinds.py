@@ -1,4 +1,4 @@
-"""Kinds of bad metadata lines, each with the reason that the ledger must give."""
+"""List kinds of bad metadata lines, each with the reason that the ledger must give."""
 
 import json
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ ABSENT = "absent"
 
 @dataclass(frozen=True)
 class Kind:
-    """A line, the reason for its quarantine (None: it is good), and what the ledger can say."""
+    """Kind holds a line, its quarantine's reason (None: good) and the ledger's known fields."""
 
     line: bytes
     reason: str | None
@@ -20,7 +20,7 @@ class Kind:
 
 
 def changed(reason: str | None, duration_ms: int = 1000, **changes: object) -> Kind:
-    """A good record with some fields changed, or left out if `ABSENT`."""
+    """Change some fields of a good record, or leave out those that are `ABSENT`."""
     fields = record("odd", "speaker", 1) | changes
     kept = {name: value for name, value in fields.items() if value != ABSENT}
     utterance_id = kept.get("utterance_id")
@@ -29,12 +29,12 @@ def changed(reason: str | None, duration_ms: int = 1000, **changes: object) -> K
 
 
 def unread(line: bytes) -> Kind:
-    """A line of which nothing is known."""
+    """Make the kind of a line of which no field can be read."""
     return Kind(line, "malformed_json", "", 0)
 
 
 def spliced(old: bytes, new: bytes) -> bytes:
-    """The good line with some bytes replaced."""
+    """Return the good line with some bytes replaced."""
     assert old in GOOD_LINE
     return GOOD_LINE.replace(old, new)
 

@@ -1,4 +1,4 @@
-"""The Spark steps as somebody submits them who has the package, and not the checkout."""
+"""Submit the Spark steps from the package, without the checkout."""
 
 import shutil
 import subprocess
@@ -19,10 +19,10 @@ _SPARK_SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
 
 @dataclass(frozen=True)
 class PackagedSteps:
-    """Submits packaged programs to a cluster from `folder`, with a Python that has nothing else.
+    """PackagedSteps submits packaged programs from `folder`, with a Python that has nothing else.
 
-    `unpacked` is where the one archive lies that is too large to unpack for every executor:
-    that of generate_targets, a gigabyte with torch.
+    `unpacked` holds the one archive that is too large to unpack for every executor: that of
+    generate_targets, a gigabyte with torch.
     """
 
     folder: Path
@@ -32,11 +32,11 @@ class PackagedSteps:
 
     @property
     def events(self) -> Path:
-        """Where Spark's event logs are."""
+        """Return the folder of Spark's event logs."""
         return self.folder / "events"
 
     def submit(self, step: str, *arguments: str) -> "subprocess.Popen[bytes]":
-        """Start the step; what it says goes to its log."""
+        """Start the step; its output goes to its log."""
         return self.start(step, self.packages[step].program, *arguments)
 
     def start(self, step: str, program: str, *arguments: str) -> "subprocess.Popen[bytes]":
@@ -62,7 +62,7 @@ class PackagedSteps:
             )
 
     def log(self, step: str) -> Path:
-        """Where the step's output goes."""
+        """Return the path of the step's output."""
         return self.folder / f"{step}.log"
 
     def _options(self, step: str) -> Sequence[str]:
@@ -82,7 +82,7 @@ def prepare(folder: Path, cluster: StandaloneCluster) -> PackagedSteps:
     venv.create(folder / "bare", with_pip=False, symlinks=True)
     with tarfile.open(packages["generate_targets"].dependencies) as archive:
         archive.extractall(folder / "unpacked")  # Python 3.11.2 knows no filter
-    # Compiled now, by importing it, as a host's set-up would: 10 s less for each first task.
+    # Compile by importing now, as a host's set-up would: 10 s less for each first task.
     command = [str(folder / "bare" / "bin" / "python"), "-c", "import torch, pyarrow, boto3"]
     path = {**cluster.environment, "PYTHONPATH": str(folder / "unpacked")}
     subprocess.run(command, env=path, check=True, timeout=300)
@@ -90,6 +90,6 @@ def prepare(folder: Path, cluster: StandaloneCluster) -> PackagedSteps:
 
 
 def remove_dead_executors(cluster: StandaloneCluster) -> None:
-    """Remove what finished applications unpacked, 0.3 GB an executor."""
+    """Remove what finished applications unpacked, 0.3 GB per executor."""
     for application in cluster.folder.glob("worker-*/app-*"):
         shutil.rmtree(application, ignore_errors=True)

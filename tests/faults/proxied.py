@@ -1,4 +1,4 @@
-"""What tests behind the faulty proxy share: impatient clients, and books that must agree."""
+"""Share what tests behind the faulty proxy need: impatient clients, and counts that must agree."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -17,7 +17,7 @@ StartProxy = Callable[..., FaultyProxy]
 
 
 class Server(NamedTuple):
-    """An S3 server's endpoint, and the URI of a fresh bucket there."""
+    """Server holds an S3 server's endpoint, and the URI of a fresh bucket there."""
 
     endpoint: str
     uri: str
@@ -25,14 +25,14 @@ class Server(NamedTuple):
 
 @pytest.fixture(params=["s3", pytest.param("ceph", marks=pytest.mark.cluster)])
 def server(request: pytest.FixtureRequest) -> Server:
-    """Moto's server, and Ceph's."""
+    """Serve from moto, and from Ceph."""
     endpoint = request.getfixturevalue(f"{request.param}_endpoint")
     return Server(endpoint, f"s3://{request.getfixturevalue(f'{request.param}_bucket')}")
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same code with shorter waits."""
+    """Shorten the waits of the same code."""
     monkeypatch.setattr(s3_store, "READ_TIMEOUT_S", 2.0)
     monkeypatch.setattr(retry, "FIRST_WAIT_S", 0.002)
 
@@ -42,7 +42,7 @@ def start_proxy(
     impatient: None,  # noqa: ARG001
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[StartProxy]:
-    """A function that puts a proxy before a server and leads our environment to it."""
+    """Return a function that puts a proxy before a server and points the environment to it."""
     with ExitStack() as running:
 
         def start(upstream: str, rate: float, *kinds: str, **settings: int) -> FaultyProxy:
@@ -55,9 +55,10 @@ def start_proxy(
 
 
 def require_counts_agree(made: RequestCounts, proxy: FaultyProxy) -> None:
-    """We counted what the proxy saw, and one repetition for each fault.
+    """Require that we counted what the proxy saw, and one retry for each fault.
 
-    Two damaged answers to a listing cost one repetition, and damage to what we do not read none.
+    Two corrupt answers to a listing cost one retry. Corruption of bytes that we do not read costs
+    none.
     """
     seen = proxy.requests
     assert (made.get, made.put, made.head, made.list) == tuple(

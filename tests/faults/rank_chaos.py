@@ -1,9 +1,10 @@
-"""Kill ranks, and torchrun itself, at random while students train; start again until all is done.
+"""Kill ranks and torchrun itself at random while students train; start again until all is done.
 
 python -m tests.faults.rank_chaos --kills 40 --run-folder /var/tmp/rank_chaos [--seed 1]
 
-Each trainer in turn fits the same small run. Every kill must end the other ranks soon and be named
-in the log; in the end the manifest, and so the model, must be an undisturbed fit's, byte for byte.
+Each trainer in turn fits the same small run. Every kill must end the other ranks soon, and the log
+must name it. At the end the manifest, and so the model, must equal an undisturbed fit's, byte for
+byte.
 """
 
 import argparse
@@ -37,7 +38,7 @@ SETTINGS = (
 
 @dataclass
 class Record:
-    """What was struck, by kind, how long the other ranks took to end, and what came of it."""
+    """Record holds the strikes by kind, the other ranks' seconds to end, and the outcome."""
 
     ended_s: dict[str, list[float]] = field(default_factory=dict)
     num_starts: int = 0
@@ -47,7 +48,7 @@ class Record:
     seconds: float = 0.0
 
     def table(self) -> str:
-        """Blows, and the time until the last of the other ranks had ended, for people."""
+        """Lay out the strikes, and the time until the last of the other ranks had ended."""
         rows = []
         for kind, ended_s in sorted(self.ended_s.items()):
             median_s, longest_s = sorted(ended_s)[len(ended_s) // 2], max(ended_s)
@@ -64,7 +65,7 @@ class Record:
 
 
 class RankChaos:
-    """Fits of one run that are struck down at random."""
+    """RankChaos fits one run and strikes its processes at random."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder = folder
@@ -75,7 +76,7 @@ class RankChaos:
         write_run(self._source)
 
     def fit(self, trainer: str, blows: Sequence[str]) -> None:
-        """Fit undisturbed and through these blows (rank, torchrun, stop); compare the outcomes."""
+        """Fit undisturbed and with these strikes (rank, torchrun, stop); compare the outcomes."""
         begun = time.monotonic()
         expected = self._run(f"{trainer}-undisturbed", trainer, ())
         found = self._run(f"{trainer}-{self.record.num_starts}", trainer, blows)
@@ -84,7 +85,7 @@ class RankChaos:
         self.record.seconds += time.monotonic() - begun
 
     def _run(self, name: str, trainer: str, blows: Sequence[str]) -> bytes:
-        """Start until the job is done; the first blow falls before training. The manifest."""
+        """Start until the job is done, first strike before training; return the manifest."""
         run = self.folder / name
         shutil.copytree(self._source, run)
         pending = self._random.sample(blows, len(blows))
@@ -118,7 +119,7 @@ class RankChaos:
         return TorchrunJob.start(str(run), run.with_suffix(".log"), options)
 
     def _strike(self, job: TorchrunJob, kind: str) -> None:
-        """Strike, wait until the ranks that were there have ended, and look for the message."""
+        """Strike, wait until the earlier ranks have ended, and require the message."""
         ranks = job.ranks()
         rank = self._random.choice(sorted(ranks))
         victim = job.process.pid if kind == "torchrun" else ranks[rank]
@@ -127,7 +128,9 @@ class RankChaos:
             return
         while any(map(lives, ranks.values())):
             if time.monotonic() > struck_at_s + JOB_LIMIT_S:
-                raise RuntimeError(f"ranks {ranks} go on without process {victim}: {job.text()}")
+                raise RuntimeError(
+                    f"ranks {ranks} still run without process {victim}: {job.text()}"
+                )
             job.process.poll()
             time.sleep(_POLL_INTERVAL_S)
         ended_s = time.monotonic() - struck_at_s
@@ -145,19 +148,19 @@ class RankChaos:
 
 
 def _sub_epoch(job: TorchrunJob) -> int:
-    """The latest sub-epoch that rank 0 has ended; -1 before it has begun to train."""
+    """Return the latest sub-epoch that rank 0 has finished; -1 before it begins to train."""
     ended = re.findall(rf"\| (\d+)/{NUM_SUB_EPOCHS} \[", job.text())
     return max(map(int, ended), default=-1)
 
 
 def write_run(folder: Path) -> None:
-    """Uneven partitions: whole ones are dealt where they suffice, else rows."""
+    """Write uneven partitions: whole ones are sharded where they suffice, rows where not."""
     lengths = [[30 + 41 * (7 * part + row) % 90 for row in range(12)] for part in range(6)]
     write_uneven_run(folder, lengths[:2], lengths[2:])
 
 
 def main() -> None:
-    """Parse the command line, run, print the table; exit code 1 if anything is amiss."""
+    """Parse the command line, run, print the table; return exit code 1 if anything differs."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Selection and extraction of records that one test cares about, in a plain loop."""
+"""Select and extract the few records that one test cares about, in a plain loop."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ EXTRACTION = ExtractionConfig(gets_in_flight=4, seed=3)
 
 
 def record(utterance_id: str, speaker_id: str, minute: int, **changes: object) -> Record:
-    """A metadata record, good unless changed."""
+    """Make a metadata record, good unless changed."""
     good = {
         "utterance_id": utterance_id,
         "speaker_id": speaker_id,
@@ -30,12 +30,12 @@ def record(utterance_id: str, speaker_id: str, minute: int, **changes: object) -
 
 
 def put_tone(store: ObjectStore, corpus_uri: str, utterance: Record, number: int) -> None:
-    """Good audio of a second for a record."""
+    """Put a second of good audio for a record."""
     store.put(join_uri(corpus_uri, utterance["audio_uri"]), flac(tone(number, 1.0)))
 
 
 def put_metadata(store: ObjectStore, corpus_uri: str, data: bytes, bucket: str = "00") -> None:
-    """One metadata object of the unlabelled subset, as these very bytes."""
+    """Put one metadata object of the unlabelled subset with exactly these bytes."""
     folder = join_uri(
         metadata_uri(corpus_uri, "unlabelled"), f"date=2026-01-01/speaker_bucket={bucket}"
     )
@@ -43,7 +43,7 @@ def put_metadata(store: ObjectStore, corpus_uri: str, data: bytes, bucket: str =
 
 
 def lines_of(records: Iterable[Record]) -> bytes:
-    """Metadata lines."""
+    """Encode records as metadata lines."""
     return "".join(json.dumps(each) + "\n" for each in records).encode()
 
 
@@ -54,13 +54,13 @@ def select(store: ObjectStore, run_uri: str, corpus_uri: str) -> Manifest:
 
 
 def extract(store: ObjectStore, run_uri: str, corpus_uri: str) -> Manifest:
-    """Extract what was selected."""
+    """Extract the selected utterances."""
     arguments = (store, run_uri, "unlabelled", corpus_uri, EXTRACTION, 0.99, serially)
     return extract_features(*arguments)[0]
 
 
 def ledger(store: ObjectStore, run_uri: str, ledgers: Sequence[Output]) -> list[Record]:
-    """All rows of a step's quarantine ledger."""
+    """Read all rows of a step's quarantine ledger."""
     return [
         json.loads(line)
         for output in ledgers
@@ -69,7 +69,7 @@ def ledger(store: ObjectStore, run_uri: str, ledgers: Sequence[Output]) -> list[
 
 
 def features(store: ObjectStore, run_uri: str, manifest: Manifest) -> dict[str, FeatureRow]:
-    """All feature rows by utterance."""
+    """Read all feature rows by utterance."""
     rows = [
         row
         for output in manifest.outputs

@@ -1,4 +1,4 @@
-"""Bad audio of every kind, through selection and extraction: a ledger row each, and no harm."""
+"""Bad audio of every kind costs one ledger row each in selection and extraction, and no harm."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ KINDS = BAD | GOOD
 
 @dataclass(frozen=True)
 class Extracted:
-    """What extraction made of a corpus."""
+    """Extracted holds what extraction made of a corpus."""
 
     selected: Manifest
     manifest: Manifest
@@ -42,7 +42,7 @@ class Extracted:
 
 
 def extracted(folder: Path, kinds: dict[str, Kind]) -> Extracted:
-    """A speaker for every kind of `KINDS`: good audio, that of `kinds` if there, good audio."""
+    """Extract for each kind of `KINDS` good audio, that of `kinds` if it is there, good audio."""
     store, run_uri, corpus_uri = local_store(folder)
     records = []
     for number, kind in enumerate(KINDS):
@@ -63,13 +63,13 @@ def extracted(folder: Path, kinds: dict[str, Kind]) -> Extracted:
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Extracted:
-    """Every kind between two good neighbours of the same speaker."""
+    """Extract every kind between two good neighbours of the same speaker."""
     return extracted(tmp_path_factory.mktemp("mixed"), KINDS)
 
 
 @pytest.fixture(scope="module")
 def clean(tmp_path_factory: pytest.TempPathFactory) -> Extracted:
-    """The same without the bad kinds."""
+    """Extract the same corpus without the bad kinds."""
     return extracted(tmp_path_factory.mktemp("clean"), GOOD)
 
 
@@ -77,7 +77,7 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> Extracted:
 def test_bad_audio_has_its_own_row_and_harms_no_neighbour(
     mixed: Extracted, clean: Extracted, kind: str
 ) -> None:
-    """One row with the stated reason; the speaker's good utterances keep every bit."""
+    """Each has one row with the stated reason; the speaker's good utterances keep every bit."""
     number = list(KINDS).index(kind)
     (row,) = [each for each in mixed.ledger if each["utterance_id"] == f"{number}-1"]
     assert row["reason"] == BAD[kind].reason
@@ -93,7 +93,7 @@ def test_bad_audio_has_its_own_row_and_harms_no_neighbour(
 
 @pytest.mark.parametrize("kind", GOOD)
 def test_unusual_audio_that_is_good_is_kept(mixed: Extracted, kind: str) -> None:
-    """It has features, as many frames as it lasts, and no row in the ledger."""
+    """Unusual audio has features, as many frames as it lasts, and no row in the ledger."""
     utterance_id = f"{list(KINDS).index(kind)}-1"
     num_frames = 1 + (len(decode_audio(GOOD[kind].data)) - 400) // 160
     assert len(mixed.rows[utterance_id].features) == num_frames
@@ -101,7 +101,7 @@ def test_unusual_audio_that_is_good_is_kept(mixed: Extracted, kind: str) -> None
 
 
 def test_the_books_balance(mixed: Extracted) -> None:
-    """Selected is written plus quarantined, in utterances and in milliseconds."""
+    """Selected equals written plus quarantined, in utterances and in milliseconds."""
     manifest = mixed.manifest
     assert mixed.selected.tally_out == manifest.tally_out + manifest.quarantined
     assert manifest.quarantined.utterances == len(mixed.ledger) == len(BAD)
@@ -112,7 +112,7 @@ def test_the_books_balance(mixed: Extracted) -> None:
 
 
 def test_there_are_many_kinds() -> None:
-    """Forty and more, under nearly every reason that audio can have."""
+    """There are at least forty kinds, under nearly every reason that audio can have."""
     assert len(BAD) >= 60
     assert {kind.reason for kind in BAD.values()} == {
         *("empty_object", "not_audio", "truncated", "unknown_length", "duration_mismatch"),
@@ -122,7 +122,7 @@ def test_there_are_many_kinds() -> None:
 
 
 def decoded(data: bytes) -> np.ndarray | None:
-    """Samples, or None for an AudioError."""
+    """Decode `data`; return None for an AudioError."""
     try:
         return decode_audio(data)
     except AudioError:
@@ -136,10 +136,10 @@ def decoded(data: bytes) -> np.ndarray | None:
     st.floats(0, 1),
     st.binary(max_size=40),
 )
-def test_any_damage_gives_an_audio_error_or_samples(
+def test_any_corruption_gives_an_audio_error_or_samples(
     whole: bytes, flips: list[tuple[float, int]], keep: float, tail: bytes
 ) -> None:
-    """Bytes changed, an end cut off, garbage after it: within two seconds, and within an hour."""
+    """Changed bytes, a cut end or garbage after it take under 2 s and give under an hour."""
     data = bytearray(whole)
     for position, change in flips:
         data[int(position * len(data))] ^= change

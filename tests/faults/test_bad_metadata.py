@@ -1,4 +1,4 @@
-"""Bad metadata of every kind, through selection and extraction: a ledger row each, and no harm."""
+"""Bad metadata of every kind costs a ledger row each in selection and extraction, and no harm."""
 
 import gzip
 import json
@@ -31,7 +31,7 @@ Run = tuple[ObjectStore, str, str]
 
 
 def run_beside_neighbours(folder: Path, lines: bytes) -> Run:
-    """A run whose metadata holds these lines between two good ones of the same speaker."""
+    """Make a run whose metadata holds these lines between two good ones of the same speaker."""
     store, run_uri, corpus_uri = local_store(folder)
     for number, utterance in enumerate([*NEIGHBOURS, record("odd", "speaker", 1)]):
         put_tone(store, corpus_uri, utterance, number)
@@ -42,7 +42,7 @@ def run_beside_neighbours(folder: Path, lines: bytes) -> Run:
 
 @pytest.fixture(scope="module")
 def clean(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
-    """The neighbours' features where no bad line stood between them."""
+    """Extract the neighbours' features without a bad line between them."""
     store, run_uri, corpus_uri = run_beside_neighbours(tmp_path_factory.mktemp("clean"), b"")
     select(store, run_uri, corpus_uri)
     rows = features(store, run_uri, extract(store, run_uri, corpus_uri))
@@ -53,7 +53,7 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
 def test_a_bad_line_has_its_own_row_and_harms_no_neighbour(
     tmp_path: Path, clean: dict[str, np.ndarray], kind: str
 ) -> None:
-    """One row with the stated reason and what could be read; the good lines keep every bit."""
+    """There is one row with the reason and the readable fields; the good lines keep every bit."""
     expected = BAD[kind]
     store, run_uri, corpus_uri = run_beside_neighbours(tmp_path, expected.line)
     manifest = select(store, run_uri, corpus_uri)
@@ -72,14 +72,14 @@ def test_a_bad_line_has_its_own_row_and_harms_no_neighbour(
 
 
 def require_balance(manifest: Manifest, num_records: int) -> None:
-    """Every line is accounted for."""
+    """Require that every line is accounted for."""
     assert manifest.tally_in.utterances == num_records
     assert manifest.tally_in == manifest.tally_out + manifest.quarantined + manifest.unselected
 
 
 @pytest.mark.parametrize("kind", GOOD)
 def test_an_unusual_line_that_is_good_is_kept(tmp_path: Path, kind: str) -> None:
-    """It is selected and has features."""
+    """An unusual line is selected and has features."""
     store, run_uri, corpus_uri = run_beside_neighbours(tmp_path, GOOD[kind].line)
     require_balance(select(store, run_uri, corpus_uri), 3)
     rows = features(store, run_uri, extract(store, run_uri, corpus_uri))
@@ -87,14 +87,14 @@ def test_an_unusual_line_that_is_good_is_kept(tmp_path: Path, kind: str) -> None
 
 
 def test_a_byte_order_mark_belongs_to_no_record(tmp_path: Path) -> None:
-    """Some editors put one before the first line; it costs no utterance."""
+    """A byte order mark before the first line, as some editors write it, costs no utterance."""
     store, run_uri, corpus_uri = run_beside_neighbours(tmp_path, b"")
     put_metadata(store, corpus_uri, b"\xef\xbb\xbf" + GOOD_LINE + b"\n")
     assert select(store, run_uri, corpus_uri).tally_out.utterances == 1
 
 
 def test_all_kinds_at_once_are_all_there(tmp_path: Path) -> None:
-    """Seventy bad lines in one object: as many rows, the reasons add up."""
+    """Seventy bad lines in one object give as many rows, and the reasons add up."""
     lines = b"\n".join(kind.line for kind in BAD.values())
     store, run_uri, corpus_uri = run_beside_neighbours(tmp_path, lines)
     manifest = select(store, run_uri, corpus_uri)
@@ -106,7 +106,7 @@ def test_all_kinds_at_once_are_all_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bucket", ["00", "01"])
 def test_a_repeated_id_is_quarantined(tmp_path: Path, bucket: str) -> None:
-    """The first record with an id counts, in one bucket as in another speaker's."""
+    """The first record with an id counts, whether the other is the same speaker's or another's."""
     store, run_uri, corpus_uri = run_beside_neighbours(tmp_path, b"")
     twin = record("good-0", "speaker" if bucket == "00" else "another", 5)
     records = [*NEIGHBOURS, twin] if bucket == "00" else [twin]
@@ -130,7 +130,7 @@ def test_a_repeated_id_is_quarantined(tmp_path: Path, bucket: str) -> None:
     ids=["cut", "header cut", "empty", "plain", "bad checksum", "bytes after it"],
 )
 def test_an_archive_that_is_none_is_an_error(tmp_path: Path, data: bytes) -> None:
-    """Nobody knows how many records it held, so no row can stand for them: the step fails."""
+    """An archive of unknown records cannot have a row for each, so the step fails."""
     store, run_uri, corpus_uri = run_beside_neighbours(tmp_path, b"")
     folder = f"{metadata_uri(corpus_uri, 'unlabelled')}/date=2026-01-02/speaker_bucket=00"
     store.put(join_uri(folder, "part-00000.jsonl.gz"), data)
@@ -139,7 +139,7 @@ def test_an_archive_that_is_none_is_an_error(tmp_path: Path, data: bytes) -> Non
 
 
 def test_an_archive_that_unpacks_to_a_thousand_times_its_size_is_bounded(tmp_path: Path) -> None:
-    """A line without end is one row; what is beyond the longest line is not kept."""
+    """A line without end is one row; bytes beyond the longest line are not kept."""
     store, run_uri, corpus_uri = run_beside_neighbours(tmp_path, b"")
     folder = f"{metadata_uri(corpus_uri, 'unlabelled')}/date=2026-01-02/speaker_bucket=00"
     store.put(join_uri(folder, "part-00000.jsonl.gz"), gzip.compress(bytes(2**27)))

@@ -1,4 +1,4 @@
-"""Audio URIs of every bad kind, through selection and extraction, on local paths and in S3."""
+"""Bad audio URIs of every kind have a row each in extraction, on local paths and in S3."""
 
 import os
 import socket
@@ -25,7 +25,7 @@ from tests.small_corpus import flac, tone
 
 pytestmark = pytest.mark.timeout(60)
 
-# URIs by kind, {corpus} and {outside} to be filled in, and the reason that the ledger gives.
+# URIs by kind, with {corpus} and {outside} to be filled in, and the ledger's reason.
 LOCAL = {
     "nothing there": ("audio/nowhere.flac", "missing_object"),
     "a directory": ("audio", "missing_object"),
@@ -67,7 +67,7 @@ LOCAL = {
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> tuple[ObjectStore, str, str]:
-    """A corpus with a neighbour's audio and all sorts of files that are no objects."""
+    """Write a corpus with a neighbour's audio and files of many sorts that are not objects."""
     corpus, outside, audio = (tmp_path / name for name in ("corpus", "outside", "corpus/audio"))
     audio.mkdir(parents=True)
     outside.mkdir()
@@ -89,7 +89,7 @@ def corpus(tmp_path: Path) -> tuple[ObjectStore, str, str]:
 def require_rows(
     store: ObjectStore, run_uri: str, corpus_uri: str, expected: dict[str, tuple[str, str]]
 ) -> list[Record]:
-    """Extract one utterance of each URI beside a good one: a row each with its reason."""
+    """Extract one utterance of each URI beside a good one; require a row each with its reason."""
     neighbour = record("neighbour", "speaker", 0)
     put_tone(store, corpus_uri, neighbour, 1)
     records = [
@@ -124,7 +124,7 @@ def test_bad_uris_on_local_paths(corpus: tuple[ObjectStore, str, str]) -> None:
 
 
 def test_bad_uris_in_s3(s3_bucket: str) -> None:
-    """A missing key, a bucket without a key, keys too long, climbing ones, other buckets."""
+    """Missing and long keys, a bucket without a key, `..` and other buckets have their rows."""
     corpus_uri, run_uri = f"s3://{s3_bucket}/corpus", f"s3://{s3_bucket}/run"
     expected = {
         "missing": ("audio/nowhere.flac", "missing_object"),
@@ -147,7 +147,7 @@ def test_bad_uris_in_s3(s3_bucket: str) -> None:
 
 
 class _Forbidding(BaseHTTPRequestHandler):
-    """A server of S3's that keeps objects, and refuses keys with "forbidden" in them."""
+    """_Forbidding is an S3 server that keeps objects and refuses keys with "forbidden" in them."""
 
     protocol_version = "HTTP/1.1"
 
@@ -179,7 +179,7 @@ def forbidding(s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]
 
 
 def test_forbidden_audio_has_its_row(corpus: tuple[ObjectStore, str, str], forbidding: str) -> None:
-    """Permission denied is the utterance's trouble, not the step's; the server's text stays out."""
+    """Denied permission costs the utterance, not the step; the server's own text stays out."""
     local, run_uri, corpus_uri = corpus
     store = ObjectStore((*local.allowed_prefixes, forbidding))
     expected = {"forbidden": (f"{forbidding}/forbidden.flac", "access_denied")}

@@ -1,4 +1,4 @@
-"""Exactly once: no process that dies, of any kind, at any moment, changes a byte of the outcome."""
+"""No killed process, of any kind, at any moment, changes a byte of the outcome."""
 
 import json
 import re
@@ -24,7 +24,7 @@ PLACES = ("local", "s3")
 
 @dataclass(frozen=True)
 class Setting:
-    """What the tests share: the packaged steps on a cluster, an undisturbed run, S3."""
+    """Setting is what the tests share: the packaged steps on a cluster, an undisturbed run, S3."""
 
     steps: PackagedSteps
     undisturbed: Undisturbed
@@ -63,9 +63,9 @@ def test_driver_and_executors_run_from_the_package(setting: Setting) -> None:
 def test_no_death_changes_a_byte(
     setting: Setting, place: str, request: pytest.FixtureRequest
 ) -> None:
-    """Manifests as an undisturbed run's, all digests right, each utterance once, nothing left.
+    """Manifests equal an undisturbed run's, all digests match, each utterance is there once.
 
-    --kills N processes are killed, half of them where the run is in S3.
+    --kills N processes are killed, half of them while the run is in S3.
     """
     num_kills = -(-request.config.getoption("--kills") // len(PLACES))
     runs = str(setting.steps.folder / "runs") if place == "local" else f"s3://{setting.bucket}"

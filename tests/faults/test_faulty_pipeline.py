@@ -1,4 +1,4 @@
-"""The four steps behind a proxy that fails one request in twenty, against moto and against Ceph."""
+"""The four steps run behind a proxy that fails one request in twenty, before moto and Ceph."""
 
 from collections import Counter
 from pathlib import Path
@@ -24,13 +24,13 @@ WEIGHTS = {"stall": 0.3}
 
 @pytest.fixture
 def num_each(request: pytest.FixtureRequest) -> int:
-    """Utterances of each speaker: more on the faster server."""
+    """Return the number of utterances of each speaker: more on the faster server."""
     return NUM_EACH[request.node.callspec.params["server"]]
 
 
 @pytest.fixture
 def undisturbed(tmp_path: Path, num_each: int) -> tuple[str, dict[str, bytes]]:
-    """A run on local paths: its corpus, and its manifests."""
+    """Make a run on local paths; return its corpus and its manifests."""
     run_uri, corpus_uri = str(tmp_path / "run"), str(tmp_path / "corpus")
     store = ObjectStore((run_uri, corpus_uri))
     write_corpus(store, corpus_uri, "unlabelled", NUM_SPEAKERS, num_each)
@@ -52,7 +52,7 @@ def test_faults_change_no_byte_and_lose_nothing(
     num_each: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Manifests as without faults, every utterance once, and one repetition for each fault."""
+    """Manifests are as without faults, every utterance is there once, a fault costs a retry."""
     local_corpus, expected = undisturbed
     run_uri, corpus_uri = join_uri(server.uri, "run"), join_uri(server.uri, "corpus")
     store = ObjectStore((server.uri,))

@@ -1,4 +1,4 @@
-"""The store behind a proxy that fails and damages requests: no wrong byte is accepted."""
+"""The store accepts no wrong byte behind a proxy that fails and corrupts requests."""
 
 import hashlib
 import socket
@@ -26,7 +26,7 @@ def content(number: int) -> bytes:
 
 @pytest.mark.parametrize("kind", [kind for kind in ALL_KINDS if kind != "stall"])
 def test_each_fault_is_survived(server: Server, start_proxy: StartProxy, kind: str) -> None:
-    """Three of ten requests fail: objects are written, read, listed and described right."""
+    """Three of ten requests fail, and objects are written, read, listed and described correctly."""
     proxy = start_proxy(server.endpoint, 0.3, kind, seed=1)
     base = f"{server.uri}/{kind}"
     store, before = ObjectStore((base,)), REQUESTS.total()
@@ -51,7 +51,7 @@ def test_each_fault_is_survived(server: Server, start_proxy: StartProxy, kind: s
 def test_stalled_requests_are_given_up_and_repeated(
     server: Server, start_proxy: StartProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four requests that are never answered cost a read timeout each, side by side."""
+    """Four requests without an answer cost one read timeout each, at the same time."""
     monkeypatch.setattr(s3_store, "READ_TIMEOUT_S", 1.0)
     proxy = start_proxy(server.endpoint, 0.0, "stall", limit=4)
     store = ObjectStore((server.uri,))
@@ -65,10 +65,10 @@ def test_stalled_requests_are_given_up_and_repeated(
     assert (REQUESTS.total() - before).retries == proxy.num_faults == 4
 
 
-def test_damage_that_stays_is_an_error_with_both_digests(
+def test_lasting_corruption_is_an_error_with_both_digests(
     server: Server, start_proxy: StartProxy
 ) -> None:
-    """When every body is damaged no bytes are given out; the URI, two MD5s and a remedy are."""
+    """When every body is corrupt the caller gets no bytes, but the URI, two MD5s and a remedy."""
     proxy = start_proxy(server.endpoint, 0.0, "corrupt_body", "corrupt_upload")
     store, uri = ObjectStore((server.uri,)), f"{server.uri}/x"
     store.put(uri, content(1))
@@ -86,7 +86,7 @@ def test_damage_that_stays_is_an_error_with_both_digests(
 def test_the_lost_answer_of_our_own_commit_is_not_a_conflict(
     server: Server, start_proxy: StartProxy
 ) -> None:
-    """The record was written, the answer lost, the repetition refused (412): it is ours."""
+    """The record was written, the answer lost and the retry refused (412): the commit is ours."""
     proxy = start_proxy(server.endpoint, 0.0, "reset_after", limit=1)
     store, run_uri = ObjectStore((server.uri,)), f"{server.uri}/run"
     context = step_context(store, run_uri, "features/x", {}, {})
@@ -99,7 +99,7 @@ def test_the_lost_answer_of_our_own_commit_is_not_a_conflict(
 
 
 def digest_of(file: BinaryIO) -> str:
-    """Read in three parts, out of order; a ValueError if the parts are not the whole."""
+    """Read in three parts, out of order; raise ValueError if the parts are not the whole."""
     file.seek(-5, 2)
     tail = file.read()
     file.seek(0)
@@ -117,9 +117,9 @@ LARGE_MD5 = hashlib.md5(LARGE).hexdigest()
 def test_files_read_in_parts_survive_faults(
     server: Server, start_proxy: StartProxy, kind: str
 ) -> None:
-    """Ranges that fail are read again by the file, damaged ones by whoever can tell damage.
+    """The file retries ranges that fail; the reader that detects corruption retries corrupt ones.
 
-    Not all is told: s3fs's HTTP client silently repeats what a reset connection lost.
+    Retries do not equal faults: s3fs's HTTP client silently repeats what a reset connection lost.
     """
     proxy = start_proxy(server.endpoint, 0.0, kind, limit=3)
     store, uri = ObjectStore((server.uri,)), f"{server.uri}/large"
@@ -131,8 +131,8 @@ def test_files_read_in_parts_survive_faults(
     assert 0 < (REQUESTS.total() - before).retries <= proxy.num_faults
 
 
-def test_files_read_in_parts_tell_what_is_wrong(server: Server, start_proxy: StartProxy) -> None:
-    """No file, bytes that stay damaged, a server that always breaks off: each with the URI."""
+def test_files_read_in_parts_name_the_error(server: Server, start_proxy: StartProxy) -> None:
+    """An absent file, lasting corruption and a server that breaks off raise errors with the URI."""
     proxy = start_proxy(server.endpoint, 0.0, "corrupt_body", "short_body")
     store, uri = ObjectStore((server.uri,)), f"{server.uri}/wrong"
     with pytest.raises(ObjectNotFound, match=uri):
@@ -146,7 +146,7 @@ def test_files_read_in_parts_tell_what_is_wrong(server: Server, start_proxy: Sta
 
 
 def require_at_once(error: type[StoreError], uri: str, message: str) -> None:
-    """The error comes without a repetition or a wait: under a second, but for busy cores."""
+    """Require the error without a retry or a wait: within a second of this process's time."""
     before, begin, begin_of_work = REQUESTS.total(), time.monotonic(), time.process_time()
     with pytest.raises(error, match=message):
         ObjectStore((uri,)).get(uri)
@@ -158,7 +158,7 @@ def require_at_once(error: type[StoreError], uri: str, message: str) -> None:
 def test_what_is_not_transient_fails_at_once(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An absent object or bucket, a wrong endpoint, no credentials: no repetition, under 1 s."""
+    """An absent object or bucket, a wrong endpoint or no credentials fail in 1 s, not retried."""
     require_at_once(ObjectNotFound, f"{server.uri}/none", "check the key")
     require_at_once(StoreError, "s3://no-such-bucket/x", "create it, or correct")
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
@@ -172,7 +172,7 @@ def test_what_is_not_transient_fails_at_once(
 
 @contextmanager
 def slow_server(bytes_per_s: int) -> Iterator[str]:
-    """A server that takes in bodies slowly, and gives out eight bytes as slowly."""
+    """Take in bodies at `bytes_per_s`; answer a GET with eight bytes, one every 0.1 s."""
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
     closing = threading.Event()
@@ -188,7 +188,7 @@ def slow_server(bytes_per_s: int) -> Iterator[str]:
                     remaining -= len(lines.read(min(remaining, bytes_per_s // 10)))
                 num_bytes = 8 if request.startswith(b"GET") else 0
                 connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % num_bytes)
-                with suppress(OSError):  # the client has had enough
+                with suppress(OSError):  # the client has given up
                     for _ in range(num_bytes):
                         closing.wait(0.1)
                         connection.sendall(b"x")
@@ -210,7 +210,7 @@ def slow_server(bytes_per_s: int) -> Iterator[str]:
 
 @pytest.mark.usefixtures("s3_bucket", "impatient")
 def test_large_objects_may_take_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slow network is no stalled one: 8 MB in two seconds, where a connect may take 0.5."""
+    """A slow network is not a stalled one: 8 MB may take two seconds, where a connect takes 0.5."""
     monkeypatch.setattr(s3_store, "CONNECT_TIMEOUT_S", 0.5)
     with slow_server(bytes_per_s=4_000_000) as endpoint:
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
@@ -221,7 +221,7 @@ def test_large_objects_may_take_their_time(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.usefixtures("s3_bucket", "impatient")
 def test_bodies_that_trickle_have_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A byte every tenth of a second is within the read timeout for ever; a whole body is not."""
+    """A byte every tenth of a second never exceeds the read timeout; the body's limit ends it."""
     monkeypatch.setattr(bodies, "_PATIENCE_S", 0.05)
     monkeypatch.setattr(bodies, "CHUNK_BYTES", 1)
     with slow_server(bytes_per_s=1_000) as endpoint:

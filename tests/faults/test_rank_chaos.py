@@ -13,8 +13,8 @@ STALL_LIMIT_S = 100.0
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
-def test_training_goes_on_to_the_same_bytes(tmp_path: Path, trainer: str) -> None:
-    """Through three killed ranks, a stopped one and a killed torchrun, all ended soon, by name."""
+def test_training_resumes_to_the_same_bytes(tmp_path: Path, trainer: str) -> None:
+    """Training survives three killed ranks, a stopped one and a killed torchrun, and names each."""
     chaos = RankChaos(tmp_path, TRAINERS.index(trainer))
     chaos.fit(trainer, ["rank", "rank", "rank", "stop", "torchrun"])
     record = chaos.record

@@ -1,4 +1,4 @@
-"""What the steps ask of the store: as many requests as planned, none that costs or cannot scale."""
+"""The steps make as many requests as planned, and none that costs or cannot scale."""
 
 import re
 
@@ -12,7 +12,7 @@ from tests.faults.proxied import Server, StartProxy, require_counts_agree
 from tests.four_steps import GETS_IN_FLIGHT
 from tests.small_corpus import local_store
 
-# Hashed early: behind the step's name, the first letters of the digest spread keys over S3.
+# Hashed early: after the step's name, the digest's first letters spread keys over S3.
 PUT_KEY = re.compile(
     r"/(selection|features|targets|partitions)/unlabelled/(scratch/)?"
     r"([0-9a-f]{2}/[^/]+-[0-9a-f]{16}[^/]*|commits/[^/]+\.json|manifest\.json)"
@@ -22,7 +22,7 @@ NUM_SPEAKERS, NUM_EACH = 8, 6
 
 @pytest.fixture
 def counted(server: Server, start_proxy: StartProxy) -> tuple[FaultyProxy, list[StepRequests]]:
-    """The four steps behind a proxy that only watches."""
+    """Run the four steps behind a proxy that only counts."""
     proxy = start_proxy(server.endpoint, 0.0)
     run_uri, corpus_uri = join_uri(server.uri, "run"), join_uri(server.uri, "corpus")
     before = REQUESTS.total()
@@ -32,7 +32,7 @@ def counted(server: Server, start_proxy: StartProxy) -> tuple[FaultyProxy, list[
 
 
 def test_every_request_is_planned(counted: tuple[FaultyProxy, list[StepRequests]]) -> None:
-    """Driver and tasks ask for what the formulas of the benchmark say, and nothing else."""
+    """Driver and tasks make the requests of the benchmark's formulas, and no others."""
     proxy, steps = counted
     for step in steps:
         assert step.agrees, step
@@ -52,7 +52,7 @@ def test_keys_spread_and_gets_are_bounded(counted: tuple[FaultyProxy, list[StepR
 
 
 def test_local_paths_count_the_same(tmp_path, counted) -> None:
-    """One request an operation on local paths too, but for confirmations of listings."""
+    """On local paths too an operation is one request, except for confirmations of listings."""
     store, run_uri, corpus_uri = local_store(tmp_path)
     local = count_requests(store, run_uri, corpus_uri, NUM_SPEAKERS, NUM_EACH)
     for ours, theirs in zip(local, counted[1], strict=True):

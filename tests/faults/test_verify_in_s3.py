@@ -1,4 +1,4 @@
-"""Verification, lineage and sweeping where the run lies in S3."""
+"""Verification, provenance and sweeping work on a run in S3."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from tests.small_run import SUBSET, make_run, outputs, selected_ids
 
 
 def test_a_run_in_s3_is_verified_followed_and_swept(tmp_path: Path, s3_bucket: str) -> None:
-    """As on local paths: nothing amiss, an orphan that goes, a missing shard that is named."""
+    """As on local paths: no findings, an orphan that is removed, a missing shard that is named."""
     local, local_run = make_run(tmp_path)
     run_uri = f"s3://{s3_bucket}/run"
     store, corpus_uri = ObjectStore((run_uri,)), join_uri(run_uri, "corpus")

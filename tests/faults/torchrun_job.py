@@ -1,4 +1,4 @@
-"""A training job as a user starts it, under a torchrun whose ranks can be found and struck."""
+"""Run a training job as a user starts it, under a torchrun whose ranks can be found and struck."""
 
 import os
 import re
@@ -18,14 +18,14 @@ _RANK = re.compile(rb"(?:^|\0)RANK=(\d+)\0")
 
 @dataclass(frozen=True)
 class TorchrunJob:
-    """Four ranks that train a run's student, and the log of torchrun and of all of them."""
+    """TorchrunJob is four ranks that train a run's student, and their common log with torchrun."""
 
     process: "subprocess.Popen[bytes]"
     log: Path
 
     @classmethod
     def start(cls, run_uri: str, log: Path, options: Sequence[str]) -> "TorchrunJob":
-        """Start it; three restarts are torchrun's, a fifth start is another call of this."""
+        """Start it; torchrun restarts it three times, a fifth start is another call of this."""
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--max-restarts", "3"]
         job = ["jobs/train_student.py", "--recipe", str(TINY), "--run", run_uri, *options]
         ranks = ["--nproc-per-node", str(NUM_RANKS), "--"]
@@ -41,7 +41,7 @@ class TorchrunJob:
         return cls(process, log)
 
     def ranks(self) -> dict[int, int]:
-        """The processes of its ranks, by rank, as far as they are there."""
+        """Return the processes of its ranks, by rank, as far as they exist."""
         found = {}
         for process_id in children(self.process.pid):
             with suppress(OSError):
@@ -51,12 +51,12 @@ class TorchrunJob:
         return found
 
     def text(self) -> str:
-        """All that torchrun and its ranks have said."""
+        """Read all output of torchrun and its ranks."""
         return self.log.read_text(errors="replace")
 
 
 def children(process_id: int) -> list[int]:
-    """The living processes that this one has started."""
+    """List the living processes that this one has started."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -67,14 +67,14 @@ def children(process_id: int) -> list[int]:
 
 
 def lives(process_id: int) -> bool:
-    """Whether the process is there, and not just its remains."""
+    """Return whether the process is alive, and not a zombie."""
     with suppress(OSError):
         return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
 
 
 def strike(process_id: int, blow: signal.Signals) -> bool:
-    """Send a signal; whether there was anybody to receive it."""
+    """Send a signal; return whether there was a process to receive it."""
     with suppress(ProcessLookupError):
         os.kill(process_id, blow)
         return True

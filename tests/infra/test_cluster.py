@@ -12,7 +12,7 @@ NAMES = tuple(path.stem for path in Path(infra.__file__).with_name("clusters").g
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_step_has_a_cluster(name: str) -> None:
-    """The clusters that come with the package are valid and their dependencies are ours."""
+    """The clusters of the package are valid, and their dependencies are ours."""
     cluster = load_cluster(name)
     require_dependencies(cluster)
     assert cluster.num_executors >= 1
@@ -20,7 +20,7 @@ def test_every_step_has_a_cluster(name: str) -> None:
 
 
 def test_clusters_are_the_papers() -> None:
-    """Instance types of 003 III-A; 16 GPUs for the teacher (VIII), 64 for the student (VII-C6)."""
+    """Instance types are those of 003 III-A: 16 GPUs for the teacher (VIII), 64 for the student."""
     types = {name: load_cluster(name).instance_type for name in NAMES}
     assert types["extract_features"] == "c4.4xlarge"
     assert types["select_utterances"] == "x1.32xlarge"
@@ -30,7 +30,7 @@ def test_clusters_are_the_papers() -> None:
 
 
 def test_permissions_are_filled_in() -> None:
-    """{run} and {corpus} become this run's; what a step writes, it may read."""
+    """{run} and {corpus} become this run's; a step may read what it writes."""
     cluster = load_cluster("extract_features")
     written = ("s3://b/runs/1/features", "s3://b/runs/1/steps")
     assert cluster.writable("s3://b/runs/1/", "s3://b/corpus") == written
@@ -76,7 +76,7 @@ def test_bad_clusters_are_refused(change: dict[str, object], message: str) -> No
 
 
 def test_missing_dependencies_are_named() -> None:
-    """What is not installed is named with the command; nonsense is refused."""
+    """An absent dependency is named with the pip command; a malformed one is refused."""
     cluster = replace(load_cluster("demo"), python_dependencies=("numpy>=2", "no-such-thing==1"))
     with pytest.raises(ConfigurationError, match=r"pip install 'no-such-thing==1'$"):
         require_dependencies(cluster)

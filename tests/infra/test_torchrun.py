@@ -1,4 +1,4 @@
-"""How processes are launched, and end with what launched them."""
+"""A rank ends when the process that launched it is killed."""
 
 import signal
 import subprocess
@@ -20,7 +20,7 @@ TIME_LIMIT_S = 30
 
 
 def test_a_process_ends_with_its_launcher() -> None:
-    """Its parent killed, it says so and ends, long before its work is done."""
+    """When its parent is killed the process says so and ends, long before its work is done."""
     command = [sys.executable, "-c", PARENT]
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert parent.stdout is not None

@@ -1,4 +1,4 @@
-"""Functions for device servers in tests."""
+"""Define functions for the device servers of tests."""
 
 import os
 import time
@@ -35,13 +35,13 @@ def make(device: str, directory: str) -> Callable[[bytes], bytes]:
 
 
 def broken(device: str) -> Callable[[bytes], bytes]:
-    """Fail to start on device "bad"; elsewhere say where."""
+    """Fail to start on device "bad"; on others answer with the device's name."""
     if device == "bad":
         raise OSError("no such device: bad")
     return lambda _: device.encode()
 
 
 def slow(device: str) -> Callable[[bytes], bytes]:  # noqa: ARG001
-    """Take longer to start than anybody waits."""
+    """Take longer to start than any test waits."""
     time.sleep(60)
     raise AssertionError

@@ -64,7 +64,7 @@ def test_answers_come_back_whole(pool: DevicePool) -> None:
 
 
 def test_every_process_finds_the_same_servers(pool: DevicePool) -> None:
-    """Four processes that start at once make one server a device, not one each."""
+    """Four processes that start at once make one server per device, not one each."""
     with get_context("spawn").Pool(4) as processes:
         answers = processes.map(pickle.loads(pickle.dumps(pool)).request, [b"sleep 0.3"] * 12, 1)
     assert {_where(answer)[0] for answer in answers} == {"cuda:0", "cuda:1"}
@@ -91,7 +91,7 @@ def test_a_killed_server_is_replaced(pool: DevicePool) -> None:
 
 
 def test_a_server_killed_at_work_does_not_lose_the_request(pool: DevicePool) -> None:
-    """A request whose server dies under it is asked again; one that always kills is given up."""
+    """A request is retried when its server is killed; one that always kills is given up."""
     assert pool.request(b"die-once") == b"alive"
     with pytest.raises(DeviceError, match=r"cuda:\d: its server ended before .*3 attempts, logs"):
         pool.request(b"die")
@@ -115,7 +115,7 @@ def test_a_killed_client_frees_its_slot(pool: DevicePool, tmp_path: Path) -> Non
 
 
 def test_the_function_s_errors_come_back(pool: DevicePool) -> None:
-    """A ValueError leaves the server alone; any other error comes back, and replaces it."""
+    """A ValueError leaves the server running; any other error is raised and replaces the server."""
     before = pool.request(b"where")
     with pytest.raises(ValueError, match=r"make on cuda:0: ValueError: payload = refuse: need"):
         pool.request(b"refuse")
@@ -126,7 +126,7 @@ def test_the_function_s_errors_come_back(pool: DevicePool) -> None:
 
 
 def test_a_device_that_cannot_start_is_passed_over(pool: DevicePool) -> None:
-    """A broken device does not swallow the tasks; if all are broken, the error says why."""
+    """A broken device does not get all the tasks; if all are broken, the error says why."""
     factory = "tests.infra.devices.device_functions:broken"
     pool = replace(pool, factory=factory, arguments={}, devices=("bad", "good"), idle_timeout_s=1)
     assert pool.request(b"") == b"good"
@@ -150,7 +150,7 @@ def test_waiting_has_limits(pool: DevicePool) -> None:
 
 
 def test_an_idle_server_ends(pool: DevicePool) -> None:
-    """A server ends when idle, not while it works, and comes back when it is needed."""
+    """A server ends when idle, not while it works, and starts again when it is needed."""
     brief = replace(pool, idle_timeout_s=0.5)
     pid = _where(brief.request(b"sleep 1.2"))[1]
     assert _is_alive(pid)
@@ -168,6 +168,6 @@ def test_an_idle_server_ends(pool: DevicePool) -> None:
     ],
 )
 def test_bad_pools_are_refused(pool: DevicePool, change: dict[str, object], message: str) -> None:
-    """Factory, devices and time limits are checked where the pool is made."""
+    """Factory, devices and time limits are checked when the pool is made."""
     with pytest.raises(ValueError, match=message):
         replace(pool, **change)  # type: ignore[arg-type]

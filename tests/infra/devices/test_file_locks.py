@@ -1,4 +1,4 @@
-"""Locks on files: one holder at a time, and no wait without end."""
+"""A file lock has one holder at a time, and waiting for it has a limit."""
 
 import threading
 import time
@@ -10,7 +10,7 @@ from infra.devices.file_locks import locked
 
 
 def test_a_lock_that_is_never_freed_is_given_up(tmp_path: Path) -> None:
-    """After the limit, with the path; the holder keeps it."""
+    """After the limit TimeoutError names the path; the holder keeps the lock."""
     path = tmp_path / "lock"
     with locked(path, 1.0):
         began = time.monotonic()
@@ -23,7 +23,7 @@ def test_a_lock_that_is_never_freed_is_given_up(tmp_path: Path) -> None:
 
 
 def test_a_lock_that_is_freed_is_taken(tmp_path: Path) -> None:
-    """Waiting ends when the holder lets go, long before the limit."""
+    """Waiting ends when the holder frees the lock, long before the limit."""
     path = tmp_path / "lock"
     taken, freed = threading.Event(), threading.Event()
 

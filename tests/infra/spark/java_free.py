@@ -1,4 +1,4 @@
-"""An environment in which no Java can be found, for tests."""
+"""Make an environment in which no Java can be found, for tests."""
 
 import os
 import sys

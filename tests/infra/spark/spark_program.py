@@ -1,4 +1,4 @@
-"""A program for spark-submit: prints one line of JSON, and fails if told to."""
+"""Print one line of JSON under spark-submit, and fail if asked to."""
 
 import json
 import os
@@ -25,7 +25,7 @@ with spark_session("program", load_cluster("demo")) as session:
     }
     print(json.dumps(result), flush=True)
     if "fail" in sys.argv:
-        print("told to fail", file=sys.stderr)
+        print("asked to fail", file=sys.stderr)
         raise SystemExit(3)
     if "lose" in sys.argv:
         java = int(session.sparkContext._jvm.java.lang.ProcessHandle.current().pid())

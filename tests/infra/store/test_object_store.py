@@ -29,14 +29,14 @@ CEPH = pytest.param("ceph", marks=pytest.mark.cluster)
 
 @pytest.fixture(params=["s3", CEPH])
 def bucket(request: pytest.FixtureRequest) -> str:
-    """A bucket of moto's server, and one of Ceph's."""
+    """Make a bucket of moto's server, and one of Ceph's."""
     name: str = request.getfixturevalue(f"{request.param}_bucket")
     return name
 
 
 @pytest.fixture(params=["local", "s3", CEPH])
 def base(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A place for objects: local, or in either server."""
+    """Return a place for objects: local, or in either server."""
     if request.param == "local":
         return str(tmp_path / "store")
     return f"s3://{request.getfixturevalue(f'{request.param}_bucket')}/store"
@@ -48,7 +48,7 @@ def store(base: str) -> ObjectStore:
 
 
 def test_bytes_come_back(store: ObjectStore, base: str) -> None:
-    """get, head and open give what put wrote; a second put replaces it and its etag."""
+    """get, head and open return what put wrote; a second put replaces it and its etag."""
     uri = join_uri(base, "a", "b c%#?.bin")
     store.put(uri, b"first")
     before = store.head(uri)
@@ -62,8 +62,8 @@ def test_bytes_come_back(store: ObjectStore, base: str) -> None:
         assert file.read() == b"ond!"
 
 
-def test_absent_objects_are_told_apart(store: ObjectStore, base: str) -> None:
-    """An absent object raises ObjectNotFound with its URI, from every reader; it does not exist."""
+def test_absent_objects_have_their_own_error(store: ObjectStore, base: str) -> None:
+    """Every reader raises ObjectNotFound with the URI of an absent object; exists returns False."""
     uri = join_uri(base, "absent")
     for read in (store.get, store.head, store.open):
         with pytest.raises(ObjectNotFound, match="absent"):
@@ -77,7 +77,7 @@ def test_absent_objects_are_told_apart(store: ObjectStore, base: str) -> None:
 
 
 def test_put_if_absent_keeps_the_first(store: ObjectStore, base: str) -> None:
-    """The second conditional write says False and changes nothing."""
+    """The second conditional write returns False and changes nothing."""
     uri = join_uri(base, "commit")
     assert store.put_if_absent(uri, b"winner")
     assert not store.put_if_absent(uri, b"loser")
@@ -85,7 +85,7 @@ def test_put_if_absent_keeps_the_first(store: ObjectStore, base: str) -> None:
 
 
 def test_put_if_absent_has_one_winner_in_a_race(store: ObjectStore, base: str) -> None:
-    """Of 16 conditional writers at once one wins, and its bytes are there."""
+    """Of 16 concurrent conditional writers one wins, and its bytes are there."""
     uri = join_uri(base, "race")
     with ThreadPoolExecutor(16) as pool:
         won = list(pool.map(lambda i: store.put_if_absent(uri, b"%d" % i), range(16)))
@@ -94,7 +94,7 @@ def test_put_if_absent_has_one_winner_in_a_race(store: ObjectStore, base: str) -
 
 
 def test_list_is_recursive_sorted_and_stops_at_the_directory(store: ObjectStore, base: str) -> None:
-    """list gives everything below prefix/, by URI, and nothing of a sibling prefix2."""
+    """list returns everything below prefix/, by URI, and nothing of a sibling prefix2."""
     names = ["run/z", "run/a/2", "run/a/1", "run/a.b", "run2/x"]
     for name in names:
         store.put(join_uri(base, name), b"1")
@@ -114,8 +114,8 @@ def test_list_goes_over_pages(bucket: str) -> None:
     assert [info.uri for info in store.list(base)] == uris
 
 
-def test_get_many_keeps_order_and_goes_on_after_errors(store: ObjectStore, base: str) -> None:
-    """Objects come in the order asked for; an absent or forbidden one comes as its error."""
+def test_get_many_keeps_order_and_continues_after_errors(store: ObjectStore, base: str) -> None:
+    """Objects come in the order of the URIs; an absent or forbidden one comes as its error."""
     uris = [join_uri(base, str(i)) for i in range(20)]
     for i in set(range(20)) - {7}:
         store.put(uris[i], b"%d" % i)
@@ -168,8 +168,8 @@ def test_local_errors_have_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("bucket")
-def test_missing_bucket_is_told_at_once() -> None:
-    """Every operation on a bucket that is not there names it, the server and the variable."""
+def test_missing_bucket_is_reported_at_once() -> None:
+    """Every operation on an absent bucket names it, the server and the variable."""
     store = ObjectStore(("s3://no-such-bucket",))
     uri = "s3://no-such-bucket/key"
     for act in (store.get, store.exists, store.list, lambda uri: store.put(uri, b"")):
@@ -182,7 +182,7 @@ def test_missing_bucket_is_told_at_once() -> None:
         store.get(uri)
 
 
-def test_unreachable_endpoint_is_told_at_once(
+def test_unreachable_endpoint_is_reported_at_once(
     s3_bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A refused connection is a StoreError within seconds and names host and variable."""
@@ -208,7 +208,7 @@ def test_no_credentials_are_named(s3_bucket: str, monkeypatch: pytest.MonkeyPatc
 def test_a_wrong_secret_is_refused_at_once(
     ceph_bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that checks signatures: AccessDenied, with what to check, and no repetition."""
+    """A server that checks signatures gives AccessDenied, with what to check, and no retry."""
     store, uri = ObjectStore((f"s3://{ceph_bucket}",)), f"s3://{ceph_bucket}/key"
     store.put(uri, b"secret")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
@@ -220,7 +220,7 @@ def test_a_wrong_secret_is_refused_at_once(
 
 
 @pytest.mark.cluster
-def test_the_server_refuses_damaged_uploads(ceph_bucket: str) -> None:
+def test_the_server_refuses_corrupt_uploads(ceph_bucket: str) -> None:
     """We send Content-MD5, and the server compares it with what it received (moto does not)."""
     wrong = base64.b64encode(hashlib.md5(b"other").digest()).decode()
     with pytest.raises(ClientError, match="BadDigest"):
@@ -228,7 +228,7 @@ def test_the_server_refuses_damaged_uploads(ceph_bucket: str) -> None:
 
 
 class _Misbehaving(BaseHTTPRequestHandler):
-    """A server of S3's worst days: forbids, breaks off bodies, answers 503, 409 and 412."""
+    """_Misbehaving is a bad S3 server: it forbids, breaks off bodies, answers 503, 409 and 412."""
 
     protocol_version = "HTTP/1.1"
     requests: dict[str, int] = {}  # noqa: RUF012 - tests reset it
@@ -288,7 +288,7 @@ def test_forbidden_is_access_denied(misbehaving: ObjectStore) -> None:
 
 
 def test_broken_bodies_are_read_again(misbehaving: ObjectStore) -> None:
-    """Two bodies that break off and one 503 are survived; one that always breaks is an error."""
+    """Two bodies that break off and one 503 are retried; one that always breaks is an error."""
     assert misbehaving.get("s3://bucket/broken") == b"all here"
     assert misbehaving.get("s3://bucket/slow-down") == b"all here"
     with pytest.raises(StoreError, match="always-broken"):
@@ -296,6 +296,6 @@ def test_broken_bodies_are_read_again(misbehaving: ObjectStore) -> None:
 
 
 def test_conflicting_writes_are_tried_again(misbehaving: ObjectStore) -> None:
-    """409 says nothing about who won: the write is repeated until 412 says that we lost."""
+    """409 names no winner, so the write is retried until 412 says that another writer won."""
     assert not misbehaving.put_if_absent("s3://bucket/commit", b"ours")
     assert _Misbehaving.requests["/bucket/commit"] == 3

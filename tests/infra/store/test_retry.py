@@ -1,4 +1,4 @@
-"""Retries: bounded in number and time, with jitter, and only of what passes by itself."""
+"""Retries are bounded in number and time, have jitter, and follow transient errors alone."""
 
 import random
 import time
@@ -18,7 +18,7 @@ from infra.store.retry import GaveUpError, retry
 
 
 def failing(times: int, error: Exception) -> Callable[[], str]:
-    """A function that raises `error` so many times, then succeeds."""
+    """Return a function that raises `error` that many times, then succeeds."""
     remaining = [error] * times
 
     def act() -> str:
@@ -35,28 +35,28 @@ def is_os_error(error: Exception) -> bool:
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The waits, which take no time."""
+    """Record the waits, and take no time for them."""
     found: list[float] = []
     monkeypatch.setattr(time, "sleep", found.append)
     return found
 
 
 def test_transient_errors_are_repeated_and_counted(waits: list[float]) -> None:
-    """Four failures in passing, four waits, four retries counted."""
+    """Four transient failures cost four waits, and four retries are counted."""
     before = REQUESTS.total()
     assert retry(failing(4, OSError()), is_os_error) == "done"
     assert len(waits) == (REQUESTS.total() - before).retries == 4
 
 
 def test_other_errors_are_raised_at_once(waits: list[float]) -> None:
-    """What does not pass by itself costs no second attempt."""
+    """An error that is not transient costs no second attempt."""
     with pytest.raises(KeyError):
         retry(failing(1, KeyError()), is_os_error)
     assert waits == []
 
 
 def test_attempts_are_bounded(waits: list[float]) -> None:
-    """After the tenth failure the last error comes, with how often and how long."""
+    """After the tenth failure the last error is raised, with the attempts and seconds."""
     with pytest.raises(GaveUpError, match="given up after 10 attempts in") as caught:
         retry(failing(99, OSError("busy")), is_os_error)
     assert str(caught.value.last) == "busy"
@@ -64,7 +64,7 @@ def test_attempts_are_bounded(waits: list[float]) -> None:
 
 
 def test_no_attempt_begins_after_the_limit() -> None:
-    """Slow failures are given up by the clock."""
+    """Slow failures are given up when the time is over."""
 
     def slow() -> None:
         time.sleep(0.05)

@@ -128,7 +128,7 @@ def test_symlinks_are_resolved_before_the_check(tmp_path: Path) -> None:
 
 @given(st.text(st.sampled_from("ab./%2eE\\5c"), max_size=12))
 def test_no_spelling_leaves_the_prefix(tail: str) -> None:
-    """Whatever is appended to a prefix is refused or stays below it, also once it is decoded."""
+    """An appended path is refused or stays below its prefix, also once it is decoded."""
 
     for prefix in ("s3://bucket/pre", "/nowhere/pre"):
         try:
