@@ -75,25 +75,25 @@ class RankChaos:
         self._messages: dict[str, list[str]] = {}
         write_run(self._source)
 
-    def fit(self, trainer: str, blows: Sequence[str]) -> None:
+    def fit(self, trainer: str, strikes: Sequence[str]) -> None:
         """Fit undisturbed and with these strikes (rank, torchrun, stop); compare the outcomes."""
         begun = time.monotonic()
         expected = self._run(f"{trainer}-undisturbed", trainer, ())
-        found = self._run(f"{trainer}-{self.record.num_starts}", trainer, blows)
+        found = self._run(f"{trainer}-{self.record.num_starts}", trainer, strikes)
         if found != expected:
             self.record.different.append(trainer)
         self.record.seconds += time.monotonic() - begun
 
-    def _run(self, name: str, trainer: str, blows: Sequence[str]) -> bytes:
+    def _run(self, name: str, trainer: str, strikes: Sequence[str]) -> bytes:
         """Start until the job is done, first strike before training; return the manifest."""
         run = self.folder / name
         shutil.copytree(self._source, run)
-        pending = self._random.sample(blows, len(blows))
-        sub_epochs = [-1, *sorted(self._random.randrange(NUM_SUB_EPOCHS) for _ in blows)]
+        pending = self._random.sample(strikes, len(strikes))
+        sub_epochs = [-1, *sorted(self._random.randrange(NUM_SUB_EPOCHS) for _ in strikes)]
         job = self._start(run, trainer)
         deadline = time.monotonic() + JOB_LIMIT_S
         while (code := job.process.poll()) != 0:
-            if time.monotonic() > deadline or (code is not None and not blows):
+            if time.monotonic() > deadline or (code is not None and not strikes):
                 raise RuntimeError(f"{name}: exit code {code}: {job.text()[-4000:]}")
             if code is not None:
                 job = self._start(run, trainer)

@@ -73,9 +73,9 @@ def lives(process_id: int) -> bool:
     return False
 
 
-def strike(process_id: int, blow: signal.Signals) -> bool:
+def strike(process_id: int, signal_number: signal.Signals) -> bool:
     """Send a signal; return whether there was a process to receive it."""
     with suppress(ProcessLookupError):
-        os.kill(process_id, blow)
+        os.kill(process_id, signal_number)
         return True
     return False
