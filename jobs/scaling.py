@@ -12,7 +12,7 @@ from infra.configuration import ConfigurationError
 from jobs.cli.command_line import fail
 from jobs.planning.scaling_options import choose_calibration, parse_ranks
 from jobs.planning.scaling_table import format_scaling, scale
-from training.cost_model.link import measure_link
+from training.cost_model.link_rates import measure_link
 from training.cost_model.step_time import CostModel, Workload
 from training.distributed import process_group
 

@@ -16,14 +16,13 @@ from scipy.stats import norm
 
 from jobs.planning.scaling_options import read_scaling
 from tests.benchmarks.measure import Figure, show
-from training.cost_model import papers
 from training.cost_model.calibration import Calibration, Fitted, Pattern
-from training.cost_model.exchanges import placed
-from training.cost_model.papers import SpeedUp
+from training.cost_model.exchanges import place_ranks
+from training.cost_model.published_speed_ups import K80, V100, WORKLOAD, SpeedUp, fitted_rows
 from training.cost_model.step_time import CostModel
 
-HARDWARE = {"scaling_v100": papers.V100, "scaling_k80": papers.K80}
-GTC_128 = next(row for row in papers.V100 if row.trainer == "gtc" and row.num_ranks == 128)
+HARDWARE = {"scaling_v100": V100, "scaling_k80": K80}
+GTC_128 = next(row for row in V100 if row.trainer == "gtc" and row.num_ranks == 128)
 
 
 def no_waiting(_num_ranks: int) -> float:
@@ -71,17 +70,17 @@ CANDIDATES = (
 def predicted(row: SpeedUp, calibration: Calibration, candidate: Candidate, x: np.ndarray) -> float:
     """A row's speed-up with this candidate's terms in place of the model's own."""
     waiting, second, exponent = x
-    connections = placed(row.num_ranks, calibration.network).num_connections
+    connections = place_ranks(row.num_ranks, calibration.network).num_connections
     # The model's law is linear in the connections: another power is a rate of its own per row.
     rate = second * (connections - 1) ** (exponent - 1) if connections > 1 else 0.0
     congestion = rate if candidate.second == "congestion" else 0.0
-    density = second if candidate.second == "density" else papers.WORKLOAD.density
+    density = second if candidate.second == "density" else WORKLOAD.density
     network = replace(
         calibration.network, all_gather=candidate.all_gather, all_reduce=candidate.all_reduce
     )
     fitted = Fitted(waiting=0.0, congestion=congestion)
     model = CostModel(
-        replace(papers.WORKLOAD, density=min(density, 1.0)),
+        replace(WORKLOAD, density=min(density, 1.0)),
         replace(calibration, network=network, fitted=fitted),
     )
     # Waiting adds to a step's time, which is the ranks over the speed-up.
@@ -102,7 +101,7 @@ def fit(candidate: Candidate) -> tuple[float, list[float], float]:
         return [
             log(predict(row, name, x) / row.speed_up)
             for name, rows in HARDWARE.items()
-            for row in papers.fitted_rows(rows)
+            for row in fitted_rows(rows)
         ]
 
     start = np.log([0.03, 0.02, 0.03, 0.02, 1.2])
@@ -127,7 +126,7 @@ def main() -> None:
             Figure.of("  held out: GTC on 128 (published 10.9)", [gtc_128], "times"),
         ]
     for name, rows in HARDWARE.items():
-        model = CostModel(papers.WORKLOAD, read_scaling(name))
+        model = CostModel(WORKLOAD, read_scaling(name))
         figures += [
             Figure.of(
                 f"{name}, {row.trainer} on {row.num_ranks}, block_size {row.block_size} "

@@ -1,1 +1,1 @@
-"""What distributed training costs: a step's seconds, fitted to the papers' speed-ups."""
+"""Predict the seconds of a distributed training step, fitted to the papers' speed-ups."""

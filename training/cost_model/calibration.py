@@ -1,18 +1,18 @@
-"""What the model's seconds rest on: one rank, the links between ranks, two fitted numbers."""
+"""Define what the cost model's seconds depend on: one rank, the links, and two fitted numbers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
 Pattern = Literal["ring", "direct"]
-"""How ranks exchange: each with its neighbour, in turns; or each with every other, at once."""
+"""`ring`: each rank exchanges with its neighbour, in turns; `direct`: with all others at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankRates:
-    """One rank alone, on a model of `num_parameters`: training, and its own work on GTC's messages.
+    """RankRates holds the speed of one rank alone, on a model of `num_parameters`.
 
-    Encoding counts the model's elements; decoding, the words received.
+    Encoding a GTC message counts the model's elements; decoding counts the words received.
     """
 
     frames_per_s: float
@@ -24,16 +24,16 @@ class RankRates:
         _require_positive(self, [each.name for each in fields(self)])
 
     def frames_per_s_of(self, num_parameters: int) -> float:
-        """Frames a second of a model of another size: time goes as the parameters."""
+        """Return the frames a second of a model of another size: time grows with the parameters."""
         return self.frames_per_s * self.num_parameters / num_parameters
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Links within a host and between hosts, each way, and how trainers use them.
+    """Network holds the links within a host and between hosts, each way, and the exchange patterns.
 
-    `within_gbps` is a rank's own. `between_gbps` is a host's, shared by its `ranks_per_host`; one
-    connection of it gets at most `connection_gbps`.
+    Each rank has `within_gbps` for itself. The `ranks_per_host` of a host share its `between_gbps`,
+    and one connection between hosts gets at most `connection_gbps`.
     """
 
     ranks_per_host: int
@@ -53,11 +53,11 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """What latency and bandwidth leave out, fitted on speed-ups of up to 64 ranks.
+    """Fitted holds two costs beyond latency and bandwidth, fitted on speed-ups of up to 64 ranks.
 
-    `waiting`: the share of a step's computing that ranks wait for the slowest of them, each time
-    their number doubles. `congestion`: the share by which each further connection at once makes a
-    host's link slower.
+    `waiting`: the share of a step's computing that ranks wait for the slowest one, added for each
+    doubling of the ranks. `congestion`: the share by which each further connection slows a host's
+    link.
     """
 
     waiting: float
@@ -69,7 +69,7 @@ class Fitted:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """All that a prediction rests on, and where it comes from."""
+    """Calibration holds all rates of a prediction, and `source` says where they come from."""
 
     source: str
     rank: RankRates

@@ -1,4 +1,4 @@
-"""Seconds that exchanges between ranks take: latency and bytes (alpha-beta), and congestion."""
+"""Compute the seconds of exchanges from latency, bytes (alpha-beta) and congestion."""
 
 from dataclasses import dataclass
 from math import ceil, log2
@@ -8,7 +8,7 @@ from training.cost_model.calibration import Network
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Ranks that exchange with each other, at most `per_host` of them on each host."""
+    """Placement is the number of ranks that exchange, with at most `per_host` on each host."""
 
     num_ranks: int
     per_host: int
@@ -21,24 +21,24 @@ class Placement:
 
     @property
     def num_hosts(self) -> int:
-        """How many hosts the ranks are on."""
+        """Return the number of hosts that the ranks need."""
         return ceil(self.num_ranks / self.per_host)
 
     @property
     def num_connections(self) -> int:
-        """Connections over one host's link where each rank exchanges with every other."""
+        """Return the connections over one host's link if each rank exchanges with every other."""
         return self.per_host * (self.num_ranks - self.per_host)
 
 
-def placed(num_ranks: int, network: Network) -> Placement:
-    """Consecutive ranks, host by host."""
+def place_ranks(num_ranks: int, network: Network) -> Placement:
+    """Place consecutive ranks, host by host."""
     return Placement(num_ranks, min(num_ranks, network.ranks_per_host))
 
 
 def all_gather_seconds(
     message_bytes: float, placement: Placement, network: Network, congestion: float
 ) -> float:
-    """Each rank's message to all others."""
+    """Return the seconds in which each rank receives the messages of all others."""
     if network.all_gather == "direct":
         return _direct_seconds(message_bytes, placement, network, congestion)
     return (placement.num_ranks - 1) * _hop_seconds(message_bytes, placement, network)
@@ -47,7 +47,7 @@ def all_gather_seconds(
 def all_reduce_seconds(
     num_bytes: float, placement: Placement, network: Network, congestion: float
 ) -> float:
-    """The sum of all ranks' `num_bytes`, in two stages: stripes are summed, then gathered."""
+    """Return the seconds of summing `num_bytes` over ranks: reduce-scatter, then all-gather."""
     stripe_bytes = num_bytes / placement.num_ranks
     if network.all_reduce == "direct":
         return 2 * _direct_seconds(stripe_bytes, placement, network, congestion)
@@ -55,7 +55,7 @@ def all_reduce_seconds(
 
 
 def broadcast_seconds(num_bytes: float, placement: Placement, network: Network) -> float:
-    """One rank's `num_bytes` to all others, by a tree over the hosts, then within each."""
+    """Return the seconds of sending `num_bytes` to all others, by a tree over hosts, then ranks."""
     between = ceil(log2(placement.num_hosts))
     within = ceil(log2(placement.per_host))
     return between * _connection_seconds(num_bytes, network) + within * _within_seconds(
@@ -64,7 +64,7 @@ def broadcast_seconds(num_bytes: float, placement: Placement, network: Network) 
 
 
 def _hop_seconds(message_bytes: float, placement: Placement, network: Network) -> float:
-    """One turn of a ring, which is as slow as its slowest hop."""
+    """Return the seconds of one turn of a ring, which is as slow as its slowest hop."""
     if placement.num_ranks == 1:
         return 0.0
     within = _within_seconds(message_bytes, network) if placement.per_host > 1 else 0.0
@@ -75,10 +75,12 @@ def _hop_seconds(message_bytes: float, placement: Placement, network: Network) -
 def _direct_seconds(
     message_bytes: float, placement: Placement, network: Network, congestion: float
 ) -> float:
+    # Within the host: one message from each of its other ranks.
     connections = placement.num_connections
     within = (placement.per_host - 1) * _within_seconds(message_bytes, network)
     if connections == 0:
         return within
+    # Between hosts: all connections share the link, but one alone cannot use all of it.
     latency = (placement.num_ranks - placement.per_host) * network.between_latency_us / 1e6
     shared = max(
         connections * _seconds(message_bytes, network.between_gbps),

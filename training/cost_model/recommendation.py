@@ -1,19 +1,19 @@
-"""The group size and block size that keep most of the speed, chosen for accuracy among those."""
+"""Recommend a group size and a block size: the most accurate that keep most of the speed."""
 
 from dataclasses import dataclass
 
 from training.cost_model.step_time import CostModel
 
 BLOCK_SIZES = (25, 50, 100, 200, 400, 800, 1600)
-"""From the smallest that the papers have tried (000 Table 2), doubling."""
+"""The papers' smallest block size (000 Table 2), and repeated doublings of it."""
 
 KEPT_SHARE = 0.9
-"""Share of the fastest choice's speed that a recommendation keeps."""
+"""The share of the fastest choice's speed that a recommendation must keep."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """HTM's settings and its speed-up; `group_size` 1 is BMUF, one group is GTC."""
+    """Choice is HTM's settings and speed-up; `group_size` 1 is BMUF, one group is GTC."""
 
     group_size: int
     block_size: int
@@ -22,20 +22,24 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """The choice, and the fastest of all, which it is weighed against."""
+    """Recommendation is the chosen settings and, for comparison, the fastest ones."""
 
     chosen: Choice
     fastest: Choice
 
 
 def recommend(model: CostModel, num_ranks: int) -> Recommendation:
-    """The largest group within a host, then the smallest block, that keep 90 % of the best speed.
+    """Return the largest group within a host, then the smallest block, with 90 % of the best speed.
 
     The group comes first: HTM in groups of 8 is more accurate at blocks of 200 than BMUF at 25
-    (000 4.2). Groups across hosts are left out, as nobody has published any.
+    (000 4.2). Groups across hosts are left out, because no results are published for them.
     """
     choices = [
-        Choice(group_size, block_size, _speed_up(model, num_ranks, group_size, block_size))
+        Choice(
+            group_size,
+            block_size,
+            model.speed_up(num_ranks, model.htm(num_ranks, group_size, block_size)),
+        )
         for group_size in group_sizes(num_ranks, model.calibration.network.ranks_per_host)
         for block_size in BLOCK_SIZES
     ]
@@ -46,13 +50,9 @@ def recommend(model: CostModel, num_ranks: int) -> Recommendation:
 
 
 def group_sizes(num_ranks: int, ranks_per_host: int) -> list[int]:
-    """Sizes of equal groups of all ranks, none of which spans hosts."""
+    """Return the sizes of equal groups of all ranks that do not span hosts."""
     return [
         size
         for size in range(1, min(num_ranks, ranks_per_host) + 1)
         if num_ranks % size == 0 and (ranks_per_host % size == 0 or size == num_ranks)
     ]
-
-
-def _speed_up(model: CostModel, num_ranks: int, group_size: int, block_size: int) -> float:
-    return model.speed_up(num_ranks, model.htm(num_ranks, group_size, block_size))

@@ -1,4 +1,4 @@
-"""Seconds a step of each trainer, and what they make of many ranks: the speed-up."""
+"""Compute each trainer's seconds per step, and its speed-up on many ranks."""
 
 from dataclasses import dataclass
 from math import log2
@@ -9,17 +9,17 @@ from training.cost_model.exchanges import (
     all_gather_seconds,
     all_reduce_seconds,
     broadcast_seconds,
-    placed,
+    place_ranks,
 )
 
 WORD_BYTES = 4
 MAP_BITS = 2
-"""GTC's messages have one word an element sent, or two bits for every element (003 VI-A)."""
+"""A GTC message has one word for each sent element, or two bits for every element (003 VI-A)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is trained: `density` is the share of the elements that a GTC message sends."""
+    """Workload is a model and its minibatches; a GTC message sends a share `density` of it."""
 
     num_parameters: int
     minibatch_frames: int
@@ -36,61 +36,65 @@ class Workload:
 
     @property
     def model_bytes(self) -> float:
-        """Bytes of the model, which is what BMUF exchanges."""
+        """Return the bytes of the model, which BMUF exchanges."""
         return WORD_BYTES * float(self.num_parameters)
 
     @property
     def message_bytes(self) -> float:
-        """Bytes of one GTC message, in the shorter of its two encodings."""
+        """Return the bytes of one GTC message, in the shorter of its two encodings."""
         indices = WORD_BYTES * self.density * self.num_parameters
         return WORD_BYTES + min(indices, MAP_BITS / 8 * self.num_parameters)
 
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Seconds a step, on the mean; ranks are consecutive, host by host."""
+    """CostModel computes mean seconds per step; ranks are consecutive, host by host."""
 
     workload: Workload
     calibration: Calibration
 
     @property
     def computing_seconds(self) -> float:
-        """A step of one rank alone, without any exchange."""
+        """Return the seconds of a step of one rank alone, without any exchange."""
         frames_per_s = self.calibration.rank.frames_per_s_of(self.workload.num_parameters)
         return self.workload.minibatch_frames / frames_per_s
 
     def speed_up(self, num_ranks: int, step_seconds: float) -> float:
-        """How many times as many frames a second as one rank alone."""
+        """Return the frames a second of all ranks, relative to one rank alone."""
         return num_ranks * self.computing_seconds / step_seconds
 
     def synchronous(self, num_ranks: int) -> float:
-        """S-SGD: the sum of all gradients, every step."""
+        """Return the seconds per step of S-SGD: an all-reduce of the gradients every step."""
         return self._training(num_ranks) + self._all_reduce(self._placed(num_ranks))
 
     def gtc(self, num_ranks: int) -> float:
-        """Sparse messages between all ranks, every step."""
+        """Return the seconds per step of GTC: an all-gather of sparse messages every step."""
         return self._training(num_ranks) + self._messages(self._placed(num_ranks))
 
     def bmuf(self, num_ranks: int, block_size: int) -> float:
-        """The mean of all ranks' models, every `block_size` steps."""
+        """Return the seconds per step of BMUF: an all-reduce of models every `block_size` steps."""
         exchange = self._all_reduce(self._placed(num_ranks))
         return self._training(num_ranks) + exchange / block_size
 
     def htm(self, num_ranks: int, group_size: int, block_size: int) -> float:
-        """GTC within groups; between their leaders, BMUF, and a broadcast to each group."""
+        """Return the seconds per step of HTM: GTC within groups, BMUF between their leaders.
+
+        Raises ValueError for groups that are unequal, or neither divide nor fill hosts.
+        """
         if group_size == 1:
             return self.bmuf(num_ranks, block_size)
         if group_size == num_ranks:
             return self.gtc(num_ranks)
         if group_size < 1 or num_ranks % group_size:
             raise ValueError(f"group_size = {group_size}: need a divisor of {num_ranks}, the ranks")
+        # At a block's end the leaders average their models and broadcast the mean to their groups.
         group, leaders = self._placed(group_size), self._leaders(num_ranks, group_size)
         broadcast = broadcast_seconds(self.workload.model_bytes, group, self.calibration.network)
         block_end = self._all_reduce(leaders) + broadcast
         return self._training(num_ranks) + self._messages(group) + block_end / block_size
 
     def _placed(self, num_ranks: int) -> Placement:
-        return placed(num_ranks, self.calibration.network)
+        return place_ranks(num_ranks, self.calibration.network)
 
     def _leaders(self, num_ranks: int, group_size: int) -> Placement:
         per_host = min(num_ranks, self.calibration.network.ranks_per_host)
@@ -102,6 +106,7 @@ class CostModel:
         return Placement(num_ranks // group_size, max(per_host // group_size, 1))
 
     def _training(self, num_ranks: int) -> float:
+        # The slowest of N ranks is slower than their mean by a share that grows with log N.
         waiting = self.calibration.fitted.waiting * log2(num_ranks)
         return self.computing_seconds * (1 + waiting)
 

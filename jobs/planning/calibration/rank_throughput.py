@@ -8,7 +8,7 @@ import torch
 
 from jobs.planning.calibration.device_throughput import measure_student
 from training.cost_model.calibration import Calibration, RankRates
-from training.cost_model.measuring import measure_messages
+from training.cost_model.message_rates import measure_messages
 from training.recipes import Recipe
 
 

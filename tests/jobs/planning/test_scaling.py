@@ -12,7 +12,7 @@ from jobs import scaling as job
 from jobs.planning.scaling_options import parse_ranks, read_scaling
 from jobs.planning.scaling_table import ACCURACY, HOLD_OUT
 from jobs.planning.table import LINE_WIDTH
-from training.cost_model import papers
+from training.cost_model.published_speed_ups import V100, WORKLOAD, held_out_rows
 from training.cost_model.step_time import CostModel
 
 REPOSITORY = Path(__file__).parents[3]
@@ -112,10 +112,10 @@ def test_calibrate_keeps_what_it_measures(
 
 def test_the_stated_hold_out_is_the_models() -> None:
     """The figures that the command prints about its own errors."""
-    model = CostModel(papers.WORKLOAD, read_scaling("scaling_v100"))
+    model = CostModel(WORKLOAD, read_scaling("scaling_v100"))
     found = {
         (row.trainer, row.block_size): f"{row.predicted_by(model):.1f}"
-        for row in papers.held_out_rows(papers.V100)
+        for row in held_out_rows(V100)
     }
     assert f"BMUF {found['bmuf', 50]} (published 101.5)" in HOLD_OUT
     assert f"HTM {found['htm', 50]} (97.8), GTC {found['gtc', None]} (10.9)" in HOLD_OUT

@@ -1,4 +1,4 @@
-"""A network whose seconds are easy to work out by hand, and a rank that works for nothing."""
+"""Define a network whose seconds are easy to compute by hand, and a rank without own costs."""
 
 from math import inf
 
@@ -15,7 +15,7 @@ NETWORK = Network(
     all_gather="direct",
     all_reduce="ring",
 )
-"""A byte takes a rank 1 ns within a host, a host 10 ns to others, one connection 20 ns."""
+"""A byte takes 1 ns within a host, 10 ns over a host's link, and 20 ns over one connection."""
 
 RANK = RankRates(
     frames_per_s=1000.0,

@@ -1,4 +1,4 @@
-"""The limits of each trainer's step: linear, equal to each other's, or worse with every rank."""
+"""Check the limits of each trainer's step time: linear, equal to another's, or ever worse."""
 
 from dataclasses import replace
 from math import inf, log2
@@ -20,12 +20,12 @@ INFINITE = replace(
 def model_of(
     network: Network, fitted: Fitted = CALIBRATION.fitted, rank: RankRates = RANK
 ) -> CostModel:
-    """The same workload elsewhere."""
+    """Return a model of the same workload on another network."""
     return CostModel(WORKLOAD, Calibration("by hand", rank, network, fitted))
 
 
 def all_speed_ups(model: CostModel, num_ranks: int) -> list[float]:
-    """Of the four trainers, in groups of four and blocks of ten."""
+    """Return the speed-ups of the four trainers, in groups of four and blocks of ten."""
     seconds = (
         model.synchronous(num_ranks),
         model.gtc(num_ranks),
@@ -36,7 +36,7 @@ def all_speed_ups(model: CostModel, num_ranks: int) -> list[float]:
 
 
 def test_one_rank_is_as_fast_as_itself() -> None:
-    """Where nothing is encoded, the speed-up of one rank is 1 for every trainer."""
+    """If encoding takes no time, the speed-up of one rank is 1 for every trainer."""
     assert all_speed_ups(MODEL, 1) == pytest.approx([1.0] * 4)
     assert MODEL.computing_seconds == pytest.approx(0.1)
 
@@ -47,31 +47,31 @@ def test_an_infinite_link_makes_every_trainer_linear(num_ranks: int) -> None:
     assert all_speed_ups(model_of(INFINITE), num_ranks) == pytest.approx([num_ranks] * 4)
 
 
-def test_waiting_is_what_an_infinite_link_leaves() -> None:
-    """A share of the step's computing for each doubling, the same for every trainer."""
+def test_waiting_remains_on_an_infinite_link() -> None:
+    """Each doubling of the ranks costs every trainer the same share of the step's computing."""
     waiting = model_of(INFINITE, Fitted(waiting=0.05, congestion=1.0))
     assert all_speed_ups(waiting, 32) == pytest.approx([32 / (1 + 0.05 * log2(32))] * 4)
 
 
 def test_endless_blocks_make_bmuf_linear() -> None:
-    """What happens once in a block costs a step nothing."""
+    """An exchange once in an endless block costs a step nothing."""
     assert MODEL.speed_up(128, MODEL.bmuf(128, 10**12)) == pytest.approx(128)
     assert MODEL.speed_up(128, MODEL.bmuf(128, 10)) < 112
 
 
 def test_endless_blocks_make_htm_its_groups_gtc() -> None:
-    """Then a step costs what it costs a group."""
+    """In endless blocks a step of HTM costs what a step of GTC in one group costs."""
     assert MODEL.htm(128, 4, 10**12) == pytest.approx(MODEL.gtc(4))
 
 
 def seconds_by_hand(num_ranks: int, block_size: int) -> dict[str, float]:
-    """A step of each trainer on `BUSY`, from the counts of the papers and of the textbook.
+    """Compute each trainer's seconds per step on `BUSY` from the papers' and textbooks' counts.
 
-    4 MB of model; 10,000 words of 4 bytes and a header of 4 a message; 4 ranks a host.
+    The model has 4 MB, a message 10,000 words and a header of 4 bytes each; a host has 4 ranks.
     """
     hosts, near = -(-num_ranks // 4), min(num_ranks, 4)
     far = num_ranks - near
-    # Half the step's 0.1 s of computing is waited for whenever the ranks double.
+    # Each doubling of the ranks adds a wait of half the step's 0.1 s of computing.
     training = 0.1 * (1 + 0.5 * log2(num_ranks))
     # A ring: 2 (N - 1) turns, each with an N-th of the model over the slowest hop.
     turn = 1e-5 + 4e6 / num_ranks * 1e-9 if hosts == 1 else 1e-4 + 4e6 / num_ranks * 20e-9
@@ -98,7 +98,7 @@ ranks_that_fill_hosts = st.sampled_from([1, 2, 3, 4]) | st.integers(2, 50).map(l
 @settings(max_examples=50, deadline=None)
 @given(ranks_that_fill_hosts, st.integers(1, 1000))
 def test_each_trainers_seconds_are_those_by_hand(num_ranks: int, block_size: int) -> None:
-    """Computing, waiting, latency, bytes, congestion, and each rank's work on messages."""
+    """Seconds consist of computing, waiting, latency, bytes, congestion and work on messages."""
     found = {
         "synchronous": BUSY.synchronous(num_ranks),
         "gtc": BUSY.gtc(num_ranks),
@@ -110,7 +110,7 @@ def test_each_trainers_seconds_are_those_by_hand(num_ranks: int, block_size: int
 @settings(max_examples=50, deadline=None)
 @given(ranks_that_fill_hosts, st.integers(1, 1000))
 def test_groups_of_one_rank_are_bmuf(num_ranks: int, block_size: int) -> None:
-    """No rank has anyone to exchange gradients with: only the ring, once a block."""
+    """HTM in groups of one rank exchanges no gradients: only the ring, once a block."""
     by_hand = seconds_by_hand(num_ranks, block_size)["bmuf"]
     assert BUSY.htm(num_ranks, 1, block_size) == pytest.approx(by_hand, rel=1e-12)
 
@@ -118,14 +118,14 @@ def test_groups_of_one_rank_are_bmuf(num_ranks: int, block_size: int) -> None:
 @settings(max_examples=50, deadline=None)
 @given(ranks_that_fill_hosts, st.integers(1, 1000))
 def test_one_group_is_gtc(num_ranks: int, block_size: int) -> None:
-    """No block is filtered: messages, every step. A group of one rank sends none."""
+    """HTM in one group filters no block: it sends messages, or none if it has one rank."""
     trainer = "bmuf" if num_ranks == 1 else "gtc"
     by_hand = seconds_by_hand(num_ranks, block_size)[trainer]
     assert BUSY.htm(num_ranks, num_ranks, block_size) == pytest.approx(by_hand, rel=1e-12)
 
 
 def test_htms_leaders_have_the_hosts_links_to_themselves() -> None:
-    """Groups of a whole host: GTC within it, one leader a host, and a broadcast within it."""
+    """In groups of a whole host there are GTC and a broadcast within it, and one leader a host."""
     message = 4 + 4 * 10_000
     ring, broadcast = 2 * 7 / 8 * 4e6 * 20e-9, 2 * 4e6 * 1e-9
     expected = 0.1 + 3 * message * 1e-9 + (ring + broadcast) / 10
@@ -133,7 +133,7 @@ def test_htms_leaders_have_the_hosts_links_to_themselves() -> None:
 
 
 def test_groups_may_span_whole_hosts() -> None:
-    """Groups of two hosts: their messages cross the link, their leaders are on every other host."""
+    """In groups of two hosts messages cross the link, and every other host has a leader."""
     gather = 3e-9 * 40_004 + 16 * 40_004 * 10e-9
     ring = 2 * 3 / 4 * 4e6 * 20e-9
     broadcast = 4e6 * 20e-9 + 2 * 4e6 * 1e-9
@@ -174,7 +174,7 @@ def test_without_congestion_twice_the_hosts_hardly_slow_gtc(
 
 
 def test_messages_are_worked_on_by_every_rank() -> None:
-    """Encoding grows with the model, decoding with the ranks."""
+    """The time of encoding grows with the model, that of decoding with the ranks."""
     rates = RankRates(1000.0, 1_000_000, encoded_elements_per_s=1e7, decoded_words_per_s=1e6)
     model = CostModel(WORKLOAD, replace(CALIBRATION, rank=rates, network=INFINITE))
     assert model.gtc(4) == pytest.approx(0.1 + 0.1 + 4 * 0.01)
@@ -187,7 +187,7 @@ def test_messages_are_never_longer_than_the_map() -> None:
 
 
 def test_a_larger_model_takes_longer_in_proportion() -> None:
-    """Twice the parameters, half the frames a second."""
+    """A model with twice the parameters takes half the frames a second."""
     doubled = CostModel(replace(WORKLOAD, num_parameters=2_000_000), CALIBRATION)
     assert doubled.computing_seconds == pytest.approx(0.2)
 
@@ -197,7 +197,7 @@ def test_a_larger_model_takes_longer_in_proportion() -> None:
     [(128, 3, "divisor of 128"), (48, 6, "divisor or a multiple of 4"), (8, 0, "divisor of 8")],
 )
 def test_unequal_groups_are_refused(num_ranks: int, group_size: int, message: str) -> None:
-    """Groups are equal, and fill hosts or share one."""
+    """Groups that are unequal, or neither divide nor fill hosts, are refused."""
     with pytest.raises(ValueError, match=message):
         MODEL.htm(num_ranks, group_size, 10)
 
@@ -211,13 +211,13 @@ def test_unequal_groups_are_refused(num_ranks: int, group_size: int, message: st
     ],
 )
 def test_impossible_workloads_are_refused(changes: dict[str, float], message: str) -> None:
-    """The message says what is needed."""
+    """Values out of range are refused, and the message gives the bound."""
     with pytest.raises(ValueError, match=message):
         Workload(**{"num_parameters": 10, "minibatch_frames": 10, "density": 0.1, **changes})
 
 
 def test_impossible_calibrations_are_refused() -> None:
-    """Rates are positive, fitted terms are costs."""
+    """Rates that are not positive and fitted costs below 0 are refused."""
     with pytest.raises(ValueError, match=r"frames_per_s = 0.0: need more than 0"):
         replace(RANK, frames_per_s=0.0)
     with pytest.raises(ValueError, match=r"between_gbps = -1.0: need more than 0"):

@@ -1,4 +1,4 @@
-"""The link between two ranks, timed: latency and bandwidth of the trainers' own exchange."""
+"""Measure the link between two ranks: latency and bandwidth of the trainers' own exchange."""
 
 import time
 from collections.abc import Sequence
@@ -13,19 +13,22 @@ from training.distributed.gather import gather_ragged
 
 NUM_ROUNDS = 7
 MESSAGE_WORDS = (1, 2**10, 2**14, 2**18, 2**20, 2**22)
-"""Up to 16 MB."""
+"""Lengths of the timed messages, up to 16 MB."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkRates:
-    """One exchange between two ranks; the latency is that of lengths and words together."""
+    """LinkRates describes one exchange between two ranks; latency covers lengths and words."""
 
     latency_us: float
     gbps: float
 
 
 def measure_link(group: process_group.ProcessGroup) -> LinkRates:
-    """Time exchanges of messages of many sizes between the two ranks of `group`."""
+    """Time exchanges of messages of many sizes between the two ranks of `group`.
+
+    Raises ValueError for another number of ranks, or if longer messages take no longer.
+    """
     if group.size() != 2:
         raise ValueError(f"{group.size()} ranks: need 2, one at each end of the link")
     seconds = [_exchange_seconds(words, group) for words in MESSAGE_WORDS]
@@ -44,10 +47,13 @@ def _exchange_seconds(num_words: int, group: process_group.ProcessGroup) -> floa
 
 
 def fit_link(num_bytes: Sequence[float], seconds: Sequence[float]) -> LinkRates:
-    """Latency and bandwidth that explain the times best, each time's error relative to itself."""
+    """Fit latency and bandwidth to the times by least squares of the relative errors."""
     columns = np.column_stack([np.ones(len(num_bytes)), num_bytes])
     relative = columns / np.asarray(seconds)[:, np.newaxis]
     (latency_s, s_per_byte), *_ = np.linalg.lstsq(relative, np.ones(len(num_bytes)))
     if not s_per_byte > 0:
-        raise ValueError("longer messages took no longer: the machine is too busy to time a link")
+        raise ValueError(
+            "longer messages took no longer: the machine is too busy to time a link; measure again "
+            "when it is idle"
+        )
     return LinkRates(latency_us=max(1e6 * float(latency_s), 0.0), gbps=8e-9 / float(s_per_byte))

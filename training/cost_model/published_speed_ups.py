@@ -1,4 +1,4 @@
-"""The papers' speed-ups in frames a second (000 Tables 1 and 2, 003 Table I), by hardware."""
+"""List the papers' speed-ups in frames a second (000 Tables 1 and 2, 003 Table I), by hardware."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ TrainerName = Literal["gtc", "bmuf", "htm"]
 
 MAX_FITTED_RANKS = 64
 GROUP_SIZE = 8
-"""HTM's in all of Tables 1 and 2: the GPUs of one host."""
+"""HTM's group size in all of Tables 1 and 2: the GPUs of one host."""
 
 WORKLOAD = Workload(num_parameters=24_000_000, minibatch_frames=2048, density=1e-3)
-"""The papers' model (000 3.2). They give no density: GTC is "typically reducing the gradient size
-by several orders of magnitude" (003 VI-A)."""
+"""The papers' model (000 3.2). Its density is assumed; the papers say only that GTC is "typically
+reducing the gradient size by several orders of magnitude" (003 VI-A)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedUp:
-    """One row: frames a second, relative to one GPU; GTC has no blocks."""
+    """SpeedUp is one row of a table: frames a second relative to one GPU; GTC has no blocks."""
 
     trainer: TrainerName
     num_ranks: int
@@ -27,7 +27,7 @@ class SpeedUp:
     speed_up: float
 
     def predicted_by(self, model: CostModel) -> float:
-        """What the model says of this row."""
+        """Return the model's speed-up for this row."""
         if self.trainer == "gtc":
             seconds = model.gtc(self.num_ranks)
         elif self.trainer == "bmuf":
@@ -76,10 +76,10 @@ K80 = (
 
 
 def fitted_rows(rows: Sequence[SpeedUp]) -> list[SpeedUp]:
-    """The rows that parameters are fitted on."""
+    """Return the rows on which the parameters are fitted."""
     return [row for row in rows if row.num_ranks <= MAX_FITTED_RANKS]
 
 
 def held_out_rows(rows: Sequence[SpeedUp]) -> list[SpeedUp]:
-    """The rows that are predicted only."""
+    """Return the rows that are only predicted."""
     return [row for row in rows if row.num_ranks > MAX_FITTED_RANKS]

@@ -1,15 +1,15 @@
-"""A rank's work on GTC's messages, timed on the trainer's own code."""
+"""Time a rank's work on GTC's messages in the trainer's own code."""
 
 import pytest
 import torch
 
-from training.cost_model import measuring
-from training.cost_model.measuring import measure_messages
+from training.cost_model import message_rates
+from training.cost_model.message_rates import measure_messages
 
 
 def test_messages_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both rates are positive, and encoding is faster than one element a microsecond."""
-    monkeypatch.setattr(measuring, "NUM_ELEMENTS", 2**16)
+    monkeypatch.setattr(message_rates, "NUM_ELEMENTS", 2**16)
     rates = measure_messages(0.01, torch.device("cpu"))
     assert rates.encoded_elements_per_s > 1e6
     assert rates.decoded_words_per_s > 0

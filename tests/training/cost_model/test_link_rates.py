@@ -1,13 +1,13 @@
-"""How a link's times become its rates; tests/training/trainers times a real one."""
+"""Fit rates to a link's times; tests/training/trainers measures a real link."""
 
 import numpy as np
 import pytest
 
-from training.cost_model.link import fit_link
+from training.cost_model.link_rates import fit_link
 
 
 def test_a_links_rates_follow_from_its_times() -> None:
-    """50 us and 25 Gbps come back, also where each time is off by up to a tenth."""
+    """The fit finds 50 us and 25 Gbps, also if each time is off by up to a tenth."""
     num_bytes = [4.0 * 8**power for power in range(8)]
     exact = [50e-6 + 8e-9 * each / 25 for each in num_bytes]
     rates = fit_link(num_bytes, exact)
@@ -18,6 +18,6 @@ def test_a_links_rates_follow_from_its_times() -> None:
 
 
 def test_times_that_do_not_grow_are_refused() -> None:
-    """A machine too busy to time anything says so."""
+    """Times that shrink with the message raise an error instead of a negative rate."""
     with pytest.raises(ValueError, match="too busy to time a link"):
         fit_link([4.0, 4e3, 4e6], [3e-3, 2e-3, 1e-3])
