@@ -15,15 +15,16 @@ from training.checkpoints.record import (
     RankObject,
     read_record,
 )
-from training.checkpoints.resharding import fold
+from training.checkpoints.resharding import reshard
 from training.distributed.gather import gather_text
 from training.distributed.process_group import ProcessGroup
 from training.tensor_encoding import encode_state
+from training.trainers.trainer import Trainer
 
 CPU = torch.device("cpu")
 
 
-class Checkpoints:
+class Checkpointer:
     """The last `num_kept` checkpoints below `uri` of the work that `fingerprint` names.
 
     All ranks of `group` save and restore together; `device` is where the group's messages lie.
@@ -59,10 +60,10 @@ class Checkpoints:
             objects = tuple(RankObject(**json.loads(text)) for text in texts)
             self._keep(CheckpointRecord(self.fingerprint, step, objects))
 
-    def restore(self) -> dict[str, Any] | None:
-        """The newest whole checkpoint's state of this rank; None if there is no checkpoint at all.
+    def restore(self, trainer: type[Trainer]) -> dict[str, Any] | None:
+        """Return this rank's state from the newest whole checkpoint; None if there is none at all.
 
-        What another number of ranks wrote is resharded (`training.checkpoints.resharding`).
+        The states of another number of ranks are resharded, the part of the trainer by `trainer`.
         Raises ValueError if the checkpoints belong to other work, or if all are damaged.
         """
         found = self._find() if self.group.rank() == 0 else {}
@@ -70,7 +71,7 @@ class Checkpoints:
         records = [CheckpointRecord.from_document(each) for each in told["records"]]
         self._check_fingerprint(records)
         for number, record in enumerate(records):
-            state = self._read(record)
+            state = self._read(record, trainer)
             if state is not None:
                 self._sweep(told["keys"], records[number:])
                 return state
@@ -117,7 +118,7 @@ class Checkpoints:
                 "or remove the checkpoints to begin again"
             )
 
-    def _read(self, record: CheckpointRecord) -> dict[str, Any] | None:
+    def _read(self, record: CheckpointRecord, trainer: type[Trainer]) -> dict[str, Any] | None:
         """The state of this rank, or None, on all ranks, if one rank's is damaged."""
         state, problem = None, ""
         try:
@@ -125,7 +126,8 @@ class Checkpoints:
                 state = record.objects[self.group.rank()].read(self.store, self.uri)
             else:
                 states = (each.read(self.store, self.uri) for each in record.objects)
-                state = fold(states, record.world_size, self.group.rank(), self.group.size())
+                rank, num_ranks = self.group.rank(), self.group.size()
+                state = reshard(states, record.world_size, rank, num_ranks, trainer)
         except DamagedCheckpointError as error:
             problem = str(error)
         problems = [text for text in self._gather(problem) if text]

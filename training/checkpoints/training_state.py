@@ -1,18 +1,17 @@
 """The whole state of training: model, optimizer, trainer and random numbers, of this rank."""
 
-from typing import Any
-
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from training.trainers.resharding import State
 from training.trainers.trainer import Trainer
 
 
-def whole_state(model: nn.Module, optimizer: Optimizer, trainer: Trainer) -> dict[str, Any]:
-    """All that training goes on from; taking it changes nothing, and draws no random number.
+def whole_state(model: nn.Module, optimizer: Optimizer, trainer: Trainer) -> State:
+    """Return all that training resumes from; this changes nothing and draws no random number.
 
-    Store it before training goes on: the tensors of model and optimizer are not copies.
+    Store it before the next step: the tensors of model and optimizer are not copies.
     """
     random = {"cpu": torch.get_rng_state()}
     if trainer.parameters.device.type == "cuda":
@@ -26,11 +25,11 @@ def whole_state(model: nn.Module, optimizer: Optimizer, trainer: Trainer) -> dic
 
 
 def load_whole_state(
-    state: dict[str, Any], model: nn.Module, optimizer: Optimizer, trainer: Trainer
+    state: State, model: nn.Module, optimizer: Optimizer, trainer: Trainer
 ) -> None:
-    """Restore `whole_state()`, or what `folding.fold` made of it; then enter the trainer."""
+    """Restore `whole_state()`, as it was stored or resharded; then enter the trainer."""
     model.load_state_dict(state["model"])
-    # Tied weights have several names in the model's state, of which folding averages the trainer's.
+    # Tied weights have several names in the model's state, of which only the trainer's is averaged.
     trained = {name: state["model"][name] for name in trainer.parameters.named}
     with torch.no_grad():
         trainer.parameters.set_weights(trainer.parameters.flatten(trained))

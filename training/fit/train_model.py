@@ -14,7 +14,7 @@ from pipeline.runs.names import (
     features_step,
     model_step,
 )
-from training.checkpoints.checkpointer import Checkpoints
+from training.checkpoints.checkpointer import Checkpointer
 from training.data.dataset import Dataset
 from training.distributed import collectives
 from training.distributed.process_group import ProcessGroup
@@ -86,8 +86,8 @@ def open_dataset(
     )
 
 
-def checkpoints_of(fit: Fit, context: StepContext, group: ProcessGroup) -> Checkpoints:
+def checkpoints_of(fit: Fit, context: StepContext, group: ProcessGroup) -> Checkpointer:
     """Where the fit's checkpoints lie, beside the model that it makes."""
     uri = join_uri(context.run_uri, context.step, CHECKPOINTS_FOLDER)
     num_kept = fit.checkpoints.num_kept
-    return Checkpoints(context.store, uri, context.fingerprint, group, num_kept)
+    return Checkpointer(context.store, uri, context.fingerprint, group, num_kept)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from training.checkpoints.checkpointer import Checkpoints
+from training.checkpoints.checkpointer import Checkpointer
 from training.checkpoints.training_state import load_whole_state, whole_state
 from training.data.dataset import Dataset
 from training.data.sub_epochs import SubEpoch
@@ -30,7 +30,7 @@ class Fitting:
         fit: Fit,
         model: AcousticModel,
         dataset: Dataset,
-        checkpoints: Checkpoints,
+        checkpoints: Checkpointer,
         group: ProcessGroup,
     ) -> None:
         self.fit = fit
@@ -44,7 +44,7 @@ class Fitting:
 
     def run(self) -> list[dict[str, Any]]:
         """Train to the end, from the newest checkpoint if there is one; the learning curve."""
-        if (state := self.checkpoints.restore()) is not None:
+        if (state := self.checkpoints.restore(type(self.trainer))) is not None:
             load_whole_state(state, self.model, self.optimizer, self.trainer)
             self.progress = Progress.from_state(state, self.group.size())
         if self.fit.newbob is None:

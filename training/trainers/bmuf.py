@@ -1,5 +1,6 @@
 """Blockwise model-update filtering: ranks train alone, and meet at a block's end (003 VI-B)."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
@@ -15,6 +16,7 @@ from training.algorithms.block_filter import (
     block_momentum_for,
 )
 from training.distributed import collectives
+from training.trainers.resharding import EntryPath, ReshardingPlan, Rule, State
 from training.trainers.trainer import Trainer
 
 OptimizerState = Literal["keep", "average", "reset"]
@@ -137,6 +139,28 @@ class Bmuf(Trainer):
             )
         self.num_steps_in_block = state["num_steps_in_block"]
 
+    @classmethod
+    def resharding_plan(cls, state: State) -> ReshardingPlan:
+        """Average the models' trained parameters within a block, where they differ."""
+        trainer = state["trainer"]
+        rules: dict[EntryPath, Rule] = {}
+        if _is_within_block(trainer):
+            rules = {("model", name): "mean" for name in trainer["update"]}
+        return ReshardingPlan(trainer["num_models"], rules)
+
+    @classmethod
+    def end_resharding(cls, state: State) -> State:
+        """End the block with the mean of the models; new ranks start from the global model."""
+        trainer, closed = state["trainer"], super().end_resharding(state)
+        if not trainer["is_open"] or "update" not in trainer:
+            return closed
+        if _is_within_block(trainer):
+            closed["trainer"] |= _ended_block(trainer, state["model"])
+            if trainer["optimizer_state"] == "reset":
+                closed["optimizer"] = {**state["optimizer"], "state": {}}
+        closed["model"] = {**state["model"], **closed["trainer"]["global_model"]}
+        return closed
+
     def _start_block(self, state: BlockState) -> None:
         self._state = state
         self.num_steps_in_block = 0
@@ -163,6 +187,24 @@ class Bmuf(Trainer):
             pieces = flat.split_with_sizes([momentum.numel() for momentum in momenta])
             for momentum, piece in zip(momenta, pieces, strict=True):
                 momentum.copy_(piece.view(momentum.shape))
+
+
+def _is_within_block(trainer: Mapping[str, Any]) -> bool:
+    return bool(trainer["is_open"] and trainer["num_steps_in_block"] > 0)
+
+
+def _ended_block(trainer: Mapping[str, Any], mean_model: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Filter the mean of the models, a parameter at a time (000 eqs. 2-4)."""
+    block_filter = BlockFilter(**trainer["block_filter"])
+    parts = ("global_model", "broadcast_model", "update")
+    ended: dict[str, Any] = {part: {} for part in parts} | {"num_steps_in_block": 0}
+    for name in trainer["update"]:
+        mean = mean_model[name]
+        before = BlockState(*(trainer[part][name].reshape(-1) for part in parts))
+        after = block_filter.end_block(before, mean.reshape(-1))
+        for part in parts:
+            ended[part][name] = getattr(after, part).view(mean.shape)
+    return ended
 
 
 def check_block_size(block_size: int) -> None:

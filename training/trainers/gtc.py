@@ -12,7 +12,11 @@ from torch.optim import Optimizer
 from training.algorithms.gtc.gradient_threshold import check_gradient_threshold
 from training.distributed import collectives
 from training.trainers.messages import ExactMessages, FixedMessages, Messages
+from training.trainers.resharding import EntryPath, ReshardingPlan, Rule, State
 from training.trainers.trainer import Trainer
+
+RESIDUAL_RULES: Mapping[EntryPath, Rule] = {("trainer", "residuals"): "sum"}
+"""Resharding keeps the sum of the ranks' residuals, so that no gradient is lost."""
 
 
 class ThresholdedSum:
@@ -98,6 +102,12 @@ class Gtc(Trainer):
         """Restore `state_dict()`."""
         super().load_state_dict(state)
         self._sum.restore(self.parameters.flatten(state["residuals"]), state)
+
+    @classmethod
+    def resharding_plan(cls, state: State) -> ReshardingPlan:
+        """Add the residuals, which are sums over ranks."""
+        del state
+        return ReshardingPlan(rules=RESIDUAL_RULES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """The hybrid two-tier method: GTC within groups, BMUF across them (paper 000 2.3)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
@@ -10,7 +10,8 @@ from torch.optim import Optimizer
 from training.algorithms.block_filter import Form
 from training.distributed import process_group
 from training.trainers.bmuf import BlockConfig, Bmuf, OptimizerState
-from training.trainers.gtc import ThresholdedSum, check_configured_threshold
+from training.trainers.gtc import RESIDUAL_RULES, ThresholdedSum, check_configured_threshold
+from training.trainers.resharding import ReshardingPlan, State
 from training.trainers.tiers import Tiers, ranks_per_host
 
 
@@ -120,6 +121,12 @@ class Htm(Bmuf):
         """Restore `state_dict()`."""
         super().load_state_dict(state)
         self._sum.restore(self.parameters.flatten(state["residuals"]), state)
+
+    @classmethod
+    def resharding_plan(cls, state: State) -> ReshardingPlan:
+        """Add the residuals, which are sums over ranks, to BMUF's entries."""
+        plan = super().resharding_plan(state)
+        return replace(plan, rules={**plan.rules, **RESIDUAL_RULES})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from training.distributed import collectives, process_group
 from training.distributed.gather import gather_text
 from training.trainers.parameters import FlatParameters
+from training.trainers.resharding import ReshardingPlan, State
 
 
 class Trainer:
@@ -113,13 +114,29 @@ class Trainer:
         """Restore `state_dict()`; load the model and the optimizer too, then enter the trainer."""
         if self._hooks:
             raise RuntimeError("load_state_dict() within the with block: load before entering")
-        if state["trainer"] != type(self).__name__:
-            raise ValueError(
-                f"the checkpoint is of {state['trainer']}, this trainer is {type(self).__name__}: "
-                "load model and optimizer alone to begin with another trainer"
-            )
+        self.check_own_state(state)
         self.num_steps = state["num_steps"]
         self._is_open = state["is_open"]
+
+    @classmethod
+    def check_own_state(cls, state: dict[str, Any]) -> None:
+        """Raise ValueError where `state` is another trainer's `state_dict()`."""
+        if state["trainer"] != cls.__name__:
+            raise ValueError(
+                f"the checkpoint is of {state['trainer']}, this trainer is {cls.__name__}: "
+                "load model and optimizer alone to begin with another trainer"
+            )
+
+    @classmethod
+    def resharding_plan(cls, state: State) -> ReshardingPlan:
+        """Return how other ranks take over the trainer's entries of rank 0's whole `state`."""
+        del state
+        return ReshardingPlan()
+
+    @classmethod
+    def end_resharding(cls, state: State) -> State:
+        """Close the trainer in a resharded whole state, as leaving it would; then it is entered."""
+        return {**state, "trainer": {**state["trainer"], "is_open": False}}
 
     @torch.no_grad()
     def _before_step(

@@ -1,6 +1,7 @@
-"""Folding for another number of ranks: what leaving gives, and nothing that was summed is lost."""
+"""Checkpoint resharding gives what leaving the trainer gives; no residual and no total is lost."""
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,11 +12,12 @@ from torch import nn
 from torch.distributed import ProcessGroup
 
 from tests.training.trainers.ranks import all_equal, sgd, small_model, take_step, weights
-from training.checkpoints.resharding import State, fold
+from training.checkpoints.resharding import reshard
 from training.checkpoints.training_state import load_whole_state, whole_state
 from training.distributed.simulated_group import simulate_ranks
 from training.tensor_encoding import decode_state, encode_state
 from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
+from training.trainers.resharding import State
 
 TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
     "synchronous": (Synchronous, {}),
@@ -51,13 +53,14 @@ def stop(group: ProcessGroup, name: str, num_steps: int) -> tuple[bytes, Any, An
     return state, weights(parts[0]), parts[2].state_dict()
 
 
-def go_on(
+def resume(
     group: ProcessGroup, name: str, states: list[bytes], settings: dict[str, Any]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The model that another number of ranks begins with, and what they make of it."""
     parts = build(group, name, **settings)
     decoded = map(decode_state, states)
-    load_whole_state(fold(decoded, len(states), group.rank(), group.size()), *parts)
+    state = reshard(decoded, len(states), group.rank(), group.size(), type(parts[2]))
+    load_whole_state(state, *parts)
     first = weights(parts[0])
     with parts[2]:
         for step in range(parts[2].num_steps, parts[2].num_steps + 4):
@@ -67,7 +70,7 @@ def go_on(
 
 @pytest.mark.parametrize("num_steps", [0, 2, 3, 4])
 @pytest.mark.parametrize("name", sorted(TRAINERS))
-def test_folding_gives_what_leaving_gives(name: str, num_steps: int) -> None:
+def test_resharding_gives_what_leaving_gives(name: str, num_steps: int) -> None:
     """Bitwise: the model, both block models and the filtered update, after any step of a block.
 
     Of two models: of more, gloo's ring adds in another order.
@@ -75,11 +78,12 @@ def test_folding_gives_what_leaving_gives(name: str, num_steps: int) -> None:
     num_old = num_ranks_of(name)
     states, models, left = zip(*simulate_ranks(num_old, stop, name, num_steps), strict=True)
     for rank, num_new in ((0, 1), (2, 5)):
-        folded = fold(map(decode_state, states), num_old, rank, num_new)
+        trainer_class = TRAINERS[name][0]
+        resharded = reshard(map(decode_state, states), num_old, rank, num_new, trainer_class)
         model = small_model(seed=7)
-        model.load_state_dict(folded["model"])
+        model.load_state_dict(resharded["model"])
         assert torch.equal(weights(model), models[0])
-        trainer = folded["trainer"]
+        trainer = resharded["trainer"]
         assert trainer.keys() == left[0].keys()
         for key in trainer.keys() - {"residuals"}:
             assert_same(trainer[key], left[0][key])
@@ -115,18 +119,19 @@ def test_tied_weights_are_averaged_under_all_their_names() -> None:
         model = TiedModel()
         optimizer = sgd(model)
         trainer = Bmuf(model, optimizer, group=group, block_size=3)
-        load_whole_state(fold(map(decode_state, states), 2, 0, 1), model, optimizer, trainer)
+        state = reshard(map(decode_state, states), 2, 0, 1, Bmuf)
+        load_whole_state(state, model, optimizer, trainer)
         return weights(model)
 
     assert torch.equal(simulate_ranks(1, load)[0], models[0])
 
 
-def test_folding_many_models_gives_what_leaving_gives_but_for_rounding() -> None:
+def test_resharding_many_models_gives_what_leaving_gives_but_for_rounding() -> None:
     """Three models in a block: the means agree to float32's precision."""
     states, models, _ = zip(*simulate_ranks(3, stop, "bmuf", 4), strict=True)
-    folded = fold(map(decode_state, states), 3, 0, 2)["model"]
+    resharded = reshard(map(decode_state, states), 3, 0, 2, Bmuf)["model"]
     model = small_model(seed=7)
-    model.load_state_dict(folded)
+    model.load_state_dict(resharded)
     torch.testing.assert_close(weights(model), models[0])
 
 
@@ -142,11 +147,11 @@ def assert_same(first: Any, second: Any) -> None:
 
 @pytest.mark.parametrize("num_new", [1, 3, 6])
 @pytest.mark.parametrize("name", sorted(TRAINERS))
-def test_training_goes_on_with_another_number_of_ranks(name: str, num_new: int) -> None:
-    """From one model, to one model that is another; the steps are counted on."""
+def test_training_resumes_on_another_number_of_ranks(name: str, num_new: int) -> None:
+    """All ranks begin with one model and end with another; the count of steps continues."""
     states, models, _ = zip(*simulate_ranks(num_ranks_of(name), stop, name, 4), strict=True)
     group_size = {"group_size": min(num_new, 3)} if name.startswith("htm") else {}
-    first, last = zip(*simulate_ranks(num_new, go_on, name, list(states), group_size), strict=True)
+    first, last = zip(*simulate_ranks(num_new, resume, name, list(states), group_size), strict=True)
     assert all_equal(list(last))
     assert not torch.equal(first[0], last[0])
     # The look-ahead of the new number of models aside, it begins where leaving would end.
@@ -156,9 +161,9 @@ def test_training_goes_on_with_another_number_of_ranks(name: str, num_new: int) 
 def test_momenta_are_averaged_over_models() -> None:
     """Each of HTM's groups counts once, though it has two ranks."""
     states, _, _ = zip(*simulate_ranks(4, stop, "htm", 4), strict=True)
-    folded = fold(map(decode_state, states), 4, 0, 3)
+    resharded = reshard(map(decode_state, states), 4, 0, 3, Htm)
     leaders = [decode_state(states[rank])["optimizer"]["state"] for rank in (0, 2)]
-    for number, values in folded["optimizer"]["state"].items():
+    for number, values in resharded["optimizer"]["state"].items():
         both = [leader[number]["momentum_buffer"] for leader in leaders]
         assert not torch.equal(*both)
         assert torch.equal(values["momentum_buffer"], sum(both) / 2)
@@ -169,6 +174,7 @@ def state_of(residuals: list[int], num_frames: int, rank: int) -> State:
         "model": {"weight": torch.ones(2)},
         "optimizer": {"state": {}, "param_groups": []},
         "trainer": {
+            "trainer": "Gtc",
             "is_open": True,
             "num_steps": 3,
             "residuals": {"weight": torch.tensor(residuals, dtype=torch.float32)},
@@ -190,28 +196,52 @@ def test_what_is_summed_over_ranks_is_conserved(num_old: int, num_new: int, data
         )
     )
     frames = data.draw(st.lists(st.integers(0, 999), min_size=num_old, max_size=num_old))
-    folded = [
-        fold(map(state_of, residuals, frames, range(num_old)), num_old, rank, num_new)
+    resharded = [
+        reshard(map(state_of, residuals, frames, range(num_old)), num_old, rank, num_new, Gtc)
         for rank in range(num_new)
     ]
-    dealt = torch.stack([state["trainer"]["residuals"]["weight"] for state in folded])
-    assert torch.equal(dealt.sum(0), torch.tensor(residuals).sum(0).float())
-    assert sum(state["totals"]["num_frames"] for state in folded) == sum(frames)
-    assert sum(state["totals"]["cross_entropy"] for state in folded) == sum(frames) / 2
-    if num_new >= num_old:  # with no fewer ranks, each old rank's residual goes on as it is
-        assert dealt[:num_old].tolist() == residuals
-        assert not dealt[num_old:].any()
-    assert all(state["curve"] == [1] for state in folded)
+    residuals_taken = torch.stack([state["trainer"]["residuals"]["weight"] for state in resharded])
+    assert torch.equal(residuals_taken.sum(0), torch.tensor(residuals).sum(0).float())
+    assert sum(state["totals"]["num_frames"] for state in resharded) == sum(frames)
+    assert sum(state["totals"]["cross_entropy"] for state in resharded) == sum(frames) / 2
+    if num_new >= num_old:  # with no fewer ranks, each old rank's residual remains as it is
+        assert residuals_taken[:num_old].tolist() == residuals
+        assert not residuals_taken[num_old:].any()
+    assert all(state["curve"] == [1] for state in resharded)
 
 
 def test_new_ranks_draw_numbers_of_their_own() -> None:
-    """Seeds differ by rank, by the number of ranks and by the state folded, and repeat."""
+    """Seeds differ by rank, by the number of ranks and by old rank 0's state, and repeat."""
 
     def seed(old: int, rank: int, num_new: int) -> int:
         states = [state_of([0, 0], 0, old), state_of([0, 0], 0, 0)]
-        return fold(states, 2, rank, num_new)["random"]["seed"]
+        return reshard(states, 2, rank, num_new, Gtc)["random"]["seed"]
 
     cases = [(old, rank, n) for old in (1, 2) for n in (1, 3) for rank in range(n)]
     seeds = [seed(*case) for case in cases]
     assert len(set(seeds)) == len(cases)
     assert seeds == [seed(*case) for case in cases]
+
+
+def test_no_more_than_two_states_are_held() -> None:
+    """Beside rank 0's only the state just read is in memory, however many ranks wrote."""
+    models: list[weakref.ref[torch.Tensor]] = []
+
+    def states() -> Iterator[State]:
+        for rank in range(6):
+            assert [number for number, model in enumerate(models) if model() is not None] == [
+                number for number in range(rank) if number in (0, rank - 1)
+            ]
+            state = state_of([1, 2], 3, rank)
+            models.append(weakref.ref(state["model"]["weight"]))
+            yield state
+            del state
+
+    reshard(states(), 6, 1, 2, Gtc)
+    assert len(models) == 6
+
+
+def test_states_of_another_trainer_are_refused() -> None:
+    """The message names both trainers."""
+    with pytest.raises(ValueError, match="the checkpoint is of Gtc, this trainer is Htm"):
+        reshard([state_of([0, 0], 0, 0)], 1, 0, 2, Htm)

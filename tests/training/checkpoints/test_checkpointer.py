@@ -9,8 +9,9 @@ import torch
 from torch.distributed import ProcessGroup
 
 from infra.store.object_store import ObjectStore
-from training.checkpoints.checkpointer import Checkpoints
+from training.checkpoints.checkpointer import Checkpointer
 from training.distributed.simulated_group import simulate_ranks
+from training.trainers import Synchronous
 
 
 class KilledError(BaseException):
@@ -42,14 +43,14 @@ def state_of(step: int, rank: int) -> dict[str, Any]:
     return {"weights": torch.full((3,), float(10 * step + rank)), "step": step}
 
 
-def checkpoints(group: ProcessGroup, folder: Path, **settings: Any) -> Checkpoints:
+def checkpoints(group: ProcessGroup, folder: Path, **settings: Any) -> Checkpointer:
     store = settings.pop("store", ObjectStore((str(folder),)))
-    return Checkpoints(store, str(folder), settings.pop("fingerprint", "a"), group, **settings)
+    return Checkpointer(store, str(folder), settings.pop("fingerprint", "a"), group, **settings)
 
 
 def save(group: ProcessGroup, folder: Path, steps: range, **settings: Any) -> None:
     ours = checkpoints(group, folder, **settings)
-    ours.restore()
+    ours.restore(Synchronous)
     for step in steps:
         ours.save(step, state_of(step, group.rank()))
 
@@ -60,7 +61,7 @@ def on_ranks(num_ranks: int, scenario: Any, *arguments: Any, **settings: Any) ->
 
 def restore(group: ProcessGroup, folder: Path, **settings: Any) -> int | None:
     """The step of this rank's own state that is restored."""
-    state = checkpoints(group, folder, **settings).restore()
+    state = checkpoints(group, folder, **settings).restore(Synchronous)
     if state is None:
         return None
     assert torch.equal(state["weights"], state_of(state["step"], group.rank())["weights"])
@@ -89,7 +90,7 @@ def test_saving_lists_nothing_and_reads_nothing(tmp_path: Path, monkeypatch) -> 
 
     def save_without_reading(group: ProcessGroup) -> None:
         ours = checkpoints(group, tmp_path)
-        ours.restore()
+        ours.restore(Synchronous)
         for method in ("list", "leftovers", "fetch", "head"):
             monkeypatch.delattr(ObjectStore, method)
         for step in range(4):
@@ -181,8 +182,8 @@ def test_checkpoints_in_s3(s3_bucket: str) -> None:
     store = ObjectStore((uri,))
 
     def in_s3(group: ProcessGroup) -> int | None:
-        ours = Checkpoints(store, uri, "a", group)
-        state = ours.restore()
+        ours = Checkpointer(store, uri, "a", group)
+        state = ours.restore(Synchronous)
         if state is None:
             for step in range(1, 5):
                 ours.save(step, state_of(step, group.rank()))
@@ -207,5 +208,5 @@ def test_a_step_saved_again_replaces_what_was_saved(tmp_path: Path) -> None:
 
     on_ranks(1, save_twice)
     assert steps_in(tmp_path) == [1, 1]
-    (state,) = on_ranks(1, lambda group: checkpoints(group, tmp_path).restore())
+    (state,) = on_ranks(1, lambda group: checkpoints(group, tmp_path).restore(Synchronous))
     assert state["sub_epoch"] == 2

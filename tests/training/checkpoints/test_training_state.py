@@ -10,7 +10,7 @@ from torch.distributed import ProcessGroup
 
 from infra.store.object_store import ObjectStore
 from tests.training.trainers.ranks import minibatch, sgd, small_model, weights
-from training.checkpoints.checkpointer import Checkpoints
+from training.checkpoints.checkpointer import Checkpointer
 from training.checkpoints.training_state import load_whole_state, whole_state
 from training.distributed.simulated_group import simulate_ranks
 from training.trainers import Bmuf, Gtc, Htm
@@ -26,8 +26,8 @@ def train(group: ProcessGroup, folder: Path, stop_after: int = NUM_STEPS) -> tor
     trainer = Htm(
         model, optimizer, group=group, group_size=2, block_size=3, gradient_threshold=1 / 64
     )
-    checkpoints = Checkpoints(ObjectStore((str(folder),)), str(folder), "mine", group, 100)
-    if (state := checkpoints.restore()) is not None:
+    checkpoints = Checkpointer(ObjectStore((str(folder),)), str(folder), "mine", group, 100)
+    if (state := checkpoints.restore(Htm)) is not None:
         load_whole_state(state, model, optimizer, trainer)
         schedule.load_state_dict(state["schedule"])
     with trainer:
