@@ -17,6 +17,7 @@ PYTEST = $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope
 help:
 	@echo 'make demo                 synthetic corpus, every step, word error rates (10 minutes, 2 cores)'
 	@echo 'make run KALDI_DIR=DIR    the same on your own Kaldi data directory (RECIPE=recorded RUN=runs/mine)'
+	@echo 'make setup                the environment alone, in .venv; every other command makes it too'
 	@echo 'make test                 all tests but those of make faults'
 	@echo 'make faults               tests on a Spark cluster, a Ceph (apt) and an S3 of their own; KILLS=30'
 	@echo 'make dist                 code and dependencies for spark-submit on a cluster'
