@@ -1,4 +1,4 @@
-"""The audio that benchmarks share: AN4's FLACs where they lie beside the checkout, or noise."""
+"""Provide the audio that benchmarks share: AN4's FLACs beside the checkout, or noise."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ _NUM_SYNTHETIC = 300
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """One FLAC file of a speaker."""
+    """Recording holds one FLAC file of a speaker."""
 
     utterance_id: str
     speaker_id: str
@@ -21,7 +21,7 @@ class Recording:
 
 
 def recordings() -> tuple[str, list[Recording]]:
-    """What they are, and all of them, speaker by speaker."""
+    """Return the recordings' name, and all of them, speaker by speaker."""
     files = sorted(AN4.rglob("*.flac"))
     if not files:
         return "synthetic noise", _synthetic()

@@ -1,8 +1,8 @@
-"""The whole extraction step beside decoding and filter bank alone, and beside lhotse's way.
+"""Time the extraction step beside decoding and filter bank alone, and beside lhotse.
 
 `python -m tests.benchmarks.extraction [--rounds N] [--json]`; one process, one thread of
-arithmetic. Elapsed time counts what each side makes of two cores; core time is what it costs on
-all cores together, GETs in flight included. lhotse takes part if it is installed: its own
+arithmetic. Elapsed time shows what each side makes of two cores. Core time is its cost on all cores
+together, GETs in flight included. lhotse takes part if it is installed, by its own
 compute-and-store on the same files.
 """
 
@@ -38,7 +38,7 @@ GETS_IN_FLIGHT = 32
 
 
 def write_corpus(folder: Path, files: list[Recording]) -> float:
-    """Audio and a selection of all of it in one file; the seconds of audio."""
+    """Write audio and a selection of all of it in one file; return the seconds of audio."""
     store, run_uri, corpus_uri = local_store(folder)
     utterances = []
     for number, file in enumerate(files):
@@ -54,27 +54,27 @@ def write_corpus(folder: Path, files: list[Recording]) -> float:
 
 
 def whole_step(folder: Path, config: ExtractionConfig) -> None:
-    """Everything that the step does, into an empty folder."""
+    """Run the whole step into an empty folder."""
     _, run_uri, _ = local_store(folder)
     shutil.rmtree(Path(run_uri) / "features", ignore_errors=True)
     extract(folder, MAX_SHARD_FRAMES, config)
 
 
 def decode_and_filter(files: list[Recording]) -> None:
-    """The arithmetic that nobody can leave out."""
+    """Do the arithmetic that no extraction can leave out."""
     for file in files:
         log_mel_energies(decode_audio(file.data))
 
 
 def decode_by_libflac_and_filter(files: list[Recording]) -> None:
-    """The same by the usual decoder, without a check of what it gives."""
+    """Do the same with the usual decoder, without a check of its output."""
     for file in files:
         samples, _ = soundfile.read(io.BytesIO(file.data), dtype="float32")
         log_mel_energies(samples)
 
 
 def lhotse_compute_and_store(folder: Path) -> Callable[[], None]:
-    """What lhotse's users run: 64 bins at 16 kHz, its own writer, in this process."""
+    """Run lhotse as its users do: 64 bins at 16 kHz, its own writer, in this process."""
     import lhotse  # noqa: PLC0415 - optional
     import torch  # noqa: PLC0415
 
@@ -98,7 +98,7 @@ def lhotse_compute_and_store(folder: Path) -> Callable[[], None]:
 
 
 def figures(folder: Path, files: list[Recording], num_rounds: int) -> list[Figure]:
-    """Speeds and ratios of all sides."""
+    """Return speeds and ratios of all sides."""
     duration_s = write_corpus(folder, files)
     sides: dict[str, Callable[[], object]] = {
         "whole step": lambda: whole_step(folder, ExtractionConfig(GETS_IN_FLIGHT, 1)),
@@ -127,7 +127,7 @@ def _counting_cores(side: Callable[[], object], core_s: list[float]) -> None:
 
 
 def compared(duration_s: float, seconds: Mapping[str, list[float]], clock: str) -> list[Figure]:
-    """Multiples of real time, and the whole step as a multiple of the others."""
+    """Compute multiples of real time, and the whole step as a multiple of the others."""
     found = [
         Figure.of(f"{name}{clock}", [duration_s / each for each in taken], "x real time")
         for name, taken in seconds.items()

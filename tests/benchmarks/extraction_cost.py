@@ -1,11 +1,11 @@
-"""Whether extraction costs the same an hour of audio, from one hour to a hundred.
+"""Measure whether an hour of audio costs the same from one hour to a hundred.
 
 python -m tests.benchmarks.extraction_cost [--hours 1,3,10,30,100] [--spark] [--json]
 
-The same FLAC objects (AN4 beside the checkout, or made-up speech) are named by as many metadata
-records as make each size; the real extraction step runs over them in a plain loop, or on a local
+The same FLAC objects (AN4 beside the checkout, or synthetic speech) are named by as many metadata
+records as make each size. The real extraction step runs over them in a plain loop, or on a local
 Spark session. Cost is processor time in its tasks, without the session's start. Shards are removed
-as they come, so a hundred hours need no more disk than one file of five.
+as they are written, so a hundred hours need no more disk than one file of five.
 """
 
 import argparse
@@ -47,7 +47,7 @@ Audio = tuple[str, float]
 
 @dataclass(frozen=True)
 class Timed:
-    """A task's function that also tells its processor time, and removes the shards it wrote."""
+    """Timed is a task's function that measures its processor time and removes its shards."""
 
     function: Callable[[Any], Commit]
     run_uri: str
@@ -63,7 +63,7 @@ class Timed:
 
 
 class Loop:
-    """Runs tasks one after the other, or on Spark, and adds up their processor time."""
+    """Loop runs tasks one after the other, or on Spark, and sums their processor time."""
 
     def __init__(self, run_uri: str, spark: Any) -> None:
         self.run_uri, self.spark = run_uri, spark
@@ -81,12 +81,12 @@ class Loop:
 
 
 def run_on(spark: Any) -> Callable[..., list[Any]]:
-    """Spark tasks in place of the loop."""
+    """Run Spark tasks in place of the loop."""
     return lambda elements, function, name: run_tasks(spark, elements, function, name)
 
 
 def find_audio(folder: Path) -> tuple[list[Audio], str]:
-    """AN4's FLAC files, or made-up speech of two to six seconds written to `folder`."""
+    """Return AN4's FLAC files, or write synthetic speech of two to six seconds to `folder`."""
     paths = sorted(AN4_AUDIO.rglob("*.flac"))
     source = "AN4"
     if not paths:
@@ -98,7 +98,7 @@ def find_audio(folder: Path) -> tuple[list[Audio], str]:
 
 
 def records(audio: Sequence[Audio], hours: float) -> Iterator[Utterance]:
-    """As many records as make `hours`, each naming one of the same objects."""
+    """Make as many records as make `hours`, each naming one of the same objects."""
     seconds = 0.0
     for number, (path, duration_s) in enumerate(itertools.cycle(audio)):
         if seconds >= hours * 3600:
@@ -116,7 +116,7 @@ def records(audio: Sequence[Audio], hours: float) -> Iterator[Utterance]:
 
 
 def cost(audio: Sequence[Audio], hours: float, file_hours: float, spark: Any) -> float:
-    """Core-seconds of extraction for an hour of audio, at this size."""
+    """Return the core-seconds of extraction for an hour of audio, at this size."""
     with tempfile.TemporaryDirectory() as folder:
         run_uri, corpus_uri = join_uri(folder, "run"), join_uri(folder, "corpus")
         store = ObjectStore((folder, *{str(Path(path).parent) for path, _ in audio}))
@@ -133,7 +133,7 @@ def cost(audio: Sequence[Audio], hours: float, file_hours: float, spark: Any) ->
 
 @contextmanager
 def session(on_spark: bool) -> Iterator[Any]:
-    """A local Spark session of two cores, or None."""
+    """Yield a local Spark session of two cores, or None."""
     if not on_spark:
         yield None
         return
@@ -142,7 +142,7 @@ def session(on_spark: bool) -> Iterator[Any]:
 
 
 def measure(sizes: Sequence[float], file_hours: float, on_spark: bool) -> tuple[list[Figure], str]:
-    """Core-seconds an hour of audio at each size, and what they are of the reference size's."""
+    """Return core-seconds an hour of audio at each size, and relative to the reference size."""
     with tempfile.TemporaryDirectory() as folder, session(on_spark) as spark:
         audio, source = find_audio(Path(folder))
         cost(audio, min(sizes) / 5, file_hours, spark)
@@ -162,7 +162,7 @@ def measure(sizes: Sequence[float], file_hours: float, on_spark: bool) -> tuple[
 
 
 def rounds(audio: Sequence[Audio], size: float, file_hours: float, spark: Any) -> list[float]:
-    """Small sizes are repeated until they make ten hours, at most five times."""
+    """Return the rounds: small sizes are repeated up to ten hours, at most five times."""
     number = min(max(round(REFERENCE_HOURS / size), 1), MAX_ROUNDS)
     found = []
     for repeat in range(number):

@@ -1,4 +1,4 @@
-"""What features of one byte cost: their error on AN4, and a model trained on them.
+"""Measure the cost of one-byte features: their error on AN4, and a model trained on them.
 
 `python -m tests.benchmarks.feature_storage [--kaldi-dir DIR] [--set KEY=VALUE ...] [--json]` runs
 every step up to the supervised baseline, with float16 and with uint8 (ten minutes on two cores).
@@ -29,7 +29,7 @@ LAST_SUB_EPOCHS = 4
 
 
 def errors() -> list[Figure]:
-    """Difference between stored and computed features, in natural-log units."""
+    """Return the differences between stored and computed features, in natural-log units."""
     _, files = recordings()
     means: defaultdict[str, CausalMean] = defaultdict(CausalMean)
     energies = [
@@ -49,7 +49,7 @@ def errors() -> list[Figure]:
 
 
 def trained(kaldi_dir: str, storage: Storage, settings: list[str]) -> list[Figure]:
-    """Frame accuracy and cross-entropy of a baseline trained on features of this storage."""
+    """Return frame accuracy and cross-entropy of a baseline trained on this storage's features."""
     with tempfile.TemporaryDirectory() as folder:
         steps = launches(kaldi_dir, 2, 2)
         last = next(

@@ -1,7 +1,8 @@
-"""The fast filter bank beside kaldi-native-fbank and the bare FFT, interleaved, on one core.
+"""Time the fast filter bank beside kaldi-native-fbank and the bare FFT, on one core.
 
 `python -m tests.benchmarks.filterbank [--rounds N] [--json]`. Figures are multiples of real time;
-the difference between the engines is in natural-log units, over all recordings.
+the sides are interleaved. The difference between the engines is in natural-log units, over all
+recordings.
 """
 
 import argparse
@@ -25,7 +26,7 @@ LENGTHS_S = (1, 3, 10, 600)
 
 
 def bare_fft(num_frames: int) -> None:
-    """As many real FFTs of 512 as there are frames, in blocks, and nothing else."""
+    """Do as many real FFTs of 512 as there are frames, in blocks, and nothing else."""
     for first in range(0, num_frames, FFT_BLOCK_FRAMES):
         scipy.fft.rfft(_FRAMES[: num_frames - first], axis=1)
 
@@ -34,7 +35,7 @@ _FRAMES = np.random.default_rng(0).standard_normal((FFT_BLOCK_FRAMES, FFT_SAMPLE
 
 
 def speeds(name: str, signals: list[np.ndarray], num_rounds: int) -> list[Figure]:
-    """How fast both engines and the bare FFT are on these signals."""
+    """Measure the speed of both engines and of the bare FFT on these signals."""
     duration_s = sum(map(len, signals)) / SAMPLE_RATE_HZ
     seconds = interleaved(
         {
@@ -55,7 +56,7 @@ def speeds(name: str, signals: list[np.ndarray], num_rounds: int) -> list[Figure
 
 
 def differences(signals: list[np.ndarray]) -> list[Figure]:
-    """The engines' difference over all signals, and whether the frames are as many."""
+    """Compare the engines over all signals, and require equal numbers of frames."""
     pairs = [(log_mel_energies(each, "fast"), log_mel_energies(each, "kaldi")) for each in signals]
     unequal = sum(fast.shape != kaldi.shape for fast, kaldi in pairs)
     found = np.concatenate([np.abs(fast - kaldi).ravel() for fast, kaldi in pairs])
@@ -67,7 +68,7 @@ def differences(signals: list[np.ndarray]) -> list[Figure]:
 
 
 def figures(num_rounds: int) -> tuple[str, list[Figure]]:
-    """All figures, and what they are of."""
+    """Return all figures, and the audio that they are of."""
     source, files = recordings()
     signals = [decode_audio(file.data) for file in files]
     found = speeds("all utterances", signals, num_rounds)

@@ -1,4 +1,4 @@
-"""What needs a GPU to be measured: GTC's messages, and the student's training step.
+"""Measure on a GPU: GTC's messages, and the student's training step.
 
 `python -m tests.benchmarks.gpu [--rounds N] [--json]`, on a machine with a CUDA device. The
 kernels' results are first compared with the CPU's, to the bit.
@@ -14,7 +14,7 @@ from tests.benchmarks.measure import Figure, show
 
 
 def figures(device: torch.device, num_rounds: int) -> list[Figure]:
-    """All figures of the full sizes."""
+    """Return all figures of the full sizes."""
     return [
         *gpu_messages.figures(gpu_messages.NUM_ELEMENTS, device, num_rounds),
         *gpu_student.figures(gpu_student.STUDENT, device, num_rounds),
@@ -22,7 +22,7 @@ def figures(device: torch.device, num_rounds: int) -> list[Figure]:
 
 
 def main(arguments: list[str]) -> None:
-    """Measure, or refuse where there is nothing to measure."""
+    """Measure, or refuse where there is no GPU."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--json", action="store_true")

@@ -1,4 +1,4 @@
-"""Work on a device, to be timed: as a CUDA graph, replayed without launches between kernels."""
+"""Capture work on a device as a CUDA graph, to be replayed and timed without launches."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ WARM_UP_STEPS = 3
 
 @dataclass(frozen=True)
 class Replay:
-    """A captured graph, and the work whose tensors it reads and writes."""
+    """Replay holds a captured graph, and the work whose tensors it reads and writes."""
 
     graph: torch.cuda.CUDAGraph
     work: Callable[[], object]
@@ -21,7 +21,7 @@ class Replay:
 
 
 def captured(work: Callable[[], object], device: torch.device) -> Callable[[], object]:
-    """Make a graph of `work`; fails where work waits for the device. On a CPU it stays as it is."""
+    """Make a graph of `work`, which must not wait for the device; on a CPU return it as it is."""
     if device.type != "cuda":
         return work
     side = torch.cuda.Stream(device)
@@ -39,7 +39,7 @@ def captured(work: Callable[[], object], device: torch.device) -> Callable[[], o
 def repeated(
     work: Callable[[], object], num_times: int, device: torch.device
 ) -> Callable[[], None]:
-    """Do `work` so often, and wait for the device at the end."""
+    """Do `work` this many times, and wait for the device at the end."""
 
     def repeat() -> None:
         for _ in range(num_times):

@@ -1,4 +1,4 @@
-"""GTC's messages on a device, as shares of the bandwidth of a plain copy."""
+"""Time GTC's messages on a device, as shares of the bandwidth of a plain copy."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ FLOAT_BYTES = 4
 
 
 def figures(num_elements: int, device: torch.device, num_rounds: int) -> list[Figure]:
-    """Bandwidths of the bytes that cannot be saved, each round beside a copy, at each density."""
+    """Return the bandwidths of the necessary bytes, interleaved with a copy, at each density."""
     found = []
     for density in DENSITIES:
         check_bits(min(num_elements, 2**20), density, device)
@@ -69,7 +69,7 @@ def _figures_at(
 def messages_work(
     num_elements: int, density: float, device: torch.device
 ) -> dict[str, Callable[[], object]]:
-    """What is timed, ready to be captured: nothing in it waits for the device."""
+    """Return the work to time; as none of it waits for the device, it can be captured."""
     from training.algorithms.gtc import cuda_encoding  # noqa: PLC0415
 
     task = GtcTask.of(num_elements, density, device)

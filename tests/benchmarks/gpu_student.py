@@ -1,4 +1,4 @@
-"""The student's training step on a device: frames a second, plain and as one CUDA graph."""
+"""Time the student's training step on a device: frames a second, plain and as a CUDA graph."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -16,7 +16,7 @@ from training.models.losses import kbest_cross_entropy
 
 @dataclass(frozen=True)
 class Shape:
-    """A model, and one rank's minibatch of chunks with k-best targets."""
+    """Shape holds a model, and one rank's minibatch of chunks with k-best targets."""
 
     config: ModelConfig
     num_senones: int
@@ -26,7 +26,7 @@ class Shape:
 
     @property
     def num_frames(self) -> int:
-        """Low-rate frames a step."""
+        """Count the low-rate frames of a step."""
         return self.num_chunks * self.chunk_frames
 
 
@@ -35,7 +35,7 @@ STEPS = 20
 
 
 def figures(shape: Shape, device: torch.device, num_rounds: int) -> list[Figure]:
-    """Frames a second of each kind of step, fp32 as torch comes: with TF32 in cuDNN alone."""
+    """Return frames a second of each kind of step; fp32 is torch's default, TF32 in cuDNN alone."""
     steps = {
         "fp32, plain": training_step(shape, device, torch.float32),
         "bf16, plain": training_step(shape, device, torch.bfloat16),
@@ -58,10 +58,10 @@ def figures(shape: Shape, device: torch.device, num_rounds: int) -> list[Figure]
 
 
 def training_step(shape: Shape, device: torch.device, dtype: torch.dtype) -> Callable[[], Tensor]:
-    """A whole step of a fresh student on one minibatch: loss, gradients, Adam; returns the loss.
+    """Return a whole step of a fresh student on one minibatch: loss, gradients, Adam.
 
-    Weights and Adam stay in float32; autocast computes in bfloat16. Nothing in it waits for the
-    device, so that it can be captured.
+    Weights and Adam stay in float32; autocast computes in bfloat16. The step returns the loss, and
+    does not wait for the device, so that it can be captured.
     """
     torch.manual_seed(0)
     model = AcousticModel(shape.config, shape.num_senones).to(device)
@@ -82,7 +82,7 @@ def training_step(shape: Shape, device: torch.device, dtype: torch.dtype) -> Cal
 
 
 def minibatch(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Random features, and k different senones a frame with probabilities that sum to 1."""
+    """Make random features, and k different senones a frame with probabilities that sum to 1."""
     frames = (shape.num_chunks, shape.chunk_frames)
     features = torch.randn(*frames, NUM_INPUTS, device=device)
     logits, senones = torch.randn(*frames, shape.num_senones, device=device).topk(shape.num_best)

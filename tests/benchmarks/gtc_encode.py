@@ -1,8 +1,8 @@
-"""GTC's messages on a CPU beside the plain `r += g`, interleaved, on one core.
+"""Time GTC's messages on a CPU beside the plain `r += g`, interleaved, on one core.
 
 `python -m tests.benchmarks.gtc_encode [--elements N] [--rounds N] [--json]`. Gradients are the same
-each step, and thresholds such that a steady share of the elements, the density, is sent. The
-compiled loops, and NumPy, which does their work where there was no C compiler.
+each step, and thresholds such that a steady share of the elements, the density, is sent. Both the
+compiled loops and NumPy are timed; NumPy encodes where there is no C compiler.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from training.algorithms.gtc import gradient_threshold as numpy_decoding
 
 
 def figures(num_elements: int, num_rounds: int) -> list[Figure]:
-    """Milliseconds of each, and encoding's speed as a share of `r += g`, at each density."""
+    """Return milliseconds of each, and encoding's speed relative to `r += g`, at each density."""
     return [
         figure for density in DENSITIES for figure in _figures_at(num_elements, density, num_rounds)
     ]

@@ -1,4 +1,4 @@
-"""Gradients whose messages stay equally dense, step after step: what the encoders are timed on."""
+"""Make gradients whose messages stay equally dense step after step, to time the encoders."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ DENSITIES = (1e-4, 1e-3, 1e-2, 0.06, 0.3)
 
 @dataclass(frozen=True)
 class GtcTask:
-    """A residual as it is after many steps of the same normal gradients."""
+    """GtcTask holds a residual as it is after many steps of the same normal gradients."""
 
     residual: Tensor
     gradients: Tensor

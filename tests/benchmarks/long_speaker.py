@@ -1,7 +1,7 @@
-"""Peak memory of a worker that extracts 24 hours of one speaker: at most 2 GiB.
+"""Measure the memory of a worker that extracts 24 hours of one speaker: at most 2 GiB.
 
-`python -m tests.benchmarks.long_speaker [--hours H] [--json]`; about a minute of time and 4 GB of
-disk for each length of utterances.
+`python -m tests.benchmarks.long_speaker [--hours H] [--json]` takes about a minute and 4 GB of disk
+for each length of utterances.
 """
 
 import argparse
@@ -16,7 +16,7 @@ UTTERANCE_S = {"6 s": 6.0, "5 min": 300.0, "1 h": 3600.0}
 
 
 def figures(hours: float) -> list[Figure]:
-    """Peak memory and speed for short, long and the longest utterances."""
+    """Return peak memory and speed for short, long and the longest utterances."""
     found = []
     for name, utterance_s in UTTERANCE_S.items():
         with tempfile.TemporaryDirectory() as folder:

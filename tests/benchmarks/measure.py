@@ -1,4 +1,4 @@
-"""Interleaved timings, so that a busy machine slows all sides alike; figures with spread."""
+"""Time functions by turns, so that a busy machine slows all sides alike; show the spread."""
 
 import json
 import statistics
@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True)
 class Figure:
-    """The median of several values of one quantity, and their range."""
+    """Figure holds the median of several values of one quantity, and their range."""
 
     name: str
     median: float
@@ -28,7 +28,7 @@ def interleaved(
     num_rounds: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Seconds that each function took in each round; every round runs all of them in turn."""
+    """Return each function's seconds in each round; every round runs all of them in turn."""
     seconds: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(num_rounds):
         for name, function in functions.items():
@@ -39,12 +39,12 @@ def interleaved(
 
 
 def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[float]:
-    """The quotient of each round."""
+    """Return the quotient of each round."""
     return [above / below for above, below in zip(numerators, denominators, strict=True)]
 
 
 def show(title: str, figures: Sequence[Figure], as_json: bool) -> None:
-    """Print the figures: one JSON object, or lines for people."""
+    """Print the figures as one JSON object, or as lines of text."""
     if as_json:
         print(json.dumps({"title": title, "figures": [asdict(figure) for figure in figures]}))
         return

@@ -1,12 +1,12 @@
-"""The papers' tables of accuracy (000 Tables 1 to 3, 003 Table I), in shape, on simulated ranks.
+"""Reproduce the papers' tables of accuracy (000 Tables 1 to 3, 003 Table I) in shape.
 
 python -m tests.benchmarks.papers_tables --run runs/demo [--tables 1,2,3,3b,I] [--seeds 3]
     [--resume FILE [--finished]] [--json]
 
-Frame classification on the corpus of a finished demo run: a network of one hidden layer learns the
-teacher's best senones of the unlabelled speakers, and is scored on the held-out speakers' aligned
-frames, relative to one rank of the same seed. First each trainer's learning rate is tuned, on a
-seed of its own. --resume keeps what is finished; --finished only prints that.
+Simulated ranks classify the frames of a finished demo run's corpus. A network of one hidden layer
+learns the teacher's best senones of the unlabelled speakers. It is scored on the held-out speakers'
+aligned frames, relative to one rank of the same seed. Each trainer's learning rate is tuned first,
+on a separate seed. --resume keeps finished trainings; --finished only prints those.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def parsed() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run", required=True, help="a finished run of jobs.demo")
     parser.add_argument("--tables", default=",".join(TABLES), help="of 1, 2, 3, 3b, I")
@@ -64,7 +64,7 @@ def parsed() -> argparse.Namespace:
 
 
 def settings_of(task: Task) -> dict[str, object]:
-    """What results must agree in to stand in one table."""
+    """Return the settings in which all results of one table must agree."""
     return {
         "minibatch_frames": MINIBATCH_FRAMES,
         "rate_factors": list(RATE_FACTORS),
@@ -76,7 +76,7 @@ def settings_of(task: Task) -> dict[str, object]:
 
 
 def table_jobs(tables: list[Table], seeds: Iterable[int], results: Results) -> Iterator[Job]:
-    """Seed after seed, so that what is finished early is whole tables."""
+    """List the trainings seed after seed, so that early results make whole tables."""
     for seed in seeds:
         for form in FORMS:
             for configuration in to_train(tables, form):
@@ -101,7 +101,7 @@ def train(task: Task, jobs: Iterable[Job], results: Results) -> None:
 
 
 def as_text(tables: Sequence[Table], results: Results, seeds: Sequence[int]) -> str:
-    """The tables beside the papers' values, as Markdown."""
+    """Lay out the tables beside the papers' values, as Markdown."""
     blocks = []
     for table in tables:
         lines = [
@@ -123,7 +123,7 @@ def as_text(tables: Sequence[Table], results: Results, seeds: Sequence[int]) -> 
 
 
 def cell(values: Sequence[float]) -> str:
-    """Median and range."""
+    """Write median and range."""
     if not values:
         return ""
     figure = Figure.of("", values, "%")
@@ -131,7 +131,7 @@ def cell(values: Sequence[float]) -> str:
 
 
 def as_json(tables: Sequence[Table], results: Results, seeds: Sequence[int]) -> str:
-    """Each seed's value of every row, beside the papers'."""
+    """Return each seed's value of every row, beside the papers'."""
     rows = [
         {
             "table": table.title,

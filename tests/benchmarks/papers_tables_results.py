@@ -1,4 +1,4 @@
-"""Finished trainings of the papers' tables, kept in a file, and the rates that were best."""
+"""Keep finished trainings of the papers' tables in a file, and find the best rates."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ RATE_OF_ONE_RANK = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One training."""
+    """Job is one training."""
 
     configuration: Configuration
     rate: float
@@ -31,13 +31,13 @@ class Job:
 
     @property
     def learning_rate(self) -> float:
-        """The first epoch's: where gradients are summed, at most what one rank would take."""
+        """Return the first epoch's rate: for summed gradients, at most that of one rank."""
         num_summed = self.configuration.num_summed
         return self.rate if num_summed == 1 else min(self.rate / num_summed, RATE_OF_ONE_RANK)
 
 
 def tuned_at(trainer: str, form: Form) -> Configuration:
-    """Where a trainer's learning rate is tuned: block size 50, group size 8."""
+    """Return the configuration that tunes a trainer's rate: block size 50, group size 8."""
     return {
         "sgd": BASELINE,
         "gtc": Configuration("gtc", TUNING_RANKS),
@@ -47,14 +47,14 @@ def tuned_at(trainer: str, form: Form) -> Configuration:
 
 
 def tuning_jobs() -> Iterator[Job]:
-    """Every rate of every trainer, on a seed of its own."""
+    """List every rate of every trainer, on a separate seed."""
     for (trainer, form), rates in RATES.items():
         for rate in rates:
             yield Job(tuned_at(trainer, form), rate, TUNING_SEED)
 
 
 class Results:
-    """Accuracies after each epoch, in memory and, line by line, in a file."""
+    """Results keeps accuracies after each epoch, in memory and, line by line, in a file."""
 
     def __init__(self, path: Path | None, settings: Mapping[str, object]) -> None:
         self._path = path
@@ -80,7 +80,7 @@ class Results:
                 file.write(json.dumps(record | {"settings": self._settings}) + "\n")
 
     def best_rate(self, trainer: str, form: Form) -> float:
-        """The tuned rate of those that are finished."""
+        """Return the best rate of the finished tuning jobs."""
         configuration = tuned_at(trainer, form)
         jobs = [Job(configuration, rate, TUNING_SEED) for rate in RATES[trainer, form]]
         if not all(job in self.accuracies for job in jobs):
@@ -88,16 +88,16 @@ class Results:
         return max(jobs, key=lambda job: self.accuracies[job][-1]).rate
 
     def tuned(self, configuration: Configuration, seed: int) -> Job:
-        """A configuration at its trainer's best rate."""
+        """Return a configuration at its trainer's best rate."""
         rate = self.best_rate(configuration.trainer, configuration.form)
         return Job(configuration, rate, seed)
 
     def final(self, configuration: Configuration, seed: int) -> float | None:
-        """Accuracy after the last epoch, if that training is finished."""
+        """Return the accuracy after the last epoch, if that training is finished."""
         found = self.accuracies.get(self.tuned(configuration, seed))
         return found[-1] if found else None
 
     def relative(self, configuration: Configuration, seeds: Iterable[int]) -> list[float]:
-        """Percent above or below one rank, for each seed of which both are finished."""
+        """Return percent above or below one rank, for each seed of which both are finished."""
         pairs = [(self.final(configuration, seed), self.final(BASELINE, seed)) for seed in seeds]
         return [100 * (mine / one - 1) for mine, one in pairs if mine and one]

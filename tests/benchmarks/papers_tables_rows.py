@@ -1,4 +1,4 @@
-"""The papers' tables of accuracy: which trainers at which settings, and what was published."""
+"""List the papers' tables of accuracy: trainers, settings, and the published values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ GTC_THRESHOLD, HTM_THRESHOLD = 8 / MINIBATCH_FRAMES, 2 / MINIBATCH_FRAMES
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A trainer on a number of ranks; `block_size` is the papers' number of steps."""
+    """Configuration is a trainer on some ranks; `block_size` is the papers' number of steps."""
 
     trainer: str
     num_ranks: int
@@ -28,17 +28,17 @@ class Configuration:
     form: Form = "nesterov"
 
     def names(self) -> list[object]:
-        """The cells that name it in a table."""
+        """Return the cells that name it in a table."""
         blocks = [self.block_size, self.group_size] if self.block_size else ["", ""]
         return [self.trainer, self.num_ranks, *blocks]
 
     @property
     def num_summed(self) -> int:
-        """How many ranks' gradients make one step."""
+        """Count the ranks whose gradients make one step."""
         return {"gtc": self.num_ranks, "htm": self.group_size}.get(self.trainer, 1)
 
     def make_trainer(self) -> MakeTrainer:
-        """The trainer as a user would make it."""
+        """Make the trainer as a user would."""
         if self.trainer == "sgd":
             return Synchronous
         if self.trainer == "gtc":
@@ -60,20 +60,20 @@ BASELINE = Configuration("sgd", 1)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One value in percent relative to one rank, and what was published, if it was."""
+    """Row holds one value in percent relative to one rank, and the published one, if any."""
 
     configuration: Configuration
     published: float | str
 
     def in_both_forms(self) -> list[Configuration]:
-        """One of each form; one where there is no block filter."""
+        """Make one row of each form, or one where there is no block filter."""
         forms = FORMS if self.configuration.block_size else FORMS[:1]
         return [replace(self.configuration, form=form) for form in forms]
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One published table."""
+    """Table is one published table."""
 
     title: str
     rows: tuple[Row, ...]
@@ -138,6 +138,6 @@ TABLES = {
 
 
 def to_train(tables: list[Table], form: Form) -> list[Configuration]:
-    """All configurations of the tables in one form, each once; the baseline is of the first."""
+    """List all configurations of the tables once, in one form; the baseline is of the first."""
     found = [c for table in tables for row in table.rows for c in row.in_both_forms()]
     return [c for c in dict.fromkeys([BASELINE, *found]) if c.form == form]

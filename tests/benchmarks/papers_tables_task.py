@@ -1,4 +1,4 @@
-"""Frame classification on a demo run's corpus: the teacher's best senones, for a small network."""
+"""Classify frames of a demo run's corpus: the teacher's best senones, by a small network."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ Minibatch = tuple[Float[Tensor, "frames inputs"], Int64[Tensor, " frames"]]
 
 @dataclass(frozen=True)
 class Frames:
-    """Log-mel energies at low rate, and where among them the labelled frames lie."""
+    """Frames holds log-mel energies at low rate, and the places of the labelled frames."""
 
     energies: Float32[Tensor, "padded_frames 64"]
     positions: Int64[Tensor, " frames"]
@@ -40,7 +40,7 @@ class Frames:
 
     @classmethod
     def of(cls, utterances: Iterable[Utterance]) -> "Frames":
-        """Average each stack of three; utterances are padded, so none is another's context."""
+        """Average each stack of three; pad utterances, so that none is another's context."""
         energies, positions, labels, start = [], [], [], 0
         for stacked, senones in utterances:
             mean = stacked.astype(np.float32).reshape(-1, STACK, NUM_BINS).mean(axis=1)
@@ -52,21 +52,21 @@ class Frames:
         return cls(*(torch.from_numpy(array) for array in arrays))
 
     def minibatch(self, numbers: Int64[Tensor, " frames"]) -> Minibatch:
-        """Frames by number, each with its neighbours, and their labels."""
+        """Return frames by number, each with its neighbours, and their labels."""
         around = self.positions[numbers].unsqueeze(1) + torch.arange(-CONTEXT, CONTEXT + 1)
         return self.energies[around].flatten(1), self.labels[numbers]
 
 
 @dataclass(frozen=True)
 class Task:
-    """Training frames of the unlabelled speakers, and frames of held-out speakers to evaluate."""
+    """Task holds frames of the unlabelled speakers to train on, and held-out frames to evaluate."""
 
     training: Frames
     heldout: Frames
     num_senones: int
 
     def pretrained(self, seed: int) -> nn.Module:
-        """One rank on an eighth of the frames (000 3.2: 250 of 2000 hours)."""
+        """Train one rank on an eighth of the frames (000 3.2: 250 of 2000 hours)."""
         torch.manual_seed(seed)
         model = self.new_model()
         optimizer = torch.optim.SGD(model.parameters(), lr=PRETRAINING_RATE)
@@ -79,12 +79,12 @@ class Task:
         return model
 
     def new_model(self) -> nn.Module:
-        """One hidden layer."""
+        """Make a network of one hidden layer."""
         inputs = nn.Linear(NUM_BINS * (2 * CONTEXT + 1), NUM_UNITS)
         return nn.Sequential(inputs, nn.ReLU(), nn.Linear(NUM_UNITS, self.num_senones))
 
     def frame_accuracy(self, model: nn.Module) -> float:
-        """Percent of the held-out frames whose best senone is the aligned one."""
+        """Return percent of the held-out frames whose best senone is the aligned one."""
         num_frames = len(self.heldout.labels)
         correct = 0
         with torch.no_grad():
@@ -123,7 +123,7 @@ class Task:
 
 
 def loss(model: nn.Module, minibatch: Minibatch) -> Float[Tensor, ""]:
-    """Cross-entropy, a sum over frames divided by the nominal minibatch."""
+    """Return the cross-entropy, a sum over frames divided by the nominal minibatch."""
     inputs, labels = minibatch
     total = nn.functional.cross_entropy(model(inputs), labels, reduction="sum")
     return total / MINIBATCH_FRAMES
@@ -151,7 +151,7 @@ def _taught(store: ObjectStore, run_uri: str) -> Iterator[Utterance]:
 
 
 def _aligned(store: ObjectStore, run_uri: str) -> Iterator[Utterance]:
-    """Held-out utterances with their transcripts aligned by the teacher, as in jobs.evaluate."""
+    """Align held-out utterances with their transcripts by the teacher, as jobs.evaluate does."""
     rows = [
         row
         for shard in read_shards(store, run_uri, features_step(HELDOUT)).values()

@@ -1,7 +1,7 @@
-"""How fast minibatches come from the store, beside how fast a trainer eats them, on one core.
+"""Compare the speed of reading minibatches with that of a trainer, on one core.
 
 `python -m tests.benchmarks.reader [--rounds N] [--json]`. Speeds are per second of this process's
-CPU time, all threads together, in which other programs have no part. Utterances are 3.6 s on
+CPU time, all threads together, so other programs have no part in them. Utterances are 3.6 s on
 average (1e9 in a million hours), partitions hold two hours, or as little as the demo's.
 """
 
@@ -42,7 +42,7 @@ NUM_POOLS = 8
 
 @dataclass(frozen=True)
 class Student:
-    """A model, its senones and its minibatch."""
+    """Student holds a model, its senones and its minibatch."""
 
     name: str
     num_layers: int
@@ -60,7 +60,7 @@ STUDENTS = (
 def utterances(
     num_hours: float, num_senones: int, soft: bool, storage: Storage
 ) -> Iterator[PartitionRow]:
-    """Rows of so many hours of noise; lengths as speech has them, log-normal."""
+    """Make rows of that many hours of noise; lengths are log-normal, as speech has them."""
     generator = np.random.default_rng([round(num_hours * 100), num_senones, soft])
     noise = generator.normal(size=(100_000, 64)).astype(np.float16)
     left = num_hours * 360_000
@@ -85,7 +85,7 @@ def utterances(
 
 
 def kbest(num_frames: int, num_senones: int, generator: np.random.Generator) -> KBest:
-    """Targets that fall by some nats from best to worst."""
+    """Make targets that fall by some nats from best to worst."""
     falls = np.sort(generator.exponential(3, (num_frames, K)), axis=1)
     logits = (falls[:, :1] - falls).astype(np.float16)
     senones = generator.integers(num_senones, size=(num_frames, K)).astype(np.uint16)
@@ -95,7 +95,7 @@ def kbest(num_frames: int, num_senones: int, generator: np.random.Generator) -> 
 def partitions(
     store: ObjectStore, run_uri: str, count: int, num_hours: float, *form: object
 ) -> tuple[Output, ...]:
-    """So many stored partitions of so many hours each; all have the same rows."""
+    """Store that many partitions of that many hours each; all have the same rows."""
     rows = list(utterances(num_hours, *form))  # type: ignore[arg-type]
     data, tally = write_partition(rows), Tally(len(rows), 0)
     context = StepContext(store, run_uri, "partitions/unlabelled", "")
@@ -108,12 +108,12 @@ def partitions(
 
 
 def read_all(dataset: Dataset, sub_epoch: SubEpoch) -> int:
-    """Make all minibatches of a sub-epoch and drop them; their frames."""
+    """Make all minibatches of a sub-epoch and drop them; return their frames."""
     return sum(minibatch.num_frames for minibatch in dataset.plan(sub_epoch, 0).minibatches())
 
 
 def step_of(student: Student) -> Callable[[], object]:
-    """One training step on a minibatch of full chunks, as the trainer takes it."""
+    """Return a training step on a minibatch of full chunks, as the trainer takes it."""
     config = ModelConfig(student.num_layers, student.num_units, False, 3, 0.0)
     model = AcousticModel(config, student.num_senones)
     optimizer = torch.optim.Adam(model.parameters())
@@ -130,7 +130,7 @@ def step_of(student: Student) -> Callable[[], object]:
 
 
 def reading(folder: str, student: Student) -> dict[str, tuple[Dataset, SubEpoch]]:
-    """What is read for a student: all forms of two-hour partitions, or a rank's in the demo."""
+    """Return what a student reads: all forms of two-hour partitions, or a rank's in the demo."""
     store = ObjectStore((folder,))
     empty = Dataset(store, folder, (), (), 3, student.minibatch_frames, 1, 0, 1)
     chunks = SubEpoch(False, 0, 1, 0, False, 0.1)
@@ -156,7 +156,7 @@ def reading(folder: str, student: Student) -> dict[str, tuple[Dataset, SubEpoch]
 
 
 def figures(folder: str, student: Student, num_rounds: int) -> list[Figure]:
-    """Frames a second of the step and of every form of reading, and their ratios."""
+    """Return frames a second of the step and of every form of reading, and their ratios."""
     forms = reading(folder, student)
     num_frames = {name: read_all(*form) for name, form in forms.items()}
     step = step_of(student)
@@ -178,9 +178,9 @@ def figures(folder: str, student: Student, num_rounds: int) -> list[Figure]:
 
 
 def read_ahead(folder: str, num_rounds: int) -> list[Figure]:
-    """Time with a device elsewhere that is as fast as the reader, relative to no read-ahead.
+    """Return the time with a remote device as fast as the reader, relative to no prefetch.
 
-    A pool is a partition of a quarter of an hour here, an eighth of its real size.
+    A shuffle buffer is a partition of a quarter of an hour here, an eighth of its real size.
     """
     store = ObjectStore((folder,))
     parts = partitions(store, folder, NUM_POOLS, 0.25, 200, True, "float16")

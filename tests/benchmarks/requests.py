@@ -1,4 +1,4 @@
-"""Requests of the four steps, by driver and tasks, beside what each step's plan needs.
+"""Count requests of the four steps, by driver and tasks, beside those that each plan needs.
 
 python -m tests.benchmarks.requests [--json] [--speakers 20] [--utterances 10]
 """
@@ -25,7 +25,7 @@ NUM_BUCKETS = 1
 
 @dataclass(frozen=True)
 class StepRequests:
-    """A step's requests in the driver and in its tasks, what is expected, and per utterance."""
+    """StepRequests holds a step's requests in driver and tasks, the expected, and those a unit."""
 
     step: str
     num_tasks: int
@@ -38,17 +38,17 @@ class StepRequests:
 
     @property
     def agrees(self) -> bool:
-        """Whether no request is made that the plan does not need."""
+        """Return whether no request is made that the plan does not need."""
         pairs = ((self.driver, self.expected_driver), (self.tasks, self.expected_tasks))
         return all(getattr(ours, k) == getattr(plan, k) for ours, plan in pairs for k in KINDS)
 
 
 def expected_driver(step: str) -> RequestCounts:
-    """The driver of a fresh step: three kinds of reading, one of writing.
+    """Return the requests of a fresh step's driver: three kinds of reading, one of writing.
 
-    GETs: its own manifest (absent), and each input's twice: its digest, its outputs. LISTs, each
-    confirmed by a second one: the step's commits; in selection also those of survey and draw, and
-    the metadata. PUT: the manifest.
+    GETs: its own manifest (absent), and each input's twice, for its digest and its outputs. LISTs,
+    each confirmed by a second one: the step's commits; in selection also those of both passes over
+    the metadata, and the metadata. PUT: the manifest.
     """
     gets = {"selection": 1, "features": 3, "targets": 4, "partitions": 5}[step]
     return RequestCounts(get=gets, put=1, list=6 if step == "selection" else 2)
@@ -57,10 +57,10 @@ def expected_driver(step: str) -> RequestCounts:
 def expected_tasks(
     step: str, num_tasks: int, num_objects: int, num_inputs: int, num_utterances: int
 ) -> RequestCounts:
-    """The tasks of a step: no LIST, no HEAD, one PUT an object and one a commit.
+    """Return the requests of a step's tasks: no LIST, no HEAD, a PUT per object and per commit.
 
-    Selection reads each metadata object three times (digest, survey, draw), and once what each
-    bucket's survey and draw set aside. The others read each input once; extraction each utterance.
+    Selection reads each metadata object three times (digest and two passes), and once what each
+    bucket's passes set aside. The others read each input once; extraction reads each utterance.
     """
     puts = num_objects + num_tasks
     if step == "selection":
@@ -119,7 +119,7 @@ def _measured(totals: TaskTotals, elements, function, description) -> list:
 
 
 def show(each: StepRequests) -> str:
-    """A step's counts, with the plan's in parentheses, for people."""
+    """Lay out a step's counts, with the plan's in parentheses."""
     lines = [
         f"{each.step}: {each.num_tasks} tasks, {each.num_objects} objects, "
         f"{each.num_utterances} utterances"
@@ -138,7 +138,7 @@ def show(each: StepRequests) -> str:
 
 
 def to_record(each: StepRequests) -> Mapping[str, object]:
-    """The same for programs."""
+    """Return the same as plain values, for JSON."""
     return {**asdict(each), "agrees": each.agrees}
 
 

@@ -1,7 +1,8 @@
-"""Which fitted terms explain the papers' speed-ups: `python -m tests.benchmarks.scaling_terms`.
+"""Fit the terms that may explain the papers' speed-ups, and compare them.
 
-Each candidate is fitted on the rows of at most 64 ranks, for V100s and K80s apart; the corrected
-Akaike criterion (lower is better) chooses. Held-out rows are shown, but choose nothing.
+`python -m tests.benchmarks.scaling_terms` fits each candidate on the rows of at most 64 ranks, for
+V100s and K80s apart. The corrected Akaike criterion (lower is better) chooses. Held-out rows are
+shown, but choose nothing.
 """
 
 import argparse
@@ -26,18 +27,18 @@ GTC_128 = next(row for row in V100 if row.trainer == "gtc" and row.num_ranks == 
 
 
 def no_waiting(_num_ranks: int) -> float:
-    """Ranks are all equally fast."""
+    """Assume that ranks are all equally fast."""
     return 0.0
 
 
 def slowest_of(num_ranks: int) -> float:
-    """The mean of the largest of so many normal variates, by Blom's approximation."""
+    """Return the mean of the largest of that many normal variates, by Blom's approximation."""
     return float(norm.ppf((num_ranks - 0.375) / (num_ranks + 0.25))) if num_ranks > 1 else 0.0
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A form of the fitted terms; the exponent of congestion is fitted too where it is None."""
+    """Candidate is a form of the fitted terms; a None exponent of congestion is fitted too."""
 
     name: str
     waiting: Callable[[int], float]
@@ -48,7 +49,7 @@ class Candidate:
 
     @property
     def num_parameters(self) -> int:
-        """Numbers fitted for both hardwares together; an exponent is common to them."""
+        """Count the numbers fitted for both hardwares; an exponent is common to them."""
         each = (self.waiting is not no_waiting) + (self.second != "nothing")
         return 2 * each + (self.exponent is None)
 
@@ -68,7 +69,7 @@ CANDIDATES = (
 
 
 def predicted(row: SpeedUp, calibration: Calibration, candidate: Candidate, x: np.ndarray) -> float:
-    """A row's speed-up with this candidate's terms in place of the model's own."""
+    """Predict a row's speed-up with this candidate's terms in place of the model's own."""
     waiting, second, exponent = x
     connections = place_ranks(row.num_ranks, calibration.network).num_connections
     # The model's law is linear in the connections: another power is a rate of its own per row.
@@ -89,7 +90,7 @@ def predicted(row: SpeedUp, calibration: Calibration, candidate: Candidate, x: n
 
 
 def fit(candidate: Candidate) -> tuple[float, list[float], float]:
-    """The criterion, the errors of the fitted rows, and the speed-up of GTC on 128."""
+    """Return the criterion, the errors of the fitted rows, and the speed-up of GTC on 128."""
     calibrations = {name: read_scaling(name) for name in HARDWARE}
 
     def predict(row: SpeedUp, name: str, x: np.ndarray) -> float:

@@ -1,10 +1,10 @@
-"""Selection at scale: speed and memory of each pass over made-up metadata, and the projection.
+"""Measure selection at scale: speed and memory of each pass over synthetic metadata.
 
 python -m tests.benchmarks.selection [--records 10000000] [--gzip] [--folder DIR] [--json]
 
-Makes the metadata (speakers of about 50 utterances, log-normal durations, six months), selects a
-tenth of its hours on local Spark with two cores, and extrapolates to 1e9 records: processor time
-by records; the driver's memory by building all that it would then keep.
+Makes the metadata (speakers of about 50 utterances, log-normal durations, six months) and selects a
+tenth of its hours on local Spark with two cores. Extrapolates to 1e9 records: processor time by the
+number of records, the driver's memory by building all that it would then keep.
 """
 
 import argparse
@@ -53,7 +53,7 @@ SHARE = 0.1
 
 @dataclass(frozen=True)
 class Recipe:
-    """What one process makes: a bucket's records, by month."""
+    """Recipe describes what one process makes: a bucket's records, by month."""
 
     folder: str
     num_records: int
@@ -61,7 +61,7 @@ class Recipe:
 
 
 def make_bucket(recipe: Recipe, bucket: int) -> int:
-    """Write one bucket's metadata objects; return what its records last, in ms."""
+    """Write one bucket's metadata objects; return the milliseconds of its records."""
     generator = np.random.default_rng(bucket)
     n = recipe.num_records
     durations_ms = np.clip(generator.lognormal(np.log(3000), 0.6, n), 300, 60_000).astype(int)
@@ -82,7 +82,7 @@ def make_bucket(recipe: Recipe, bucket: int) -> int:
 
 
 def write_object(recipe: Recipe, bucket: int, month: int, data: bytes) -> None:
-    """One metadata object."""
+    """Write one metadata object."""
     name = f"date=2026-{month:02d}-01/speaker_bucket={bucket:04d}/part-00000.jsonl"
     path = Path(recipe.folder, name + (".gz" if recipe.compressed else ""))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -90,14 +90,14 @@ def write_object(recipe: Recipe, bucket: int, month: int, data: bytes) -> None:
 
 
 def make_metadata(folder: str, num_records: int, compressed: bool) -> float:
-    """Write metadata of `num_records`; return their hours. In other processes, for our memory."""
+    """Write metadata of `num_records` in other processes, to keep our memory; return its hours."""
     recipe = Recipe(folder, num_records // NUM_BUCKETS, compressed)
     with ProcessPoolExecutor(NUM_CORES, get_context("spawn")) as pool:
         return sum(pool.map(partial(make_bucket, recipe), range(NUM_BUCKETS))) / 3_600_000
 
 
 def peak_mb(pid: int | str = "self") -> float:
-    """The most memory that a process ever had resident; 0 if it is gone."""
+    """Return the largest resident memory that a process ever had; 0 if it has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -107,7 +107,7 @@ def peak_mb(pid: int | str = "self") -> float:
 
 
 def descendants(pid: int) -> Iterator[tuple[int, str]]:
-    """Process ids and commands of all below `pid`."""
+    """Return process ids and commands of all processes below `pid`."""
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
             children = task.read_text().split()
@@ -122,7 +122,7 @@ def descendants(pid: int) -> Iterator[tuple[int, str]]:
 
 
 def with_core_seconds(function: Callable[[T], R], element: T) -> tuple[R, float]:
-    """A task's result and its worker's processor time."""
+    """Return a task's result and its worker's processor time."""
     started = time.process_time()
     result = function(element)
     return result, time.process_time() - started
@@ -130,7 +130,7 @@ def with_core_seconds(function: Callable[[T], R], element: T) -> tuple[R, float]
 
 @dataclass
 class Watch:
-    """Core seconds of each pass, and peak memory of the JVM and of the largest Python worker."""
+    """Watch records core seconds of each pass, and peak memory of JVM and largest Python worker."""
 
     core_seconds: dict[str, float] = field(default_factory=dict)
     jvm_mb: float = 0.0
@@ -184,7 +184,7 @@ def select(folder: str, run_uri: str, hours: float, watch: Watch) -> Manifest:
 def figures(
     manifest: Manifest, watch: Watch, start_mb: float, driver_mb: float, wall_s: float
 ) -> list[Figure]:
-    """What is printed: one run, so each figure is its own range."""
+    """Return what is printed; of one run, each figure is its own range."""
     n, files = manifest.tally_in.utterances, manifest.statistics["files"]
     budget_ms = round(manifest.config["hours"] * 3_600_000)
     values = {name: (n / seconds, "records/s/core") for name, seconds in watch.core_seconds.items()}
@@ -204,7 +204,7 @@ def figures(
 
 
 def projection(core_s_per_record: float) -> dict[str, tuple[float, str]]:
-    """To 1e9 records: core-hours by the speed here, and the driver with all that it then keeps."""
+    """Project to 1e9 records: core-hours by the speed here, memory by what a driver keeps."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         driver_mb = pool.submit(keep_what_the_driver_keeps).result()
     return {
@@ -214,7 +214,7 @@ def projection(core_s_per_record: float) -> dict[str, tuple[float, str]]:
 
 
 def keep_what_the_driver_keeps() -> float:
-    """Peak growth of a process that holds what the driver does for 1e9 records, in MB."""
+    """Return the growth in MB of a process that holds a driver's data for 1e9 records."""
     before_mb = peak_mb()
     digests = (f"{number:064x}" for number in itertools.count())
 

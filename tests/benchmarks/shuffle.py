@@ -1,11 +1,12 @@
-"""How well a trainer's order is mixed when repartition mixes G source shards: 1 is the paper.
+"""Measure how well a trainer's order is mixed when repartition mixes G source shards.
 
 python -m tests.benchmarks.shuffle [--json]
 
-A run of 256 source files (5 speakers of 32 utterances each) is written directly: a tenth of the
-variance is the file's, a tenth the speaker's. Repartition, the trainer's order on 8 ranks and the
-certificate are the real ones. Utterances are short, one chunk each, so a pool is scaled with them
-to hold what it holds at full size: one partition, two fifths of a source file.
+G = 1 is the paper. A run of 256 source files (5 speakers of 32 utterances each) is written
+directly: a tenth of the variance is the file's, a tenth the speaker's. Repartition, the trainer's
+order on 8 ranks and the certificate are the real ones. Utterances are short, one chunk each, so a
+shuffle buffer is scaled with them to hold what it holds at full size: one partition, two fifths of
+a source file.
 """
 
 import argparse
@@ -68,7 +69,7 @@ def main() -> None:
 
 
 def measure(seed: int) -> dict[str, Values]:
-    """Each order's figures for one seed."""
+    """Return each order's figures for one seed."""
     rows: dict[str, Values] = {}
     with tempfile.TemporaryDirectory() as folder:
         store, run_uri = ObjectStore((folder,)), f"{folder}/run"
@@ -85,7 +86,7 @@ def measure(seed: int) -> dict[str, Values]:
 def trainers_order(
     store: ObjectStore, run_uri: str, num_source_shards: int, seed: int
 ) -> tuple[Samples, np.ndarray]:
-    """A sub-epoch of 8 ranks as the trainer reads it, by step; and the ranks' minibatches."""
+    """Return a sub-epoch of 8 ranks as the trainer reads it, by step, and their minibatches."""
     hours = read_manifest(store, run_uri, "features/unlabelled").tally_out.hours
     config = RepartitionConfig(hours / NUM_FILES / PARTITIONS_A_FILE, num_source_shards, seed)
     outputs = repartition(store, run_uri, config, serially)[0].outputs
@@ -97,12 +98,12 @@ def trainers_order(
 
 
 def low_rate_frames(partition: Tally) -> int:
-    """What a trainer's pool counts: frames of 30 ms, and each utterance's look-ahead."""
+    """Count as a shuffle buffer does: frames of 30 ms, each utterance's look-ahead included."""
     return partition.duration_ms // 30 + partition.utterances * LOOK_AHEAD
 
 
 def in_source_order(samples: Samples) -> Samples:
-    """The same samples as they lie in the selection files."""
+    """Return the same samples as they lie in the selection files."""
     order = np.argsort(samples.positions)
     columns = (samples.files, samples.speakers, samples.positions, samples.values)
     files, speakers, positions, values = (column[order] for column in columns)
@@ -110,13 +111,13 @@ def in_source_order(samples: Samples) -> Samples:
 
 
 def row_of(samples: Samples, ranks: np.ndarray) -> Values:
-    """One row of the table."""
+    """Lay out one row of the table."""
     found = {"step": figures(samples), "rank": figures(replace(samples, batches=ranks))}
     return {title: found[batches][name] for title, name, batches in COLUMNS}
 
 
 def as_json(summary: dict[str, list[Figure]]) -> str:
-    """Median and range of each figure of each order."""
+    """Return median and range of each figure of each order."""
     rows = {
         name: {each.name: [each.median, each.low, each.high] for each in row}
         for name, row in summary.items()
@@ -125,7 +126,7 @@ def as_json(summary: dict[str, list[Figure]]) -> str:
 
 
 def as_text(summary: dict[str, list[Figure]]) -> str:
-    """A table of medians with ranges."""
+    """Lay out a table of medians with ranges."""
 
     def cell(figure: Figure) -> str:
         number = "{:.0f}".format if figure.median >= 100 else "{:.2f}".format

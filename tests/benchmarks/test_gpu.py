@@ -1,4 +1,4 @@
-"""What benchmarks on a GPU do, done on a CPU: small, and with interpreted kernels."""
+"""The GPU benchmarks run small on a CPU, with interpreted kernels."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ assert interpreted
 def test_refuses_to_run_without_a_gpu(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The message says what is missing, and the exit code is that of bad usage."""
+    """The message names what is missing, and the exit code is that of bad usage."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit) as refused:
         gpu.main([])
@@ -34,7 +34,7 @@ def test_tasks_stay_equally_dense() -> None:
 
 
 def test_messages_are_checked_and_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every figure is there, at sparse and at dense messages."""
+    """Every figure is there, for sparse and for dense messages."""
     monkeypatch.setattr(gpu_messages, "DENSITIES", (0.01, 0.3))
     monkeypatch.setattr(gpu_messages, "REPEATS", 1)
     names = [figure.name for figure in gpu_messages.figures(9000, CPU, 1)]

@@ -1,4 +1,4 @@
-"""The parts of the slow link's benchmark that need no hosts: the order, the table, the frames."""
+"""The slow link's benchmark orders, tabulates and makes frames correctly, without hosts."""
 
 import torch
 
@@ -39,7 +39,7 @@ def test_one_seed_that_misses_the_target_costs_a_method_its_place() -> None:
 
 
 def test_a_row_holds_medians_and_ranges() -> None:
-    """Of three seeds: the median, and in parentheses the range."""
+    """A row has the median of three seeds, and in parentheses the range."""
     ends = [point(3, 0.9, 10**6), point(2, 0.9, 2 * 10**6), point(9, 0.9, 10**6)]
     text = table([Standing("HTM", Settings(0.1, 50, 0.25), ends, TARGET_LOSS)])
     cells = [cell.strip() for cell in text.splitlines()[-1].strip("|").split("|")]
@@ -49,7 +49,7 @@ def test_a_row_holds_medians_and_ranges() -> None:
 
 
 def test_no_two_settings_of_a_grid_are_equal() -> None:
-    """Each method tries what it says."""
+    """No method tries the same settings twice."""
     assert all(len(set(each.grid)) == len(each.grid) for each in CONTESTANTS.values())
 
 

@@ -1,9 +1,9 @@
-"""Methods of distributed training on a slow link: seconds and bytes to the same loss.
+"""Compare methods of distributed training on a slow link: seconds and bytes to one loss.
 
 python -m tests.benchmarks.slow_link [--json] [--hosts 2] [--ranks 4] [--between 20] [--seeds 3]
 
 Needs root: hosts are network namespaces of this machine, whose cards are limited to --between
-Mbit/s; within a host each rank has 12 times that. Each method first chooses its settings from its
+Mbit/s. Within a host each rank has 12 times that. Each method first chooses its settings from its
 grid, on an unlimited link and another seed, by the time that they would take on the slow one.
 """
 
@@ -31,19 +31,19 @@ RACE_LIMIT_S = 3600
 
 
 def heat(method: str, settings: Settings, seed: int) -> Heat:
-    """One training to the target."""
+    """Describe one training to the target."""
     evaluate_every = settings.block_size if settings.block_size > 1 else EVALUATE_EVERY
     return Heat(method, settings, seed, TARGET_LOSS, NUM_FRAMES, evaluate_every, MAX_STEPS)
 
 
 def limits(arguments: argparse.Namespace) -> Rates:
-    """The hosts' rates; a host's ranks share its card, but not their ways to one another."""
+    """Return the hosts' rates; a host's ranks share its card, but not their local links."""
     within_mbit = WITHIN_TO_BETWEEN * arguments.between * arguments.ranks
     return Rates(arguments.between, within_mbit)
 
 
 def choose(method: str, arguments: argparse.Namespace) -> Settings:
-    """The best of the method's grid."""
+    """Return the best settings of the method's grid."""
     grid = CONTESTANTS[method].grid
     heats = [heat(method, settings, CHOOSING_SEED) for settings in grid]
     with running_hosts(arguments.hosts, None) as hosts:
@@ -69,7 +69,7 @@ def measure(chosen: Mapping[str, Settings], arguments: argparse.Namespace) -> li
 
 
 def methods_here() -> list[str]:
-    """All methods but those whose package is not installed."""
+    """List all methods but those whose package is not installed."""
     with_torchft = find_spec("torchft") is not None
     return [method for method in CONTESTANTS if with_torchft or "torchft" not in method]
 
@@ -105,7 +105,7 @@ def read_arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Choose, measure and report; 2 where this machine cannot make hosts."""
+    """Choose, measure and report; return 2 where this machine cannot make hosts."""
     arguments = read_arguments()
     try:
         chosen = {method: choose(method, arguments) for method in arguments.only}

@@ -1,4 +1,4 @@
-"""The methods that race, and the settings that each may choose from."""
+"""List the methods that race, and the settings that each may choose from."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from training.trainers import Bmuf, Gtc, Htm
 def gtc(
     model: nn.Module, optimizer: Optimizer, ranks: Ranks, settings: Settings
 ) -> Iterator[Entered]:
-    """Thresholded gradients among all ranks."""
+    """Exchange thresholded gradients among all ranks."""
     threshold = settings.gradient_threshold
     with Gtc(model, optimizer, group=ranks.group, gradient_threshold=threshold):
         yield Entered(model, optimizer, weights_of(model), sums=True)
@@ -28,7 +28,7 @@ def gtc(
 def bmuf(
     model: nn.Module, optimizer: Optimizer, ranks: Ranks, settings: Settings
 ) -> Iterator[Entered]:
-    """Each rank alone within a block."""
+    """Train each rank alone within a block."""
     with Bmuf(model, optimizer, group=ranks.group, block_size=settings.block_size) as trainer:
         yield Entered(model, optimizer, lambda: trainer.state_dict()["global_model"], sums=True)
 
@@ -37,7 +37,7 @@ def bmuf(
 def htm(
     model: nn.Module, optimizer: Optimizer, ranks: Ranks, settings: Settings
 ) -> Iterator[Entered]:
-    """Thresholded gradients within a host, blocks across hosts."""
+    """Exchange thresholded gradients within a host, and average blocks across hosts."""
     with Htm(
         model,
         optimizer,
@@ -51,7 +51,7 @@ def htm(
 
 @dataclass(frozen=True)
 class Contestant:
-    """A method, and the settings that it chooses from."""
+    """Contestant holds a method, and the settings that it chooses from."""
 
     enter: Enter
     grid: tuple[Settings, ...]

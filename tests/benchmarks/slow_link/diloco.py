@@ -1,4 +1,4 @@
-"""torchft's DiLoCo, an optional peer: `pip install torchft` brings all that it needs."""
+"""Run torchft's DiLoCo, an optional peer: `pip install torchft` brings all that it needs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ TICK_MS = 10  # between the lighthouse's looks at who is there; by default 100, 
 def diloco(
     model: nn.Module, optimizer: Optimizer, ranks: Ranks, settings: Settings
 ) -> Iterator[Entered]:
-    """torchft's DiLoCo: each rank a replica, Nesterov momentum on the models' mean update."""
+    """Run DiLoCo: each rank is a replica, with Nesterov momentum on the models' mean update."""
     from torchft import Manager, ProcessGroupGloo  # noqa: PLC0415 - an optional peer
     from torchft.local_sgd import DiLoCo  # noqa: PLC0415
 
@@ -65,7 +65,7 @@ def diloco(
 
 
 def _lighthouse(ranks: Ranks) -> tuple[Any, str]:
-    """Start torchft's server of membership on rank 0; tell all where it listens."""
+    """Start torchft's membership server on rank 0, and send its address to all."""
     from torchft.coordination import LighthouseServer  # noqa: PLC0415
 
     server, port = None, torch.zeros(1, dtype=torch.int64)

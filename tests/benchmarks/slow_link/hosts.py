@@ -1,7 +1,7 @@
-"""Hosts on a slow link: network namespaces of this machine, each with one rate-limited card.
+"""Make hosts on a slow link: network namespaces, each with one rate-limited card.
 
-The hosts' cards (veth pairs) meet at a bridge, which has a namespace of its own, so that nothing of
-the machine's own network changes.
+The hosts' cards (veth pairs) meet at a bridge, which has its own namespace, so that nothing of the
+machine's own network changes.
 """
 
 import os
@@ -21,12 +21,12 @@ QUEUE_BYTES = 2**24
 
 
 class NoHostsError(RuntimeError):
-    """This machine refuses what the hosts need; the message says what that is."""
+    """NoHostsError says what this machine refuses that the hosts need."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Mbit/s of a host's card, in each direction, and of all that its ranks send one another."""
+    """Rates holds Mbit/s of a host's card in each direction, and of its ranks' exchanges."""
 
     between_mbit: float
     within_mbit: float
@@ -34,13 +34,13 @@ class Rates:
 
 @dataclass(frozen=True)
 class Host:
-    """One network namespace, and the address of its card."""
+    """Host is one network namespace, and the address of its card."""
 
     namespace: str
     address: str
 
     def inside(self, command: Sequence[str]) -> list[str]:
-        """The command that runs `command` on this host, which has a name of its own."""
+        """Return the command that runs `command` on this host, which has its own name."""
         renamed = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.namespace]
         return ["ip", "netns", "exec", self.namespace, *renamed, *command]
 
@@ -49,7 +49,7 @@ class Host:
 def running_hosts(num_hosts: int, rates: Rates | None) -> Iterator[list[Host]]:
     """Start hosts that reach one another, at unlimited speed where there are no `rates`.
 
-    What a killed run has left is removed first. Raises NoHostsError.
+    Removes first what a killed run has left. Raises NoHostsError.
     """
     remove_leftovers()
     own = f"{PREFIX}-{os.getpid()}"
@@ -64,7 +64,7 @@ def running_hosts(num_hosts: int, rates: Rates | None) -> Iterator[list[Host]]:
 
 
 def remove_leftovers() -> None:
-    """Remove the hosts of runs whose process is gone."""
+    """Remove the hosts of runs whose process has ended."""
     names = [line.split()[0] for line in _run("ip", "netns", "list").splitlines() if line]
     ours = [name for name in names if name.startswith(f"{PREFIX}-")]
     _remove([name for name in ours if not _is_alive(int(name.split("-")[2]))])
@@ -92,13 +92,13 @@ def _start_host(host: Host, switch: str, port: str, rates: Rates | None) -> None
 
 
 def _limit(namespace: str, device: str, mbit: float) -> None:
-    """Limit what leaves by `device`; a token bucket, as this kernel may have no netem."""
+    """Limit what leaves by `device`, with a token bucket; this kernel may have no netem."""
     bucket = ("rate", f"{mbit}mbit", "burst", str(BURST_BYTES), "limit", str(QUEUE_BYTES))
     _run("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf", *bucket)
 
 
 def _remove(namespaces: Sequence[str]) -> None:
-    """Kill what still runs in the namespaces, and delete them with their devices."""
+    """Kill the processes in the namespaces, and delete these with their devices."""
     for name in namespaces:
         if (Path("/run/netns") / name).exists():
             for pid in _run("ip", "netns", "pids", name).split():

@@ -1,4 +1,4 @@
-"""What a method needs to start, and what it gives the training loop."""
+"""Define the interface between a method and the training loop."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -13,7 +13,7 @@ EXCHANGE_LIMIT_S = 120
 
 @dataclass(frozen=True)
 class Settings:
-    """What may differ from method to method."""
+    """Settings holds what differs from method to method."""
 
     learning_rate: float
     block_size: int = 1
@@ -23,7 +23,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Ranks:
-    """This rank's place; ranks of one host are consecutive, addresses are its and rank 0's."""
+    """Ranks places this rank; ranks of one host are consecutive; addresses are its and rank 0's."""
 
     group: ProcessGroup
     ranks_per_host: int
@@ -33,7 +33,7 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Entered:
-    """What the loop uses; `weights` are those to evaluate, the same on all ranks at a block's end.
+    """Entered is what the loop uses; `weights` are evaluated, the same everywhere at block ends.
 
     `sums` says that the optimizer gets the sum of the ranks' gradients, not their mean.
     """
@@ -48,5 +48,5 @@ Enter = Callable[[nn.Module, Optimizer, Ranks, Settings], AbstractContextManager
 
 
 def weights_of(model: nn.Module) -> Callable[[], Mapping[str, Tensor]]:
-    """The model's own, as they are when asked for."""
+    """Return the model's own weights, at the time of the call."""
     return lambda: dict(model.named_parameters())

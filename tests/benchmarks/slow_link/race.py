@@ -1,4 +1,4 @@
-"""Starts the ranks of one method on their hosts, and waits for rank 0's results."""
+"""Start the ranks of one method on their hosts, and wait for rank 0's results."""
 
 import json
 import os
@@ -19,13 +19,13 @@ POLL_S = 0.2
 
 
 class RaceError(RuntimeError):
-    """A rank failed or ran past the time limit; the message holds the end of its log."""
+    """RaceError says that a rank failed or ran past the time limit, with the end of its log."""
 
 
 def run_race(
     hosts: Sequence[Host], ranks_per_host: int, heats: Sequence[Heat], time_limit_s: float
 ) -> list[list[Point]]:
-    """The points of each heat, trained one after the other by the same processes."""
+    """Return the points of each heat; the same processes train one after the other."""
     num_ranks = len(hosts) * ranks_per_host
     with tempfile.TemporaryDirectory() as folder:
         logs = [Path(folder) / f"rank-{rank}" for rank in range(num_ranks)]
@@ -60,7 +60,7 @@ def _start_rank(
 def _wait(
     processes: Sequence["subprocess.Popen[bytes]"], logs: Sequence[Path], time_limit_s: float
 ) -> None:
-    """Return when all ranks have ended well."""
+    """Return when all ranks have ended without an error."""
     deadline = time.monotonic() + time_limit_s
     while any(process.poll() is None for process in processes):
         failed = [rank for rank, process in enumerate(processes) if process.poll()]

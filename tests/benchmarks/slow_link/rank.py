@@ -1,6 +1,6 @@
-"""One rank of a race, started on its host by race.py: trains by one method until the target loss.
+"""Run one rank of a race, started on its host by race.py, until the target loss.
 
-The clock stands still, on all ranks, while rank 0 evaluates.
+The clock stops on all ranks while rank 0 evaluates.
 """
 
 import json
@@ -41,7 +41,7 @@ class Heat:
 
 @dataclass(frozen=True)
 class Point:
-    """Where a training stands: bytes are those sent by all hosts, to others and within."""
+    """Point holds a training's progress; bytes are those of all hosts, to others and within."""
 
     step: int
     duration_s: float
@@ -52,7 +52,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Place:
-    """Which rank this is, and where rank 0's store listens."""
+    """Place says which rank this is, and where rank 0's store listens."""
 
     rank: int
     num_ranks: int
@@ -63,7 +63,7 @@ class Place:
 
 
 class StopWatch:
-    """Seconds and bytes of all ranks together, while it is not paused."""
+    """StopWatch counts seconds and bytes of all ranks together, while it is not paused."""
 
     def __init__(self, place: Place, group: dist.ProcessGroup) -> None:
         self._is_counting = place.rank % place.ranks_per_host == 0
@@ -73,7 +73,7 @@ class StopWatch:
         self.start()
 
     def start(self) -> None:
-        """Go on when all ranks are here."""
+        """Resume when all ranks are here."""
         self._first_bytes = self._all_sent()
         self._started = time.perf_counter()
 
@@ -89,14 +89,14 @@ class StopWatch:
 
 
 def sent_bytes() -> tuple[int, int]:
-    """Bytes that this host has sent by its card, and to itself."""
+    """Return the bytes that this host has sent by its card, and to itself."""
     lines = Path("/proc/net/dev").read_text().splitlines()[2:]
     sent = {name.strip(): int(fields.split()[8]) for name, fields in (s.split(":") for s in lines)}
     return sent[CARD], sent["lo"]
 
 
 def run_heat(heat: Heat, place: Place, group: dist.ProcessGroup) -> list[Point]:
-    """Train once; the points are rank 0's."""
+    """Train once; return rank 0's points."""
     frames = Frames(heat.seed)
     model = pretrained_model(frames, heat.seed)
     optimizer = torch.optim.SGD(
@@ -142,7 +142,7 @@ def points(
 
 
 def take_step(heat: Heat, place: Place, frames: Frames, entered: Entered, step: int) -> None:
-    """One step of an ordinary loop; losses are scaled so that rates mean the same everywhere."""
+    """Take one step of an ordinary loop; scale losses so that rates mean the same everywhere."""
     inputs, classes = frames.minibatch(step, place.rank, heat.num_frames)
     entered.optimizer.zero_grad()
     loss = nn.functional.cross_entropy(entered.module(inputs), classes)

@@ -1,4 +1,4 @@
-"""Who reached the target loss, how soon, and what it sent: medians of the seeds."""
+"""Report which methods reached the target loss, how soon, and the bytes they sent."""
 
 import math
 import statistics
@@ -23,7 +23,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Standing:
-    """How a method did: where each seed's training ended."""
+    """Standing holds a method's result: the last point of each seed's training."""
 
     method: str
     settings: Settings
@@ -32,12 +32,12 @@ class Standing:
 
     @property
     def has_reached_target(self) -> bool:
-        """Whether every seed did."""
+        """Return whether every seed did."""
         return all(end.loss <= self.target_loss for end in self.ends)
 
     @property
     def duration_s(self) -> float:
-        """The seeds' median."""
+        """Return the seeds' median."""
         return statistics.median(end.duration_s for end in self.ends)
 
 
@@ -54,12 +54,12 @@ def expected_s(end: Point, target_loss: float, num_hosts: int, rates: Rates) -> 
 
 
 def ranking(standings: Sequence[Standing]) -> list[Standing]:
-    """First those that reached the target, soonest first."""
+    """Order the methods: first those that reached the target, soonest first."""
     return sorted(standings, key=lambda each: (not each.has_reached_target, each.duration_s))
 
 
 def table(standings: Sequence[Standing]) -> str:
-    """A Markdown table, the first method first."""
+    """Lay out a Markdown table, the first method first."""
     rules = ["---"] * len(COLUMNS)
     rows = [COLUMNS, rules, *(_row(each) for each in ranking(standings))]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)

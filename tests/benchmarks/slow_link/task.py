@@ -1,4 +1,4 @@
-"""What is trained: a multilayer perceptron that tells which class a frame of a mixture is of."""
+"""Define the task: a multilayer perceptron classifies frames of a Gaussian mixture."""
 
 from collections.abc import Mapping
 from itertools import pairwise
@@ -17,7 +17,7 @@ VALIDATION_FRAMES = 4096
 
 
 def new_model(seed: int) -> nn.Module:
-    """0.62 M parameters, 2.5 MB."""
+    """Make a model of 0.62 M parameters, 2.5 MB."""
     torch.manual_seed(seed)
     sizes = [NUM_INPUTS, HIDDEN, HIDDEN, HIDDEN]
     layers = [
@@ -29,7 +29,7 @@ def new_model(seed: int) -> nn.Module:
 
 
 class Frames:
-    """Frames of a Gaussian mixture, several components a class; `seed` says which mixture."""
+    """Frames samples a Gaussian mixture with several components a class; `seed` chooses it."""
 
     def __init__(self, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -40,14 +40,14 @@ class Frames:
     def minibatch(
         self, step: int, rank: int, num_frames: int
     ) -> tuple[Float[Tensor, "frames inputs"], Int64[Tensor, " frames"]]:
-        """Frames and classes that no other rank or step sees."""
+        """Return frames and classes that no other rank or step has."""
         generator = torch.Generator().manual_seed((self.seed * 1000 + rank) * 100_000 + step)
         components = torch.randint(len(self.means), (num_frames,), generator=generator)
         noise = torch.randn(num_frames, NUM_INPUTS, generator=generator)
         return self.means[components] + noise, components % NUM_CLASSES
 
     def validation(self) -> tuple[Float[Tensor, "frames inputs"], Int64[Tensor, " frames"]]:
-        """Frames that no rank trains on."""
+        """Return frames that no rank trains on."""
         return self.minibatch(0, 999, VALIDATION_FRAMES)
 
 
@@ -57,6 +57,6 @@ def validation_loss(
     weights: Mapping[str, Tensor],
     frames: tuple[Float[Tensor, "frames inputs"], Int64[Tensor, " frames"]],
 ) -> float:
-    """Mean cross-entropy, in nats a frame, of the model with other `weights`."""
+    """Return the model's mean cross-entropy with other `weights`, in nats a frame."""
     logits = functional_call(model, dict(weights), (frames[0],))
     return float(nn.functional.cross_entropy(logits, frames[1]))

@@ -1,4 +1,4 @@
-"""Methods of torch itself: DistributedDataParallel with its hooks, and post-local SGD."""
+"""Run methods of torch itself: DistributedDataParallel with its hooks, and post-local SGD."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ FIRST_COMPRESSED_STEP = 2  # the least that DDP's rebuilding of buckets permits
 def ddp(
     model: nn.Module, optimizer: Optimizer, ranks: Ranks, settings: Settings
 ) -> Iterator[Entered]:
-    """Synchronous SGD: a ring sums gradients while others are still being computed."""
+    """Run synchronous SGD: a ring sums gradients while others are still being computed."""
     del settings
     module = DistributedDataParallel(model, process_group=ranks.group)
     yield Entered(module, optimizer, weights_of(model))
@@ -36,7 +36,7 @@ def ddp(
 def ddp_fp16(
     model: nn.Module, optimizer: Optimizer, ranks: Ranks, settings: Settings
 ) -> Iterator[Entered]:
-    """The same with gradients of 16 bits on the wire."""
+    """Do the same with gradients of 16 bits on the wire."""
     del settings
     module = DistributedDataParallel(model, process_group=ranks.group)
     module.register_comm_hook(ranks.group, fp16_compress_hook)
@@ -47,7 +47,7 @@ def ddp_fp16(
 def ddp_powersgd(
     model: nn.Module, optimizer: Optimizer, ranks: Ranks, settings: Settings
 ) -> Iterator[Entered]:
-    """The same with low-rank gradients and error feedback, almost from the first step."""
+    """Do the same with low-rank gradients and error feedback, almost from the first step."""
     # In one bucket: the hook's exchanges of two would meet in another order on another rank.
     module = DistributedDataParallel(model, process_group=ranks.group, bucket_cap_mb=BUCKET_MB)
     state = PowerSGDState(
@@ -63,9 +63,9 @@ def ddp_powersgd(
 def post_local_sgd(
     model: nn.Module, optimizer: Optimizer, ranks: Ranks, settings: Settings
 ) -> Iterator[Entered]:
-    """Gradients averaged within a host at each step, models over all ranks at a block's end.
+    """Average gradients within a host at each step, models over all ranks at a block's end.
 
-    Without the usual synchronous first phase, which would cost it more than all the rest.
+    This omits the usual synchronous first phase, which would cost more than all the rest.
     """
     lower, _ = dist.new_subgroups(ranks.ranks_per_host)
     module = DistributedDataParallel(model, process_group=ranks.group)
