@@ -18,7 +18,7 @@ class GtcTask:
 
     @classmethod
     def of(cls, num_elements: int, density: float, device: torch.device) -> "GtcTask":
-        """An element crosses every tau / |g| steps, so mean |g| / tau are sent in each."""
+        """Make a task; an element crosses every tau / |g| steps, so mean |g| / tau are sent."""
         generator = torch.Generator(device).manual_seed(0)
         gradients = torch.randn(num_elements, generator=generator, device=device)
         tau = float(gradients.abs().mean()) / density

@@ -96,7 +96,7 @@ class Task:
     def training_from(
         self, start: nn.Module, seed: int, learning_rates: tuple[float, ...]
     ) -> Training[Minibatch]:
-        """Plain SGD; an epoch deals every frame once, each step the next minibatch of each rank."""
+        """Train by plain SGD; an epoch shards all frames by minibatch over the ranks."""
 
         def make_model() -> nn.Module:
             model = self.new_model()

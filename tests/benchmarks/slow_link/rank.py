@@ -28,7 +28,7 @@ FIRST_RANK = 998  # whose minibatches nobody else sees
 
 @dataclass(frozen=True)
 class Heat:
-    """One training: until `target_loss` at a multiple of `evaluate_every` steps, or `max_steps`."""
+    """Heat is one training to `target_loss`, seen each `evaluate_every` steps, or `max_steps`."""
 
     method: str
     settings: Settings
