@@ -9,6 +9,7 @@ from the module.
 import argparse
 import gc
 import importlib
+import json
 import os
 import resource
 import shutil
@@ -18,9 +19,10 @@ import sysconfig
 import tempfile
 import time
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -81,23 +83,26 @@ class Blocked:
 class Mutations:
     """A pytest plugin: before tests are collected it forks a process for each mutant of a module.
 
-    A fork collects and runs the tests; it imports the module from the file that was mutated.
+    A fork collects and runs the tests, the fastest first; it imports the module from the file that
+    was mutated. The first fork imports the module itself, and records what the others need.
     """
 
     module: Path
     every: int
+    seconds: Counter[str] = field(default_factory=Counter)
+    is_first: bool = True
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> None:
         """Return in each fork; leave the process with 1 if a survivor is unexplained."""
         started, source = time.monotonic(), self.module.read_text()
-        imported = Path("imported.txt")
-        passed, cpu_s = self._forked(300, imported)
+        passed, cpu_s = self._forked(300)
         if passed is None:
             return
         if not passed:
-            sys.exit(f"{self.module}: its tests fail without a mutation: {Path.cwd()}/pytest.log")
-        self._import_what_is_not_mutated(imported.read_text().split())
+            print(f"{self.module}: its tests fail without a mutation")
+            os._exit(1)
+        self._learn_from_first()
         survivors, num_mutants = [], 0
         is_c = self.module.suffix == ".c"
         for mutant in (c_mutants if is_c else python_mutants)(source)[:: self.every]:
@@ -110,10 +115,10 @@ class Mutations:
                 return
             if passed:
                 survivors.append(mutant)
-        seconds = time.monotonic() - started
-        os._exit(report(str(self.module), survivors, num_mutants, seconds))
+        duration_s = time.monotonic() - started
+        os._exit(report(str(self.module), survivors, num_mutants, duration_s))
 
-    def _forked(self, limit_s: int, imported: Path | None = None) -> tuple[bool | None, float]:
+    def _forked(self, limit_s: int) -> tuple[bool | None, float]:
         """Return None in a fork; afterwards whether its tests passed, and its processor time."""
         gc.freeze()
         sys.stdout.flush()
@@ -121,21 +126,32 @@ class Mutations:
         if pid:
             _, status, usage = os.wait4(pid, 0)
             return status == 0, usage.ru_utime + usage.ru_stime
-        sys.dont_write_bytecode = imported is None
+        sys.dont_write_bytecode = not self.is_first
         resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s))
         resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
         log = os.open("pytest.log", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        self._record = imported
         return None, 0.0
 
-    def pytest_sessionfinish(self) -> None:
-        """Write what the fork without a mutation imported."""
-        if self._record:
-            self._record.write_text("\n".join(sys.modules))
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Begin with the fastest."""
+        items.sort(key=lambda item: self.seconds[item.nodeid])
 
-    def _import_what_is_not_mutated(self, names: list[str]) -> None:
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count each test's seconds."""
+        self.seconds[report.nodeid] += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        """Write, in the first fork, what it imported and each test's seconds."""
+        if self.is_first:
+            Path("first.json").write_text(json.dumps([list(sys.modules), self.seconds]))
+
+    def _learn_from_first(self) -> None:
+        """Import what the first fork did, but for the module and its importers."""
+        self.is_first = False
+        names, seconds = json.loads(Path("first.json").read_text())
+        self.seconds.update(seconds)
         parts = self.module.with_suffix("").parts
         blocked = Blocked(".".join(parts[:-1] if self.module.suffix == ".c" else parts))
         sys.meta_path.insert(0, blocked)

@@ -115,24 +115,53 @@ def test_moments_survive_json_to_the_bit() -> None:
     assert loaded.sum_of_squares.tobytes() == moments.sum_of_squares.tobytes()
 
 
+def test_no_frames_survive_json() -> None:
+    """The moments of an empty subset are moments."""
+    assert Moments.from_dict(Moments.zero().to_dict()).to_dict() == Moments.zero().to_dict()
+
+
+VECTOR = [1.0] * 64
+NOT_FINITE = "^moments must be finite, sums of squares not negative"
+
+
 @pytest.mark.parametrize(
-    "change",
+    ("change", "message"),
     [
-        {"count": -1},
-        {"count": None},
-        {"sum": [1.0]},
-        {"sum": [float("nan")] * 64},
-        {"sum_of_squares": [-1.0] * 64},
-        {"sum_of_squares": "many"},
+        ({"count": -1}, r"count = -1, sums of shapes \(64,\) and \(64,\): need count >= 0 and two"),
+        ({"count": None}, "^not a record of moments: TypeError"),
+        ({"count": float("inf")}, "^not a record of moments: OverflowError"),
+        ({"sum": [1.0]}, r"^count = 5, sums of shapes \(1,\) and \(64,\): need"),
+        ({"sum": [VECTOR], "sum_of_squares": [VECTOR]}, r"shapes \(1, 64\) and \(1, 64\): need"),
+        ({"sum": [float("nan"), *VECTOR[1:]]}, NOT_FINITE),
+        ({"sum_of_squares": [float("inf"), *VECTOR[1:]]}, NOT_FINITE),
+        ({"sum_of_squares": [-1.0, *VECTOR[1:]]}, NOT_FINITE),
+        ({"sum_of_squares": "many"}, "^not a record of moments: ValueError.*many"),
     ],
 )
-def test_impossible_moments_are_refused(change: dict[str, object]) -> None:
-    """A damaged record is not read as statistics."""
-    with pytest.raises(ValueError, match=r"moments|count"):
+def test_impossible_moments_are_refused(change: dict[str, object], message: str) -> None:
+    """A damaged record is not read as statistics; the error has the value and what is needed."""
+    with pytest.raises(ValueError, match=message):
         Moments.from_dict(Moments.of(energies(5)).to_dict() | change)
+
+
+@pytest.mark.parametrize("name", ["count", "sum", "sum_of_squares"])
+def test_incomplete_moments_are_refused(name: str) -> None:
+    """The error names what is missing."""
+    record = Moments.of(energies(5)).to_dict()
+    del record[name]
+    with pytest.raises(ValueError, match=rf"^not a record of moments: KeyError\('{name}'\)"):
+        Moments.from_dict(record)
+
+
+def test_one_frame_is_its_own_mean() -> None:
+    """It deviates from it by nothing."""
+    frame = energies(1)
+    moments = Moments.of(frame)
+    assert np.array_equal(moments.mean, frame[0])
+    np.testing.assert_allclose(moments.standard_deviation, 0, atol=1e-6)
 
 
 def test_no_frames_have_no_mean() -> None:
     """Dividing by no frames is an error, not NaN."""
-    with pytest.raises(ValueError, match="at least 1 frame"):
+    with pytest.raises(ValueError, match="count = 0: need at least 1 frame for a mean"):
         _ = Moments.zero().mean

@@ -80,8 +80,77 @@ def test_no_speakers_make_no_files() -> None:
 @pytest.mark.parametrize("file_hours", [0.0, -1.0, float("nan")])
 def test_a_file_has_a_positive_length(file_hours: float) -> None:
     """The error names the value."""
-    with pytest.raises(ValueError, match=r"file_hours = .*: need more than 0"):
+    with pytest.raises(ValueError, match=f"file_hours = {file_hours}: need more than 0"):
         pack_speakers({"a": 1}, file_hours)
+
+
+def test_the_longest_speaker_goes_first_to_the_shortest_file() -> None:
+    """Ten hours in files of five: two files; speakers and files of equal length in their order."""
+    hours = {"d": 1, "a": 4, "c": 2, "b": 2, "e": 1}
+    durations = {name: each * HOUR_MS for name, each in hours.items()}
+    assert pack_speakers(durations, 5.0) == [["a", "d"], ["b", "c", "e"]]
+
+
+@pytest.mark.parametrize(("hours", "num_files"), [(1, 1), (7, 1), (8, 2), (12, 2), (13, 3)])
+def test_the_number_of_files_is_rounded(hours: int, num_files: int) -> None:
+    """As many files of five hours as come nearest to the hours, and at least one."""
+    durations = {f"spk-{number:02}": HOUR_MS for number in range(hours)}
+    assert len(pack_speakers(durations, 5.0)) == num_files
+
+
+def test_a_group_is_closed_when_it_makes_40_files() -> None:
+    """Files of an hour: 40 hours are a group, a millisecond less is none; a rest joins the last."""
+    enough = 40 * HOUR_MS
+    assert group_buckets([enough, enough, enough], 1.0) == [range(1), range(1, 2), range(2, 3)]
+    assert group_buckets([enough - 1, 1, enough], 1.0) == [range(2), range(2, 3)]
+    assert group_buckets([enough, enough, enough - 1], 1.0) == [range(1), range(1, 3)]
+    assert group_buckets([enough - 1, 0], 1.0) == [range(2)]
+    assert group_buckets([enough], 1.0) == [range(1)]
+
+
+HOURS = {"a": 4, "b": 1, "c": 2, "d": 1}
+COUNTED = Balance(3, 8 * HOUR_MS, 3 * HOUR_MS, {"a": 4 * HOUR_MS, "d": HOUR_MS})
+
+
+def test_files_are_counted() -> None:
+    """Three files of 4, 3 and 1 hours: the second one is shared."""
+    durations = {name: each * HOUR_MS for name, each in HOURS.items()}
+    counted = Balance.of([["a"], ["b", "c"], ["d"]], durations)
+    assert counted == COUNTED
+    assert counted.mean_ms == pytest.approx(8 / 3 * HOUR_MS)
+    assert (counted.imbalance, counted.shared_imbalance) == pytest.approx((1.5, 1.125))
+    assert Balance(1, 7, 7).mean_ms == 7
+
+
+def test_a_commit_and_a_manifest_have_plain_values() -> None:
+    """Milliseconds for the commit; hours and ratios to six digits for the manifest."""
+    alone_ms = {"a": 4 * HOUR_MS, "d": HOUR_MS}
+    plain = {"num_files": 3, "total_ms": 8 * HOUR_MS, "largest_shared_ms": 3 * HOUR_MS}
+    assert COUNTED.to_dict() == plain | {"alone_ms": alone_ms}
+    assert Balance(3, 8 * HOUR_MS, 3_000_000).summary() == {
+        "num_files": 3,
+        "mean_hours": 2.666667,
+        "imbalance": 0.3125,
+        "shared_imbalance": 0.3125,
+        "lone_speakers": [],
+    }
+    summary = Balance(3, 7_000_000, 3_000_000, {"a": 4_000_000}).summary()
+    assert (summary["imbalance"], summary["shared_imbalance"]) == (1.714286, 1.285714)
+    assert summary["lone_speakers"] == ["a"]
+
+
+def test_groups_are_counted_as_one_set_of_files() -> None:
+    """Numbers add up, the longest shared file of all is kept, and every speaker alone."""
+    other = Balance(2, 5 * HOUR_MS, 4 * HOUR_MS, {"e": HOUR_MS})
+    whole = Balance(5, 13 * HOUR_MS, 4 * HOUR_MS, COUNTED.alone_ms | {"e": HOUR_MS})
+    assert Balance.of_groups(iter([COUNTED, other])) == whole
+
+
+def test_a_speaker_is_lone_beyond_1_05_of_the_mean() -> None:
+    """105 % of the mean is still within; names are in order."""
+    assert Balance(2, 200, 0, {"b": 105, "a": 95}).lone_speakers == ()
+    assert Balance(2, 200, 0, {"b": 106, "a": 94}).lone_speakers == ("b",)
+    assert Balance(4, 400, 0, {"b": 150, "a": 150, "c": 100}).lone_speakers == ("a", "b")
 
 
 @given(st.lists(st.integers(0, 300 * HOUR_MS), min_size=1, max_size=60), FILE_HOURS)

@@ -1,5 +1,7 @@
 """Compare blockwise model-update filtering with torch's own momentum."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -97,11 +99,51 @@ def test_block_momentum_solves_eq_5(
     assert zeta / (num_models * (1 - eta)) == constant
 
 
-def test_refuses_bad_settings() -> None:
+def test_without_momentum_a_smaller_rate_goes_part_of_the_way() -> None:
+    """eta = 0, zeta = 0.5: W + (mean - W) / 2, which ranks start from too."""
+    for form in ("nesterov", "as_printed"):
+        block_filter = BlockFilter(0.5, 0.0, form)
+        state = block_filter.end_block(block_filter.begin(torch.tensor([2.0])), torch.tensor([6.0]))
+        assert (state.global_model, state.broadcast_model, state.update) == (4.0, 4.0, 2.0)
+
+
+def test_model_averaging_keeps_the_last_update() -> None:
+    """A later stage with momentum begins from mean - W."""
+    block_filter = BlockFilter(1.0, 0.0, "nesterov")
+    state = block_filter.end_block(block_filter.begin(torch.tensor([2.0])), torch.tensor([6.0]))
+    assert (state.global_model, state.broadcast_model, state.update) == (6.0, 6.0, 4.0)
+
+
+def test_an_earlier_stages_update_is_looked_ahead_by_nesterov_alone() -> None:
+    """W + eta Delta, or W itself."""
+    model, update = torch.tensor([2.0]), torch.tensor([6.0])
+    for form, broadcast in (("nesterov", 5.0), ("as_printed", 2.0)):
+        state = BlockFilter(1.0, 0.5, form).begin(model, update)
+        assert (state.global_model, state.broadcast_model, state.update) == (2.0, broadcast, 6.0)
+
+
+@pytest.mark.parametrize(
+    ("zeta", "eta", "form", "message"),
+    [
+        (0.0, 0.5, "nesterov", r"^block_learning_rate = 0\.0: need above 0"),
+        (-0.5, 0.5, "nesterov", r"^block_learning_rate = -0\.5: need above 0"),
+        (1.0, 1.0, "nesterov", r"^block_momentum = 1\.0: need 0 <= eta < 1"),
+        (1.0, -0.1, "nesterov", r"^block_momentum = -0\.1: need 0 <= eta < 1"),
+    ],
+)
+def test_refuses_bad_settings(zeta: float, eta: float, form: Any, message: str) -> None:
     """Messages name the value and the bound."""
-    with pytest.raises(ValueError, match=r"momentum_constant = 0\.1: need at least"):
-        block_momentum_for(2, 1.0, 0.1)
-    with pytest.raises(ValueError, match=r"block_momentum = 1\.0: need 0 <= eta < 1"):
-        BlockFilter(1.0, 1.0, "nesterov")
-    with pytest.raises(ValueError, match=r"block_learning_rate = 0\.0: need above 0"):
-        BlockFilter(0.0, 0.5, "nesterov")
+    with pytest.raises(ValueError, match=message):
+        BlockFilter(zeta, eta, form)
+
+
+@pytest.mark.parametrize(
+    ("num_models", "zeta", "constant"), [(2, 1.0, 0.1), (4, 1.0, 0.2499), (4, 0.0, 0.0)]
+)
+def test_refuses_a_momentum_constant_that_no_momentum_has(
+    num_models: int, zeta: float, constant: float
+) -> None:
+    """Below zeta / N eta is negative; with 0 there is none."""
+    bound = f"need at least block_learning_rate / N = {zeta} / {num_models}, or the block momentum"
+    with pytest.raises(ValueError, match=f"momentum_constant = {constant}: {bound}"):
+        block_momentum_for(num_models, zeta, constant)

@@ -116,14 +116,15 @@ def test_gpu_messages_are_those_of_the_cpu(case: tuple[Tensor, Tensor, float]) -
 @pytest.mark.parametrize("density", [1e-4, 0.06, 0.3])
 def test_elements_at_the_edges_of_tiles_are_sent(density: float) -> None:
     """Large models are searched in tiles; no element at a tile's edge is missed."""
-    num_elements = 3 * on_cpu.TILE_ELEMENTS + 5
+    num_elements = 5 * on_cpu.TILE_ELEMENTS + 5
     residual, gradients, tau = at_density(num_elements, density, 0, torch.float32)
-    edges = torch.arange(4) * on_cpu.TILE_ELEMENTS
+    edges = torch.arange(6) * on_cpu.TILE_ELEMENTS
     gradients[torch.cat([edges, edges[1:] - 1, torch.tensor([num_elements - 1])])] = -9 * tau
     expected = Step.of(residual, gradients, tau)
     message = on_cpu.take_message(residual, gradients, tau)
     assert message[HEADER_WORDS:].tolist() == expected.body()
     assert torch.equal(residual, expected.residual)
+    assert torch.equal(signs_of(message, num_elements), expected.signs.int())
 
 
 def test_words_are_sign_and_index() -> None:

@@ -1,6 +1,7 @@
 """Check the properties of gradient threshold compression: messages and residuals."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -9,7 +10,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from training.algorithms.gtc.encoding import take_message
-from training.algorithms.gtc.gradient_threshold import add_message, check_gradient_threshold
+from training.algorithms.gtc.gradient_threshold import (
+    add_message,
+    check_gradient_threshold,
+    is_finite,
+    num_map_words,
+    num_plane_words,
+)
 
 integer_gradients = st.integers(1, 80).flatmap(
     lambda n: st.lists(
@@ -60,14 +67,14 @@ def test_order_of_ranks_does_not_matter(ranks: list[list[int]], random: object) 
 @pytest.mark.parametrize("tau", [-1.0, math.nan, math.inf])
 def test_refuses_bad_thresholds(tau: float) -> None:
     """A threshold that is negative or not finite is refused."""
-    with pytest.raises(ValueError, match=r"need a finite number >= 0"):
+    with pytest.raises(ValueError, match=f"^gradient_threshold = {tau}: need a finite number >= 0"):
         check_gradient_threshold(tau, torch.zeros(10))
 
 
 @pytest.mark.parametrize("tau", [1e-60, 1e60])
 def test_refuses_thresholds_that_the_parameters_type_does_not_have(tau: float) -> None:
     """In float32 they are 0, which every element reaches, or infinite, which none reaches."""
-    with pytest.raises(ValueError, match=r"not within torch.float32"):
+    with pytest.raises(ValueError, match=rf"= {re.escape(str(tau))}: not within torch.float32"):
         check_gradient_threshold(tau, torch.zeros(10))
     check_gradient_threshold(tau, torch.zeros(10, dtype=torch.float64))
 
@@ -83,3 +90,21 @@ def test_refuses_models_beyond_31_bits() -> None:
     """A model with more elements than 31-bit indices is refused."""
     with pytest.raises(ValueError, match=r"2147483648 parameters: need at most 2147483647"):
         check_gradient_threshold(8.0, torch.zeros(1).expand(2**31))
+    check_gradient_threshold(8.0, torch.zeros(1).expand(2**31 - 1))
+
+
+def test_a_map_is_sixteen_elements_a_word() -> None:
+    """Two planes of one bit an element, each of whole 32-bit words."""
+    assert [num_plane_words(n) for n in (0, 1, 32, 33, 64, 65)] == [0, 1, 1, 2, 2, 3]
+    assert [num_map_words(n) for n in (0, 1, 32, 33)] == [0, 2, 2, 4]
+
+
+def test_a_message_is_read_as_it_is_written() -> None:
+    """Words of indices, planes of a map, and nothing of a gradient that is not finite."""
+    indices = torch.tensor([0, 2, 5, 3 - 2**31], dtype=torch.int32)
+    of_map = torch.tensor([1, 2, 0b101000, 0b001000], dtype=torch.int32)
+    broken = torch.tensor([2, 2], dtype=torch.int32)
+    assert [is_finite(each) for each in (indices, of_map, broken)] == [True, True, False]
+    assert counts_of([indices], 7).tolist() == [0, 0, 0, -1, 0, 1, 0]
+    assert counts_of([of_map], 7).tolist() == [0, 0, 0, -1, 0, 1, 0]
+    assert counts_of([indices, of_map, broken], 7).tolist() == [0, 0, 0, -2, 0, 2, 0]
