@@ -119,7 +119,9 @@ def test_files_are_counted() -> None:
     assert counted == COUNTED
     assert counted.mean_ms == pytest.approx(8 / 3 * HOUR_MS)
     assert (counted.imbalance, counted.shared_imbalance) == pytest.approx((1.5, 1.125))
-    assert Balance(1, 7, 7).mean_ms == 7
+    shared = Balance.of([["b", "d"], ["a", "c"]], durations)
+    assert shared == Balance(2, 8 * HOUR_MS, 6 * HOUR_MS)
+    assert (Balance().mean_ms, Balance(1, 7, 7).mean_ms) == (0, 7)
 
 
 def test_a_commit_and_a_manifest_have_plain_values() -> None:
