@@ -111,6 +111,8 @@ def _edits(node: ast.AST, stored: Counter[str]) -> Iterator[tuple[ast.AST, ast.A
             return
         case ast.Subscript(value=ast.Name("Literal")) | ast.Call(func=ast.Name("TypeVar")):
             return
+        case ast.keyword(arg="strict"):
+            return
         case ast.Raise():
             yield node, ast.Pass()
             for text in ast.walk(node):
@@ -183,13 +185,15 @@ def _other_calls(node: ast.AST) -> Iterator[ast.AST]:
     """Yield a call with its arguments swapped, without a keyword, or of the opposite function."""
     match node:
         case ast.Call(func=func, args=args, keywords=keywords):
-            if len(args) > 1 and not any(isinstance(each, ast.Starred) for each in args[:2]):
-                yield _with(node, args=[args[1], args[0], *args[2:]])
-            for place in range(len(keywords)):
-                yield _with(node, keywords=keywords[:place] + keywords[place + 1 :])
             field = "id" if isinstance(func, ast.Name) else "attr"
-            if getattr(func, field, None) in NAMES:
-                yield _with(node, func=_with(func, **{field: NAMES[getattr(func, field)]}))
+            name = getattr(func, field, "")
+            if name in NAMES:
+                yield _with(node, func=_with(func, **{field: NAMES[name]}))
+            elif len(args) > 1 and not any(isinstance(each, ast.Starred) for each in args[:2]):
+                yield _with(node, args=[args[1], args[0], *args[2:]])
+            for place, keyword in enumerate(keywords):
+                if keyword.arg != "strict":
+                    yield _with(node, keywords=keywords[:place] + keywords[place + 1 :])
 
 
 def _other_values(value: object) -> list[object]:
