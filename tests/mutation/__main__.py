@@ -100,7 +100,8 @@ class Mutations:
         if passed is None:
             return
         if not passed:
-            print(f"{self.module}: its tests fail without a mutation")
+            log = Path("pytest.log").read_text()
+            print(f"{self.module}: its tests fail without a mutation\n{log}", flush=True)
             os._exit(1)
         self._learn_from_first()
         survivors, num_mutants = [], 0
@@ -115,6 +116,8 @@ class Mutations:
                 return
             if passed:
                 survivors.append(mutant)
+        self.module.write_text(source)
+        assert not is_c or compiles(self.module)
         duration_s = time.monotonic() - started
         os._exit(report(str(self.module), survivors, num_mutants, duration_s))
 
