@@ -6,7 +6,7 @@ from pipeline.shards.partitions import (
     PartitionRow,
     read_partition,
     read_partition_lengths,
-    read_partition_origins,
+    read_partition_provenance,
     write_partition,
 )
 from pipeline.shards.targets import TargetRow, read_targets, write_targets
@@ -20,7 +20,7 @@ __all__ = [
     "read_features",
     "read_partition",
     "read_partition_lengths",
-    "read_partition_origins",
+    "read_partition_provenance",
     "read_targets",
     "write_features",
     "write_partition",

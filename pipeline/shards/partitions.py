@@ -94,12 +94,12 @@ def read_partition_lengths(
     return num_frames, offsets
 
 
-def read_partition_origins(
+def read_partition_provenance(
     file: BinaryIO | io.IOBase,
 ) -> tuple[list[str], list[str], Float64[np.ndarray, " rows"]]:
     """Read only each row's utterance, speaker and mean log Z of soft targets, in stored order.
 
-    The mean log Z says how unsure the teacher was; rows without soft targets have 0.
+    The mean log Z measures how unsure the teacher was; rows without soft targets have 0.
     """
     columns = read_columns(_FORMAT, file, ("utterance_id", "speaker_id", "log_z"))
     utterances, speakers = (columns[name].to_pylist() for name in ("utterance_id", "speaker_id"))

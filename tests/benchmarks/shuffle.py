@@ -29,9 +29,9 @@ from tests.small_corpus import serially
 from tests.written_run import write_run
 from training.data.dataset import Dataset
 from training.data.sub_epochs import SubEpoch
-from training.shuffle_audit.certificate import CertificateConfig, gather
+from training.shuffle_audit.order_samples import TrainingStep, collect_samples
 from training.shuffle_audit.reading_order import sub_epoch_steps
-from training.shuffle_audit.row_provenance import OriginReader
+from training.shuffle_audit.row_provenance import ProvenanceReader
 
 NUM_FILES, NUM_SPEAKERS, NUM_EACH = 256, 5, 32
 NUM_RANKS, MINIBATCH_FRAMES, LOOK_AHEAD = 8, 512, 3
@@ -91,10 +91,13 @@ def trainers_order(
     config = RepartitionConfig(hours / NUM_FILES / PARTITIONS_A_FILE, num_source_shards, seed)
     outputs = repartition(store, run_uri, config, serially)[0].outputs
     dataset = Dataset(store, run_uri, (), outputs, LOOK_AHEAD, MINIBATCH_FRAMES, seed, 0, NUM_RANKS)
-    reader = OriginReader(store, run_uri, read_sources(store, run_uri))
+    reader = ProvenanceReader(store, run_uri, read_sources(store, run_uri))
     with mock.patch("training.data.batching.BUFFER_FRAMES", low_rate_frames(outputs[0].tally)):
-        steps = [(0, *each) for each in enumerate(sub_epoch_steps(dataset, SUB_EPOCH, seed))]
-    return gather(steps, reader, CertificateConfig(NUM_RANKS, len(steps), 1))
+        steps = [
+            TrainingStep(0, number, minibatches)
+            for number, minibatches in enumerate(sub_epoch_steps(dataset, SUB_EPOCH, seed))
+        ]
+    return collect_samples(steps, reader, NUM_RANKS, len(steps))
 
 
 def low_rate_frames(partition: Tally) -> int:

@@ -1,4 +1,4 @@
-"""What a trainer really reads: the rows of each synchronous step, without reading a feature."""
+"""List the rows that a trainer reads in each synchronous step, without reading a feature."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -13,32 +13,34 @@ from training.data.sub_epochs import SubEpoch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reading:
-    """One rank's minibatch: of each piece the partition, the row in it and the first frame."""
+class MinibatchRows:
+    """MinibatchRows locates one rank's minibatch: each segment's partition, row and first frame."""
 
     rank: int
     partitions: list[Output]
-    rows: Int64[np.ndarray, " pieces"]
-    starts: Int64[np.ndarray, " pieces"]
+    rows: Int64[np.ndarray, " segments"]
+    starts: Int64[np.ndarray, " segments"]
 
 
-def sub_epoch_steps(dataset: Dataset, sub_epoch: SubEpoch, index: int) -> Iterator[list[Reading]]:
-    """Step by step what the ranks read in sub-epoch number `index`; those out of data read nothing.
+def sub_epoch_steps(
+    dataset: Dataset, sub_epoch: SubEpoch, index: int
+) -> Iterator[list[MinibatchRows]]:
+    """Yield the ranks' minibatches in each step of sub-epoch number `index`.
 
-    Only as many lengths are read as the steps taken need.
+    A rank that has no minibatch left is missing. Only the lengths of the taken steps are read.
     """
     ranks = (replace(dataset, rank=rank) for rank in range(dataset.world_size))
-    for readings in zip_longest(*(rank_steps(rank, sub_epoch, index) for rank in ranks)):
-        yield [reading for reading in readings if reading is not None]
+    for step in zip_longest(*(rank_steps(rank, sub_epoch, index) for rank in ranks)):
+        yield [minibatch for minibatch in step if minibatch is not None]
 
 
-def rank_steps(dataset: Dataset, sub_epoch: SubEpoch, index: int) -> Iterator[Reading]:
-    """The minibatches of one rank in one sub-epoch, in its order."""
+def rank_steps(dataset: Dataset, sub_epoch: SubEpoch, index: int) -> Iterator[MinibatchRows]:
+    """Yield the minibatches of one rank in one sub-epoch, in the order of training."""
     for buffer in dataset.shuffle_buffers(sub_epoch, index):
         owners = np.repeat(np.arange(len(buffer.parts)), [len(part.rows) for part in buffer.parts])
         rows = np.concatenate([part.rows for part in buffer.parts])
         for segments in buffer.batches():
-            yield Reading(
+            yield MinibatchRows(
                 dataset.rank,
                 [buffer.parts[owner].output for owner in owners[segments.utterances]],
                 rows[segments.utterances],

@@ -1,4 +1,4 @@
-"""Where the rows of training partitions come from: file, speaker, place before the shuffles."""
+"""Find the provenance of training partitions' rows: file, speaker, position before the shuffles."""
 
 import json
 from collections import Counter
@@ -12,25 +12,28 @@ from infra.store.checked_reads import scan_checked
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.audit.provenance import Sources
 from pipeline.runs.manifest import Output, read_output
-from pipeline.shards import read_partition_origins
+from pipeline.shards import read_partition_provenance
 
 LINE_BITS = 20
-"""A selection file of 2^20 utterances would be one of 58 days."""
+"""Bits of a line's number; a selection file of 2^20 utterances would hold 58 days of speech."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Origins:
-    """Of each row of a partition: selection file, speaker, place in the source, mean log Z."""
+class RowProvenance:
+    """RowProvenance holds each row's selection file, speaker, source position and mean log Z."""
 
     files: Int64[np.ndarray, " rows"]
     speakers: Int64[np.ndarray, " rows"]
-    places: Int64[np.ndarray, " rows"]
-    values: Float64[np.ndarray, " rows"]
+    positions: Int64[np.ndarray, " rows"]
+    mean_log_z: Float64[np.ndarray, " rows"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SelectionFile:
-    """The line of each utterance, and the chance that two moments are of one speaker."""
+class SelectionIndex:
+    """SelectionIndex maps utterances to the lines of a selection file.
+
+    `same_speaker` is the probability that two moments of the file are of one speaker.
+    """
 
     lines: dict[str, int]
     same_speaker: float
@@ -38,7 +41,7 @@ class SelectionFile:
 
 # A group of source shards is read for each of its partitions; 256 files are some 150 MB.
 @lru_cache(maxsize=256)
-def read_selection_file(store: ObjectStore, run_uri: str, output: Output) -> SelectionFile:
+def read_selection_file(store: ObjectStore, run_uri: str, output: Output) -> SelectionIndex:
     """Index one selection file by utterance."""
     lines: dict[str, int] = {}
     seconds: Counter[str] = Counter()
@@ -47,33 +50,36 @@ def read_selection_file(store: ObjectStore, run_uri: str, output: Output) -> Sel
         lines[fields["utterance_id"]] = number
         seconds[fields["speaker_id"]] += fields["duration_s"]
     total = sum(seconds.values())
-    return SelectionFile(lines, sum((each / total) ** 2 for each in seconds.values()))
+    return SelectionIndex(lines, sum((each / total) ** 2 for each in seconds.values()))
 
 
-class OriginReader:
-    """Origins of partitions' rows; reads each partition's small columns once."""
+class ProvenanceReader:
+    """ProvenanceReader finds the provenance of rows; it reads each partition's columns once."""
 
     def __init__(self, store: ObjectStore, run_uri: str, sources: Sources) -> None:
         self._store, self._run_uri, self._sources = store, run_uri, sources
         self._ranks = sources.source_ranks()
         self._speakers: dict[str, int] = {}
-        self._known: dict[str, Origins] = {}
+        self._partitions: dict[str, RowProvenance] = {}
         self._same_speaker: dict[int, float] = {}
 
     def same_speaker(self) -> float:
-        """The chance that two moments of one file are of one speaker, mean over files seen."""
+        """Return the probability that two moments of a file read so far are of one speaker."""
         return float(np.mean(list(self._same_speaker.values())))
 
-    def of(self, partition: Output) -> Origins:
-        """The origins of a partition's rows, in stored order."""
-        if partition.key not in self._known:
-            self._known[partition.key] = self._read(partition)
-        return self._known[partition.key]
+    def read(self, partition: Output) -> RowProvenance:
+        """Return the provenance of a partition's rows, in stored order.
 
-    def _read(self, partition: Output) -> Origins:
+        Raises ValueError for an utterance that is in none of the partition's source files.
+        """
+        if partition.key not in self._partitions:
+            self._partitions[partition.key] = self._read_columns(partition)
+        return self._partitions[partition.key]
+
+    def _read_columns(self, partition: Output) -> RowProvenance:
         uri = join_uri(self._run_uri, partition.key)
-        utterances, speakers, values = scan_checked(self._store, uri, read_partition_origins)
-        found = self._find(partition, set(utterances))
+        utterances, speakers, mean_log_z = scan_checked(self._store, uri, read_partition_provenance)
+        found = self._find_sources(partition, set(utterances))
         missing = set(utterances) - found.keys()
         if missing:
             num_files = len(self._sources.files_of(partition))
@@ -82,21 +88,22 @@ class OriginReader:
                 "another version made the partitions; repartition into a fresh --run"
             )
         numbers = [self._speakers.setdefault(name, len(self._speakers)) for name in speakers]
-        files, places = zip(*(found[name] for name in utterances), strict=True)
-        return Origins(
+        files, positions = zip(*(found[name] for name in utterances), strict=True)
+        return RowProvenance(
             np.array(files, np.int64),
             np.array(numbers, np.int64),
-            np.array(places, np.int64),
-            values,
+            np.array(positions, np.int64),
+            mean_log_z,
         )
 
-    def _find(self, partition: Output, wanted: set[str]) -> dict[str, tuple[int, int]]:
-        """File and place of the wanted utterances."""
+    def _find_sources(self, partition: Output, wanted: set[str]) -> dict[str, tuple[int, int]]:
+        """Return the file's number and the source position of each of the wanted utterances."""
         found = {}
         for number in self._sources.files_of(partition):
-            file = read_selection_file(self._store, self._run_uri, self._sources.selection[number])
-            self._same_speaker[number] = file.same_speaker
-            for name in wanted & file.lines.keys():
-                place = self._ranks[number] << LINE_BITS | file.lines[name]
-                found[name] = number, place
+            index = read_selection_file(self._store, self._run_uri, self._sources.selection[number])
+            self._same_speaker[number] = index.same_speaker
+            for name in wanted & index.lines.keys():
+                # Files in source order, then lines within the file.
+                position = self._ranks[number] << LINE_BITS | index.lines[name]
+                found[name] = number, position
         return found

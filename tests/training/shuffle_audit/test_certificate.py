@@ -1,4 +1,4 @@
-"""The certificate of a run: true figures, beside uniform ones, from ids alone."""
+"""Certify runs: figures of the order that training reads, beside those of uniform orders."""
 
 import json
 from dataclasses import replace
@@ -20,7 +20,7 @@ from training.fit.model_specs import Fit, student_fit
 from training.recipes import read_recipe
 from training.shuffle_audit import row_provenance
 from training.shuffle_audit.certificate import CertificateConfig, certificate_uri, certify_run
-from training.shuffle_audit.row_provenance import OriginReader
+from training.shuffle_audit.row_provenance import ProvenanceReader
 
 RECIPE = Path(__file__).parents[3] / "jobs" / "recipes" / "demo.toml"
 
@@ -29,7 +29,7 @@ def small_fit(*overrides: str) -> Fit:
     return student_fit(read_recipe(str(RECIPE), ["student.minibatch_frames=128", *overrides]))
 
 
-def forget_certificate(run_uri: str) -> None:
+def remove_certificate(run_uri: str) -> None:
     Path(manifest_uri(run_uri, "certificate")).unlink(missing_ok=True)
 
 
@@ -42,39 +42,42 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[ObjectStore, str]:
     return store, run_uri
 
 
-def test_origins_are_those_of_the_selection_files(run: tuple[ObjectStore, str]) -> None:
-    """Of each row: its file, its speaker, its place before any shuffle, its teacher's log Z."""
+def test_provenance_is_that_of_the_selection_files(run: tuple[ObjectStore, str]) -> None:
+    """Each row has its file, speaker, position before any shuffle, and the teacher's log Z."""
     store, run_uri = run
-    reader = OriginReader(store, run_uri, read_sources(store, run_uri))
+    reader = ProvenanceReader(store, run_uri, read_sources(store, run_uri))
     selection = read_manifest(store, run_uri, "selection/unlabelled").outputs
     lines = {
         parse_utterance(line).utterance_id: number
         for number, output in enumerate(selection)
         for line in read_output(store, run_uri, output).decode().splitlines()
     }
-    places: dict[str, int] = {}
+    positions: dict[str, int] = {}
     speakers = set()
     for output in read_manifest(store, run_uri, "partitions/unlabelled").outputs:
-        found = reader.of(output)
+        found = reader.read(output)
         rows = read_partition(read_output(store, run_uri, output))
         assert found.files.tolist() == [lines[row.utterance_id] for row in rows]
         means = [row.kbest.log_z.astype(np.float64).mean() for row in rows if row.kbest]
-        np.testing.assert_allclose(found.values, means)
-        places |= {row.utterance_id: place for row, place in zip(rows, found.places, strict=True)}
+        np.testing.assert_allclose(found.mean_log_z, means)
+        positions |= {
+            row.utterance_id: position for row, position in zip(rows, found.positions, strict=True)
+        }
         speakers |= set(zip([row.speaker_id for row in rows], found.speakers, strict=True))
     assert len(speakers) == len({name for name, _ in speakers}) == 36
 
-    # Names of written_run's utterances count files within buckets, then speakers, then numbers.
+    # The names of written_run's utterances number files within buckets, speakers and utterances.
     def source_order(name: str) -> tuple[int, str]:
         return int(name.split("-")[1]) % 3, name
 
-    assert sorted(places, key=lambda name: places[name]) == sorted(places, key=source_order)
+    in_order = sorted(positions, key=lambda name: positions[name])
+    assert in_order == sorted(positions, key=source_order)
 
 
 def test_the_certificate_of_a_run(run: tuple[ObjectStore, str]) -> None:
-    """Both forms of sub-epoch, figures within their bounds; nothing to do the next time."""
+    """Both forms of sub-epoch have figures within their bounds; a second call does nothing."""
     store, run_uri = run
-    forget_certificate(run_uri)
+    remove_certificate(run_uri)
     config = CertificateConfig(num_ranks=2, num_steps=8, num_sub_epochs=3)
     manifest, was_done = certify_run(small_fit(), store, run_uri, config)
     assert not was_done
@@ -108,12 +111,12 @@ def test_the_certificate_of_a_run(run: tuple[ObjectStore, str]) -> None:
 
 
 def test_a_certificate_is_the_same_for_a_seed(run: tuple[ObjectStore, str]) -> None:
-    """Byte-identical manifests; another number of ranks is another certificate."""
+    """The same seed gives a byte-identical manifest; another number of ranks is refused."""
     store, run_uri = run
     config = CertificateConfig(1, 6, 2)
     written = []
     for _ in range(2):
-        forget_certificate(run_uri)
+        remove_certificate(run_uri)
         row_provenance.read_selection_file.cache_clear()
         certify_run(small_fit(), store, run_uri, config)
         written.append(store.get(manifest_uri(run_uri, "certificate")))
@@ -123,7 +126,7 @@ def test_a_certificate_is_the_same_for_a_seed(run: tuple[ObjectStore, str]) -> N
 
 
 def test_one_shard_a_group_gives_one_file_a_rank(tmp_path: Path) -> None:
-    """The paper's G = 1, where a pool is one partition: minibatches of one file."""
+    """With the paper's G = 1 and a shuffle buffer of one partition, minibatches have one file."""
     store, run_uri, _ = local_store(tmp_path)
     write_run(store, run_uri, num_files=6, num_speakers=3, num_each=32, seed=2)
     repartition(store, run_uri, RepartitionConfig(100 / 3600, 1, 5), serially)
@@ -141,25 +144,25 @@ def test_one_shard_a_group_gives_one_file_a_rank(tmp_path: Path) -> None:
     [((0, 2, 1), "num_ranks = 0"), ((1, 1, 1), "num_steps = 1"), ((1, 2, 0), "num_sub_epochs = 0")],
 )
 def test_bad_bounds_are_named(config: tuple[int, int, int], message: str) -> None:
-    """The value and the least that is needed."""
+    """A bound that is too small is refused with its value and the least one."""
     with pytest.raises(ValueError, match=f"{message}: need at least"):
         CertificateConfig(*config)
 
 
 def test_a_sub_epoch_of_one_step_is_no_order(run: tuple[ObjectStore, str]) -> None:
-    """The message says what to change."""
+    """A sub-epoch of one step is refused, and the message says what to change."""
     store, run_uri = run
-    forget_certificate(run_uri)
+    remove_certificate(run_uri)
     fit = small_fit("student.minibatch_frames=10_000_000", "student.num_passes=1")
     with pytest.raises(ValueError, match="no sub-epoch has two steps"):
         certify_run(fit, store, run_uri, CertificateConfig(1, 8, 1))
 
 
 def test_partitions_of_other_sources_are_refused(tmp_path: Path) -> None:
-    """An utterance that is in none of its group's files: not a wrong certificate, but an error."""
+    """An utterance that is in none of its group's files raises an error."""
     store, run_uri, _ = local_store(tmp_path)
     write_run(store, run_uri, num_files=4, num_speakers=1, num_each=4, seed=2)
     outputs = repartition(store, run_uri, RepartitionConfig(1.0, 2, 5), serially)[0].outputs
     sources = replace(read_sources(store, run_uri), num_source_shards=1)
     with pytest.raises(ValueError, match="is in none of its 1 source files"):
-        OriginReader(store, run_uri, sources).of(outputs[0])
+        ProvenanceReader(store, run_uri, sources).read(outputs[0])

@@ -1,4 +1,4 @@
-"""The certificate's reading order is the trainer's own, piece by piece."""
+"""Compare the certificate's reading order with the trainer's own, segment by segment."""
 
 from collections import Counter
 from dataclasses import replace
@@ -21,7 +21,7 @@ from training.shuffle_audit.reading_order import rank_steps, sub_epoch_steps
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    """Six files of 12 utterances in about 9 partitions."""
+    """Write six files of 12 utterances in about 9 partitions."""
     store, run_uri, _ = local_store(tmp_path_factory.mktemp("dataset"))
     write_run(store, run_uri, num_files=6, num_speakers=3, num_each=4, seed=2)
     config = RepartitionConfig(2 / 3600, 2, 5)
@@ -31,16 +31,16 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("world_size", [1, 2, 4])  # whole partitions, and rows of each
-@pytest.mark.parametrize("pool_frames", [40, 240_000])
+@pytest.mark.parametrize("buffer_frames", [40, 240_000])
 def test_the_order_is_the_one_that_the_trainer_reads(
     dataset: Dataset,
     monkeypatch: pytest.MonkeyPatch,
     whole: bool,
     world_size: int,
-    pool_frames: int,
+    buffer_frames: int,
 ) -> None:
-    """Each piece's features, found by partition, row and start, are the minibatch's."""
-    monkeypatch.setattr(batching, "BUFFER_FRAMES", pool_frames)
+    """The features of each segment's partition, row and start are the minibatch's."""
+    monkeypatch.setattr(batching, "BUFFER_FRAMES", buffer_frames)
     sub_epoch = SubEpoch(False, 1, 2, 0, whole, 0.1)
     partitions = {
         output.key: read_partition(read_output(dataset.store, dataset.run_uri, output))
@@ -48,32 +48,32 @@ def test_the_order_is_the_one_that_the_trainer_reads(
     }
     for rank in range(world_size):
         ranks = replace(dataset, rank=rank, world_size=world_size)
-        readings = list(rank_steps(ranks, sub_epoch, 3))
+        located = list(rank_steps(ranks, sub_epoch, 3))
         minibatches = list(ranks.plan(sub_epoch, 3).minibatches())
-        assert len(readings) == len(minibatches)
-        for reading, minibatch in zip(readings, minibatches, strict=True):
+        assert len(located) == len(minibatches)
+        for found, minibatch in zip(located, minibatches, strict=True):
             rows = [
                 partitions[output.key][row]
-                for output, row in zip(reading.partitions, reading.rows, strict=True)
+                for output, row in zip(found.partitions, found.rows, strict=True)
             ]
             # All frames of an utterance are its level in this corpus.
             levels = torch.tensor([float(row.features[0, 0]) for row in rows])
             torch.testing.assert_close(minibatch.features[:, 0, 0], levels)
             ends = [len(row.features) // 3 + 3 for row in rows]
-            left = [end - start for end, start in zip(ends, reading.starts, strict=True)]
+            left = [end - start for end, start in zip(ends, found.starts, strict=True)]
             expected = left if whole else [min(frames, 32) for frames in left]
             assert minibatch.lengths.tolist() == expected
 
 
 def test_all_steps_of_all_ranks_read_each_utterance_once(dataset: Dataset) -> None:
-    """Ranks that are out of data read nothing, and the others go on."""
+    """All steps read each utterance once; a rank without data is missing from a step."""
     dataset = replace(dataset, world_size=3)
     steps = list(sub_epoch_steps(dataset, SubEpoch(False, 0, 1, 0, True, 0.1), 0))
     read = Counter(
         (output.key, row)
         for step in steps
-        for reading in step
-        for output, row in zip(reading.partitions, reading.rows.tolist(), strict=True)
+        for minibatch in step
+        for output, row in zip(minibatch.partitions, minibatch.rows.tolist(), strict=True)
     )
     assert set(read.values()) == {1}
     assert len(read) == 6 * 12
@@ -90,7 +90,7 @@ def test_all_steps_of_all_ranks_read_each_utterance_once(dataset: Dataset) -> No
 def test_the_first_steps_read_few_partitions(
     dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A million hours' sub-epoch is not looked at to its end for its beginning."""
+    """The first step opens two partitions, not all of the sub-epoch's."""
     monkeypatch.setattr(batching, "BUFFER_FRAMES", 40)
     opened = []
 
@@ -106,11 +106,13 @@ def test_the_first_steps_read_few_partitions(
     assert len(dataset.unlabelled) > 5
 
 
-def test_rows_are_places_in_the_stored_partition(dataset: Dataset) -> None:
-    """Where ranks share a partition row by row, a rank's rows are every so many."""
+def test_rows_are_indices_into_the_stored_partition(dataset: Dataset) -> None:
+    """If four ranks share a partition row by row, rank 2 has every fourth row."""
     dataset = replace(dataset, world_size=4)
     found = [
-        np.unique(reading.rows % 4)
-        for reading in rank_steps(replace(dataset, rank=2), SubEpoch(False, 0, 1, 0, False, 0.1), 0)
+        np.unique(minibatch.rows % 4)
+        for minibatch in rank_steps(
+            replace(dataset, rank=2), SubEpoch(False, 0, 1, 0, False, 0.1), 0
+        )
     ]
     assert all(rows.tolist() == [2] for rows in found)
