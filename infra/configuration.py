@@ -79,7 +79,7 @@ def read_record(cls: type[Record], table: Mapping[str, object], where: str) -> R
     """Read `table` into the dataclass `cls`; `where` names the file in messages.
 
     Fields may be int, float, str, bool, Literal, StrEnum, dataclasses, tuple[T, ...],
-    dict[str, T], `T | None`, and unions of dataclasses that a table tells apart by its `name`.
+    dict[str, T], `T | None`, and unions of dataclasses, chosen by a table's `name`.
     Raises ConfigurationError for unknown keys, missing keys and wrong types, and in place of a
     ValueError from the record's own check.
     """

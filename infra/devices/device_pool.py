@@ -45,7 +45,7 @@ class DeviceError(RuntimeError):
 
 
 class _ServerLostError(Exception):
-    """Raised inside the pool when a server did not start, or ended before it answered."""
+    """_ServerLostError says that a server did not start, or ended before it answered."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ class ObjectTooLarge(StoreError):  # noqa: N818
 
 
 class AccessDenied(StoreError):  # noqa: N818
-    """AccessDenied says that the store refuses our credentials, or lacks them."""
+    """AccessDenied says that the store refuses our credentials, or that there are none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ _KINDS = {
 
 
 class S3Store:
-    """S3Store is the S3 half of ObjectStore; its settings come by AWS's own chain.
+    """S3Store is the S3 half of ObjectStore, configured by the standard AWS chain.
 
     Transient failures and corrupt bodies are retried as in `retry`; other errors are raised at
     once. The caller sees an ObjectNotFound, an AccessDenied or another StoreError with a remedy.
