@@ -25,7 +25,7 @@ def run(job: Job) -> Result:
     num_ranks = arguments.ranks or trained_ranks(job)
     config = CertificateConfig(num_ranks, arguments.steps, arguments.sub_epochs)
     result = certify_run(student_fit(job.recipe), job.store, job.run_uri, config)
-    table = format_certificate(result[0].statistics)
+    table = format_certificate(result.manifest.statistics)
     print(table, file=sys.stderr if arguments.json else sys.stdout)
     return [result]
 

@@ -11,9 +11,10 @@ from jobs.cli.command_line import Result, Step, main
 from jobs.cli.job import Job
 from jobs.ingestion.corpus import ingest
 from pipeline.records import Tally, parse_utterance
-from pipeline.runs.commit import finished_manifest, step_context, write_manifest
-from pipeline.runs.manifest import Manifest, Output, sha256
+from pipeline.runs.commit import StepContext
+from pipeline.runs.manifest import Output, sha256
 from pipeline.runs.names import INGEST_STEP, METADATA_FOLDER
+from pipeline.runs.step import StepContents, StepSpec, run_step
 
 
 def run(job: Job) -> Result:
@@ -21,28 +22,20 @@ def run(job: Job) -> Result:
     directory = Path(job.arguments.kaldi_dir)
     if not directory.is_dir():
         raise ValueError(f"--kaldi-dir {directory} is not a directory: correct the path")
-    inputs = {
+    digests = {
         path.name: sha256(path.read_bytes())
         for path in sorted(directory.iterdir())
         if path.is_file() and path.suffix != ".ctm"
     }
-    context = step_context(job.store, job.run_uri, INGEST_STEP, {}, inputs)
-    if (done := finished_manifest(context)) is not None:
-        return [(done, True)]
-    summary = ingest(directory, job.store, job.corpus_uri)
-    outputs = metadata_outputs(job)
-    tally = sum((output.tally for output in outputs), Tally())
-    manifest = Manifest(
-        step=INGEST_STEP,
-        config={},
-        inputs=inputs,
-        outputs=outputs,
-        tally_in=tally,
-        tally_out=tally,
-        statistics=asdict(summary) | {"new_objects": None},
-    )
-    write_manifest(context, manifest)
-    return [(manifest, False)]
+
+    def write_corpus(_: StepContext) -> StepContents:
+        summary = ingest(directory, job.store, job.corpus_uri)
+        outputs = metadata_outputs(job)
+        tally = sum((output.tally for output in outputs), Tally())
+        return StepContents.of_all(tally, outputs, asdict(summary) | {"new_objects": None})
+
+    spec = StepSpec(job.store, job.run_uri, INGEST_STEP, {}, digests=digests)
+    return [run_step(spec, write_corpus)]
 
 
 def metadata_outputs(job: Job) -> tuple[Output, ...]:

@@ -14,9 +14,9 @@ from jobs.cli.command_line import Result, Step, main
 from jobs.cli.job import Job
 from jobs.planning.comparison import compare_plan
 from jobs.report_page import format_table, render_report
-from pipeline.runs.commit import finished_manifest, step_context, write_manifest
+from pipeline.runs.commit import StepContext
 from pipeline.runs.ledger import ledger_reasons
-from pipeline.runs.manifest import Manifest, input_digests, read_manifest, read_output
+from pipeline.runs.manifest import read_manifest, read_output
 from pipeline.runs.names import (
     EVALUATED_MODELS,
     EVALUATION_STEP,
@@ -28,6 +28,7 @@ from pipeline.runs.names import (
     model_step,
     selection_step,
 )
+from pipeline.runs.step import StepContents, StepSpec, run_step
 from training.shuffle_audit.certificate import read_certificate
 
 PIPELINE = (*map(selection_step, SUBSETS), *map(features_step, SUBSETS))
@@ -36,21 +37,18 @@ READS = (EVALUATION_STEP, TARGETS_STEP, *map(model_step, EVALUATED_MODELS), *PIP
 
 def run(job: Job) -> Result:
     """Build the report from the manifests of all steps; print the table."""
-    inputs = input_digests(job.store, job.run_uri, READS)
-    context = step_context(job.store, job.run_uri, REPORT_STEP, {}, inputs)
     report = build_report(job)
     print(format_table(report), file=sys.stderr if job.arguments.json else sys.stdout)
-    if (done := finished_manifest(context)) is not None:
-        return [(done, True)]
-    for name, text in (
-        ("report.json", json.dumps(report, indent=1, sort_keys=True) + "\n"),
-        ("report.html", render_report(report)),
-    ):
-        job.store.put(join_uri(job.run_uri, REPORT_STEP, name), text.encode())
-    evaluated = read_manifest(job.store, job.run_uri, EVALUATION_STEP).tally_out
-    manifest = Manifest(REPORT_STEP, {}, inputs, (), tally_in=evaluated, tally_out=evaluated)
-    write_manifest(context, manifest)
-    return [(manifest, False)]
+
+    def write_report(_: StepContext) -> StepContents:
+        for name, text in (
+            ("report.json", json.dumps(report, indent=1, sort_keys=True) + "\n"),
+            ("report.html", render_report(report)),
+        ):
+            job.store.put(join_uri(job.run_uri, REPORT_STEP, name), text.encode())
+        return StepContents.of_all(read_manifest(job.store, job.run_uri, EVALUATION_STEP).tally_out)
+
+    return [run_step(StepSpec(job.store, job.run_uri, REPORT_STEP, {}, READS), write_report)]
 
 
 def build_report(job: Job) -> dict[str, Any]:

@@ -77,7 +77,9 @@ def extract(folder: Path, max_shard_frames: int, config: ExtractionConfig) -> Ma
     """Extract the selection that `write_speaker` or `put_selection` wrote."""
     store, run_uri, corpus_uri = local_store(folder)
     distribute: Callable[..., Any] = partial(serially_cut, max_shard_frames)
-    return extract_features(store, run_uri, "unlabelled", corpus_uri, config, 0.0, distribute)[0]
+    return extract_features(
+        store, run_uri, "unlabelled", corpus_uri, config, 0.0, distribute
+    ).manifest
 
 
 def measured(

@@ -19,10 +19,10 @@ from infra.store.request_counts import REQUESTS
 from jobs.cli.job import Job, job_parser, open_job
 from jobs.cli.summary import describe, describe_dry_run, dry_run_summary, store_summary, tallies
 from pipeline.runs.ledger import LossBudgetExceededError
-from pipeline.runs.manifest import Manifest
+from pipeline.runs.step import StepResult
 
-Result = Sequence[tuple[Manifest, bool]]
-"""The manifests that a job wrote or found, each with whether it was there before."""
+Result = Sequence[StepResult]
+"""The manifests that a job wrote or found."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,14 @@ class Step:
         started, before = time.monotonic(), REQUESTS.total()
         results = self.run(job)
         seconds = time.monotonic() - started
-        is_fresh = not all(was_done for _, was_done in results)
+        is_fresh = not all(result.was_finished for result in results)
         summary = {
             "step": self.name,
             "status": "done" if is_fresh else "nothing to do",
             "seconds": round(seconds, 2),
             "task_seconds": round(job.tasks.seconds, 2),
             "requests": asdict(REQUESTS.total() - before + job.tasks.requests),
-            "manifests": {manifest.step: tallies(manifest) for manifest, _ in results},
+            "manifests": {each.manifest.step: tallies(each.manifest) for each in results},
         }
         if is_fresh and job.is_leader:
             store_summary(job, summary)

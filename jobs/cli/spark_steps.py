@@ -8,7 +8,7 @@ from typing import TypeVar
 from infra.spark.session import run_tasks, spark_session
 from infra.store.request_counts import MeasuredFunction
 from jobs.cli.job import Job
-from pipeline.runs.commit import Distribute
+from pipeline.runs.step import Distribute
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -6,36 +6,19 @@ second one must have made the same bytes, or the step is not deterministic and f
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any
 
 from infra.store.checked_reads import read_checked
-from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri
+from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Quarantined, Tally
-from pipeline.runs.ledger import check_loss_budget
 from pipeline.runs.manifest import (
-    Manifest,
     Output,
-    manifest_uri,
     sha256,
 )
 from pipeline.runs.names import COMMITS_FOLDER, LEDGER_SUFFIX
 from pipeline.runs.sealed_json import seal, unseal
-
-T = TypeVar("T")
-R = TypeVar("R")
-
-
-@runtime_checkable
-class Distribute(Protocol):
-    """Run a function over elements somewhere, results in order: a cluster, or a plain loop."""
-
-    def __call__(
-        self, elements: Sequence[T], function: Callable[[T], R], description: str
-    ) -> list[R]:
-        """Apply `function` to each element."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,17 +95,6 @@ class StepContext:
         return winner
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan(Generic[T]):
-    """A step before it runs: its tasks by name, its configuration and its inputs."""
-
-    context: StepContext
-    config: Mapping[str, Any]
-    inputs: Mapping[str, str]
-    tasks: Mapping[str, T]
-    loss_budget: float
-
-
 def fingerprint(config: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
     """What makes two runs of a step the same work: its resolved configuration and its inputs."""
     return sha256(json.dumps([config, inputs], sort_keys=True).encode())
@@ -137,62 +109,6 @@ def step_context(
 ) -> StepContext:
     """The context of a step with this configuration and these inputs' digests."""
     return StepContext(store, run_uri, step, fingerprint(config, inputs))
-
-
-def finished_manifest(context: StepContext) -> Manifest | None:
-    """The manifest of this step if it is done; a ValueError if another recipe made it."""
-    uri = manifest_uri(context.run_uri, context.step)
-    try:
-        manifest = read_checked(context.store, uri, Manifest.from_bytes)
-    except ObjectNotFound:
-        return None
-    made = fingerprint(manifest.config, manifest.inputs)
-    if made != context.fingerprint:
-        raise ValueError(
-            f"{uri} was made from another recipe or other inputs (digest {made[:12]}, now "
-            f"{context.fingerprint[:12]}): use another --run, or remove {context.step}"
-        )
-    return manifest
-
-
-def run_plan(
-    plan: StepPlan[T],
-    function: Callable[[T], Commit],
-    distribute: Distribute,
-    output_order: Callable[[list[Output]], list[Output]],
-    statistics: Callable[[list[Commit]], Mapping[str, Any]] = lambda _: {},
-) -> Manifest:
-    """Run the tasks that no commit names yet, fold all commits, write the manifest."""
-    committed = committed_tasks(plan.context)
-    pending = [task for name, task in plan.tasks.items() if name not in committed]
-    fresh = distribute(pending, function, plan.context.step)
-    committed.update({commit.task: commit for commit in fresh})
-    commits = [committed[name] for name in plan.tasks]
-    quarantined = sum((commit.quarantined for commit in commits), Tally())
-    tally_in = sum((commit.tally_in for commit in commits), Tally())
-    ledgers = tuple(commit.ledger for commit in commits if commit.ledger)
-    store, run_uri = plan.context.store, plan.context.run_uri
-    check_loss_budget(store, run_uri, ledgers, quarantined, tally_in, plan.loss_budget)
-    outputs = [output for commit in commits for output in commit.outputs]
-    manifest = Manifest(
-        step=plan.context.step,
-        config=plan.config,
-        inputs=plan.inputs,
-        outputs=tuple(output_order(outputs)),
-        ledgers=ledgers,
-        tally_in=tally_in,
-        tally_out=sum((commit.tally_out for commit in commits), Tally()),
-        quarantined=quarantined,
-        unselected=sum((commit.unselected for commit in commits), Tally()),
-        statistics=statistics(commits),
-    )
-    write_manifest(plan.context, manifest)
-    return manifest
-
-
-def write_manifest(context: StepContext, manifest: Manifest) -> None:
-    """Store a finished step's manifest."""
-    context.store.put(manifest_uri(context.run_uri, context.step), manifest.to_bytes())
 
 
 def committed_tasks(context: StepContext) -> dict[str, Commit]:

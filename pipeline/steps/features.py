@@ -12,23 +12,18 @@ from infra.store.object_store import ObjectStore
 from pipeline.filterbank.log_mel import Engine
 from pipeline.normalization import Moments
 from pipeline.records import Quarantined, Tally, parse_utterance
-from pipeline.runs.commit import (
-    Commit,
-    Distribute,
-    StepContext,
-    StepPlan,
-    finished_manifest,
-    run_plan,
-    step_context,
-)
-from pipeline.runs.manifest import (
-    Manifest,
-    Output,
-    input_digests,
-    read_manifest,
-    read_output,
-)
+from pipeline.runs.commit import Commit, StepContext
+from pipeline.runs.manifest import Output, read_manifest, read_output
 from pipeline.runs.names import features_step, selection_step
+from pipeline.runs.step import (
+    Distribute,
+    StepContents,
+    StepResult,
+    StepSpec,
+    TaskPlan,
+    run_step,
+    run_tasks,
+)
 from pipeline.shards import FeatureRow, Storage, write_features
 from pipeline.shuffling import shuffled_order
 from pipeline.steps.selection.select import shuffle
@@ -74,26 +69,27 @@ def extract_features(
     config: ExtractionConfig,
     loss_budget: float,
     distribute: Distribute,
-) -> tuple[Manifest, bool]:
-    """Extract one subset's features; the manifest, and whether it was done before."""
-    source = selection_step(subset)
-    inputs = input_digests(store, run_uri, [source])
-    context = step_context(store, run_uri, features_step(subset), asdict(config), inputs)
-    if (done := finished_manifest(context)) is not None:
-        return done, True
-    tasks = {
-        f"{number:06d}": FileTask(context, config, f"{number:06d}", output, corpus_uri)
-        for number, output in enumerate(read_manifest(store, run_uri, source).outputs)
-    }
-    plan = StepPlan(context, asdict(config), inputs, tasks, loss_budget)
-    manifest = run_plan(
-        plan,
-        extract_file,
-        distribute,
-        lambda outputs: shuffle(outputs, config.seed),
-        lambda commits: {"moments": merge_moments(commits).to_dict()},
-    )
-    return manifest, False
+) -> StepResult:
+    """Extract the features of one subset, a task for each selection file."""
+    selection = selection_step(subset)
+
+    def extract(context: StepContext) -> StepContents:
+        tasks = {
+            f"{number:06d}": FileTask(context, config, f"{number:06d}", output, corpus_uri)
+            for number, output in enumerate(read_manifest(store, run_uri, selection).outputs)
+        }
+        plan = TaskPlan(
+            tasks,
+            extract_file,
+            distribute,
+            loss_budget,
+            lambda outputs: shuffle(outputs, config.seed),
+            lambda commits: {"moments": merge_moments(commits).to_dict()},
+        )
+        return run_tasks(context, plan)
+
+    spec = StepSpec(store, run_uri, features_step(subset), asdict(config), [selection])
+    return run_step(spec, extract)
 
 
 def merge_moments(commits: Sequence[Commit]) -> Moments:

@@ -11,17 +11,18 @@ from itertools import pairwise
 
 from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
-from pipeline.runs.commit import (
-    Commit,
-    Distribute,
-    StepContext,
-    StepPlan,
-    finished_manifest,
-    run_plan,
-    step_context,
-)
-from pipeline.runs.manifest import Manifest, Output, input_digests, read_manifest, read_output
+from pipeline.runs.commit import Commit, StepContext
+from pipeline.runs.manifest import Output, read_manifest, read_output
 from pipeline.runs.names import PARTITIONS_STEP, TARGETS_STEP, UNLABELLED, features_step
+from pipeline.runs.step import (
+    Distribute,
+    StepContents,
+    StepResult,
+    StepSpec,
+    TaskPlan,
+    run_step,
+    run_tasks,
+)
 from pipeline.shards import (
     PartitionRow,
     read_features,
@@ -63,28 +64,31 @@ class GroupTask:
 
 def repartition(
     store: ObjectStore, run_uri: str, config: RepartitionConfig, distribute: Distribute
-) -> tuple[Manifest, bool]:
-    """Join and deal the unlabelled subset; the manifest, and whether it was done before."""
-    inputs = input_digests(store, run_uri, SOURCES)
-    context = step_context(store, run_uri, PARTITIONS_STEP, asdict(config), inputs)
-    if (done := finished_manifest(context)) is not None:
-        return done, True
-    features, targets = (read_manifest(store, run_uri, step).outputs for step in SOURCES)
-    groups = enumerate(shard_groups(len(features), config.num_source_shards))
-    tasks = {
-        f"{number:06d}": GroupTask(
-            context,
-            config,
-            f"{number:06d}",
-            features[group.start : group.stop],
-            targets[group.start : group.stop],
+) -> StepResult:
+    """Write the training partitions of the unlabelled subset, a task for each group of shards."""
+
+    def write_partitions(context: StepContext) -> StepContents:
+        features, targets = (read_manifest(store, run_uri, step).outputs for step in SOURCES)
+        groups = shard_groups(len(features), config.num_source_shards)
+        names = [f"{number:06d}" for number in range(len(groups))]
+        tasks = {
+            name: GroupTask(
+                context,
+                config,
+                name,
+                features[group.start : group.stop],
+                targets[group.start : group.stop],
+            )
+            for name, group in zip(names, groups, strict=True)
+        }
+        # Joining loses nothing: each feature row has its target row.
+        plan = TaskPlan(
+            tasks, write_group, distribute, 0.0, lambda outputs: shuffle(outputs, config.seed)
         )
-        for number, group in groups
-    }
-    plan = StepPlan(context, asdict(config), inputs, tasks, loss_budget=0.0)
-    return run_plan(
-        plan, write_group, distribute, lambda outputs: shuffle(outputs, config.seed)
-    ), False
+        return run_tasks(context, plan)
+
+    spec = StepSpec(store, run_uri, PARTITIONS_STEP, asdict(config), SOURCES)
+    return run_step(spec, write_partitions)
 
 
 def shard_groups(num_shards: int, num_source_shards: int) -> list[range]:

@@ -9,17 +9,18 @@ from jaxtyping import Float32
 from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest, retained_mass
 from pipeline.records import Tally
-from pipeline.runs.commit import (
-    Commit,
-    Distribute,
-    StepContext,
-    StepPlan,
-    finished_manifest,
-    run_plan,
-    step_context,
-)
-from pipeline.runs.manifest import Manifest, Output, input_digests, read_manifest, read_output
+from pipeline.runs.commit import Commit, StepContext
+from pipeline.runs.manifest import Output, read_manifest, read_output
 from pipeline.runs.names import TARGETS_STEP, TEACHER, UNLABELLED, features_step, model_step
+from pipeline.runs.step import (
+    Distribute,
+    StepContents,
+    StepResult,
+    StepSpec,
+    TaskPlan,
+    run_step,
+    run_tasks,
+)
 from pipeline.sampling import sampling_priority
 from pipeline.shards import TargetRow, read_features, write_targets
 from pipeline.splicing import STACK, splice
@@ -60,20 +61,21 @@ def generate_targets(
     config: TargetsConfig,
     teacher: Teacher,
     distribute: Distribute,
-) -> tuple[Manifest, bool]:
-    """Label the unlabelled subset; target shards stand in the order of the feature shards."""
-    inputs = input_digests(store, run_uri, [features_step(UNLABELLED), model_step(TEACHER)])
-    context = step_context(store, run_uri, TARGETS_STEP, asdict(config), inputs)
-    if (done := finished_manifest(context)) is not None:
-        return done, True
-    shards = read_manifest(store, run_uri, features_step(UNLABELLED)).outputs
-    tasks = {
-        f"{number:06d}": ShardTask(context, config, f"{number:06d}", output, teacher)
-        for number, output in enumerate(shards)
-    }
-    # Features that were extracted can all be labelled: nothing may be lost here.
-    plan = StepPlan(context, asdict(config), inputs, tasks, loss_budget=0.0)
-    return run_plan(plan, label_shard, distribute, list, mass_statistics), False
+) -> StepResult:
+    """Write the unlabelled subset's target shards, in the order of its feature shards."""
+    features = features_step(UNLABELLED)
+
+    def label(context: StepContext) -> StepContents:
+        tasks = {
+            f"{number:06d}": ShardTask(context, config, f"{number:06d}", output, teacher)
+            for number, output in enumerate(read_manifest(store, run_uri, features).outputs)
+        }
+        # The teacher labels all features that were extracted, so the loss budget is 0.
+        plan = TaskPlan(tasks, label_shard, distribute, 0.0, statistics=mass_statistics)
+        return run_tasks(context, plan)
+
+    reads = [features, model_step(TEACHER)]
+    return run_step(StepSpec(store, run_uri, TARGETS_STEP, asdict(config), reads), label)
 
 
 def mass_statistics(commits: Sequence[Commit]) -> dict[str, int | float]:

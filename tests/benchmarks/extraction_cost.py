@@ -127,7 +127,9 @@ def cost(audio: Sequence[Audio], hours: float, file_hours: float, spark: Any) ->
         select_utterances(store, run_uri, "unlabelled", metadata, selection, 0.0, serially)
         loop, config = Loop(run_uri, spark), ExtractionConfig(gets_in_flight=32, seed=1)
         # Bad audio would make an hour cheaper: AN4's is good, so none may be lost.
-        manifest, _ = extract_features(store, run_uri, "unlabelled", corpus_uri, config, 0.0, loop)
+        manifest = extract_features(
+            store, run_uri, "unlabelled", corpus_uri, config, 0.0, loop
+        ).manifest
         return loop.seconds / manifest.tally_out.hours
 
 

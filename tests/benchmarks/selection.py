@@ -178,7 +178,9 @@ def select(folder: str, run_uri: str, hours: float, watch: Watch) -> Manifest:
         distribute = watch.timed(partial(run_tasks, session))
         uri = metadata_uri(folder, "unlabelled")
         with watch.memory():
-            return select_utterances(store, run_uri, "unlabelled", uri, config, 0.0, distribute)[0]
+            return select_utterances(
+                store, run_uri, "unlabelled", uri, config, 0.0, distribute
+            ).manifest
 
 
 def figures(

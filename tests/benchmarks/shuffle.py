@@ -89,7 +89,7 @@ def trainers_order(
     """Return a sub-epoch of 8 ranks as the trainer reads it, by step, and their minibatches."""
     hours = read_manifest(store, run_uri, "features/unlabelled").tally_out.hours
     config = RepartitionConfig(hours / NUM_FILES / PARTITIONS_A_FILE, num_source_shards, seed)
-    outputs = repartition(store, run_uri, config, serially)[0].outputs
+    outputs = repartition(store, run_uri, config, serially).manifest.outputs
     dataset = Dataset(store, run_uri, (), outputs, LOOK_AHEAD, MINIBATCH_FRAMES, seed, 0, NUM_RANKS)
     reader = ProvenanceReader(store, run_uri, read_sources(store, run_uri))
     with mock.patch("training.data.batching.BUFFER_FRAMES", low_rate_frames(outputs[0].tally)):

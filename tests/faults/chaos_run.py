@@ -9,9 +9,10 @@ import torch
 
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Tally
-from pipeline.runs.commit import Commit, step_context
+from pipeline.runs.commit import Commit
 from pipeline.runs.manifest import Manifest, read_manifest, read_output
 from pipeline.runs.names import SUBSETS
+from pipeline.runs.step import StepSpec, run_step
 from pipeline.shards import read_features, read_partition, read_targets
 from pipeline.steps.features import extract_features
 from pipeline.steps.repartition import repartition
@@ -77,8 +78,8 @@ def store_random_teacher(store: ObjectStore, run_uri: str) -> None:
         torch.manual_seed(7)
         model = AcousticModel(chaos_recipe().models.teacher, NUM_SENONES)
     trained = TrainedModel(model.eval(), torch.zeros(NUM_SENONES))
-    context = step_context(store, run_uri, "models/teacher", {}, {})
-    store_model(context, trained, {}, {}, Tally(), {})
+    spec = StepSpec(store, run_uri, "models/teacher", {})
+    run_step(spec, lambda context: store_model(context, trained, Tally(), {}))
 
 
 def run_undisturbed(store: ObjectStore, run_uri: str, corpus_uri: str) -> None:

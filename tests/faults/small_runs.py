@@ -50,13 +50,13 @@ def lines_of(records: Iterable[Record]) -> bytes:
 def select(store: ObjectStore, run_uri: str, corpus_uri: str) -> Manifest:
     """Select all of the unlabelled subset."""
     uri = metadata_uri(corpus_uri, "unlabelled")
-    return select_utterances(store, run_uri, "unlabelled", uri, SELECTION, 0.99, serially)[0]
+    return select_utterances(store, run_uri, "unlabelled", uri, SELECTION, 0.99, serially).manifest
 
 
 def extract(store: ObjectStore, run_uri: str, corpus_uri: str) -> Manifest:
     """Extract the selected utterances."""
     arguments = (store, run_uri, "unlabelled", corpus_uri, EXTRACTION, 0.99, serially)
-    return extract_features(*arguments)[0]
+    return extract_features(*arguments).manifest
 
 
 def ledger(store: ObjectStore, run_uri: str, ledgers: Sequence[Output]) -> list[Record]:

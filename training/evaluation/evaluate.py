@@ -10,8 +10,8 @@ import numpy as np
 from tqdm import tqdm
 
 from infra.store.object_store import ObjectStore
-from pipeline.runs.commit import finished_manifest, step_context, write_manifest
-from pipeline.runs.manifest import Manifest, input_digests, read_manifest, read_output
+from pipeline.runs.commit import StepContext
+from pipeline.runs.manifest import read_manifest, read_output
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
     BASELINE,
@@ -23,6 +23,7 @@ from pipeline.runs.names import (
     features_step,
     model_step,
 )
+from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step
 from pipeline.shards import FeatureRow, read_partition
 from pipeline.splicing import low_rate_alignment
 from training.decoding.decoder import DecoderConfig, decode
@@ -40,37 +41,23 @@ WITHOUT_PLACEMENT = "all"
 
 def evaluate(
     store: ObjectStore, run_uri: str, corpus_uri: str, config: EvaluationConfig
-) -> tuple[Manifest, bool]:
+) -> StepResult:
     """Decode the held-out subset with each model; word and frame errors by placement."""
-    inputs = input_digests(
-        store,
-        run_uri,
-        [features_step(HELDOUT), ALIGNMENT_STEP, *(model_step(name) for name in EVALUATED_MODELS)],
-    )
-    context = step_context(store, run_uri, EVALUATION_STEP, asdict(config), inputs)
-    if (done := finished_manifest(context)) is not None:
-        return done, True
-    rows = [
-        row
-        for shard in read_shards(store, run_uri, features_step(HELDOUT)).values()
-        for row in shard
-    ]
-    if not rows:
-        raise ValueError("the held-out subset is empty: list speakers in heldout.speakers")
-    models = {name: load_model(store, run_uri, name) for name in EVALUATED_MODELS}
-    scores = score_models(store, run_uri, corpus_uri, config, rows, models)
-    heldout = read_manifest(store, run_uri, features_step(HELDOUT)).tally_out
-    data = json.dumps(scores, indent=1, sort_keys=True).encode()
-    manifest = Manifest(
-        step=EVALUATION_STEP,
-        config=asdict(config),
-        inputs=inputs,
-        outputs=(context.put_output("scores", ".json", data, heldout),),
-        tally_in=heldout,
-        tally_out=heldout,
-    )
-    write_manifest(context, manifest)
-    return manifest, False
+    features = features_step(HELDOUT)
+
+    def score(context: StepContext) -> StepContents:
+        rows = [row for shard in read_shards(store, run_uri, features).values() for row in shard]
+        if not rows:
+            raise ValueError("the held-out subset is empty: list speakers in heldout.speakers")
+        models = {name: load_model(store, run_uri, name) for name in EVALUATED_MODELS}
+        scores = score_models(store, run_uri, corpus_uri, config, rows, models)
+        heldout = read_manifest(store, run_uri, features).tally_out
+        data = json.dumps(scores, indent=1, sort_keys=True).encode()
+        output = context.put_output("scores", ".json", data, heldout)
+        return StepContents.of_all(heldout, (output,))
+
+    reads = [features, ALIGNMENT_STEP, *map(model_step, EVALUATED_MODELS)]
+    return run_step(StepSpec(store, run_uri, EVALUATION_STEP, asdict(config), reads), score)
 
 
 def score_models(

@@ -1,12 +1,14 @@
 """Fit one acoustic model on all ranks, and store it."""
 
+from functools import partial
+
 import torch
 
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.normalization import Moments
 from pipeline.records import Tally
-from pipeline.runs.commit import StepContext, finished_manifest, step_context
-from pipeline.runs.manifest import Manifest, Output, input_digests, read_manifest
+from pipeline.runs.commit import StepContext
+from pipeline.runs.manifest import Output, read_manifest
 from pipeline.runs.names import (
     CHECKPOINTS_FOLDER,
     LABELLED,
@@ -14,6 +16,7 @@ from pipeline.runs.names import (
     features_step,
     model_step,
 )
+from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step
 from training.checkpoints.checkpointer import Checkpointer
 from training.data.dataset import Dataset
 from training.distributed import collectives
@@ -24,18 +27,20 @@ from training.models.acoustic_model import AcousticModel
 from training.models.store import TrainedModel, log_priors, store_model
 
 
-def fit_model(
-    fit: Fit, store: ObjectStore, run_uri: str, group: ProcessGroup
-) -> tuple[Manifest, bool]:
+def fit_model(fit: Fit, store: ObjectStore, run_uri: str, group: ProcessGroup) -> StepResult:
     """Train and store a model on all ranks of `group`; its manifest, and whether it was there.
 
     A model is the same work on any number of ranks: a finished one is found, and a begun one goes
     on. The bits differ, and its curve says how many ranks made each sub-epoch.
     """
-    inputs = input_digests(store, run_uri, fit.inputs)
-    context = step_context(store, run_uri, model_step(fit.name), fit.config, inputs)
-    if (done := finished_manifest(context)) is not None:
-        return done, True
+    spec = StepSpec(store, run_uri, model_step(fit.name), fit.config, fit.inputs)
+    train = partial(train_model, fit, group)
+    return run_step(spec, train, barrier=partial(collectives.barrier, group))
+
+
+def train_model(fit: Fit, group: ProcessGroup, context: StepContext) -> StepContents | None:
+    """Train the model of `fit`; rank 0 stores it and returns the step's contents."""
+    store, run_uri = context.store, context.run_uri
     labelled = read_manifest(store, run_uri, fit.labelled)
     torch.manual_seed(fit.seed + group.rank())
     model = AcousticModel(fit.model, len(labelled.statistics["senone_counts"]))
@@ -44,11 +49,9 @@ def fit_model(
     curve = Fitting(fit, model, dataset, checkpoints_of(fit, context, group), group).run()
     data = labelled.tally_out + unlabelled_tally(fit, store, run_uri)
     trained = TrainedModel(model.eval(), log_priors(labelled.statistics["senone_counts"]))
-    if group.rank() == 0:
-        statistics = {"curve": curve, "num_ranks": group.size()}
-        store_model(context, trained, fit.config, inputs, data, statistics)
-    collectives.barrier(group)
-    return read_manifest(store, run_uri, context.step), False
+    if group.rank() != 0:
+        return None
+    return store_model(context, trained, data, {"curve": curve, "num_ranks": group.size()})
 
 
 def global_moments(store: ObjectStore, run_uri: str) -> Moments:

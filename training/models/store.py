@@ -10,9 +10,10 @@ from torch import Tensor
 
 from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
-from pipeline.runs.commit import StepContext, write_manifest
-from pipeline.runs.manifest import Manifest, read_manifest, read_output
+from pipeline.runs.commit import StepContext
+from pipeline.runs.manifest import read_manifest, read_output
 from pipeline.runs.names import model_step
+from pipeline.runs.step import StepContents
 from training.models.acoustic_model import AcousticModel, ModelConfig
 from training.tensor_encoding import decode_state, encode_state
 
@@ -51,26 +52,11 @@ def load_model(store: ObjectStore, run_uri: str, name: str) -> TrainedModel:
 
 
 def store_model(
-    context: StepContext,
-    trained: TrainedModel,
-    config: Mapping[str, Any],
-    inputs: Mapping[str, str],
-    data: Tally,
-    statistics: Mapping[str, Any],
-) -> Manifest:
-    """Store a model and the manifest of the step that trained it on `data`."""
+    context: StepContext, trained: TrainedModel, data: Tally, statistics: Mapping[str, Any]
+) -> StepContents:
+    """Store a model; return the contents of the step that trained it on `data`."""
     output = context.put_output("model", ".npz", encode_model(trained), data)
-    manifest = Manifest(
-        step=context.step,
-        config=config,
-        inputs=inputs,
-        outputs=(output,),
-        tally_in=data,
-        tally_out=data,
-        statistics=statistics,
-    )
-    write_manifest(context, manifest)
-    return manifest
+    return StepContents.of_all(data, (output,), statistics)
 
 
 def log_priors(counts: list[int]) -> Float[Tensor, " senones"]:

@@ -16,9 +16,10 @@ import numpy as np
 
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.audit.provenance import STEPS, read_sources
-from pipeline.runs.commit import finished_manifest, step_context, write_manifest
-from pipeline.runs.manifest import Manifest, input_digests, read_manifest
+from pipeline.runs.commit import StepContext
+from pipeline.runs.manifest import read_manifest
 from pipeline.runs.names import CERTIFICATE_STEP, PARTITIONS_STEP
+from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step
 from pipeline.shuffle_quality.certificate import Figure, certify
 from pipeline.shuffle_quality.design_effect import (
     expected_effective_number,
@@ -49,34 +50,30 @@ class CertificateConfig:
 
 def certify_run(
     fit: Fit, store: ObjectStore, run_uri: str, config: CertificateConfig
-) -> tuple[Manifest, bool]:
+) -> StepResult:
     """Write certificate/certificate.json; the manifest, and whether it was done before."""
-    inputs = input_digests(store, run_uri, STEPS)
+
+    def certify_partitions(_: StepContext) -> StepContents:
+        partitions = read_manifest(store, run_uri, PARTITIONS_STEP)
+        dataset = Dataset(
+            store=store,
+            run_uri=run_uri,
+            labelled=(),
+            unlabelled=partitions.outputs,
+            look_ahead=fit.model.look_ahead,
+            minibatch_frames=fit.loop.minibatch_frames,
+            seed=fit.seed,
+            rank=0,
+            world_size=config.num_ranks,
+        )
+        document = {**asdict(config), **certificate(dataset, fit, config)}
+        data = (json.dumps(document, indent=1, sort_keys=True) + "\n").encode()
+        store.put(certificate_uri(run_uri), data)
+        return StepContents.of_all(partitions.tally_out, statistics=document)
+
     resolved = {**asdict(config), **asdict(fit)}
-    context = step_context(store, run_uri, CERTIFICATE_STEP, resolved, inputs)
-    if (done := finished_manifest(context)) is not None:
-        return done, True
-    partitions = read_manifest(store, run_uri, PARTITIONS_STEP)
-    dataset = Dataset(
-        store=store,
-        run_uri=run_uri,
-        labelled=(),
-        unlabelled=partitions.outputs,
-        look_ahead=fit.model.look_ahead,
-        minibatch_frames=fit.loop.minibatch_frames,
-        seed=fit.seed,
-        rank=0,
-        world_size=config.num_ranks,
-    )
-    document = {**asdict(config), **certificate(dataset, fit, config)}
-    data = (json.dumps(document, indent=1, sort_keys=True) + "\n").encode()
-    store.put(certificate_uri(run_uri), data)
-    tally = partitions.tally_out
-    manifest = Manifest(
-        CERTIFICATE_STEP, resolved, inputs, (), tally_in=tally, tally_out=tally, statistics=document
-    )
-    write_manifest(context, manifest)
-    return manifest, False
+    spec = StepSpec(store, run_uri, CERTIFICATE_STEP, resolved, STEPS)
+    return run_step(spec, certify_partitions)
 
 
 def certificate_uri(run_uri: str) -> str:

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float32
 
 from infra.store.object_store import ObjectStore
-from pipeline.runs.commit import finished_manifest, step_context
-from pipeline.runs.manifest import Manifest, input_digests, read_manifest
+from pipeline.runs.commit import StepContext
+from pipeline.runs.manifest import read_manifest
 from pipeline.runs.names import (
     ALIGNER,
     ALIGNMENT_STEP,
@@ -18,6 +18,7 @@ from pipeline.runs.names import (
     features_step,
     model_step,
 )
+from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step
 from pipeline.shards import FeatureRow
 from pipeline.splicing import splice
 from training.decoding.alignment import expand_to_frames, senone_alignment
@@ -46,49 +47,45 @@ def bootstrap(
     config: BootstrapConfig,
     tree_config: TreeConfig,
     loss_budget: float,
-) -> tuple[Manifest, bool]:
+) -> StepResult:
     """Monophone alignments, a senone tree grown on them, and the senones of every frame."""
+    features = features_step(LABELLED)
+
+    def align_monophones(context: StepContext) -> StepContents:
+        shards = read_shards(store, run_uri, features)
+        utterances = [transcribed(row) for rows in shards.values() for row in rows]
+        lexicon = read_lexicon(store, corpus_uri)
+        bootstrapped = bootstrap_alignment(utterances, lexicon, config)
+        phones = bootstrapped.alignments
+        tree = build_tree(speaker_cepstra(utterances), phones, lexicon.phones, tree_config)
+        senones: dict[str, Senones | str] = dict(bootstrapped.failures)
+        senones |= {name: senone_alignment(each, tree) for name, each in phones.items()}
+        return write_aligned(context, shards, lambda _: senones, tree, loss_budget)
+
     resolved = {"bootstrap": asdict(config), "senones": asdict(tree_config)}
-    inputs = input_digests(store, run_uri, [features_step(LABELLED)])
-    context = step_context(store, run_uri, BOOTSTRAP_STEP, resolved, inputs)
-    if (done := finished_manifest(context)) is not None:
-        return done, True
-    shards = read_shards(store, run_uri, features_step(LABELLED))
-    utterances = [transcribed(row) for rows in shards.values() for row in rows]
-    lexicon = read_lexicon(store, corpus_uri)
-    bootstrapped = bootstrap_alignment(utterances, lexicon, config)
-    phones = bootstrapped.alignments
-    tree = build_tree(speaker_cepstra(utterances), phones, lexicon.phones, tree_config)
-    senones: dict[str, Senones | str] = dict(bootstrapped.failures)
-    senones |= {name: senone_alignment(alignment, tree) for name, alignment in phones.items()}
-    statistics = {"num_senones": tree.num_senones, "senone_tree": tree.to_json()}
-    manifest = write_aligned(
-        context, resolved, inputs, shards, lambda _: senones, statistics, loss_budget
-    )
-    return manifest, False
+    spec = StepSpec(store, run_uri, BOOTSTRAP_STEP, resolved, [features])
+    return run_step(spec, align_monophones)
 
 
 def realign(
     store: ObjectStore, run_uri: str, corpus_uri: str, acoustic_scale: float, loss_budget: float
-) -> tuple[Manifest, bool]:
+) -> StepResult:
     """Align the labelled data again, by the network that the bootstrap trained."""
+    features = features_step(LABELLED)
+
+    def align_senones(context: StepContext) -> StepContents:
+        lexicon, tree = read_lexicon(store, corpus_uri), read_tree(store, run_uri)
+        model = load_model(store, run_uri, ALIGNER)
+
+        def align_rows(rows: list[FeatureRow]) -> Alignments:
+            return network_alignments(rows, model, lexicon, tree, acoustic_scale)
+
+        shards = read_shards(store, run_uri, features)
+        return write_aligned(context, shards, align_rows, tree, loss_budget)
+
     resolved = {"acoustic_scale": acoustic_scale}
-    inputs = input_digests(
-        store, run_uri, [features_step(LABELLED), BOOTSTRAP_STEP, model_step(ALIGNER)]
-    )
-    context = step_context(store, run_uri, ALIGNMENT_STEP, resolved, inputs)
-    if (done := finished_manifest(context)) is not None:
-        return done, True
-    lexicon, tree = read_lexicon(store, corpus_uri), read_tree(store, run_uri)
-    model = load_model(store, run_uri, ALIGNER)
-
-    def align_rows(rows: list[FeatureRow]) -> Alignments:
-        return network_alignments(rows, model, lexicon, tree, acoustic_scale)
-
-    statistics = {"num_senones": tree.num_senones, "senone_tree": tree.to_json()}
-    shards = read_shards(store, run_uri, features_step(LABELLED))
-    manifest = write_aligned(context, resolved, inputs, shards, align_rows, statistics, loss_budget)
-    return manifest, False
+    reads = [features, BOOTSTRAP_STEP, model_step(ALIGNER)]
+    return run_step(StepSpec(store, run_uri, ALIGNMENT_STEP, resolved, reads), align_senones)
 
 
 def read_tree(store: ObjectStore, run_uri: str) -> SenoneTree:

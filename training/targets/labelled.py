@@ -8,11 +8,13 @@ from jaxtyping import UInt16
 
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Quarantined, Tally
-from pipeline.runs.commit import Commit, StepContext, StepPlan, run_plan
-from pipeline.runs.manifest import Manifest, read_manifest, read_output
+from pipeline.runs.commit import Commit, StepContext
+from pipeline.runs.manifest import read_manifest, read_output
+from pipeline.runs.step import StepContents, TaskPlan, run_tasks
 from pipeline.shards import FeatureRow, PartitionRow, read_features, write_partition
 from training.decoding.alignment import TranscribedUtterance
 from training.decoding.lexicon import Lexicon, parse_lexicon
+from training.decoding.senones.senone_tree import SenoneTree
 
 Senones = UInt16[np.ndarray, " _frames"]
 Alignments = Mapping[str, Senones | str]
@@ -42,13 +44,11 @@ def transcribed(row: FeatureRow) -> TranscribedUtterance:
 
 def write_aligned(
     context: StepContext,
-    config: Mapping[str, Any],
-    inputs: Mapping[str, str],
     shards: Mapping[str, list[FeatureRow]],
     align: Callable[[list[FeatureRow]], Alignments],
-    statistics: Mapping[str, Any],
+    tree: SenoneTree,
     loss_budget: float,
-) -> Manifest:
+) -> StepContents:
     """Write each shard's rows with their senones as one training partition."""
 
     def write_shard(name: str) -> Commit:
@@ -75,14 +75,19 @@ def write_aligned(
         return context.commit(record)
 
     def fold(commits: list[Commit]) -> dict[str, Any]:
-        counts = np.zeros(statistics["num_senones"], np.int64)
+        counts = np.zeros(tree.num_senones, np.int64)
         for commit in commits:
             for senone, count in commit.statistics["senones"]:
                 counts[senone] += count
-        return {**statistics, "senone_counts": counts.tolist()}
+        return {
+            "num_senones": tree.num_senones,
+            "senone_tree": tree.to_json(),
+            "senone_counts": counts.tolist(),
+        }
 
-    plan = StepPlan(context, config, inputs, {name: name for name in shards}, loss_budget)
-    return run_plan(plan, write_shard, one_after_another, list, fold)
+    tasks = {name: name for name in shards}
+    plan = TaskPlan(tasks, write_shard, one_after_another, loss_budget, statistics=fold)
+    return run_tasks(context, plan)
 
 
 def one_after_another(elements: Any, function: Any, description: str) -> list[Any]:  # noqa: ANN401

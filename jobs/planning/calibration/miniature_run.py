@@ -14,9 +14,10 @@ from infra.store.object_store import ObjectStore, join_uri
 from pipeline.filterbank import SAMPLE_RATE_HZ
 from pipeline.kbest import KBest, select_kbest
 from pipeline.records import Utterance
-from pipeline.runs.commit import step_context, write_manifest
+from pipeline.runs.commit import step_context
 from pipeline.runs.manifest import Manifest
 from pipeline.runs.names import SELECTION_FOLDER, TEACHER, UNLABELLED, model_step
+from pipeline.runs.step import write_manifest
 from pipeline.steps.features import extract_features
 from pipeline.steps.repartition import repartition
 from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances

@@ -8,8 +8,8 @@ from functools import partial
 
 from infra.store.checked_reads import read_checked
 from infra.store.object_store import ObjectInfo, ObjectStore, StoreError, normalize_uri
-from pipeline.runs.commit import Distribute
 from pipeline.runs.manifest import sha256
+from pipeline.runs.step import Distribute
 
 # A task holds this many metadata objects at a time.
 _GETS_IN_FLIGHT = 4

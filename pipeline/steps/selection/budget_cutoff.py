@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from infra.store.object_store import ObjectInfo
-from pipeline.runs.commit import Commit, Distribute, StepContext
+from pipeline.runs.commit import Commit, StepContext
 from pipeline.runs.manifest import Output
+from pipeline.runs.step import Distribute
 from pipeline.sampling import NUM_PRIORITIES
 from pipeline.steps.selection.deduplicate import (
     RangeSummary,

@@ -13,18 +13,19 @@ from functools import partial
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.filters import SelectionFilters
 from pipeline.packing import group_buckets
-from pipeline.runs.commit import (
-    Commit,
+from pipeline.runs.commit import Commit, StepContext, committed_tasks
+from pipeline.runs.manifest import Output
+from pipeline.runs.names import METADATA_FOLDER, SCRATCH_FOLDER, UNLABELLED, selection_step
+from pipeline.runs.step import (
     Distribute,
-    StepContext,
-    StepPlan,
-    committed_tasks,
-    finished_manifest,
-    run_plan,
-    step_context,
+    StepContents,
+    StepResult,
+    StepSpec,
+    TaskPlan,
+    commit_each,
+    run_step,
+    run_tasks,
 )
-from pipeline.runs.manifest import Manifest, Output
-from pipeline.runs.names import METADATA_FOLDER, UNLABELLED, selection_step
 from pipeline.shuffling import shuffled_order
 from pipeline.steps.selection.buckets import (
     Bucket,
@@ -36,7 +37,6 @@ from pipeline.steps.selection.budget_cutoff import draw, num_ranges
 from pipeline.steps.selection.index_bucket import SurveyTask, survey_bucket
 from pipeline.steps.selection.pack_files import FilesTask, write_files
 from pipeline.steps.selection.record_rules import Rules
-from pipeline.steps.selection.scratch import commit_each, scratch
 from pipeline.steps.selection.select_bucket import DrawnTask, keep_drawn
 from pipeline.steps.selection.statistics import require_eligible, selection_statistics
 
@@ -64,6 +64,10 @@ class SelectionConfig:
         """The budget in milliseconds, 0 for none."""
         return round(self.hours * 3_600_000)
 
+    def without_rules(self) -> "SelectionConfig":
+        """Return the configuration that takes all utterances, in the same files."""
+        return replace(self, hours=0.0, filters=SelectionFilters())
+
 
 def select_utterances(
     store: ObjectStore,
@@ -73,30 +77,32 @@ def select_utterances(
     config: SelectionConfig,
     loss_budget: float,
     distribute: Distribute,
-) -> tuple[Manifest, bool]:
-    """Select one subset; the manifest, and whether it was done before.
+) -> StepResult:
+    """Select the utterances of one subset.
 
     The budget of hours and the filters are for the unlabelled subset; labelled and held-out ones
     are taken whole.
     """
     listing = list_metadata(store, metadata_uri)
     buckets = digest_buckets(store, listing, distribute, f"digest {subset} metadata")
-    resolved, inputs = asdict(config), input_digests_of(buckets, metadata_uri)
-    context = step_context(store, run_uri, selection_step(subset), resolved, inputs)
-    if (done := finished_manifest(context)) is not None:
-        return done, True
-    if subset != UNLABELLED:
-        config = replace(config, hours=0.0, filters=SelectionFilters())
-    ranges = num_ranges([found for objects in listing.values() for found in objects])
-    surveys, kept = survey_and_draw(context, config, metadata_uri, buckets, ranges, distribute)
-    manifest = run_plan(
-        StepPlan(context, resolved, inputs, plan_files(context, config, kept), loss_budget),
-        write_files,
-        distribute,
-        lambda outputs: shuffle(outputs, config.seed),
-        partial(selection_statistics, surveys, kept),
-    )
-    return manifest, False
+    applied = config if subset == UNLABELLED else config.without_rules()
+
+    def select(context: StepContext) -> StepContents:
+        ranges = num_ranges([found for objects in listing.values() for found in objects])
+        surveys, kept = survey_and_draw(context, applied, metadata_uri, buckets, ranges, distribute)
+        plan = TaskPlan(
+            plan_files(context, applied, kept),
+            write_files,
+            distribute,
+            loss_budget,
+            lambda outputs: shuffle(outputs, config.seed),
+            partial(selection_statistics, surveys, kept),
+        )
+        return run_tasks(context, plan)
+
+    digests = input_digests_of(buckets, metadata_uri)
+    spec = StepSpec(store, run_uri, selection_step(subset), asdict(config), digests=digests)
+    return run_step(spec, select)
 
 
 def survey_and_draw(
@@ -108,7 +114,10 @@ def survey_and_draw(
     distribute: Distribute,
 ) -> tuple[list[Commit], list[Commit]]:
     """What each bucket holds that may be drawn, and what is drawn of it."""
-    aside, rules = scratch(context), Rules(config.seed, config.filters)
+    aside, rules = (
+        replace(context, step=f"{context.step}/{SCRATCH_FOLDER}"),
+        Rules(config.seed, config.filters),
+    )
     committed = committed_tasks(aside)
     to_survey = {each.name: SurveyTask(aside, rules, each, ranges) for each in buckets}
     surveys = commit_each(committed, to_survey, survey_bucket, distribute, "survey the buckets")

@@ -52,7 +52,7 @@ def extracted(
 
     store, run_uri, corpus_uri = selected(folder)
     arguments = (store, run_uri, "unlabelled", corpus_uri, config, 0.0, cut)
-    return store, run_uri, extract_features(*arguments)[0]
+    return store, run_uri, extract_features(*arguments).manifest
 
 
 def shards(store: ObjectStore, run_uri: str, manifest: Manifest) -> list[list[FeatureRow]]:
@@ -155,7 +155,7 @@ def test_the_stream_begins_anew_with_each_speaker(tmp_path: Path) -> None:
     found = []
     for store, run_uri, corpus_uri in (alone, together):
         arguments = (store, run_uri, "unlabelled", corpus_uri, CONFIG, 0.0, serially)
-        rows = shards(store, run_uri, extract_features(*arguments)[0])
+        rows = shards(store, run_uri, extract_features(*arguments).manifest)
         first = [row for shard in rows for row in shard if row.speaker_id == "speaker-00"]
         found.append({row.utterance_id: row.features.tobytes() for row in first})
     assert found[0] == found[1]

@@ -42,7 +42,7 @@ def select(
     store: ObjectStore, run_uri: str, corpus_uri: str, config: SelectionConfig = SELECTION
 ) -> Manifest:
     uri = metadata_uri(corpus_uri, "unlabelled")
-    return select_utterances(store, run_uri, "unlabelled", uri, config, 0.5, serially)[0]
+    return select_utterances(store, run_uri, "unlabelled", uri, config, 0.5, serially).manifest
 
 
 def extract(
@@ -50,7 +50,7 @@ def extract(
 ) -> Manifest:
     return extract_features(
         store, run_uri, "unlabelled", corpus_uri, EXTRACTION, loss_budget, serially
-    )[0]
+    ).manifest
 
 
 def fake_logits(frames: np.ndarray) -> np.ndarray:
@@ -124,8 +124,8 @@ def test_a_finished_step_is_not_done_again(tmp_path: Path) -> None:
     write_corpus(store, corpus_uri, "unlabelled", 2, 2)
     select(store, run_uri, corpus_uri)
     arguments = (store, run_uri, "unlabelled", corpus_uri, EXTRACTION, 0.5)
-    assert not extract_features(*arguments, serially)[1]
-    assert extract_features(*arguments, serially)[1]
+    assert not extract_features(*arguments, serially).was_finished
+    assert extract_features(*arguments, serially).was_finished
 
 
 def test_a_step_goes_on_from_its_commits(tmp_path: Path) -> None:

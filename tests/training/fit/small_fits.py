@@ -9,9 +9,10 @@ from infra.store.object_store import ObjectStore
 from pipeline.kbest import select_kbest
 from pipeline.normalization import Moments
 from pipeline.records import Tally
-from pipeline.runs.commit import step_context, write_manifest
+from pipeline.runs.commit import step_context
 from pipeline.runs.manifest import Manifest, read_output
 from pipeline.runs.names import ALIGNMENT_STEP, PARTITIONS_STEP
+from pipeline.runs.step import write_manifest
 from pipeline.shards import PartitionRow, write_partition
 from training.data.sub_epochs import (
     ExponentialDecay,
@@ -114,7 +115,7 @@ def small_fit(
 def fit(group: ProcessGroup, folder: Path, what: Fit) -> tuple[Manifest, bytes]:
     """Fit as one rank of `group`; the manifest and the model's bytes."""
     store, run_uri = ObjectStore((str(folder),)), str(folder)
-    manifest, _ = fit_model(what, store, run_uri, group)
+    manifest = fit_model(what, store, run_uri, group).manifest
     return manifest, read_output(store, run_uri, manifest.outputs[0])
 
 

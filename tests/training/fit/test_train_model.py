@@ -52,7 +52,7 @@ def test_a_fitted_model_is_not_fitted_again(tmp_path: Path) -> None:
     saved_often = replace(small_fit(), checkpoints=CheckpointConfig(1, 5))
     for what in (small_fit(), saved_often):
         found = simulate_ranks(2, partial(fit_model, what, store, run_uri))
-        assert all(was_there for _, was_there in found)
+        assert all(result.was_finished for result in found)
     with process_group.open_world() as group, pytest.raises(ValueError, match="another recipe"):
         fit_model(small_fit("bmuf"), store, run_uri, group)
     assert store.exists(join_uri(run_uri, "models/baseline/manifest.json"))

@@ -79,15 +79,15 @@ def test_the_certificate_of_a_run(run: tuple[ObjectStore, str]) -> None:
     store, run_uri = run
     remove_certificate(run_uri)
     config = CertificateConfig(num_ranks=2, num_steps=8, num_sub_epochs=3)
-    manifest, was_done = certify_run(small_fit(), store, run_uri, config)
-    assert not was_done
+    result = certify_run(small_fit(), store, run_uri, config)
+    assert not result.was_finished
     document = json.loads(store.get(certificate_uri(run_uri)))
     assert (
         document
-        == manifest.statistics
-        == certify_run(small_fit(), store, run_uri, config)[0].statistics
+        == result.manifest.statistics
+        == certify_run(small_fit(), store, run_uri, config).manifest.statistics
     )
-    assert certify_run(small_fit(), store, run_uri, config)[1]
+    assert certify_run(small_fit(), store, run_uri, config).was_finished
     assert document["uniform_run"]["effective_files"] == pytest.approx(12, rel=0.05)
     assert document["uniform_run"]["effective_speakers"] == pytest.approx(36, rel=0.1)
     assert document["chunks"]["sub_epochs"] == [0, 2, 4]
@@ -133,7 +133,9 @@ def test_one_shard_a_group_gives_one_file_a_rank(tmp_path: Path) -> None:
     fit = small_fit("student.num_sub_epochs=1", "student.num_passes=6")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("training.data.batching.BUFFER_FRAMES", 1)
-        document = certify_run(fit, store, run_uri, CertificateConfig(1, 200, 1))[0].statistics
+        document = certify_run(
+            fit, store, run_uri, CertificateConfig(1, 200, 1)
+        ).manifest.statistics
     figure = document["chunks"]["rank"]["effective_files"]
     assert figure["measured"] == 1
     assert figure["uniform"] == pytest.approx(6, rel=0.1)
@@ -162,7 +164,7 @@ def test_partitions_of_other_sources_are_refused(tmp_path: Path) -> None:
     """An utterance that is in none of its group's files raises an error."""
     store, run_uri, _ = local_store(tmp_path)
     write_run(store, run_uri, num_files=4, num_speakers=1, num_each=4, seed=2)
-    outputs = repartition(store, run_uri, RepartitionConfig(1.0, 2, 5), serially)[0].outputs
+    outputs = repartition(store, run_uri, RepartitionConfig(1.0, 2, 5), serially).manifest.outputs
     sources = replace(read_sources(store, run_uri), num_source_shards=1)
     with pytest.raises(ValueError, match="is in none of its 1 source files"):
         ProvenanceReader(store, run_uri, sources).read(outputs[0])

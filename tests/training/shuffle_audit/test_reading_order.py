@@ -25,7 +25,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     store, run_uri, _ = local_store(tmp_path_factory.mktemp("dataset"))
     write_run(store, run_uri, num_files=6, num_speakers=3, num_each=4, seed=2)
     config = RepartitionConfig(2 / 3600, 2, 5)
-    outputs = repartition(store, run_uri, config, serially)[0].outputs
+    outputs = repartition(store, run_uri, config, serially).manifest.outputs
     return Dataset(store, run_uri, (), outputs, 3, 64, 5, 0, 2)
 
 

@@ -9,7 +9,7 @@ import torch
 from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest, select_kbest
 from pipeline.records import Tally
-from pipeline.runs.commit import step_context
+from pipeline.runs.step import StepSpec, run_step
 from training.models.acoustic_model import AcousticModel, ModelConfig
 from training.models.store import TrainedModel, store_model
 from training.targets.teacher import (
@@ -60,8 +60,9 @@ def test_the_server_gives_the_models_own_best(tmp_path: Path, device: str) -> No
     torch.manual_seed(0)
     config = ModelConfig(1, 8, bidirectional=True, look_ahead=0, dropout=0.0)
     model = AcousticModel(config, 30).eval()
-    context = step_context(store, str(tmp_path), "models/teacher", {}, {})
-    store_model(context, TrainedModel(model, torch.zeros(30)), {}, {}, Tally(), {})
+    trained = TrainedModel(model, torch.zeros(30))
+    spec = StepSpec(store, str(tmp_path), "models/teacher", {})
+    run_step(spec, lambda context: store_model(context, trained, Tally(), {}))
     answer = serve_teacher(device, str(tmp_path), "5")(encode_utterances(utterances()))
     logits = model.utterance_logits([torch.from_numpy(frames) for frames in utterances()])
     expected = [select_kbest(frames.numpy(), 5) for frames in logits]

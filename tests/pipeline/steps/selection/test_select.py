@@ -59,7 +59,7 @@ def select(
     distribute: Any = serially,
 ) -> Manifest:
     uri = metadata_uri(corpus_uri, "unlabelled")
-    return select_utterances(store, run_uri, "unlabelled", uri, config, 1.0, distribute)[0]
+    return select_utterances(store, run_uri, "unlabelled", uri, config, 1.0, distribute).manifest
 
 
 @contextmanager
@@ -358,7 +358,7 @@ def test_filters_and_budget_are_for_the_unlabelled_subset(tmp_path: Path) -> Non
     key = "date=2026-01-01/speaker_bucket=00/part-00000.jsonl"
     lines = "".join(json.dumps(record(number, 0)) + "\n" for number in range(5))
     store.put(join_uri(uri, key), lines.encode())
-    manifest, _ = select_utterances(store, run_uri, "labelled", uri, config, 0.0, serially)
+    manifest = select_utterances(store, run_uri, "labelled", uri, config, 0.0, serially).manifest
     assert manifest.tally_out == manifest.tally_in == Tally(5, 10_000)
 
 

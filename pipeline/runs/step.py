@@ -1,0 +1,194 @@
+"""Run a step once: find its manifest, or make its contents and write the manifest.
+
+A step with tasks runs those that no commit names yet, and adds up all commits.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+
+from infra.store.checked_reads import read_checked
+from infra.store.object_store import ObjectNotFound, ObjectStore
+from pipeline.records import Tally
+from pipeline.runs.commit import (
+    Commit,
+    StepContext,
+    committed_tasks,
+    fingerprint,
+    step_context,
+)
+from pipeline.runs.ledger import check_loss_budget
+from pipeline.runs.manifest import Manifest, Output, input_digests, manifest_uri, read_manifest
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@runtime_checkable
+class Distribute(Protocol):
+    """Run a function over elements on a cluster or in a loop; results keep the order."""
+
+    def __call__(
+        self, elements: Sequence[T], function: Callable[[T], R], description: str
+    ) -> list[R]:
+        """Apply `function` to each element."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepSpec:
+    """StepSpec holds what identifies a step's work: its name, configuration and inputs.
+
+    `reads` names the steps whose manifests are inputs; `digests` holds the SHA-256 of all other
+    inputs by name.
+    """
+
+    store: ObjectStore
+    run_uri: str
+    step: str
+    config: Mapping[str, Any]
+    reads: Sequence[str] = ()
+    digests: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StepContents:
+    """StepContents holds what a step made, as its manifest lists it."""
+
+    outputs: tuple[Output, ...]
+    tally_in: Tally
+    tally_out: Tally
+    ledgers: tuple[Output, ...] = ()
+    quarantined: Tally = field(default_factory=Tally)
+    unselected: Tally = field(default_factory=Tally)
+    statistics: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of_all(
+        cls,
+        tally: Tally,
+        outputs: tuple[Output, ...] = (),
+        statistics: Mapping[str, Any] | None = None,
+    ) -> "StepContents":
+        """Make the contents of a step that loses no utterance of `tally`."""
+        return cls(outputs, tally, tally, statistics=statistics or {})
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """StepResult holds a step's manifest, and whether an earlier run had finished the step."""
+
+    manifest: Manifest
+    was_finished: bool
+
+
+def run_step(
+    spec: StepSpec,
+    make: Callable[[StepContext], StepContents | None],
+    barrier: Callable[[], object] = lambda: None,
+) -> StepResult:
+    """Return the manifest of a finished step; else make its contents and write the manifest.
+
+    Of several ranks that run one step, `make` returns contents on one, which writes the manifest,
+    and None on the others, which read it after the `barrier`. ValueError if another recipe or
+    other inputs made the manifest.
+    """
+    inputs = {**input_digests(spec.store, spec.run_uri, spec.reads), **spec.digests}
+    context = step_context(spec.store, spec.run_uri, spec.step, spec.config, inputs)
+    if (finished := finished_manifest(context)) is not None:
+        return StepResult(finished, was_finished=True)
+    contents = make(context)
+    if contents is not None:
+        manifest = _manifest(spec, inputs, contents)
+        write_manifest(context, manifest)
+    barrier()
+    if contents is None:
+        manifest = read_manifest(spec.store, spec.run_uri, spec.step)
+    return StepResult(manifest, was_finished=False)
+
+
+def _manifest(spec: StepSpec, inputs: Mapping[str, str], contents: StepContents) -> Manifest:
+    return Manifest(
+        step=spec.step,
+        config=spec.config,
+        inputs=inputs,
+        outputs=contents.outputs,
+        ledgers=contents.ledgers,
+        tally_in=contents.tally_in,
+        tally_out=contents.tally_out,
+        quarantined=contents.quarantined,
+        unselected=contents.unselected,
+        statistics=contents.statistics,
+    )
+
+
+def finished_manifest(context: StepContext) -> Manifest | None:
+    """Read the manifest of this step if it is done; ValueError if another recipe made it."""
+    uri = manifest_uri(context.run_uri, context.step)
+    try:
+        manifest = read_checked(context.store, uri, Manifest.from_bytes)
+    except ObjectNotFound:
+        return None
+    made = fingerprint(manifest.config, manifest.inputs)
+    if made != context.fingerprint:
+        raise ValueError(
+            f"{uri} was made from another recipe or other inputs (digest {made[:12]}, now "
+            f"{context.fingerprint[:12]}): use another --run, or remove {context.step}"
+        )
+    return manifest
+
+
+def write_manifest(context: StepContext, manifest: Manifest) -> None:
+    """Store a finished step's manifest."""
+    context.store.put(manifest_uri(context.run_uri, context.step), manifest.to_bytes())
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPlan(Generic[T]):
+    """TaskPlan holds a step's tasks by name, their function, and how their commits add up."""
+
+    tasks: Mapping[str, T]
+    run_task: Callable[[T], Commit]
+    distribute: Distribute
+    loss_budget: float
+    output_order: Callable[[list[Output]], list[Output]] = list
+    statistics: Callable[[list[Commit]], Mapping[str, Any]] = lambda _: {}
+
+
+def run_tasks(context: StepContext, plan: TaskPlan[T]) -> StepContents:
+    """Run the tasks that no commit names yet, and add up the commits of all.
+
+    LossBudgetExceededError if too many utterances were quarantined.
+    """
+    committed = committed_tasks(context)
+    commits = commit_each(committed, plan.tasks, plan.run_task, plan.distribute, context.step)
+    quarantined = sum((commit.quarantined for commit in commits), Tally())
+    tally_in = sum((commit.tally_in for commit in commits), Tally())
+    ledgers = tuple(commit.ledger for commit in commits if commit.ledger)
+    check_loss_budget(
+        context.store, context.run_uri, ledgers, quarantined, tally_in, plan.loss_budget
+    )
+    outputs = [output for commit in commits for output in commit.outputs]
+    return StepContents(
+        outputs=tuple(plan.output_order(outputs)),
+        tally_in=tally_in,
+        tally_out=sum((commit.tally_out for commit in commits), Tally()),
+        ledgers=ledgers,
+        quarantined=quarantined,
+        unselected=sum((commit.unselected for commit in commits), Tally()),
+        statistics=plan.statistics(commits),
+    )
+
+
+def commit_each(
+    committed: Mapping[str, Commit],
+    tasks: Mapping[str, T],
+    run_task: Callable[[T], Commit],
+    distribute: Distribute,
+    description: str,
+) -> list[Commit]:
+    """Run the tasks that are not among the `committed`; return all commits in the tasks' order."""
+    pending = [task for name, task in tasks.items() if name not in committed]
+    new = distribute(pending, run_task, description)
+    by_name = {**committed, **{commit.task: commit for commit in new}}
+    return [by_name[name] for name in tasks]

@@ -1,0 +1,147 @@
+"""Steps of a run: finished ones are found, restarted ones run what is not committed."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pipeline.records import Tally
+from pipeline.runs.commit import Commit, StepContext, step_context
+from pipeline.runs.ledger import LossBudgetExceededError
+from pipeline.runs.manifest import Manifest, Output, read_manifest
+from pipeline.runs.step import (
+    Distribute,
+    StepContents,
+    StepResult,
+    StepSpec,
+    TaskPlan,
+    finished_manifest,
+    run_step,
+    run_tasks,
+    write_manifest,
+)
+from tests.pipeline.runs.small_commits import CONFIG, INPUTS, context, record
+from tests.small_corpus import serially
+
+__all__ = ["context"]
+
+
+def test_a_step_is_finished_once_its_manifest_is_there(context: StepContext) -> None:
+    """None before; afterwards the manifest, if configuration and inputs are the same."""
+    assert finished_manifest(context) is None
+    manifest = Manifest("features/x", CONFIG, INPUTS, ())
+    write_manifest(context, manifest)
+    assert finished_manifest(context) == manifest
+    other = step_context(context.store, context.run_uri, "features/x", {"k": 21}, INPUTS)
+    digests = rf"\(digest {context.fingerprint[:12]}, now {other.fingerprint[:12]}\)"
+    uri = f"{context.run_uri}/features/x/manifest.json"
+    with pytest.raises(ValueError, match=f"{uri} was made from another recipe.*{digests}.*x$"):
+        finished_manifest(other)
+
+
+def run(
+    context: StepContext,
+    names: Sequence[str],
+    commit: Callable[[str], Commit],
+    distribute: Distribute = serially,
+    loss_budget: float = 1.0,
+    statistics: Callable[[list[Commit]], dict[str, Any]] = lambda _: {},
+) -> Manifest:
+    """The manifest of a step of these tasks, whose outputs are ordered by number."""
+    plan = TaskPlan(
+        {name: name for name in names}, commit, distribute, loss_budget, by_number, statistics
+    )
+    spec = StepSpec(context.store, context.run_uri, context.step, CONFIG, digests=INPUTS)
+    result = run_step(spec, lambda context: run_tasks(context, plan))
+    assert not result.was_finished
+    return result.manifest
+
+
+def by_number(outputs: list[Output]) -> list[Output]:
+    return sorted(outputs, key=lambda output: output.key.rpartition("/")[2])
+
+
+def test_a_restarted_step_runs_what_is_not_committed(context: StepContext) -> None:
+    """The manifest is that of one run without a break: tasks in the plan's order."""
+    earlier = [context.commit(record(context, name)) for name in ("1", "3")]
+    ran: list[str] = []
+
+    def commit(name: str) -> Commit:
+        ran.append(name)
+        return context.commit(record(context, name))
+
+    def backwards(tasks: Sequence[str], function: Callable[[str], Any], description: str) -> Any:
+        assert description == "features/x"
+        return serially(list(reversed(tasks)), function, description)
+
+    manifest = run(context, "0123", commit, backwards)
+    assert ran == ["2", "0"]
+    names = [key.rpartition("/")[2][0] for key in (each.key for each in manifest.outputs)]
+    assert names == ["0", "1", "2", "3"]
+    assert manifest.ledgers[1] == earlier[0].ledger
+    assert [ledger.key.rpartition("/")[2][0] for ledger in manifest.ledgers] == list("0123")
+    assert manifest.tally_in == Tally(16, 168)
+    assert (manifest.tally_out, manifest.quarantined) == (Tally(8, 120), Tally(4, 28))
+    assert manifest.unselected == Tally(4, 20)
+    assert (manifest.config, manifest.inputs, manifest.statistics) == (CONFIG, INPUTS, {})
+    assert read_manifest(context.store, context.run_uri, "features/x") == manifest
+    assert finished_manifest(context) == manifest
+
+
+def test_statistics_are_of_all_commits_in_the_plans_order(context: StepContext) -> None:
+    """Those of earlier attempts among them; a task without quarantine has no ledger."""
+    context.commit(replace(record(context, "1"), ledger=None))
+    manifest = run(
+        context,
+        "01",
+        lambda name: context.commit(record(context, name)),
+        statistics=lambda commits: {"tasks": [commit.task for commit in commits]},
+    )
+    assert manifest.statistics == {"tasks": ["0", "1"]}
+    assert [ledger.key.rpartition("/")[2][0] for ledger in manifest.ledgers] == ["0"]
+
+
+def test_beyond_the_loss_budget_there_is_no_manifest(context: StepContext) -> None:
+    """The commits stay, and a larger budget needs no task again."""
+
+    def commit(name: str) -> Commit:
+        return context.commit(record(context, name))
+
+    with pytest.raises(LossBudgetExceededError, match="2 of 8 utterances quarantined"):
+        run(context, "01", commit, loss_budget=0.24)
+    assert finished_manifest(context) is None
+    manifest = run(context, "01", pytest.fail, loss_budget=0.25)
+    assert manifest.quarantined == Tally(2, 14)
+
+
+def test_a_finished_step_is_found(context: StepContext) -> None:
+    """Nothing is made again, and the result says so."""
+    first = run(context, "01", lambda name: context.commit(record(context, name)))
+    spec = StepSpec(context.store, context.run_uri, context.step, CONFIG, digests=INPUTS)
+    assert run_step(spec, pytest.fail) == StepResult(first, was_finished=True)
+
+
+def test_inputs_are_manifests_of_steps_and_digests_of_other_things(context: StepContext) -> None:
+    """A step's input is the SHA-256 of its manifest as stored."""
+    first = run(context, "01", lambda name: context.commit(record(context, name)))
+    spec = StepSpec(
+        context.store, context.run_uri, "later", {}, ["features/x"], {"lexicon.txt": "4567"}
+    )
+    manifest = run_step(spec, lambda _: StepContents.of_all(Tally(2, 30))).manifest
+    digest = hashlib.sha256(first.to_bytes()).hexdigest()
+    assert manifest.inputs == {"features/x": digest, "lexicon.txt": "4567"}
+    assert (manifest.tally_in, manifest.tally_out) == (Tally(2, 30), Tally(2, 30))
+
+
+def test_one_rank_writes_the_manifest_that_the_others_read(context: StepContext) -> None:
+    """A rank without contents reads after the barrier, which the writer passes last."""
+    spec = StepSpec(context.store, context.run_uri, context.step, CONFIG, digests=INPUTS)
+
+    def writer() -> None:
+        run_step(spec, lambda _: StepContents.of_all(Tally(2, 30)))
+
+    result = run_step(spec, lambda _: None, barrier=writer)
+    assert result.manifest.tally_out == Tally(2, 30)
+    assert not result.was_finished
