@@ -1,1 +1,1 @@
-"""The commands, one file each; megahour, spark-submit, torchrun or python -m start them."""
+"""Start each command from its own file, by megahour, spark-submit, torchrun or python -m."""

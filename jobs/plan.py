@@ -16,9 +16,9 @@ from jobs.cli.command_line import fail
 from jobs.cli.job import add_recipe_arguments, recipe_path
 from jobs.planning.calibration.machine import calibrate
 from jobs.planning.calibration.throughputs import Calibration, read_calibration
-from jobs.planning.plan_record import keep_plan, to_json
+from jobs.planning.plan_table import format_plan
 from jobs.planning.run_plan import plan_run
-from jobs.planning.table import format_plan
+from jobs.planning.stored_plan import store_plan, to_json
 from jobs.planning.volumes.workload import (
     LABELLED_SHARE,
     UTTERANCE_SECONDS,
@@ -82,7 +82,7 @@ def plan_and_print(arguments: argparse.Namespace) -> None:
     cluster = arguments.cluster or recipe.cluster
     plan = plan_run(workload, recipe, calibration, lambda step: load_cluster(cluster or step))
     if store is not None and run_uri is not None:
-        keep_plan(store, run_uri, plan, calibration)
+        store_plan(store, run_uri, plan, calibration)
     print(
         json.dumps(to_json(plan, calibration)) if arguments.json else format_plan(plan, calibration)
     )

@@ -16,11 +16,11 @@ from training.recipes import Recipe
 from training.trainers.registry import TRAINERS, describe_trainers
 
 TIME_LIMIT_S = 300.0
-"""Longer than the store is patient with one object (180 s and an attempt, infra.store.retry)."""
+"""Longer than the store retries one object (180 s and an attempt, infra.store.retry)."""
 
 
 def run_fit(make_fit: Callable[[Recipe], Fit]) -> Callable[[Job], Result]:
-    """A step's function that fits the model of `make_fit` on all ranks of the world."""
+    """Return a step's function that fits the model of `make_fit` on all ranks of the world."""
 
     def run(job: Job) -> Result:
         # A rank is a core: OpenMP's threads, two on busy cores, made an epoch 15 times longer.
@@ -45,8 +45,9 @@ def main(step: Step, section: str) -> None:
         "--time-limit-s",
         type=float,
         default=TIME_LIMIT_S,
-        help="how long a rank waits for another before it names it and ends; must exceed the "
-        f"longest time that one rank works alone; default: {TIME_LIMIT_S:g}",
+        metavar="SECONDS",
+        help="a rank that waits for another for longer names it and ends; need more than the "
+        f"longest time that one rank works alone; default {TIME_LIMIT_S:g}",
     )
     arguments = parser.parse_args()
     if arguments.trainer:

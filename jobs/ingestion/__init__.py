@@ -1,1 +1,1 @@
-"""Corpora of a user's own into the store: audio, metadata by speaker bucket."""
+"""Ingest a user's corpus into the store: audio, and metadata by speaker bucket."""

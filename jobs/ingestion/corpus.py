@@ -1,4 +1,4 @@
-"""A Kaldi data directory copied into the store as a corpus: audio, metadata, lexicon."""
+"""Copy a Kaldi data directory into the store as a corpus of audio, metadata and lexicon."""
 
 import hashlib
 import io
@@ -26,7 +26,7 @@ _SHORTEST_S = 0.001
 
 @dataclass(frozen=True)
 class IngestSummary:
-    """What the corpus holds by subset, and what this run did for it.
+    """IngestSummary counts the contents of the corpus by subset, and the objects newly added.
 
     `unreadable` utterances are in the corpus, for extraction to quarantine; `unlisted` ones,
     whose speakers are in no list, are not. `new_objects` is 0 when the corpus was complete.
@@ -40,11 +40,11 @@ class IngestSummary:
 
 
 def ingest(kaldi_dir: Path, store: ObjectStore, corpus_uri: str) -> IngestSummary:
-    """Copy the data directory to `corpus_uri`, audio as it is; what is there already stays.
+    """Copy the data directory to `corpus_uri`, audio byte for byte; existing objects are kept.
 
     Durations are the files' own; those of unreadable files are utt2dur's, or else 1 ms. Without
-    utt2time, a speaker's utterances follow one another from 1970-01-01, by id. A ValueError
-    tells of a fault in the directory, or of another corpus at `corpus_uri`.
+    utt2time, a speaker's utterances follow one another from 1970-01-01, by id. Raises ValueError
+    for a fault in the directory, or if `corpus_uri` holds another corpus.
     """
     directory = read_kaldi_directory(kaldi_dir)
     corpus = _Corpus(store, normalize_uri(corpus_uri))
@@ -64,7 +64,7 @@ def ingest(kaldi_dir: Path, store: ObjectStore, corpus_uri: str) -> IngestSummar
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """Where below the corpus an utterance's audio was copied to, and its length if it tells."""
+    """_Header holds the key of an utterance's audio, and its length if its header states it."""
 
     key: str
     duration_s: float | None
@@ -72,7 +72,7 @@ class _Header:
 
 
 class _Corpus:
-    """The corpus's objects in the store; none is ever replaced."""
+    """_Corpus writes the objects of the corpus into the store and never replaces one."""
 
     def __init__(self, store: ObjectStore, uri: str) -> None:
         self._store, self._uri = store, uri
@@ -112,7 +112,7 @@ class _Corpus:
     def _copy(self, utterance: KaldiUtterance, num_bytes_of: Mapping[str, int]) -> _Header:
         key = _audio_key(utterance)
         uri = join_uri(self._uri, key)
-        # Sizes alone, as a second run should not read the corpus back.
+        # Compare sizes alone, so that a second run does not read the corpus again.
         if uri in num_bytes_of:
             if num_bytes_of[uri] != utterance.audio_path.stat().st_size:
                 raise _other_corpus(uri)
@@ -152,7 +152,7 @@ def _duration_s(file: Path | io.BytesIO) -> float | None:
         duration_s = float(soundfile.info(file).duration)
     except soundfile.SoundFileError:
         return None
-    # A FLAC from a pipe does not state its length, and libsndfile then says 2**63 samples.
+    # A FLAC from a pipe does not state its length; libsndfile then reports 2**63 samples.
     return duration_s if duration_s <= MAX_DURATION_S else None
 
 
@@ -173,5 +173,5 @@ def _hash(name: str) -> int:
 
 
 def _other_corpus(uri: str) -> ValueError:
-    remedy = "take another URI, or remove what is there"
-    return ValueError(f"{uri}: of another corpus than this data directory's: {remedy}")
+    remedy = "use another corpus URI, or remove the corpus there"
+    return ValueError(f"{uri} is from another corpus than this data directory: {remedy}")

@@ -1,4 +1,4 @@
-"""A Kaldi data directory with three lists of speakers, read and checked before anything is copied.
+"""Read and check a Kaldi data directory with three lists of speakers, before copying begins.
 
 Needed: wav.scp, text, utt2spk, lexicon.txt, {labelled,unlabelled,heldout}.speakers. Optional:
 utt2placement, utt2time (ISO 8601 with an offset), utt2dur (seconds), spk2locale.
@@ -18,9 +18,9 @@ _UNSAFE_IN_KEYS = "/\\%"
 
 @dataclass(frozen=True, slots=True)
 class KaldiUtterance:
-    """One utterance of the directory; `text` is None in the unlabelled subset, whatever is known.
+    """KaldiUtterance is one utterance; `text` is always None in the unlabelled subset.
 
-    `created_at` and `declared_duration_s` are None where the directory does not tell.
+    `created_at` and `declared_duration_s` are None where the directory does not state them.
     """
 
     utterance_id: str
@@ -36,7 +36,10 @@ class KaldiUtterance:
 
 @dataclass(frozen=True)
 class KaldiDirectory:
-    """Utterances by speaker and id, the lexicon, and how many belong to speakers in no list."""
+    """KaldiDirectory holds the utterances by speaker and id, the lexicon, and a count.
+
+    `num_unlisted` counts the utterances of speakers that are in no list.
+    """
 
     utterances: tuple[KaldiUtterance, ...]
     lexicon: bytes
@@ -60,7 +63,7 @@ def read_kaldi_directory(path: Path) -> KaldiDirectory:
 
 
 class _Tables:
-    """The directory's tables by utterance, agreeing with wav.scp."""
+    """_Tables holds the tables of the directory by utterance, checked against wav.scp."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -140,7 +143,7 @@ def _read_subsets(path: Path, speakers: set[str]) -> dict[str, str]:
                 other = f"{subset_of[speaker_id]}.speakers"
                 raise ValueError(f"{file}: {speaker_id} also in {other}: leave it in one")
         if not listed:
-            raise ValueError(f"{file}: lists nobody: need at least one speaker")
+            raise ValueError(f"{file}: lists no speaker: need at least one")
     return subset_of
 
 

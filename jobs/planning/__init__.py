@@ -1,1 +1,1 @@
-"""The plan of a run: what each step makes, what it takes, what it costs; pure but for measuring."""
+"""Plan a run: the output, the time and the cost of each step. Only calibration measures."""

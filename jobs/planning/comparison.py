@@ -1,4 +1,4 @@
-"""What was planned for a run beside what it took, step by step, for the report."""
+"""Compare the plan of a run with its records, step by step, for the report."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 from infra.cluster import Cluster
 from infra.store.object_store import ObjectStore, join_uri
 from jobs.planning.calibration.throughputs import Calibration
-from jobs.planning.plan_record import stored_calibration
 from jobs.planning.run_plan import plan_run
 from jobs.planning.step_plan import StepPlan
+from jobs.planning.stored_plan import stored_calibration
 from jobs.planning.volumes.pipeline_volumes import spark_volumes
 from jobs.planning.volumes.step_volume import Volume
 from jobs.planning.volumes.workload import Workload, run_workload
@@ -27,12 +27,12 @@ FOLDERS = {
     "generate_targets": TARGETS_FOLDER,
     "repartition": PARTITIONS_FOLDER,
 }
-"""Where below the run each step of the data pipeline writes."""
+"""The folder below the run into which each step of the data pipeline writes."""
 
 REQUESTS = ("get", "put", "head", "list")
 
 Comparison = dict[str, dict[str, float | None]]
-"""By quantity, what was planned and what came of it; None where it is not known."""
+"""Planned and actual values by quantity; None where a value is not known."""
 
 
 def compare_plan(
@@ -42,9 +42,9 @@ def compare_plan(
     cluster_of: Callable[[str], Cluster],
     records: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Planned and actual tasks, objects, bytes, requests and seconds; {} if nothing tells hours.
+    """Compare tasks, objects, bytes, requests and seconds with the plan; {} before ingestion.
 
-    `records` are the steps' own. Seconds are planned only if the run was calibrated for.
+    `records` are the summaries of the steps. Seconds are planned only if the run has a calibration.
     """
     workload = run_workload(store, run_uri, recipe.selection.hours)
     if workload is None:

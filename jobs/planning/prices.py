@@ -1,4 +1,4 @@
-"""What requests and storage cost; instances' prices are in the cluster files."""
+"""Price requests and storage; the prices of instances are in the cluster files."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ GIGABYTE = 1e9
 
 @dataclass(frozen=True, slots=True)
 class StorePrices:
-    """US dollars for 1,000 requests of a kind, and for a gigabyte a month."""
+    """StorePrices holds US dollars for 1,000 requests of a kind, and for a gigabyte a month."""
 
     source: str
     put_per_1000: float
@@ -19,7 +19,7 @@ class StorePrices:
     gigabyte_month: float
 
     def requests(self, requests: Requests) -> float:
-        """Dollars for these requests."""
+        """Return the dollars that these requests cost."""
         thousands = (
             requests.put * self.put_per_1000
             + requests.list * self.list_per_1000
@@ -29,7 +29,7 @@ class StorePrices:
         return thousands / 1000
 
     def month(self, num_bytes: float) -> float:
-        """Dollars for keeping so many bytes for a month."""
+        """Return the dollars that storing so many bytes for a month costs."""
         return num_bytes / GIGABYTE * self.gigabyte_month
 
 

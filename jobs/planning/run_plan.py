@@ -1,4 +1,4 @@
-"""The plan of all steps of a run, in their order, and its sums."""
+"""Plan all steps of a run in order, and sum them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ STUDENT_PIPELINE = (
     "repartition",
     "train_student",
 )
-"""What the paper's 12 days are of; the teacher is trained before."""
+"""The steps that the paper's 12 days contain; the teacher is trained before."""
 
 PAPER_HOURS = 1e6
 PAPER_DAYS = {"data": 7.6, "student": 4.5, "student pipeline": 12.0}
@@ -34,18 +34,18 @@ PAPER_DAYS = {"data": 7.6, "student": 4.5, "student pipeline": 12.0}
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """All steps of a run, in order."""
+    """RunPlan holds the plans of all steps of a run, in order."""
 
     workload: Workload
     steps: tuple[StepPlan, ...]
 
     def student_pipeline(self) -> tuple[StepPlan, ...]:
-        """The steps that the paper's 12 days are of."""
+        """Return the plans of the steps that the paper's 12 days contain."""
         return tuple(step for step in self.steps if step.step in STUDENT_PIPELINE)
 
     @property
     def days(self) -> float:
-        """Wall-clock days of the student pipeline, one step after the other."""
+        """Return the wall-clock days of the student pipeline, one step after the other."""
         return sum(step.wall_seconds for step in self.student_pipeline()) / 86_400
 
 

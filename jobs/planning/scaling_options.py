@@ -1,4 +1,4 @@
-"""What a user says of ranks, links and calibration, as the cost model's records."""
+"""Read the options of ranks, links and calibration into the records of the cost model."""
 
 import argparse
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from infra.configuration import read_record, read_toml
 from jobs.cli.job import recipe_path
-from jobs.planning.calibration.rank_throughput import measure_here
+from jobs.planning.calibration.device_throughput import measure_rank
 from jobs.planning.calibration.throughputs import parse_json
 from training.cost_model.calibration import Calibration
 from training.cost_model.step_time import Workload
@@ -29,12 +29,12 @@ NETWORK_OPTIONS = (
 
 
 def choose_calibration(arguments: argparse.Namespace, workload: Workload) -> Calibration:
-    """The given calibration, or one measured here and kept, with what the options say."""
+    """Read a calibration, or measure and store one, and replace what the options give."""
     calibration = read_scaling(arguments.calibration)
     if arguments.calibrate:
         print("scaling: calibrating on this machine", file=sys.stderr)
         recipe = read_recipe(recipe_path(arguments.recipe))
-        calibration = measure_here(calibration, recipe, workload.density)
+        calibration = measure_rank(calibration, recipe, workload.density)
     given = {name: getattr(arguments, name) for name in NETWORK_OPTIONS}
     network = replace(
         calibration.network, **{name: each for name, each in given.items() if each is not None}
@@ -54,7 +54,7 @@ def choose_calibration(arguments: argparse.Namespace, workload: Workload) -> Cal
 
 
 def read_scaling(calibration: str) -> Calibration:
-    """Read a calibration: a file as given, or one of ours by name."""
+    """Read a calibration: a file, or one of jobs/calibrations by name."""
     ours = CALIBRATIONS / f"{calibration}.toml"
     path: str | Traversable = ours if ours.is_file() else calibration
     is_json = calibration.endswith(".json")
@@ -63,7 +63,7 @@ def read_scaling(calibration: str) -> Calibration:
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
-    """Numbers of ranks, ascending: "1..128" doubles from 1 to 128, "16,24" is a list."""
+    """Parse numbers of ranks, ascending: "1..128" doubles from 1 to 128, "16,24" is a list."""
     first, dots, last = text.partition("..")
     try:
         found = _doubled(int(first), int(last)) if dots else [int(each) for each in text.split(",")]

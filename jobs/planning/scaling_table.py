@@ -1,11 +1,11 @@
-"""Speed-up against ranks, and a recommendation, as text and as JSON."""
+"""Tabulate speed-up against ranks, with a recommendation, as text and as JSON."""
 
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from jobs.planning.table import LINE_WIDTH, aligned, count, size
+from jobs.planning.plan_table import LINE_WIDTH, aligned, count, size
 from training.cost_model.recommendation import Choice, Recommendation, recommend
 from training.cost_model.step_time import CostModel
 
@@ -27,7 +27,7 @@ ACCURACY = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Speed-ups of each trainer on so many ranks; None where the ranks make no equal groups."""
+    """Row holds each trainer's speed-up on so many ranks; None if they make no equal groups."""
 
     num_ranks: int
     speed_ups: dict[str, float | None]
@@ -35,7 +35,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """The answer: rows by ranks, with these settings, and what is recommended for the most."""
+    """Scaling holds a row for each number of ranks, the settings, and a recommendation."""
 
     model: CostModel
     group_size: int
@@ -44,7 +44,7 @@ class Scaling:
     recommendation: Recommendation
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as plain values."""
+        """Convert the rows, the settings and the recommendation to plain values."""
         return {
             "workload": asdict(self.model.workload),
             "calibration": asdict(self.model.calibration),
@@ -59,7 +59,7 @@ class Scaling:
 def scale(
     model: CostModel, ranks: Sequence[int], group_size: int | None, block_size: int | None
 ) -> Scaling:
-    """Speed-ups on each number of `ranks`; settings that are None are as recommended."""
+    """Predict speed-ups on each number of `ranks`; settings that are None are as recommended."""
     recommendation = recommend(model, max(ranks))
     chosen = recommendation.chosen
     group_size, block_size = group_size or chosen.group_size, block_size or chosen.block_size
@@ -83,7 +83,7 @@ def _row(model: CostModel, num_ranks: int, group_size: int, block_size: int) -> 
 
 
 def format_scaling(scaling: Scaling) -> str:
-    """All of it, in lines of at most 100 columns."""
+    """Format rows and recommendation in lines of at most 100 columns."""
     ranks_per_host = scaling.model.calibration.network.ranks_per_host
     cells = [
         [str(row.num_ranks), str(-(-row.num_ranks // ranks_per_host))]

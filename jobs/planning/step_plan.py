@@ -1,4 +1,4 @@
-"""The plan of each step: volumes times unit costs, on the step's own cluster."""
+"""Plan one step: its volume times unit costs, on its own cluster."""
 
 from dataclasses import dataclass
 from math import ceil, inf
@@ -9,15 +9,15 @@ from jobs.planning.prices import S3_STANDARD
 from jobs.planning.volumes.step_volume import Volume, Work
 
 SPARK_START_S = 6.0
-"""A Spark session's start; torchrun's ranks take about as long."""
+"""The start of a Spark session, or of the ranks of torchrun, which take about as long."""
 
 S3_READS_PER_PREFIX_S = 5_500
-"""What S3 serves of one partitioned prefix (AWS's documentation)."""
+"""Reads a second that S3 serves from one partitioned prefix (documentation of AWS)."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What a step takes; `bound` names what its wall-clock time waits for."""
+    """StepPlan holds the cost of a step; `bound` names the resource that limits its speed."""
 
     step: str
     volume: Volume
@@ -32,17 +32,17 @@ class StepPlan:
 
     @property
     def gets_per_s(self) -> float:
-        """GETs a second, on the mean."""
+        """Return the mean number of GETs a second."""
         return self.volume.requests.get / self.wall_seconds
 
     @property
     def dollars(self) -> float:
-        """Instances and requests."""
+        """Return the dollars of instances and requests."""
         return self.instance_dollars + self.request_dollars
 
 
 def core_seconds(work: Work, rates: CoreRates) -> float:
-    """Seconds that one core needs for this work."""
+    """Return the seconds that one core needs for this work."""
     return (
         work.metadata_records / rates.metadata_records_per_s
         + work.extracted_seconds / rates.extraction_x_real_time
@@ -53,7 +53,7 @@ def core_seconds(work: Work, rates: CoreRates) -> float:
 
 
 def num_devices(cluster: Cluster) -> int:
-    """Devices of a cluster: its hosts' lists, or one for each rank that torchrun starts."""
+    """Count the devices of a cluster: those of its hosts, or one for each rank of torchrun."""
     return max(cluster.num_instances * len(cluster.devices), cluster.num_executors)
 
 
@@ -65,12 +65,12 @@ def plan_spark_step(
     gets_in_flight: int = 1,
     device_seconds: float = 0.0,
 ) -> StepPlan:
-    """A step of equal tasks, in waves over the cluster's cores, or as fast as its devices."""
+    """Plan a step of equal tasks, in waves over the cores, or bound by the devices."""
     busy = core_seconds(volume.work, calibration.core)
     if not cluster.is_local:
         busy += volume.requests.total * calibration.store.request_core_seconds
     slots = cluster.num_executors * cluster.cores_per_executor
-    # Equal tasks run in waves; a busy task waits for its shards, and its small reads go on beside.
+    # Equal tasks run in waves. A task waits for its shards; its small reads overlap its work.
     rounds = ceil(volume.tasks / slots) / max(volume.tasks, 1)
     in_turn, beside = _waits(volume, cluster, calibration.store, gets_in_flight)
     bounds = {
@@ -85,7 +85,7 @@ def plan_spark_step(
 def plan_training_step(
     step: str, volume: Volume, cluster: Cluster, calibration: Calibration, device_seconds: float
 ) -> StepPlan:
-    """A training step: its devices' seconds, evenly dealt."""
+    """Plan a training step, whose work is equal on all devices."""
     bounds = {
         "devices": device_seconds / num_devices(cluster),
         "network": _network_seconds(volume, cluster, calibration.store),
@@ -121,7 +121,7 @@ def _plan(
 def _waits(
     volume: Volume, cluster: Cluster, store: StoreRates, in_flight: int
 ) -> tuple[float, float]:
-    """Seconds that all tasks wait for S3: in turn with their work, and beside it."""
+    """Return the seconds that all tasks wait for S3: between their work, and beside it."""
     if cluster.is_local:
         return 0.0, 0.0
     beside = volume.small_reads * store.request_seconds / in_flight

@@ -1,4 +1,4 @@
-"""The report of a run: one self-contained HTML page, and the table for the terminal."""
+"""Render the report of a run as one self-contained HTML page, and as a table for the terminal."""
 
 from jobs.report_page.page import render_report
 from jobs.report_page.terminal import format_table

@@ -1,4 +1,4 @@
-"""HTML elements from plain text; every text is escaped here and nowhere else."""
+"""Make HTML elements from plain text; every text is escaped here and nowhere else."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from html import escape
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A table cell: its text, and a style class such as "best" or "worse"."""
+    """Cell is a table cell: its text, and a style class such as "best" or "worse"."""
 
     text: str
     kind: str = ""
@@ -18,50 +18,50 @@ Row = Sequence[Cell | str]
 
 
 def printable(text: str) -> str:
-    """Unprintable characters, such as terminal codes and lone surrogates, as U+FFFD."""
+    """Replace unprintable characters, such as terminal codes and lone surrogates, by U+FFFD."""
     return "".join(
         character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text
     )
 
 
 def text(value: object) -> str:
-    """Untrusted text for an element or an attribute."""
+    """Escape untrusted text for an element or an attribute."""
     return escape(printable(str(value)))
 
 
 def number(value: float | None, digits: int = 1) -> str:
-    """A number for a cell, with a true minus sign; a dash where there is none."""
+    """Format a number for a cell, with a true minus sign; None is a dash."""
     if value is None:
         return "\N{EN DASH}"
     return f"{value:,.{digits}f}".replace("-", "\N{MINUS SIGN}")
 
 
 def paragraph(content: str, kind: str = "") -> str:
-    """A paragraph of plain text."""
+    """Make a paragraph of plain text."""
     return f"<p{_class(kind)}>{text(content)}</p>"
 
 
 def section(title: str, *parts: str) -> str:
-    """A titled section of finished elements; nothing if all of them are empty."""
+    """Make a titled section of finished elements; "" if all of them are empty."""
     content = "\n".join(part for part in parts if part)
     return f"<section>\n<h2>{text(title)}</h2>\n{content}\n</section>" if content else ""
 
 
 def figure(svg: str, caption: str) -> str:
-    """A finished drawing with its caption."""
+    """Make a figure of a finished drawing and its caption."""
     return (
         f'<figure><div class="scroll">{svg}</div><figcaption>{text(caption)}</figcaption></figure>'
     )
 
 
 def details(summary: str, content: str) -> str:
-    """Preformatted text, lines kept, folded away."""
+    """Make a collapsed block of preformatted text."""
     lines = "\n".join(text(line) for line in content.splitlines())
     return f"<details><summary>{text(summary)}</summary><pre>{lines}</pre></details>"
 
 
 def table(caption: str, header: Sequence[str], rows: Sequence[Row], foot: Row | None = None) -> str:
-    """A table whose first column heads its rows; `foot` is a last row of means or sums."""
+    """Make a table whose first column heads its rows; `foot` is a last row of means or sums."""
     if not rows:
         return ""
     body = "\n".join(f"<tr>{_header(row[0], 'row')}{_data(row[1:])}</tr>" for row in rows)
@@ -70,7 +70,7 @@ def table(caption: str, header: Sequence[str], rows: Sequence[Row], foot: Row | 
 
 
 def grouped_table(caption: str, header: Sequence[str], groups: Mapping[str, Sequence[Row]]) -> str:
-    """A table of groups of rows; the first column heads a group, the second a row."""
+    """Make a table of groups of rows; the first column heads a group, the second a row."""
     bodies = "\n".join(_group(name, rows) for name, rows in groups.items() if rows)
     return _table(caption, header, bodies, "grouped") if bodies else ""
 

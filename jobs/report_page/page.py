@@ -1,4 +1,4 @@
-"""The page: sections in the order in which a reader asks."""
+"""Render the page: word error rates first, then curves, data, targets, shuffle and steps."""
 
 import json
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from jobs.report_page.tables import (
 )
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-"""The browser's own guard: should markup ever slip through, it can load and run nothing."""
+"""The browser's own guard: unescaped markup could load and run nothing."""
 
 PAPER_NOTE = (
     " The WERR of the paper (Table II of Realizing Petabyte Scale Acoustic Modeling) is for other "
@@ -28,9 +28,9 @@ PAPER_NOTE = (
 
 
 def render_report(report: Report) -> str:
-    """A self-contained HTML page, also well-formed XML; the same report gives the same text.
+    """Render a self-contained HTML page, also well-formed XML; the same report gives the same text.
 
-    Parts of the report that are empty or absent are left out; all its texts are escaped.
+    Empty and missing parts of the report are left out; all its texts are escaped.
     """
     name = str(report["run"]).rstrip("/").rpartition("/")[2]
     style = resources.files("jobs.report_page").joinpath("page.css").read_text("utf-8")

@@ -1,4 +1,4 @@
-"""What was planned for each step beside what it took: for the page, and for the terminal."""
+"""Show planned and actual cost of each step, for the page and for the terminal."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,11 +9,11 @@ from jobs.report_page.scores import Report
 Pair = Mapping[str, float | None]
 
 SHOWN = ("objects", "bytes written", "requests", "seconds")
-"""What the terminal shows."""
+"""The quantities that the terminal shows."""
 
 
 def plan_table(report: Report) -> str:
-    """Every quantity of every step: planned, actual, and their ratio."""
+    """Make a table of every quantity of every step: planned, actual, and their ratio."""
     groups: dict[str, list[Row]] = {
         step: [[quantity, *_cells(quantity, pair)] for quantity, pair in quantities.items()]
         for step, quantities in _steps(report).items()
@@ -23,7 +23,7 @@ def plan_table(report: Report) -> str:
 
 
 def plan_note(report: Report) -> str:
-    """What the planned figures rest on; nothing without a plan."""
+    """Explain the source of the planned figures; "" without a plan."""
     if not _steps(report):
         return ""
     counted = "Counts and bytes are planned from the hours and utterances of the ingested metadata"
@@ -34,7 +34,7 @@ def plan_note(report: Report) -> str:
 
 
 def plan_columns(report: Report) -> tuple[list[str], list[list[str]]]:
-    """For the terminal: the steps' names under a heading, and a column a quantity."""
+    """Return the steps' names under a heading, and a column a quantity, for the terminal."""
     steps = _steps(report)
     names = ["planned, actual", *map(printable, steps)] if steps else []
     columns = [

@@ -1,4 +1,4 @@
-"""The plots of the page."""
+"""Draw the plots of the page."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ Curve = Sequence[Mapping[str, Any]]
 
 
 def word_error_bars(wer: Scores) -> str:
-    """Word error rates, a group of bars for each placement."""
+    """Draw word error rates, a group of bars for each placement."""
     models, names = in_order(wer), placements(wer)
     with page_style():
         figure = Figure(figsize=(WIDTH_INCHES, 2.9))
@@ -50,7 +50,7 @@ def _name_groups(axes: Axes, names: Sequence[str]) -> None:
 
 
 def learning_curve(name: str, index: int, curve: Curve) -> str:
-    """Cross-entropy and frame accuracy of a model over its sub-epochs; `index` makes ids unique."""
+    """Draw a model's cross-entropy and frame accuracy by sub-epoch; `index` makes ids unique."""
     with page_style():
         figure = Figure(figsize=(WIDTH_INCHES, 2.6))
         figure.suptitle(printable(name), x=0.008, ha="left", weight="bold", size="medium")
@@ -68,8 +68,8 @@ def _curve_label(name: str, curve: Curve) -> str:
     first, last = curve[0], curve[-1]
     return (
         f"Learning curves of {printable(name)}: in {len(curve)} sub-epochs the cross-entropy goes "
-        f"from {first['cross_entropy']:.2f} to {last['cross_entropy']:.2f}, the accuracy from "
-        f"{first['frame_accuracy']:.0%} to {last['frame_accuracy']:.0%}"
+        f"from {first['cross_entropy']:.2f} to {last['cross_entropy']:.2f}, the frame accuracy "
+        f"from {first['frame_accuracy']:.0%} to {last['frame_accuracy']:.0%}"
     )
 
 
@@ -89,7 +89,7 @@ def _plot_sub_epochs(axes: Axes, curve: Curve, key: str, scale: float) -> None:
 
 
 def step_bars(seconds: Mapping[str, float]) -> str:
-    """Seconds that each step took, first step on top."""
+    """Draw the seconds of each step, first step on top."""
     with page_style():
         figure = Figure(figsize=(WIDTH_INCHES, 0.6 + 0.27 * len(seconds)))
         axes = figure.subplots()

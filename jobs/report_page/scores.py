@@ -1,4 +1,4 @@
-"""What the page and the terminal say about word error rates: order, means, the headline."""
+"""Order and summarize word error rates for the page and the terminal."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
@@ -14,7 +14,7 @@ PAPER_WERR = {"DP1": 9.8, "DP2": 22.2, "DP3": 21.8, "DP4": 16.5, "DP5": 18.9}
 
 
 def in_order(models: Iterable[str]) -> list[str]:
-    """Baseline, teacher, student; then any others as they come."""
+    """Order models: baseline, teacher, student; then any others as given."""
     names = list(models)
     return [name for name in EVALUATED_MODELS if name in names] + [
         name for name in names if name not in EVALUATED_MODELS
@@ -22,22 +22,22 @@ def in_order(models: Iterable[str]) -> list[str]:
 
 
 def placements(scores: Scores) -> list[str]:
-    """The placements that any model was evaluated at, as they come."""
+    """Return the placements at which any model was evaluated, as given."""
     return list(dict.fromkeys(name for model in in_order(scores) for name in scores[model]))
 
 
 def at_paper_placements(scores: Scores) -> bool:
-    """Whether the placements are the paper's DP1..DP5."""
+    """Return whether the placements are the paper's DP1..DP5."""
     return set(placements(scores)) == set(PAPER_WERR)
 
 
 def mean(scores: Mapping[str, float]) -> float | None:
-    """The mean over placements; None if there are none."""
+    """Return the mean over placements; None if there are none."""
     return fmean(scores.values()) if scores else None
 
 
 def headline(report: Report) -> str:
-    """One sentence: the mean WERR, and whether the student is better at every placement."""
+    """State in one sentence the mean WERR, and whether the student is better at every placement."""
     reductions: Mapping[str, float] = report.get("werr") or {}
     if not reductions:
         return "This run has no word error rates yet: it has not been evaluated."

@@ -1,4 +1,4 @@
-"""The certificate of the shuffle as tables of the page."""
+"""Show the certificate of the shuffle as a table and a note of the page."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +22,7 @@ MINIBATCHES = {"step": "a step", "rank": "a rank"}
 
 
 def shuffle_table(report: Report) -> str:
-    """Figures of the minibatches of steps and of ranks, with the range of uniform orders."""
+    """Make a table of the figures of steps' and ranks' minibatches, beside uniform orders."""
     certificate: Mapping[str, Any] = report.get("certificate") or {}
     groups: dict[str, list[Row]] = {}
     for form, title in FORMS.items():
@@ -37,7 +37,7 @@ def shuffle_table(report: Report) -> str:
 
 
 def shuffle_note(report: Report) -> str:
-    """What was looked at, and what the figures mean."""
+    """Explain the samples examined and the meaning of the figures."""
     certificate: Mapping[str, Any] = report.get("certificate") or {}
     if not certificate:
         return ""

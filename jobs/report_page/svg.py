@@ -1,4 +1,4 @@
-"""Matplotlib figures as inline SVG that takes its colours and its font from the page."""
+"""Turn matplotlib figures into inline SVG with the colours and the font of the page."""
 
 import io
 import xml.etree.ElementTree as ET
@@ -46,7 +46,7 @@ def page_style() -> Iterator[None]:
 
 
 def inline_svg(figure: Figure, name: str, label: str) -> str:
-    """An `<svg>` element; `name` keeps its ids apart from other figures', `label` describes it."""
+    """Return an `<svg>` element; `name` makes its ids unique, `label` describes it."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata=_NO_METADATA)
     root = ET.fromstring(buffer.getvalue())  # noqa: S314 - drawn in the line above

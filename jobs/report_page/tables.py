@@ -1,4 +1,4 @@
-"""The tables of the page."""
+"""Make the tables of the page."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ ERRORS = ("substitutions", "insertions", "deletions")
 
 
 def word_error_table(report: Report) -> str:
-    """Word error rates by placement, the student's WERR, and the paper's where it is known."""
+    """Tabulate word error rates by placement, the student's WERR, and the paper's if known."""
     wer: Scores = report.get("wer") or {}
     werr: Mapping[str, float] = report.get("werr") or {}
     models, names = in_order(wer), placements(wer)
@@ -52,7 +52,7 @@ def _reduction(value: float | None) -> Cell:
 
 
 def error_table(report: Report) -> str:
-    """Substitutions, insertions and deletions of each model at each placement."""
+    """Tabulate substitutions, insertions and deletions of each model at each placement."""
     counts = report.get("word_errors") or {}
     groups: dict[str, list[Row]] = {}
     for name in placements(counts):
@@ -67,7 +67,7 @@ def error_table(report: Report) -> str:
 
 
 def frame_accuracy_table(report: Report) -> str:
-    """Frame accuracy by placement and model."""
+    """Tabulate frame accuracy by placement and model."""
     accuracy: Scores = report.get("frame_accuracy") or {}
     models = in_order(accuracy)
     rows = [
@@ -80,20 +80,20 @@ def frame_accuracy_table(report: Report) -> str:
 
 
 def hours_table(report: Report) -> str:
-    """Hours of speech that each subset came to."""
+    """Tabulate the hours of speech of each subset."""
     hours: Mapping[str, float] = report.get("hours") or {}
     rows = [[subset, number(value, 2)] for subset, value in hours.items()]
     return table("Hours of speech extracted, by subset", ["Subset", "hours"], rows)
 
 
 def funnel_table(report: Report) -> str:
-    """What went into each step, came out, and was left behind."""
+    """Tabulate the utterances into each step, out of it, not selected, and quarantined."""
     rows = []
     for name, step in (report.get("steps") or {}).items():
         num_in, num_out, lost = (
             step[key] for key in ("utterances_in", "utterances_out", "quarantined")
         )
-        # What is neither written nor quarantined was not drawn: manifests balance to the utterance.
+        # Utterances neither written nor quarantined were not selected: manifests balance.
         counts = [number(count, 0) for count in (num_in, num_in - num_out - lost, lost, num_out)]
         rows.append([name, *counts, number(step["seconds"])])
     header = ["Step", "in", "not selected", "quarantined", "out", "seconds"]
@@ -101,7 +101,7 @@ def funnel_table(report: Report) -> str:
 
 
 def quarantine_table(report: Report) -> str:
-    """Why utterances were quarantined, most frequent reason first."""
+    """Tabulate the reasons of quarantine, most frequent first."""
     quarantine: Mapping[str, Mapping[str, int]] = report.get("quarantine") or {}
     groups = {
         step: [[reason, number(count, 0)] for reason, count in Counter(reasons).most_common()]

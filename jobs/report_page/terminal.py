@@ -1,4 +1,4 @@
-"""The word error rates, and the plan beside what came of it, as plain text for the terminal."""
+"""Format word error rates, and planned beside actual cost, as plain text for the terminal."""
 
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ LINE_WIDTH = 70
 
 
 def format_table(report: Report) -> str:
-    """The headline, the word error rates with the WERR below, the plan; about 70 columns wide."""
+    """Format headline, word error rates, WERR and plan in lines of about 70 columns."""
     wer: Scores = report.get("wer") or {}
     models, names = in_order(wer), placements(wer)
     blocks = [textwrap.fill(printable(headline(report)), LINE_WIDTH)]

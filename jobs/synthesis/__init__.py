@@ -1,1 +1,1 @@
-"""The demo corpus, made by code: text, voices, rooms and noise, as a Kaldi data directory."""
+"""Synthesize the demo's corpus: text, voices, rooms and noise, as a Kaldi data directory."""

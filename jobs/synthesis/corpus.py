@@ -1,4 +1,4 @@
-"""The whole synthetic corpus, as a Kaldi data directory that appears only when complete."""
+"""Make the whole synthetic corpus as a Kaldi data directory that appears only when complete."""
 
 import json
 import multiprocessing
@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class SynthesisSummary:
-    """What a synthetic corpus holds: utterances and hours by subset, and its lexicon's size."""
+    """SynthesisSummary holds utterances and hours by subset, and the size of the lexicon."""
 
     utterances: dict[str, int]
     hours: dict[str, float]
@@ -37,10 +37,10 @@ class SynthesisSummary:
 def synthesize(
     config: SynthesisConfig, directory: Path, num_processes: int = 2
 ) -> SynthesisSummary:
-    """Make the corpus at `directory`; where it is complete already, only say what it holds.
+    """Make the corpus at `directory`, unless it is complete there; summarize it.
 
-    The bytes depend on `config` alone, not on `num_processes`. A ValueError tells of another
-    corpus, or other files, in the way.
+    The bytes depend on `config` alone, not on `num_processes`. Raises ValueError if `directory`
+    holds another corpus, or other files.
     """
     import_espeakng_loader()
     import_pyroomacoustics()

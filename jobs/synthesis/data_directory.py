@@ -1,4 +1,4 @@
-"""The corpus's tables, as Kaldi's data directories and jobs.ingestion.py have them."""
+"""Write the tables of the corpus, as jobs.ingestion.kaldi_directory reads them."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
@@ -38,7 +38,7 @@ def write_tables(directory: Path, subsets: Subsets, lexicon: Lexicon) -> None:
 
 
 def _time_lines(utterances: list[SpokenUtterance]) -> list[str]:
-    """Spread one speaker's utterances evenly over the period, in the order that they were said."""
+    """Spread one speaker's utterances evenly over the period, in the order spoken."""
     step = _PERIOD / len(utterances)
     times = (_FIRST_DAY + index * step for index in range(len(utterances)))
     return [
@@ -48,7 +48,7 @@ def _time_lines(utterances: list[SpokenUtterance]) -> list[str]:
 
 
 def _ctm_lines(utterance: SpokenUtterance) -> Iterable[str]:
-    """Kaldi's time-marked phones: utterance, channel, start and duration in seconds, phone."""
+    """Yield Kaldi's time-marked phones: utterance, channel, start and duration (s), phone."""
     for segment in utterance.phones:
         duration_s = segment.end_s - segment.start_s
         yield (f"{utterance.utterance_id} 1 {segment.start_s:.4f} {duration_s:.4f} {segment.phone}")

@@ -1,4 +1,4 @@
-"""The optional packages of the `demo` extra, imported only where the corpus is made."""
+"""Import the optional packages of the `demo` extra, only where the corpus is made."""
 
 from importlib import import_module
 from types import ModuleType

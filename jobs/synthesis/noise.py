@@ -1,4 +1,4 @@
-"""Household noise of unit power: babble, pink noise, and music-like tones."""
+"""Make household noise of unit power: babble, pink noise, and music-like tones."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ Noise = Float32[np.ndarray, " samples"]
 
 
 def babble(voices: Sequence[str], duration_s: float, generator: np.random.Generator) -> Noise:
-    """Five talkers at once, each of another of `voices`."""
+    """Mix five talkers, each with another of `voices`."""
     num_samples = round(duration_s * SAMPLE_RATE_HZ)
     synthesizer = SpeechSynthesizer()
     mixture = np.zeros(num_samples, np.float32)
@@ -31,7 +31,7 @@ def babble(voices: Sequence[str], duration_s: float, generator: np.random.Genera
 
 
 def pink_noise(duration_s: float, generator: np.random.Generator) -> Noise:
-    """Gaussian noise whose power falls by 3 dB an octave."""
+    """Make Gaussian noise whose power falls by 3 dB an octave."""
     num_samples = round(duration_s * SAMPLE_RATE_HZ)
     spectrum = np.fft.rfft(generator.normal(size=num_samples))
     spectrum /= np.sqrt(np.arange(1, len(spectrum) + 1))
@@ -39,7 +39,7 @@ def pink_noise(duration_s: float, generator: np.random.Generator) -> Noise:
 
 
 def tonal_noise(duration_s: float, generator: np.random.Generator) -> Noise:
-    """Four voices of decaying notes with three harmonics each, over a hiss 20 dB below."""
+    """Make four voices of decaying notes with three harmonics each, and a hiss 20 dB below."""
     num_samples = round(duration_s * SAMPLE_RATE_HZ)
     note_samples = round(_NOTE_S * SAMPLE_RATE_HZ)
     time_s = np.arange(note_samples) / SAMPLE_RATE_HZ

@@ -1,4 +1,4 @@
-"""The phone inventory: espeak-ng's English mnemonics folded into 45 ASCII names."""
+"""Map espeak-ng's English mnemonics to an inventory of 45 phones with ASCII names."""
 
 SILENCE = "SIL"
 
@@ -56,9 +56,9 @@ _STRESS_MARKS = str.maketrans("", "", "',%=;")
 
 
 def phone_name(mnemonic: str) -> str | None:
-    """Name the phone of an espeak-ng mnemonic; None if it is but a stress or palatal mark.
+    """Name the phone of an espeak-ng mnemonic; None if it is only a stress or palatal mark.
 
-    A ValueError names a mnemonic that the inventory lacks.
+    Raises ValueError for a mnemonic that the inventory lacks.
     """
     bare = mnemonic.translate(_STRESS_MARKS)
     if bare and bare not in _NAMES:

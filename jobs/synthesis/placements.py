@@ -1,4 +1,4 @@
-"""Five placements of the device, DP1 (easy) to DP5 (hard), as paper 003's Table II has five."""
+"""Simulate five placements of the device, DP1 (easy) to DP5 (hard), as in Table II of 003."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ Samples = Float32[np.ndarray, " samples"]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """How far from the device one speaks, in what a room, over how much noise."""
+    """Placement holds the distance of the speaker, the reverberation time and the noise level."""
 
     name: str
     distance_m: float
@@ -37,7 +37,7 @@ PLACEMENTS = (
 
 @dataclass(frozen=True)
 class Acoustics:
-    """Rooms of each placement, and long stretches of noise, that many utterances share."""
+    """Acoustics holds the rooms of each placement and the noises that many utterances share."""
 
     impulse_responses: dict[str, tuple[Samples, ...]]
     noises: tuple[Samples, ...]
@@ -55,7 +55,7 @@ class Acoustics:
         return cls(responses, noises)
 
     def save(self, path: Path) -> None:
-        """Write to an .npz file, for other processes."""
+        """Write the acoustics to an .npz file, for other processes."""
         rooms = {
             f"{name}-{index}": response
             for name, responses in self.impulse_responses.items()
@@ -80,7 +80,7 @@ class Acoustics:
 def reverberate(
     speech: Samples, placement: Placement, acoustics: Acoustics, generator: np.random.Generator
 ) -> Samples:
-    """Carry the speech through one of the placement's rooms; the direct sound is not delayed."""
+    """Convolve the speech with one room of the placement; the direct sound is not delayed."""
     responses = acoustics.impulse_responses[placement.name]
     response = responses[generator.integers(len(responses))]
     return np.asarray(fftconvolve(speech, response)[: len(speech)], np.float32)
@@ -100,7 +100,7 @@ def noise_for(
 def record(
     speech: Samples, placement: Placement, acoustics: Acoustics, generator: np.random.Generator
 ) -> Samples:
-    """Record as the device hears the speech, at a level of -35 to -20 dB, never clipped."""
+    """Record the speech as the device hears it, at a level of -35 to -20 dB, never clipped."""
     reverberant = reverberate(speech, placement, acoustics, generator)
     heard = reverberant + noise_for(reverberant, placement, acoustics, generator)
     level = 10 ** (generator.uniform(-35.0, -20.0) / 20)

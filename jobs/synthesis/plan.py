@@ -1,4 +1,4 @@
-"""What is to be said by whom, in which rooms: the corpus's configuration divided into tasks."""
+"""Configure the corpus and divide it into tasks: speakers, and rooms with noise."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ _ACOUSTICS_KEY, _SPEECH_KEY = 3, 4
 
 @dataclass(frozen=True)
 class SynthesisConfig:
-    """How much synthetic speech of how many speakers; its values decide every byte."""
+    """SynthesisConfig sets hours and speakers of the corpus; its values decide every byte."""
 
     labelled_hours: float = 0.3
     unlabelled_hours: float = 4.0
@@ -49,7 +49,7 @@ class SynthesisConfig:
 
 
 def acoustics_tasks(config: SynthesisConfig, scratch: Path) -> list[AcousticsTask]:
-    """Rooms and noise, drawn once for training and once more for the held-out speakers."""
+    """Make a task of rooms and noise for training, and another for the held-out speakers."""
     split = split_variants(config.seed)
     return [
         AcousticsTask(
@@ -63,7 +63,7 @@ def acoustics_tasks(config: SynthesisConfig, scratch: Path) -> list[AcousticsTas
 
 
 def speaker_tasks(config: SynthesisConfig, directory: Path, scratch: Path) -> list[SpeakerTask]:
-    """One task a speaker, in the order of the subsets."""
+    """Make one task a speaker, in the order of the subsets."""
     return [
         _speaker_task(config, subset, index, speaker, directory=directory, scratch=scratch)
         for subset, speakers in config.speakers().items()

@@ -1,4 +1,4 @@
-"""The lexicon: how espeak-ng says each word, alone and within sentences, in training's accents."""
+"""Make the lexicon from espeak-ng's pronunciations, in the accents of training."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ Lexicon = dict[str, tuple[tuple[str, ...], ...]]
 
 
 def make_lexicon(accents: Sequence[str], seed: int) -> Lexicon:
-    """Pronunciations of each word of the grammar, the most frequent first, three at most.
+    """Collect up to three pronunciations of each word of the grammar, the most frequent first.
 
-    Sentences tell how words are said in context ("a" is not "ay"); where espeak-ng says two
-    words as one ("in the"), the sentence is passed over. `accents` must not hold held-out ones.
+    Sentences give words in context ("a" is not "ay"). Sentences in which espeak-ng joins two words
+    ("in the") are skipped. `accents` must not contain held-out ones.
     """
     generator = np.random.default_rng((seed, 2))
     texts = [draw_sentence(generator) for _ in range(_NUM_SENTENCES)]
@@ -37,7 +37,7 @@ def make_lexicon(accents: Sequence[str], seed: int) -> Lexicon:
 
 
 def lexicon_lines(lexicon: Lexicon) -> list[str]:
-    """Kaldi's lexicon.txt: a word and its phones, one pronunciation a line."""
+    """Return the lines of Kaldi's lexicon.txt: a word and its phones, one pronunciation a line."""
     return [f"{word} {' '.join(phones)}" for word, some in lexicon.items() for phones in some]
 
 

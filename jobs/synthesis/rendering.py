@@ -1,4 +1,4 @@
-"""One speaker's utterances, spoken, placed and written; each runs in a process of its own."""
+"""Speak, place and write the utterances of one speaker, each in its own process."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from pipeline.filterbank import SAMPLE_RATE_HZ
 
 @dataclass(frozen=True)
 class AcousticsTask:
-    """Rooms and noise of training, or of the held-out speakers, to be drawn into a file."""
+    """AcousticsTask describes the file of rooms and noise of training, or of held-out speakers."""
 
     path: Path
     babble_voices: tuple[str, ...]
@@ -26,7 +26,7 @@ class AcousticsTask:
 
 @dataclass(frozen=True)
 class SpeakerTask:
-    """What one speaker has to say: utterances up to `budget_s`, or `num_utterances` of them."""
+    """SpeakerTask describes one speaker's utterances: up to `budget_s`, or `num_utterances`."""
 
     speaker: Speaker
     acoustics_path: Path
@@ -39,7 +39,7 @@ class SpeakerTask:
 
 @dataclass(frozen=True, slots=True)
 class SpokenUtterance:
-    """One utterance as written: its true words, phone times, placement and length."""
+    """SpokenUtterance holds the true words, phone times, placement and length of an utterance."""
 
     utterance_id: str
     speaker_id: str
@@ -50,7 +50,7 @@ class SpokenUtterance:
 
     @property
     def path(self) -> str:
-        """Its audio file, relative to the data directory."""
+        """Return the path of its audio file, relative to the data directory."""
         return f"audio/{self.speaker_id}/{self.utterance_id}.flac"
 
 

@@ -1,4 +1,4 @@
-"""Room impulse responses by the image method, the room drawn anew for each."""
+"""Draw room impulse responses by the image method, each from another room."""
 
 import numpy as np
 from jaxtyping import Float32

@@ -1,4 +1,4 @@
-"""What is said to a device at home: a grammar whose slots are too open for an n-gram to guess."""
+"""Draw commands to a device at home from a grammar whose slots an n-gram cannot guess."""
 
 import re
 from string import Formatter
@@ -103,7 +103,7 @@ def draw_sentence(generator: np.random.Generator) -> str:
 
 
 def vocabulary() -> tuple[str, ...]:
-    """All words that a sentence may hold, sorted."""
+    """Return all words that a sentence may contain, sorted."""
     texts = [*_TEMPLATES, *(text for fillers in _SLOTS.values() for text in fillers)]
     return tuple(sorted({word for text in texts for word in re.sub(r"{\w+}", " ", text).split()}))
 

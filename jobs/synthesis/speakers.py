@@ -1,4 +1,4 @@
-"""Who speaks: a speaker is a voice variant, an accent, a pitch and a rate."""
+"""Draw speakers, each a voice variant, an accent, a pitch and a rate."""
 
 import re
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ HELDOUT_ACCENTS = ("en-gb-x-gbclan",)
 # A 12-minute BLSTM errs on 52 % of DP1 frames so, on 59 % with 4 variants of one accent (one seed).
 NUM_LABELLED_VARIANTS = 12
 NUM_HELDOUT_VARIANTS = 14
-# Robots, whispers and singers, which no one would take for a person.
+# Robots, whispers and singers, which do not sound like people.
 _ODD_VARIANT = re.compile(
     "robo|whisper|croak|Demonic|Uni|Storm|fast|Mr|klatt6|Anxious|Tweaky|Robot|zac"
 )
@@ -31,7 +31,7 @@ _LOCALES = {"en": "en-GB", "en-us": "en-US", "en-us-nyc": "en-US-nyc"}
 
 @dataclass(frozen=True, slots=True)
 class Speaker:
-    """One synthetic speaker; pitch and its range are espeak-ng's 0..100."""
+    """Speaker is one synthetic speaker; pitch and its range are espeak-ng's 0..100."""
 
     speaker_id: str
     accent: str
@@ -42,18 +42,18 @@ class Speaker:
 
     @property
     def voice(self) -> str:
-        """espeak-ng's name of accent and variant."""
+        """Return espeak-ng's name of accent and variant."""
         return f"{self.accent}+{self.variant}"
 
     @property
     def locale(self) -> str:
-        """The accent as a language tag, such as en-GB-scotland."""
+        """Return the accent as a language tag, such as en-GB-scotland."""
         return _LOCALES.get(self.accent, self.accent.replace("en-gb", "en-GB"))
 
 
 @dataclass(frozen=True, slots=True)
 class VariantSplit:
-    """Voice variants by who may use them; held-out ones are unseen in training."""
+    """VariantSplit holds the voice variants of each subset; training has no held-out one."""
 
     labelled: tuple[str, ...]
     unlabelled: tuple[str, ...]

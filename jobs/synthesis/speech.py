@@ -1,4 +1,4 @@
-"""espeak-ng by ctypes: 16 kHz samples with the times of their phones."""
+"""Synthesize speech with espeak-ng, by ctypes: 16 kHz samples with the times of their phones."""
 
 import ctypes
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ _LOW_PASS = firwin(20 * _DOWN + 1, 1 / _DOWN, window=("kaiser", 5.0)).astype(np.
 
 @dataclass(frozen=True, slots=True)
 class PhoneSegment:
-    """A phone and its time in the audio; a stop starts at its burst, as espeak-ng reports it."""
+    """PhoneSegment is a phone with its times; a stop starts at its burst, as in espeak-ng."""
 
     phone: str
     start_s: float
@@ -60,13 +60,13 @@ class PhoneSegment:
 
 @dataclass(frozen=True, slots=True)
 class Speech:
-    """16 kHz samples in [-1, 1] and the phones that cover them without gaps."""
+    """Speech holds 16 kHz samples in [-1, 1] and the phones that cover them without gaps."""
 
     samples: Float32[np.ndarray, " samples"]
     phones: tuple[PhoneSegment, ...]
 
     def padded(self, before_s: float, after_s: float) -> "Speech":
-        """Return the same with silence before and after it."""
+        """Add silence before and after the speech."""
         before, after = round(before_s * SAMPLE_RATE_HZ), round(after_s * SAMPLE_RATE_HZ)
         shift_s, num_samples = before / SAMPLE_RATE_HZ, before + len(self.samples) + after
         shifted = [(phone.phone, phone.start_s + shift_s) for phone in self.phones]
@@ -76,9 +76,9 @@ class Speech:
 
 
 class SpeechSynthesizer:
-    """espeak-ng in this process (the library has one voice and one state a process).
+    """SpeechSynthesizer is espeak-ng in this process, which has one voice and one state a process.
 
-    Flutter and noise go on from utterance to utterance, so that the same bytes come only from
+    Flutter and noise continue from utterance to utterance. The same bytes therefore come only from
     the same utterances, in the same order, since the process began.
     """
 
@@ -118,7 +118,7 @@ class SpeechSynthesizer:
         return Speech(samples, self._segments(len(integers)))
 
     def pronounce(self, text: str) -> list[tuple[str, ...]]:
-        """Phones of each word as said in this sentence; words said as one come as one."""
+        """Return the phones of each word in this sentence; words that espeak-ng joins are one."""
         remaining = ctypes.c_char_p(text.encode())
         mode, words = ord(_PHONEME_SEPARATOR) << 8, []
         while remaining.value:
@@ -145,7 +145,7 @@ class SpeechSynthesizer:
 
 
 def cover(starts: Sequence[tuple[str, float]], end_s: float) -> tuple[PhoneSegment, ...]:
-    """Segments from their starts up to `end_s`; empty ones go, silences that touch are one."""
+    """Make segments from their starts up to `end_s`; drop empty ones, join adjacent silences."""
     ends_s = [start_s for _, start_s in starts[1:]] + [end_s]
     segments: list[PhoneSegment] = []
     for (phone, start_s), stop_s in zip(starts, ends_s, strict=True):

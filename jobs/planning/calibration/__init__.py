@@ -1,1 +1,1 @@
-"""Throughputs that a plan rests on: published ones, and those of the machine at hand."""
+"""Calibrate a plan with published throughputs and with those of this machine."""

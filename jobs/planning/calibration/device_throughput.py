@@ -1,7 +1,10 @@
-"""Calibration of the device at hand: the recipe's models forward, and through a training step."""
+"""Time the recipe's models on this machine's device, forward and through a training step."""
 
+import platform
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
 
 import numpy as np
 import torch
@@ -10,6 +13,9 @@ from jobs.planning.calibration.throughputs import DeviceRates, ModelRate
 from jobs.planning.volumes.training_volumes import num_parameters
 from pipeline.filterbank import FRAME_SHIFT_MS
 from pipeline.splicing import NUM_INPUTS, STACK
+from training.cost_model.calibration import Calibration as ScalingCalibration
+from training.cost_model.calibration import RankRates
+from training.cost_model.message_rates import measure_messages
 from training.data.batching import CHUNK_FRAMES
 from training.data.minibatch import Minibatch
 from training.fit.steps import minibatch_loss
@@ -17,14 +23,14 @@ from training.models.acoustic_model import AcousticModel, ModelConfig
 from training.recipes import Recipe
 
 MAX_FRAMES = 512
-"""On a core the paper's models need seconds for so many; larger minibatches are hardly faster."""
+"""Frames a minibatch on a core: the paper's models need seconds for them; more gain nothing."""
 
 
 def measure_device(recipe: Recipe, utterance_seconds: float) -> DeviceRates:
-    """The recipe's models on this machine's GPU, or on one thread of its CPU."""
+    """Time the recipe's models on this machine's GPU, or on one thread of its CPU."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as the jobs' ranks and servers do: on CPUs, a device is a core
+    torch.set_num_threads(1)  # as ranks and servers do: on CPUs, a device is a core
     try:
         return _measure(recipe, utterance_seconds, device)
     finally:
@@ -32,9 +38,33 @@ def measure_device(recipe: Recipe, utterance_seconds: float) -> DeviceRates:
 
 
 def measure_student(recipe: Recipe, device: torch.device) -> ModelRate:
-    """Frames a second of the recipe's student through training steps on minibatches of chunks."""
+    """Time training steps of the recipe's student on minibatches of chunks."""
     frames = min(recipe.student.minibatch_frames, _max_frames(device))
     return training_rate(recipe.models.student, recipe.senones.max_senones, frames, device)
+
+
+def measure_rank(
+    calibration: ScalingCalibration, recipe: Recipe, density: float
+) -> ScalingCalibration:
+    """Measure this machine's GPU, or one thread of its CPU, as the rank of `calibration`."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a rank of the trainers has one, too
+    try:
+        student = measure_student(recipe, device)
+        messages = measure_messages(density, device)
+    finally:
+        torch.set_num_threads(threads)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    today = datetime.now(UTC).date().isoformat()
+    rank = RankRates(
+        frames_per_s=student.frames_per_s,
+        num_parameters=student.num_parameters,
+        encoded_elements_per_s=messages.encoded_elements_per_s,
+        decoded_words_per_s=messages.decoded_words_per_s,
+    )
+    source = f"rank measured on {name}, {today}; else: {calibration.source}"
+    return replace(calibration, source=source, rank=rank)
 
 
 def _max_frames(device: torch.device) -> int:
@@ -59,7 +89,7 @@ def _measure(recipe: Recipe, utterance_seconds: float, device: torch.device) -> 
 def training_rate(
     config: ModelConfig, num_senones: int, minibatch_frames: int, device: torch.device
 ) -> ModelRate:
-    """Low-rate frames a second through forward, backward and the optimizer's step."""
+    """Time low-rate frames through forward, backward and the optimizer's step."""
     model = AcousticModel(config, num_senones).to(device).train()
     optimizer = torch.optim.Adam(model.parameters())
     batch = max(minibatch_frames // CHUNK_FRAMES, 1)
@@ -80,7 +110,7 @@ def training_rate(
 def forward_rate(
     config: ModelConfig, num_senones: int, request_frames: int, length: int, device: torch.device
 ) -> ModelRate:
-    """Low-rate frames a second of a request of whole utterances, logits brought back."""
+    """Time the forward pass of a request of whole utterances, logits copied to the host."""
     model = AcousticModel(config, num_senones).to(device).eval()
     count = max(request_frames // length, 1)
     utterances = [torch.randn(length, NUM_INPUTS, device=device) for _ in range(count)]

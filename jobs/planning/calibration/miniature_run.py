@@ -1,4 +1,4 @@
-"""A run in miniature on made-up speech: the data pipeline's real steps, timed on one core."""
+"""Time the steps of the data pipeline on one core, in a small run on synthetic speech."""
 
 import io
 import time
@@ -33,12 +33,12 @@ MAX_CLIP_SECONDS = 60
 AUDIO_SECONDS = 900
 FILE_HOURS = 0.125
 NUM_RECORDS = 5_000
-"""For selection alone, which reads no audio."""
+"""Metadata records for selection, which reads no audio."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
-    """Processor seconds of each step, for so much audio and so many metadata records."""
+    """StepSeconds holds the processor seconds of each step, and the audio that they processed."""
 
     audio_seconds: float
     select_records: float
@@ -48,7 +48,7 @@ class StepSeconds:
 
 
 def run_miniature(folder: str, recipe: Recipe, utterance_seconds: float) -> StepSeconds:
-    """Run the steps below `folder`; the teacher is one that costs nothing."""
+    """Run the steps below `folder`, with a teacher that costs no time."""
     store, run_uri, corpus_uri = ObjectStore((folder,)), join_uri(folder, "run"), folder
     records = write_corpus(store, corpus_uri, utterance_seconds)
     small = SelectionConfig(hours=0.0, file_hours=FILE_HOURS, seed=1)
@@ -75,14 +75,14 @@ def run_miniature(folder: str, recipe: Recipe, utterance_seconds: float) -> Step
 
 
 def seconds(function: Callable[[], object]) -> float:
-    """Processor seconds of one call, in all threads."""
+    """Return the processor seconds of one call, in all threads."""
     before = time.process_time()
     function()
     return time.process_time() - before
 
 
 def write_corpus(store: ObjectStore, corpus_uri: str, utterance_seconds: float) -> list[Utterance]:
-    """A few clips in the store, and as many records that name them as make some minutes."""
+    """Write a few clips, and as many records naming them as make AUDIO_SECONDS together."""
     clip_seconds = min(utterance_seconds, MAX_CLIP_SECONDS)
     clips = [speech_like(number, clip_seconds) for number in range(NUM_CLIPS)]
     uris = [f"audio/{number}.flac" for number in range(NUM_CLIPS)]
@@ -100,7 +100,7 @@ def select(
     records: Sequence[Utterance],
     config: SelectionConfig,
 ) -> float:
-    """Processor seconds of the selection of all `records`, after writing their metadata."""
+    """Write the metadata of all `records`, then time their selection in processor seconds."""
     metadata = metadata_uri(corpus_uri, UNLABELLED)
     lines = "".join(each.to_json() + "\n" for each in records).encode()
     store.put(join_uri(metadata, "speaker_bucket=00", "records.jsonl"), lines)
@@ -110,7 +110,7 @@ def select(
 
 
 def record(number: int, audio_uri: str, duration_s: float) -> Utterance:
-    """A metadata record; a speaker has sixteen."""
+    """Make a metadata record; sixteen share a speaker."""
     return Utterance(
         utterance_id=f"utterance-{number:09d}",
         speaker_id=f"speaker-{number // 16:06d}",
@@ -122,7 +122,7 @@ def record(number: int, audio_uri: str, duration_s: float) -> Utterance:
 
 
 def free_teacher(k: int) -> Teacher:
-    """A teacher that answers without work: the k best of one frame, again and again."""
+    """Return a teacher that repeats the k best of one frame, which takes no time."""
     best = select_kbest(np.linspace(5, 0, 255, dtype=np.float32)[np.newaxis], k)
 
     def repeated(num_frames: int) -> KBest:
@@ -133,7 +133,7 @@ def free_teacher(k: int) -> Teacher:
 
 
 def speech_like(number: int, duration_s: float) -> Float32[np.ndarray, " samples"]:
-    """Harmonics under a slow envelope with noise: compresses, and costs, about as speech does."""
+    """Synthesize harmonics and noise that compress, and cost, about as speech does."""
     generator = np.random.default_rng(number)
     times_s = np.arange(round(max(duration_s, 0.1) * SAMPLE_RATE_HZ)) / SAMPLE_RATE_HZ
     pitch_hz = generator.uniform(90, 220)
@@ -144,13 +144,13 @@ def speech_like(number: int, duration_s: float) -> Float32[np.ndarray, " samples
 
 
 def flac(samples: Float32[np.ndarray, " samples"]) -> bytes:
-    """`samples` as a 16-bit FLAC file."""
+    """Encode `samples` as a 16-bit FLAC file."""
     buffer = io.BytesIO()
     soundfile.write(buffer, samples, SAMPLE_RATE_HZ, format="FLAC", subtype="PCM_16")
     return buffer.getvalue()
 
 
 def serially(elements: Sequence[T], function: Callable[[T], R], description: str) -> list[R]:
-    """A step's tasks one after the other."""
+    """Run the tasks of a step one after the other."""
     del description
     return [function(element) for element in elements]

@@ -1,4 +1,4 @@
-"""Throughputs that a plan rests on: of one core, of devices by instance type, of the store."""
+"""Define the throughputs of a plan: one core, devices by instance type, the store."""
 
 import json
 from collections.abc import Mapping
@@ -10,15 +10,15 @@ from infra.configuration import ConfigurationError, read_record, read_toml
 
 PUBLISHED = files("jobs") / "calibrations" / "published.toml"
 HERE = "here"
-"""The device that was measured, in `Calibration.devices`; the others are instance types."""
+"""Key of the measured device in `Calibration.devices`; the other keys are instance types."""
 
 
 @dataclass(frozen=True, slots=True)
 class CoreRates:
-    """One core, as measured on the pipeline's own steps, without waiting for a store.
+    """CoreRates holds the rates of one core, measured on the pipeline's steps, on local disk.
 
-    `metadata_records_per_s` is through all of selection; `x_real_time` are seconds of audio a
-    second through a whole step, for targets without the teacher; logits are frames x senones.
+    `metadata_records_per_s` is the rate of all of selection. `x_real_time` are seconds of audio a
+    second through a whole step, without the teacher. Logits are frames x senones.
     """
 
     metadata_records_per_s: float
@@ -33,7 +33,7 @@ class CoreRates:
 
 @dataclass(frozen=True, slots=True)
 class ModelRate:
-    """Low-rate frames a second of a model of `num_parameters`; time goes as the parameters."""
+    """ModelRate holds low-rate frames a second of a model; time is proportional to parameters."""
 
     frames_per_s: float
     num_parameters: int
@@ -42,13 +42,16 @@ class ModelRate:
         _require_positive(self)
 
     def of(self, num_parameters: int) -> float:
-        """Frames a second of a model of another size."""
+        """Return the frames a second of a model of another size."""
         return self.frames_per_s * self.num_parameters / num_parameters
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceRates:
-    """One device; `trainer_efficiency` is the share of its speed kept among a cluster's ranks."""
+    """DeviceRates holds the rates of one device.
+
+    `trainer_efficiency` is the share of its speed that a rank keeps, by trainer.
+    """
 
     source: str
     student_training: ModelRate
@@ -66,9 +69,9 @@ class DeviceRates:
 
 @dataclass(frozen=True, slots=True)
 class StoreRates:
-    """The object store and the way to it; instance types without an entry are not bounded.
+    """StoreRates holds the rates of the store and of the network; types not listed are unbounded.
 
-    `request_seconds` are waited for, `request_core_seconds` are our own client's work.
+    A task waits `request_seconds` for an answer; the client computes `request_core_seconds`.
     """
 
     source: str
@@ -86,7 +89,7 @@ class StoreRates:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What no measurement here can tell: other devices, and S3."""
+    """Published holds the figures that cannot be measured here: other devices, and S3."""
 
     store: StoreRates
     devices: dict[str, DeviceRates]
@@ -94,7 +97,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """All throughputs of a plan; `machine` says what was measured, and where."""
+    """Calibration holds all throughputs of a plan; `machine` names the measured one and the day."""
 
     machine: str
     core: CoreRates
@@ -102,19 +105,19 @@ class Calibration:
     devices: dict[str, DeviceRates]
 
     def device(self, instance_type: str) -> DeviceRates:
-        """The rates of an instance type's devices, or else of the device that was measured."""
+        """Return the rates of an instance type's devices, or else of the measured device."""
         found = self.devices.get(instance_type) or self.devices.get(HERE)
         if found is None:
             raise ConfigurationError(
                 f"no calibration of {instance_type}'s devices: calibrate on one of them "
                 f"(--calibrate-to), or add a table devices.{instance_type!r} to the file; "
-                f"there are {', '.join(self.devices) or 'none'}"
+                f"it has {', '.join(self.devices) or 'none'}"
             )
         return found
 
 
 def read_published() -> Published:
-    """The figures that come with the package, each with its source."""
+    """Read the figures that come with the package, each with its source."""
     return read_record(Published, read_toml(PUBLISHED), str(PUBLISHED))
 
 
@@ -125,7 +128,7 @@ def read_calibration(path: str) -> Calibration:
 
 
 def parse_json(file: Path, where: str) -> Mapping[str, object]:
-    """A JSON object; ConfigurationError if it is absent or malformed."""
+    """Read a JSON object; ConfigurationError if the file is missing or malformed."""
     try:
         return json_object(file.read_bytes(), where)
     except OSError as error:
@@ -133,7 +136,7 @@ def parse_json(file: Path, where: str) -> Mapping[str, object]:
 
 
 def json_object(data: bytes, where: str) -> Mapping[str, object]:
-    """The JSON object in `data`; ConfigurationError if it holds anything else."""
+    """Parse the JSON object in `data`; ConfigurationError if it holds anything else."""
     try:
         table = json.loads(data)
     except ValueError as error:

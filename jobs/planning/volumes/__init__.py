@@ -1,1 +1,1 @@
-"""How many objects, bytes, frames and requests each step of a run makes."""
+"""Count the objects, bytes, frames and requests of each step of a run."""

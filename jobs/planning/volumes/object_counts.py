@@ -1,4 +1,4 @@
-"""How many objects each step makes, by the pipeline's own rules, if what it packs is even."""
+"""Count the objects of each step by the pipeline's own rules, for buckets of equal size."""
 
 from functools import lru_cache
 from math import ceil
@@ -12,14 +12,14 @@ from training.recipes import Recipe
 
 
 def num_files(subset: Subset, recipe: Recipe) -> int:
-    """Selection files: those of each group of buckets."""
+    """Count the selection files of all groups of buckets."""
     file_hours = recipe.selection.file_hours
     files = sum(max(1, round(hours / file_hours)) for hours in _groups_hours(subset, file_hours))
     return min(files, subset.utterances)
 
 
 def num_selection_groups(subset: Subset, recipe: Recipe) -> int:
-    """Tasks that write selection files."""
+    """Count the tasks that write selection files."""
     return len(_groups_hours(subset, recipe.selection.file_hours))
 
 
@@ -31,7 +31,7 @@ def _groups_hours(subset: Subset, file_hours: float) -> tuple[float, ...]:
 
 
 def num_feature_shards(subset: Subset, recipe: Recipe) -> int:
-    """Feature and target shards: one of each file, or more of one that is long."""
+    """Count feature or target shards: one a selection file, more if the file is long."""
     files = num_files(subset, recipe)
     frames = num_frames(subset.hours, subset.utterances) / files
     return files * max(ceil(frames / MAX_SHARD_FRAMES), 1)
@@ -39,13 +39,13 @@ def num_feature_shards(subset: Subset, recipe: Recipe) -> int:
 
 @lru_cache(maxsize=16)
 def num_partition_groups(subset: Subset, recipe: Recipe) -> int:
-    """Tasks of repartition."""
+    """Count the tasks of repartition."""
     return len(_shard_groups(subset, recipe))
 
 
 @lru_cache(maxsize=16)
 def num_partitions(subset: Subset, recipe: Recipe) -> int:
-    """Training partitions of all groups of shards."""
+    """Count the training partitions of all groups of shards."""
     a_shard = subset.hours / num_feature_shards(subset, recipe) / recipe.partitions.partition_hours
     groups = _shard_groups(subset, recipe)
     made = sum(max(round(len(group) * a_shard), 1) for group in groups)

@@ -1,6 +1,6 @@
-"""The volume of each step of the data pipeline: counts as the steps' own code makes them.
+"""Compute the volume of each step of the data pipeline, with the counts of the steps' own code.
 
-Files that come out unequal, ledgers and repeated requests are not foreseen.
+Unequal files, ledgers and repeated requests are left out.
 """
 
 from math import ceil
@@ -21,18 +21,18 @@ from pipeline.steps.selection.budget_cutoff import num_ranges
 from training.recipes import Recipe
 
 LIST_PAGE = 1_000
-"""Keys a LIST answers; each is asked twice, since nothing else confirms it."""
+"""Keys a LIST; the store asks twice for each page, since nothing else confirms it."""
 
 HASH_BYTES = 13
-"""What selection keeps of a record to compare it: a hash, its duration, and its speaker's share."""
+"""Bytes that selection stores of a record: its hash, its duration, its share of the speaker."""
 
 COMMIT_BYTES = 1_000
 OUTPUT_BYTES = 320
-"""A commit record, and an output's lines in a manifest."""
+"""Bytes of a commit record, and of an output's lines in a manifest."""
 
 
 def spark_volumes(workload: Workload, recipe: Recipe) -> dict[str, Volume]:
-    """The data pipeline's steps, by name, over the subsets that each works through."""
+    """Compute the volumes of the Spark steps, by name, over the subsets that each processes."""
     every = workload.subsets
     drawn = [each for each in every if each.name == UNLABELLED]
     return {
@@ -44,7 +44,7 @@ def spark_volumes(workload: Workload, recipe: Recipe) -> dict[str, Volume]:
 
 
 def selection(workload: Workload, subset: Subset, recipe: Recipe) -> Volume:
-    """Metadata digested, surveyed, compared range by range, drawn from, and packed (IV-B1)."""
+    """Compute the volume of selecting one subset: index, hash ranges, sample, files (003 IV-B1)."""
     files, groups = num_files(subset, recipe), num_selection_groups(subset, recipe)
     drawn_bytes = subset.utterances * workload.record_bytes
     aside = _scratch(workload, subset, recipe.selection.hours > 0, drawn_bytes)
@@ -52,14 +52,14 @@ def selection(workload: Workload, subset: Subset, recipe: Recipe) -> Volume:
 
 
 def _scratch(workload: Workload, subset: Subset, draws: bool, drawn_bytes: float) -> Volume:
-    """What selection keeps for itself: hashes by bucket and range, and what is drawn by bucket."""
+    """Compute selection's own objects: hashes by bucket and range, samples by bucket."""
     buckets, metadata = len(subset.bucket_hours), subset.metadata_objects
     metadata_bytes = subset.records * workload.record_bytes
     ranges = num_ranges([ObjectInfo("metadata.jsonl", round(metadata_bytes), "")])
     hashes, hash_bytes = buckets * ranges, HASH_BYTES * subset.records
     draw = 1 if draws and subset.name == UNLABELLED else 0
     objects = hashes + 3 * buckets
-    # Metadata digested, surveyed, drawn from; hashes compared; what is drawn, packed.
+    # Metadata is read for its digest, for its hashes and for the sample; then hashes, then samples.
     gets = 3 * metadata + hashes + draw * buckets + buckets + 1
     return Volume(
         tasks=2 * buckets,
@@ -72,7 +72,7 @@ def _scratch(workload: Workload, subset: Subset, draws: bool, drawn_bytes: float
 
 
 def extraction(workload: Workload, subset: Subset, recipe: Recipe) -> Volume:
-    """One task a selection file: a GET an utterance, its feature shards out (IV-B2)."""
+    """Compute the volume of extraction: a task a file, a GET an utterance (003 IV-B2)."""
     files, shards = num_files(subset, recipe), num_feature_shards(subset, recipe)
     audio_bytes = subset.hours * workload.audio_bytes_per_hour
     read = audio_bytes + subset.utterances * workload.record_bytes
@@ -83,7 +83,7 @@ def extraction(workload: Workload, subset: Subset, recipe: Recipe) -> Volume:
 
 
 def targets(subset: Subset, recipe: Recipe) -> Volume:
-    """One task a feature shard; its target shard out (IV-B3). The teacher's own work is apart."""
+    """Compute the volume of targets: one task a feature shard, without the teacher (003 IV-B3)."""
     shards = num_feature_shards(subset, recipe)
     read, written = features_of(subset, recipe), targets_of(subset, recipe)
     frames = shard_sizes.num_low_rate_frames(subset.hours, subset.utterances)
@@ -93,7 +93,7 @@ def targets(subset: Subset, recipe: Recipe) -> Volume:
 
 
 def repartition(subset: Subset, recipe: Recipe) -> Volume:
-    """One task a group of G shards with their targets; training partitions out (IV-B4)."""
+    """Compute the volume of repartition: one task a group of source shards (003 IV-B4)."""
     shards, groups = num_feature_shards(subset, recipe), num_partition_groups(subset, recipe)
     read = features_of(subset, recipe) + targets_of(subset, recipe)
     written = partitions_of(subset, recipe)
@@ -103,19 +103,19 @@ def repartition(subset: Subset, recipe: Recipe) -> Volume:
 
 
 def features_of(subset: Subset, recipe: Recipe) -> float:
-    """Bytes of a subset's feature shards."""
+    """Return the bytes of a subset's feature shards."""
     shards, storage = num_feature_shards(subset, recipe), recipe.features.storage
     return shard_sizes.feature_bytes(subset.hours, subset.utterances, shards, storage)
 
 
 def targets_of(subset: Subset, recipe: Recipe) -> float:
-    """Bytes of a subset's target shards."""
+    """Return the bytes of a subset's target shards."""
     shards, k = num_feature_shards(subset, recipe), recipe.targets.k
     return shard_sizes.target_bytes(subset.hours, subset.utterances, shards, k)
 
 
 def partitions_of(subset: Subset, recipe: Recipe) -> float:
-    """Bytes of a subset's training partitions."""
+    """Return the bytes of a subset's training partitions."""
     partitions, k = num_partitions(subset, recipe), recipe.targets.k
     storage = recipe.features.storage
     return shard_sizes.partition_bytes(subset.hours, subset.utterances, partitions, k, storage)
@@ -130,7 +130,7 @@ def _step(
     work: Work,
     small_reads: float = 0,
 ) -> Volume:
-    # Every step leaves its shards, a commit a task and a manifest; one LIST finds old commits.
+    # A step writes its shards, a commit a task and a manifest; one LIST finds earlier commits.
     objects = shards + tasks + 1
     records = tasks * COMMIT_BYTES + shards * OUTPUT_BYTES
     common = Requests(put=objects, list=1)

@@ -1,4 +1,4 @@
-"""Frames and bytes of what the pipeline stores, in closed form; means over many utterances."""
+"""Compute mean frames and bytes of the pipeline's shards in closed form."""
 
 from math import ceil
 
@@ -8,29 +8,29 @@ from pipeline.shards.container import ROW_GROUP_ROWS
 from pipeline.splicing import STACK
 
 FRAMES_PER_HOUR = 3_600_000 // FRAME_SHIFT_MS
-# What Parquet adds, fitted to shards of 1 to 1,280 rows: a file, a row group, a row with its texts.
+# Parquet adds, fitted to shards of 1 to 1,280 rows: a file, a row group, a row with its texts.
 _FILE_BYTES, _GROUP_BYTES = 1_500, 800
 _FEATURE_ROW_BYTES, _TARGET_ROW_BYTES, _PARTITION_ROW_BYTES = 190, 45, 75
 
 
 def num_frames(hours: float, utterances: float) -> float:
-    """Frames of 10 ms: t seconds have 100 t - 2 on average, as every window lies within."""
+    """Return frames of 10 ms: t seconds have 100 t - 2 on average, as every window lies within."""
     return max(hours * FRAMES_PER_HOUR - 2 * utterances, 0)
 
 
 def num_low_rate_frames(hours: float, utterances: float) -> float:
-    """Low-rate frames at one offset an utterance: (F - 2) / 3 of F on average over the three."""
+    """Return low-rate frames at one offset: (F - 2) / 3 of F on average over the three."""
     return max((num_frames(hours, utterances) - 2 * utterances) / STACK, 0)
 
 
 def feature_bytes(hours: float, utterances: float, shards: float, storage: Storage) -> float:
-    """Feature shards: 64 values a frame."""
+    """Return the bytes of feature shards: NUM_BINS values a frame."""
     cells = _feature_cells(hours, utterances, storage)
     return cells + _parquet(utterances, shards, _FEATURE_ROW_BYTES)
 
 
 def target_bytes(hours: float, utterances: float, shards: float, k: int) -> float:
-    """Target shards: k senones and logits of 2 bytes each and log Z, 2 bytes, a low-rate frame."""
+    """Return the bytes of target shards: k senones, k logits and log Z, 2 bytes each, a frame."""
     frames = num_low_rate_frames(hours, utterances)
     return frames * (4 * k + 2) + _parquet(utterances, shards, _TARGET_ROW_BYTES)
 
@@ -38,7 +38,7 @@ def target_bytes(hours: float, utterances: float, shards: float, k: int) -> floa
 def partition_bytes(
     hours: float, utterances: float, partitions: float, k: int, storage: Storage
 ) -> float:
-    """Training partitions: features and targets side by side."""
+    """Return the bytes of training partitions: features and targets side by side."""
     cells = _feature_cells(hours, utterances, storage)
     targets = num_low_rate_frames(hours, utterances) * (4 * k + 2)
     parquet = _parquet(utterances, partitions, _PARTITION_ROW_BYTES)

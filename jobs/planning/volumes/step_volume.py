@@ -1,11 +1,11 @@
-"""Records of how much a step reads, makes, computes and asks of the store."""
+"""Define the volume of a step: objects, bytes, requests and work."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Requests to the store by kind."""
+    """Requests counts requests to the store by kind."""
 
     get: float = 0
     put: float = 0
@@ -14,7 +14,7 @@ class Requests:
 
     @property
     def total(self) -> float:
-        """Requests of all kinds."""
+        """Return the requests of all kinds together."""
         return self.get + self.put + self.head + self.list
 
     def __add__(self, other: "Requests") -> "Requests":
@@ -28,7 +28,7 @@ class Requests:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a step computes on cores, in the units in which throughput is calibrated."""
+    """Work holds the computation of a step on cores, in the units of the calibration."""
 
     metadata_records: float = 0
     extracted_seconds: float = 0
@@ -48,9 +48,10 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """One step: tasks that commit, shards, all objects that it leaves, requests, bytes, work.
+    """Volume holds the tasks, shards, objects, requests, bytes and work of a step.
 
-    `small_reads` are the GETs that a task has in flight at once, the others follow one another.
+    `objects` counts shards, commits and manifest. A task has several of its `small_reads` in
+    flight at once; its other GETs follow one another.
     """
 
     tasks: int = 0

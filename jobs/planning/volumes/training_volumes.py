@@ -1,4 +1,4 @@
-"""What training reads and computes: the very sub-epochs that the recipe's fits will make."""
+"""Compute the volume of training from the sub-epochs of the recipe's models."""
 
 from functools import cache
 
@@ -23,14 +23,14 @@ LARGE_DEAL = 4
 
 @cache
 def num_parameters(config: ModelConfig, num_senones: int) -> int:
-    """Parameters of a model, without making it."""
+    """Count the parameters of a model without allocating it."""
     with torch.device("meta"):
         model = AcousticModel(config, num_senones)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def num_training_frames(fit: Fit, workload: Workload) -> float:
-    """Low-rate frames over all sub-epochs, with the look-ahead's repeated last frames."""
+    """Count low-rate frames over all sub-epochs, with the frames repeated for the look-ahead."""
     return sum(
         _frames(workload, LABELLED if sub_epoch.labelled else UNLABELLED, fit)
         / sub_epoch.num_shares
@@ -47,7 +47,7 @@ def _frames(workload: Workload, subset: str, fit: Fit) -> float:
 def training_volume(
     fit: Fit, workload: Workload, recipe: Recipe, num_ranks: int, num_senones: int
 ) -> Volume:
-    """Shards read in each sub-epoch, a model written, and checkpoints, of which the last ones stay.
+    """Compute the volume of a training step: shards of each sub-epoch, checkpoints, the model.
 
     A shard is opened for its lengths (a HEAD, two ranges) and then read whole.
     """

@@ -1,4 +1,4 @@
-"""What a run has to work through: its subsets, planned from hours or read from its metadata."""
+"""Define the workload of a run: its subsets, planned from hours or read from its metadata."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -12,27 +12,27 @@ from pipeline.runs.names import INGEST_STEP, LABELLED, METADATA_FOLDER, SUBSETS,
 from pipeline.steps.selection.buckets import bucket_of
 
 UTTERANCE_SECONDS = 3.6
-"""The mean utterance: 1e9 of them are 1e6 hours (003 I)."""
+"""Mean length of an utterance: 1e9 of them are 1e6 hours (003 I)."""
 
 RECORD_BYTES = 200
-"""One metadata record: 200 GB for 1e9 utterances (003 IV-B1)."""
+"""Mean size of a metadata record: 200 GB for 1e9 utterances (003 IV-B1)."""
 
 AUDIO_BYTES_PER_HOUR = 115.2e6
 """16 kHz WAV of 16 bits; FLAC needs about half."""
 
 BUCKET_HOURS = 1_000
-"""Hours of one speaker bucket that we plan for: a task of selection works through 1e6 records."""
+"""Planned hours of one speaker bucket: a task of selection then reads 1e6 records."""
 
 METADATA_OBJECT_RECORDS = 100_000
-"""Records of one metadata object that we plan for: 20 MB."""
+"""Planned records of one metadata object: 20 MB."""
 
 LABELLED_SHARE = 0.007
-"""Hours of labelled speech, of the unlabelled hours: 7,000 of 1e6 (003 VII-A)."""
+"""Labelled hours as a share of the unlabelled hours: 7,000 of 1e6 (003 VII-A)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subset:
-    """One subset: the metadata that there is, by speaker bucket, and what is selected of it."""
+    """Subset holds the metadata of one subset by speaker bucket, and the share selected."""
 
     name: str
     records: int
@@ -42,36 +42,36 @@ class Subset:
 
     @property
     def hours(self) -> float:
-        """Hours selected."""
+        """Return the hours selected."""
         return sum(self.bucket_hours) * self.selected
 
     @property
     def utterances(self) -> int:
-        """Utterances selected."""
+        """Return the number of utterances selected."""
         return max(round(self.records * self.selected), 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """All subsets of a run, and the sizes of what stands for an utterance in the corpus."""
+    """Workload holds all subsets of a run, and the mean sizes of their records and audio."""
 
     subsets: tuple[Subset, ...]
     record_bytes: float = RECORD_BYTES
     audio_bytes_per_hour: float = AUDIO_BYTES_PER_HOUR
 
     def hours(self, subset: str) -> float:
-        """Hours selected of one subset, 0 if there is none of that name."""
+        """Return the hours selected of one subset, 0 if there is none of that name."""
         return sum(each.hours for each in self.subsets if each.name == subset)
 
     def utterances(self, subset: str) -> int:
-        """Utterances selected of one subset, 0 if there is none of that name."""
+        """Return the utterances selected of one subset, 0 if there is none of that name."""
         return sum(each.utterances for each in self.subsets if each.name == subset)
 
 
 def planned_workload(
     hours: float, labelled_hours: float, utterance_seconds: float = UTTERANCE_SECONDS
 ) -> Workload:
-    """Subsets of a corpus that is not there yet, whose metadata holds just what is selected."""
+    """Plan the subsets of a corpus before ingestion, all of whose metadata is selected."""
     if not 0 < hours <= 1e9:
         raise ValueError(f"hours = {hours}: need more than 0, at most 1e9")
     if not 0 <= labelled_hours <= 1e9:
@@ -95,9 +95,9 @@ def _planned(name: str, hours: float, records: int) -> Subset:
 
 
 def run_workload(store: ObjectStore, run_uri: str, budget_hours: float) -> Workload | None:
-    """The subsets of an ingested run, with `budget_hours` to select (0 = all); None if it is not.
+    """Read the subsets of a run, with `budget_hours` to select (0 = all); None before ingestion.
 
-    Filters, speaker caps and bad records are not foreseen.
+    Filters, speaker caps and bad records are left out.
     """
     if not store.exists(manifest_uri(run_uri, INGEST_STEP)):
         return None
@@ -118,7 +118,7 @@ def run_workload(store: ObjectStore, run_uri: str, budget_hours: float) -> Workl
 
 
 def ingested(name: str, metadata: Sequence[Output], budget_hours: float) -> Subset:
-    """A subset whose metadata objects are there."""
+    """Return the subset that these metadata objects make."""
     hours: dict[str, float] = defaultdict(float)
     for each in metadata:
         hours[bucket_of(f"/{each.key}")] += each.tally.hours

@@ -13,8 +13,8 @@ from infra.configuration import ConfigurationError
 from infra.store.object_store import ObjectStore
 from jobs import plan as job
 from jobs.planning.calibration.throughputs import HERE, read_calibration
-from jobs.planning.plan_record import stored_calibration
-from jobs.planning.table import LINE_WIDTH, aligned, count, dollars, duration, size
+from jobs.planning.plan_table import LINE_WIDTH, aligned, count, dollars, duration, size
+from jobs.planning.stored_plan import stored_calibration
 from jobs.planning.volumes.training_volumes import num_parameters
 from tests.jobs.planning.test_throughputs import CALIBRATION
 from training.recipes import read_recipe
@@ -115,7 +115,7 @@ def test_calibrate_to_writes_a_file_that_calibration_reads(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--hours", "0"), "hours = 0: hours_1m takes all"),
+        (("--hours", "0"), "hours = 0: hours_1m selects all hours"),
         (("--hours", "-3"), "hours = -3.0: need more than 0"),
         (("--recipe", "demo"), "give --hours"),
         (("--utterance-seconds", "0"), "utterance seconds = 0.0: need more than 0"),

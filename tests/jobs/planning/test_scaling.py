@@ -9,9 +9,9 @@ import pytest
 
 from infra.configuration import ConfigurationError
 from jobs import scaling as job
+from jobs.planning.plan_table import LINE_WIDTH
 from jobs.planning.scaling_options import parse_ranks, read_scaling
 from jobs.planning.scaling_table import ACCURACY, HOLD_OUT
-from jobs.planning.table import LINE_WIDTH
 from training.cost_model.published_speed_ups import V100, WORKLOAD, held_out_rows
 from training.cost_model.step_time import CostModel
 

@@ -14,7 +14,7 @@ from infra.cluster import load_cluster
 from infra.store.object_store import ObjectStore, join_uri
 from infra.store.request_counts import REQUESTS
 from jobs.planning.comparison import FOLDERS, compare_plan
-from jobs.planning.plan_record import calibration_uri
+from jobs.planning.stored_plan import calibration_uri
 from jobs.planning.volumes.pipeline_volumes import spark_volumes
 from jobs.planning.volumes.shard_sizes import num_frames, num_low_rate_frames, target_bytes
 from jobs.planning.volumes.workload import planned_workload, run_workload

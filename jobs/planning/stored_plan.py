@@ -1,4 +1,4 @@
-"""A plan as JSON, kept in the run with its calibration for the report to find."""
+"""Store a plan and its calibration in the run as JSON, and read them for the report."""
 
 import json
 from dataclasses import asdict
@@ -12,20 +12,20 @@ from pipeline.runs.names import PLAN_FOLDER
 
 
 def calibration_uri(run_uri: str) -> str:
-    """Where `jobs.plan --run` leaves the calibration of a run."""
+    """Return the URI at which `megahour plan --run` stores the calibration of a run."""
     return join_uri(run_uri, PLAN_FOLDER, "calibration.json")
 
 
 def stored_calibration(store: ObjectStore, run_uri: str) -> Calibration | None:
-    """The calibration that was left in a run, if any."""
+    """Read the calibration stored in a run; None if there is none."""
     uri = calibration_uri(run_uri)
     if not store.exists(uri):
         return None
     return read_record(Calibration, json_object(store.get(uri), uri), uri)
 
 
-def keep_plan(store: ObjectStore, run_uri: str, plan: RunPlan, calibration: Calibration) -> None:
-    """Leave plan and calibration in the run, where the report sets them against what happened."""
+def store_plan(store: ObjectStore, run_uri: str, plan: RunPlan, calibration: Calibration) -> None:
+    """Store plan and calibration in the run; the report compares them with the records."""
     for uri, document in (
         (calibration_uri(run_uri), asdict(calibration)),
         (join_uri(run_uri, PLAN_FOLDER, "plan.json"), to_json(plan, calibration)),
@@ -34,7 +34,7 @@ def keep_plan(store: ObjectStore, run_uri: str, plan: RunPlan, calibration: Cali
 
 
 def to_json(plan: RunPlan, calibration: Calibration) -> dict[str, Any]:
-    """The whole plan as plain values."""
+    """Convert the whole plan to plain values."""
     return {
         "workload": asdict(plan.workload),
         "steps": {step.step: asdict(step) | {"dollars": step.dollars} for step in plan.steps},

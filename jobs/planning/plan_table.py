@@ -1,4 +1,4 @@
-"""The plan as text: what is made, what it takes, against the paper; what was measured, and not."""
+"""Format the plan as text: output, cost, the paper's days, and the measurements behind it."""
 
 import textwrap
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _TAKES = ("step", "instances", "core time", "device time", "wall clock", "waits 
 
 
 def format_plan(plan: RunPlan, calibration: Calibration) -> str:
-    """All of the plan, in lines of at most 100 columns."""
+    """Format the whole plan in lines of at most 100 columns."""
     blocks = [
         _title(plan.workload),
         aligned([_MADE, *map(_made, plan.steps)]),
@@ -125,7 +125,7 @@ def _grounds(plan: RunPlan, calibration: Calibration) -> list[str]:
 
 
 def aligned(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
-    """Rows of cells as columns of equal width, numbers to the right."""
+    """Align rows of cells in columns of equal width, numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (
         "  ".join(
@@ -138,12 +138,12 @@ def aligned(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
 
 
 def count(value: float) -> str:
-    """A count in at most five characters or so: 12, 4,321, 1.2e9."""
+    """Format a count in about five characters: 12, 4,321, 1.2e9."""
     return f"{value:,.0f}" if value < 1e6 else f"{value:.3g}".replace("e+0", "e").replace("e+", "e")
 
 
 def size(num_bytes: float) -> str:
-    """Bytes in decimal units."""
+    """Format bytes in decimal units."""
     for factor, unit in _BYTE_UNITS:
         if num_bytes >= factor:
             return f"{num_bytes / factor:.3g} {unit}"
@@ -151,7 +151,7 @@ def size(num_bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds, minutes, hours or days, whichever reads best."""
+    """Format seconds as seconds, minutes, hours or days."""
     for factor, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
         if seconds >= 1.5 * factor:
             return f"{seconds / factor:.1f} {unit}"
@@ -159,7 +159,7 @@ def duration(seconds: float) -> str:
 
 
 def dollars(value: float) -> str:
-    """Dollars, cents below a hundred."""
+    """Format dollars, with cents below a hundred."""
     return f"${value:,.0f}" if value >= 100 else f"${value:.2f}"
 
 
