@@ -1,1 +1,1 @@
-"""From transcripts to senone alignments, and from log-likelihoods to words."""
+"""Align transcripts to senones, and decode log-likelihoods to words."""

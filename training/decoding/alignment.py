@@ -1,4 +1,4 @@
-"""Which phone is spoken when, and the senone of every 10 ms frame that follows from it."""
+"""Hold phone alignments, and convert them to the senone of every 10 ms frame."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from training.decoding.senones.senone_tree import SenoneTree
 
 @dataclass(frozen=True)
 class TranscribedUtterance:
-    """One utterance with its words: log-mel energies at 100 Hz, causal speaker mean subtracted."""
+    """TranscribedUtterance has words, and log-mel energies at 100 Hz less the causal mean."""
 
     utterance_id: str
     speaker_id: str
@@ -22,7 +22,7 @@ class TranscribedUtterance:
 
 @dataclass(frozen=True)
 class PhoneAlignment:
-    """Phone segments in order: phone ids (positions in Lexicon.phones) and first 10 ms frames."""
+    """PhoneAlignment lists segments: phones (positions in Lexicon.phones), first 10 ms frames."""
 
     phones: Int32[np.ndarray, " segments"]
     starts: Int32[np.ndarray, " segments"]
@@ -30,12 +30,12 @@ class PhoneAlignment:
 
     @property
     def durations(self) -> Int64[np.ndarray, " segments"]:
-        """Frames in each segment."""
+        """Return the number of frames in each segment."""
         return np.diff(self.starts, append=self.num_frames).astype(np.int64)
 
     @property
     def triphones(self) -> Int32[np.ndarray, "segments 3"]:
-        """Left, centre, right phone of each segment, across words; silence beyond the edges."""
+        """Return the left, centre and right phone of each segment; beyond the edges is silence."""
         padded = np.pad(self.phones, 1, constant_values=SILENCE_ID)
         return np.stack([padded[:-2], padded[1:-1], padded[2:]], axis=1)
 
@@ -49,9 +49,9 @@ def senone_alignment(alignment: PhoneAlignment, tree: SenoneTree) -> UInt16[np.n
 def expand_to_frames(
     senones: Int64[np.ndarray, " low_rate_frames"], offset: int, num_frames: int
 ) -> UInt16[np.ndarray, " frames"]:
-    """Spread low frame rate senones over 10 ms frames; inverse of `alignment[offset + 1 :: 3]`.
+    """Repeat low-rate frames' senones for 10 ms frames; invert `alignment[offset + 1 :: 3]`.
 
-    Frames before the offset take the first senone, frames past the last stack the last one.
+    Frames before the offset take the first senone, frames after the last stack the last one.
     """
     low_rate_frames = (np.arange(num_frames) - offset) // STACK
     return senones[np.clip(low_rate_frames, 0, len(senones) - 1)].astype(np.uint16)

@@ -1,4 +1,4 @@
-"""Best paths through decoding graphs: words, or the senone of every frame."""
+"""Search best paths through decoding graphs: words, or the senone of every frame."""
 
 from dataclasses import dataclass
 
@@ -9,17 +9,17 @@ from jaxtyping import Float32, Int64
 
 from training.decoding.graph.hclg import DecodingGraph
 
-# Wide enough never to lose the path of a known word sequence, whatever the network thinks.
+# Wide enough to keep the path of a known word sequence, whatever the network's scores are.
 ALIGNMENT_BEAM = 1000.0
 
 
 class AlignmentError(ValueError):
-    """An utterance that its transcript cannot explain: too few frames for its words."""
+    """An utterance has too few frames for the words of its transcript."""
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """How much to search; `beam` is in units of scaled log-likelihood."""
+    """DecoderConfig bounds the search; `beam` is in units of scaled log-likelihood."""
 
     beam: float = 13.0
     max_active: int = 7000
@@ -37,9 +37,9 @@ def decode(
     log_likelihoods: Float32[np.ndarray, "frames senones"],
     config: DecoderConfig,
 ) -> list[str]:
-    """Words of the best path; log-likelihoods are already divided by priors and scaled.
+    """Return the words of the best path for log-likelihoods divided by priors and scaled.
 
-    Where no path ends a sentence on the last frame, the best unfinished one counts.
+    If no path ends a sentence on the last frame, the best unfinished one is taken.
     """
     search = _search(graph, log_likelihoods, config.beam, config.max_active)
     found, path = search.get_best_path()

@@ -1,4 +1,4 @@
-"""Interpolated Witten-Bell n-gram model over a closed vocabulary, as ARPA text."""
+"""Estimate an interpolated Witten-Bell n-gram model over a closed vocabulary, as ARPA text."""
 
 import math
 from collections import Counter, defaultdict
@@ -17,13 +17,13 @@ class _History:
 
     @property
     def backoff_weight(self) -> float:
-        """Witten-Bell's share of the words not seen after this history: T / (N + T)."""
+        """Return Witten-Bell's share of words not seen after this history: T / (N + T)."""
         return self.num_types / (self.num_tokens + self.num_types)
 
 
 @dataclass
 class _Counts:
-    """How often every n-gram and history occurs; probabilities by Witten-Bell interpolation."""
+    """_Counts holds the counts of n-grams and histories, and interpolates them (Witten-Bell)."""
 
     vocabulary: list[str]
     ngrams: Counter[Ngram]
@@ -36,7 +36,10 @@ class _Counts:
             history.num_types += 1
 
     def probability(self, ngram: Ngram) -> float:
-        """P(w | h) = (c(hw) + T(h) P(w | shorter h)) / (N(h) + T(h)); uniform below unigrams."""
+        """Return P(w | h) = (c(hw) + T(h) P(w | shorter h)) / (N(h) + T(h)).
+
+        N counts tokens and T types after h; below unigrams P is uniform.
+        """
         if not ngram:
             return 1 / len(self.vocabulary)
         history = self.histories[ngram[:-1]]
@@ -48,7 +51,7 @@ class _Counts:
 def witten_bell_arpa(
     sentences: Iterable[Sequence[str]], vocabulary: Iterable[str], order: int = 3
 ) -> str:
-    """ARPA text of the n-gram model of `sentences`; every history's probabilities sum to one.
+    """Return ARPA text of the n-gram model of `sentences`; after each history P sums to one.
 
     Words of `vocabulary` that never occur share the unigrams' unseen mass. Raises ValueError for
     words outside it, and for no sentences.

@@ -1,4 +1,4 @@
-"""Words and their pronunciations, as in Kaldi's lexicon.txt."""
+"""Read words and their pronunciations from Kaldi's lexicon.txt."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -13,14 +13,14 @@ Pronunciation = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Lexicon:
-    """Pronunciations by word; `phones` lists the phone inventory, silence first."""
+    """Lexicon maps words to pronunciations; `phones` lists the phone inventory, silence first."""
 
     pronunciations: Mapping[str, tuple[Pronunciation, ...]]
 
     def __post_init__(self) -> None:
-        """Refuse what no graph can hold: no words, reserved words, empty pronunciations."""
+        """Refuse a lexicon without words, reserved words and empty pronunciations."""
         if not self.pronunciations:
-            raise ValueError("the lexicon has no words: need lines of WORD PHONE PHONE ...")
+            raise ValueError("the lexicon has no words: need lines `WORD PHONE PHONE ...`")
         for word, variants in self.pronunciations.items():
             if word in RESERVED_WORDS:
                 raise ValueError(f"word {word!r}: reserved for the decoding graph, rename it")
@@ -29,7 +29,7 @@ class Lexicon:
 
     @cached_property
     def phones(self) -> tuple[str, ...]:
-        """The phone inventory: silence, then the others in alphabetical order."""
+        """Return the phone inventory: silence, then the others in alphabetical order."""
         spoken = {
             phone
             for variants in self.pronunciations.values()
@@ -40,7 +40,7 @@ class Lexicon:
 
     @cached_property
     def phone_ids(self) -> dict[str, int]:
-        """Position of each phone in `phones`."""
+        """Return the position of each phone in `phones`."""
         return {phone: index for index, phone in enumerate(self.phones)}
 
     def restricted_to(self, words: Iterable[str]) -> "Lexicon":
@@ -61,9 +61,9 @@ class Lexicon:
 
 
 def parse_lexicon(text: str) -> Lexicon:
-    """Read Kaldi's lexicon.txt: `WORD PHONE PHONE ...` a line, variants as more lines or `WORD(2)`.
+    """Read Kaldi's lexicon.txt: lines `WORD PHONE PHONE ...`, variants as more lines or `WORD(2)`.
 
-    Raises ValueError naming the line that has no phones.
+    Raises ValueError, which names the line, for a word without phones.
     """
     pronunciations: dict[str, dict[Pronunciation, None]] = {}
     for number, line in enumerate(text.splitlines(), start=1):

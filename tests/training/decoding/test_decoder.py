@@ -1,4 +1,4 @@
-"""Graphs and best paths: what the grammar allows is found, and nothing else."""
+"""Search graphs for best paths: sentences of the grammar are found, and no others."""
 
 import itertools
 import subprocess
@@ -38,9 +38,9 @@ def _planted(words: list[str], frames_a_senone: int = 2) -> list[int]:
     "words", [list(p) for n in (1, 2) for p in itertools.product(WORDS, repeat=n)]
 )
 def test_oracle_decodes_to_the_reference(graph: DecodingGraph, words: list[str]) -> None:
-    """Logits that know every senone give the words back, in or out of the training sentences.
+    """Logits of the true senones decode to their words, in or out of the training sentences.
 
-    A homophone may take its twin's place, and only that.
+    Only a homophone may replace a word.
     """
     scores = oracle_log_likelihoods(_planted(words), TREE.num_senones, margin=40)
     twins = {"be": "bee"}
@@ -49,7 +49,7 @@ def test_oracle_decodes_to_the_reference(graph: DecodingGraph, words: list[str])
 
 @pytest.mark.parametrize("words", SENTENCES)
 def test_align_returns_the_planted_senones(words: list[str]) -> None:
-    """Exactly, frame by frame, whether senones last one frame or five."""
+    """Alignment finds the planted senone of every frame, whether senones last one frame or five."""
     for frames_a_senone in (1, 5):
         planted = _planted(words, frames_a_senone)
         scores = oracle_log_likelihoods(planted, TREE.num_senones)
@@ -57,8 +57,8 @@ def test_align_returns_the_planted_senones(words: list[str]) -> None:
         np.testing.assert_array_equal(found, planted)
 
 
-def test_align_keeps_to_its_words_against_the_evidence() -> None:
-    """Logits of one sentence, words of another: the path is the words'."""
+def test_align_keeps_its_words_against_the_evidence() -> None:
+    """With the logits of one sentence and the words of another, the path spells the words."""
     scores = oracle_log_likelihoods(_planted(["cabs", "see"], 4), TREE.num_senones)
     found = align(alignment_graph(toy_lexicon(), TREE, ["sake"]), scores)
     phones = [int(np.argwhere(TREE.table == senone)[0, 1]) for senone in found]
@@ -67,7 +67,7 @@ def test_align_keeps_to_its_words_against_the_evidence() -> None:
 
 
 def test_silence_between_words_and_at_the_edges_is_optional(graph: DecodingGraph) -> None:
-    """Words run together without any silence, or with one between them, decode alike."""
+    """Words decode alike with and without silences between them and at the edges."""
     ids = toy_lexicon().phone_ids
     for phones in (["S", "IY", "AX"], ["S", "IY", "SIL", "AX", "SIL"]):
         padded = [0, *(ids[phone] for phone in phones), 0]
@@ -79,7 +79,7 @@ def test_silence_between_words_and_at_the_edges_is_optional(graph: DecodingGraph
 
 
 def test_best_path_against_every_alignment() -> None:
-    """Random logits, one word: `align` scores no less than any way to place its senones."""
+    """For random logits and one word, no placement of its senones scores above `align`'s path."""
     random = np.random.default_rng(0)
     scores = random.normal(size=(6, TREE.num_senones), scale=3).astype(np.float32)
     found = align(alignment_graph(toy_lexicon(), TREE, ["cab"]), scores)
@@ -96,7 +96,7 @@ def test_best_path_against_every_alignment() -> None:
 
 
 def test_alignment_needs_a_frame_for_every_phone() -> None:
-    """Too few frames, no words, unknown words: each is refused with its reason."""
+    """Too few frames, no words and unknown words are refused with the reason."""
     lexicon = toy_lexicon()
     two_frames = np.zeros((2, TREE.num_senones), np.float32)
     with pytest.raises(AlignmentError, match="2 frames: too few"):
@@ -110,7 +110,7 @@ def test_alignment_needs_a_frame_for_every_phone() -> None:
 
 
 def test_unusable_log_likelihoods_are_refused(graph: DecodingGraph) -> None:
-    """Another model's width and non-finite values never reach the decoder."""
+    """Another model's width and values that are not finite are refused."""
     with pytest.raises(ValueError, match=f"7 senones: need {TREE.num_senones}"):
         decode(graph, np.zeros((5, 7), np.float32), WIDE)
     broken = np.full((5, TREE.num_senones), np.nan, np.float32)
@@ -123,16 +123,16 @@ def test_unusable_log_likelihoods_are_refused(graph: DecodingGraph) -> None:
 
 
 def test_graph_needs_the_tree_of_its_lexicon() -> None:
-    """A tree over other phones would mislabel every arc."""
+    """A tree over other phones is refused."""
     with pytest.raises(ValueError, match="other phones"):
         alignment_graph(parse_lexicon("see S IY\n"), TREE, ["see"])
 
 
 def test_package_imports_in_any_order() -> None:
-    """The OpenFst bindings deadlock at import in some orders; ours must not."""
+    """No first import deadlocks, as the OpenFst bindings do in some orders."""
     program = (
         "import training.decoding.{}, training.decoding.decoder, training.evaluation.word_errors"
     )
-    for first in ("graph", "decoder", "transducer", "hmm"):
+    for first in ("graph.hclg", "decoder", "graph.transducer", "bootstrap.hmm"):
         command = [sys.executable, "-c", program.format(first)]
         subprocess.run(command, check=True, timeout=60)

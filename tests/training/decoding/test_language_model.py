@@ -1,4 +1,4 @@
-"""The n-gram model: a distribution for every history, and the grammar made of it."""
+"""Check the n-gram model, a distribution for every history, and the grammar built from it."""
 
 import itertools
 import math
@@ -17,7 +17,7 @@ SENTENCES = [["a", "b"], ["a", "b", "c"], ["b"], [], ["a", "a", "b"]]
 
 
 class _Arpa:
-    """An independent reader of ARPA text: back off until the n-gram is listed."""
+    """_Arpa reads ARPA text independently: it backs off until the n-gram is listed."""
 
     def __init__(self, text: str) -> None:
         self.probabilities: dict[tuple[str, ...], float] = {}
@@ -43,7 +43,7 @@ class _Arpa:
 def test_probabilities_sum_to_one_after_every_history(
     sentences: list[list[str]], order: int
 ) -> None:
-    """Seen or unseen, with or without a sentence start (closed vocabulary)."""
+    """Probabilities sum to one after every history, seen or not, with or without a start."""
     arpa = _Arpa(witten_bell_arpa(sentences, VOCABULARY, order))
     for length in range(order):
         for words in itertools.product(["<s>", *VOCABULARY], repeat=length):
@@ -62,7 +62,7 @@ def test_bigram_by_hand() -> None:
 
 
 def _grammar_cost(grammar: kaldifst.StdVectorFst, sentence: Sequence[str]) -> float:
-    """Cost of the path that backs off only where it must: labels 1.. are words, 9 is #0."""
+    """Return the cost of the path that backs off only if it must; labels 1.. are words, 9 is #0."""
     state, cost = grammar.start, 0.0
     for word in [*sentence, None]:
         while True:
@@ -79,7 +79,7 @@ def _grammar_cost(grammar: kaldifst.StdVectorFst, sentence: Sequence[str]) -> fl
 
 @pytest.mark.parametrize("order", [1, 2, 3])
 def test_grammar_scores_sentences_as_the_arpa_text_does(order: int) -> None:
-    """Every sentence of up to three words, by the acceptor and by backing off on paper."""
+    """The acceptor scores every sentence of up to three words as the ARPA reader does."""
     text = witten_bell_arpa(SENTENCES, VOCABULARY, order)
     word_ids = {word: i + 1 for i, word in enumerate(VOCABULARY)} | {"#0": 9}
     grammar, arpa = ngram_grammar(text, word_ids), _Arpa(text)
@@ -95,7 +95,7 @@ def test_grammar_scores_sentences_as_the_arpa_text_does(order: int) -> None:
 
 
 def test_words_outside_the_vocabulary_are_refused() -> None:
-    """Closed vocabulary: the error names the word and the remedy."""
+    """Words outside the vocabulary are refused, and the error names the word and the remedy."""
     with pytest.raises(ValueError, match=r"'e': add it to lexicon\.txt"):
         witten_bell_arpa([["a", "e"]], VOCABULARY)
     with pytest.raises(ValueError, match="no sentences"):
@@ -115,7 +115,7 @@ def test_words_outside_the_vocabulary_are_refused() -> None:
     ],
 )
 def test_malformed_arpa_is_refused(old: str, new: str, message: str | None) -> None:
-    """The line, what is wrong with it, and what is needed."""
+    """Malformed text is refused, and the error gives the line and what is needed."""
     word_ids = {word: i + 1 for i, word in enumerate(VOCABULARY)} | {"#0": 9}
     text = witten_bell_arpa(SENTENCES, VOCABULARY).replace(old, new)
     if message is None:

@@ -1,4 +1,4 @@
-"""Kaldi's lexicon.txt, and words that it lacks."""
+"""Read Kaldi's lexicon.txt, and refuse words that it lacks."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def test_variants_come_as_more_lines_or_numbered_words() -> None:
 
 
 def test_unknown_words_are_named_with_the_remedy() -> None:
-    """The error says which words and what to do about them."""
+    """The error names the missing words and the remedy."""
     lexicon = parse_lexicon("bee B IY\n")
     with pytest.raises(ValueError, match=r"'wasp' .*add the pronunciations to lexicon\.txt"):
         lexicon.require(["bee", "wasp"])
@@ -31,6 +31,6 @@ def test_unknown_words_are_named_with_the_remedy() -> None:
     ],
 )
 def test_unusable_lexicons_are_refused(text: str, message: str) -> None:
-    """Empty pronunciations, empty lexicons and the graph's own symbols."""
+    """Empty pronunciations, empty lexicons and the graph's own symbols are refused."""
     with pytest.raises(ValueError, match=message):
         parse_lexicon(text)

@@ -1,4 +1,4 @@
-"""Phone segments, and senones between the two frame rates."""
+"""Check phone segments, and the senones of both frame rates."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from training.decoding.alignment import PhoneAlignment, expand_to_frames, senone
 
 
 def test_context_crosses_words_and_is_silence_at_the_edges() -> None:
-    """Neighbours are those in the utterance; beyond it lies silence."""
+    """A phone's context is its neighbours in the utterance, and silence beyond it."""
     alignment = PhoneAlignment(np.array([3, 5, 4], np.int32), np.array([0, 2, 6], np.int32), 9)
     assert alignment.durations.tolist() == [2, 4, 3]
     assert alignment.triphones.tolist() == [[0, 3, 5], [3, 5, 4], [5, 4, 0]]

@@ -1,4 +1,4 @@
-"""A toy language for the decoding tests: eight phones, a tree over them, words that collide."""
+"""Define a toy language for the decoding tests: eight phones, a tree, words that collide."""
 
 import numpy as np
 
@@ -27,7 +27,7 @@ def toy_lexicon() -> Lexicon:
 def toy_speech(
     num_utterances: int = 30, seed: int = 0
 ) -> tuple[dict[str, np.ndarray], dict[str, PhoneAlignment]]:
-    """Random phone strings whose frames depend on the phone and on both its neighbours."""
+    """Return random phone strings whose frames depend on the phone and on both its neighbours."""
     random = np.random.default_rng(seed)
     num_phones = len(toy_lexicon().phones)
     own, left, right = (random.normal(size=(num_phones, 39)) for _ in range(3))
@@ -50,7 +50,7 @@ def toy_tree(max_senones: int = 40) -> SenoneTree:
 
 
 def senones_of(words: list[str], tree: SenoneTree) -> list[int]:
-    """Senones of a sentence's first pronunciations, silence at both ends and none between."""
+    """Return the senones of a sentence's first pronunciations, with silence only at both ends."""
     lexicon = toy_lexicon()
     spoken = [phone for word in words for phone in lexicon.pronunciations[word][0]]
     phones = [lexicon.phone_ids[phone] for phone in ("SIL", *spoken, "SIL")]
@@ -59,7 +59,7 @@ def senones_of(words: list[str], tree: SenoneTree) -> list[int]:
 
 
 def oracle_log_likelihoods(senones: list[int], num_senones: int, margin: float = 8.0) -> np.ndarray:
-    """0 for the planted senone of each frame, -margin for the others."""
+    """Return scores of 0 for the planted senone of each frame, and of -margin for the others."""
     scores = np.full((len(senones), num_senones), -margin, np.float32)
     scores[np.arange(len(senones)), senones] = 0
     return scores

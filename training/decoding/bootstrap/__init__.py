@@ -1,1 +1,1 @@
-"""The bootstrap HMM that makes the first alignment."""
+"""Make the first alignment by a monophone HMM."""

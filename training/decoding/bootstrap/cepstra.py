@@ -1,6 +1,6 @@
-"""Cepstra with deltas from stored log-mel energies, for the bootstrap alignment and the tree.
+"""Compute cepstra with deltas from stored log-mel energies, for the bootstrap and the tree.
 
-The feature shards hold no audio; a cosine transform of their energies is what an HMM needs.
+The feature shards hold no audio; a cosine transform of their energies gives the HMM's features.
 """
 
 from collections.abc import Iterable, Sequence
@@ -34,7 +34,7 @@ def _derivative(
 def speaker_cepstra(
     utterances: Iterable[TranscribedUtterance],
 ) -> dict[str, Float32[np.ndarray, "frames 39"]]:
-    """Cepstra by utterance id, with each speaker's mean 0 and standard deviation 1."""
+    """Return cepstra by utterance id, with each speaker's mean 0 and standard deviation 1."""
     by_speaker: dict[str, list[TranscribedUtterance]] = {}
     for utterance in utterances:
         by_speaker.setdefault(utterance.speaker_id, []).append(utterance)

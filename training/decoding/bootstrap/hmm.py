@@ -1,7 +1,7 @@
-"""Bootstrap alignment: a monophone hidden Markov model trained from a flat start.
+"""Make the bootstrap alignment by a monophone hidden Markov model, trained from a flat start.
 
-Expectation maximization with Viterbi alignments, in bulk over each state's frames. No random
-numbers: the same utterances give the same alignments.
+Training is expectation maximization with Viterbi alignments, on all frames of a state at once. It
+uses no random numbers: the same utterances give the same alignments.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,14 +23,14 @@ STATES_PER_PHONE = 3
 
 @dataclass(frozen=True)
 class BootstrapConfig:
-    """How long to train, and how many Gaussians a state may have."""
+    """BootstrapConfig bounds the iterations and the Gaussians of a state."""
 
     num_iterations: int = 12
     max_gaussians: int = 8
     min_frames_per_gaussian: int = 40
 
     def __post_init__(self) -> None:
-        """Refuse training that does nothing."""
+        """Refuse numbers below 1."""
         for name in ("num_iterations", "max_gaussians", "min_frames_per_gaussian"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)}: need at least 1")
@@ -38,7 +38,7 @@ class BootstrapConfig:
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """Alignments by utterance id, and why the other utterances have none."""
+    """Bootstrap holds alignments by utterance id, and the reasons where there is none."""
 
     alignments: dict[str, PhoneAlignment]
     failures: dict[str, str] = field(default_factory=dict)
@@ -53,10 +53,10 @@ class _Example:
 def bootstrap_alignment(
     utterances: Sequence[TranscribedUtterance], lexicon: Lexicon, config: BootstrapConfig
 ) -> Bootstrap:
-    """Align transcribed utterances phone by phone, from nothing but them and the lexicon.
+    """Align transcribed utterances phone by phone, given only their transcripts and the lexicon.
 
-    Raises ValueError for words that the lexicon lacks; utterances without words or too short
-    for them are returned as failures.
+    Raises ValueError for words that the lexicon lacks. Utterances without words, or with too few
+    frames, are returned as failures.
     """
     lexicon.require(word for utterance in utterances for word in utterance.words)
     paths, failures = _flat_start(utterances, lexicon)
@@ -107,9 +107,11 @@ def _train(
     frames = np.concatenate([example.frames for example in examples.values()])
     mixtures = [Mixture.standard(frames.shape[1])] * num_states
     for iteration in tqdm(range(config.num_iterations), desc="bootstrap alignment", unit="pass"):
+        # The Gaussians of a state may double every second iteration.
         max_gaussians = min(config.max_gaussians, 1 << (iteration // 2))
         states = np.concatenate([paths[name] for name in examples])
         mixtures = _reestimated(mixtures, frames, states, max_gaussians, config)
+        # Viterbi: the new path assigns each frame to a state for the next iteration.
         paths = {
             name: align(example.graph, log_likelihoods(example.frames, mixtures))
             for name, example in examples.items()
@@ -124,7 +126,7 @@ def _reestimated(
     max_gaussians: int,
     config: BootstrapConfig,
 ) -> list[Mixture]:
-    """Two steps of each state's mixture on the state's frames, after splitting Gaussians."""
+    """Split Gaussians, and take two EM steps of each state's mixture on the state's frames."""
     updated = []
     for state, mixture in enumerate(mixtures):
         own = frames[states == state]
@@ -135,7 +137,7 @@ def _reestimated(
 
 
 def _phone_alignment(path: Int64[np.ndarray, " frames"]) -> PhoneAlignment:
-    """Phone segments of a path of states: one begins where a first state is entered."""
+    """Return the phone segments of a path of states: one begins where a first state is entered."""
     entered = np.diff(path, prepend=-1) != 0
     starts = np.flatnonzero(entered & (path % STATES_PER_PHONE == 0))
     phones = path[starts] // STATES_PER_PHONE

@@ -1,4 +1,4 @@
-"""Diagonal Gaussian mixtures of HMM states, trained on frames whose state is known."""
+"""Train diagonal Gaussian mixtures of HMM states on frames whose state is known."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ from jaxtyping import Float32, Float64
 
 VARIANCE_FLOOR = 0.01  # of cepstra with variance 1
 SPLIT_DISTANCE = 0.2  # standard deviations, as HTK's
-MIN_FRAMES = 2.0  # that a Gaussian needs to move
+MIN_FRAMES = 2.0  # a Gaussian with fewer keeps its mean and variance
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """One state's Gaussians."""
+    """Mixture holds one state's Gaussians."""
 
     weights: Float64[np.ndarray, " gaussians"]
     means: Float64[np.ndarray, "gaussians dimension"]
@@ -40,11 +40,13 @@ class Mixture:
         return Mixture(weights, means, np.vstack([self.variances, self.variances[heaviest]]))
 
     def reestimate(self, frames: Float32[np.ndarray, "frames dimension"]) -> "Mixture":
-        """Do one step of expectation maximization; Gaussians with too few frames stay put."""
+        """Take one step of expectation maximization; a Gaussian with too few frames is kept."""
+        # Expectation: the posterior of each Gaussian for each frame.
         joint = _log_densities(frames, self)
         joint -= joint.max(axis=0)
         posteriors = np.exp(joint)
         posteriors /= posteriors.sum(axis=0)
+        # Maximization: weighted counts, means and variances.
         counts = posteriors.sum(axis=1, dtype=np.float64)
         divisor = np.maximum(counts, 1e-9)[:, np.newaxis]
         means = (posteriors @ frames) / divisor
@@ -61,7 +63,7 @@ class Mixture:
 def _log_densities(
     frames: Float32[np.ndarray, "frames dimension"], mixture: Mixture
 ) -> Float32[np.ndarray, "gaussians frames"]:
-    """Log of weight times density of each Gaussian."""
+    """Return log(weight x density) of each Gaussian for each frame."""
     precisions = 1 / mixture.variances
     constants = np.log(mixture.weights) - 0.5 * (
         np.log(2 * np.pi * mixture.variances) + mixture.means**2 * precisions
@@ -85,7 +87,7 @@ def log_likelihoods(
     sizes = [len(mixture.weights) for mixture in mixtures]
     first = np.cumsum([0, *sizes[:-1]])
     joint = _log_densities(frames, joined)
-    # Gaussians in rows: summing over a state's rows is contiguous.
+    # Gaussians are rows, so that the sums over a state's rows are contiguous.
     largest = np.maximum.reduceat(joint, first, axis=0)
     joint -= np.repeat(largest, sizes, axis=0)
     np.exp(joint, out=joint)

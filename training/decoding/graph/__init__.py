@@ -1,1 +1,1 @@
-"""The decoding graph HCLG, built with OpenFst operations."""
+"""Build the decoding graph HCLG by OpenFst operations."""

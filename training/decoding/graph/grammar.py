@@ -1,6 +1,6 @@
-"""Word grammars: an ARPA n-gram model, or one word sequence, as acceptors (G).
+"""Build the grammar acceptor G of an ARPA n-gram model, or of one word sequence.
 
-kaldilm could read ARPA too, but once it is imported, importing kaldi-decoder or kaldifst hangs.
+kaldilm could read ARPA too, but after its import the import of kaldi-decoder or kaldifst hangs.
 """
 
 import math
@@ -29,7 +29,7 @@ def linear_grammar(words: Sequence[str], word_ids: Mapping[str, int]) -> kaldifs
 
 
 def ngram_grammar(arpa: str, word_ids: Mapping[str, int]) -> kaldifst.StdVectorFst:
-    """Build the acceptor of an ARPA model: a state a history, back-off arcs labelled #0.
+    """Build the acceptor of an ARPA model: one state for each history, back-off arcs labelled #0.
 
     Raises ValueError for malformed text and for words that `word_ids` lacks.
     """

@@ -1,4 +1,4 @@
-"""Decoding graphs: H o C o L o G, from senones (input label senone + 1) to words."""
+"""Build decoding graphs H o C o L o G from senones (input label senone + 1) to words."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ PhoneLabels = Callable[[int], Labels]
 
 @dataclass(frozen=True)
 class DecodingGraph:
-    """A graph whose input label l scores column l - 1 and whose output label w is words[w]."""
+    """DecodingGraph reads column l - 1 of the scores as input label l, and writes words[w] as w."""
 
     fst: kaldifst.StdVectorFst
     words: tuple[str, ...]
@@ -44,9 +44,9 @@ def alignment_graph(lexicon: Lexicon, tree: SenoneTree, words: Sequence[str]) ->
 
 
 def monophone_graph(lexicon: Lexicon, words: Sequence[str], num_states: int) -> DecodingGraph:
-    """Build one word sequence without phonetic context: `num_states` states in a row a phone.
+    """Build the graph of one word sequence without phonetic context.
 
-    State k of phone p is column `p * num_states + k`.
+    A phone has `num_states` states in a row; state k of phone p is column `p * num_states + k`.
     """
 
     def states(phone: int) -> Labels:
@@ -63,7 +63,7 @@ def monophone_graph(lexicon: Lexicon, words: Sequence[str], num_states: int) -> 
 def _transcript(
     lexicon: Lexicon, words: Sequence[str]
 ) -> tuple[Lexicon, tuple[str, ...], kaldifst.StdVectorFst]:
-    """The lexicon of a transcript's words only, their table, and the transcript as a grammar."""
+    """Return the lexicon and table of a transcript's words, and the transcript as a grammar."""
     if not words:
         raise ValueError("no words: need a transcript to align")
     spoken = lexicon.restricted_to(words)
@@ -82,7 +82,7 @@ def _lexicon_transducer(
     labels_of: PhoneLabels,
     num_labels: int,
 ) -> LexiconTransducer:
-    """L of the `spoken` words; phone ids are those of the whole `lexicon`."""
+    """Build L of the `spoken` words; phone ids are those of the whole `lexicon`."""
     spellings = [
         Spelling(
             word_id, tuple(x for phone in spelled for x in labels_of(lexicon.phone_ids[phone]))
@@ -107,7 +107,9 @@ def _senone_graph(
     transducer = _lexicon_transducer(
         lexicon, spoken, words, lambda phone: (phone + 1,), len(lexicon.phones)
     )
+    # L o G: phones to words.
     phones_to_words = _determinized(kaldifst.compose(transducer.fst, grammar))
+    # C: windows of three phones; each window's senone becomes the input label.
     contexts, windows = kaldifst.compose_context(
         disambig_syms=list(transducer.disambiguation_labels),
         context_width=3,
@@ -116,6 +118,7 @@ def _senone_graph(
     )
     labels = [_senone_label(window, tree) for window in windows]
     senones_to_words = _determinized(relabel_inputs(contexts, labels.__getitem__))
+    # H: one state for each senone, with a self-loop, once the disambiguation labels are removed.
     plain = relabel_inputs(
         senones_to_words, lambda label: label if label < _DISAMBIGUATION else EPSILON
     )
@@ -123,7 +126,10 @@ def _senone_graph(
 
 
 def _senone_label(window: list[int], tree: SenoneTree) -> int:
-    """Input label of a context window: phone labels, 0 beyond the edges; or one negative symbol."""
+    """Return the input label of a context window: three phone labels, or a negative symbol.
+
+    A phone label is 0 beyond the utterance's edges; a negative symbol disambiguates.
+    """
     if len(window) == 1 and window[0] < 0:
         return _DISAMBIGUATION - window[0]
     if len(window) != 3:

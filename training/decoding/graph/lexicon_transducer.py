@@ -1,4 +1,4 @@
-"""The lexicon as a transducer from phones to words (L), with optional silence between words."""
+"""Build the lexicon transducer L from phones to words, with optional silence between words."""
 
 import math
 from collections import Counter
@@ -17,7 +17,7 @@ Labels = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Spelling:
-    """One pronunciation: the word's output label and its input labels."""
+    """Spelling is one pronunciation of a word: its output label and its input labels."""
 
     word_id: int
     labels: Labels
@@ -25,7 +25,7 @@ class Spelling:
 
 @dataclass(frozen=True)
 class LexiconTransducer:
-    """L, and those of its input labels that only tell homophones and silences apart."""
+    """LexiconTransducer is L, with the input labels that only disambiguate its paths."""
 
     fst: kaldifst.StdVectorFst
     disambiguation_labels: range
@@ -34,13 +34,14 @@ class LexiconTransducer:
 def lexicon_transducer(
     spellings: Sequence[Spelling], silence: Labels, num_labels: int, backoff_word_id: int
 ) -> LexiconTransducer:
-    """L of `spellings`, any number of words in a row; labels 1..num_labels are phones.
+    """Build L of `spellings`, any number of words in a row; labels 1..num_labels are phones.
 
-    Disambiguation labels follow the phones: for the grammar's back-off, homophones and words
-    that begin other words, and the end of a silence; without them LG has no determinization.
+    Disambiguation labels follow the phones: one for the grammar's back-off, some for homophones and
+    words that begin other words, one for the end of a silence. Without them L o G cannot be
+    determinized.
     """
-    told_apart = _homophone_numbers(spellings)
-    backoff, after_silence = num_labels + 1, num_labels + 2 + max(told_apart, default=0)
+    numbers = _disambiguation_numbers(spellings)
+    backoff, after_silence = num_labels + 1, num_labels + 2 + max(numbers, default=0)
     states = count(_SILENCE + 1)
     no_silence_cost = -math.log(1 - SILENCE_PROBABILITY)
     silence_cost = -math.log(SILENCE_PROBABILITY)
@@ -51,7 +52,7 @@ def lexicon_transducer(
         *_chain((*silence, after_silence), EPSILON, {_LOOP: 0.0}, _SILENCE, states),
     ]
     ends = {_LOOP: no_silence_cost, _SILENCE: silence_cost}
-    for spelling, number in zip(spellings, told_apart, strict=True):
+    for spelling, number in zip(spellings, numbers, strict=True):
         labels = spelling.labels + ((backoff + number,) if number else ())
         arcs += _chain(labels, spelling.word_id, ends, _LOOP, states)
     fst = compile_transducer(arcs, {_LOOP: 0.0})
@@ -61,7 +62,7 @@ def lexicon_transducer(
 def _chain(
     labels: Labels, word_id: int, ends: dict[int, float], source: int, states: "count[int]"
 ) -> Iterator[Arc]:
-    """Arcs that read `labels` one after the other and write the word on the first."""
+    """Yield arcs that read `labels` one after the other and write the word on the first."""
     output = word_id
     for label in labels[:-1]:
         target = next(states)
@@ -71,8 +72,8 @@ def _chain(
         yield Arc(source, end, labels[-1], output, cost)
 
 
-def _homophone_numbers(spellings: Sequence[Spelling]) -> list[int]:
-    """0 for a spelling that is unique and begins no other; else 1, 2, ... among its equals."""
+def _disambiguation_numbers(spellings: Sequence[Spelling]) -> list[int]:
+    """Return 0 for a spelling that is unique and begins no other, else 1, 2, ... among equals."""
     frequency = Counter(spelling.labels for spelling in spellings)
     beginnings = {labels[:length] for labels in frequency for length in range(1, len(labels))}
     used: Counter[Labels] = Counter()

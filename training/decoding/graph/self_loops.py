@@ -1,4 +1,4 @@
-"""Self-loops: a state may emit its senone for as many frames as it likes."""
+"""Add self-loops to a graph, so that a state may emit its senone for any number of frames."""
 
 import math
 from collections import defaultdict
@@ -18,12 +18,16 @@ LOOP_PROBABILITY = 0.6
 
 
 def add_self_loops(fst: kaldifst.StdVectorFst) -> kaldifst.StdVectorFst:
-    """Let every input label repeat; states are split so that all arcs into one agree on a label."""
+    """Let every input label repeat, at the cost -log(LOOP_PROBABILITY).
+
+    A state is split until all arcs into each part have the same label, which its loop repeats.
+    """
     leaving: defaultdict[int, list[Arc]] = defaultdict(list)
     for arc in arcs_of(fst):
         leaving[arc.source].append(arc)
     final_costs = final_costs_of(fst)
     loop_cost, leave_cost = -math.log(LOOP_PROBABILITY), -math.log(1 - LOOP_PROBABILITY)
+    # Search from the start over pairs of a state and the label of the arc into it.
     first = (fst.start, EPSILON)
     numbers, todo = {first: 0}, [first]
     arcs: list[Arc] = []

@@ -1,4 +1,4 @@
-"""Weighted transducers as plain arcs, between one kaldifst operation and the next."""
+"""Convert weighted transducers to plain arcs and back, between kaldifst's operations."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -10,7 +10,7 @@ EPSILON = 0
 
 
 class Arc(NamedTuple):
-    """One transition; `cost` is a negative natural log of a probability."""
+    """Arc is one transition; `cost` is a negative natural log of a probability."""
 
     source: int
     target: int
@@ -33,14 +33,14 @@ def compile_transducer(
 
 
 def arcs_of(fst: kaldifst.StdVectorFst) -> Iterator[Arc]:
-    """Every arc of a transducer."""
+    """Yield every arc of a transducer."""
     for state in range(fst.num_states):
         for arc in kaldifst.ArcIterator(fst, state):
             yield Arc(state, arc.nextstate, arc.ilabel, arc.olabel, arc.weight.value)
 
 
 def final_costs_of(fst: kaldifst.StdVectorFst) -> dict[int, float]:
-    """Cost of ending in each final state."""
+    """Return the cost of ending in each final state."""
     costs = {state: fst.final(state).value for state in range(fst.num_states)}
     return {state: cost for state, cost in costs.items() if math.isfinite(cost)}
 

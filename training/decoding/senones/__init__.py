@@ -1,1 +1,1 @@
-"""Senones: the phonetic decision tree that ties single-state triphones."""
+"""Tie single-state triphones to senones by a phonetic decision tree."""

@@ -1,4 +1,4 @@
-"""Counts, sums and sums of squares: what one diagonal Gaussian needs to know about its frames."""
+"""Collect sufficient statistics of diagonal Gaussians: counts, sums and sums of squares."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ VARIANCE_FLOOR = 0.01  # of cepstra with variance 1
 
 @dataclass(frozen=True)
 class GaussianStatistics:
-    """Statistics of several sets of frames, one row a set."""
+    """GaussianStatistics holds the statistics of several sets of frames, one row for each set."""
 
     counts: Float64[np.ndarray, " sets"]
     sums: Float64[np.ndarray, "sets dimension"]
@@ -29,13 +29,16 @@ class GaussianStatistics:
         return GaussianStatistics(self.counts[rows], self.sums[rows], self.squares[rows])
 
     def pool(self, weights: Float[np.ndarray, "pooled sets"]) -> "GaussianStatistics":
-        """Merge sets: row i of `weights` has 1 for the sets that pool i takes in."""
+        """Merge sets: row i of `weights` is 1 for the sets of merged set i, else 0."""
         return GaussianStatistics(
             weights @ self.counts, weights @ self.sums, weights @ self.squares
         )
 
     def log_likelihoods(self) -> Float64[np.ndarray, " sets"]:
-        """Return each set's log-likelihood under its own Gaussian, less terms in counts only."""
+        """Return each set's log-likelihood under its own Gaussian, without terms in counts alone.
+
+        That is -n/2 sum_d (log var_d + 1) for n frames.
+        """
         counts = np.maximum(self.counts, 1e-9)[:, np.newaxis]
         variances = self.squares / counts - (self.sums / counts) ** 2
         log_variances = np.log(np.maximum(variances, VARIANCE_FLOOR))

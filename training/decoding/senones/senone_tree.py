@@ -1,4 +1,4 @@
-"""The phonetic decision tree: triphone -> senone, one state a phone at low frame rate."""
+"""Map triphones to senones by a phonetic decision tree; a phone has one state."""
 
 import json
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ MAX_SENONES = 1 << 16  # senones are stored as 16-bit words
 
 @dataclass(frozen=True)
 class Split:
-    """Is the phone on `side` one of `phones`? Then go to `inside`, else to `outside`."""
+    """Split leads to `inside` if the phone on `side` is one of `phones`, else to `outside`."""
 
     side: Side
     phones: frozenset[int]
@@ -28,13 +28,13 @@ Node = int | Split
 
 @dataclass(frozen=True)
 class SenoneTree:
-    """One tree for each centre phone; leaves are senones, numbered 0..num_senones-1."""
+    """SenoneTree has one root for each centre phone; leaves are senones 0..num_senones-1."""
 
     phones: tuple[str, ...]
     roots: tuple[Node, ...]
 
     def __post_init__(self) -> None:
-        """Refuse a tree whose leaves are not each of 0..n-1 once."""
+        """Refuse a tree whose leaves are not the senones 0..n-1, each once."""
         if len(self.roots) != len(self.phones):
             raise ValueError(f"{len(self.roots)} roots: need {len(self.phones)}, one a phone")
         leaves = sorted(leaf for root in self.roots for leaf in _leaves(root))
@@ -43,17 +43,17 @@ class SenoneTree:
 
     @cached_property
     def num_senones(self) -> int:
-        """Number of leaves."""
+        """Return the number of leaves."""
         return sum(1 for root in self.roots for _ in _leaves(root))
 
     @cached_property
     def table(self) -> Int32[np.ndarray, "left centre right"]:
-        """The senone of every triphone, seen or not, by phone ids."""
+        """Return the senone of every triphone, seen or not, by phone ids."""
         num_phones = len(self.phones)
         table = np.empty((num_phones, num_phones, num_phones), dtype=np.int32)
-        everything = np.ones(num_phones, dtype=bool)
+        all_phones = np.ones(num_phones, dtype=bool)
         for centre, root in enumerate(self.roots):
-            _fill(table[:, centre], root, {"left": everything, "right": everything})
+            _fill(table[:, centre], root, {"left": all_phones, "right": all_phones})
         return table
 
     def senone(self, left: int, centre: int, right: int) -> int:
@@ -67,7 +67,7 @@ class SenoneTree:
 
 
 def parse_senone_tree(text: str) -> SenoneTree:
-    """Read what `to_json` wrote; raise ValueError for anything else."""
+    """Read the JSON text that `to_json` writes; raise ValueError for other text."""
     try:
         fields = json.loads(text)
         phones = tuple(str(phone) for phone in fields["phones"])

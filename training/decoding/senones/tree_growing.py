@@ -1,4 +1,4 @@
-"""Growing the phonetic decision tree: the split that gains most likelihood first."""
+"""Grow the phonetic decision tree: the split that gains most likelihood comes first."""
 
 import heapq
 from collections.abc import Mapping
@@ -11,13 +11,12 @@ from jaxtyping import Bool, Float32, Float64, Int32
 from training.decoding.alignment import PhoneAlignment
 from training.decoding.lexicon import SILENCE_ID
 from training.decoding.senones.gaussian_statistics import GaussianStatistics, triphone_statistics
-from training.decoding.senones.questions import phonetic_questions
 from training.decoding.senones.senone_tree import MAX_SENONES, Node, SenoneTree, Side, Split
 
 
 @dataclass(frozen=True)
 class TreeConfig:
-    """How large a tree to grow; `min_count` is in 10 ms frames a leaf."""
+    """TreeConfig bounds the tree; `min_count` is the least number of 10 ms frames of a leaf."""
 
     max_senones: int
     min_count: int = 200
@@ -39,7 +38,7 @@ class _Question:
 
 @dataclass
 class _Leaf:
-    """The triphones that share a leaf, and once it is split, its question and branches."""
+    """_Leaf holds the triphones of a leaf and, once it is split, its question and branches."""
 
     triphones: Int32[np.ndarray, "sets 3"]
     statistics: GaussianStatistics
@@ -55,18 +54,47 @@ def build_tree(
 ) -> SenoneTree:
     """Grow a tree over triphones from aligned cepstra, by utterance id.
 
-    Every phone has a root; silence and phones that never occur stay one leaf.
+    Every phone has a root; silence and phones that never occur remain a single leaf.
     """
     if config.max_senones < len(phones):
         raise ValueError(f"max_senones = {config.max_senones}: need {len(phones)}, one a phone")
     triphones, statistics = triphone_statistics(cepstra, alignments)
     centres = np.arange(len(phones))[:, np.newaxis] == triphones[:, 1]
     questions = phonetic_questions(statistics.pool(centres.astype(np.float64)))
+    # Silence is never split.
     roots = [_Leaf(triphones[rows], statistics.select(rows)) for rows in centres]
     spoken = roots[:SILENCE_ID] + roots[SILENCE_ID + 1 :]
     _grow(spoken, questions, config.max_senones - len(roots), config.min_count)
     numbers = count()
-    return SenoneTree(phones, tuple(_freeze(root, numbers) for root in roots))
+    return SenoneTree(phones, tuple(_to_node(root, numbers) for root in roots))
+
+
+def phonetic_questions(statistics: GaussianStatistics) -> Bool[np.ndarray, "questions phones"]:
+    """Find sets of phones that sound alike by bottom-up clustering, and ask for each of them.
+
+    `statistics` has one row for each phone. The questions are every single phone, and every cluster
+    that arises by merging the two closest clusters until two remain. The closest clusters lose the
+    least log-likelihood by their merger; phones without frames merge first, at no loss.
+    """
+    num_phones = len(statistics)
+    clusters = list(np.eye(num_phones, dtype=bool))
+    questions = list(clusters)
+    while len(clusters) > 2:
+        first, second = _closest_clusters(np.stack(clusters).astype(np.float64), statistics)
+        merged = clusters.pop(second) | clusters.pop(first)
+        clusters.append(merged)
+        questions.append(merged)
+    return np.stack(questions)
+
+
+def _closest_clusters(
+    clusters: Float64[np.ndarray, "clusters phones"], statistics: GaussianStatistics
+) -> tuple[int, int]:
+    apart = statistics.pool(clusters).log_likelihoods()
+    first, second = np.triu_indices(len(clusters), k=1)
+    together = statistics.pool(clusters[first] + clusters[second]).log_likelihoods()
+    best = int(np.argmin(apart[first] + apart[second] - together))
+    return int(first[best]), int(second[best])
 
 
 def _grow(
@@ -75,7 +103,7 @@ def _grow(
     num_splits: int,
     min_count: int,
 ) -> None:
-    serial = count()  # ties split in order of birth
+    serial = count()  # of equal gains, the older leaf is split first
     candidates: list[tuple[float, int, _Leaf, _Question]] = []
 
     def consider(leaf: _Leaf) -> None:
@@ -121,7 +149,7 @@ def _gains(
     members: Float64[np.ndarray, "questions sets"],
     min_count: int,
 ) -> Float64[np.ndarray, " questions"]:
-    """Log-likelihood gained by each question; -inf where a side would be too small."""
+    """Return each question's gain in log-likelihood; -inf where a side would be too small."""
     inside, outside = statistics.pool(members), statistics.pool(1 - members)
     whole = statistics.pool(np.ones((1, len(statistics)))).log_likelihoods()
     gains = inside.log_likelihoods() + outside.log_likelihoods() - whole
@@ -133,9 +161,9 @@ def _neighbours(triphones: Int32[np.ndarray, "sets 3"], side: Side) -> Int32[np.
     return triphones[:, 0 if side == "left" else 2]
 
 
-def _freeze(leaf: _Leaf, numbers: "count[int]") -> Node:
+def _to_node(leaf: _Leaf, numbers: "count[int]") -> Node:
     if leaf.question is None:
         return next(numbers)
-    inside, outside = (_freeze(branch, numbers) for branch in leaf.branches)
+    inside, outside = (_to_node(branch, numbers) for branch in leaf.branches)
     phones = frozenset(np.flatnonzero(leaf.question.phones).tolist())
     return Split(leaf.question.side, phones, inside, outside)

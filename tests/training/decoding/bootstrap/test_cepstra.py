@@ -1,4 +1,4 @@
-"""Cepstra of stored log-mel energies."""
+"""Compute cepstra of stored log-mel energies."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from training.decoding.bootstrap.cepstra import cepstra, speaker_cepstra
 
 
 def test_cosine_transform_against_its_definition() -> None:
-    """c_k = s_k sum_n x_n cos(pi k (2n + 1) / 2N), orthonormal."""
+    """Cepstra are c_k = s_k sum_n x_n cos(pi k (2n + 1) / 2N), orthonormal."""
     energies = np.random.default_rng(0).normal(size=(5, 64)).astype(np.float32)
     k, n = np.arange(13)[:, np.newaxis], np.arange(64)
     scale = np.where(k == 0, np.sqrt(1 / 64), np.sqrt(2 / 64))
@@ -25,7 +25,7 @@ def test_derivative_of_a_ramp_is_its_slope() -> None:
 
 
 def test_each_speaker_has_mean_zero_and_variance_one() -> None:
-    """Over all of a speaker's frames, whatever the channel's gain and colour."""
+    """All frames of a speaker together have mean 0 and variance 1, for any channel."""
     random = np.random.default_rng(1)
     utterances = [
         TranscribedUtterance(f"{speaker}-{i}", speaker, ("a",), features.astype(np.float32))

@@ -1,4 +1,4 @@
-"""Bootstrap alignment, on real speech."""
+"""Make the bootstrap alignment of real speech."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -23,7 +23,7 @@ def lexicon(an4_dir: Path) -> Lexicon:
 
 @pytest.fixture(scope="module")
 def utterances(an4_dir: Path) -> list[TranscribedUtterance]:
-    """The labelled utterances of a few speakers of AN4, as the feature shards hold them."""
+    """Return the labelled utterances of a few speakers of AN4, as the feature shards hold them."""
     speakers = (an4_dir / "labelled.speakers").read_text().split()[:NUM_SPEAKERS]
     speaker_of = _table(an4_dir / "utt2spk")
     paths, texts = _table(an4_dir / "wav.scp"), _table(an4_dir / "text")
@@ -92,7 +92,7 @@ def test_silence_lies_at_the_edges_where_energy_is_low(
 def test_alignments_are_reproducible(
     utterances: list[TranscribedUtterance], lexicon: Lexicon
 ) -> None:
-    """No random numbers: twice in one process, bit for bit."""
+    """Two runs in one process give the same alignments bit for bit."""
     config = BootstrapConfig(num_iterations=3)
     first, second = (bootstrap_alignment(utterances[:12], lexicon, config) for _ in range(2))
     for name, alignment in first.alignments.items():
@@ -103,7 +103,7 @@ def test_alignments_are_reproducible(
 def test_utterances_that_cannot_be_aligned_are_named(
     utterances: list[TranscribedUtterance], lexicon: Lexicon
 ) -> None:
-    """Too short or without words: returned as failures; unknown words: refused before work."""
+    """Utterances too short or without words are returned as failures; unknown words are refused."""
     good = utterances[0]
     short = TranscribedUtterance("short", good.speaker_id, good.words, good.features[:5])
     silent = TranscribedUtterance("silent", good.speaker_id, (), good.features)

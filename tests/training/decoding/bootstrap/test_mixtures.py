@@ -1,4 +1,4 @@
-"""Gaussian mixtures against their definition."""
+"""Compare Gaussian mixtures with their definition."""
 
 import numpy as np
 from scipy.special import logsumexp
@@ -21,7 +21,7 @@ def _total(frames: np.ndarray, mixture: Mixture) -> float:
 
 
 def test_log_likelihoods_against_scipy() -> None:
-    """Weighted sums of products of normal densities, for states of several sizes."""
+    """Log-likelihoods equal SciPy's weighted sums of normal densities, for several sizes."""
     random = np.random.default_rng(0)
     mixtures = [_mixture(size, random) for size in (1, 3, 2)]
     frames = random.normal(size=(7, 4)).astype(np.float32)
@@ -31,8 +31,8 @@ def test_log_likelihoods_against_scipy() -> None:
         np.testing.assert_allclose(log_likelihoods(frames, mixtures)[:, state], expected, atol=1e-4)
 
 
-def test_expectation_maximization_never_loses_likelihood() -> None:
-    """Each re-estimation raises the likelihood, and more Gaussians explain two clusters better."""
+def test_expectation_maximization_raises_the_likelihood() -> None:
+    """No re-estimation loses likelihood, and two Gaussians fit two clusters better than one."""
     random = np.random.default_rng(1)
     frames = np.concatenate([random.normal(c, 1, size=(200, 4)) for c in (-3, 3)])
     frames = frames.astype(np.float32)

@@ -1,4 +1,4 @@
-"""The phonetic decision tree: leaves partition triphones, splits gain likelihood."""
+"""Grow the phonetic decision tree: leaves partition triphones, splits gain likelihood."""
 
 import json
 
@@ -8,13 +8,12 @@ import pytest
 from tests.training.decoding.toy_language import toy_lexicon, toy_speech, toy_tree
 from training.decoding.alignment import PhoneAlignment
 from training.decoding.senones.gaussian_statistics import GaussianStatistics, triphone_statistics
-from training.decoding.senones.questions import phonetic_questions
 from training.decoding.senones.senone_tree import SenoneTree, Split, parse_senone_tree
-from training.decoding.senones.tree_growing import TreeConfig, build_tree
+from training.decoding.senones.tree_growing import TreeConfig, build_tree, phonetic_questions
 
 
 def _likelihood(tree: SenoneTree) -> float:
-    """Log-likelihood of the toy speech with one Gaussian a senone."""
+    """Return the log-likelihood of the toy speech with one Gaussian for each senone."""
     triphones, statistics = triphone_statistics(*toy_speech())
     left, centre, right = triphones.T
     leaves = np.arange(tree.num_senones)[:, np.newaxis] == tree.table[left, centre, right]
@@ -33,7 +32,7 @@ def test_leaves_partition_all_triphones() -> None:
 
 
 def test_every_split_gains_likelihood_and_leaves_enough_frames() -> None:
-    """More senones, more likelihood; no leaf is smaller than min_count."""
+    """More senones have more likelihood, and no leaf is smaller than min_count."""
     likelihoods = [_likelihood(toy_tree(size)) for size in (9, 15, 25, 40)]
     assert min(np.diff(likelihoods)) > 0
     tree = toy_tree()
@@ -46,7 +45,7 @@ def test_every_split_gains_likelihood_and_leaves_enough_frames() -> None:
 
 
 def test_first_split_is_the_best_of_all() -> None:
-    """One more senone than phones: no other question on any phone would gain more."""
+    """With one more senone than phones, no other question on any phone gains more."""
     phones = toy_lexicon().phones
     roots = toy_tree(len(phones)).roots
     triphones, statistics = triphone_statistics(*toy_speech())
@@ -71,7 +70,7 @@ def _gain(statistics: GaussianStatistics, inside: np.ndarray) -> float:
 
 
 def test_statistics_are_those_of_the_frames() -> None:
-    """Count, sum and squares of one triphone against its frames, collected by hand."""
+    """Count, sum and squares of one triphone equal those of its frames, collected by hand."""
     frames, alignments = toy_speech()
     triphones, statistics = triphone_statistics(frames, alignments)
     row = int(np.argmax(statistics.counts))
@@ -88,7 +87,7 @@ def test_statistics_are_those_of_the_frames() -> None:
 
 
 def test_questions_join_phones_that_sound_alike() -> None:
-    """Two pairs of near-equal phones are each asked about together."""
+    """Each of two pairs of near-equal phones becomes a question."""
     means = np.array([0.0, 5.0, 0.1, 5.1])[:, np.newaxis]
     counts = np.full(4, 100.0)
     statistics = GaussianStatistics(counts, 100 * means, 100 * (means**2 + 1))
@@ -97,7 +96,7 @@ def test_questions_join_phones_that_sound_alike() -> None:
 
 
 def test_phones_that_never_occur_have_a_senone_of_their_own() -> None:
-    """The tree covers the lexicon, not only the data."""
+    """A phone of the lexicon that never occurs has its own senone."""
     frames = {"u": np.random.default_rng(0).normal(size=(9, 39)).astype(np.float32)}
     alignment = PhoneAlignment(np.array([0, 1], np.int32), np.array([0, 4], np.int32), 9)
     tree = build_tree(frames, {"u": alignment}, ("SIL", "A", "B"), TreeConfig(3))
@@ -105,7 +104,7 @@ def test_phones_that_never_occur_have_a_senone_of_their_own() -> None:
 
 
 def test_json_round_trip() -> None:
-    """What is read is what was written; growing again gives the same bytes."""
+    """A written tree is read unchanged; growing it again gives the same bytes."""
     tree = toy_tree()
     assert parse_senone_tree(tree.to_json()) == tree
     assert toy_tree().to_json() == tree.to_json()
@@ -136,7 +135,7 @@ def split_json(side: str, phone: int) -> dict[str, object]:
     ],
 )
 def test_broken_trees_are_refused(text: str, message: str) -> None:
-    """Text from the store is checked before use; the error has the value and what is needed."""
+    """Broken text is refused, and the error gives the value and what is needed."""
     with pytest.raises(ValueError, match=message):
         parse_senone_tree(text)
 
