@@ -3,6 +3,7 @@
 import hashlib
 import json
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,11 @@ def test_a_lost_utterance_is_no_manifest(name: str, more: Tally) -> None:
         "features/x: {tally_in} in, but {tally_out} written + {quarantined} quarantined + "
         "{unselected} unselected; ".format(**tallies)
     )
+
+
+def test_a_manifest_has_the_version_of_the_installed_code() -> None:
+    """Unless it was read, with the version that wrote it."""
+    assert Manifest("features/x", {}, {}, ()).code_version == version("megahour")
 
 
 def test_a_manifest_lies_below_its_step(tmp_path: Path) -> None:
