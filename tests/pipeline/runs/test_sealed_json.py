@@ -1,5 +1,6 @@
 """Our own JSON carries its digest: damage at rest is named, with the object and what to do."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -55,6 +56,28 @@ def test_any_changed_byte_is_found_or_means_the_same() -> None:
 def test_keys_that_are_numbers_become_text_before_the_digest() -> None:
     """JSON's keys are text, and sort as such."""
     assert unseal(seal({"counts": {10: "a", 9: "b"}}), "") == {"counts": {"10": "a", "9": "b"}}
+
+
+def test_the_text_is_canonical_json_with_its_sha_256() -> None:
+    """Sorted keys, the digest of the others among them, a newline; indented for readers."""
+    digest = hashlib.sha256(b'{"a": [1], "z": 2}').hexdigest()
+    line = f'{{"a": [1], "sha256": "{digest}", "z": 2}}\n'
+    assert seal({"z": 2, "a": [1]}) == line.encode()
+    indented = f'{{\n "a": [\n  1\n ],\n "sha256": "{digest}",\n "z": 2\n}}\n'
+    assert seal({"z": 2, "a": [1]}, indent=1) == indented.encode()
+
+
+def test_an_error_says_what_is_wrong_and_what_to_do() -> None:
+    """Both digests, or how the JSON is broken; then the remedy."""
+    digest, stated = (
+        hashlib.sha256(b'{"a": 2}').hexdigest(),
+        hashlib.sha256(b'{"a": 1}').hexdigest(),
+    )
+    wrong = f"^SHA-256 of what it says is {digest}, it states {stated}: do it again$"
+    with pytest.raises(ValueError, match=wrong):
+        unseal(seal({"a": 1}).replace(b'"a": 1', b'"a": 2'), "do it again")
+    with pytest.raises(ValueError, match=r"of its own \('sha256'\): do it again$"):
+        unseal(b"{}", "do it again")
 
 
 def altered(data: bytes) -> bytes:
