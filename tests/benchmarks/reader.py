@@ -31,6 +31,7 @@ from training.data.dataset import Dataset
 from training.data.minibatch import Minibatch
 from training.data.sub_epochs import SubEpoch
 from training.fit.steps import LoopConfig, take_steps
+from training.targets.hard import HardTargets
 from training.models.acoustic_model import AcousticModel, ModelConfig
 
 K = 20
@@ -121,9 +122,7 @@ def step_of(student: Student) -> Callable[[], object]:
     minibatch = Minibatch(
         torch.randn(batch, 32, 192),
         torch.full((batch,), 32),
-        torch.randint(student.num_senones, (batch, 32)),
-        None,
-        None,
+        HardTargets(torch.randint(student.num_senones, (batch, 32))),
     )
     loop = LoopConfig(student.minibatch_frames, 1.0)
     return lambda: list(take_steps(model, optimizer, iter([minibatch]), 1, loop))

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from training.data.minibatch import Minibatch
 from training.models.acoustic_model import AcousticModel
-from training.models.losses import hard_cross_entropy, kbest_cross_entropy, num_correct
 
 
 @dataclass(slots=True)
@@ -75,13 +74,6 @@ def minibatch_loss(model: AcousticModel, minibatch: Minibatch) -> tuple[Tensor, 
     # Packing matters only where padding could reach real frames: backwards in time.
     pack = padded and model.config.bidirectional
     logits = model(minibatch.features, minibatch.lengths if pack else None)
-    if minibatch.labels is not None:
-        loss = hard_cross_entropy(logits, minibatch.labels)
-        correct = num_correct(logits, minibatch.labels)
-    else:
-        assert minibatch.senones is not None
-        assert minibatch.probabilities is not None
-        loss = kbest_cross_entropy(logits, minibatch.senones, minibatch.probabilities)
-        best = minibatch.senones[..., 0].where(minibatch.probabilities[..., 0] > 0, -1)
-        correct = num_correct(logits, best)
+    loss = minibatch.targets.cross_entropy(logits)
+    correct = minibatch.targets.num_correct(logits)
     return loss, FrameTotals(minibatch.num_frames, float(loss.detach()), correct)

@@ -19,6 +19,7 @@ from training.cost_model.message_rates import measure_messages
 from training.data.batching import CHUNK_FRAMES
 from training.data.minibatch import Minibatch
 from training.fit.steps import minibatch_loss
+from training.targets.hard import HardTargets
 from training.models.acoustic_model import AcousticModel, ModelConfig
 from training.recipes import Recipe
 
@@ -96,7 +97,7 @@ def training_rate(
     features = torch.randn(batch, CHUNK_FRAMES, NUM_INPUTS, device=device)
     lengths = torch.full((batch,), CHUNK_FRAMES)
     labels = torch.randint(num_senones, (batch, CHUNK_FRAMES), device=device)
-    minibatch = Minibatch(features, lengths, labels, None, None)
+    minibatch = Minibatch(features, lengths, HardTargets(labels))
 
     def step() -> None:
         optimizer.zero_grad()

@@ -1,6 +1,7 @@
 """Minibatches gathered from a pool by index: delayed by the look-ahead, padded, bit by bit."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ from pipeline.shards import PartitionRow
 from pipeline.splicing import splice
 from tests.training.data.partition_rows import row
 from training.data.batching import Segments, chunked_minibatches, whole_utterance_minibatches
-from training.data.minibatch import BufferFrames, Minibatch
+from training.data.minibatch import BufferFrames, Minibatch, Targets
+from training.targets.hard import HardTargets
+from training.targets.soft import SoftTargets
 
 
 def segments(*spans: tuple[int, int, int]) -> Segments:
@@ -26,10 +29,10 @@ def test_hard_labels_are_those_of_the_middle_frame_and_come_late(offset: int) ->
     """Output t speaks of low-rate frame t - 3, labelled at 10 ms frame offset + 3t + 1."""
     num_frames = (20 - offset) // 3
     batch = BufferFrames.of([row(0, 20)], offset).minibatch(segments((0, 0, num_frames + 3)), 3)
-    assert batch.labels is not None
-    assert batch.labels[0, :3].tolist() == [-1, -1, -1]
+    assert isinstance(batch.targets, HardTargets)
+    assert batch.targets.labels[0, :3].tolist() == [-1, -1, -1]
     expected = [offset + 3 * frame + 1 for frame in range(num_frames)]
-    assert batch.labels[0, 3:].tolist() == expected
+    assert batch.targets.labels[0, 3:].tolist() == expected
     assert batch.features[0, :num_frames, 0].tolist() == [offset + 3 * f for f in range(num_frames)]
     last = batch.features[0, num_frames - 1]
     assert torch.equal(batch.features[0, -3:], last.expand(3, -1))
@@ -41,15 +44,15 @@ def test_soft_targets_use_the_stored_offset() -> None:
     batch = BufferFrames.of([stored], sub_epoch_offset=0).minibatch(segments((0, 0, 6)), 0)
     assert batch.features[0, 0, 0] == 2
     assert stored.kbest is not None
-    assert batch.senones is not None
-    np.testing.assert_array_equal(batch.senones[0], stored.kbest.senones)
+    assert isinstance(batch.targets, SoftTargets)
+    np.testing.assert_array_equal(batch.targets.senones[0], stored.kbest.senones)
 
 
 def test_padding_has_no_label() -> None:
     """The shorter piece ends in -1 and zeros."""
     batch = BufferFrames.of([row(1, 6), row(2, 12)], 0).minibatch(segments((0, 0, 2), (1, 1, 4)), 0)
-    assert batch.labels is not None
-    assert batch.labels.tolist() == [[1, 4, -1], [4, 7, 10]]
+    assert isinstance(batch.targets, HardTargets)
+    assert batch.targets.labels.tolist() == [[1, 4, -1], [4, 7, 10]]
     assert batch.lengths.tolist() == [2, 3]
     assert batch.num_frames == 5
     assert not batch.features[0, 2].any()
@@ -60,11 +63,10 @@ def test_padding_has_no_probability() -> None:
     batch = BufferFrames.of([row(0, 6, True), row(3, 12, True)], 0).minibatch(
         segments((0, 0, 3), (1, 0, 5)), 1
     )
-    assert batch.probabilities is not None
-    mass = batch.probabilities.sum(-1)
+    assert isinstance(batch.targets, SoftTargets)
+    mass = batch.targets.probabilities.sum(-1)
     torch.testing.assert_close(mass, torch.tensor([[0, 1, 1, 0, 0], [0, 1, 1, 1, 1.0]]))
-    assert batch.senones is not None
-    assert not batch.senones[mass == 0].any()
+    assert not batch.targets.senones[mass == 0].any()
 
 
 def piece_by_piece(
@@ -92,13 +94,21 @@ def piece_by_piece(
             senones.append(cut(late, start, stop, 0, np.int64))
             late = np.pad(soft_targets(each.kbest), ((look_ahead, 0), (0, 0)))
             probabilities.append(cut(late, start, stop, 0, np.float32))
-    stacked = [
-        torch.from_numpy(np.stack(arrays)) if arrays else None
-        for arrays in (features, labels, senones, probabilities)
-    ]
     lengths = torch.from_numpy(chosen.stops - chosen.starts)
-    assert stacked[0] is not None
-    return Minibatch(stacked[0], lengths, *stacked[1:])
+    targets: Targets = (
+        HardTargets(stack(labels)) if labels else SoftTargets(stack(senones), stack(probabilities))
+    )
+    return Minibatch(stack(features), lengths, targets)
+
+
+def stack(arrays: Sequence[np.ndarray]) -> torch.Tensor:
+    return torch.from_numpy(np.stack(arrays))
+
+
+def tensors(minibatch: Minibatch) -> list[torch.Tensor]:
+    """All tensors of a minibatch."""
+    targets = [getattr(minibatch.targets, field.name) for field in fields(minibatch.targets)]
+    return [minibatch.features, minibatch.lengths, *targets]
 
 
 @settings(deadline=None)
@@ -121,9 +131,7 @@ def test_minibatches_are_bitwise_those_made_piece_by_piece(
     for chosen in form(lengths, 96, np.random.default_rng(0)):
         found = buffer.minibatch(chosen, look_ahead)
         expected = piece_by_piece(rows, offset, look_ahead, chosen)
-        for name in ("features", "lengths", "labels", "senones", "probabilities"):
-            one, other = getattr(found, name), getattr(expected, name)
-            assert (one is None) == (other is None)
-            if one is not None:
-                assert one.dtype == other.dtype
-                assert torch.equal(one, other)
+        assert type(found.targets) is type(expected.targets)
+        for one, other in zip(tensors(found), tensors(expected), strict=True):
+            assert one.dtype == other.dtype
+            assert torch.equal(one, other)

@@ -19,6 +19,7 @@ from training.data import batching
 from training.data.dataset import Dataset, SubEpochPlan
 from training.data.minibatch import Minibatch
 from training.data.sub_epochs import SubEpoch
+from training.targets.hard import HardTargets
 
 NUM_PARTITIONS = 6
 
@@ -42,8 +43,13 @@ def plan(
 
 def equal(one: Minibatch, other: Minibatch) -> bool:
     """Whether two minibatches are the same to the bit."""
-    names = ("features", "lengths", "labels")
-    return all(torch.equal(getattr(one, name), getattr(other, name)) for name in names)
+    assert isinstance(one.targets, HardTargets)
+    assert isinstance(other.targets, HardTargets)
+    return (
+        torch.equal(one.features, other.features)
+        and torch.equal(one.lengths, other.lengths)
+        and torch.equal(one.targets.labels, other.targets.labels)
+    )
 
 
 def readers() -> list[str]:

@@ -5,6 +5,7 @@ import torch
 
 from training.data.minibatch import Minibatch
 from training.fit.steps import LoopConfig, take_steps
+from training.targets.hard import HardTargets
 from training.models.acoustic_model import AcousticModel, ModelConfig
 
 CONFIG = LoopConfig(minibatch_frames=20, max_gradient_norm=1.0)
@@ -14,7 +15,7 @@ def minibatch(broken: float) -> Minibatch:
     features = torch.randn(2, 10, 192, generator=torch.Generator().manual_seed(0))
     features[1, 4, 7] = broken
     labels = torch.zeros(2, 10, dtype=torch.long)
-    return Minibatch(features, torch.tensor([10, 10]), labels, None, None)
+    return Minibatch(features, torch.tensor([10, 10]), HardTargets(labels))
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])

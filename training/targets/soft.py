@@ -1,0 +1,75 @@
+"""Soft targets: the teacher's k best senones a frame, and their probabilities (paper 003 V-C)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float32, Int64, UInt16
+from torch import Tensor
+
+from pipeline.kbest import KBest, soft_targets
+from pipeline.shards import PartitionRow
+from training.models.losses import NO_LABEL, kbest_cross_entropy, num_correct
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SoftTargets:
+    """The k best senones of a minibatch's frames; all probabilities 0 where a frame has none."""
+
+    senones: Int64[Tensor, "batch frames k"]
+    probabilities: Float[Tensor, "batch frames k"]
+
+    def cross_entropy(self, logits: Float[Tensor, "batch frames senones"]) -> Float[Tensor, ""]:
+        """Sum the cross-entropy over the frames."""
+        return kbest_cross_entropy(logits, self.senones, self.probabilities)
+
+    def num_correct(self, logits: Float[Tensor, "batch frames senones"]) -> int:
+        """Count the frames of which the best senone is the teacher's best."""
+        has_target = self.probabilities[..., 0] > 0
+        return num_correct(logits, self.senones[..., 0].where(has_target, NO_LABEL))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SoftTargetRows:
+    """The k best senones of a shuffle buffer's frames, one after the other; row 0 has none."""
+
+    senones: UInt16[np.ndarray, "rows k"]
+    probabilities: Float32[np.ndarray, "rows k"]
+
+    @staticmethod
+    def offsets(rows: Sequence[PartitionRow], sub_epoch_offset: int) -> list[int]:
+        """Return where each row's low-rate frames begin: at the offset that the teacher used."""
+        del sub_epoch_offset
+        return [row.offset for row in rows]
+
+    @classmethod
+    def of(cls, rows: Sequence[PartitionRow], sub_epoch_offset: int) -> "SoftTargetRows":
+        """Normalize the stored logits to probabilities."""
+        del sub_epoch_offset
+        kbests = [row.kbest for row in rows if row.kbest is not None]
+        assert len(kbests) == len(rows), "a training partition's row has one kind of target"
+        k = kbests[0].senones.shape[1]
+        joined = KBest(
+            np.concatenate([np.zeros((1, k), np.uint16), *(kbest.senones for kbest in kbests)]),
+            np.concatenate([np.zeros((1, k), np.float16), *(kbest.logits for kbest in kbests)]),
+            np.concatenate([np.zeros(1, np.float16), *(kbest.log_z for kbest in kbests)]),
+        )
+        probabilities = soft_targets(joined)
+        probabilities[0] = 0
+        return cls(joined.senones, probabilities)
+
+    @classmethod
+    def concatenate(cls, parts: Sequence["SoftTargetRows"]) -> "SoftTargetRows":
+        """Join the rows of all parts, in order."""
+        return cls(
+            np.concatenate([part.senones for part in parts]),
+            np.concatenate([part.probabilities for part in parts]),
+        )
+
+    def take(self, rows: Int64[np.ndarray, "batch frames"]) -> SoftTargets:
+        """Gather a minibatch's targets by the number of the row."""
+        return SoftTargets(
+            torch.from_numpy(self.senones.take(rows, axis=0).astype(np.int64)),
+            torch.from_numpy(self.probabilities.take(rows, axis=0)),
+        )
