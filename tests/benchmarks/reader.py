@@ -31,8 +31,8 @@ from training.data.dataset import Dataset
 from training.data.minibatch import Minibatch
 from training.data.sub_epochs import SubEpoch
 from training.fit.steps import LoopConfig, take_steps
-from training.targets.hard import HardTargets
 from training.models.acoustic_model import AcousticModel, ModelConfig
+from training.targets.hard import HardTargets
 
 K = 20
 MEAN_UTTERANCE_FRAMES = 360

@@ -3,11 +3,14 @@
 Pure index arithmetic on utterance lengths, so that all ranks can count their steps beforehand.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from jaxtyping import Int64
+
+T = TypeVar("T")
 
 CHUNK_FRAMES = 32
 # Rows are randomized within pools of one training partition's usual two hours (003 IV-B4).
@@ -27,20 +30,21 @@ class Segments:
         return Segments(self.utterances[chosen], self.starts[chosen], self.stops[chosen])
 
 
-def shuffle_buffers(lengths: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Cut lengths, in order, into runs [first, last) of about BUFFER_FRAMES frames.
+def group_into_buffers(parts: Iterable[T], num_frames: Callable[[T], int]) -> Iterator[list[T]]:
+    """Group parts, in order, into shuffle buffers of about BUFFER_FRAMES frames.
 
-    A run comes when the next one begins, so that no more lengths are read than are needed.
+    A buffer is complete when the next one begins, so no more parts are read than are needed.
     """
-    first, buffer, start, end = 0, 0, 0, 0
-    for length in lengths:
-        if start // BUFFER_FRAMES != buffer:
-            yield first, end
-            first, buffer = end, start // BUFFER_FRAMES
-        start += int(length)
-        end += 1
-    if end > first:
-        yield first, end
+    buffer: list[T] = []
+    number = start = 0
+    for part in parts:
+        if start // BUFFER_FRAMES != number:
+            yield buffer
+            buffer, number = [], start // BUFFER_FRAMES
+        buffer.append(part)
+        start += num_frames(part)
+    if buffer:
+        yield buffer
 
 
 def chunked_minibatches(

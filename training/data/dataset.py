@@ -15,11 +15,11 @@ from pipeline.shards import read_partition, read_partition_lengths
 from training.data.batching import (
     Segments,
     chunked_minibatches,
-    shuffle_buffers,
+    group_into_buffers,
     whole_utterance_minibatches,
 )
 from training.data.minibatch import BufferFrames, Minibatch
-from training.data.sharding import Lengths, Slice, deal
+from training.data.sharding import Lengths, PartitionSlice, shard_partitions
 from training.data.sub_epochs import SubEpoch
 
 
@@ -56,40 +56,44 @@ class Dataset:
 
         `lengths_of` stands in for `self.lengths` where they were read before.
         """
-        lengths_of = lengths_of or self.lengths
+        first = 0
+        parts = self._parts(sub_epoch, index, lengths_of or self.lengths)
+        for buffer in group_into_buffers(parts, lambda part: int(part.lengths.sum())):
+            yield ShuffleBuffer(self, sub_epoch, index, first, buffer)
+            first += len(buffer)
+
+    def _parts(
+        self, sub_epoch: SubEpoch, index: int, lengths_of: Callable[[Output], Lengths]
+    ) -> Iterator["BufferPart"]:
+        """Yield this rank's rows, partition by partition, in random order."""
         slices = self.slices(sub_epoch)
         generator = np.random.default_rng([self.seed, index, self.rank])
-        kept: list[BufferPart] = []
+        for number in generator.permutation(len(slices)):
+            chosen = slices[number]
+            lengths = lengths_of(chosen.output).low_rate(sub_epoch, self.look_ahead)
+            rows = self.rows(chosen, sub_epoch, len(lengths))
+            if len(rows):
+                yield BufferPart(chosen.output, rows, lengths[rows])
 
-        def num_frames() -> Iterator[int]:
-            for number in generator.permutation(len(slices)):
-                part = slices[number]
-                counts = lengths_of(part.output).low_rate(sub_epoch, self.look_ahead)
-                rows = self.rows(part, sub_epoch, len(counts))
-                if len(rows):
-                    kept.append(BufferPart(part.output, rows, counts[rows]))
-                    yield int(kept[-1].lengths.sum())
-
-        for first, last in shuffle_buffers(num_frames()):
-            yield ShuffleBuffer(self, sub_epoch, index, first, kept[first:last])
-
-    def slices(self, sub_epoch: SubEpoch) -> list[Slice]:
-        """Deal this rank its part; a share holds the same rows in each pass."""
+    def slices(self, sub_epoch: SubEpoch) -> list[PartitionSlice]:
+        """Return this rank's part of a sub-epoch; a share holds the same rows in each pass."""
         outputs = self.labelled if sub_epoch.labelled else self.unlabelled
-        return deal(outputs, sub_epoch, self.rank, self.world_size)
+        return shard_partitions(outputs, sub_epoch, self.rank, self.world_size)
 
     def lengths(self, output: Output) -> Lengths:
         """The lengths of a partition's rows: one column is read, no feature."""
         uri = join_uri(self.run_uri, output.key)
         return Lengths(*scan_checked(self.store, uri, read_partition_lengths))
 
-    def rows(self, part: Slice, sub_epoch: SubEpoch, num_rows: int) -> Int64[np.ndarray, " rows"]:
-        """Which of the partition's rows one slice has in `sub_epoch`, in stored order."""
+    def rows(
+        self, part: PartitionSlice, sub_epoch: SubEpoch, num_rows: int
+    ) -> Int64[np.ndarray, " rows"]:
+        """Return the rows of a partition that one slice has in `sub_epoch`, in stored order."""
         rows = np.arange(num_rows)
         if sub_epoch.labelled and self.validation_one_in:
             rows = rows[(rows % self.validation_one_in == 0) == sub_epoch.is_validation]
-        dealt: Int64[np.ndarray, " rows"] = rows[part.first :: part.step]
-        return dealt
+        chosen: Int64[np.ndarray, " rows"] = rows[part.first :: part.step]
+        return chosen
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,8 +1,8 @@
 """The frames of a shuffle buffer in one array, and minibatches gathered from it by index."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol, Self, TypeAlias
+from dataclasses import dataclass, fields
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -19,19 +19,10 @@ _PADDING = 0
 """The row of zeros without a target."""
 
 Targets: TypeAlias = HardTargets | SoftTargets
+"""What a minibatch's frames are trained towards."""
 
-
-class TargetRows(Protocol):
-    """Targets of a shuffle buffer's frames, one after the other; row 0 has none."""
-
-    @classmethod
-    def concatenate(cls, parts: Sequence[Self]) -> Self:
-        """Join the rows of all parts, in order."""
-        ...
-
-    def take(self, rows: Int64[np.ndarray, "batch frames"]) -> Targets:
-        """Gather a minibatch's targets by the number of the row."""
-        ...
+TargetRows: TypeAlias = HardTargetRows | SoftTargetRows
+"""What the frames of a shuffle buffer are trained towards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +69,13 @@ class BufferFrames:
             return parts[0]
         num_rows = [len(part.features) for part in parts]
         begins = np.cumsum(num_rows) - num_rows
-        targets = [part.targets for part in parts]
         return cls(
             np.concatenate(
                 [part.firsts + first for part, first in zip(parts, begins, strict=True)]
             ),
             np.concatenate([part.counts for part in parts]),
             np.concatenate([part.features for part in parts]),
-            type(targets[0]).concatenate(targets),
+            _concatenated([part.targets for part in parts]),
         )
 
     def minibatch(self, segments: Segments, look_ahead: int) -> Minibatch:
@@ -104,3 +94,8 @@ class BufferFrames:
             torch.from_numpy(lengths),
             self.targets.take(labelled),
         )
+
+
+def _concatenated(parts: Sequence[TargetRows]) -> TargetRows:
+    arrays = ([getattr(part, field.name) for part in parts] for field in fields(parts[0]))
+    return type(parts[0])(*map(np.concatenate, arrays))

@@ -13,7 +13,7 @@ from training.data.sub_epochs import SubEpoch
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class PartitionSlice:
     """Rows first, first + step, ... of one training partition."""
 
     output: Output
@@ -21,20 +21,22 @@ class Slice:
     step: int
 
 
-def deal(outputs: Sequence[Output], sub_epoch: SubEpoch, rank: int, world_size: int) -> list[Slice]:
-    """One rank's part of a sub-epoch: whole partitions, or slices of them where they are too few.
+def shard_partitions(
+    outputs: Sequence[Output], sub_epoch: SubEpoch, rank: int, world_size: int
+) -> list[PartitionSlice]:
+    """Return one rank's part of a sub-epoch: whole partitions, or slices where they are too few.
 
-    Over all ranks of all shares, every row of every partition is dealt exactly once.
+    Over all ranks of all shares, every row of every partition is in exactly one slice.
     """
-    num_pieces = sub_epoch.num_shares * world_size
-    segment = sub_epoch.share + sub_epoch.num_shares * rank
+    num_parts = sub_epoch.num_shares * world_size
+    own = sub_epoch.share + sub_epoch.num_shares * rank
     step = 1
-    # With 4 partitions or more a piece, whole ones leave ranks within a quarter of each other.
-    if len(outputs) < 4 * num_pieces:
-        # Each slice costs reading all of its partition: about 16 a piece bound that.
-        step = min(num_pieces, math.ceil(16 * num_pieces / max(len(outputs), 1)))
-    dealt = range(segment, len(outputs) * step, num_pieces)
-    return [Slice(outputs[number // step], number % step, step) for number in dealt]
+    # With 4 partitions or more a part, whole ones leave ranks within a quarter of each other.
+    if len(outputs) < 4 * num_parts:
+        # Each slice costs reading all of its partition: about 16 a part bound that.
+        step = min(num_parts, math.ceil(16 * num_parts / max(len(outputs), 1)))
+    numbers = range(own, len(outputs) * step, num_parts)
+    return [PartitionSlice(outputs[number // step], number % step, step) for number in numbers]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

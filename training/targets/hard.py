@@ -47,11 +47,6 @@ class HardTargetRows:
         labels = [low_rate_alignment(alignment, sub_epoch_offset) for alignment in present]
         return cls(np.concatenate([np.array([NO_LABEL]), *labels], dtype=np.int64))
 
-    @classmethod
-    def concatenate(cls, parts: Sequence["HardTargetRows"]) -> "HardTargetRows":
-        """Join the rows of all parts, in order."""
-        return cls(np.concatenate([part.labels for part in parts]))
-
     def take(self, rows: Int64[np.ndarray, "batch frames"]) -> HardTargets:
         """Gather a minibatch's targets by the number of the row."""
         return HardTargets(torch.from_numpy(self.labels.take(rows)))

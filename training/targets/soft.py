@@ -59,14 +59,6 @@ class SoftTargetRows:
         probabilities[0] = 0
         return cls(joined.senones, probabilities)
 
-    @classmethod
-    def concatenate(cls, parts: Sequence["SoftTargetRows"]) -> "SoftTargetRows":
-        """Join the rows of all parts, in order."""
-        return cls(
-            np.concatenate([part.senones for part in parts]),
-            np.concatenate([part.probabilities for part in parts]),
-        )
-
     def take(self, rows: Int64[np.ndarray, "batch frames"]) -> SoftTargets:
         """Gather a minibatch's targets by the number of the row."""
         return SoftTargets(

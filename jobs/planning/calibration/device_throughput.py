@@ -19,9 +19,9 @@ from training.cost_model.message_rates import measure_messages
 from training.data.batching import CHUNK_FRAMES
 from training.data.minibatch import Minibatch
 from training.fit.steps import minibatch_loss
-from training.targets.hard import HardTargets
 from training.models.acoustic_model import AcousticModel, ModelConfig
 from training.recipes import Recipe
+from training.targets.hard import HardTargets
 
 MAX_FRAMES = 512
 """Frames a minibatch on a core: the paper's models need seconds for them; more gain nothing."""

@@ -11,7 +11,7 @@ from training.data.batching import (
     CHUNK_FRAMES,
     Segments,
     chunked_minibatches,
-    shuffle_buffers,
+    group_into_buffers,
     whole_utterance_minibatches,
 )
 
@@ -21,7 +21,7 @@ LENGTHS = st.lists(st.integers(0, 300), min_size=1, max_size=40).map(
 
 
 def spans(batch: Segments) -> list[tuple[int, int, int]]:
-    """Utterance, start and stop of each piece."""
+    """Return utterance, start and stop of each segment."""
     columns = (batch.utterances, batch.starts, batch.stops)
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
@@ -58,18 +58,17 @@ def test_whole_utterances_stay_within_the_padded_size(lengths) -> None:
 
 
 @given(st.lists(st.integers(0, BUFFER_FRAMES * 2), max_size=20))
-def test_pools_are_consecutive_and_cover_all(lengths: list[int]) -> None:
-    """Each utterance is in one pool, in order; a pool is what begins within its frames."""
-    edges = list(shuffle_buffers(lengths))
-    covered = [number for first, last in edges for number in range(first, last)]
-    assert covered == list(range(len(lengths)))
+def test_shuffle_buffers_are_consecutive_and_cover_all(lengths: list[int]) -> None:
+    """Each part is in one buffer, in order; a buffer has the parts that begin within its frames."""
+    buffers = list(group_into_buffers(range(len(lengths)), lengths.__getitem__))
+    assert [number for buffer in buffers for number in buffer] == list(range(len(lengths)))
     begins = np.cumsum([0, *lengths])[: len(lengths)] // BUFFER_FRAMES
-    assert len(edges) == len(set(begins.tolist()))
-    assert all(len(set(begins[first:last].tolist())) == 1 for first, last in edges)
+    assert len(buffers) == len(set(begins.tolist()))
+    assert all(len(set(begins[buffer].tolist())) == 1 for buffer in buffers)
 
 
-def test_a_pool_needs_no_lengths_beyond_the_next_ones_first() -> None:
-    """So that the beginning of a sub-epoch can be looked at without reading all of it."""
+def test_a_shuffle_buffer_needs_no_lengths_beyond_the_next_ones_first() -> None:
+    """The beginning of a sub-epoch can be looked at without reading the lengths of all of it."""
     unread = iter([BUFFER_FRAMES, BUFFER_FRAMES, 1, 1])
-    assert next(shuffle_buffers(unread)) == (0, 1)
+    assert next(group_into_buffers(unread, int)) == [BUFFER_FRAMES]
     assert len(list(unread)) == 2

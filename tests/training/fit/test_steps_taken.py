@@ -5,8 +5,8 @@ import torch
 
 from training.data.minibatch import Minibatch
 from training.fit.steps import LoopConfig, take_steps
-from training.targets.hard import HardTargets
 from training.models.acoustic_model import AcousticModel, ModelConfig
+from training.targets.hard import HardTargets
 
 CONFIG = LoopConfig(minibatch_frames=20, max_gradient_norm=1.0)
 
