@@ -1,4 +1,4 @@
-"""What BMUF does to models between ranks, against torch.optim on the negative block gradient."""
+"""Compare BMUF's block momentum across ranks with torch.optim on the negative block gradient."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ MAX_SAMPLES = 6
 
 
 def samples(step: int, rank: int, seed: int) -> Tensor:
-    """A minibatch of integers; ranks have different numbers of samples, some none."""
+    """Return a minibatch of integers; ranks have different numbers of samples, some none."""
     generator = torch.Generator().manual_seed(10_000 * seed + 100 * step + rank)
     num_samples = int(torch.randint(MAX_SAMPLES, (1,), generator=generator))
     return torch.randint(-9, 10, (num_samples, NUM_ELEMENTS), generator=generator).double()
@@ -26,9 +26,9 @@ def samples(step: int, rank: int, seed: int) -> Tensor:
 def train(
     group: ProcessGroup, num_blocks: int, settings: dict[str, Any], seed: int
 ) -> tuple[list[Tensor], Tensor]:
-    """The models that blocks start from, and the one that is left; gradients are sums of samples.
+    """Return the models that blocks start from, and the final one; gradients are sums of samples.
 
-    With learning rate 1 a rank's model moves by what does not depend on the model.
+    With learning rate 1 a rank's update does not depend on its model.
     """
     model = nn.Linear(NUM_ELEMENTS, 1, bias=False, dtype=torch.float64)
     nn.init.zeros_(model.weight)
@@ -47,7 +47,7 @@ def train(
 
 
 def block_gradient(block: int, num_ranks: int, block_size: int, seed: int) -> Tensor:
-    """How a block moves the mean of the models: ranks count equally, whatever their samples."""
+    """Return a block's change of the mean model: ranks count equally, whatever their samples."""
     steps = range(block * block_size, (block + 1) * block_size)
     sums = [samples(step, rank, seed).sum(0) for step in steps for rank in range(num_ranks)]
     return -torch.stack(sums).sum(0) / num_ranks
@@ -81,17 +81,17 @@ def test_blocks_are_torch_momentum(
         oracle.step()
         for starts, _ in simulated:
             assert torch.allclose(starts[block + 1], expected.detach(), 1e-11, 1e-11)
-    # torch's buffer is -Delta / zeta: without look-ahead W is the broadcast model less eta Delta.
-    look_ahead = -eta * zeta * oracle.state[expected]["momentum_buffer"]
-    final = expected.detach() - (look_ahead if form == "nesterov" else 0)
+    # torch's buffer is -Delta / zeta; W_g is the broadcast model less eta Delta.
+    eta_delta = -eta * zeta * oracle.state[expected]["momentum_buffer"]
+    final = expected.detach() - (eta_delta if form == "nesterov" else 0)
     for _, left in simulated:
         assert torch.allclose(left, final, 1e-11, 1e-11)
 
 
 def train_on_equal_sums(group: ProcessGroup, counts: tuple[int, ...]) -> Tensor:
-    """Each rank's minibatches sum to the same, in as many samples as `counts` says.
+    """Train each rank on minibatches of the same sum, in `counts` samples.
 
-    Powers of two, so that 8 / n summed n times is exactly 8.
+    Counts are powers of two, so that 8 / n summed n times is exactly 8.
     """
     model = nn.Linear(1, 1, bias=False)
     nn.init.ones_(model.weight)
@@ -107,7 +107,7 @@ def train_on_equal_sums(group: ProcessGroup, counts: tuple[int, ...]) -> Tensor:
 
 
 def test_sample_counts_do_not_matter() -> None:
-    """The same gradients from 1 or 8 samples, equally many on all ranks or not: the same bits."""
+    """Equal gradients from 1 or 8 samples, equally many on all ranks or not, give equal bits."""
     runs = [
         simulate_ranks(4, train_on_equal_sums, counts)
         for counts in ((1, 1, 1, 1), (8, 8, 8, 8), (1, 2, 4, 8), (8, 1, 1, 1))
@@ -116,7 +116,7 @@ def test_sample_counts_do_not_matter() -> None:
 
 
 def move_apart(group: ProcessGroup, group_size: int, form: str) -> tuple[Tensor, Tensor]:
-    """One block: rank r's model goes from 0 to -r - 1; the models at its end and after leaving."""
+    """Move rank r's model from 0 to -r - 1 in a block; return the broadcast and the final model."""
     model = nn.Linear(3, 1, bias=False)
     nn.init.zeros_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -141,7 +141,7 @@ def move_apart(group: ProcessGroup, group_size: int, form: str) -> tuple[Tensor,
 @pytest.mark.parametrize(("group_size", "mean"), [(1, -2.5), (2, -5.0)])
 @pytest.mark.parametrize("form", ["nesterov", "as_printed"])
 def test_a_block_moves_towards_the_mean(group_size: int, mean: float, form: str) -> None:
-    """The pseudo-gradient has the models' sign: W = zeta mean, look-ahead (1 + eta) W."""
+    """G has the models' sign: W_g = zeta mean, and the broadcast model is (1 + eta) W_g."""
     for broadcast, left in simulate_ranks(4, move_apart, group_size, form):
         assert torch.all(broadcast == 0.75 * mean)
         assert torch.all(left == (0.5 if form == "nesterov" else 0.75) * mean)

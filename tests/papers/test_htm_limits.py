@@ -1,4 +1,4 @@
-"""HTM's limits on many ranks: groups of one rank are BMUF and one group is GTC, to the bit."""
+"""Compare HTM's limits: groups of one rank are BMUF and one group is GTC, bit for bit."""
 
 from collections.abc import Callable
 from functools import partial
@@ -22,7 +22,7 @@ OPTIMIZERS = {
 def train(
     group: ProcessGroup, make_trainer: Callable[..., Trainer], optimizer_name: str
 ) -> list[Tensor]:
-    """The model after every step, and the one that is left."""
+    """Return the model after every step, and the final model."""
     torch.manual_seed(group.rank())
     model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
     optimizer = OPTIMIZERS[optimizer_name](model.parameters())
@@ -45,7 +45,7 @@ def same(one: Callable[..., Trainer], other: Callable[..., Trainer], optimizer_n
 @pytest.mark.parametrize("optimizer_name", sorted(OPTIMIZERS))
 @pytest.mark.parametrize("form", ["nesterov", "as_printed"])
 def test_groups_of_one_are_bmuf(form: str, optimizer_name: str) -> None:
-    """Every rank's model after every step."""
+    """With groups of one rank, every rank's model equals BMUF's after every step."""
     bmuf = partial(Bmuf, block_size=3, form=form, optimizer_state="average")
     htm = partial(
         Htm,
@@ -60,7 +60,7 @@ def test_groups_of_one_are_bmuf(form: str, optimizer_name: str) -> None:
 
 @pytest.mark.parametrize("optimizer_name", sorted(OPTIMIZERS))
 def test_one_group_is_gtc(optimizer_name: str) -> None:
-    """Whatever the block's settings say, as no block is filtered."""
+    """With one group, every model equals GTC's for any block settings: no block is filtered."""
     htm = partial(
         Htm,
         group_size=NUM_RANKS,

@@ -1,4 +1,4 @@
-"""Wrong numbers that other projects shipped: elements that nobody exchanges, or starve unnoticed.
+"""Check for mistakes that other projects shipped: unexchanged elements, starved gradients.
 
 Others are in test_block_momentum.py (sign, sample counts) and, on real ranks, in
 tests/training/trainers/test_explicit_groups.py (the default process group).
@@ -21,7 +21,7 @@ from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
 NUM_RANKS = 4
 TAU = 2.0
 NAMES = ("first", "second", "third")
-# What every element moves by where rank r's gradient is TAU r, or TAU on ranks above 0.
+# Each trainer, and the distance that every element moves if the ranks above 0 have gradient TAU.
 TRAINERS: dict[str, tuple[Callable[..., Trainer], float]] = {
     "synchronous": (Synchronous, 3 * TAU),
     "gtc": (partial(Gtc, gradient_threshold=TAU), 3 * TAU),
@@ -34,7 +34,7 @@ TRAINERS: dict[str, tuple[Callable[..., Trainer], float]] = {
 
 
 def make_model(shapes: Sequence[tuple[int, ...]]) -> nn.Module:
-    """Tensors of these shapes, the last one not contiguous, and one that is not trained."""
+    """Make tensors of these shapes, one that is not contiguous, and one that is not trained."""
     tensors = [torch.zeros(shape) for shape in shapes]
     model = nn.ParameterList([*tensors, torch.zeros(3, 5).t(), torch.zeros(4)])
     model[-1].requires_grad = False
@@ -44,7 +44,7 @@ def make_model(shapes: Sequence[tuple[int, ...]]) -> nn.Module:
 def take_a_step(
     group: ProcessGroup, make_trainer: Callable[..., Trainer], shapes: Sequence[tuple[int, ...]]
 ) -> list[Tensor]:
-    """Only ranks above 0 have gradients: what is not exchanged stays where it is on rank 0."""
+    """Take a step with gradients only on ranks above 0: unexchanged elements of rank 0 stay 0."""
     model = make_model(shapes)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     with make_trainer(model, optimizer, group=group):
@@ -63,7 +63,7 @@ shapes = st.lists(st.lists(st.sampled_from([0, 1, 2, 31, 33, 257]), max_size=2),
 @example([[1], [], [0], [33_000, 3], [1]])
 @settings(deadline=None, max_examples=6)
 def test_every_trained_element_is_exchanged(name: str, shapes: list[list[int]]) -> None:
-    """Scalars, empty and large tensors, in any order: none is too small or too odd for a bucket."""
+    """All elements of scalars, empty and large tensors are exchanged, in any order of them."""
     make_trainer, moved = TRAINERS[name]
     for replica in simulate_ranks(NUM_RANKS, take_a_step, make_trainer, shapes):
         *trained, frozen = replica
@@ -89,8 +89,8 @@ def test_a_small_threshold_starves() -> None:
 
 
 def resume(group: ProcessGroup, make_trainer: Callable[..., Trainer]) -> tuple[list[Tensor], ...]:
-    """Train named tensors; go on in a model that holds them in another order, and in itself."""
-    # Of a plain dictionary torch would sort the names.
+    """Train named tensors, then resume in a model with another order of names, and in itself."""
+    # torch would sort the names of a plain dictionary.
     whole, other = (
         nn.ParameterDict(OrderedDict((name, torch.zeros(4)) for name in order))
         for order in (NAMES, NAMES[::-1])
@@ -123,7 +123,7 @@ def take_steps(
 
 @pytest.mark.parametrize("name", ["gtc", "bmuf", "htm"])
 def test_state_belongs_to_parameters(name: str) -> None:
-    """Residuals and block momentum follow a parameter by its name, not by its place in a vector."""
+    """Residuals and block momentum belong to a parameter's name, not to its place in a vector."""
     settings = {"gtc": {}, "bmuf": {"block_momentum": 0.75}, "htm": {"block_momentum": 0.5}}[name]
     make_trainer = partial(TRAINERS[name][0], **settings)
     for whole, resumed in simulate_ranks(NUM_RANKS, resume, make_trainer):

@@ -1,4 +1,4 @@
-"""GTC, BMUF and HTM on simulated ranks against textbook loops in NumPy, over random settings."""
+"""Compare GTC, BMUF and HTM on simulated ranks with textbook loops in NumPy, at random settings."""
 
 from collections.abc import Callable
 from functools import partial
@@ -32,7 +32,7 @@ symbols = st.builds(
 
 
 def draw(num_ranks: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """A model, and integer gradients, small on some steps and beyond every threshold on others."""
+    """Draw a model, and integer gradients that are below every threshold in some steps only."""
     generator = np.random.default_rng(seed)
     largest = generator.integers(0, 10, (MAX_STEPS, 1, 1))
     shape = (MAX_STEPS, num_ranks, NUM_ELEMENTS)
@@ -46,7 +46,7 @@ def run(
     gradients: np.ndarray,
     symbols: Settings,
 ) -> Trajectory:
-    """One rank's training; only rank 0 has the model to start from, zero gradients are missing."""
+    """Train one rank; only rank 0 has the model to start from, and zero gradients are missing."""
     values = torch.from_numpy(start) if group.rank() == 0 else torch.zeros(NUM_ELEMENTS).double()
     model = nn.ParameterList([nn.Parameter(piece.clone()) for piece in values.split(SIZES)])
     optimizer = torch.optim.SGD(
@@ -71,7 +71,7 @@ def weights(model: nn.Module) -> np.ndarray:
 
 
 def check(simulated: list[Trajectory], expected: Trajectory) -> None:
-    """Residuals of integers are exact; models differ by the last bits of float64, and not by rank.
+    """Assert that residuals are exact, and models equal to the last bits of float64 on all ranks.
 
     Each of at most 7 steps adds a few roundings of 1e-16 to weights below 1e4.
     """
@@ -95,7 +95,7 @@ def block_settings(symbols: Settings) -> dict[str, object]:
 @given(symbols, st.integers(1, 4), st.integers(0, 2**32))
 @settings(deadline=None, max_examples=15)
 def test_htm_is_the_textbook(symbols: Settings, num_groups: int, seed: int) -> None:
-    """Every rank's model after every step, its residual, and the model that is left."""
+    """HTM's models after every step, residuals and final model equal the textbook's."""
     start, gradients = draw(num_groups * symbols.group_size, seed)
     htm = partial(
         Htm,
@@ -110,7 +110,10 @@ def test_htm_is_the_textbook(symbols: Settings, num_groups: int, seed: int) -> N
 @given(symbols, st.integers(0, 2**32))
 @settings(deadline=None, max_examples=8)
 def test_gtc_is_the_textbook(symbols: Settings, seed: int) -> None:
-    """Residual, message and sum, of any number of ranks but one, whose textbook quantizes not."""
+    """GTC's models and residuals equal the textbook's for two or more ranks.
+
+    The textbook's HTM does not quantize in a group of one rank.
+    """
     symbols = Settings(**{**vars(symbols), "group_size": symbols.group_size + 1})
     start, gradients = draw(symbols.group_size, seed)
     gtc = partial(Gtc, gradient_threshold=symbols.tau)
@@ -121,7 +124,7 @@ def test_gtc_is_the_textbook(symbols: Settings, seed: int) -> None:
 @given(symbols, st.integers(1, 6), st.integers(0, 2**32))
 @settings(deadline=None, max_examples=8)
 def test_bmuf_is_the_textbook(symbols: Settings, num_ranks: int, seed: int) -> None:
-    """Groups of one rank, where nothing is quantized."""
+    """BMUF's models equal those of the textbook's HTM in groups of one rank."""
     symbols = Settings(**{**vars(symbols), "group_size": 1})
     start, gradients = draw(num_ranks, seed)
     bmuf = partial(Bmuf, **block_settings(symbols))
@@ -129,8 +132,8 @@ def test_bmuf_is_the_textbook(symbols: Settings, num_ranks: int, seed: int) -> N
     check(simulated, train(start, gradients, symbols))
 
 
-def test_nothing_is_lost_on_64_ranks() -> None:
-    """Applied + all residuals = all gradients, exactly, on as many ranks as the papers have."""
+def test_no_gradient_is_lost_on_64_ranks() -> None:
+    """Applied sums + all residuals = all gradients, exactly, on 64 ranks, as in the papers."""
     symbols = Settings(64, 1, 8.0, 0.0, 1.0, "nesterov", 1.0, 0.0)
     _, gradients = draw(64, 0)
     start = np.zeros(NUM_ELEMENTS)

@@ -1,4 +1,4 @@
-"""The papers' trainers as plain loops in NumPy float64, which share no code with training/."""
+"""Implement the papers' trainers as plain NumPy loops that share no code with training/."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Settings:
-    """The equations' symbols; each rank's optimizer is SGD with momentum."""
+    """Settings holds the equations' symbols; each rank's optimizer is SGD with momentum."""
 
     group_size: int
     block_size: int
@@ -19,13 +19,13 @@ class Settings:
     momentum: float
 
     def is_gtc(self, groups: np.ndarray) -> bool:
-        """Whether all ranks train one model, of which no blocks are filtered."""
+        """Return whether all ranks train one model, so that no block is filtered."""
         return len(groups) == 1 and self.group_size > 1
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """The ranks' models after each step, the model that is left, and the ranks' residuals."""
+    """Trajectory holds the ranks' models after each step, the final model and the residuals."""
 
     models: np.ndarray
     final: np.ndarray
@@ -33,7 +33,7 @@ class Trajectory:
 
 
 def send(residual: np.ndarray, gradient: np.ndarray, tau: float) -> np.ndarray:
-    """Paper 000 2.1, element by element: what one rank sends; the rest stays in `residual`."""
+    """Quantize element by element (000 2.1); return the sent part, keep the rest in `residual`."""
     sent = np.zeros_like(residual)
     for element in range(len(residual)):
         residual[element] += gradient[element]
@@ -44,14 +44,14 @@ def send(residual: np.ndarray, gradient: np.ndarray, tau: float) -> np.ndarray:
 
 
 def group_gradient(residuals: np.ndarray, gradients: np.ndarray, tau: float) -> np.ndarray:
-    """What the ranks of one group all apply: unquantized where tau is 0, or in a group of one."""
+    """Sum the gradients of one group: unquantized if tau is 0, or in a group of one rank."""
     if tau == 0 or len(gradients) == 1:
         return gradients.sum(0)
     return sum(send(*of_rank, tau) for of_rank in zip(residuals, gradients, strict=True))
 
 
 class Blocks:
-    """Eqs. (2) to (4) of paper 000: the model to evaluate, the one to start from, the update."""
+    """Blocks computes eqs. (2) to (4) of paper 000: the global and broadcast models, the update."""
 
     def __init__(self, start: np.ndarray, settings: Settings) -> None:
         self.settings = settings
@@ -59,7 +59,7 @@ class Blocks:
         self.update = np.zeros_like(start)
 
     def end(self, mean_model: np.ndarray) -> None:
-        """Filter the mean of the groups' models."""
+        """Filter the mean of the groups' models at the end of a block."""
         eta, zeta = self.settings.eta, self.settings.zeta
         self.update = eta * self.update + zeta * (mean_model - self.broadcast)
         if self.settings.form == "as_printed":
@@ -70,7 +70,7 @@ class Blocks:
 
 
 def train(start: np.ndarray, gradients: np.ndarray, settings: Settings) -> Trajectory:
-    """Paper 000 2.3 on `gradients`, (steps, ranks, elements); a last partial block is ended too."""
+    """Train by 000 2.3 on `gradients` (steps, ranks, elements); a last partial block ends too."""
     groups = np.arange(gradients.shape[1]).reshape(-1, settings.group_size)
     models = np.tile(start, (gradients.shape[1], 1))
     velocities, residuals = np.zeros_like(models), np.zeros_like(models)

@@ -1,11 +1,10 @@
-"""Short trainings whose every bit follows from IEEE 754, whatever the processor.
+"""Run short trainings whose every bit follows from IEEE 754, on any processor.
 
-Nothing here is added up in an order that a processor's vector width could choose: the model works
-element by element, its gradients are small integers over 8, learning rates, momenta and the number
-of ranks are powers of two, so that a fused multiply-add rounds as a multiplication and an addition
-do. Roundings remain (division, square root, block momentum 3/4, models of many bits), one an
-operation; for square roots torch asks MKL, whose last bit depends on the processor, so here NumPy
-gives them.
+No sum depends on a processor's vector width: the model works element by element. Its gradients are
+small integers over 8; learning rates, momenta and the number of ranks are powers of two, so that a
+fused multiply-add rounds as a multiplication and an addition do. Roundings remain (division, square
+root, block momentum 3/4, models of many bits), one an operation. torch takes square roots from MKL,
+whose last bit depends on the processor, so they come from NumPy here.
 """
 
 import hashlib
@@ -41,7 +40,7 @@ TRAINERS: dict[str, Callable[..., Trainer]] = {
 
 @dataclass(frozen=True)
 class Step:
-    """All ranks' models, in rank order, after a step: their bits, and the sum of their moduli."""
+    """Step holds the digest and the sum of moduli of all ranks' models after a step."""
 
     digest: str
     norm: float
@@ -49,7 +48,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """What a training went through, the model that it left, and all ranks' state at the end."""
+    """Trajectory holds a training's steps, its final model, and all ranks' state at the end."""
 
     steps: list[Step]
     final: list[float]
@@ -57,7 +56,7 @@ class Trajectory:
 
 
 class Elementwise(nn.Module):
-    """An output for each pair of an input and a unit, without a sum."""
+    """Compute one output for each pair of an input and a unit, without a sum."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +68,7 @@ class Elementwise(nn.Module):
 
 
 def minibatch(step: int, rank: int) -> tuple[Tensor, Tensor]:
-    """Small integers from a formula: torch's random numbers may change from version to version."""
+    """Return small integers from a formula: torch's random numbers may change with its version."""
     frame = torch.arange(NUM_FRAMES).view(-1, 1) + NUM_FRAMES * (NUM_RANKS * step + rank)
     inputs = (frame * 7 + torch.arange(NUM_INPUTS) * 3 + frame * frame // 5) % 7 - 3
     noise = (frame * 5 + torch.arange(NUM_OUTPUTS) * 11 + frame * frame // 3) % 9 - 4
@@ -80,7 +79,7 @@ def minibatch(step: int, rank: int) -> tuple[Tensor, Tensor]:
 def train_rank(
     group: ProcessGroup, trainer_name: str, optimizer_name: str
 ) -> tuple[list[Tensor], Tensor, dict[str, Any]]:
-    """One rank's models after each step, the model that is left, and its state before leaving."""
+    """Return one rank's models after each step, its final model, and its state before that."""
     model = Elementwise()
     optimizer = OPTIMIZERS[optimizer_name](model.parameters())
     models = []
@@ -89,7 +88,7 @@ def train_rank(
         for step in range(NUM_STEPS):
             inputs, targets = minibatch(step, group.rank())
             optimizer.zero_grad()
-            # The sign of an integer's error times the integer, and sums of those, are exact.
+            # The products of integers and the signs of errors, and their sums, are exact.
             ((model(inputs) - targets).abs().sum() / 8).backward()
             optimizer.step()
             models.append(weights(model))
@@ -106,7 +105,7 @@ def weights(model: nn.Module) -> Tensor:
 
 
 def train(trainer_name: str, optimizer_name: str) -> Trajectory:
-    """Train on simulated ranks, which have the bits of real ones (test_in_process.py)."""
+    """Train on simulated ranks, which have the bits of real ones (test_simulated_group.py)."""
     with patch.object(Tensor, "sqrt", correctly_rounded_sqrt):
         ranks = simulate_ranks(NUM_RANKS, train_rank, trainer_name, optimizer_name)
     models = [torch.cat(models) for models in zip(*(models for models, _, _ in ranks), strict=True)]
@@ -116,7 +115,7 @@ def train(trainer_name: str, optimizer_name: str) -> Trajectory:
 
 
 def tensors(state: object) -> list[Tensor]:
-    """All tensors of a nested state, in the order of their names."""
+    """Return all tensors of a nested state, in the order of their names."""
     if isinstance(state, Tensor):
         return [state.reshape(-1).float()]
     if isinstance(state, dict):
@@ -125,5 +124,5 @@ def tensors(state: object) -> list[Tensor]:
 
 
 def digest(values: Tensor) -> str:
-    """The first digits of the SHA-256 of little-endian float32."""
+    """Return the first digits of the SHA-256 of little-endian float32."""
     return hashlib.sha256(values.numpy().astype("<f4").tobytes()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Record the golden trajectories anew: `python -m tests.trajectories.record`; see README.md."""
+"""Record the golden trajectories again: `python -m tests.trajectories.record`; see README.md."""
 
 import json
 from dataclasses import asdict
@@ -15,7 +15,7 @@ def golden_path(trainer_name: str, optimizer_name: str) -> Path:
 
 
 def write(trajectory: Trajectory, path: Path) -> None:
-    """One line a step, so that a difference shows where it began."""
+    """Write one line for each step, so that a difference shows its first step."""
     steps = ",\n".join(f"  {json.dumps(asdict(step))}" for step in trajectory.steps)
     rest = f'"state_digest": "{trajectory.state_digest}", "final": {json.dumps(trajectory.final)}'
     path.write_text(f'{{"steps": [\n{steps}\n],\n{rest}}}\n')

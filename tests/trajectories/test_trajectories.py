@@ -1,4 +1,4 @@
-"""The trainers' golden trajectories, repeated to the bit on simulated ranks."""
+"""Repeat the trainers' golden trajectories bit for bit on simulated ranks."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.trajectories.record import FOLDER, NAMES, golden_path, read
 
 @pytest.mark.parametrize(("trainer_name", "optimizer_name"), NAMES)
 def test_repeats_the_recorded_trajectory(trainer_name: str, optimizer_name: str) -> None:
-    """Every rank's model after every step, the model that is left, residuals and momenta."""
+    """Models after every step, the final model, residuals and momenta equal the recorded ones."""
     golden = read(golden_path(trainer_name, optimizer_name))
     repeated = train(trainer_name, optimizer_name)
     assert len(golden.steps) == NUM_STEPS
@@ -17,8 +17,8 @@ def test_repeats_the_recorded_trajectory(trainer_name: str, optimizer_name: str)
     assert repeated == golden
 
 
-def test_trajectories_are_all_different_and_none_is_left_over() -> None:
-    """A trainer that does nothing of its own would repeat another's."""
+def test_trajectories_are_all_different_and_complete() -> None:
+    """Each trainer and optimizer has one file, and no two trainings are equal."""
     paths = [golden_path(*names) for names in NAMES]
     assert sorted(FOLDER.glob("*.json")) == sorted(paths)
     assert len({read(path).steps[-1].digest for path in paths}) == len(paths)
@@ -26,7 +26,7 @@ def test_trajectories_are_all_different_and_none_is_left_over() -> None:
 
 
 def test_arithmetic_is_exact() -> None:
-    """Inputs are integers and targets quarters, whose products and sums no order can change."""
+    """Inputs are integers and targets quarters, so products and sums are exact in any order."""
     for step in range(NUM_STEPS):
         for rank in range(NUM_RANKS):
             inputs, targets = minibatch(step, rank)

@@ -1,1 +1,1 @@
-"""Word error rates of the held-out subset (paper 003 VII-D, VIII-C)."""
+"""Evaluate models by word errors on the held-out subset (paper 003 VII-D, VIII-C)."""

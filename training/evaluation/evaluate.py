@@ -1,4 +1,4 @@
-"""Word error rates of the run's models on the held-out subset (paper 003 VII-B, VII-D, VIII-C)."""
+"""Score the run's models on the held-out subset (paper 003 VII-B, VII-D, VIII-C)."""
 
 import json
 from collections import defaultdict
@@ -42,7 +42,7 @@ WITHOUT_PLACEMENT = "all"
 def evaluate(
     store: ObjectStore, run_uri: str, corpus_uri: str, config: EvaluationConfig
 ) -> StepResult:
-    """Decode the held-out subset with each model; word and frame errors by placement."""
+    """Decode the held-out subset with each model; write word and frame errors by placement."""
     features = features_step(HELDOUT)
 
     def score(context: StepContext) -> StepContents:
@@ -68,7 +68,7 @@ def score_models(
     rows: Sequence[FeatureRow],
     models: Mapping[str, TrainedModel],
 ) -> dict[str, Any]:
-    """Word error rates, their reduction and frame accuracies, by model and placement."""
+    """Return word error rates, their reduction and frame accuracies, by model and placement."""
     lexicon = read_lexicon(store, corpus_uri)
     graph = language_graph(store, run_uri, lexicon, config.ngram_order)
     decoder = DecoderConfig(config.beam, config.max_active)
@@ -98,7 +98,8 @@ def score_models(
             name: frame_accuracy(rows, model, reference) for name, model in models.items()
         },
         "models": {
-            name: {"num_parameters": num_parameters(models[name])} for name in EVALUATED_MODELS
+            name: {"num_parameters": sum(each.numel() for each in models[name].model.parameters())}
+            for name in EVALUATED_MODELS
         },
     }
 
@@ -106,7 +107,7 @@ def score_models(
 def language_graph(
     store: ObjectStore, run_uri: str, lexicon: Lexicon, ngram_order: int
 ) -> DecodingGraph:
-    """HCLG over the lexicon, with an n-gram model of the labelled transcripts alone."""
+    """Build HCLG over the lexicon, with an n-gram model of the labelled transcripts alone."""
     sentences = [
         (row.text or "").split()
         for output in read_manifest(store, run_uri, ALIGNMENT_STEP).outputs
@@ -124,7 +125,7 @@ def count_errors(
     acoustic_scale: float,
     name: str,
 ) -> dict[str, WordErrors]:
-    """Word errors by placement."""
+    """Decode the rows with a model; return the word errors by placement."""
     errors: dict[str, WordErrors] = defaultdict(WordErrors)
     for row in tqdm(rows, desc=f"decode with {name}", unit="utterance"):
         (scores,) = log_likelihoods([row], model, acoustic_scale)
@@ -136,7 +137,7 @@ def count_errors(
 def frame_accuracy(
     rows: Sequence[FeatureRow], model: TrainedModel, reference: Alignments
 ) -> dict[str, float]:
-    """Percent of frames whose best senone is that of the transcript aligned by the teacher."""
+    """Return the percentage of frames whose best senone is that of the teacher's alignment."""
     correct: dict[str, int] = defaultdict(int)
     total: dict[str, int] = defaultdict(int)
     for row in rows:
@@ -144,7 +145,7 @@ def frame_accuracy(
         if isinstance(aligned, str):
             continue
         (scores,) = log_likelihoods([row], model, 1.0)
-        # Accuracy is of posteriors: the priors go back in.
+        # The best senone is that of the posteriors, so the priors are added again.
         best = (scores + model.log_priors.numpy()).argmax(axis=1)
         labels = low_rate_alignment(aligned, 0)
         correct[placement_of(row)] += int(np.count_nonzero(best == labels))
@@ -153,10 +154,5 @@ def frame_accuracy(
 
 
 def placement_of(row: FeatureRow) -> str:
-    """Where the device stood, if the corpus says so."""
+    """Return the device's placement, if the corpus has it."""
     return row.placement or WITHOUT_PLACEMENT
-
-
-def num_parameters(trained: TrainedModel) -> int:
-    """Trainable numbers of a model."""
-    return sum(parameter.numel() for parameter in trained.model.parameters())

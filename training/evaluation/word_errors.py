@@ -1,4 +1,4 @@
-"""Word errors, and how much smaller they are than a baseline's (paper 003 Table II)."""
+"""Count word errors, and their reduction against a baseline (paper 003 Table II)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import kaldialign
 
 @dataclass(frozen=True)
 class WordErrors:
-    """Counts of word errors against references; sums over utterances with `+`."""
+    """WordErrors counts errors against references; `+` sums them over utterances."""
 
     substitutions: int = 0
     insertions: int = 0
@@ -25,12 +25,12 @@ class WordErrors:
 
     @property
     def errors(self) -> int:
-        """Substitutions, insertions and deletions."""
+        """Return the sum of substitutions, insertions and deletions."""
         return self.substitutions + self.insertions + self.deletions
 
     @property
     def word_error_rate(self) -> float:
-        """Errors in percent of the reference words; ValueError if there are none."""
+        """Return errors in percent of the reference words; raise ValueError if there are none."""
         if not self.reference_words:
             raise ValueError("no reference words: need transcripts to evaluate against")
         return 100 * self.errors / self.reference_words
@@ -43,7 +43,7 @@ def word_errors(reference: Sequence[str], hypothesis: Sequence[str]) -> WordErro
 
 
 def werr(baseline: float, system: float) -> float:
-    """Word error rate reduction in percent of the baseline's word error rate (003 Table II)."""
+    """Return the word error rate reduction in percent of the baseline's rate (003 Table II)."""
     if baseline <= 0:
         raise ValueError(f"baseline word error rate = {baseline}: need more than 0 to reduce it")
     return 100 * (baseline - system) / baseline

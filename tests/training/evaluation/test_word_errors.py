@@ -1,4 +1,4 @@
-"""Word errors against a dynamic programme written out by hand."""
+"""Compare word errors with a dynamic programme written out by hand."""
 
 import pytest
 from hypothesis import given
@@ -22,7 +22,7 @@ def _levenshtein(reference: list[str], hypothesis: list[str]) -> int:
 
 @given(words, words)
 def test_errors_are_the_levenshtein_distance(reference: list[str], hypothesis: list[str]) -> None:
-    """Substitutions, insertions and deletions sum to it and account for both lengths."""
+    """Substitutions, insertions and deletions sum to the distance and explain both lengths."""
     counts = word_errors(reference, hypothesis)
     assert counts.errors == _levenshtein(reference, hypothesis)
     assert counts.reference_words == len(reference)
@@ -30,7 +30,7 @@ def test_errors_are_the_levenshtein_distance(reference: list[str], hypothesis: l
 
 
 def test_errors_add_over_utterances() -> None:
-    """The rate is of the sums, not the mean of the rates."""
+    """The rate of several utterances is that of the sums, not the mean of the rates."""
     total = word_errors(["a"], ["b"]) + word_errors(["a", "b", "c"], ["a", "c"])
     assert total == WordErrors(substitutions=1, insertions=0, deletions=1, reference_words=4)
     assert total.word_error_rate == 50.0
@@ -42,8 +42,8 @@ def test_reduction_is_relative_to_the_baseline() -> None:
     assert werr(20.0, 25.0) == -25.0
 
 
-def test_nothing_to_compare_with_is_refused() -> None:
-    """No reference words, or a baseline without errors."""
+def test_a_missing_reference_is_refused() -> None:
+    """No reference words, or a baseline without errors, is refused."""
     with pytest.raises(ValueError, match="no reference words"):
         _ = WordErrors().word_error_rate
     with pytest.raises(ValueError, match=r"baseline word error rate = 0\.0"):
