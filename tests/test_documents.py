@@ -5,6 +5,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -157,3 +158,11 @@ def test_glossary_defines_each_word_once_with_its_source() -> None:
     assert 40 <= len(words) <= 65
     source = re.compile(r"\((00[0-4] |ours).*\)$")
     assert [entry for entry in entries if not source.search(entry)] == []
+
+
+def test_citation_has_the_version_of_the_project() -> None:
+    """CITATION.cff cites the version that pyproject.toml gives, and the four papers."""
+    citation = text_of(ROOT / "CITATION.cff")
+    version = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]["version"]
+    assert re.findall(r"^version: (.*)", citation, re.M) == [version]
+    assert len(re.findall(r"^  - type:", citation, re.M)) == 4
