@@ -23,8 +23,8 @@ import pytest
 from infra.devices.device_pool import DevicePool
 from jobs.cli import spark_steps
 from jobs.cli.job import Job
-from pipeline.runs.commit import Distribute
-from pipeline.runs.manifest import SUBSETS
+from pipeline.runs.names import SUBSETS
+from pipeline.runs.step import Distribute
 from tests.faults.chaos_run import store_random_teacher
 from tests.small_corpus import local_store, serially, write_corpus
 from tests.training.fit import small_fits
