@@ -1,1 +1,1 @@
-"""The tensor mathematics of the distributed trainers: GTC's messages and BMUF's block filter."""
+"""Compute the tensor mathematics of the trainers: GTC's messages and BMUF's block filter."""

@@ -48,6 +48,7 @@ def _exchange_seconds(num_words: int, group: process_group.ProcessGroup) -> floa
 
 def fit_link(num_bytes: Sequence[float], seconds: Sequence[float]) -> LinkRates:
     """Fit latency and bandwidth to the times by least squares of the relative errors."""
+    # seconds = latency + bytes / bandwidth, each equation divided by its measured seconds.
     columns = np.column_stack([np.ones(len(num_bytes)), num_bytes])
     relative = columns / np.asarray(seconds)[:, np.newaxis]
     (latency_s, s_per_byte), *_ = np.linalg.lstsq(relative, np.ones(len(num_bytes)))

@@ -45,6 +45,7 @@ def recommend(model: CostModel, num_ranks: int) -> Recommendation:
     ]
     fastest = max(choices, key=lambda choice: choice.speed_up)
     kept = [choice for choice in choices if choice.speed_up >= KEPT_SHARE * fastest.speed_up]
+    # Accuracy grows with the group and falls with the block (000 Tables 2 and 3).
     chosen = min(kept, key=lambda choice: (-choice.group_size, choice.block_size))
     return Recommendation(chosen, fastest)
 

@@ -14,7 +14,7 @@ ALIGNMENT_BEAM = 1000.0
 
 
 class AlignmentError(ValueError):
-    """An utterance has too few frames for the words of its transcript."""
+    """AlignmentError reports an utterance with too few frames for its transcript's words."""
 
 
 @dataclass(frozen=True)

@@ -71,12 +71,14 @@ def witten_bell_arpa(
 
 
 def _ngrams(sentence: Ngram, order: int) -> Iterable[Ngram]:
+    # The sentence start is a history only, never predicted.
     for end in range(2, len(sentence) + 1):
         for start in range(max(0, end - order), end):
             yield sentence[start:end]
 
 
 def _arpa(counts: _Counts, order: int) -> str:
+    # All words have a unigram, seen or not; longer n-grams are listed only if they occur.
     unigrams: list[Ngram] = [(START,), *((word,) for word in counts.vocabulary)]
     longer = [sorted(g for g in counts.ngrams if len(g) == n) for n in range(2, order + 1)]
     sections = [unigrams, *longer]

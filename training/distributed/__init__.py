@@ -1,1 +1,1 @@
-"""Exchanges between ranks: collectives, rendezvous, the failure detector, simulated ranks."""
+"""Exchange tensors between ranks: process group, collectives, failure detector, simulation."""

@@ -71,6 +71,7 @@ class FailureDetector:
                 self._advance()
                 self._wake.wait(_IDLE_INTERVAL_S if self._polled_at is None else _POLL_INTERVAL_S)
                 self._wake.clear()
+            # This rank leaves: pass its reason on, if any, and answer later polls in advance.
             if self._diagnosis is not None:
                 self._store.compare_set(self._key("diagnosis"), "", self._diagnosis)
             self._write_status(has_left=True)
@@ -87,6 +88,8 @@ class FailureDetector:
         """Take the poll one step further, without waiting for another rank."""
         if self._diagnosis is not None:
             return
+        # A stored diagnosis ends a poll; a running one collects statuses. Otherwise start a poll if
+        # an exchange of this rank has failed, or answer the poll that another rank has started.
         if self._store.check([self._key("diagnosis")]):
             self._conclude(self._store.get(self._key("diagnosis")).decode())
             self._store.set(self._key(f"done/{self._rank}"), "")

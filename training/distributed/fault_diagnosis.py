@@ -8,7 +8,7 @@ from training.distributed.rendezvous import Members
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """A rank's answer to a poll: the exchange it is in, "" between exchanges, and for how long."""
+    """RankStatus is a rank's answer to a poll: its exchange ("" between two) and for how long."""
 
     exchange: str
     duration_s: float

@@ -63,7 +63,7 @@ def _gather_eagerly(
 
 @dataclass(slots=True)
 class _GatherState:
-    """The ranks' hosts and the number of values to send eagerly, the same on all ranks."""
+    """_GatherState holds the ranks' hosts and the number of eager values, equal on all ranks."""
 
     host_names: list[str]
     num_eager: int = 0

@@ -20,7 +20,7 @@ _failure_detector: FailureDetector | None = None
 
 
 class CollectiveError(RuntimeError):
-    """An exchange failed or exceeded its time limit; the message names what to check."""
+    """CollectiveError reports an exchange that failed or took too long, and what to check."""
 
 
 @contextmanager

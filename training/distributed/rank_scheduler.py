@@ -8,7 +8,7 @@ import torch
 
 
 class DeadlockError(RuntimeError):
-    """All ranks that have not finished wait for others; the message gives each rank's exchange."""
+    """DeadlockError reports that all unfinished ranks wait for others, and each one's exchange."""
 
 
 class RankScheduler:
@@ -29,6 +29,7 @@ class RankScheduler:
     def block(self, rank: int, operation: str) -> None:
         """Run other ranks until the exchange that this rank waits for is complete."""
         self._blocked[rank] = operation
+        # Other ranks change torch's random state, which threads share.
         random_state = torch.get_rng_state()
         self.run_next()
         self.wait(rank)

@@ -1,4 +1,4 @@
-"""Rendezvous of the ranks in a store that still holds the entries of earlier starts.
+"""Find the ranks of one start in a store that still holds the entries of earlier starts.
 
 torchrun's store survives its restarts. gloo keeps its addresses there under names that repeat, so
 restarted ranks found those of dead ones and failed, or waited for ever (torch 2.13). Therefore each
@@ -18,7 +18,7 @@ _POLL_INTERVAL_S = 0.05
 
 @runtime_checkable
 class Store(Protocol):
-    """The part of torch.distributed's stores that is used here; check() does not wait."""
+    """Store is the used part of torch.distributed's stores; check() does not wait."""
 
     def set(self, key: str, value: str) -> None:
         """Write a value."""
@@ -39,7 +39,7 @@ class Store(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """The process of one rank; `start` distinguishes it from an earlier process of that rank."""
+    """Member is one rank's process; `start` distinguishes it from earlier ones of that rank."""
 
     host: str = field(default_factory=socket.gethostname)
     process_id: int = field(default_factory=os.getpid)
@@ -48,7 +48,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The processes of one start, in rank order, and their own key prefix in the store."""
+    """Members lists one start's processes in rank order, and the prefix of their own keys."""
 
     prefix: str
     processes: tuple[Member, ...]
@@ -72,12 +72,15 @@ def rendezvous(store: Store, rank: int, world_size: int, time_limit_s: float) ->
     deadline = time.monotonic() + time_limit_s
     prefix = ""
     while time.monotonic() < deadline:
+        # Register under the latest start's prefix, again whenever a later start appears.
         if store.check(["start"]) and (latest := store.get("start").decode()) != prefix:
             store.set(f"{latest}/member/{rank}", json.dumps(asdict(own)))
             prefix = latest
+        # Rank 0 closes the list once all ranks have registered.
         if rank == 0 and store.check(_member_keys(prefix, world_size)):
             registered = [store.get(key).decode() for key in _member_keys(prefix, world_size)]
             store.set(f"{prefix}/members", json.dumps(registered))
+        # A closed list without this process is that of an earlier start.
         if prefix and store.check([f"{prefix}/members"]):
             listed = json.loads(store.get(f"{prefix}/members"))
             processes = tuple(Member(**json.loads(member)) for member in listed)

@@ -22,6 +22,7 @@ def ring_sum(inputs: Sequence[Shaped[Tensor, "..."]]) -> Shaped[Tensor, "..."]:
     size = chunk_elements(flat[0], num_ranks)
     chunks = [torch.split(values, size) for values in flat]
     total = []
+    # Reduce-scatter: the partial sum of a chunk passes round the ring once.
     for number in range(len(chunks[0])):
         chunk = chunks[(number - 1) % num_ranks][number].clone()
         for step in range(2, num_ranks + 1):

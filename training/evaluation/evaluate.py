@@ -80,6 +80,7 @@ def score_models(
         name: {placement: counts.word_error_rate for placement, counts in by_placement.items()}
         for name, by_placement in errors.items()
     }
+    # Frame accuracy counts against the teacher's alignment of the transcripts.
     reference = network_alignments(
         rows, models[TEACHER], lexicon, read_tree(store, run_uri), config.acoustic_scale
     )

@@ -107,6 +107,7 @@ def certificate(dataset: Dataset, fit: Fit, config: CertificateConfig) -> dict[s
             }
     if not document:
         raise ValueError("no sub-epoch has two steps: lower student.minibatch_frames, or --ranks")
+    # In a uniform order of the whole run, files occur in proportion to their hours.
     uniform = 1 / expected_effective_number(np.array(sources.durations_ms()))
     document["uniform_run"] = {
         "effective_files": 1 / uniform,
@@ -122,6 +123,7 @@ def form_figures(
     samples, rank_batches = collect_samples(steps, reader, config.num_ranks, config.num_steps)
     by_step = certify(samples, seed)
     by_rank = certify(samples.in_batches(rank_batches), seed)
+    # Displacements belong to the order itself, which ranks and steps share.
     for name in ORDER_FIGURES:
         del by_rank[name]
     correlation = intra_group_correlation(samples.files, samples.values)

@@ -37,6 +37,7 @@ def sub_epoch_steps(
 def rank_steps(dataset: Dataset, sub_epoch: SubEpoch, index: int) -> Iterator[MinibatchRows]:
     """Yield the minibatches of one rank in one sub-epoch, in the order of training."""
     for buffer in dataset.shuffle_buffers(sub_epoch, index):
+        # A buffer numbers its utterances part by part; look up each one's partition and row.
         owners = np.repeat(np.arange(len(buffer.parts)), [len(part.rows) for part in buffer.parts])
         rows = np.concatenate([part.rows for part in buffer.parts])
         for segments in buffer.batches():

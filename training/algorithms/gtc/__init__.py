@@ -1,1 +1,1 @@
-"""Gradient threshold compression (003 VI-A, 000 2.1): its messages, by NumPy, C and Triton."""
+"""Compress gradients by threshold (003 VI-A, 000 2.1) into messages, by NumPy, C and Triton."""

@@ -25,6 +25,7 @@ def cepstra(energies: Float32[np.ndarray, "frames bins"]) -> Float32[np.ndarray,
 def _derivative(
     values: Float[np.ndarray, "frames coefficients"],
 ) -> Float[np.ndarray, "frames coefficients"]:
+    # Linear regression over two frames on each side: sum_k k (c[t+k] - c[t-k]) / (2 sum_k k^2).
     padded = np.pad(values, ((2, 2), (0, 0)), mode="edge")
     near, far = padded[3:-1] - padded[1:-3], padded[4:] - padded[:-4]
     derivative: Float[np.ndarray, "frames coefficients"] = (near + 2 * far) / 10

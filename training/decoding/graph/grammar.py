@@ -55,10 +55,12 @@ def _history_states(entries: Sequence[_Entry]) -> dict[Ngram, int]:
 
 def _arcs(entry: _Entry, states: Mapping[Ngram, int], word_ids: Mapping[str, int]) -> Iterator[Arc]:
     *_, word = entry.ngram
+    # The word leads to the longest history that the model has.
     if word not in (START, END):
         target = states[_longest_history(entry.ngram, states)]
         label = word_ids[word]
         yield Arc(states[entry.ngram[:-1]], target, label, label, entry.cost)
+    # A history backs off to the next shorter one.
     if entry.ngram in states:
         shorter = states[_longest_history(entry.ngram[1:], states)]
         backoff_label = word_ids[BACKOFF_WORD]

@@ -61,6 +61,7 @@ def triphone_statistics(
         for power in (1, 2)
     )
     durations = np.concatenate([alignments[name].durations for name in names]).astype(np.float64)
+    # Add up the segments of equal triphones.
     triphones, rows = np.unique(segments, axis=0, return_inverse=True)
     total = GaussianStatistics(
         np.bincount(rows, durations),

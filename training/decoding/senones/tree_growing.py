@@ -22,7 +22,7 @@ class TreeConfig:
     min_count: int = 200
 
     def __post_init__(self) -> None:
-        """Refuse bounds that no tree can meet."""
+        """Refuse bounds that no tree satisfies."""
         if not 1 <= self.max_senones <= MAX_SENONES:
             raise ValueError(f"max_senones = {self.max_senones}: need 1..{MAX_SENONES}")
         if self.min_count < 1:
@@ -59,6 +59,7 @@ def build_tree(
     if config.max_senones < len(phones):
         raise ValueError(f"max_senones = {config.max_senones}: need {len(phones)}, one a phone")
     triphones, statistics = triphone_statistics(cepstra, alignments)
+    # Questions come from the phones' own statistics, pooled over their contexts.
     centres = np.arange(len(phones))[:, np.newaxis] == triphones[:, 1]
     questions = phonetic_questions(statistics.pool(centres.astype(np.float64)))
     # Silence is never split.
@@ -113,6 +114,7 @@ def _grow(
 
     for leaf in leaves:
         consider(leaf)
+    # Greedy: always split the leaf whose best question gains most, wherever it is in the forest.
     for _ in range(num_splits):
         if not candidates:
             return
