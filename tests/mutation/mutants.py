@@ -35,8 +35,9 @@ def python_mutants(source: str) -> list[Mutant]:
     data = source.encode()
     lines = data.splitlines(keepends=True)
     starts = [sum(map(len, lines[:number])) for number in range(len(lines))]
-    found = {}
-    for place, new in _edits(ast.parse(source)):
+    tree = ast.parse(source)
+    found = {ast.dump(tree): None}
+    for place, new in _edits(tree):
         start = starts[place.lineno - 1] + place.col_offset
         end = starts[place.end_lineno - 1] + place.end_col_offset
         text = ast.unparse(ast.fix_missing_locations(new))
@@ -45,8 +46,8 @@ def python_mutants(source: str) -> list[Mutant]:
             new, ast.BinOp | ast.BoolOp | ast.UnaryOp | ast.Compare | ast.IfExp
         )
         mutant = _mutant(data, start, end, f"({text})" if is_operation else text)
-        found[mutant.source] = mutant
-    return list(found.values())
+        found.setdefault(ast.dump(ast.parse(mutant.source)), mutant)
+    return [mutant for mutant in found.values() if mutant]
 
 
 def c_mutants(source: str) -> list[Mutant]:
@@ -82,7 +83,7 @@ def _edits(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
             return
         case ast.Call(func=ast.Name("TypeVar")):
             return
-        case ast.Return(value=ast.expr() as value) if ast.unparse(value) != "None":
+        case ast.Return(value=ast.expr() as value):
             yield value, ast.Constant(None)
         case ast.If(test=test) | ast.While(test=test) if not isinstance(test, ast.Compare):
             yield test, ast.UnaryOp(ast.Not(), test)

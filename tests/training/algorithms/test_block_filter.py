@@ -137,6 +137,14 @@ def test_refuses_bad_settings(zeta: float, eta: float, form: Any, message: str) 
         BlockFilter(zeta, eta, form)
 
 
+def test_refuses_a_form_that_the_paper_does_not_have() -> None:
+    """Without a type checker, too, which would refuse it first."""
+    block_filter = BlockFilter(1.0, 0.5, "nesterov")
+    object.__setattr__(block_filter, "form", "printed")
+    with pytest.raises(ValueError, match="^form = 'printed': need 'nesterov' or 'as_printed'"):
+        block_filter.__post_init__()
+
+
 @pytest.mark.parametrize(
     ("num_models", "zeta", "constant"), [(2, 1.0, 0.1), (4, 1.0, 0.2499), (4, 0.0, 0.0)]
 )

@@ -79,16 +79,29 @@ def test_a_gradient_that_is_not_finite_marks_every_later_message(
 
 
 @pytest.mark.parametrize(
-    ("encoding", "body"),
+    ("encoding", "body", "what"),
     [
-        (Encoding.INDICES, [3, 10]),
-        (Encoding.INDICES, [-(2**31) + 10]),
-        (Encoding.MAP, [1]),
-        (Encoding.MAP, [0, 0, 0, 0]),
+        (Encoding.INDICES, [3, 10], "word 1 of the message"),
+        (Encoding.INDICES, [-(2**31) + 10], "word 0 of the message"),
+        (Encoding.MAP, [1], "a map of 1 words"),
+        (Encoding.MAP, [0, 0, 0, 0], "a map of 4 words"),
     ],
 )
-def test_a_message_of_another_model_is_refused(encoding: Encoding, body: list[int]) -> None:
-    """An index or a map beyond the model raises an error and writes nowhere."""
+def test_a_message_of_another_model_is_refused(
+    encoding: Encoding, body: list[int], what: str
+) -> None:
+    """An index or a map beyond the model raises an error that names it."""
     message = torch.tensor([encoding, len(body), *body], dtype=torch.int32)
-    with pytest.raises(ValueError, match="does not fit a model of 10 parameters: start all ranks"):
+    refused = f"^{what} does not fit a model of 10 parameters: start all ranks"
+    with pytest.raises(ValueError, match=refused):
         compiled_encoding.add_message(torch.zeros(10, dtype=torch.int32), message)
+
+
+def test_the_last_element_has_an_index_and_a_bit() -> None:
+    """Element 32 of 33 is alone in its planes' second words."""
+    indices = torch.tensor([Encoding.INDICES, 1, 32 - 2**31], dtype=torch.int32)
+    of_map = torch.tensor([Encoding.MAP, 2, 1, 1, 0, 1], dtype=torch.int32)
+    for message, first in ((indices, 7), (of_map, 8)):
+        counts = counted(compiled_encoding.add_message, 33, message)
+        assert (counts[0], counts[32]) == (first, 6)
+        assert torch.equal(counts[1:32], torch.full((31,), 7, dtype=torch.int32))
