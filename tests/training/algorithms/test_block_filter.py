@@ -141,7 +141,7 @@ def test_refuses_a_form_that_the_paper_does_not_have() -> None:
     """Without a type checker, too, which would refuse it first."""
     block_filter = BlockFilter(1.0, 0.5, "nesterov")
     object.__setattr__(block_filter, "form", "printed")
-    with pytest.raises(ValueError, match="^form = 'printed': need 'nesterov' or 'as_printed'"):
+    with pytest.raises(ValueError, match=r"^form = 'printed': need 'nesterov' or 'as_printed'"):
         block_filter.__post_init__()
 
 
