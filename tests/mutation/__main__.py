@@ -30,7 +30,7 @@ from jaxtyping import install_import_hook
 from tests.mutation.mutants import c_mutants, python_mutants
 
 FOLDER = Path(__file__).parent
-PYTEST = "-x -q -s -p no:cacheprovider --noconftest --hypothesis-seed=0"
+PYTEST = "-x -q -s -p no:cacheprovider -p no:faulthandler --noconftest --hypothesis-seed=0"
 SLOW_IMPORTS = ("torch._dynamo", "triton", "scipy.signal", "infra.store.object_store")
 COMPILER = "cc -O3 -ffp-contract=off -fno-trapping-math -shared -fPIC"
 MAX_BYTES = 12 * 2**30

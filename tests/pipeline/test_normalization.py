@@ -120,6 +120,12 @@ def test_no_frames_survive_json() -> None:
     assert Moments.from_dict(Moments.zero().to_dict()).to_dict() == Moments.zero().to_dict()
 
 
+def test_whole_numbers_are_moments_too() -> None:
+    """JSON writes 1.0 and 1 alike in some languages."""
+    ones = Moments.from_dict({"count": 1, "sum": [1] * 64, "sum_of_squares": [1] * 64})
+    assert ones.to_dict() == Moments.of(np.ones((1, 64), np.float32)).to_dict()
+
+
 VECTOR = [1.0] * 64
 NOT_FINITE = "^moments must be finite, sums of squares not negative"
 
