@@ -44,7 +44,7 @@ def rank_server() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def single_thread() -> None:
-    """Compute in one thread a process: tests state facts, they do not race for cores."""
+    """Compute in one thread per process: tests state facts, they do not race for cores."""
     import torch  # noqa: PLC0415 - 2 s, which the process that only distributes tests saves
 
     torch.set_num_threads(1)
@@ -52,5 +52,5 @@ def single_thread() -> None:
 
 @pytest.fixture(scope="session")
 def an4_dir() -> Path:
-    """The Kaldi data directory of the AN4 corpus that lies beside the checkout."""
+    """Return the Kaldi data directory of the AN4 corpus beside the checkout."""
     return Path(__file__).parents[2] / "shared" / "corpora" / "an4"

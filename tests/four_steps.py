@@ -1,4 +1,4 @@
-"""The data pipeline's four steps in a plain loop, on a corpus of tones in any store."""
+"""Run the data pipeline's four steps in a plain loop, on a corpus of tones in any store."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -25,7 +25,7 @@ OUTPUTS = ("selection", "features", "targets", "partitions")
 
 
 def teacher(utterances: list[np.ndarray]) -> list[KBest]:
-    """The k best of logits that depend on the frames alone."""
+    """Return the k best of logits that depend on the frames alone."""
     return [select_kbest(_logits(frames), 4) for frames in utterances]
 
 
@@ -36,7 +36,7 @@ def _logits(frames: np.ndarray) -> np.ndarray:
 
 
 def put_teacher(store: ObjectStore, run_uri: str) -> None:
-    """The manifest of a teacher's training, which target generation asks for."""
+    """Put the manifest of a teacher's training, which target generation requires."""
     manifest = Manifest("models/teacher", {}, {}, ())
     store.put(manifest_uri(run_uri, "models/teacher"), manifest.to_bytes())
 
@@ -44,7 +44,7 @@ def put_teacher(store: ObjectStore, run_uri: str) -> None:
 def four_steps(
     store: ObjectStore, run_uri: str, corpus_uri: str, distribute: Distribute = serially
 ) -> dict[str, Callable[[], object]]:
-    """Select, extract, label and repartition the unlabelled subset: what each step runs."""
+    """Select, extract, label and repartition the unlabelled subset; return each step as a call."""
     budget = 0.05
     return {
         "selection": lambda: select_utterances(
@@ -75,5 +75,5 @@ def four_steps(
 
 
 def manifests(store: ObjectStore, run_uri: str) -> dict[str, bytes]:
-    """The manifests of the four steps, as stored."""
+    """Return the manifests of the four steps, as stored."""
     return {step: store.get(manifest_uri(run_uri, f"{step}/unlabelled")) for step in OUTPUTS}

@@ -1,4 +1,4 @@
-"""A small corpus of tones in noise, in the store's own layout, for tests of the steps."""
+"""Write a small corpus of tones in noise, in the store's own layout, for tests of the steps."""
 
 import io
 import json
@@ -23,21 +23,21 @@ def serially(elements: Sequence[T], function: Callable[[T], R], description: str
 
 
 def flac(samples: np.ndarray, sample_rate: int = SAMPLE_RATE) -> bytes:
-    """`samples` as 16-bit FLAC."""
+    """Encode `samples` as 16-bit FLAC."""
     buffer = io.BytesIO()
     soundfile.write(buffer, samples, sample_rate, format="FLAC", subtype="PCM_16")
     return buffer.getvalue()
 
 
 def wav(samples: np.ndarray) -> bytes:
-    """`samples` as a 16-bit WAV."""
+    """Encode `samples` as a 16-bit WAV."""
     buffer = io.BytesIO()
     soundfile.write(buffer, samples, SAMPLE_RATE, format="WAV", subtype="PCM_16")
     return buffer.getvalue()
 
 
 def tone(number: int, duration_s: float) -> np.ndarray:
-    """A tone in noise, different for each `number`."""
+    """Make a tone in noise, different for each `number`."""
     generator = np.random.default_rng(number)
     time = np.arange(round(duration_s * SAMPLE_RATE)) / SAMPLE_RATE
     return 0.1 * np.sin(2 * np.pi * (200 + 40 * number) * time) + 0.01 * generator.normal(
@@ -48,7 +48,7 @@ def tone(number: int, duration_s: float) -> np.ndarray:
 def write_corpus(
     store: ObjectStore, corpus_uri: str, subset: str, num_speakers: int, num_each: int
 ) -> list[dict[str, object]]:
-    """Audio and metadata of `num_speakers` x `num_each` utterances of 0.5 to 1.5 s."""
+    """Write `num_speakers` x `num_each` utterances of 0.5 to 1.5 s, audio and metadata."""
     records = []
     for speaker in range(num_speakers):
         for number in range(num_each):
@@ -73,13 +73,13 @@ def write_corpus(
 def write_metadata(
     store: ObjectStore, corpus_uri: str, subset: str, records: Sequence[object]
 ) -> None:
-    """Metadata lines of one bucket; a text stands for itself."""
+    """Write the metadata lines of one bucket; a text is a line as it is."""
     lines = [record if isinstance(record, str) else json.dumps(record) for record in records]
     folder = join_uri(corpus_uri, "metadata", subset, "date=2026-01-01", "speaker_bucket=00")
     store.put(join_uri(folder, "part-00000.jsonl"), "".join(f"{line}\n" for line in lines).encode())
 
 
 def local_store(folder: Path) -> tuple[ObjectStore, str, str]:
-    """A store on local paths, with a run and its corpus."""
+    """Make a store on local paths, with a run and its corpus."""
     run_uri = str(folder / "run")
     return ObjectStore((run_uri,)), run_uri, join_uri(run_uri, "corpus")

@@ -1,4 +1,4 @@
-"""A small run of the pipeline's four steps with something of everything, made in a second."""
+"""Make a small run of the pipeline's four steps with a bit of everything, within a second."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ BAD_METADATA = "too-short"
 
 
 def make_run(folder: Path) -> tuple[ObjectStore, str]:
-    """Thirty utterances and a bad record; two thirds are selected, one has bad audio."""
+    """Make thirty utterances and a bad record; two thirds are selected, one has bad audio."""
     store, run_uri, corpus_uri = local_store(folder)
     records = write_corpus(store, corpus_uri, SUBSET, num_speakers=6, num_each=5)
     bad = {**records[0], "utterance_id": BAD_METADATA, "duration_s": 0}
@@ -38,19 +38,19 @@ def make_run(folder: Path) -> tuple[ObjectStore, str]:
 
 
 def copy_run(run_uri: str, folder: Path) -> tuple[ObjectStore, str]:
-    """The same run elsewhere."""
+    """Copy the run elsewhere."""
     shutil.copytree(run_uri, folder / "run")
     store, copied, _ = local_store(folder)
     return store, copied
 
 
 def outputs(store: ObjectStore, run_uri: str, step: str) -> tuple[Output, ...]:
-    """A step's objects."""
+    """Return a step's objects."""
     return read_manifest(store, run_uri, f"{step}/{SUBSET}").outputs
 
 
 def selected_ids(store: ObjectStore, run_uri: str) -> list[str]:
-    """The selected utterances, file by file."""
+    """Return the selected utterances, file by file."""
     return [
         json.loads(line)["utterance_id"]
         for output in outputs(store, run_uri, "selection")
@@ -59,5 +59,5 @@ def selected_ids(store: ObjectStore, run_uri: str) -> list[str]:
 
 
 def spoilt(store: ObjectStore, run_uri: str) -> str:
-    """The selected utterance whose audio is bad."""
+    """Return the selected utterance whose audio is bad."""
     return selected_ids(store, run_uri)[1]

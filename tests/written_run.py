@@ -1,4 +1,4 @@
-"""A run whose selection, features and targets are written directly: no audio, no teacher.
+"""Write a run's selection, features and targets directly, without audio or a teacher.
 
 Frames, and with them the teacher's log Z, have an effect of the file and one of the speaker, so
 that utterances of one source file resemble each other, as recordings do.
@@ -29,7 +29,7 @@ def write_run(
     num_each: int,
     seed: int,
 ) -> dict[str, int]:
-    """Write three steps' objects and manifests; the selection file of each utterance."""
+    """Write three steps' objects and manifests; return the selection file of each utterance."""
     generator = np.random.default_rng(seed)
     selection = context(store, run_uri, "selection")
     spoken = [utterances(number, num_speakers, num_each, generator) for number in range(num_files)]
@@ -71,7 +71,7 @@ def finish(context: StepContext, outputs: list[Output], seed: int) -> tuple[Outp
 def utterances(
     file: int, num_speakers: int, num_each: int, generator: np.random.Generator
 ) -> list[Utterance]:
-    """One file: speaker after speaker."""
+    """Make the utterances of one file, speaker after speaker."""
     return [
         Utterance(
             f"utterance-{file:04d}-{speaker:02d}-{number:03d}",
@@ -93,7 +93,7 @@ def lines(file: list[Utterance]) -> bytes:
 def shard(
     file: list[Utterance], number: int, seed: int, generator: np.random.Generator
 ) -> tuple[list[FeatureRow], list[TargetRow]]:
-    """A shard's features and targets: a tenth of the variance is the file's, a tenth speakers'."""
+    """Make a shard: a tenth of the variance is the file's, a tenth is the speakers'."""
     file_effect = generator.normal() * 0.1**0.5
     effects = {
         name: generator.normal() * 0.1**0.5 for name in dict.fromkeys(u.speaker_id for u in file)

@@ -44,19 +44,19 @@ with open("{path}", "w") as file:
 
 @dataclass(frozen=True)
 class Shown:
-    """All that the notebook printed, and the data of its axes, in order."""
+    """Shown holds all that the notebook printed, and the data of its axes, in order."""
 
     printed: str
     axes: list[dict[str, Any]]
 
     def labels(self) -> list[list[str]]:
-        """Title, and names of x and y, of all axes."""
+        """Return the title, and the names of x and y, of all axes."""
         return [each["labels"] for each in self.axes]
 
 
 @pytest.fixture
 def spoken() -> list[np.ndarray]:
-    """The energies of two utterances of one speaker: noise through the real front end."""
+    """Return the energies of two utterances of one speaker: noise through the real front end."""
     noise = np.random.default_rng(17)
     return [
         log_mel_energies(noise.normal(0, 0.1, int(16_000 * s)).astype(np.float32)) for s in SECONDS
@@ -65,7 +65,7 @@ def spoken() -> list[np.ndarray]:
 
 @pytest.fixture
 def rows(spoken: list[np.ndarray]) -> list[FeatureRow]:
-    """The same, less the causal mean."""
+    """Return the same, less the causal mean."""
     mean = CausalMean()
     energies = [mean.subtract(utterance) for utterance in spoken]
     return [
@@ -93,14 +93,14 @@ def write_step(run: Path, step: str, data: bytes, tally: Tally) -> None:
 
 
 def logits_of(rows: list[FeatureRow]) -> list[np.ndarray]:
-    """What a random teacher says of each low-rate frame."""
+    """Return a random teacher's logits of each low-rate frame."""
     random = np.random.default_rng(17)
     shapes = [(len(splice(row.features, 1)), 50) for row in rows]
     return [random.normal(0, 3, shape).astype(np.float32) for shape in shapes]
 
 
 def write_run(run: Path, rows: list[FeatureRow], logits: list[np.ndarray]) -> None:
-    """A run of one feature shard and, if there are logits, of its targets."""
+    """Write a run of one feature shard and, if there are logits, of its targets."""
     tally = Tally(len(rows), sum(row.duration_ms for row in rows))
     write_step(run, "features/unlabelled", write_features(rows), tally)
     if not logits:
@@ -114,20 +114,20 @@ def write_run(run: Path, rows: list[FeatureRow], logits: list[np.ndarray]) -> No
 
 @pytest.fixture(autouse=True)
 def jupyter_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels leave their files in the test's directory, not in the user's home."""
+    """Keep the files of kernels in the test's directory, not in the user's home."""
     for name in ("JUPYTER_RUNTIME_DIR", "IPYTHONDIR", "MPLCONFIGDIR"):
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
 
 
 def read_notebook() -> nbformat.NotebookNode:
-    """The notebook as it is stored."""
+    """Read the stored notebook."""
     text = NOTEBOOK.read_text("utf-8")
     notebook: nbformat.NotebookNode = nbformat.reads(text, as_version=4)  # type: ignore[no-untyped-call]
     return notebook
 
 
 def execute(run: Path) -> Shown:
-    """Run the notebook on `run`, its figures kept for a last cell that reads them."""
+    """Run the notebook on `run`; keep its figures for a last cell that reads them."""
     notebook = read_notebook()
     (parameters,) = [
         cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])
@@ -158,7 +158,7 @@ TARGET_LABELS = [
 
 @pytest.fixture
 def shown(tmp_path: Path, rows: list[FeatureRow]) -> Shown:
-    """A run with targets."""
+    """Run the notebook on a run with targets."""
     write_run(tmp_path / "run", rows, logits_of(rows))
     return execute(tmp_path / "run")
 
@@ -179,14 +179,14 @@ def test_shows_features_and_targets(
 
 
 def require_features(shown: Shown, rows: list[FeatureRow]) -> None:
-    """The longest utterance is drawn bin by bin over its seconds, to the bit."""
+    """Require the longest utterance bin by bin over its seconds, to the bit."""
     ((drawn, extent),) = shown.axes[0]["images"]
     assert extent == [0, pytest.approx(0.01 * len(rows[0].features)), 0, 64]
     assert np.array_equal(np.array(drawn), rows[0].features.T)
 
 
 def require_causal_mean(shown: Shown, spoken: list[np.ndarray]) -> None:
-    """The drift is the mean of all that was said so far less the first frame, within float16."""
+    """Require the drift: the mean so far less the first frame, within float16."""
     stream = np.concatenate(spoken).astype(np.float64)
     means = np.cumsum(stream, axis=0) / np.arange(1, len(stream) + 1)[:, np.newaxis]
     lines = shown.axes[2]["lines"]
@@ -201,7 +201,7 @@ def require_causal_mean(shown: Shown, spoken: list[np.ndarray]) -> None:
 
 
 def require_histograms(shown: Shown, rows: list[FeatureRow]) -> None:
-    """Each utterance is counted at its duration, each low-rate frame at the teacher's shares."""
+    """Require each utterance at its duration, each low-rate frame at the teacher's shares."""
     durations, masses, confidences = (
         {
             round(x + width / 2, 4): height

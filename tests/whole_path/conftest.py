@@ -1,4 +1,4 @@
-"""The environment in which the jobs' processes run."""
+"""Share the environment in which the jobs' processes run."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from infra.spark.session import configure, spark_environment
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Our environment with a spark-submit that is set up, away from the installed one."""
+    """Return an environment with a configured spark-submit, apart from the installed one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARK_CONF_DIR", str(tmp_path_factory.mktemp("spark-conf")))
         # Java's second compiler never pays in so short a session: 14.6 s of CPU instead of 9.2.

@@ -1,4 +1,4 @@
-"""The books of a whole run: every manifest, by step, and what must hold of them together."""
+"""Compare the manifests of a whole run, by step, with one another."""
 
 from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
@@ -15,7 +15,7 @@ STEPS = {
 
 
 def manifest_bytes(store: ObjectStore, run_uri: str) -> dict[str, bytes]:
-    """Every manifest below a run, as stored, by its step."""
+    """Return every manifest below a run, as stored, by its step."""
     suffix = "/manifest.json"
     return {
         found.uri.removeprefix(f"{run_uri}/").removesuffix(suffix): store.get(found.uri)
@@ -25,7 +25,7 @@ def manifest_bytes(store: ObjectStore, run_uri: str) -> dict[str, bytes]:
 
 
 def require_balance(store: ObjectStore, run_uri: str) -> dict[str, Manifest]:
-    """All steps are there; in = out + quarantined in each and from each to the next."""
+    """Require all steps, and in = out + quarantined in each and from each to the next."""
     stored = manifest_bytes(store, run_uri)
     assert stored.keys() == STEPS
     manifests = {step: Manifest.from_bytes(data) for step, data in stored.items()}

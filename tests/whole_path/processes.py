@@ -1,4 +1,4 @@
-"""The jobs as a user starts them: real processes, from the repository's root."""
+"""Run the jobs as a user starts them: real processes, from the repository's root."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ Completed = subprocess.CompletedProcess[str]
 def run_all_steps(
     run_uri: str, kaldi_dir: Path, environment: Environment, *options: str
 ) -> Completed:
-    """The documented way to a user's own corpus; the last words of a failure are told."""
+    """Run the documented way to a user's own corpus; show the last lines of a failure."""
     shared = ("--recipe", str(TINY), "--run", run_uri, "--kaldi-dir", str(kaldi_dir))
     done = _run([sys.executable, "-m", "jobs.run", *shared, *options], environment)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -28,7 +28,7 @@ def run_all_steps(
 def run_step(
     step: str, run_uri: str, environment: Environment, *options: str, student_ranks: int = 4
 ) -> Completed:
-    """One step by itself, launched as jobs/run.py launches it."""
+    """Run one step by itself, launched as jobs/run.py launches it."""
     (launch,) = [each for each in launches("", 2, student_ranks) if each.step == step]
     shared = ["--recipe", str(TINY), "--run", run_uri, *options]
     return _run(launch.command(shared), environment)
@@ -47,7 +47,7 @@ def _run(command: Sequence[str], environment: Environment) -> Completed:
 
 
 def left_behind(mark: str) -> list[str]:
-    """Command lines of the processes whose environment holds `mark`."""
+    """Return command lines of the processes whose environment holds `mark`."""
     found = []
     for process in Path("/proc").iterdir():
         try:

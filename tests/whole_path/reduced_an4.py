@@ -1,4 +1,4 @@
-"""A few speakers and utterances of AN4, as a Kaldi data directory with links to its audio."""
+"""Write a few speakers and utterances of AN4 as a Kaldi data directory with linked audio."""
 
 from pathlib import Path
 
@@ -32,5 +32,5 @@ def write_reduced_an4(an4_dir: Path, directory: Path) -> Path:
 
 
 def read_table(path: Path) -> dict[str, str]:
-    """A Kaldi table: utterance to the rest of its line."""
+    """Read a Kaldi table: utterance to the rest of its line."""
     return dict(line.split(" ", 1) for line in path.read_text().splitlines())

@@ -1,4 +1,4 @@
-"""The documented way to one's own corpus: every step on recorded speech, as real processes."""
+"""Every step runs on recorded speech, by the documented way to one's own corpus."""
 
 import json
 import re
@@ -28,7 +28,7 @@ MODELS = {"baseline", "teacher", "student"}
 
 @dataclass(frozen=True)
 class WholeRun:
-    """A finished run: where it lies, what made it, and what it said."""
+    """WholeRun is a finished run: its place, its settings, and its output."""
 
     folder: Path
     kaldi_dir: Path
@@ -57,7 +57,7 @@ def whole(
 
 
 def test_the_report_has_the_documented_shape(whole: WholeRun) -> None:
-    """Word error rates of three models under "all", their reduction, hours, and every step."""
+    """It has three models' word error rates under "all", their reduction, hours, and every step."""
     report = whole.report()
     assert {name: set(rates) for name, rates in report["wer"].items()} == {
         name: {"all"} for name in MODELS
@@ -83,7 +83,7 @@ def test_the_page_needs_nothing_but_itself(whole: WholeRun) -> None:
 
 
 def test_hours_in_are_hours_out_and_quarantined(whole: WholeRun) -> None:
-    """In each manifest and from step to step, though one of the audio files is cut short."""
+    """They agree in each manifest and from step to step, though one audio file is cut short."""
     manifests = require_balance(whole.store, str(whole.folder))
     features = manifests["features/unlabelled"]
     assert features.quarantined.utterances == 1
@@ -95,7 +95,7 @@ def test_hours_in_are_hours_out_and_quarantined(whole: WholeRun) -> None:
 
 
 def test_the_student_was_trained_in_two_tiers(whole: WholeRun) -> None:
-    """Four ranks in two groups of two, and the recipe of each step is kept with the run."""
+    """Four ranks train in two groups of two, and the recipe of each step is kept with the run."""
     manifest = json.loads((whole.folder / "models" / "student" / "manifest.json").read_text())
     assert manifest["statistics"]["num_ranks"] == 4
     config = manifest["config"]
@@ -106,7 +106,7 @@ def test_the_student_was_trained_in_two_tiers(whole: WholeRun) -> None:
 
 
 def test_training_again_gives_the_same_bytes(whole: WholeRun, tmp_path: Path) -> None:
-    """GTC on 2 ranks and HTM on 4, in a copy of the run; --json prints one object for all ranks."""
+    """GTC on 2 ranks and HTM on 4 repeat, in a copy of the run; --json prints one object."""
     again = tmp_path / "run"
     shutil.copytree(whole.folder, again)
     for model in ("baseline", "student"):
@@ -119,7 +119,7 @@ def test_training_again_gives_the_same_bytes(whole: WholeRun, tmp_path: Path) ->
 
 
 def test_no_process_is_left_behind(whole: WholeRun) -> None:
-    """No rank and no Java, and the teacher's servers end when they have been idle."""
+    """No rank and no Java is left, and the teacher's servers end when they have been idle."""
     deadline = time.monotonic() + 60
     while (left := left_behind(whole.mark)) and time.monotonic() < deadline:
         time.sleep(0.2)

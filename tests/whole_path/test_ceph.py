@@ -1,4 +1,4 @@
-"""The four Spark steps as processes on a real S3 server, one request in twenty failing."""
+"""The four Spark steps run as processes on a real S3 server that fails one request in twenty."""
 
 import json
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ WEIGHTS = {"stall": 0.0}
 
 @pytest.fixture(scope="module")
 def proxy() -> Iterator[FaultyProxy]:
-    """Ceph behind a proxy that begins when the test says so; our environment leads there."""
+    """Put a proxy before Ceph that begins when the test says so; point the environment to it."""
     with (
         running_ceph() as endpoint,
         pytest.MonkeyPatch.context() as patch,
@@ -55,7 +55,7 @@ def write_inputs(store: ObjectStore, run_uri: str) -> None:
 
 
 def run_serially(store: ObjectStore, run_uri: str) -> None:
-    """The four steps as a plain loop in this process."""
+    """Run the four steps as a plain loop in this process."""
     recipe, corpus_uri = read_recipe(str(TINY)), join_uri(run_uri, "corpus")
     budget, k = recipe.loss_budget, recipe.targets.k
     for subset in SUBSETS:
@@ -74,7 +74,7 @@ def run_serially(store: ObjectStore, run_uri: str) -> None:
 def test_spark_on_a_failing_server_gives_the_same_bytes(
     proxy: FaultyProxy, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """Manifests as of a plain loop on local paths; retries are told, per step, and bounded."""
+    """Manifests equal those of a plain loop on local paths; each step reports bounded retries."""
     store, local, local_uri = ObjectStore((RUN_URI,)), ObjectStore((str(tmp_path),)), str(tmp_path)
     write_inputs(store, RUN_URI)
     write_inputs(local, local_uri)

@@ -1,4 +1,4 @@
-"""What the jobs say and how they exit: help, bad recipes, missing inputs, stores out of reach."""
+"""The jobs explain help, bad recipes, missing inputs and stores out of reach, by exit code."""
 
 import json
 import runpy
@@ -31,7 +31,7 @@ STEPS = (
 
 @dataclass(frozen=True)
 class Said:
-    """A job's exit code and its two streams."""
+    """Said holds a job's exit code and its two streams."""
 
     code: int
     out: str
@@ -57,13 +57,13 @@ def run_job(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 
 def usual(step: str, run_uri: object, *more: str) -> tuple[str, ...]:
-    """The step and the arguments that it needs at least."""
+    """Return the step and the fewest arguments that it needs."""
     needed = ("--kaldi-dir", "nowhere") if step == "ingest" else ()
     return (step, "--recipe", str(TINY), "--run", str(run_uri), *needed, *more)
 
 
 def require_message(said: Said, code: int, *parts: str) -> None:
-    """The job failed with `code`, and one line on standard error that holds `parts`."""
+    """Require the exit code, and one line on standard error that holds `parts`."""
     assert said.code == code, said.err
     assert said.out == ""
     assert "Traceback" not in said.err
@@ -74,7 +74,7 @@ def require_message(said: Said, code: int, *parts: str) -> None:
 
 @pytest.mark.parametrize("step", STEPS)
 def test_help_teaches(run_job: RunJob, step: str) -> None:
-    """It says what the step does, each option, the exit codes, and that it may be repeated."""
+    """Help says what the step does, each option, the exit codes, and that it may be repeated."""
     said = run_job(step, "--help")
     text = " ".join(said.out.split())
     assert (said.code, said.err) == (0, "")
@@ -107,7 +107,7 @@ def test_any_trainer_can_be_chosen_for_any_recipe(run_job: RunJob, tmp_path: Pat
 
 
 def test_missing_arguments_are_bad_usage(run_job: RunJob) -> None:
-    """Exit code 2, and the usage."""
+    """The exit code is 2, with the usage."""
     said = run_job("evaluate", "--run", "somewhere")
     assert said.code == 2
     assert "the following arguments are required: --recipe" in said.err
@@ -129,12 +129,12 @@ def test_missing_arguments_are_bad_usage(run_job: RunJob) -> None:
 def test_a_bad_value_of_the_recipe_is_explained(
     run_job: RunJob, tmp_path: Path, override: str, parts: tuple[str, ...]
 ) -> None:
-    """Exit code 2; the message names the key, the value and what would do."""
+    """The exit code is 2; the message names the key, the value and a remedy."""
     require_message(run_job(*usual("evaluate", tmp_path, "--set", override)), 2, *parts)
 
 
 def test_a_misspelt_key_in_a_recipe_is_explained(run_job: RunJob, tmp_path: Path) -> None:
-    """In a file as by --set: the file, the key, and the nearest known one."""
+    """The message names the file or --set, the key, and the nearest known one."""
     recipe = tmp_path / "mine.toml"
     recipe.write_text(TINY.read_text().replace("file_hours", "files_hours"))
     said = run_job("evaluate", "--recipe", str(recipe), "--run", str(tmp_path))
@@ -142,7 +142,7 @@ def test_a_misspelt_key_in_a_recipe_is_explained(run_job: RunJob, tmp_path: Path
 
 
 def test_a_missing_or_broken_recipe_is_bad_usage(run_job: RunJob, tmp_path: Path) -> None:
-    """Exit code 2 and the path."""
+    """The exit code is 2, with the path."""
     broken = tmp_path / "broken.toml"
     broken.write_text("name = [")
     for recipe, part in (("nowhere.toml", "cannot be read"), (str(broken), "not TOML")):
@@ -152,7 +152,7 @@ def test_a_missing_or_broken_recipe_is_bad_usage(run_job: RunJob, tmp_path: Path
 
 @pytest.mark.parametrize("uri", ["ftp://host/run", "s3://b/run", "s3://bucket/a/../run", ""])
 def test_a_bad_run_uri_is_bad_usage(run_job: RunJob, uri: str) -> None:
-    """An unknown scheme, no bucket's name, a path that climbs, and nothing at all."""
+    """Unknown schemes, missing buckets, paths that climb and empty ones are bad usage."""
     require_message(run_job(*usual("evaluate", uri)), 2, "evaluate: ", uri)
 
 
@@ -174,7 +174,7 @@ def test_a_bad_run_uri_is_bad_usage(run_job: RunJob, uri: str) -> None:
 def test_a_missing_input_names_the_step_to_run(
     run_job: RunJob, tmp_path: Path, step: str, missing: str
 ) -> None:
-    """Exit code 1, without starting Spark, and nothing is written."""
+    """The exit code is 1, Spark does not start, and nothing is written."""
     said = run_job(*usual(step, tmp_path / "run"))
     uri = manifest_uri(str(tmp_path / "run"), missing)
     require_message(said, 1, f"{uri} is missing: run the step that writes {missing} first")
@@ -182,7 +182,7 @@ def test_a_missing_input_names_the_step_to_run(
 
 
 def test_missing_data_is_explained(run_job: RunJob, tmp_path: Path) -> None:
-    """No Kaldi directory, and no metadata."""
+    """An absent Kaldi directory and absent metadata are explained."""
     require_message(
         run_job(*usual("ingest", tmp_path)), 1, "--kaldi-dir nowhere is not a directory"
     )
@@ -192,7 +192,7 @@ def test_missing_data_is_explained(run_job: RunJob, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("step", STEPS)
 def test_a_dry_run_writes_nothing(run_job: RunJob, tmp_path: Path, step: str) -> None:
-    """It lists what is read and written, and whether that is there."""
+    """A dry run lists what is read and written, and whether it exists."""
     run_uri = tmp_path / "run"
     said = run_job(*usual(step, run_uri, "--dry-run"))
     assert (said.code, said.err) == (0, "")
@@ -207,7 +207,7 @@ def test_a_dry_run_writes_nothing(run_job: RunJob, tmp_path: Path, step: str) ->
 
 @pytest.fixture
 def secrets(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
-    """Credentials in the environment and in the endpoint, where nobody listens."""
+    """Set credentials in the environment and in the endpoint, at a port that refuses."""
     endpoint = f"http://user:endpoint-password@127.0.0.1:{free_port()}"
     for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": endpoint}.items():
         monkeypatch.setenv(name, value)
@@ -221,7 +221,7 @@ def secrets(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
 def test_a_store_out_of_reach_is_explained(
     run_job: RunJob, secrets: tuple[str, ...], step: str
 ) -> None:
-    """Exit code 1, the URI, the endpoint and a remedy; neither traceback nor credentials."""
+    """Exit code 1 comes with URI, endpoint and remedy; neither traceback nor credentials."""
     said = run_job(*usual(step, "s3://bucket/run"))
     require_message(said, 1, "s3://bucket/run", "127.0.0.1", "check AWS_ENDPOINT_URL")
     assert not any(secret in said.err for secret in secrets)
@@ -236,7 +236,7 @@ def endpoint() -> Iterator[str]:
 def test_an_absent_bucket_is_explained(
     run_job: RunJob, secrets: tuple[str, ...], endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exit code 1 and its name; the same for a step that reads and for one that begins."""
+    """Exit code 1 comes with its name, for a step that reads and for one that begins."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     for step in ("select_utterances", "evaluate"):
         said = run_job(*usual(step, "s3://nobodys/run"))
@@ -248,7 +248,7 @@ def test_an_absent_bucket_is_explained(
 def test_missing_credentials_are_explained(
     run_job: RunJob, endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exit code 1 and which variables to set."""
+    """Exit code 1 comes with the variables to set."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     boto3.client("s3").create_bucket(Bucket="locked")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
@@ -261,7 +261,7 @@ def test_missing_credentials_are_explained(
 
 
 def test_ingest_prints_one_json_object(run_job: RunJob, tmp_path: Path) -> None:
-    """Progress and logs go to standard error; the second time there is nothing to do."""
+    """Progress and logs go to standard error; the second run has nothing to do."""
     kaldi_dir = tmp_path / "kaldi"
     audio = write_corpus(ObjectStore((str(kaldi_dir),)), str(kaldi_dir), "unlabelled", 3, 1)
     keys = [str(record["utterance_id"]) for record in audio]
@@ -286,7 +286,7 @@ def test_ingest_prints_one_json_object(run_job: RunJob, tmp_path: Path) -> None:
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> tuple[ObjectStore, str, str]:
-    """A store with the metadata and audio of three small subsets."""
+    """Write a store with the metadata and audio of three small subsets."""
     store, run_uri, corpus_uri = local_store(tmp_path)
     for subset in SUBSETS:
         write_corpus(store, corpus_uri, subset, num_speakers=2, num_each=2)
@@ -297,7 +297,7 @@ def corpus(tmp_path: Path) -> tuple[ObjectStore, str, str]:
 def test_spark_submit_prints_one_json_object(
     corpus: tuple[ObjectStore, str, str], environment: dict[str, str]
 ) -> None:
-    """Of all that Spark says nothing is on standard output."""
+    """Spark writes nothing to standard output."""
     _, run_uri, _ = corpus
     done = run_step("select_utterances", run_uri, environment, "--json")
     assert done.returncode == 0, done.stderr[-4000:]
@@ -312,7 +312,7 @@ def test_spark_submit_prints_one_json_object(
 def test_an_exceeded_loss_budget_has_its_exit_code(
     corpus: tuple[ObjectStore, str, str], environment: dict[str, str]
 ) -> None:
-    """Audio outside the allowed prefixes is quarantined; beyond the budget that is exit code 3."""
+    """Audio outside the allowed prefixes is quarantined; above the budget the exit code is 3."""
     store, run_uri, corpus_uri = corpus
     records = write_corpus(store, corpus_uri, "unlabelled", num_speakers=2, num_each=2)
     records[0]["audio_uri"] = "/etc/hostname"
@@ -333,7 +333,7 @@ def test_an_exceeded_loss_budget_has_its_exit_code(
 
 @pytest.mark.timeout(600)
 def test_empty_metadata_is_explained(tmp_path: Path, environment: dict[str, str]) -> None:
-    """Metadata objects without a record: exit code 1, through spark-submit."""
+    """Metadata objects without a record give exit code 1, through spark-submit."""
     store, run_uri, corpus_uri = local_store(tmp_path)
     write_metadata(store, corpus_uri, "labelled", [])
     done = run_step("select_utterances", run_uri, environment)

@@ -1,4 +1,4 @@
-"""The whole path in S3, on speech at five placements, and the same bytes on a local path."""
+"""The whole path in S3, on speech at five placements, gives the bytes of a local path."""
 
 import json
 import re
@@ -44,7 +44,7 @@ CORPUS = SynthesisConfig(
 
 @dataclass(frozen=True)
 class WholeRun:
-    """A finished run in S3: its URI, the corpus it was made from, and what it said."""
+    """WholeRun is a finished run in S3: its URI, its corpus, and its output."""
 
     uri: str
     kaldi_dir: Path
@@ -81,7 +81,7 @@ def whole(
 
 @pytest.fixture(scope="module")
 def local(whole: WholeRun, tmp_path_factory: pytest.TempPathFactory) -> tuple[ObjectStore, str]:
-    """The same corpus and recipe on a local path, each step a plain loop, without Spark."""
+    """Run the same corpus and recipe on a local path, each step a plain loop, without Spark."""
     run_uri = str(tmp_path_factory.mktemp("local") / "run")
     store, corpus_uri = ObjectStore((run_uri,)), join_uri(run_uri, "corpus")
     recipe = read_recipe(str(TINY))
@@ -95,14 +95,14 @@ def local(whole: WholeRun, tmp_path_factory: pytest.TempPathFactory) -> tuple[Ob
 
 
 def require_same(whole: WholeRun, local: tuple[ObjectStore, str], steps: set[str]) -> None:
-    """The manifests of `steps`, and so all bytes that they name, agree."""
+    """Require the manifests of `steps`, and so all bytes that they name, to agree."""
     theirs, ours = manifest_bytes(whole.store, whole.uri), manifest_bytes(*local)
     for step in sorted(steps):
         assert ours[step] == theirs[step], step
 
 
 def test_the_table_has_the_five_placements(whole: WholeRun) -> None:
-    """Paper 003's Table II: word error rates and their reduction at DP1 to DP5."""
+    """As 003's Table II, it has word error rates and their reduction at DP1 to DP5."""
     report = json.loads(whole.store.get(join_uri(whole.uri, "report", "report.json")))
     assert sorted(report["wer"]) == ["baseline", "student", "teacher"]
     for rates in report["wer"].values():
@@ -112,7 +112,7 @@ def test_the_table_has_the_five_placements(whole: WholeRun) -> None:
 
 
 def test_hours_in_are_hours_out_and_quarantined(whole: WholeRun) -> None:
-    """In each manifest in S3, and from step to step; nothing of this corpus is lost."""
+    """They agree in each manifest in S3 and from step to step; this corpus loses nothing."""
     manifests = require_balance(whole.store, whole.uri)
     assert not any(manifest.quarantined.utterances for manifest in manifests.values())
 
@@ -128,7 +128,7 @@ def test_selection_and_features_do_not_depend_on_the_place(
 def test_alignments_do_not_depend_on_the_place(
     whole: WholeRun, local: tuple[ObjectStore, str]
 ) -> None:
-    """Bootstrap, tree, the network trained on them and its realignment, on a local path."""
+    """Bootstrap, tree, the network trained on them and its realignment repeat on a local path."""
     done = run_step("align", local[1], whole.environment, "--json")
     assert done.returncode == 0, done.stderr[-4000:]
     assert json.loads(done.stdout)["status"] == "done"
@@ -138,7 +138,7 @@ def test_alignments_do_not_depend_on_the_place(
 def test_targets_and_partitions_do_not_depend_on_the_place(
     whole: WholeRun, local: tuple[ObjectStore, str]
 ) -> None:
-    """The teacher in this process and a plain loop give what its servers and Spark gave."""
+    """The teacher in this process and a plain loop give the bytes of its servers and Spark."""
     store, run_uri = local
     for found in whole.store.list(join_uri(whole.uri, "models/teacher")):
         store.put(found.uri.replace(whole.uri, run_uri), whole.store.get(found.uri))
@@ -154,7 +154,7 @@ def test_targets_and_partitions_do_not_depend_on_the_place(
 
 
 def written(bucket: str) -> dict[str, tuple[datetime, str]]:
-    """Every object: when it was written, and the ETag of its bytes."""
+    """Return each object's time of writing and the ETag of its bytes."""
     pages = boto3.client("s3").get_paginator("list_objects_v2").paginate(Bucket=bucket)
     objects = [each for page in pages for each in page["Contents"]]
     return {each["Key"]: (each["LastModified"], each["ETag"]) for each in objects}
@@ -170,7 +170,7 @@ def test_the_same_command_again_does_nothing(whole: WholeRun) -> None:
 
 
 def test_credentials_are_nowhere(whole: WholeRun) -> None:
-    """Neither in what the steps said nor in any object of the run."""
+    """They are neither in the steps' output nor in any object of the run."""
     said = [whole.output.encode(), *(whole.store.get(o.uri) for o in whole.store.list(whole.uri))]
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         assert not any(CREDENTIALS[name].encode() in data for data in said), name

@@ -111,7 +111,7 @@ def _is_alive(pid: int) -> bool:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:
         return False
-    return stat.rpartition(")")[2].split()[0] != "Z"  # killed, and nobody has asked how it ended
+    return stat.rpartition(")")[2].split()[0] != "Z"  # a zombie: killed, but not yet waited for
 
 
 def _run(*command: str) -> str:

@@ -23,7 +23,7 @@ from tests.benchmarks.slow_link.task import Frames, new_model, validation_loss
 MOMENTUM = 0.9
 FIRST_STEPS, FIRST_FRAMES, FIRST_RATE = 120, 128, 0.1
 DIVERGED_LOSS = 20.0
-FIRST_RANK = 998  # whose minibatches nobody else sees
+FIRST_RANK = 998  # no other rank has its minibatches
 
 
 @dataclass(frozen=True)
