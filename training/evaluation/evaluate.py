@@ -76,14 +76,28 @@ def score_models(
         name: count_errors(rows, model, graph, decoder, config.acoustic_scale, name)
         for name, model in models.items()
     }
-    rates = {
-        name: {placement: counts.word_error_rate for placement, counts in by_placement.items()}
-        for name, by_placement in errors.items()
-    }
     # Frame accuracy counts against the teacher's alignment of the transcripts.
     reference = network_alignments(
         rows, models[TEACHER], lexicon, read_tree(store, run_uri), config.acoustic_scale
     )
+    return {
+        **word_error_scores(errors),
+        "frame_accuracy": {
+            name: frame_accuracy(rows, model, reference) for name, model in models.items()
+        },
+        "models": {
+            name: {"num_parameters": sum(each.numel() for each in models[name].model.parameters())}
+            for name in EVALUATED_MODELS
+        },
+    }
+
+
+def word_error_scores(errors: Mapping[str, Mapping[str, WordErrors]]) -> dict[str, Any]:
+    """Return counts and rates by model and placement, and the student's WERR by placement."""
+    rates = {
+        name: {placement: counts.word_error_rate for placement, counts in by_placement.items()}
+        for name, by_placement in errors.items()
+    }
     return {
         "wer": rates,
         "werr": {
@@ -94,13 +108,6 @@ def score_models(
         "word_errors": {
             name: {placement: asdict(counts) for placement, counts in by_placement.items()}
             for name, by_placement in errors.items()
-        },
-        "frame_accuracy": {
-            name: frame_accuracy(rows, model, reference) for name, model in models.items()
-        },
-        "models": {
-            name: {"num_parameters": sum(each.numel() for each in models[name].model.parameters())}
-            for name in EVALUATED_MODELS
         },
     }
 
