@@ -30,6 +30,12 @@ ELSEWHERE = re.compile(
     r"(runs|selection|features|corpus|report|certificate|conf|scratch|dist)/"
     r"|(manifest|report)\.json|(example|inspect)\.py|spark-env\.sh"
 )
+# Names of other software, and of the Makefile.
+FOREIGN = {
+    *("ATEN_CPU_CAPABILITY", "EnforceNotMet", "KALDI_DIR", "connectFullMesh"),
+    *("error_if_nonfinite", "espeak_Terminate", "get_acc", "use_local_synchronization"),
+}
+WORD = re.compile(r"\b(?:[A-Za-z]\w*_\w+|\w*[a-z][A-Z]\w*)\b")
 PATH = re.compile(r"[\w.-]+(/[\w.-]+)*(/|\.(py|md|toml|ipynb|cff|c|svg|sh))")
 
 
@@ -81,6 +87,26 @@ def test_named_targets_and_jobs_exist(document: Path) -> None:
     assert set(re.findall(r"^make ([a-z]+)", commands, re.M)) <= targets
     jobs = {path.stem for path in (ROOT / "jobs").glob("*.py")}
     assert set(re.findall(r"^megahour ([a-z_]+)", commands, re.M)) <= jobs
+
+
+@pytest.fixture(scope="module")
+def code_words() -> set[str]:
+    """Every word of the code, its settings and its tests, and the names of their files."""
+    folders = [ROOT / name for name in (*PACKAGES, "tests", "docs")]
+    paths = [path for folder in folders for path in folder.rglob("*")]
+    words = {path.stem for path in paths}
+    for path in [*paths, ROOT / "pyproject.toml"]:
+        if path.suffix in {".py", ".toml", ".c"}:
+            words.update(re.findall(r"\w+", text_of(path)))
+    return words
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
+def test_named_identifiers_exist(document: Path, code_words: set[str]) -> None:
+    """Every identifier in `code`, known by its _ or inner capital, occurs in the repository."""
+    outside = re.sub(r"^```.*?^```", "", text_of(document), flags=re.M | re.S)
+    words = {word for span in re.findall(r"`([^`\n]+)`", outside) for word in WORD.findall(span)}
+    assert words - code_words - FOREIGN == set()
 
 
 @pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "CHANGELOG.md"], ids=named)
