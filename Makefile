@@ -9,8 +9,8 @@ run: RUN ?= runs/mine
 RECIPE ?= recorded
 
 KILLS ?= 30
-# Two processes; a file's tests share what they set up, and the longest files begin.
-PYTEST = $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# A file's tests run in one process and share what they set up; the longest files begin.
+PYTEST = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
 .PHONY: help setup demo run test faults dist format lint clean
 
@@ -42,11 +42,11 @@ run: setup
 	$(BIN)/python -m jobs.run --recipe $(RECIPE) --run $(RUN) --kaldi-dir '$(KALDI_DIR)'
 
 test: setup
-	$(PYTEST)
+	$(PYTEST) --numprocesses 2
 
 faults: setup
 	sh tests/install_ceph.sh || echo 'no Ceph can be installed here: the tests that need it are skipped'
-	$(BIN)/python -m pytest -m cluster --kills $(KILLS) -rs
+	$(PYTEST) --numprocesses 3 -m cluster --kills $(KILLS) -rs
 
 dist: setup
 	$(BIN)/python -m jobs.package --folder dist

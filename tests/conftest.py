@@ -5,6 +5,8 @@ from pathlib import Path
 
 # Before NumPy: OpenBLAS's own threads make small products many times slower on busy cores.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
+# Java's second compiler and many collector threads never pay in short lives: 12 s of CPU, not 17.
+os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 import pytest
 from hypothesis import settings
@@ -17,10 +19,10 @@ install_import_hook(["pipeline", "training"], "beartype.beartype")
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
-pytest_plugins = ["tests.s3_server", "tests.ceph_server"]
+pytest_plugins = ["tests.s3_server", "tests.ceph_server", "tests.job_programs"]
 
-# Each takes a minute or more: begun last, it would leave the other workers idle.
-LONG_FILES = ("whole_path/test_an4.py", "whole_path/test_s3.py", "faults/test_chaos.py")
+# Each takes minutes: begun last, it would leave the other processes idle.
+LONG_FILES = ("test_chaos.py", "test_rank_chaos.py", "test_an4.py", "test_s3.py")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,7 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest files."""
-    items.sort(key=lambda item: not str(item.path).endswith(LONG_FILES))
+    items.sort(key=lambda item: item.path.name not in LONG_FILES)
 
 
 @pytest.fixture(scope="session", autouse=True)

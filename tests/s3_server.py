@@ -1,13 +1,14 @@
 """Run a real S3 server process (moto) for tests; import the fixtures into a conftest or a test."""
 
 import os
+import secrets
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import boto3
@@ -21,10 +22,15 @@ CREDENTIALS = {
 
 
 def free_port() -> int:
-    """Return a free TCP port of the loopback interface."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """Draw a free TCP port of the loopback interface.
+
+    It lies below those that the kernel gives away, so that no connection takes it meanwhile.
+    """
+    while True:
+        port = 10_000 + secrets.randbelow(20_000)
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
 
 
 @contextmanager

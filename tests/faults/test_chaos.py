@@ -46,7 +46,7 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setting]:
 def test_driver_and_executors_run_from_the_package(setting: Setting) -> None:
     """Code comes from the zip, NumPy from the unpacked archive, nothing from the checkout."""
     program = str(Path(__file__).with_name("import_places.py"))
-    process = setting.steps.start("extract_features", program)
+    process = setting.steps.start_from_archive("extract_features", program)
     log = setting.steps.log("extract_features")
     assert process.wait(STEP_LIMIT_S) == 0, log.read_text()[-4000:]
     found = json.loads(log.read_text().splitlines()[-1])

@@ -1,8 +1,6 @@
 """The certify job and its section of the report page."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import pytest
 from jobs.certify import format_certificate
 from jobs.report_page import render_report
 from pipeline.steps.repartition import RepartitionConfig, repartition
+from tests.job_programs import RunJob
 from tests.small_corpus import local_store, serially
 from tests.written_run import write_run
 
@@ -25,23 +24,19 @@ def run_uri(tmp_path_factory: pytest.TempPathFactory) -> str:
     return run_uri
 
 
-def certify(run_uri: str, *more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "jobs.certify", "--run", run_uri, *ARGUMENTS, *more]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-
-
-def test_the_job_prints_a_table_and_one_json_object(run_uri: str) -> None:
+def test_the_job_prints_a_table_and_one_json_object(run_job: RunJob, run_uri: str) -> None:
     """The table and the progress on standard error; the second time there is nothing to do."""
-    first, second = (certify(run_uri, "--steps", "4") for _ in range(2))
-    assert first.returncode == 0, first.stderr
-    assert "certify chunks" in first.stderr
-    assert json.loads(first.stdout)["status"] == "done"
-    assert json.loads(second.stdout)["status"] == "nothing to do"
+    arguments = ("certify", "--run", run_uri, *ARGUMENTS, "--steps", "4")
+    first, second = (run_job(*arguments) for _ in range(2))
+    assert first.code == 0, first.err
+    assert "certify chunks" in first.err
+    assert json.loads(first.out)["status"] == "done"
+    assert json.loads(second.out)["status"] == "nothing to do"
     table = format_certificate(
         json.loads(Path(run_uri, "certificate/certificate.json").read_text())
     )
-    assert table in first.stderr
-    assert table in second.stderr
+    assert table in first.err
+    assert table in second.err
     assert "2 ranks; a uniform order of the whole run: 6.0 effective files" in table
 
 

@@ -10,7 +10,5 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return an environment with a configured spark-submit, apart from the installed one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARK_CONF_DIR", str(tmp_path_factory.mktemp("spark-conf")))
-        # Java's second compiler never pays in so short a session: 14.6 s of CPU instead of 9.2.
-        patch.setenv("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
         configure()
         return spark_environment()

@@ -9,7 +9,7 @@ from jobs.run import launches
 
 REPOSITORY = Path(__file__).parents[2]
 TINY = Path(__file__).with_name("tiny.toml")
-TIME_LIMIT_S = 500
+TIME_LIMIT_S = 900
 
 Environment = Mapping[str, str]
 Completed = subprocess.CompletedProcess[str]

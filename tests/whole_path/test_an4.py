@@ -16,7 +16,7 @@ from tests.whole_path.manifests import manifest_bytes, require_balance
 from tests.whole_path.processes import left_behind, run_all_steps, run_step
 from tests.whole_path.reduced_an4 import write_reduced_an4
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 STEPS = (
     *("ingest", "select_utterances", "extract_features", "align", "train_baseline"),

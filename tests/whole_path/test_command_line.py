@@ -1,10 +1,6 @@
 """The jobs explain help, bad recipes, missing inputs and stores out of reach, by exit code."""
 
 import json
-import runpy
-import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import boto3
@@ -12,11 +8,11 @@ import pytest
 
 from infra.configuration import digest
 from infra.store.object_store import ObjectStore
-from jobs.run import JOBS
 from pipeline.runs.manifest import manifest_uri
 from pipeline.runs.names import SUBSETS
 from pipeline.steps.selection.select import metadata_uri, select_utterances
-from tests.s3_server import CREDENTIALS, free_port, running_s3_server
+from tests.job_programs import RunJob, Said
+from tests.s3_server import CREDENTIALS, free_port
 from tests.small_corpus import local_store, serially, write_corpus, write_metadata
 from tests.whole_path.processes import TINY, run_step
 from training.recipes import read_recipe
@@ -27,33 +23,6 @@ STEPS = (
     *("train_teacher", "generate_targets", "repartition", "train_student"),
     *("evaluate", "certify", "report"),
 )
-
-
-@dataclass(frozen=True)
-class Said:
-    """Said holds a job's exit code and its two streams."""
-
-    code: int
-    out: str
-    err: str
-
-
-RunJob = Callable[..., Said]
-
-
-@pytest.fixture
-def run_job(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RunJob:
-    """Run jobs/<step>.py as a program, within this process."""
-
-    def run(step: str, *arguments: str) -> Said:
-        path = JOBS / f"{step}.py"
-        monkeypatch.setattr(sys, "argv", [str(path), *arguments])
-        with pytest.raises(SystemExit) as ended:
-            runpy.run_path(str(path), run_name="__main__")
-        captured = capsys.readouterr()
-        return Said(int(ended.value.code or 0), captured.out, captured.err)
-
-    return run
 
 
 def usual(step: str, run_uri: object, *more: str) -> tuple[str, ...]:
@@ -227,17 +196,11 @@ def test_a_store_out_of_reach_is_explained(
     assert not any(secret in said.err for secret in secrets)
 
 
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with running_s3_server() as url:
-        yield url
-
-
 def test_an_absent_bucket_is_explained(
-    run_job: RunJob, secrets: tuple[str, ...], endpoint: str, monkeypatch: pytest.MonkeyPatch
+    run_job: RunJob, secrets: tuple[str, ...], s3_endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit code 1 comes with its name, for a step that reads and for one that begins."""
-    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
     for step in ("select_utterances", "evaluate"):
         said = run_job(*usual(step, "s3://nobodys/run"))
         require_message(said, 1, "no bucket 'nobodys'", "create it, or correct its name")
@@ -246,10 +209,10 @@ def test_an_absent_bucket_is_explained(
 
 @pytest.mark.usefixtures("secrets")
 def test_missing_credentials_are_explained(
-    run_job: RunJob, endpoint: str, monkeypatch: pytest.MonkeyPatch
+    run_job: RunJob, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit code 1 comes with the variables to set."""
-    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
     boto3.client("s3").create_bucket(Bucket="locked")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
@@ -293,7 +256,7 @@ def corpus(tmp_path: Path) -> tuple[ObjectStore, str, str]:
     return store, run_uri, corpus_uri
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_spark_submit_prints_one_json_object(
     corpus: tuple[ObjectStore, str, str], environment: dict[str, str]
 ) -> None:
@@ -308,9 +271,8 @@ def test_spark_submit_prints_one_json_object(
     }
 
 
-@pytest.mark.timeout(600)
 def test_an_exceeded_loss_budget_has_its_exit_code(
-    corpus: tuple[ObjectStore, str, str], environment: dict[str, str]
+    corpus: tuple[ObjectStore, str, str], run_job: RunJob
 ) -> None:
     """Audio outside the allowed prefixes is quarantined; above the budget the exit code is 3."""
     store, run_uri, corpus_uri = corpus
@@ -322,21 +284,15 @@ def test_an_exceeded_loss_budget_has_its_exit_code(
     for subset in SUBSETS:
         uri = metadata_uri(corpus_uri, subset)
         select_utterances(store, run_uri, subset, uri, selection, 0.0, serially)
-    done = run_step("extract_features", run_uri, environment, "--json")
-    assert done.returncode == 3, done.stderr[-4000:]
-    assert done.stdout == ""
-    assert "2 of 4 utterances quarantined, the loss budget is 5.00%" in done.stderr
-    assert "{'outside_prefixes': 2}" in done.stderr
-    assert "mend the data, or raise loss_budget" in done.stderr
-    assert "Traceback" not in done.stderr
+    said = run_job(*usual("extract_features", run_uri, "--json"))
+    require_message(said, 3, "2 of 4 utterances quarantined, the loss budget is 5.00%")
+    assert "{'outside_prefixes': 2}" in said.err
+    assert "raise loss_budget" in said.err
 
 
-@pytest.mark.timeout(600)
-def test_empty_metadata_is_explained(tmp_path: Path, environment: dict[str, str]) -> None:
-    """Metadata objects without a record give exit code 1, through spark-submit."""
+def test_empty_metadata_is_explained(tmp_path: Path, run_job: RunJob) -> None:
+    """Metadata objects without a record give exit code 1."""
     store, run_uri, corpus_uri = local_store(tmp_path)
     write_metadata(store, corpus_uri, "labelled", [])
-    done = run_step("select_utterances", run_uri, environment)
-    assert done.returncode == 1
-    assert "metadata/labelled holds no record" in done.stderr
-    assert "Traceback" not in done.stderr
+    said = run_job(*usual("select_utterances", run_uri))
+    require_message(said, 1, "metadata/labelled holds no record")

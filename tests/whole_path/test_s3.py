@@ -28,7 +28,7 @@ from tests.whole_path.processes import TINY, run_all_steps, run_step
 from training.recipes import read_recipe
 from training.targets.teacher import decode_targets, encode_utterances, serve_teacher
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.cluster]
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.cluster]
 
 PLACEMENTS = ["DP1", "DP2", "DP3", "DP4", "DP5"]
 OTHER_SETTINGS = ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3")

@@ -66,7 +66,7 @@ class Fitting:
             total=num_sub_epochs,
             initial=begun,
             desc=f"train {self.fit.name}",
-            unit="sub_epoch",
+            unit="sub-epoch",
             disable=self.group.rank() > 0,
         )
         with bar:

@@ -1,8 +1,6 @@
 """The plan's command line: the table, the JSON, what is kept in a run, and wrong usage."""
 
 import json
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +14,7 @@ from jobs.planning.calibration.throughputs import HERE, read_calibration
 from jobs.planning.plan_table import LINE_WIDTH, aligned, count, dollars, duration, size
 from jobs.planning.stored_plan import stored_calibration
 from jobs.planning.volumes.training_volumes import num_parameters
+from tests.job_programs import RunJob
 from tests.jobs.planning.test_throughputs import CALIBRATION
 from training.recipes import read_recipe
 
@@ -28,14 +27,6 @@ def calibration_file(tmp_path: Path) -> str:
     file = tmp_path / "calibration.json"
     file.write_text(json.dumps(asdict(CALIBRATION)))
     return str(file)
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The plan as a user starts it."""
-    command = [sys.executable, "-m", "jobs.plan", *arguments]
-    return subprocess.run(
-        command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=120
-    )
 
 
 def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -131,15 +122,15 @@ def test_wrong_values_name_the_bound(
         job.plan_and_print(parsed)
 
 
-def test_exit_codes_and_help(calibration_file: str) -> None:
+def test_exit_codes_and_help(run_job: RunJob, calibration_file: str) -> None:
     """Usage that is wrong exits with 2 and one line; --help explains."""
-    failed = run("--hours", "1e6", "--calibration", f"{calibration_file}.absent")
-    assert failed.returncode == 2
-    assert failed.stderr.count("\n") == 1
-    assert "cannot be read" in failed.stderr
-    shown = run("--help")
-    assert shown.returncode == 0
-    assert "--calibrate-to" in shown.stdout
+    failed = run_job("plan", "--hours", "1e6", "--calibration", f"{calibration_file}.absent")
+    assert failed.code == 2
+    assert failed.err.count("\n") == 1
+    assert "cannot be read" in failed.err
+    shown = run_job("plan", "--help")
+    assert shown.code == 0
+    assert "--calibrate-to" in shown.out
 
 
 def test_the_run_tells_its_hours(calibration_file: str, tmp_path: Path) -> None:

@@ -1,8 +1,6 @@
 """The cost model's command line: table, recommendation, JSON, calibration, and wrong usage."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ from jobs import scaling as job
 from jobs.planning.plan_table import LINE_WIDTH
 from jobs.planning.scaling_options import parse_ranks, read_scaling
 from jobs.planning.scaling_table import ACCURACY, HOLD_OUT
+from tests.job_programs import RunJob
 from training.cost_model.published_speed_ups import V100, WORKLOAD, held_out_rows
 from training.cost_model.step_time import CostModel
 
@@ -165,20 +164,12 @@ def test_unknown_keys_of_a_calibration_are_refused(tmp_path: Path) -> None:
         read_scaling(str(file))
 
 
-def test_exit_codes_and_help() -> None:
+def test_exit_codes_and_help(run_job: RunJob) -> None:
     """A file that is not there exits with 2 and one line; --help explains."""
-    command = [sys.executable, "-m", "jobs.scaling"]
-    failed = subprocess.run(
-        [*command, "--calibration", "absent"],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert failed.returncode == 2
-    assert failed.stderr.count("\n") == 1
-    assert "absent: cannot be read" in failed.stderr
+    failed = run_job("scaling", "--calibration", "absent")
+    assert failed.code == 2
+    assert failed.err.count("\n") == 1
+    assert "absent: cannot be read" in failed.err
     shown = job.parser().format_help()
     assert "--measure-link" in shown
     assert max(map(len, shown.splitlines())) <= LINE_WIDTH

@@ -1,0 +1,37 @@
+"""Run the jobs' programs within this process, where a process of their own takes 3 s of CPU."""
+
+import runpy
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from jobs.run import JOBS
+
+
+@dataclass(frozen=True)
+class Said:
+    """Said holds a job's exit code and its two streams."""
+
+    code: int
+    out: str
+    err: str
+
+
+RunJob = Callable[..., Said]
+
+
+@pytest.fixture
+def run_job(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RunJob:
+    """Return a function that runs jobs/<name>.py with some arguments."""
+
+    def run(name: str, *arguments: str) -> Said:
+        path = JOBS / f"{name}.py"
+        monkeypatch.setattr(sys, "argv", [str(path), *arguments])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(path), run_name="__main__")
+        captured = capsys.readouterr()
+        return Said(int(ended.value.code or 0), captured.out, captured.err)
+
+    return run
