@@ -14,8 +14,7 @@ from pipeline.runs.manifest import Manifest, Output
 from pipeline.runs.step import write_manifest
 from pipeline.shards import FeatureRow, write_features, write_targets
 from pipeline.shards.targets import TargetRow
-from pipeline.shuffling import shuffled_order
-from pipeline.steps.selection.select import shuffle
+from pipeline.shuffling import shuffle, shuffled_order
 
 NUM_FRAMES = 20
 """10 ms frames of the shortest utterance; the longest has half as many more."""

@@ -25,8 +25,7 @@ from pipeline.runs.step import (
     run_tasks,
 )
 from pipeline.shards import FeatureRow, Storage, write_features
-from pipeline.shuffling import shuffled_order
-from pipeline.steps.selection.select import shuffle
+from pipeline.shuffling import shuffle, shuffled_order
 from pipeline.steps.utterance_features import extract_rows
 
 MAX_SHARD_FRAMES = 2_000_000

@@ -29,9 +29,8 @@ from pipeline.shards import (
     read_targets,
     write_partition,
 )
-from pipeline.shuffling import shuffled_order
+from pipeline.shuffling import shuffle, shuffled_order
 from pipeline.steps.disk_spill import SpilledRows
-from pipeline.steps.selection.select import shuffle
 
 SOURCES = (features_step(UNLABELLED), TARGETS_STEP)
 

@@ -248,17 +248,17 @@ def keep_what_the_driver_keeps() -> float:
         uri: digest for each in buckets for uri, digest in zip(each.uris, each.digests, strict=True)
     }
     context = StepContext(ObjectStore(()), "s3://bucket/run", "selection/unlabelled", "")
-    surveys = [outputs(PROJECTED_RANGES, f"scratch/{each.name}") for each in buckets]
+    indexes = [outputs(PROJECTED_RANGES, f"scratch/{each.name}") for each in buckets]
     ranges = [
-        RangeTask(context, number, each) for number, each in enumerate(zip(*surveys, strict=True))
+        RangeTask(context, number, each) for number, each in enumerate(zip(*indexes, strict=True))
     ]
-    drawn = [outputs(1, f"scratch/drawn-{each.name}") for each in buckets]
+    selected = [outputs(1, f"scratch/selected-{each.name}") for each in buckets]
     files = outputs(PROJECTED_FILES, "group-00000")
     tally = sum((each.tally for each in files), Tally())
     manifest = Manifest("selection/unlabelled", {}, inputs, files, tally_in=tally, tally_out=tally)
     assert manifest.to_bytes()
     assert ranges
-    assert drawn
+    assert selected
     return peak_mb() - before_mb
 
 

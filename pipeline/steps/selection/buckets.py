@@ -1,4 +1,4 @@
-"""Metadata objects by speaker bucket: listed, digested, and read as they were digested."""
+"""Speaker buckets of metadata objects: list, digest and read them."""
 
 import re
 from collections import defaultdict
@@ -17,14 +17,14 @@ _GETS_IN_FLIGHT = 4
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """A speaker bucket: it holds all records of its speakers, in these objects of any date."""
+    """Bucket holds the objects with all records of its speakers, of any date."""
 
     name: str
     uris: tuple[str, ...]
     digests: tuple[str, ...]
 
     def read(self, store: ObjectStore) -> Iterator[tuple[str, bytes]]:
-        """Each object's URI and bytes; ValueError if one is no longer what was digested."""
+        """Yield each object's URI and bytes; ValueError if one changed since it was digested."""
         objects = _read(store, self.uris)
         for (uri, data), digest in zip(objects, self.digests, strict=True):
             if sha256(data) == digest:
@@ -34,7 +34,7 @@ class Bucket:
 
 
 def list_metadata(store: ObjectStore, metadata_uri: str) -> dict[str, list[ObjectInfo]]:
-    """The metadata objects of each bucket, both in the order of their names."""
+    """List the metadata objects of each bucket; buckets and objects are in the order of names."""
     objects = [
         found for found in store.list(metadata_uri) if found.uri.endswith((".jsonl", ".jsonl.gz"))
     ]
@@ -49,7 +49,7 @@ def list_metadata(store: ObjectStore, metadata_uri: str) -> dict[str, list[Objec
 
 
 def bucket_of(uri: str) -> str:
-    """The speaker bucket that a metadata object belongs to; without one, all is one bucket."""
+    """Return the speaker bucket that a metadata object's URI names, or the one of all objects."""
     match = re.search(r"/speaker_bucket=([^/]+)/", uri)
     return f"bucket-{match[1] if match else 'all'}"
 
@@ -60,7 +60,7 @@ def digest_buckets(
     distribute: Distribute,
     description: str,
 ) -> list[Bucket]:
-    """Digest every metadata object, one task per bucket."""
+    """Digest every metadata object, one task a bucket."""
     tasks = [(store, tuple(found.uri for found in objects)) for objects in listing.values()]
     digests = distribute(tasks, digest_objects, description)
     return [
@@ -70,12 +70,12 @@ def digest_buckets(
 
 
 def digest_objects(task: tuple[ObjectStore, tuple[str, ...]]) -> tuple[str, ...]:
-    """SHA-256 of each object."""
+    """Compute the SHA-256 of each object."""
     return tuple(sha256(data) for _, data in _read(*task))
 
 
 def input_digests_of(buckets: list[Bucket], metadata_uri: str) -> dict[str, str]:
-    """Digests by name below `metadata_uri`: a corpus may be moved."""
+    """Return the digests by name below `metadata_uri`, so that a corpus may be moved."""
     base = normalize_uri(metadata_uri)
     return {
         uri.removeprefix(base): digest
@@ -87,8 +87,7 @@ def input_digests_of(buckets: list[Bucket], metadata_uri: str) -> dict[str, str]
 def _require_unchanged(digest: str, data: bytes) -> bytes:
     if sha256(data) != digest:
         raise ValueError(
-            "changed while it was being selected from: leave the metadata as it is, or select "
-            "into a new --run"
+            "changed during the selection: leave the metadata as it is, or select into a new --run"
         )
     return data
 

@@ -1,4 +1,4 @@
-"""The draw: up to which priority utterances are taken, whatever their buckets (003 IV-B1).
+"""Find the priority up to which utterances are selected from all buckets (003 IV-B1).
 
 The driver sees hours by range of priorities, never an utterance.
 """
@@ -17,7 +17,7 @@ from pipeline.steps.selection.deduplicate import (
     RangeSummary,
     RangeTask,
     compare_buckets,
-    meet_budget,
+    find_last_priority,
 )
 
 # A range's task holds some 10 million records, at 70 bytes.
@@ -26,10 +26,11 @@ _GZIP_RATIO = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
-    """All up to `last_priority` is drawn, but duplicates.
+class Cutoff:
+    """The last priority that is selected, and the duplicates that are not.
 
-    `duplicates` are, for each bucket, the objects that list what it leaves to earlier buckets.
+    `duplicates` holds, for each bucket, the objects that list the priorities which it leaves to
+    earlier buckets.
     """
 
     last_priority: int
@@ -37,26 +38,27 @@ class Draw:
 
 
 def num_ranges(objects: Sequence[ObjectInfo]) -> int:
-    """In how many ranges buckets are compared: one for each 2 GiB of metadata, unpacked."""
+    """Count the ranges in which buckets are compared: one for each 2 GiB of unpacked metadata."""
     sizes = (
         found.num_bytes * (_GZIP_RATIO if found.uri.endswith(".gz") else 1) for found in objects
     )
     return 1 + sum(sizes) // _RANGE_BYTES
 
 
-def draw(
+def find_cutoff(
     context: StepContext,
-    surveys: Sequence[Commit],
+    indexes: Sequence[Commit],
     metadata_uri: str,
     budget_ms: int,
     distribute: Distribute,
-) -> Draw:
-    """Draw `budget_ms` from the surveyed buckets of `metadata_uri`; 0 takes all.
+) -> Cutoff:
+    """Find the priority at which the indexed buckets meet `budget_ms`; 0 selects all.
 
-    ValueError if there is less, or if a speaker is in two buckets: a stream in two files.
+    ValueError if the buckets hold less, or if a speaker is in two buckets: its stream would be in
+    two files.
     """
-    sources = zip(*(survey.outputs for survey in surveys), strict=True)
-    tasks = [RangeTask(context, number, each) for number, each in enumerate(sources)]
+    ranges = zip(*(index.outputs for index in indexes), strict=True)
+    tasks = [RangeTask(context, number, parts) for number, parts in enumerate(ranges)]
     summaries = distribute(tasks, compare_buckets, "compare the buckets")
     num_split = sum(summary.num_split_speakers for summary in summaries)
     if num_split:
@@ -65,7 +67,7 @@ def draw(
             "all of a speaker's records into one, as its causal mean needs the whole stream"
         )
     last = _last_priority(tasks, summaries, budget_ms, distribute)
-    return Draw(last, _duplicates(summaries, len(surveys)))
+    return Cutoff(last, _duplicates(summaries, len(indexes)))
 
 
 def _last_priority(
@@ -78,14 +80,16 @@ def _last_priority(
     if budget_ms > totals_ms[-1]:
         hours, budget_hours = totals_ms[-1] / 3.6e6, budget_ms / 3.6e6
         raise ValueError(
-            f"budget = {budget_hours:.2f} h: need at most {hours:.2f} h, what there is to select "
-            "from; 0 takes all"
+            f"budget = {budget_hours:.2f} h: need at most {hours:.2f} h, the eligible hours of the "
+            "metadata; 0 selects all"
         )
     if budget_ms == 0:
         return NUM_PRIORITIES - 1
     met = int(np.searchsorted(totals_ms, budget_ms))
     before_ms = int(totals_ms[met]) - summaries[met].duration_ms
-    [last] = distribute([(tasks[met], budget_ms - before_ms)], meet_budget, "draw")
+    [last] = distribute(
+        [(tasks[met], budget_ms - before_ms)], find_last_priority, "find the cutoff"
+    )
     return last
 
 

@@ -1,4 +1,4 @@
-"""One range of hashes across all buckets: what several buckets hold, and where the budget ends."""
+"""Compare one range of hashes across all buckets: duplicates, split speakers, the cutoff."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -18,16 +18,16 @@ _GETS_IN_FLIGHT = 16
 
 @dataclass(frozen=True, slots=True)
 class RangeTask:
-    """One range: the object that each bucket wrote of it, in the order of the buckets."""
+    """One range, and the object that each bucket wrote of it, in the order of the buckets."""
 
     context: StepContext
     number: int
-    sources: tuple[Output, ...]
+    parts: tuple[Output, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RangeSummary:
-    """How long a range lasts once duplicates are out; `duplicates` lists those of some buckets."""
+    """A range's duration without duplicates, and its duplicates, which some buckets hold."""
 
     duration_ms: int
     num_split_speakers: int
@@ -52,16 +52,16 @@ def compare_buckets(task: RangeTask) -> RangeSummary:
     )
 
 
-def meet_budget(task: tuple[RangeTask, int]) -> int:
-    """The priority with which a range meets a budget in milliseconds."""
-    source, budget_ms = task
-    merged = _Merged.of(source)
+def find_last_priority(task: tuple[RangeTask, int]) -> int:
+    """Find the priority at which a range meets a budget in milliseconds."""
+    hash_range, budget_ms = task
+    merged = _Merged.of(hash_range)
     kept = ~merged.is_duplicate
     return last_priority(merged.priorities[kept], merged.durations_ms[kept], budget_ms)
 
 
 def read_duplicates(context: StepContext, output: Output, bucket: int) -> frozenset[int]:
-    """The priorities that one bucket must leave to an earlier one, of those that a range found."""
+    """Read the priorities of a range that one bucket must leave to an earlier one."""
     data = read_output(context.store, context.run_uri, output)
     priorities, buckets = np.frombuffer(data, "<u8").reshape(2, -1)
     return frozenset(priorities[buckets == bucket].tolist())
@@ -69,7 +69,7 @@ def read_duplicates(context: StepContext, output: Output, bucket: int) -> frozen
 
 @dataclass(frozen=True, slots=True)
 class _Merged:
-    """A range of all buckets by rising priority; of equal ones the first bucket comes first."""
+    """A range of all buckets by rising priority; equal ones are in the order of the buckets."""
 
     priorities: UInt64[np.ndarray, " utterances"]
     durations_ms: Int64[np.ndarray, " utterances"]
@@ -79,7 +79,7 @@ class _Merged:
     @classmethod
     def of(cls, task: RangeTask) -> "_Merged":
         read = partial(read_output, task.context.store, task.context.run_uri)
-        found = prefetch(read, task.sources, _GETS_IN_FLIGHT)
+        found = prefetch(read, task.parts, _GETS_IN_FLIGHT)
         parts = [HashRange.from_bytes(data) for _, data in found]
         priorities = np.concatenate([part.priorities for part in parts])
         order = np.argsort(priorities, kind="stable")
@@ -96,7 +96,7 @@ class _Merged:
 
     @property
     def is_duplicate(self) -> Bool[np.ndarray, " utterances"]:
-        """Whether an earlier bucket has the same utterance id."""
+        """Mark the utterances whose id an earlier bucket has."""
         same = np.zeros(len(self.priorities), np.bool_)
         same[1:] = self.priorities[1:] == self.priorities[:-1]
         return same

@@ -1,7 +1,7 @@
-"""What buckets tell of themselves, in ranges of hashes, so that ranges of all can be compared.
+"""A bucket's priorities and hashed speaker ids, in ranges that can be compared across buckets.
 
-A bucket's priorities and hashed speaker ids, sorted and cut at the same values in every bucket:
-whoever reads one range of all buckets sees all records that share an utterance or speaker id.
+They are sorted and cut at the same values in every bucket. So one range of all buckets holds all
+records that share an utterance id or a speaker id.
 """
 
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ _DURATION = np.dtype("<u4")
 
 @dataclass(frozen=True, slots=True)
 class HashRange:
-    """One bucket's part of a range: utterances by rising priority, and its speakers' hashes."""
+    """HashRange holds a bucket's part of a range: utterances by rising priority, and speakers."""
 
     priorities: UInt64[np.ndarray, " utterances"]
     durations_ms: Int64[np.ndarray, " utterances"]
     speakers: UInt64[np.ndarray, " speakers"]
 
     def to_bytes(self) -> bytes:
-        """12 bytes an utterance, 8 a speaker, after their numbers."""
+        """Write the two counts, then 12 bytes an utterance and 8 a speaker."""
         counts = np.array([len(self.priorities), len(self.speakers)], _HEADER)
         columns = (
             self.priorities.astype(_HASH),

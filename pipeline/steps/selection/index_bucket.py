@@ -1,4 +1,4 @@
-"""The survey: what each speaker bucket holds that may be drawn."""
+"""Index a speaker bucket: the hashes and durations of its eligible records."""
 
 from array import array
 from collections import defaultdict
@@ -14,38 +14,44 @@ from pipeline.runs.manifest import Output
 from pipeline.sampling import sampling_priority, within_speaker_cap
 from pipeline.steps.selection.buckets import Bucket
 from pipeline.steps.selection.hash_ranges import HashRange, cut_into_ranges
-from pipeline.steps.selection.record_rules import Rules
+from pipeline.steps.selection.record_rules import Filtered, RecordRules
 
 
 @dataclass(frozen=True, slots=True)
-class SurveyTask:
-    """One speaker bucket to survey."""
+class IndexTask:
+    """One speaker bucket to index, in `num_ranges` ranges of hashes."""
 
     context: StepContext
-    rules: Rules
+    rules: RecordRules
     bucket: Bucket
     num_ranges: int
 
 
-def survey_bucket(task: SurveyTask) -> Commit:
-    """Judge a bucket's records; store the hashes of those that may be drawn, range by range."""
-    survey = _Survey.of(task)
+def index_bucket(task: IndexTask) -> Commit:
+    """Store the hashes of a bucket's eligible records, range by range."""
+    records = _BucketRecords.of(task)
     kept = within_speaker_cap(
-        survey.speakers, survey.priorities, survey.durations_ms, task.rules.filters.max_speaker_ms
+        records.speakers,
+        records.priorities,
+        records.durations_ms,
+        task.rules.filters.max_speaker_ms,
     )
-    over_cap = _tally(survey.durations_ms[~kept])
+    over_cap = _tally(records.durations_ms[~kept])
     ranges = cut_into_ranges(
-        survey.priorities[kept], survey.durations_ms[kept], survey.speaker_hashes, task.num_ranges
+        records.priorities[kept],
+        records.durations_ms[kept],
+        records.speaker_hashes,
+        task.num_ranges,
     )
-    rejected = survey.rejected | ({"max_speaker_hours": over_cap} if over_cap.utterances else {})
+    rejected = records.rejected | ({"max_speaker_hours": over_cap} if over_cap.utterances else {})
     unselected = sum(rejected.values(), Tally())
     record = Commit(
         task=task.bucket.name,
         fingerprint=task.context.fingerprint,
         outputs=tuple(_put_range(task, number, part) for number, part in enumerate(ranges)),
         ledger=None,
-        tally_in=_tally(survey.durations_ms[kept]) + survey.quarantined + unselected,
-        quarantined=survey.quarantined,
+        tally_in=_tally(records.durations_ms[kept]) + records.quarantined + unselected,
+        quarantined=records.quarantined,
         unselected=unselected,
         statistics={"unselected": {reason: asdict(each) for reason, each in rejected.items()}},
     )
@@ -53,8 +59,8 @@ def survey_bucket(task: SurveyTask) -> Commit:
 
 
 @dataclass(frozen=True, slots=True)
-class _Survey:
-    """A bucket's records that passed the filters, as columns, and tallies of the others."""
+class _BucketRecords:
+    """The records of a bucket that pass the rules, as columns, and tallies of the others."""
 
     priorities: UInt64[np.ndarray, " utterances"]
     durations_ms: Int64[np.ndarray, " utterances"]
@@ -64,23 +70,23 @@ class _Survey:
     rejected: dict[str, Tally]
 
     @classmethod
-    def of(cls, task: SurveyTask) -> "_Survey":
+    def of(cls, task: IndexTask) -> "_BucketRecords":
         # Plain columns: 24 bytes an utterance, where objects would take 500.
         priorities, durations_ms, owners = array("Q"), array("q"), array("Q")
         numbers: dict[str, int] = {}
         quarantined = array("q")
         rejected: dict[str, Any] = defaultdict(lambda: array("q"))
-        for record, rejection, priority, _ in task.rules.judge(task.context.store, task.bucket):
-            if isinstance(record, Quarantined):
-                quarantined.append(record.duration_ms)
+        for found in task.rules.apply(task.context.store, task.bucket):
+            if isinstance(found, Quarantined):
+                quarantined.append(found.duration_ms)
                 continue
-            number = numbers.setdefault(record.speaker_id, len(numbers))
-            if rejection is not None:
-                rejected[rejection].append(record.duration_ms)
+            speaker = numbers.setdefault(found.record.speaker_id, len(numbers))
+            if isinstance(found, Filtered):
+                rejected[found.rule].append(found.record.duration_ms)
                 continue
-            priorities.append(priority)
-            durations_ms.append(record.duration_ms)
-            owners.append(number)
+            priorities.append(found.priority)
+            durations_ms.append(found.record.duration_ms)
+            owners.append(speaker)
         hashes = [sampling_priority(task.rules.seed, name) for name in numbers]
         return cls(
             np.array(priorities, np.uint64),
@@ -92,7 +98,7 @@ class _Survey:
         )
 
 
-def _put_range(task: SurveyTask, number: int, part: HashRange) -> Output:
+def _put_range(task: IndexTask, number: int, part: HashRange) -> Output:
     name = f"{task.bucket.name}-{number:05d}"
     return task.context.put_output(name, ".hashes", part.to_bytes(), _tally(part.durations_ms))
 

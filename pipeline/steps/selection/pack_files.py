@@ -1,4 +1,4 @@
-"""Selection files: the drawn speakers of some buckets, whole, in nearly equal files."""
+"""Pack the selected speakers of some buckets, whole, into nearly equal selection files."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -12,18 +12,18 @@ from pipeline.runs.names import LEDGER_SUFFIX
 
 
 @dataclass(frozen=True, slots=True)
-class FilesTask:
-    """Neighbouring buckets, as they were drawn from, whose speakers are packed together."""
+class PackTask:
+    """What was selected from neighbouring buckets, whose speakers are packed together."""
 
     context: StepContext
     name: str
     file_hours: float
-    drawn: tuple[Commit, ...]
+    selected: tuple[Commit, ...]
 
 
 @dataclass(slots=True)
 class _Stream:
-    """A speaker's utterances as lines, in stream order."""
+    """The lines of a speaker's utterances, in stream order."""
 
     lines: list[bytes]
     duration_ms: int = 0
@@ -33,12 +33,12 @@ class _Stream:
         return Tally(len(self.lines), self.duration_ms)
 
 
-def write_files(task: FilesTask) -> Commit:
+def pack_files(task: PackTask) -> Commit:
     """Pack speakers into files, and join the buckets' ledgers."""
     streams = _read_streams(task)
     durations_ms = {speaker: stream.duration_ms for speaker, stream in streams.items()}
     packed = pack_speakers(durations_ms, task.file_hours)
-    quarantined = sum((commit.quarantined for commit in task.drawn), Tally())
+    quarantined = sum((commit.quarantined for commit in task.selected), Tally())
     record = Commit(
         task=task.name,
         fingerprint=task.context.fingerprint,
@@ -47,17 +47,17 @@ def write_files(task: FilesTask) -> Commit:
             for number, speakers in enumerate(packed)
         ),
         ledger=_join_ledgers(task, quarantined),
-        tally_in=sum((commit.tally_in for commit in task.drawn), Tally()),
+        tally_in=sum((commit.tally_in for commit in task.selected), Tally()),
         quarantined=quarantined,
-        unselected=sum((commit.unselected for commit in task.drawn), Tally()),
+        unselected=sum((commit.unselected for commit in task.selected), Tally()),
         statistics={"balance": Balance.of(packed, durations_ms).to_dict()},
     )
     return task.context.commit(record)
 
 
-def _read_streams(task: FilesTask) -> dict[str, _Stream]:
+def _read_streams(task: PackTask) -> dict[str, _Stream]:
     streams: dict[str, _Stream] = defaultdict(lambda: _Stream([]))
-    for output in (output for commit in task.drawn for output in commit.outputs):
+    for output in (output for commit in task.selected for output in commit.outputs):
         for line in read_output(task.context.store, task.context.run_uri, output).splitlines():
             utterance = parse_utterance(line.decode())
             stream = streams[utterance.speaker_id]
@@ -66,15 +66,15 @@ def _read_streams(task: FilesTask) -> dict[str, _Stream]:
     return streams
 
 
-def _write_file(task: FilesTask, number: int, streams: Sequence[_Stream]) -> Output:
+def _write_file(task: PackTask, number: int, streams: Sequence[_Stream]) -> Output:
     data = b"".join(line + b"\n" for stream in streams for line in stream.lines)
     tally = sum((stream.tally for stream in streams), Tally())
     return task.context.put_output(f"{task.name}-{number:05d}", ".jsonl", data, tally)
 
 
-def _join_ledgers(task: FilesTask, quarantined: Tally) -> Output | None:
+def _join_ledgers(task: PackTask, quarantined: Tally) -> Output | None:
     if not quarantined.utterances:
         return None
-    ledgers = [commit.ledger for commit in task.drawn if commit.ledger]
+    ledgers = [commit.ledger for commit in task.selected if commit.ledger]
     rows = (read_output(task.context.store, task.context.run_uri, each) for each in ledgers)
     return task.context.put_output(task.name, LEDGER_SUFFIX, b"".join(rows), quarantined)

@@ -1,8 +1,7 @@
-"""What becomes of each metadata record, by itself and beside the others of its bucket."""
+"""The rules that decide about one metadata record: filters, and one record an utterance id."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from infra.store.object_store import ObjectStore
 from pipeline.filters import SelectionFilters
@@ -12,49 +11,59 @@ from pipeline.sampling import sampling_priority
 from pipeline.steps.selection.buckets import Bucket
 
 
-class Judged(NamedTuple):
-    """A record, the filter that rejects it if any, and its priority if it may be drawn."""
+@dataclass(frozen=True, slots=True)
+class Eligible:
+    """A record that may be selected, its priority, and the length of its line."""
 
-    record: Utterance | Quarantined
-    rejection: str | None = None
-    priority: int = 0
-    num_bytes: int = 0
+    record: Utterance
+    priority: int
+    num_bytes: int
+
+    def as_duplicate(self) -> Quarantined:
+        """Return the ledger row for a record whose utterance id an earlier record has."""
+        return Quarantined(
+            self.record.utterance_id,
+            self.record.audio_uri,
+            "duplicate_utterance",
+            "an earlier metadata record has this utterance_id",
+            self.num_bytes,
+            self.record.duration_ms,
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """What decides about one record: the same in each pass over the metadata."""
+class Filtered:
+    """A record that the filter named `rule` rejects."""
+
+    record: Utterance
+    rule: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordRules:
+    """RecordRules decides about one record, in the same way in each pass over the metadata."""
 
     seed: int
     filters: SelectionFilters
 
-    def judge(self, store: ObjectStore, bucket: Bucket) -> Iterator[Judged]:
-        """Judge a bucket's records in the order of its objects and their lines.
+    def apply(
+        self, store: ObjectStore, bucket: Bucket
+    ) -> Iterator[Eligible | Filtered | Quarantined]:
+        """Decide about a bucket's records in the order of its objects and their lines.
 
-        Of the records that pass the filters, the first with an utterance id is kept, the others
-        are quarantined: equal 64-bit hashes are taken for equal ids.
+        Of the records that pass the filters, the first with an utterance id is eligible and the
+        others are quarantined. Equal 64-bit hashes count as equal ids.
         """
         seen: set[int] = set()
         for uri, data in bucket.read(store):
             for num_bytes, record in read_records(data, uri):
                 if isinstance(record, Quarantined):
-                    yield Judged(record)
-                elif (reason := self.filters.rejection(record)) is not None:
-                    yield Judged(record, reason)
-                elif (priority := sampling_priority(self.seed, record.utterance_id)) in seen:
-                    yield Judged(duplicate(record, num_bytes))
-                else:
-                    seen.add(priority)
-                    yield Judged(record, None, priority, num_bytes)
-
-
-def duplicate(record: Utterance, num_bytes: int) -> Quarantined:
-    """The ledger's row for a record whose utterance id an earlier record has."""
-    return Quarantined(
-        record.utterance_id,
-        record.audio_uri,
-        "duplicate_utterance",
-        "an earlier metadata record has this utterance_id",
-        num_bytes,
-        record.duration_ms,
-    )
+                    yield record
+                    continue
+                if (rule := self.filters.rejection(record)) is not None:
+                    yield Filtered(record, rule)
+                    continue
+                priority = sampling_priority(self.seed, record.utterance_id)
+                eligible = Eligible(record, priority, num_bytes)
+                yield eligible.as_duplicate() if priority in seen else eligible
+                seen.add(priority)

@@ -1,9 +1,9 @@
-"""Data selection: hours drawn uniformly, whole speakers in nearly equal files (003 IV-B1).
+"""Select data: hours sampled uniformly, whole speakers in nearly equal files (003 IV-B1).
 
-Metadata objects of one speaker bucket hold all utterances of its speakers, so a task that reads
-whole buckets can write whole speakers' files. Passes: digests of the metadata; a survey of each
-bucket; a comparison of all buckets, range by range of hashes, which finds duplicates and the
-priority where the budget is met; what is drawn of each bucket; and the files of neighbours.
+The metadata objects of one speaker bucket hold all utterances of its speakers, so a task that
+reads whole buckets can write whole speakers. The passes: digest the metadata; index each bucket;
+compare all buckets, range by range of hashes, to find duplicates and the cutoff of the budget;
+select from each bucket; pack the files of neighbouring buckets.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,6 @@ from infra.store.object_store import ObjectStore, join_uri
 from pipeline.filters import SelectionFilters
 from pipeline.packing import group_buckets
 from pipeline.runs.commit import Commit, StepContext, committed_tasks
-from pipeline.runs.manifest import Output
 from pipeline.runs.names import METADATA_FOLDER, SCRATCH_FOLDER, UNLABELLED, selection_step
 from pipeline.runs.step import (
     Distribute,
@@ -26,18 +25,18 @@ from pipeline.runs.step import (
     run_step,
     run_tasks,
 )
-from pipeline.shuffling import shuffled_order
+from pipeline.shuffling import shuffle
 from pipeline.steps.selection.buckets import (
     Bucket,
     digest_buckets,
     input_digests_of,
     list_metadata,
 )
-from pipeline.steps.selection.budget_cutoff import draw, num_ranges
-from pipeline.steps.selection.index_bucket import SurveyTask, survey_bucket
-from pipeline.steps.selection.pack_files import FilesTask, write_files
-from pipeline.steps.selection.record_rules import Rules
-from pipeline.steps.selection.select_bucket import DrawnTask, keep_drawn
+from pipeline.steps.selection.budget_cutoff import find_cutoff, num_ranges
+from pipeline.steps.selection.index_bucket import IndexTask, index_bucket
+from pipeline.steps.selection.pack_files import PackTask, pack_files
+from pipeline.steps.selection.record_rules import RecordRules
+from pipeline.steps.selection.select_bucket import SelectTask, select_bucket
 from pipeline.steps.selection.statistics import require_eligible, selection_statistics
 
 
@@ -61,7 +60,7 @@ class SelectionConfig:
 
     @property
     def budget_ms(self) -> int:
-        """The budget in milliseconds, 0 for none."""
+        """The budget in milliseconds; 0 selects all."""
         return round(self.hours * 3_600_000)
 
     def without_rules(self) -> "SelectionConfig":
@@ -80,8 +79,8 @@ def select_utterances(
 ) -> StepResult:
     """Select the utterances of one subset.
 
-    The budget of hours and the filters are for the unlabelled subset; labelled and held-out ones
-    are taken whole.
+    The budget of hours and the filters hold for the unlabelled subset; the labelled and the
+    held-out subset are selected whole.
     """
     listing = list_metadata(store, metadata_uri)
     buckets = digest_buckets(store, listing, distribute, f"digest {subset} metadata")
@@ -89,14 +88,16 @@ def select_utterances(
 
     def select(context: StepContext) -> StepContents:
         ranges = num_ranges([found for objects in listing.values() for found in objects])
-        surveys, kept = survey_and_draw(context, applied, metadata_uri, buckets, ranges, distribute)
+        indexes, selected = select_records(
+            context, applied, metadata_uri, buckets, ranges, distribute
+        )
         plan = TaskPlan(
-            plan_files(context, applied, kept),
-            write_files,
+            plan_files(context, applied, selected),
+            pack_files,
             distribute,
             loss_budget,
             lambda outputs: shuffle(outputs, config.seed),
-            partial(selection_statistics, surveys, kept),
+            partial(selection_statistics, indexes, selected),
         )
         return run_tasks(context, plan)
 
@@ -105,7 +106,7 @@ def select_utterances(
     return run_step(spec, select)
 
 
-def survey_and_draw(
+def select_records(
     context: StepContext,
     config: SelectionConfig,
     metadata_uri: str,
@@ -113,47 +114,43 @@ def survey_and_draw(
     ranges: int,
     distribute: Distribute,
 ) -> tuple[list[Commit], list[Commit]]:
-    """What each bucket holds that may be drawn, and what is drawn of it."""
-    aside, rules = (
-        replace(context, step=f"{context.step}/{SCRATCH_FOLDER}"),
-        Rules(config.seed, config.filters),
-    )
-    committed = committed_tasks(aside)
-    to_survey = {each.name: SurveyTask(aside, rules, each, ranges) for each in buckets}
-    surveys = commit_each(committed, to_survey, survey_bucket, distribute, "survey the buckets")
-    require_eligible(metadata_uri, surveys)
-    drawn = draw(aside, surveys, metadata_uri, config.budget_ms, distribute)
+    """Index each bucket, find the cutoff, and select from each bucket; the commits of both passes.
+
+    Tasks write below `scratch/` in the step's folder. The manifest does not name those objects:
+    once it exists, they may be removed.
+    """
+    scratch = replace(context, step=f"{context.step}/{SCRATCH_FOLDER}")
+    rules, committed = RecordRules(config.seed, config.filters), committed_tasks(scratch)
+    to_index = {each.name: IndexTask(scratch, rules, each, ranges) for each in buckets}
+    indexes = commit_each(committed, to_index, index_bucket, distribute, "index the buckets")
+    require_eligible(metadata_uri, indexes)
+    cutoff = find_cutoff(scratch, indexes, metadata_uri, config.budget_ms, distribute)
     tasks = [
-        DrawnTask(aside, rules, drawn.last_priority, bucket, number, drawn.duplicates[number])
+        SelectTask(scratch, rules, cutoff.last_priority, bucket, number, cutoff.duplicates[number])
         for number, bucket in enumerate(buckets)
     ]
-    to_draw = {task.name: task for task in tasks}
-    kept = commit_each(committed, to_draw, keep_drawn, distribute, "draw from the buckets")
-    return surveys, kept
+    to_select = {task.name: task for task in tasks}
+    description = "select from the buckets"
+    return indexes, commit_each(committed, to_select, select_bucket, distribute, description)
 
 
 def plan_files(
-    context: StepContext, config: SelectionConfig, kept: Sequence[Commit]
-) -> dict[str, FilesTask]:
-    """One task per group of neighbouring buckets, large enough for files of nearly one length."""
-    groups = group_buckets([commit.tally_out.duration_ms for commit in kept], config.file_hours)
+    context: StepContext, config: SelectionConfig, selected: Sequence[Commit]
+) -> dict[str, PackTask]:
+    """Plan a task for each group of neighbouring buckets, large enough for nearly equal files."""
+    groups = group_buckets([commit.tally_out.duration_ms for commit in selected], config.file_hours)
     tasks = [
-        FilesTask(
+        PackTask(
             context,
             f"group-{number:05d}",
             config.file_hours,
-            tuple(kept[each] for each in group),
+            tuple(selected[each] for each in group),
         )
         for number, group in enumerate(groups)
     ]
     return {task.name: task for task in tasks}
 
 
-def shuffle(outputs: Sequence[Output], seed: int) -> list[Output]:
-    """The files in a seeded random order: the outer level of the hierarchical shuffle (IV-A2)."""
-    return [outputs[index] for index in shuffled_order(len(outputs), seed, "files")]
-
-
 def metadata_uri(corpus_uri: str, subset: str) -> str:
-    """Where the metadata of a subset lies in a corpus."""
+    """Return the URI of a subset's metadata in a corpus."""
     return join_uri(corpus_uri, METADATA_FOLDER, subset)

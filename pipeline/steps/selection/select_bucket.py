@@ -1,10 +1,9 @@
-"""What is drawn of one bucket: its utterances in stream order, kept until they are packed."""
+"""Select from one bucket: its utterances up to the cutoff, in stream order."""
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool
@@ -15,15 +14,15 @@ from pipeline.runs.manifest import Output
 from pipeline.sampling import within_speaker_cap
 from pipeline.steps.selection.buckets import Bucket
 from pipeline.steps.selection.deduplicate import read_duplicates
-from pipeline.steps.selection.record_rules import Rules, duplicate
+from pipeline.steps.selection.record_rules import Eligible, RecordRules
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnTask:
-    """A bucket, its place among all, and lists of what it leaves to earlier buckets."""
+class SelectTask:
+    """A bucket, its number among all, and lists of the duplicates that it leaves to others."""
 
     context: StepContext
-    rules: Rules
+    rules: RecordRules
     last_priority: int
     bucket: Bucket
     number: int
@@ -31,68 +30,64 @@ class DrawnTask:
 
     @property
     def name(self) -> str:
-        """Of the task, beside the survey's of the same bucket."""
-        return f"drawn-{self.bucket.name}"
-
-
-class _Candidate(NamedTuple):
-    record: Utterance
-    priority: int
-    num_bytes: int
+        """The task's name, which differs from that of the bucket's index."""
+        return f"selected-{self.bucket.name}"
 
 
 @dataclass(frozen=True, slots=True)
-class _Verdicts:
+class _Selection:
     selected: list[Utterance]
     quarantined: list[Quarantined]
     unselected: Tally
 
 
-def keep_drawn(task: DrawnTask) -> Commit:
-    """Judge a bucket's records as its survey did; store those up to the last priority."""
-    verdicts = _decide(task)
-    selected = sorted(verdicts.selected, key=stream_order)
+def select_bucket(task: SelectTask) -> Commit:
+    """Apply the rules as the bucket's index did; store the records up to the last priority."""
+    selection = _apply_cutoff(task)
+    selected = sorted(selection.selected, key=stream_order)
     data = "".join(utterance.to_json() + "\n" for utterance in selected).encode()
     output = task.context.put_output(task.name, ".jsonl", data, Tally.of(selected))
-    lost = Tally.of(verdicts.quarantined)
+    lost = Tally.of(selection.quarantined)
     record = Commit(
         task=task.name,
         fingerprint=task.context.fingerprint,
         outputs=(output,),
-        ledger=task.context.put_ledger(task.name, verdicts.quarantined),
-        tally_in=output.tally + verdicts.unselected + lost,
+        ledger=task.context.put_ledger(task.name, selection.quarantined),
+        tally_in=output.tally + selection.unselected + lost,
         quarantined=lost,
-        unselected=verdicts.unselected,
+        unselected=selection.unselected,
         statistics={"months": _months(selected)},
     )
     return task.context.commit(record)
 
 
-def _decide(task: DrawnTask) -> _Verdicts:
+def _apply_cutoff(task: SelectTask) -> _Selection:
     lists = (read_duplicates(task.context, each, task.number) for each in task.duplicates)
     elsewhere = frozenset[int]().union(*lists)
-    candidates: list[_Candidate] = []
+    candidates: list[Eligible] = []
     selected, quarantined, left_ms = [], [], []
-    for record, rejection, priority, num_bytes in task.rules.judge(task.context.store, task.bucket):
-        if isinstance(record, Quarantined):
-            quarantined.append(record)
-        elif rejection is None and (priority <= task.last_priority or priority in elsewhere):
-            candidates.append(_Candidate(record, priority, num_bytes))
+    for found in task.rules.apply(task.context.store, task.bucket):
+        if isinstance(found, Quarantined):
+            quarantined.append(found)
+        elif isinstance(found, Eligible) and (
+            found.priority <= task.last_priority or found.priority in elsewhere
+        ):
+            candidates.append(found)
         else:
-            left_ms.append(record.duration_ms)
+            left_ms.append(found.record.duration_ms)
     is_kept = _within_cap(candidates, task.rules.filters.max_speaker_ms)
     for candidate, kept in zip(candidates, is_kept, strict=True):
         if not kept:
             left_ms.append(candidate.record.duration_ms)
         elif candidate.priority in elsewhere:
-            quarantined.append(duplicate(candidate.record, candidate.num_bytes))
+            quarantined.append(candidate.as_duplicate())
         else:
             selected.append(candidate.record)
-    return _Verdicts(selected, quarantined, Tally(len(left_ms), sum(left_ms)))
+    return _Selection(selected, quarantined, Tally(len(left_ms), sum(left_ms)))
 
 
-def _within_cap(candidates: Sequence[_Candidate], cap_ms: int) -> Bool[np.ndarray, " candidates"]:
-    # Lower priorities alone decide, and those are candidates too: as in the survey.
+def _within_cap(candidates: Sequence[Eligible], cap_ms: int) -> Bool[np.ndarray, " candidates"]:
+    # Only lower priorities decide, and those are candidates too: the index kept the same ones.
     numbers: dict[str, int] = {}
     speakers = [numbers.setdefault(each.record.speaker_id, len(numbers)) for each in candidates]
     return within_speaker_cap(
@@ -104,7 +99,7 @@ def _within_cap(candidates: Sequence[_Candidate], cap_ms: int) -> Bool[np.ndarra
 
 
 def _months(utterances: Sequence[Utterance]) -> dict[str, dict[str, int]]:
-    """Tallies by month of creation, as written in the records."""
+    """Tally utterances by month of creation, as written in the records."""
     durations_ms: Counter[str] = Counter()
     counts: Counter[str] = Counter()
     for utterance in utterances:

@@ -1,4 +1,4 @@
-"""A selection's books: who was left out and why, hours by month, how equal the files are."""
+"""Statistics of a selection: why records were left out, hours by month, how equal files are."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,16 +8,16 @@ from pipeline.packing import Balance
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit
 
-NOT_DRAWN = "not_drawn"
+OVER_BUDGET = "over_budget"
 
 
-def require_eligible(metadata_uri: str, surveys: Sequence[Commit]) -> None:
-    """Refuse metadata without a record, and filters that let none pass."""
-    tally_in = sum((survey.tally_in for survey in surveys), Tally())
+def require_eligible(metadata_uri: str, indexes: Sequence[Commit]) -> None:
+    """Raise ValueError for metadata without a record, and for filters that let none pass."""
+    tally_in = sum((index.tally_in for index in indexes), Tally())
     if not tally_in.utterances:
         raise ValueError(f"{metadata_uri} holds no record: its objects are empty; ingest again")
-    left_out = _unselected(surveys)
-    if left_out and not any(survey.tally_out.utterances for survey in surveys):
+    left_out = _unselected(indexes)
+    if left_out and not any(index.tally_out.utterances for index in indexes):
         counts = {reason: tally.utterances for reason, tally in left_out.items()}
         raise ValueError(
             f"{metadata_uri}: the filters leave none of {tally_in.utterances} records (left out "
@@ -26,16 +26,16 @@ def require_eligible(metadata_uri: str, surveys: Sequence[Commit]) -> None:
 
 
 def selection_statistics(
-    surveys: Sequence[Commit], kept: Sequence[Commit], files: Sequence[Commit]
+    indexes: Sequence[Commit], selected: Sequence[Commit], files: Sequence[Commit]
 ) -> dict[str, Any]:
-    """For the manifest; what neither filter nor cap left out was not drawn."""
-    unselected = _unselected(surveys)
-    known, total = _sum(unselected.values()), _sum(commit.unselected for commit in kept)
-    unselected[NOT_DRAWN] = Tally(
+    """Add up the statistics for the manifest; what no filter or cap left out is over budget."""
+    unselected = _unselected(indexes)
+    known, total = _sum(unselected.values()), _sum(commit.unselected for commit in selected)
+    unselected[OVER_BUDGET] = Tally(
         total.utterances - known.utterances, total.duration_ms - known.duration_ms
     )
     groups = [Balance(**commit.statistics["balance"]) for commit in files]
-    months = _by_name(commit.statistics["months"] for commit in kept)
+    months = _by_name(commit.statistics["months"] for commit in selected)
     return {
         "files": Balance.of_groups(groups).summary(),
         "months": {month: _with_hours(tally) for month, tally in months.items()},
@@ -43,8 +43,8 @@ def selection_statistics(
     }
 
 
-def _unselected(surveys: Sequence[Commit]) -> dict[str, Tally]:
-    return _by_name(survey.statistics["unselected"] for survey in surveys)
+def _unselected(indexes: Sequence[Commit]) -> dict[str, Tally]:
+    return _by_name(index.statistics["unselected"] for index in indexes)
 
 
 def _by_name(parts: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, Tally]:

@@ -149,7 +149,7 @@ def test_one_byte_features_stay_what_they_are_in_partitions(tmp_path: Path) -> N
         assert write_partition(rows) == data
 
 
-def test_the_stream_begins_anew_with_each_speaker(tmp_path: Path) -> None:
+def test_each_speaker_begins_a_new_stream(tmp_path: Path) -> None:
     """A speaker's features do not depend on who else is in the file, nor in which order."""
     alone, together = selected(tmp_path / "alone", 1), selected(tmp_path / "together", 4)
     found = []

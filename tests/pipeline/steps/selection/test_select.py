@@ -300,7 +300,7 @@ def test_a_speaker_longer_than_a_file_is_reported() -> None:
 
 
 def test_an_utterance_in_two_buckets_is_kept_by_the_first(tmp_path: Path) -> None:
-    """By name, whether drawn or not; the other row is in the ledger and all counts balance."""
+    """By name, selected or not; the other row is in the ledger and all counts balance."""
     store, run_uri, corpus_uri = local_store(tmp_path)
     buckets = {
         "01": [[record(number, 1, 3000) for number in range(20)]],
@@ -320,7 +320,7 @@ def test_an_utterance_in_two_buckets_is_kept_by_the_first(tmp_path: Path) -> Non
 
 
 def test_reasons_for_leaving_out_are_counted() -> None:
-    """One of each filter, the cap, and what was not drawn: to the utterance and millisecond."""
+    """One of each filter, the cap, and the budget: to the utterance and millisecond."""
     records = [record(number, 0, 1000) for number in range(10)]
     records += [record(number, 1, 1000) for number in range(10, 14)]
     others = [record(number, 2, 7000) for number in range(20, 24)]
@@ -345,7 +345,7 @@ def test_reasons_for_leaving_out_are_counted() -> None:
         "duration_s": (1, 200),
         "created_at": (2, 14_000),
         "max_speaker_hours": (4, 4000),
-        "not_drawn": (3, 3000),
+        "over_budget": (3, 3000),
     }
     assert len(chosen) == manifest.tally_out.utterances == 7
 
@@ -412,26 +412,26 @@ def test_metadata_that_changes_meanwhile_is_refused(tmp_path: Path) -> None:
     write_buckets(store, corpus_uri, {"00": [[record(1, 1)]]})
 
     def meddling(elements, function, description):
-        if description == "survey the buckets":
+        if description == "index the buckets":
             write_buckets(store, corpus_uri, {"00": [[record(1, 1), record(2, 2)]]})
         return serially(elements, function, description)
 
-    with pytest.raises(ValueError, match=r"part-00000.jsonl.* changed while it was being selected"):
+    with pytest.raises(ValueError, match=r"part-00000.jsonl.* changed during the selection"):
         select(store, run_uri, corpus_uri, CONFIG, meddling)
 
 
-def test_a_survey_goes_on_where_it_broke_off(tmp_path: Path) -> None:
+def test_indexing_resumes_where_it_stopped(tmp_path: Path) -> None:
     """Surveyed buckets are not read again, and the manifest is that of an undisturbed run."""
     buckets = {f"{each:02d}": [[record(each, each)]] for each in range(6)}
     manifests = []
     for name in ("broken", "whole"):
         store, run_uri, corpus_uri = local_store(tmp_path / name)
         write_buckets(store, corpus_uri, buckets)
-        surveyed = Counter[str]()
+        indexed = Counter[str]()
 
-        def breaking(elements, function, description, surveyed=surveyed, name=name):
-            if description == "survey the buckets":
-                surveyed.update(element.bucket.name for element in elements)
+        def breaking(elements, function, description, indexed=indexed, name=name):
+            if description == "index the buckets":
+                indexed.update(element.bucket.name for element in elements)
                 if name == "broken" and len(elements) == 6:
                     serially(elements[:4], function, description)
                     raise KeyboardInterrupt
@@ -441,7 +441,7 @@ def test_a_survey_goes_on_where_it_broke_off(tmp_path: Path) -> None:
             with pytest.raises(KeyboardInterrupt):
                 select(store, run_uri, corpus_uri, CONFIG, breaking)
         select(store, run_uri, corpus_uri, CONFIG, breaking)
-        assert sorted(surveyed.values()) == ([1, 1, 1, 1, 2, 2] if name == "broken" else [1] * 6)
+        assert sorted(indexed.values()) == ([1, 1, 1, 1, 2, 2] if name == "broken" else [1] * 6)
         manifests.append(store.get(manifest_uri(run_uri, "selection/unlabelled")))
     assert manifests[0] == manifests[1]
 
