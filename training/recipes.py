@@ -13,15 +13,28 @@ from pipeline.steps.selection.select import SelectionConfig
 from pipeline.steps.targets import TargetsConfig
 from training.decoding.bootstrap.hmm import BootstrapConfig
 from training.decoding.senones.tree_growing import TreeConfig
+from training.fit.learning_rates import check_decay, check_newbob_rates
 from training.models.acoustic_model import ModelConfig
 from training.trainers.registry import TrainerConfig, with_trainer
 
 ScheduleName = Literal["exponential", "newbob"]
 
 
+def _require_at_least(bound: int, config: object, *names: str) -> None:
+    for name in names:
+        if getattr(config, name) < bound:
+            raise ValueError(f"{name} = {getattr(config, name)}: need at least {bound}")
+
+
+def _require_above_0(config: object, *names: str) -> None:
+    for name in names:
+        if not getattr(config, name) > 0:
+            raise ValueError(f"{name} = {getattr(config, name)}: need above 0")
+
+
 @dataclass(frozen=True, slots=True)
 class CorpusConfig:
-    """Where the corpus lies (empty: <run>/corpus) and which prefixes its audio may lie under."""
+    """CorpusConfig: the corpus's folder (empty: <run>/corpus) and the prefixes of its audio."""
 
     uri: str = ""
     audio_prefixes: tuple[str, ...] = ()
@@ -35,20 +48,17 @@ class CheckpointConfig:
     num_kept: int = 2
 
     def __post_init__(self) -> None:
-        if self.steps < 0 or self.num_kept < 1:
-            raise ValueError(
-                f"steps = {self.steps}, num_kept = {self.num_kept}: need 0 or more steps between "
-                "checkpoints, and at least 1 to go on from"
-            )
+        _require_at_least(0, self, "steps")
+        _require_at_least(1, self, "num_kept")
 
     def is_due(self, num_steps: int) -> bool:
-        """Whether to save after so many steps, within a sub-epoch."""
+        """Return whether to save after so many steps, within a sub-epoch."""
         return self.steps > 0 and num_steps % self.steps == 0
 
 
 @dataclass(frozen=True, slots=True)
 class SupervisedConfig:
-    """Cross-entropy on labelled data: chunked epochs, then whole utterances (003 II-B).
+    """SupervisedConfig: labelled data in chunked epochs, then in whole utterances (003 II-B).
 
     With `schedule = "newbob"` (000 3.2) the final rate is the least, `num_epochs` the most epochs,
     and one utterance in `validation_one_in` is left out of training to measure the loss on.
@@ -66,6 +76,14 @@ class SupervisedConfig:
     validation_one_in: int = 20
 
     def __post_init__(self) -> None:
+        _require_at_least(1, self, "num_epochs", "minibatch_frames")
+        _require_at_least(0, self, "seed")
+        _require_above_0(self, "max_gradient_norm")
+        rates = self.initial_learning_rate, self.final_learning_rate
+        check_decay(*rates, self.num_epochs)
+        if self.schedule == "newbob":
+            check_newbob_rates(*rates)
+            _require_at_least(2, self, "validation_one_in")
         if not 0 <= self.num_chunked_epochs <= self.num_epochs:
             raise ValueError(
                 f"num_chunked_epochs = {self.num_chunked_epochs}: need 0..{self.num_epochs}, "
@@ -75,7 +93,7 @@ class SupervisedConfig:
 
 @dataclass(frozen=True, slots=True)
 class StudentConfig:
-    """Scheduled learning on k-best targets and labelled data (003 V-D)."""
+    """StudentConfig: scheduled learning on k-best targets and labelled data (003 V-D)."""
 
     num_sub_epochs: int
     num_passes: int
@@ -89,10 +107,18 @@ class StudentConfig:
     seed: int
     trainer: TrainerConfig
 
+    def __post_init__(self) -> None:
+        _require_at_least(1, self, "num_sub_epochs", "num_passes", "num_labelled_shares")
+        _require_at_least(1, self, "minibatch_frames")
+        _require_at_least(0, self, "num_whole_utterance_sub_epochs", "seed")
+        _require_above_0(self, "labelled_rate_factor", "max_gradient_norm")
+        num_sub_epochs = self.num_sub_epochs * self.num_passes
+        check_decay(self.initial_learning_rate, self.final_learning_rate, num_sub_epochs)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelsConfig:
-    """Sizes of the deployed model (baseline, aligner and student alike) and of the teacher."""
+    """ModelsConfig: the deployed model (baseline, aligner and student alike) and the teacher."""
 
     student: ModelConfig
     teacher: ModelConfig
@@ -100,17 +126,21 @@ class ModelsConfig:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationConfig:
-    """Decoding of the held-out subset (003 VII-D)."""
+    """EvaluationConfig: the decoding of the held-out subset (003 VII-D)."""
 
     ngram_order: int
     acoustic_scale: float
     beam: float
     max_active: int
 
+    def __post_init__(self) -> None:
+        _require_at_least(1, self, "ngram_order", "max_active")
+        _require_above_0(self, "acoustic_scale", "beam")
+
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """All that decides a run; `loss_budget` is the fraction of utterances that may be lost."""
+    """Recipe holds all that decides a run; `loss_budget` is the share of utterances it may lose."""
 
     name: str
     cluster: str

@@ -94,3 +94,42 @@ def test_help_describes_each_trainer() -> None:
         "BMUF",
         "HTM",
     ]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("baseline.num_epochs=0", "num_epochs = 0: need at least 1"),
+        ("baseline.num_chunked_epochs=99", "num_chunked_epochs = 99: need 0"),
+        ("baseline.minibatch_frames=0", "minibatch_frames = 0: need at least 1"),
+        ("baseline.max_gradient_norm=0", "max_gradient_norm = 0.0: need above 0"),
+        ("baseline.seed=-1", "seed = -1: need at least 0"),
+        ("baseline.final_learning_rate=1", r"learning rates .* -> 1.0: need 0 < final <= initial"),
+        ("student.final_learning_rate=0", r"-> 0.0: need 0 < final <= initial"),
+        ("student.num_sub_epochs=0", "num_sub_epochs = 0: need at least 1"),
+        ("student.num_labelled_shares=0", "num_labelled_shares = 0: need at least 1"),
+        ("student.num_whole_utterance_sub_epochs=-1", "sub_epochs = -1: need at least 0"),
+        ("student.labelled_rate_factor=-1", "labelled_rate_factor = -1.0: need above 0"),
+        ("evaluation.ngram_order=0", "ngram_order = 0: need at least 1"),
+        ("evaluation.beam=0", "beam = 0.0: need above 0"),
+        ("evaluation.acoustic_scale=-0.1", "acoustic_scale = -0.1: need above 0"),
+        ("checkpoints.steps=-1", "steps = -1: need at least 0"),
+        ("checkpoints.num_kept=0", "num_kept = 0: need at least 1"),
+        ("loss_budget=1", "loss_budget = 1.0: need 0 <= loss_budget < 1"),
+    ],
+)
+def test_numbers_out_of_range_are_refused_with_the_recipe(override: str, message: str) -> None:
+    """The message names the value and the bound, before anything is read or trained."""
+    with pytest.raises(ConfigurationError, match=message):
+        tiny(override)
+
+
+def test_newbob_needs_rates_to_halve_between_and_utterances_to_validate_on() -> None:
+    """Its bounds hold where the schedule is newbob's, and only there."""
+    equal = ("baseline.initial_learning_rate=0.1", "baseline.final_learning_rate=0.1")
+    none_left_out = "baseline.validation_one_in=0"
+    tiny(*equal, none_left_out)
+    with pytest.raises(ConfigurationError, match=r"0.1 -> 0.1: need 0 < minimum < initial"):
+        tiny(*equal, "baseline.schedule=newbob")
+    with pytest.raises(ConfigurationError, match="validation_one_in = 0: need at least 2"):
+        tiny(none_left_out, "baseline.schedule=newbob")

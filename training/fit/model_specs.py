@@ -17,12 +17,11 @@ from pipeline.runs.names import (
     features_step,
 )
 from training.data.sub_epochs import (
-    ExponentialDecay,
-    MinRateNewbob,
     SubEpoch,
     scheduled_learning_sub_epochs,
     supervised_sub_epochs,
 )
+from training.fit.learning_rates import MinRateNewbob, exponential_decay
 from training.fit.steps import LoopConfig
 from training.models.acoustic_model import ModelConfig
 from training.recipes import CheckpointConfig, Recipe, SupervisedConfig
@@ -73,14 +72,14 @@ class Fit:
 def _supervised(name: str, config: SupervisedConfig, recipe: Recipe, labelled: str) -> Fit:
     models = recipe.models
     rates = config.initial_learning_rate, config.final_learning_rate
-    decay = ExponentialDecay(*rates, config.num_epochs)
+    decay = exponential_decay(*rates, config.num_epochs)
     is_newbob = config.schedule == "newbob"
     return Fit(
         name=name,
         model=models.teacher if name == TEACHER else models.student,
         labelled=labelled,
         unlabelled=None,
-        sub_epochs=supervised_sub_epochs(decay, config.num_chunked_epochs, config.num_epochs),
+        sub_epochs=supervised_sub_epochs(decay, config.num_chunked_epochs),
         loop=LoopConfig(config.minibatch_frames, config.max_gradient_norm),
         trainer=config.trainer,
         seed=config.seed,
@@ -108,12 +107,10 @@ def teacher_fit(recipe: Recipe) -> Fit:
 def student_fit(recipe: Recipe) -> Fit:
     """The student by scheduled learning on the teacher's targets and labelled data (V-D)."""
     config = recipe.student
-    num_steps = config.num_sub_epochs * config.num_passes
     rates = config.initial_learning_rate, config.final_learning_rate
     sub_epochs = scheduled_learning_sub_epochs(
-        ExponentialDecay(*rates, num_steps),
+        exponential_decay(*rates, config.num_sub_epochs * config.num_passes),
         config.num_sub_epochs,
-        config.num_passes,
         config.num_whole_utterance_sub_epochs,
         config.labelled_rate_factor,
         config.num_labelled_shares,

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from training.data.cursor import DataCursor
-from training.data.sub_epochs import NewbobState
+from training.fit.learning_rates import NewbobState
 from training.fit.steps import FrameTotals
 
 

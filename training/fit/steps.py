@@ -1,14 +1,22 @@
-"""The training loop: minibatches, an untouched optimizer step (paper 003 V-D)."""
+"""Steps of training around an untouched optimizer, and the validation loss (paper 003 V-D)."""
 
 import math
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from training.data.dataset import Dataset
 from training.data.minibatch import Minibatch
+from training.data.sub_epochs import SubEpoch
+from training.distributed import collectives
+from training.distributed.process_group import ProcessGroup
 from training.models.acoustic_model import AcousticModel
+
+VALIDATION = SubEpoch(True, 0, 1, 0, False, 0.0, is_validation=True)
+"""The utterances left out, in chunks, always at offset 0: losses of epochs are comparable."""
 
 
 @dataclass(slots=True)
@@ -77,3 +85,24 @@ def minibatch_loss(model: AcousticModel, minibatch: Minibatch) -> tuple[Tensor, 
     loss = minibatch.targets.cross_entropy(logits)
     correct = minibatch.targets.num_correct(logits)
     return loss, FrameTotals(minibatch.num_frames, float(loss.detach()), correct)
+
+
+def validation_loss(model: AcousticModel, dataset: Dataset, group: ProcessGroup) -> float:
+    """Return the mean cross-entropy a frame over what training leaves out, the same on all ranks.
+
+    Draws no random number. Raises ValueError if no utterance is left out.
+    """
+    model.eval()
+    total = FrameTotals()
+    with torch.no_grad(), closing(dataset.plan(VALIDATION, 0).minibatches()) as minibatches:
+        for minibatch in minibatches:
+            total.add(minibatch_loss(model, minibatch)[1])
+    sums = torch.tensor([total.num_frames, total.cross_entropy], dtype=torch.float64)
+    collectives.all_reduce_sum(sums, group)
+    num_frames, cross_entropy = map(float, sums)
+    if num_frames == 0:
+        raise ValueError(
+            f"validation_one_in = {dataset.validation_one_in}: leaves no utterance out of "
+            "training: need at least one for newbob's loss"
+        )
+    return cross_entropy / num_frames

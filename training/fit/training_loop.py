@@ -11,14 +11,13 @@ from tqdm import tqdm
 from training.checkpoints.checkpointer import Checkpointer
 from training.checkpoints.training_state import load_whole_state, whole_state
 from training.data.dataset import Dataset
+from training.data.resharding import shard_sub_epoch
 from training.data.sub_epochs import SubEpoch
 from training.distributed import collectives
 from training.distributed.process_group import ProcessGroup
 from training.fit.model_specs import Fit
 from training.fit.progress import Progress
-from training.fit.sharded_sub_epoch import shard_sub_epoch
-from training.fit.steps import FrameTotals, take_steps
-from training.fit.validation import validation_loss
+from training.fit.steps import FrameTotals, take_steps, validation_loss
 from training.models.acoustic_model import AcousticModel
 
 

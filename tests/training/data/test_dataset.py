@@ -15,7 +15,7 @@ from tests.training.data.partition_rows import row, write
 from training.data import batching
 from training.data.dataset import Dataset
 from training.data.minibatch import Minibatch
-from training.data.sub_epochs import ExponentialDecay, SubEpoch, supervised_sub_epochs
+from training.data.sub_epochs import SubEpoch, supervised_sub_epochs
 
 
 def sub_epoch(
@@ -101,7 +101,7 @@ def test_all_ranks_and_shares_together_see_every_frame_once(
 def test_an_epoch_of_each_offset_sees_all_frames(whole: Dataset) -> None:
     """Three epochs of labelled data begin their low-rate frames at 0, 1 and 2 (003 II-B)."""
     seen: Counter[tuple[int, int]] = Counter()
-    for index, each in enumerate(supervised_sub_epochs(ExponentialDecay(0.1, 0.1, 3), 3, 3)):
+    for index, each in enumerate(supervised_sub_epochs([0.1] * 3, 3)):
         for batch in whole.plan(each, index).minibatches():
             seen += frames_seen(batch)
     begun = {frame for number, frame in seen if number == 48}

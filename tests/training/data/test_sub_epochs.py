@@ -1,42 +1,15 @@
-"""Learning rates and sub-epochs."""
-
-import json
-from dataclasses import asdict
-from itertools import pairwise
+"""Sub-epochs of supervised training and of scheduled learning."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.data.sub_epochs import (
-    ExponentialDecay,
-    MinRateNewbob,
-    NewbobState,
-    scheduled_learning_sub_epochs,
-    supervised_sub_epochs,
-)
-
-
-def test_decay_goes_from_initial_to_final_by_a_constant_factor() -> None:
-    """Ratios of successive rates are equal; first and last are as given."""
-    decay = ExponentialDecay(0.1, 0.001, 5)
-    rates = [decay.learning_rate(epoch) for epoch in range(5)]
-    assert rates[0] == pytest.approx(0.1)
-    assert rates[-1] == pytest.approx(0.001)
-    ratios = [after / before for before, after in pairwise(rates)]
-    assert ratios == pytest.approx([ratios[0]] * 4)
-
-
-@pytest.mark.parametrize("rates", [(0.0, 0.0), (0.1, 0.2), (-1.0, -2.0)])
-def test_rates_that_rise_or_vanish_are_refused(rates: tuple[float, float]) -> None:
-    """The message names the bound."""
-    with pytest.raises(ValueError, match="0 < final <= initial"):
-        ExponentialDecay(*rates, 3)
+from training.data.sub_epochs import scheduled_learning_sub_epochs, supervised_sub_epochs
 
 
 def test_supervised_training_rotates_offsets_and_ends_on_whole_utterances() -> None:
     """The paper's recipe: ten chunked epochs, two on whole utterances (003 II-B)."""
-    sub_epochs = supervised_sub_epochs(ExponentialDecay(1.0, 0.1, 12), 10, 12)
+    sub_epochs = supervised_sub_epochs([0.1] * 12, 10)
     assert [sub_epoch.offset for sub_epoch in sub_epochs] == [0, 1, 2] * 4
     assert [sub_epoch.whole_utterances for sub_epoch in sub_epochs] == [False] * 10 + [True] * 2
     assert all(sub_epoch.labelled and sub_epoch.num_shares == 1 for sub_epoch in sub_epochs)
@@ -45,99 +18,21 @@ def test_supervised_training_rotates_offsets_and_ends_on_whole_utterances() -> N
 @given(st.integers(1, 9), st.integers(1, 3), st.integers(1, 4))
 def test_each_pass_reads_every_unlabelled_share_once(subs: int, passes: int, shares: int) -> None:
     """Unlabelled and labelled sub-epochs alternate, the labelled ones at the higher rate (V-D)."""
-    decay = ExponentialDecay(1.0, 0.5, subs * passes)
-    sub_epochs = scheduled_learning_sub_epochs(decay, subs, passes, 1, 1.2, shares)
+    rates = [1 / (step + 1) for step in range(subs * passes)]
+    sub_epochs = scheduled_learning_sub_epochs(rates, subs, 1, 1.2, shares)
     unlabelled, labelled = sub_epochs[::2], sub_epochs[1::2]
     assert [sub_epoch.share for sub_epoch in unlabelled] == list(range(subs)) * passes
     assert not any(sub_epoch.labelled for sub_epoch in unlabelled)
+    assert [sub_epoch.learning_rate for sub_epoch in unlabelled] == rates
     for first, second in zip(unlabelled, labelled, strict=True):
         assert second.labelled
         assert second.learning_rate == pytest.approx(1.2 * first.learning_rate)
     assert sub_epochs[-1].whole_utterances
 
 
-def rates_of(newbob: MinRateNewbob, losses: list[float]) -> list[float]:
-    """The rate of each epoch that is trained when the epochs end at `losses`."""
-    rates: list[float] = []
-    state: NewbobState | None = newbob.begin()
-    for loss in losses:
-        if state is None:
-            break
-        rates.append(state.rate)
-        state = newbob.after_epoch(state, loss)
-    return rates
-
-
-def test_newbob_halves_from_the_first_small_reduction_until_the_minimum() -> None:
-    """The paper's words: large at first, halved after the first reduction below 5 %, every time."""
-    losses = [4.0, 3.0, 2.84, 2.75, 1.0, 0.2, 0.1, 0.05]  # -25 %, -5.3 %, -3.2 %, then large again
-    assert rates_of(MinRateNewbob(0.8, 0.1), losses) == [0.8, 0.8, 0.8, 0.8, 0.4, 0.2]
-
-
-def test_newbob_goes_on_while_the_loss_falls_by_the_threshold() -> None:
-    """A reduction of just the threshold is enough; one epoch alone has no reduction."""
-    assert rates_of(MinRateNewbob(1.0, 0.3, threshold=0.5), [8.0, 4.0, 2.0, 1.0]) == [1.0] * 4
-    assert rates_of(MinRateNewbob(1.0, 0.3, threshold=0.5), [8.0, 4.1, 0.1]) == [1.0, 1.0, 0.5]
-
-
-def test_newbob_takes_a_rising_loss_as_no_reduction() -> None:
-    """It does not go on at a rate at which the loss grows, nor at a loss of 0."""
-    assert rates_of(MinRateNewbob(1.0, 0.5), [2.0, 3.0, 1.0]) == [1.0, 1.0]
-    assert rates_of(MinRateNewbob(1.0, 0.5), [0.0, 0.0, 0.0]) == [1.0, 1.0]
-
-
-@given(
-    st.lists(st.floats(0, 1e6), min_size=60, max_size=60),
-    st.floats(1e-3, 1.0),
-    st.integers(1, 20),
-)
-def test_newbob_never_raises_the_rate_and_ends(
-    losses: list[float], initial: float, num_halvings: int
-) -> None:
-    """After the first halving each epoch has half the rate, and so many epochs at most follow."""
-    newbob = MinRateNewbob(initial, initial * 0.5**num_halvings)
-    rates = rates_of(newbob, losses)
-    falling = rates[rates.count(initial) - 1 :]
-    assert falling == [initial * 0.5**number for number in range(len(falling))]
-    assert min(rates) > newbob.minimum
-    assert len(falling) <= num_halvings
-    assert len(rates) == len(losses) or len(falling) == num_halvings
-
-
-@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=20))
-def test_newbob_goes_on_from_its_stored_state(losses: list[float]) -> None:
-    """Written as text and read again after every epoch, the schedule is the undisturbed one."""
-    newbob = MinRateNewbob(1.0, 0.01)
-    rates = []
-    stored = json.dumps(asdict(newbob.begin()))
-    for loss in losses:
-        state = NewbobState(**json.loads(stored))
-        rates.append(state.rate)
-        following = newbob.after_epoch(state, loss)
-        if following is None:
-            break
-        stored = json.dumps(asdict(following))
-    assert rates == rates_of(newbob, losses)
-
-
-@pytest.mark.parametrize("rates", [(0.1, 0.1), (0.1, 0.0), (0.1, 0.2)])
-def test_newbob_needs_a_minimum_below_the_initial_rate(rates: tuple[float, float]) -> None:
-    """The message names the bound."""
-    with pytest.raises(ValueError, match="0 < minimum < initial"):
-        MinRateNewbob(*rates)
-
-
-@pytest.mark.parametrize("loss", [float("nan"), float("inf"), -1.0])
-def test_newbob_refuses_a_loss_that_is_none(loss: float) -> None:
-    """A diverged training is not gone on with at half the rate."""
-    newbob = MinRateNewbob(1.0, 0.1)
-    with pytest.raises(ValueError, match="diverged"):
-        newbob.after_epoch(newbob.begin(), loss)
-
-
 def test_labelled_data_is_read_in_turn_with_the_offset_rotating() -> None:
-    """After each sub-epoch another share; a new offset once all shares were visited (V-D)."""
-    sub_epochs = scheduled_learning_sub_epochs(ExponentialDecay(1.0, 0.1, 12), 12, 1, 3, 1.5, 2)
+    """After each sub-epoch another share; a new offset once all shares were read (V-D)."""
+    sub_epochs = scheduled_learning_sub_epochs([0.1] * 12, 12, 3, 1.5, 2)
     labelled = sub_epochs[1::2]
     assert [sub_epoch.share for sub_epoch in labelled] == [0, 1] * 6
     assert [sub_epoch.offset for sub_epoch in labelled] == [0, 0, 1, 1, 2, 2, 0, 0, 1, 1, 2, 2]
@@ -146,10 +41,7 @@ def test_labelled_data_is_read_in_turn_with_the_offset_rotating() -> None:
 
 def test_one_labelled_share_rotates_the_offset_every_sub_epoch() -> None:
     """The papers' form: all labelled data after each sub-epoch, another offset each time."""
-    sub_epochs = scheduled_learning_sub_epochs(ExponentialDecay(1.0, 0.1, 18), 18, 1, 3, 1.2, 1)
+    sub_epochs = scheduled_learning_sub_epochs([0.1] * 18, 18, 3, 1.2, 1)
     assert [sub_epoch.offset for sub_epoch in sub_epochs[1::2]] == [0, 1, 2] * 6
     unlabelled = sub_epochs[::2]
-    assert [sub_epoch.learning_rate for sub_epoch in unlabelled] == sorted(
-        (sub_epoch.learning_rate for sub_epoch in unlabelled), reverse=True
-    )
     assert [sub_epoch.whole_utterances for sub_epoch in unlabelled] == [False] * 15 + [True] * 3

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from pipeline.splicing import num_low_rate_frames
 from tests.training.data.uneven_run import Lengths, write_uneven_run
 from tests.training.fit.small_fits import fit, small_fit
-from training.data.sub_epochs import ExponentialDecay, scheduled_learning_sub_epochs
+from training.data.sub_epochs import scheduled_learning_sub_epochs
 from training.distributed.simulated_group import simulate_ranks
+from training.fit.learning_rates import exponential_decay
 from training.models.acoustic_model import AcousticModel
 
 TRAINERS = ["htm", "gtc", "synchronous", "bmuf"]
@@ -24,7 +25,7 @@ UNEVEN: dict[str, Lengths] = {
     "rows run out at once on two ranks": [[60] * 5, [60] * 4, [30, 30]],
 }
 LABELLED = [[45, 90, 200]]
-SUB_EPOCHS = scheduled_learning_sub_epochs(ExponentialDecay(0.05, 0.03, 2), 2, 1, 1, 1.2, 2)
+SUB_EPOCHS = scheduled_learning_sub_epochs(exponential_decay(0.05, 0.03, 2), 2, 1, 1.2, 2)
 
 
 @pytest.fixture

@@ -15,11 +15,11 @@ from pipeline.runs.names import ALIGNMENT_STEP, PARTITIONS_STEP
 from pipeline.runs.step import write_manifest
 from pipeline.shards import PartitionRow, write_partition
 from training.data.sub_epochs import (
-    ExponentialDecay,
     scheduled_learning_sub_epochs,
     supervised_sub_epochs,
 )
 from training.distributed.process_group import ProcessGroup
+from training.fit.learning_rates import exponential_decay
 from training.fit.model_specs import Fit
 from training.fit.steps import LoopConfig
 from training.fit.train_model import fit_model
@@ -29,9 +29,9 @@ from training.trainers.registry import TRAINERS, with_trainer
 
 NUM_SENONES = 6
 AT_THE_ENDS = CheckpointConfig(steps=0)
-DECAY = ExponentialDecay(0.05, 0.03, 4)
-SUPERVISED = supervised_sub_epochs(DECAY, 3, 4)
-SCHEDULED = scheduled_learning_sub_epochs(DECAY, 2, 2, 1, 1.2, 2)
+DECAY = exponential_decay(0.05, 0.03, 4)
+SUPERVISED = supervised_sub_epochs(DECAY, 3)
+SCHEDULED = scheduled_learning_sub_epochs(DECAY, 2, 1, 1.2, 2)
 
 
 def speech(number: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""A sub-epoch that ranks come and go in is made exactly once, frame by frame."""
+"""A sub-epoch is trained on once, frame by frame, though its number of ranks changes."""
 
 from collections import Counter
 from dataclasses import replace
@@ -11,9 +11,9 @@ from infra.store.object_store import ObjectStore
 from tests.training.data.partition_rows import dataset_of, row, write
 from training.data.cursor import DataCursor
 from training.data.dataset import Dataset
+from training.data.resharding import shard_sub_epoch
 from training.data.sub_epochs import SubEpoch
 from training.distributed.simulated_group import simulate_ranks
-from training.fit.sharded_sub_epoch import shard_sub_epoch
 
 Frames = Counter[tuple[float, ...]]
 
@@ -21,7 +21,7 @@ Frames = Counter[tuple[float, ...]]
 def take(
     group: ProcessGroup, sub_epoch: SubEpoch, cursor: DataCursor, dataset: Dataset, num_steps: int
 ) -> tuple[DataCursor, Frames]:
-    """Go on for some steps on all ranks; the position then, and the inputs that one rank saw."""
+    """Take some steps on all ranks; return the cursor then, and the inputs that one rank saw."""
     own = replace(dataset, rank=group.rank(), world_size=group.size())
     cursor, minibatches = shard_sub_epoch(sub_epoch, cursor.resumed(group.size()), own, group)
     seen: Frames = Counter()
@@ -49,7 +49,7 @@ def test_every_frame_is_seen_once(
     for number, num_ranks in enumerate(worlds, start=1):
         num_steps = 1000 if number == len(worlds) else 2
         results = simulate_ranks(num_ranks, take, sub_epoch, cursor, dataset, num_steps)
-        assert len({place for place, _ in results}) == 1
+        assert len({reached for reached, _ in results}) == 1
         cursor = results[0][0]
         for _, frames in results:
             seen.update(frames)

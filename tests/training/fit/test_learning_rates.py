@@ -1,0 +1,106 @@
+"""Learning rates: exponential decay, and newbob from its losses."""
+
+import json
+from dataclasses import asdict
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from training.fit.learning_rates import MinRateNewbob, NewbobState, exponential_decay
+
+
+def test_decay_goes_from_initial_to_final_by_a_constant_factor() -> None:
+    """Ratios of successive rates are equal; first and last are as given."""
+    rates = exponential_decay(0.1, 0.001, 5)
+    assert rates[0] == pytest.approx(0.1)
+    assert rates[-1] == pytest.approx(0.001)
+    ratios = [after / before for before, after in pairwise(rates)]
+    assert ratios == pytest.approx([ratios[0]] * 4)
+
+
+@pytest.mark.parametrize("rates", [(0.0, 0.0), (0.1, 0.2), (-1.0, -2.0)])
+def test_rates_that_rise_or_vanish_are_refused(rates: tuple[float, float]) -> None:
+    """The message names the bound."""
+    with pytest.raises(ValueError, match="0 < final <= initial"):
+        exponential_decay(*rates, 3)
+
+
+def rates_of(newbob: MinRateNewbob, losses: list[float]) -> list[float]:
+    """The rate of each epoch that is trained when the epochs end at `losses`."""
+    rates: list[float] = []
+    state: NewbobState | None = newbob.begin()
+    for loss in losses:
+        if state is None:
+            break
+        rates.append(state.rate)
+        state = newbob.after_epoch(state, loss)
+    return rates
+
+
+def test_newbob_halves_from_the_first_small_reduction_until_the_minimum() -> None:
+    """The paper's words: large at first, halved after the first reduction below 5 %, every time."""
+    losses = [4.0, 3.0, 2.84, 2.75, 1.0, 0.2, 0.1, 0.05]  # -25 %, -5.3 %, -3.2 %, then large again
+    assert rates_of(MinRateNewbob(0.8, 0.1), losses) == [0.8, 0.8, 0.8, 0.8, 0.4, 0.2]
+
+
+def test_newbob_keeps_the_rate_while_the_loss_falls_by_the_threshold() -> None:
+    """A reduction of just the threshold is enough; one epoch alone has no reduction."""
+    assert rates_of(MinRateNewbob(1.0, 0.3, threshold=0.5), [8.0, 4.0, 2.0, 1.0]) == [1.0] * 4
+    assert rates_of(MinRateNewbob(1.0, 0.3, threshold=0.5), [8.0, 4.1, 0.1]) == [1.0, 1.0, 0.5]
+
+
+def test_newbob_takes_a_rising_loss_as_no_reduction() -> None:
+    """It does not keep a rate at which the loss grows, nor one at a loss of 0."""
+    assert rates_of(MinRateNewbob(1.0, 0.5), [2.0, 3.0, 1.0]) == [1.0, 1.0]
+    assert rates_of(MinRateNewbob(1.0, 0.5), [0.0, 0.0, 0.0]) == [1.0, 1.0]
+
+
+@given(
+    st.lists(st.floats(0, 1e6), min_size=60, max_size=60),
+    st.floats(1e-3, 1.0),
+    st.integers(1, 20),
+)
+def test_newbob_never_raises_the_rate_and_ends(
+    losses: list[float], initial: float, num_halvings: int
+) -> None:
+    """After the first halving each epoch has half the rate, and so many epochs at most follow."""
+    newbob = MinRateNewbob(initial, initial * 0.5**num_halvings)
+    rates = rates_of(newbob, losses)
+    falling = rates[rates.count(initial) - 1 :]
+    assert falling == [initial * 0.5**number for number in range(len(falling))]
+    assert min(rates) > newbob.minimum
+    assert len(falling) <= num_halvings
+    assert len(rates) == len(losses) or len(falling) == num_halvings
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=20))
+def test_newbob_resumes_from_its_stored_state(losses: list[float]) -> None:
+    """Written as text and read again after every epoch, the schedule is the undisturbed one."""
+    newbob = MinRateNewbob(1.0, 0.01)
+    rates = []
+    stored = json.dumps(asdict(newbob.begin()))
+    for loss in losses:
+        state = NewbobState(**json.loads(stored))
+        rates.append(state.rate)
+        following = newbob.after_epoch(state, loss)
+        if following is None:
+            break
+        stored = json.dumps(asdict(following))
+    assert rates == rates_of(newbob, losses)
+
+
+@pytest.mark.parametrize("rates", [(0.1, 0.1), (0.1, 0.0), (0.1, 0.2)])
+def test_newbob_needs_a_minimum_below_the_initial_rate(rates: tuple[float, float]) -> None:
+    """The message names the bound."""
+    with pytest.raises(ValueError, match="0 < minimum < initial"):
+        MinRateNewbob(*rates)
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), -1.0])
+def test_newbob_refuses_a_loss_that_is_none(loss: float) -> None:
+    """Training that has diverged does not continue at half the rate."""
+    newbob = MinRateNewbob(1.0, 0.1)
+    with pytest.raises(ValueError, match="diverged"):
+        newbob.after_epoch(newbob.begin(), loss)

@@ -1,0 +1,76 @@
+"""Learning rates of epochs: exponential decay, and min-rate newbob (paper 003 II-B, 000 3.2)."""
+
+import math
+from dataclasses import dataclass
+
+
+def exponential_decay(initial: float, final: float, num_epochs: int) -> list[float]:
+    """Return the rates of the epochs, from `initial` to `final` by a constant factor."""
+    check_decay(initial, final, num_epochs)
+    progress = [epoch / max(num_epochs - 1, 1) for epoch in range(num_epochs)]
+    return [float(initial * (final / initial) ** part) for part in progress]
+
+
+def check_decay(initial: float, final: float, num_epochs: int) -> None:
+    """Raise ValueError for rates that rise or vanish, and for no epoch."""
+    if not 0 < final <= initial:
+        raise ValueError(f"learning rates {initial} -> {final}: need 0 < final <= initial")
+    if num_epochs < 1:
+        raise ValueError(f"num_epochs = {num_epochs}: need at least 1")
+
+
+def check_newbob_rates(initial: float, minimum: float) -> None:
+    """Raise ValueError for rates that leave newbob nothing to halve."""
+    if not 0 < minimum < initial:
+        raise ValueError(f"learning rates {initial} -> {minimum}: need 0 < minimum < initial")
+
+
+@dataclass(frozen=True, slots=True)
+class NewbobState:
+    """The rate of the epoch to be trained, the loss of the one before it, and the phase."""
+
+    rate: float
+    previous_loss: float | None
+    is_halving: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MinRateNewbob:
+    """Min-rate newbob (paper 000 3.2): `initial` while each epoch lowers the loss by `threshold`.
+
+    From the first epoch that does not, the rate is multiplied by `factor` after every epoch;
+    training stops when that reaches `minimum`.
+    """
+
+    initial: float
+    minimum: float
+    threshold: float = 0.05
+    factor: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_newbob_rates(self.initial, self.minimum)
+        for name in ("threshold", "factor"):
+            if not 0 < getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)}: need 0 < {name} < 1")
+
+    def begin(self) -> NewbobState:
+        """Return the state of the first epoch."""
+        return NewbobState(self.initial, None, False)
+
+    def after_epoch(self, state: NewbobState, loss: float) -> NewbobState | None:
+        """Return the next epoch's state, if that of `state` ended at `loss`; None to stop."""
+        if not 0 <= loss < math.inf:
+            raise ValueError(
+                f"loss = {loss}: need a finite loss, not below 0: training has diverged, "
+                "start again with a lower initial learning rate"
+            )
+        if not (state.is_halving or self._is_slow(state.previous_loss, loss)):
+            return NewbobState(state.rate, loss, False)
+        rate = state.rate * self.factor
+        return NewbobState(rate, loss, True) if rate > self.minimum else None
+
+    def _is_slow(self, previous_loss: float | None, loss: float) -> bool:
+        if previous_loss is None:
+            return False
+        # At a loss of 0 there is no reduction left, relative or not.
+        return loss == 0 or previous_loss - loss < self.threshold * previous_loss
