@@ -11,9 +11,9 @@ from pipeline.steps.features import ExtractionConfig
 from pipeline.steps.repartition import RepartitionConfig
 from pipeline.steps.selection.select import SelectionConfig
 from pipeline.steps.targets import TargetsConfig
+from training.algorithms.learning_rates import check_decay, check_newbob_rates
 from training.decoding.bootstrap.hmm import BootstrapConfig
 from training.decoding.senones.tree_growing import TreeConfig
-from training.fit.learning_rates import check_decay, check_newbob_rates
 from training.models.acoustic_model import ModelConfig
 from training.trainers.registry import TrainerConfig, with_trainer
 

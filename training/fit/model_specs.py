@@ -16,12 +16,12 @@ from pipeline.runs.names import (
     UNLABELLED,
     features_step,
 )
+from training.algorithms.learning_rates import MinRateNewbob, exponential_decay
 from training.data.sub_epochs import (
     SubEpoch,
     scheduled_learning_sub_epochs,
     supervised_sub_epochs,
 )
-from training.fit.learning_rates import MinRateNewbob, exponential_decay
 from training.fit.steps import LoopConfig
 from training.models.acoustic_model import ModelConfig
 from training.recipes import CheckpointConfig, Recipe, SupervisedConfig

@@ -3,8 +3,8 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from training.algorithms.learning_rates import NewbobState
 from training.data.cursor import DataCursor
-from training.fit.learning_rates import NewbobState
 from training.fit.steps import FrameTotals
 
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from pipeline.splicing import num_low_rate_frames
 from tests.training.data.uneven_run import Lengths, write_uneven_run
 from tests.training.fit.small_fits import fit, small_fit
+from training.algorithms.learning_rates import exponential_decay
 from training.data.sub_epochs import scheduled_learning_sub_epochs
 from training.distributed.simulated_group import simulate_ranks
-from training.fit.learning_rates import exponential_decay
 from training.models.acoustic_model import AcousticModel
 
 TRAINERS = ["htm", "gtc", "synchronous", "bmuf"]

@@ -14,12 +14,12 @@ from pipeline.runs.manifest import Manifest, read_output
 from pipeline.runs.names import ALIGNMENT_STEP, PARTITIONS_STEP
 from pipeline.runs.step import write_manifest
 from pipeline.shards import PartitionRow, write_partition
+from training.algorithms.learning_rates import exponential_decay
 from training.data.sub_epochs import (
     scheduled_learning_sub_epochs,
     supervised_sub_epochs,
 )
 from training.distributed.process_group import ProcessGroup
-from training.fit.learning_rates import exponential_decay
 from training.fit.model_specs import Fit
 from training.fit.steps import LoopConfig
 from training.fit.train_model import fit_model

@@ -7,9 +7,9 @@ import pytest
 
 from jobs.cli.job import recipe_path
 from tests.training.fit.small_fits import copy_stopped, fit, small_fit, steps_saved, write_run
+from training.algorithms.learning_rates import MinRateNewbob, NewbobState
 from training.data.dataset import Dataset
 from training.distributed.simulated_group import simulate_ranks
-from training.fit.learning_rates import MinRateNewbob, NewbobState
 from training.fit.model_specs import Fit, baseline_fit
 from training.fit.steps import validation_loss
 from training.models.acoustic_model import AcousticModel

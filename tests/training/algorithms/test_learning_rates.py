@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.fit.learning_rates import MinRateNewbob, NewbobState, exponential_decay
+from training.algorithms.learning_rates import MinRateNewbob, NewbobState, exponential_decay
 
 
 def test_decay_goes_from_initial_to_final_by_a_constant_factor() -> None:
