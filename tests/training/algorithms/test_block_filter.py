@@ -99,8 +99,8 @@ def test_block_momentum_solves_eq_5(
     assert zeta / (num_models * (1 - eta)) == constant
 
 
-def test_without_momentum_a_smaller_rate_goes_part_of_the_way() -> None:
-    """eta = 0, zeta = 0.5: W + (mean - W) / 2, which ranks start from too."""
+def test_without_momentum_a_smaller_rate_moves_part_of_the_way() -> None:
+    """With eta = 0 and zeta = 0.5, both models are W + (mean - W) / 2."""
     for form in ("nesterov", "as_printed"):
         block_filter = BlockFilter(0.5, 0.0, form)
         state = block_filter.end_block(block_filter.begin(torch.tensor([2.0])), torch.tensor([6.0]))
@@ -108,14 +108,14 @@ def test_without_momentum_a_smaller_rate_goes_part_of_the_way() -> None:
 
 
 def test_model_averaging_keeps_the_last_update() -> None:
-    """A later stage with momentum begins from mean - W."""
+    """The update of model averaging is mean - W, from which a later stage with momentum begins."""
     block_filter = BlockFilter(1.0, 0.0, "nesterov")
     state = block_filter.end_block(block_filter.begin(torch.tensor([2.0])), torch.tensor([6.0]))
     assert (state.global_model, state.broadcast_model, state.update) == (6.0, 6.0, 4.0)
 
 
-def test_an_earlier_stages_update_is_looked_ahead_by_nesterov_alone() -> None:
-    """W + eta Delta, or W itself."""
+def test_only_nesterov_starts_ahead_by_an_earlier_stages_update() -> None:
+    """Given an update, Nesterov's form starts from W + eta Delta, as printed from W."""
     model, update = torch.tensor([2.0]), torch.tensor([6.0])
     for form, broadcast in (("nesterov", 5.0), ("as_printed", 2.0)):
         state = BlockFilter(1.0, 0.5, form).begin(model, update)
@@ -132,13 +132,13 @@ def test_an_earlier_stages_update_is_looked_ahead_by_nesterov_alone() -> None:
     ],
 )
 def test_refuses_bad_settings(zeta: float, eta: float, form: Any, message: str) -> None:
-    """Messages name the value and the bound."""
+    """Settings out of range are refused, and the message gives the value and the bound."""
     with pytest.raises(ValueError, match=message):
         BlockFilter(zeta, eta, form)
 
 
 def test_refuses_a_form_that_the_paper_does_not_have() -> None:
-    """Without a type checker, too, which would refuse it first."""
+    """A form that is neither of the two is refused, also without a type checker."""
     block_filter = BlockFilter(1.0, 0.5, "nesterov")
     object.__setattr__(block_filter, "form", "printed")
     with pytest.raises(ValueError, match=r"^form = 'printed': need 'nesterov' or 'as_printed'"):
@@ -151,7 +151,7 @@ def test_refuses_a_form_that_the_paper_does_not_have() -> None:
 def test_refuses_a_momentum_constant_that_no_momentum_has(
     num_models: int, zeta: float, constant: float
 ) -> None:
-    """Below zeta / N eta is negative; with 0 there is none."""
+    """A constant below zeta / N, for which eta would be negative, and one of 0 are refused."""
     bound = f"need at least block_learning_rate / N = {zeta} / {num_models}, or the block momentum"
     with pytest.raises(ValueError, match=f"momentum_constant = {constant}: {bound}"):
         block_momentum_for(num_models, zeta, constant)

@@ -104,7 +104,7 @@ def test_congestion_spares_a_single_connection() -> None:
 def test_no_exchange_is_slower_on_a_faster_link(
     gbps: tuple[float, float, float], ranks_per_host: int, num_ranks: int, link: Any
 ) -> None:
-    """Ten times any of the bandwidths slows no exchange of either pattern."""
+    """A link of ten times the bandwidth slows no exchange of either pattern."""
     within, between, connection = gbps
     slow = replace(
         NETWORK,

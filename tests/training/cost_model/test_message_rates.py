@@ -17,6 +17,6 @@ def test_messages_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("density", [0.0, 1.0])
 def test_densities_that_have_no_threshold_are_refused(density: float) -> None:
-    """All or none of a normal gradient's elements reach no finite threshold."""
+    """Densities of 0 and 1 are refused: no finite threshold of a normal gradient gives them."""
     with pytest.raises(ValueError, match=r"density = .*: need more than 0, less than 1"):
         measure_messages(density, torch.device("cpu"))

@@ -79,7 +79,7 @@ def test_silence_between_words_and_at_the_edges_is_optional(graph: DecodingGraph
 
 
 def test_best_path_against_every_alignment() -> None:
-    """For random logits and one word, no placement of its senones scores above `align`'s path."""
+    """For random logits and one word, no path beats `align`'s by more than the graph's costs."""
     random = np.random.default_rng(0)
     scores = random.normal(size=(6, TREE.num_senones), scale=3).astype(np.float32)
     found = align(alignment_graph(toy_lexicon(), TREE, ["cab"]), scores)

@@ -59,7 +59,7 @@ def test_gives_every_ranks_exchange_if_none_is_at_fault() -> None:
 def test_a_rank_is_late_after_nine_tenths_of_the_wait(
     waited_s: float, alone_s: float, is_late: bool
 ) -> None:
-    """Alone for 0.9 of the time that others waited, and they waited for at least a second."""
+    """A rank is late if it worked alone for 0.9 of the others' wait, which is at least a second."""
     exchange = RankStatus("sum", waited_s)
     found = diagnose(
         MEMBERS, {0: exchange, 1: RankStatus("", alone_s), 2: exchange, 3: exchange}, waited_s

@@ -125,7 +125,7 @@ def test_a_deadlock_is_an_error() -> None:
 
 
 def test_uneven_steps_are_an_error() -> None:
-    """If a rank takes one step more than the others, all of them fail in different exchanges."""
+    """If a rank takes one step more than the others, the error names both of their exchanges."""
     exchange = r"(a sum|an all-to-all) of \d+ values"
     with pytest.raises(process_group.CollectiveError, match=f"are in {exchange}, . in {exchange}"):
         simulate_ranks(2, step_rank_times)

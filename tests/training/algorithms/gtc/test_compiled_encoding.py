@@ -98,7 +98,7 @@ def test_a_message_of_another_model_is_refused(
 
 
 def test_the_last_element_has_an_index_and_a_bit() -> None:
-    """Element 32 of 33 is alone in its planes' second words."""
+    """Element 32 of 33, alone in its planes' second words, is decoded from both encodings."""
     indices = torch.tensor([Encoding.INDICES, 1, 32 - 2**31], dtype=torch.int32)
     of_map = torch.tensor([Encoding.MAP, 2, 1, 1, 0, 1], dtype=torch.int32)
     for message, first in ((indices, 7), (of_map, 8)):

@@ -94,13 +94,13 @@ def test_refuses_models_beyond_31_bits() -> None:
 
 
 def test_a_map_is_sixteen_elements_a_word() -> None:
-    """Two planes of one bit an element, each of whole 32-bit words."""
+    """A map has two planes of one bit for each element, each of whole 32-bit words."""
     assert [num_plane_words(n) for n in (0, 1, 32, 33, 64, 65)] == [0, 1, 1, 2, 2, 3]
     assert [num_map_words(n) for n in (0, 1, 32, 33)] == [0, 2, 2, 4]
 
 
 def test_a_message_is_read_as_it_is_written() -> None:
-    """Words of indices, planes of a map, and nothing of a gradient that is not finite."""
+    """Indices and maps are added as they were written; a gradient that is not finite adds 0."""
     indices = torch.tensor([0, 2, 5, 3 - 2**31], dtype=torch.int32)
     of_map = torch.tensor([1, 2, 0b101000, 0b001000], dtype=torch.int32)
     broken = torch.tensor([2, 2], dtype=torch.int32)
