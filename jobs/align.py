@@ -3,9 +3,9 @@
 megahour align --recipe demo --run runs/demo
 """
 
-from jobs.cli.command_line import Result, Step, main
+from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
-from jobs.cli.training_steps import run_fit
+from jobs.cli.training_steps import training_ranks
 from pipeline.runs.names import (
     ALIGNER,
     ALIGNMENT_STEP,
@@ -17,16 +17,17 @@ from pipeline.runs.names import (
 )
 from training.distributed import process_group
 from training.fit.model_specs import aligner_fit
+from training.fit.train_model import fit_model
 from training.targets.alignment import bootstrap, realign
 
 
-def run(job: Job) -> Result:
+def run(job: Job) -> StepResults:
     """Bootstrap an alignment, train a network on it, and realign with the network."""
     recipe = job.recipe
     where = job.store, job.run_uri, job.corpus_uri
     bootstrap(*where, recipe.bootstrap, recipe.senones, recipe.loss_budget)
-    with process_group.open_world():
-        run_fit(aligner_fit)(job)
+    with process_group.open_world(), training_ranks() as group:
+        fit_model(aligner_fit(recipe), job.store, job.run_uri, group)
     return [realign(*where, recipe.evaluation.acoustic_scale, recipe.loss_budget)]
 
 

@@ -6,7 +6,7 @@ megahour certify --recipe demo --run runs/demo
 import sys
 from typing import Any
 
-from jobs.cli.command_line import Result, Step, main
+from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.report_page.shuffled import FORMS, NAMES
 from pipeline.audit.provenance import STEPS
@@ -19,7 +19,7 @@ USUAL_RANKS = 4
 HEADER = f"{'':32}{'step':>10}{'uniform':>10}{'rank':>10}{'uniform':>10}"
 
 
-def run(job: Job) -> Result:
+def run(job: Job) -> StepResults:
     """Examine the first steps of the student's sub-epochs; print the table."""
     arguments = job.arguments
     num_ranks = arguments.ranks or trained_ranks(job)
@@ -92,4 +92,4 @@ if __name__ == "__main__":
         default=6,
         help="sub-epochs to examine of chunks and of whole utterances, default 6 each",
     )
-    main(STEP, parser)
+    main(STEP, parser.parse_args())

@@ -5,7 +5,7 @@ megahour evaluate --recipe demo --run runs/demo
 
 import torch
 
-from jobs.cli.command_line import Result, Step, main
+from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
@@ -18,7 +18,7 @@ from pipeline.runs.names import (
 from training.evaluation.evaluate import evaluate
 
 
-def run(job: Job) -> Result:
+def run(job: Job) -> StepResults:
     """Decode the held-out subset with each model."""
     torch.set_num_threads(1)  # one utterance at a time is too little work to share
     return [evaluate(job.store, job.run_uri, job.corpus_uri, job.recipe.evaluation)]

@@ -3,14 +3,14 @@
 megahour extract_features --recipe demo --run runs/demo
 """
 
-from jobs.cli.command_line import Result, Step, main
+from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
 from pipeline.runs.names import SUBSETS, features_step, selection_step
 from pipeline.steps.features import extract_features
 
 
-def run(job: Job) -> Result:
+def run(job: Job) -> StepResults:
     """Extract the features of each subset."""
     with distribute_on_spark(job) as distribute:
         return [

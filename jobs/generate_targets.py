@@ -4,7 +4,7 @@ megahour generate_targets --recipe demo --run runs/demo
 """
 
 from infra.devices.device_pool import DevicePool
-from jobs.cli.command_line import Result, Step, main
+from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
 from pipeline.runs.names import TARGETS_STEP, TEACHER, UNLABELLED, features_step, model_step
@@ -14,7 +14,7 @@ from training.targets.teacher import PooledTeacher
 IDLE_TIMEOUT_S = 20.0
 
 
-def run(job: Job) -> Result:
+def run(job: Job) -> StepResults:
     """Label all unlabelled feature shards with the servers of the teacher, one a device."""
     k = job.recipe.targets.k
     pool = DevicePool(

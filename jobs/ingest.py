@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from infra.store.object_store import join_uri
-from jobs.cli.command_line import Result, Step, main
+from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.ingestion.corpus import ingest
 from pipeline.records import Tally, parse_utterance
@@ -17,7 +17,7 @@ from pipeline.runs.names import INGEST_STEP, METADATA_FOLDER
 from pipeline.runs.step import StepContents, StepSpec, run_step
 
 
-def run(job: Job) -> Result:
+def run(job: Job) -> StepResults:
     """Copy audio and write metadata and lexicon, unless this directory was ingested before."""
     directory = Path(job.arguments.kaldi_dir)
     if not directory.is_dir():
@@ -63,4 +63,4 @@ STEP = Step(
 if __name__ == "__main__":
     parser = STEP.parser()
     parser.add_argument("--kaldi-dir", required=True, help="the Kaldi data directory to copy")
-    main(STEP, parser)
+    main(STEP, parser.parse_args())

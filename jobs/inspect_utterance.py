@@ -58,4 +58,4 @@ QUERY = Query(
 if __name__ == "__main__":
     parser = QUERY.parser()
     parser.add_argument("--utterance", required=True, metavar="ID", help="id of the utterance")
-    main(QUERY, parser)
+    main(QUERY, parser.parse_args())

@@ -34,7 +34,7 @@ every host, leave --archives out, and set spark.executorEnv.PYTHONPATH to that f
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """The files that spark-submit needs for one step: its program, the code, the dependencies."""
+    """Package holds the files that spark-submit needs for one step."""
 
     program: str
     code: str

@@ -3,14 +3,14 @@
 megahour repartition --recipe demo --run runs/demo
 """
 
-from jobs.cli.command_line import Result, Step, main
+from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
 from pipeline.runs.names import PARTITIONS_STEP
 from pipeline.steps.repartition import SOURCES, repartition
 
 
-def run(job: Job) -> Result:
+def run(job: Job) -> StepResults:
     """Join and repartition the unlabelled subset."""
     with distribute_on_spark(job) as distribute:
         return [repartition(job.store, job.run_uri, job.recipe.partitions, distribute)]

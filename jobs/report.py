@@ -10,7 +10,7 @@ from typing import Any
 
 from infra.cluster import load_cluster
 from infra.store.object_store import join_uri
-from jobs.cli.command_line import Result, Step, main
+from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.planning.comparison import compare_plan
 from jobs.report_page import format_table, render_report
@@ -35,7 +35,7 @@ PIPELINE = (*map(selection_step, SUBSETS), *map(features_step, SUBSETS))
 READS = (EVALUATION_STEP, TARGETS_STEP, *map(model_step, EVALUATED_MODELS), *PIPELINE)
 
 
-def run(job: Job) -> Result:
+def run(job: Job) -> StepResults:
     """Build the report from the manifests of all steps; print the table."""
     report = build_report(job)
     print(format_table(report), file=sys.stderr if job.arguments.json else sys.stdout)

@@ -19,7 +19,7 @@ JOBS = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Launch:
-    """The command that starts a step's processes, and the arguments that it alone takes."""
+    """Launch holds the command that starts a step's processes, and the arguments of its own."""
 
     step: str
     prefix: tuple[str, ...]

@@ -3,14 +3,14 @@
 megahour select_utterances --recipe demo --run runs/demo
 """
 
-from jobs.cli.command_line import Result, Step, main
+from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
 from pipeline.runs.names import SUBSETS, selection_step
 from pipeline.steps.selection.select import metadata_uri, select_utterances
 
 
-def run(job: Job) -> Result:
+def run(job: Job) -> StepResults:
     """Select each subset; only the unlabelled one is sampled."""
     with distribute_on_spark(job) as distribute:
         return [

@@ -3,8 +3,9 @@
 torchrun --nproc-per-node 4 -- jobs/train_student.py --recipe demo --run runs/demo
 """
 
-from jobs.cli.command_line import Step
-from jobs.cli.training_steps import main, run_fit
+from jobs.cli.command_line import Step, StepResults, main
+from jobs.cli.job import Job
+from jobs.cli.training_steps import on_all_ranks, training_arguments, training_ranks
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
     LABELLED,
@@ -15,6 +16,14 @@ from pipeline.runs.names import (
     model_step,
 )
 from training.fit.model_specs import student_fit
+from training.fit.train_model import fit_model
+
+
+def run(job: Job) -> StepResults:
+    """Train the student on all ranks."""
+    with training_ranks() as group:
+        return [fit_model(student_fit(job.recipe), job.store, job.run_uri, group)]
+
 
 STEP = Step(
     name="train_student",
@@ -29,8 +38,10 @@ STEP = Step(
         features_step(UNLABELLED),
     ),
     writes=(model_step(STUDENT),),
-    run=run_fit(student_fit),
+    run=run,
 )
 
 if __name__ == "__main__":
-    main(STEP, section=STUDENT)
+    arguments = training_arguments(STEP, STUDENT)
+    with on_all_ranks(STEP, arguments):
+        main(STEP, arguments)

@@ -3,8 +3,9 @@
 torchrun --nproc-per-node 2 -- jobs/train_teacher.py --recipe demo --run runs/demo
 """
 
-from jobs.cli.command_line import Step
-from jobs.cli.training_steps import main, run_fit
+from jobs.cli.command_line import Step, StepResults, main
+from jobs.cli.job import Job
+from jobs.cli.training_steps import on_all_ranks, training_arguments, training_ranks
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
     LABELLED,
@@ -14,6 +15,14 @@ from pipeline.runs.names import (
     model_step,
 )
 from training.fit.model_specs import teacher_fit
+from training.fit.train_model import fit_model
+
+
+def run(job: Job) -> StepResults:
+    """Train the teacher on all ranks."""
+    with training_ranks() as group:
+        return [fit_model(teacher_fit(job.recipe), job.store, job.run_uri, group)]
+
 
 STEP = Step(
     name="train_teacher",
@@ -22,8 +31,10 @@ STEP = Step(
     " checkpoint.",
     reads=(ALIGNMENT_STEP, features_step(LABELLED), features_step(UNLABELLED)),
     writes=(model_step(TEACHER),),
-    run=run_fit(teacher_fit),
+    run=run,
 )
 
 if __name__ == "__main__":
-    main(STEP, section=TEACHER)
+    arguments = training_arguments(STEP, TEACHER)
+    with on_all_ranks(STEP, arguments):
+        main(STEP, arguments)

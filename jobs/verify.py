@@ -84,4 +84,4 @@ if __name__ == "__main__":
         action="store_true",
         help="delete the orphans; refused while there are findings or unfinished steps",
     )
-    main(QUERY, parser)
+    main(QUERY, parser.parse_args())

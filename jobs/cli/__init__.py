@@ -1,1 +1,1 @@
-"""The command line: megahour's commands, steps, queries, Spark tasks, the ranks of torchrun."""
+"""Provide the command line of steps and queries, in this process, on Spark, on torchrun's ranks."""

@@ -1,4 +1,4 @@
-"""The commands of megahour as the story of a run; listing them imports none of them."""
+"""List the commands of megahour in the order of a run, without importing them."""
 
 import ast
 from collections.abc import Mapping

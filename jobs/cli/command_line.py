@@ -1,4 +1,4 @@
-"""Steps and queries as commands: open the job, run it, print its answer, exit with its code.
+"""Run steps and queries: open the job, run it, print its answer, exit with its code.
 
 Exit codes: 0 done (also when the step was finished before), 1 failed, 2 bad usage or recipe,
 3 loss budget exceeded. With --json one object goes to standard output; logs go to standard error.
@@ -21,13 +21,13 @@ from jobs.cli.summary import describe, describe_dry_run, dry_run_summary, store_
 from pipeline.runs.ledger import LossBudgetExceededError
 from pipeline.runs.step import StepResult
 
-Result = Sequence[StepResult]
+StepResults = Sequence[StepResult]
 """The manifests that a job wrote or found."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command prints: as lines for people and as JSON, and whether it found all good."""
+    """Answer holds the output of a command as lines and as JSON; `is_good` gives exit code 0."""
 
     is_good: bool
     text: str
@@ -36,13 +36,13 @@ class Answer:
 
 @dataclass(frozen=True)
 class Step:
-    """A command that writes manifests: what it reads, what it writes, the function that does it."""
+    """Step is a command that writes manifests: its function, and the manifests that it reads."""
 
     name: str
     description: str
     reads: tuple[str, ...]
     writes: tuple[str, ...]
-    run: Callable[[Job], Result]
+    run: Callable[[Job], StepResults]
 
     def parser(self) -> argparse.ArgumentParser:
         """Return a parser of the arguments that every step takes."""
@@ -77,7 +77,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Query:
-    """A command that only reads a run: the function that answers it, and its exit codes."""
+    """Query is a command that only reads a run: its function and its exit codes."""
 
     name: str
     description: str
@@ -89,16 +89,16 @@ class Query:
         return job_parser(self.name, self.description, self.exit_codes)
 
 
-def main(command: Step | Query, parser: argparse.ArgumentParser | None = None) -> None:
-    """Parse the command line, run the step or query, and exit with its code."""
-    sys.exit(execute(command, (parser or command.parser()).parse_args()))
+def main(command: Step | Query, arguments: argparse.Namespace | None = None) -> None:
+    """Run the step or query with these arguments, or the command line's; exit with its code."""
+    sys.exit(execute(command, arguments or command.parser().parse_args()))
 
 
-def execute(command: Step | Query, arguments: argparse.Namespace, is_leader: bool = True) -> int:
+def execute(command: Step | Query, arguments: argparse.Namespace) -> int:
     """Run a step or a query; turn what a user can cause into a message and an exit code."""
     separate_standard_error()
     try:
-        job = open_job(command.name, arguments, is_leader)
+        job = open_job(command.name, arguments)
     except (ConfigurationError, StoreError) as error:
         return fail(command.name, error, 2)
     try:
@@ -109,7 +109,7 @@ def execute(command: Step | Query, arguments: argparse.Namespace, is_leader: boo
         return fail(command.name, error, 2)
     except (ValueError, OSError, StoreError, RuntimeError) as error:
         return fail(command.name, error, 1)
-    if is_leader:
+    if job.is_leader:
         print(json.dumps(answer.document) if arguments.json else answer.text, flush=True)
     return 0 if answer.is_good else 1
 

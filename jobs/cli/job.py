@@ -1,4 +1,4 @@
-"""One invocation of a job: the shared arguments, and the recipe, cluster and store they open."""
+"""Open a job: parse its arguments, read its recipe and cluster, confine its store."""
 
 import argparse
 from dataclasses import dataclass, field
@@ -9,6 +9,7 @@ from pathlib import Path
 from infra.cluster import Cluster, load_cluster
 from infra.store.object_store import ObjectStore, join_uri, normalize_uri
 from infra.store.request_counts import TaskTotals
+from infra.torchrun import launched_rank
 from pipeline.runs.names import CORPUS_FOLDER
 from training.recipes import Recipe, read_recipe
 
@@ -17,7 +18,10 @@ RECIPES = files("jobs") / "recipes"  # the code may lie in a zip
 
 @dataclass(frozen=True)
 class Job:
-    """The recipe, the run, and the store that both confine; only the leader prints and records."""
+    """Job holds the recipe, the run and the store of one invocation.
+
+    Among ranks only the leader prints the answer and stores the summary.
+    """
 
     name: str
     recipe: Recipe
@@ -26,7 +30,7 @@ class Job:
     store: ObjectStore
     cluster: Cluster
     arguments: argparse.Namespace
-    is_leader: bool = True
+    is_leader: bool
     tasks: TaskTotals = field(default_factory=TaskTotals)
 
 
@@ -63,7 +67,7 @@ def add_recipe_arguments(parser: argparse.ArgumentParser, default: str | None = 
     parser.set_defaults(trainers={})
 
 
-def open_job(name: str, arguments: argparse.Namespace, is_leader: bool = True) -> Job:
+def open_job(name: str, arguments: argparse.Namespace) -> Job:
     """Read the recipe and confine the store to the prefixes that the job's cluster may use."""
     recipe = read_recipe(recipe_path(arguments.recipe), arguments.set, arguments.trainers)
     run_uri = normalize_uri(arguments.run)
@@ -71,7 +75,7 @@ def open_job(name: str, arguments: argparse.Namespace, is_leader: bool = True) -
     cluster = load_cluster(arguments.cluster or recipe.cluster or name)
     prefixes = cluster.readable(run_uri, corpus_uri)
     store = ObjectStore((*prefixes, *recipe.corpus.audio_prefixes))
-    return Job(name, recipe, run_uri, corpus_uri, store, cluster, arguments, is_leader)
+    return Job(name, recipe, run_uri, corpus_uri, store, cluster, arguments, launched_rank() == 0)
 
 
 def recipe_path(recipe: str) -> str | Traversable:

@@ -1,4 +1,4 @@
-"""The megahour command: list every step and query as the story of a run, and start each."""
+"""Start megahour: list every step and query as the story of a run, and start each."""
 
 import difflib
 import runpy

@@ -1,4 +1,4 @@
-"""The summary of a step: as JSON for the report, as lines for people."""
+"""Summarize a step as JSON for the report, and as lines for people."""
 
 import json
 from datetime import UTC, datetime

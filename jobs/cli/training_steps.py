@@ -1,39 +1,25 @@
 """Run a training step on the ranks that torchrun started, or alone."""
 
+import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
 from infra.torchrun import is_launched
-from jobs.cli.command_line import Result, Step, execute, fail
-from jobs.cli.job import Job
+from jobs.cli.command_line import Step, fail
 from training.distributed import process_group
-from training.fit.model_specs import Fit
-from training.fit.train_model import fit_model
-from training.recipes import Recipe
+from training.distributed.process_group import ProcessGroup
 from training.trainers.registry import TRAINERS, describe_trainers
 
 TIME_LIMIT_S = 300.0
 """Longer than the store retries one object (180 s and an attempt, infra.store.retry)."""
 
 
-def run_fit(make_fit: Callable[[Recipe], Fit]) -> Callable[[Job], Result]:
-    """Return a step's function that fits the model of `make_fit` on all ranks of the world."""
-
-    def run(job: Job) -> Result:
-        # A rank is a core: OpenMP's threads, two on busy cores, made an epoch 15 times longer.
-        torch.set_num_threads(1)
-        group = process_group.default_world()
-        with process_group.reporting_failure():
-            return [fit_model(make_fit(job.recipe), job.store, job.run_uri, group)]
-
-    return run
-
-
-def main(step: Step, section: str) -> None:
-    """Run a training step's command line; --trainer sets the trainer of the recipe's `section`."""
+def training_arguments(step: Step, section: str) -> argparse.Namespace:
+    """Parse a training step's command line; --trainer replaces that of the recipe's `section`."""
     parser = step.parser()
     parser.add_argument(
         "--trainer",
@@ -52,14 +38,32 @@ def main(step: Step, section: str) -> None:
     arguments = parser.parse_args()
     if arguments.trainer:
         arguments.trainers = {section: arguments.trainer}
+    return arguments
+
+
+@contextmanager
+def on_all_ranks(step: Step, arguments: argparse.Namespace) -> Iterator[None]:
+    """Open the world of all ranks for the step's `main`, whose exit ends the process."""
     try:
         with process_group.open_world(arguments.time_limit_s):
-            code = execute(step, arguments, process_group.is_leader())
-            if is_launched():
+            try:
+                yield
+            except SystemExit as ended:
+                if not is_launched():
+                    raise
                 # Closing gloo's threads has aborted a rank whose work was done and stored.
                 sys.stdout.flush()
                 sys.stderr.flush()
-                os._exit(code)
+                os._exit(int(ended.code or 0))
     except process_group.CollectiveError as error:  # ranks did not meet
-        code = fail(step.name, error, 1)
-    raise SystemExit(code)
+        raise SystemExit(fail(step.name, error, 1)) from error
+
+
+@contextmanager
+def training_ranks() -> Iterator[ProcessGroup]:
+    """Yield the group of all ranks, each with one thread; report an error to the other ranks."""
+    # A rank is a core: OpenMP's threads, two on busy cores, made an epoch 15 times longer.
+    torch.set_num_threads(1)
+    group = process_group.default_world()
+    with process_group.reporting_failure():
+        yield group

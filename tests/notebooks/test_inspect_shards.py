@@ -145,8 +145,8 @@ def execute(run: Path) -> Shown:
 
 FEATURE_LABELS = [
     ["utterance-0", "time, s", "mel bin"],
-    ["", "", "log energy less causal mean"],
-    ["the causal mean, less that of the first frame", "time, s", ""],
+    ["", "", "log energy minus causal mean"],
+    ["the causal mean, minus that of the first frame", "time, s", ""],
     ["log energy of bin 5, the first 5 s", "time, s", ""],
     ["", "duration, s", "utterances"],
 ]
