@@ -1,4 +1,4 @@
-"""Learning rates of epochs: exponential decay, and min-rate newbob (paper 003 II-B, 000 3.2)."""
+"""Compute the epochs' learning rates: exponential decay, min-rate newbob (003 II-B, 000 3.2)."""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ def exponential_decay(initial: float, final: float, num_epochs: int) -> list[flo
 
 
 def check_decay(initial: float, final: float, num_epochs: int) -> None:
-    """Raise ValueError for rates that rise or vanish, and for no epoch."""
+    """Raise ValueError for rates that rise or are not positive, and for no epoch."""
     if not 0 < final <= initial:
         raise ValueError(f"learning rates {initial} -> {final}: need 0 < final <= initial")
     if num_epochs < 1:
@@ -20,14 +20,14 @@ def check_decay(initial: float, final: float, num_epochs: int) -> None:
 
 
 def check_newbob_rates(initial: float, minimum: float) -> None:
-    """Raise ValueError for rates that leave newbob nothing to halve."""
+    """Raise ValueError unless the initial rate is above a positive minimum."""
     if not 0 < minimum < initial:
         raise ValueError(f"learning rates {initial} -> {minimum}: need 0 < minimum < initial")
 
 
 @dataclass(frozen=True, slots=True)
 class NewbobState:
-    """The rate of the epoch to be trained, the loss of the one before it, and the phase."""
+    """NewbobState is the next epoch's rate, the loss of the epoch before it, and the phase."""
 
     rate: float
     previous_loss: float | None
@@ -36,10 +36,10 @@ class NewbobState:
 
 @dataclass(frozen=True, slots=True)
 class MinRateNewbob:
-    """Min-rate newbob (paper 000 3.2): `initial` while each epoch lowers the loss by `threshold`.
+    """MinRateNewbob keeps the `initial` rate while each epoch lowers the loss by `threshold`.
 
-    From the first epoch that does not, the rate is multiplied by `factor` after every epoch;
-    training stops when that reaches `minimum`.
+    After the first epoch that does not, it multiplies the rate by `factor` after every epoch, and
+    stops when the rate reaches `minimum` (paper 000 3.2).
     """
 
     initial: float
@@ -58,12 +58,13 @@ class MinRateNewbob:
         return NewbobState(self.initial, None, False)
 
     def after_epoch(self, state: NewbobState, loss: float) -> NewbobState | None:
-        """Return the next epoch's state, if that of `state` ended at `loss`; None to stop."""
+        """Return the state after the epoch of `state` has ended at `loss`, or None to stop."""
         if not 0 <= loss < math.inf:
             raise ValueError(
                 f"loss = {loss}: need a finite loss, not below 0: training has diverged, "
                 "start again with a lower initial learning rate"
             )
+        # Phase 1 ends with the first slow epoch; phase 2 lowers the rate after every epoch.
         if not (state.is_halving or self._is_slow(state.previous_loss, loss)):
             return NewbobState(state.rate, loss, False)
         rate = state.rate * self.factor

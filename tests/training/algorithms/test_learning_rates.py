@@ -28,7 +28,7 @@ def test_rates_that_rise_or_vanish_are_refused(rates: tuple[float, float]) -> No
 
 
 def rates_of(newbob: MinRateNewbob, losses: list[float]) -> list[float]:
-    """The rate of each epoch that is trained when the epochs end at `losses`."""
+    """Return the rate of each trained epoch if the epochs end at `losses`."""
     rates: list[float] = []
     state: NewbobState | None = newbob.begin()
     for loss in losses:
@@ -40,7 +40,7 @@ def rates_of(newbob: MinRateNewbob, losses: list[float]) -> list[float]:
 
 
 def test_newbob_halves_from_the_first_small_reduction_until_the_minimum() -> None:
-    """The paper's words: large at first, halved after the first reduction below 5 %, every time."""
+    """The rate is halved after every epoch from the first reduction below 5 % (000 3.2)."""
     losses = [4.0, 3.0, 2.84, 2.75, 1.0, 0.2, 0.1, 0.05]  # -25 %, -5.3 %, -3.2 %, then large again
     assert rates_of(MinRateNewbob(0.8, 0.1), losses) == [0.8, 0.8, 0.8, 0.8, 0.4, 0.2]
 
@@ -52,7 +52,7 @@ def test_newbob_keeps_the_rate_while_the_loss_falls_by_the_threshold() -> None:
 
 
 def test_newbob_takes_a_rising_loss_as_no_reduction() -> None:
-    """It does not keep a rate at which the loss grows, nor one at a loss of 0."""
+    """A rate at which the loss grows, or is 0, is not kept."""
     assert rates_of(MinRateNewbob(1.0, 0.5), [2.0, 3.0, 1.0]) == [1.0, 1.0]
     assert rates_of(MinRateNewbob(1.0, 0.5), [0.0, 0.0, 0.0]) == [1.0, 1.0]
 
@@ -77,7 +77,7 @@ def test_newbob_never_raises_the_rate_and_ends(
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=20))
 def test_newbob_resumes_from_its_stored_state(losses: list[float]) -> None:
-    """Written as text and read again after every epoch, the schedule is the undisturbed one."""
+    """A schedule that is written and read after every epoch equals the undisturbed one."""
     newbob = MinRateNewbob(1.0, 0.01)
     rates = []
     stored = json.dumps(asdict(newbob.begin()))
