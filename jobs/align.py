@@ -3,6 +3,7 @@
 megahour align --recipe demo --run runs/demo
 """
 
+from jobs.cli.catalogue import ALIGN
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.training_steps import training_ranks
@@ -32,7 +33,7 @@ def run(job: Job) -> StepResults:
 
 
 STEP = Step(
-    name="align",
+    name=ALIGN,
     description="Align every labelled frame to a senone. A monophone model makes the first "
     "alignment, a phonetic decision tree ties its states to senones, and a network trained on "
     "these realigns the data (paper 003 VII-C2).",

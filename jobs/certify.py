@@ -6,6 +6,7 @@ megahour certify --recipe demo --run runs/demo
 import sys
 from typing import Any
 
+from jobs.cli.catalogue import CERTIFY
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.report_page.shuffled import FORMS, NAMES
@@ -67,7 +68,7 @@ def _cell(value: float | None) -> str:
 
 
 STEP = Step(
-    name="certify",
+    name=CERTIFY,
     description="Certify the shuffle. Compare the order that the student's trainer reads with "
     "uniform orders: effective source files and speakers of a minibatch, design effect, "
     "autocorrelation, displacement (paper 003 IV-A2). The step reads ids, not features.",

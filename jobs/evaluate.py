@@ -5,6 +5,7 @@ megahour evaluate --recipe demo --run runs/demo
 
 import torch
 
+from jobs.cli.catalogue import EVALUATE
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from pipeline.runs.names import (
@@ -25,7 +26,7 @@ def run(job: Job) -> StepResults:
 
 
 STEP = Step(
-    name="evaluate",
+    name=EVALUATE,
     description="Decode the held-out subset with each model and count word errors by device "
     "placement (paper 003 VII-D, Table II). The decoder uses an n-gram language model of the "
     "labelled transcripts.",

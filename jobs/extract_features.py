@@ -3,6 +3,7 @@
 megahour extract_features --recipe demo --run runs/demo
 """
 
+from jobs.cli.catalogue import EXTRACT_FEATURES
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
@@ -28,7 +29,7 @@ def run(job: Job) -> StepResults:
 
 
 STEP = Step(
-    name="extract_features",
+    name=EXTRACT_FEATURES,
     description="Fetch and decode audio, compute 64 log-mel energies, subtract each speaker's "
     "causal mean, shuffle and store feature shards with their moments (paper 003 IV-B2). "
     "The quarantine ledger lists the audio that cannot be used.",

@@ -4,6 +4,7 @@ megahour generate_targets --recipe demo --run runs/demo
 """
 
 from infra.devices.device_pool import DevicePool
+from jobs.cli.catalogue import GENERATE_TARGETS
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
@@ -29,7 +30,7 @@ def run(job: Job) -> StepResults:
 
 
 STEP = Step(
-    name="generate_targets",
+    name=GENERATE_TARGETS,
     description="Label every frame of the unlabelled features with the teacher's k best logits "
     "(paper 003 IV-B3, V-C). Each host starts one server process for each "
     "device that the cluster file names; its tasks share them.",

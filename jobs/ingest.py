@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from infra.store.object_store import join_uri
+from jobs.cli.catalogue import INGEST
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.ingestion.corpus import ingest
@@ -50,7 +51,7 @@ def metadata_outputs(job: Job) -> tuple[Output, ...]:
 
 
 STEP = Step(
-    name="ingest",
+    name=INGEST,
     description="Copy a Kaldi data directory into the store as a corpus of audio objects and "
     "metadata. Required are wav.scp, text, utt2spk, lexicon.txt, labelled.speakers, "
     "unlabelled.speakers and heldout.speakers; optional are utt2placement, utt2time, utt2dur and "

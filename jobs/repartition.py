@@ -3,6 +3,7 @@
 megahour repartition --recipe demo --run runs/demo
 """
 
+from jobs.cli.catalogue import REPARTITION
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
@@ -17,7 +18,7 @@ def run(job: Job) -> StepResults:
 
 
 STEP = Step(
-    name="repartition",
+    name=REPARTITION,
     description="Join features with targets and write training partitions, each of utterances from "
     "several source shards, without a Spark shuffle (paper 003 IV-B4).",
     reads=SOURCES,

@@ -10,6 +10,7 @@ from typing import Any
 
 from infra.cluster import load_cluster
 from infra.store.object_store import join_uri
+from jobs.cli.catalogue import EVALUATE, REPORT
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.planning.comparison import compare_plan
@@ -60,7 +61,7 @@ def build_report(job: Job) -> dict[str, Any]:
     return {
         "run": job.run_uri,
         "code_version": manifests[EVALUATION_STEP].code_version,
-        "recipe": steps["evaluate"]["recipe"],
+        "recipe": steps[EVALUATE]["recipe"],
         **json.loads(read_output(job.store, job.run_uri, evaluation)),
         "hours": {s: manifests[features_step(s)].tally_out.hours for s in SUBSETS},
         "steps": {name: step_entry(record) for name, record in steps.items()},
@@ -101,7 +102,7 @@ def step_entry(record: dict[str, Any]) -> dict[str, Any]:
 
 
 STEP = Step(
-    name="report",
+    name=REPORT,
     description="Gather word error rates by placement, hours, counts, seconds and learning curves "
     "of a run. Write them as report/report.json and as one self-contained page, "
     "report/report.html.",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.spark.session import spark_environment
-from jobs.cli.catalogue import STEPS
+from jobs.cli.catalogue import INGEST, STEPS, TRAIN_STUDENT
 
 JOBS = Path(__file__).parent
 
@@ -38,8 +38,8 @@ def launches(kaldi_dir: str, supervised_ranks: int, student_ranks: int) -> list[
         "torchrun": _torchrun(supervised_ranks),
     }
     found = {step: Launch(step, prefixes[starter]) for step, starter in STEPS.items()}
-    found["ingest"] = Launch("ingest", prefixes["python"], ("--kaldi-dir", kaldi_dir))
-    found["train_student"] = Launch("train_student", _torchrun(student_ranks))
+    found[INGEST] = Launch(INGEST, prefixes["python"], ("--kaldi-dir", kaldi_dir))
+    found[TRAIN_STUDENT] = Launch(TRAIN_STUDENT, _torchrun(student_ranks))
     return list(found.values())
 
 

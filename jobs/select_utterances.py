@@ -3,6 +3,7 @@
 megahour select_utterances --recipe demo --run runs/demo
 """
 
+from jobs.cli.catalogue import SELECT_UTTERANCES
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
@@ -28,7 +29,7 @@ def run(job: Job) -> StepResults:
 
 
 STEP = Step(
-    name="select_utterances",
+    name=SELECT_UTTERANCES,
     description="Sample the unlabelled hours uniformly from the metadata and pack whole speakers "
     "into nearly equal files (paper 003 IV-B1). Labelled and held-out subsets are selected whole.",
     reads=(),

@@ -3,6 +3,7 @@
 torchrun --nproc-per-node 2 -- jobs/train_baseline.py --recipe demo --run runs/demo
 """
 
+from jobs.cli.catalogue import TRAIN_BASELINE
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.training_steps import on_all_ranks, training_arguments, training_ranks
@@ -25,7 +26,7 @@ def run(job: Job) -> StepResults:
 
 
 STEP = Step(
-    name="train_baseline",
+    name=TRAIN_BASELINE,
     description="Train the supervised baseline, a model of the student's form, on labelled data"
     " (paper 003 VII-C7)."
     " torchrun starts it on several ranks; otherwise it trains on one. It resumes from its last"

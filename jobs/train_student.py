@@ -3,6 +3,7 @@
 torchrun --nproc-per-node 4 -- jobs/train_student.py --recipe demo --run runs/demo
 """
 
+from jobs.cli.catalogue import TRAIN_STUDENT
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.training_steps import on_all_ranks, training_arguments, training_ranks
@@ -26,7 +27,7 @@ def run(job: Job) -> StepResults:
 
 
 STEP = Step(
-    name="train_student",
+    name=TRAIN_STUDENT,
     description="Train the student on the teacher's targets, interleaving labelled data"
     " (scheduled learning, paper 003 V-D)."
     " torchrun starts it on several ranks; otherwise it trains on one. It resumes from its last"

@@ -3,6 +3,7 @@
 torchrun --nproc-per-node 2 -- jobs/train_teacher.py --recipe demo --run runs/demo
 """
 
+from jobs.cli.catalogue import TRAIN_TEACHER
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.training_steps import on_all_ranks, training_arguments, training_ranks
@@ -25,7 +26,7 @@ def run(job: Job) -> StepResults:
 
 
 STEP = Step(
-    name="train_teacher",
+    name=TRAIN_TEACHER,
     description="Train the bidirectional teacher on the labelled data (paper 003 V-A, VII-C4)."
     " torchrun starts it on several ranks; otherwise it trains on one. It resumes from its last"
     " checkpoint.",

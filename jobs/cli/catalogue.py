@@ -7,19 +7,24 @@ from typing import Literal
 
 Starter = Literal["python", "Spark", "torchrun"]
 
+INGEST, SELECT_UTTERANCES, EXTRACT_FEATURES = "ingest", "select_utterances", "extract_features"
+ALIGN, TRAIN_BASELINE, TRAIN_TEACHER = "align", "train_baseline", "train_teacher"
+GENERATE_TARGETS, REPARTITION, TRAIN_STUDENT = "generate_targets", "repartition", "train_student"
+EVALUATE, CERTIFY, REPORT = "evaluate", "certify", "report"
+
 STEPS: Mapping[str, Starter] = {
-    "ingest": "python",
-    "select_utterances": "Spark",
-    "extract_features": "Spark",
-    "align": "python",
-    "train_baseline": "torchrun",
-    "train_teacher": "torchrun",
-    "generate_targets": "Spark",
-    "repartition": "Spark",
-    "train_student": "torchrun",
-    "evaluate": "python",
-    "certify": "python",
-    "report": "python",
+    INGEST: "python",
+    SELECT_UTTERANCES: "Spark",
+    EXTRACT_FEATURES: "Spark",
+    ALIGN: "python",
+    TRAIN_BASELINE: "torchrun",
+    TRAIN_TEACHER: "torchrun",
+    GENERATE_TARGETS: "Spark",
+    REPARTITION: "Spark",
+    TRAIN_STUDENT: "torchrun",
+    EVALUATE: "python",
+    CERTIFY: "python",
+    REPORT: "python",
 }
 """The steps of a run in order, each with the program that starts its processes."""
 

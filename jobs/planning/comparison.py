@@ -5,6 +5,7 @@ from typing import Any
 
 from infra.cluster import Cluster
 from infra.store.object_store import ObjectStore, join_uri
+from jobs.cli.catalogue import EXTRACT_FEATURES, GENERATE_TARGETS, REPARTITION, SELECT_UTTERANCES
 from jobs.planning.calibration.throughputs import Calibration
 from jobs.planning.run_plan import plan_run
 from jobs.planning.step_plan import StepPlan
@@ -22,10 +23,10 @@ from pipeline.runs.names import (
 from training.recipes import Recipe
 
 FOLDERS = {
-    "select_utterances": SELECTION_FOLDER,
-    "extract_features": FEATURES_FOLDER,
-    "generate_targets": TARGETS_FOLDER,
-    "repartition": PARTITIONS_FOLDER,
+    SELECT_UTTERANCES: SELECTION_FOLDER,
+    EXTRACT_FEATURES: FEATURES_FOLDER,
+    GENERATE_TARGETS: TARGETS_FOLDER,
+    REPARTITION: PARTITIONS_FOLDER,
 }
 """The folder below the run into which each step of the data pipeline writes."""
 

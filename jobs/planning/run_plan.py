@@ -4,6 +4,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from infra.cluster import Cluster
+from jobs.cli.catalogue import (
+    EXTRACT_FEATURES,
+    GENERATE_TARGETS,
+    REPARTITION,
+    SELECT_UTTERANCES,
+    TRAIN_BASELINE,
+    TRAIN_STUDENT,
+    TRAIN_TEACHER,
+)
 from jobs.planning.calibration.throughputs import Calibration
 from jobs.planning.step_plan import StepPlan, num_devices, plan_spark_step, plan_training_step
 from jobs.planning.volumes.pipeline_volumes import spark_volumes
@@ -19,11 +28,11 @@ from training.fit.model_specs import Fit, baseline_fit, student_fit, teacher_fit
 from training.recipes import Recipe
 
 STUDENT_PIPELINE = (
-    "select_utterances",
-    "extract_features",
-    "generate_targets",
-    "repartition",
-    "train_student",
+    SELECT_UTTERANCES,
+    EXTRACT_FEATURES,
+    GENERATE_TARGETS,
+    REPARTITION,
+    TRAIN_STUDENT,
 )
 """The steps that the paper's 12 days contain; the teacher is trained before."""
 
@@ -57,7 +66,7 @@ def plan_run(
 ) -> RunPlan:
     """Plan each step for this workload and recipe, on the step's own cluster."""
     volumes = spark_volumes(workload, recipe)
-    in_flight = {"extract_features": recipe.features.gets_in_flight}
+    in_flight = {EXTRACT_FEATURES: recipe.features.gets_in_flight}
 
     def spark(step: str, device_seconds: float = 0.0) -> StepPlan:
         gets = in_flight.get(step, 1)
@@ -68,13 +77,13 @@ def plan_run(
     def train(step: str, fit: Fit) -> StepPlan:
         return _training_step(step, fit, workload, recipe, cluster_of(step), calibration)
 
-    labelling = _teacher_seconds(workload, recipe, calibration, cluster_of("generate_targets"))
-    steps = [spark("select_utterances"), spark("extract_features")]
+    labelling = _teacher_seconds(workload, recipe, calibration, cluster_of(GENERATE_TARGETS))
+    steps = [spark(SELECT_UTTERANCES), spark(EXTRACT_FEATURES)]
     if workload.hours(LABELLED):
-        steps.append(train("train_baseline", baseline_fit(recipe)))
-        steps.append(train("train_teacher", teacher_fit(recipe)))
-    steps += [spark("generate_targets", labelling), spark("repartition")]
-    steps.append(train("train_student", student_fit(recipe)))
+        steps.append(train(TRAIN_BASELINE, baseline_fit(recipe)))
+        steps.append(train(TRAIN_TEACHER, teacher_fit(recipe)))
+    steps += [spark(GENERATE_TARGETS, labelling), spark(REPARTITION)]
+    steps.append(train(TRAIN_STUDENT, student_fit(recipe)))
     return RunPlan(workload, tuple(steps))
 
 

@@ -53,7 +53,7 @@ def run_miniature(folder: str, recipe: Recipe, utterance_seconds: float) -> Step
     records = write_corpus(store, corpus_uri, utterance_seconds)
     small = SelectionConfig(hours=0.0, file_hours=FILE_HOURS, seed=1)
     select(store, run_uri, corpus_uri, records, small)
-    made_up = [record(number, "audio/none.flac", 3.6) for number in range(NUM_RECORDS)]
+    unread = [record(number, "audio/none.flac", 3.6) for number in range(NUM_RECORDS)]
     elsewhere = join_uri(folder, SELECTION_FOLDER)
     teacher_manifest = Manifest(model_step(TEACHER), {}, {}, ())
     write_manifest(step_context(store, run_uri, model_step(TEACHER), {}, {}), teacher_manifest)
@@ -61,7 +61,7 @@ def run_miniature(folder: str, recipe: Recipe, utterance_seconds: float) -> Step
     features, partitions = recipe.features, recipe.partitions
     return StepSeconds(
         audio_seconds=sum(each.duration_s for each in records),
-        select_records=select(store, elsewhere, elsewhere, made_up, small),
+        select_records=select(store, elsewhere, elsewhere, unread, small),
         extract=seconds(
             lambda: extract_features(
                 store, run_uri, UNLABELLED, corpus_uri, features, 0.0, serially

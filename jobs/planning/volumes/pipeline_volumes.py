@@ -6,6 +6,7 @@ Unequal files, ledgers and repeated requests are left out.
 from math import ceil
 
 from infra.store.objects import ObjectInfo
+from jobs.cli.catalogue import EXTRACT_FEATURES, GENERATE_TARGETS, REPARTITION, SELECT_UTTERANCES
 from jobs.planning.volumes import shard_sizes
 from jobs.planning.volumes.object_counts import (
     num_feature_shards,
@@ -34,39 +35,39 @@ OUTPUT_BYTES = 320
 def spark_volumes(workload: Workload, recipe: Recipe) -> dict[str, Volume]:
     """Compute the volumes of the Spark steps, by name, over the subsets that each processes."""
     every = workload.subsets
-    drawn = [each for each in every if each.name == UNLABELLED]
+    sampled = [each for each in every if each.name == UNLABELLED]
     return {
-        "select_utterances": sum((selection(workload, each, recipe) for each in every), Volume()),
-        "extract_features": sum((extraction(workload, each, recipe) for each in every), Volume()),
-        "generate_targets": sum((targets(each, recipe) for each in drawn), Volume()),
-        "repartition": sum((repartition(each, recipe) for each in drawn), Volume()),
+        SELECT_UTTERANCES: sum((selection(workload, each, recipe) for each in every), Volume()),
+        EXTRACT_FEATURES: sum((extraction(workload, each, recipe) for each in every), Volume()),
+        GENERATE_TARGETS: sum((targets(each, recipe) for each in sampled), Volume()),
+        REPARTITION: sum((repartition(each, recipe) for each in sampled), Volume()),
     }
 
 
 def selection(workload: Workload, subset: Subset, recipe: Recipe) -> Volume:
     """Compute the volume of selecting one subset: index, hash ranges, sample, files (003 IV-B1)."""
     files, groups = num_files(subset, recipe), num_selection_groups(subset, recipe)
-    drawn_bytes = subset.utterances * workload.record_bytes
-    aside = _scratch(workload, subset, recipe.selection.hours > 0, drawn_bytes)
-    return aside + _step(groups, files, Requests(), 0, drawn_bytes, Work())
+    sampled_bytes = subset.utterances * workload.record_bytes
+    aside = _scratch(workload, subset, recipe.selection.hours > 0, sampled_bytes)
+    return aside + _step(groups, files, Requests(), 0, sampled_bytes, Work())
 
 
-def _scratch(workload: Workload, subset: Subset, draws: bool, drawn_bytes: float) -> Volume:
+def _scratch(workload: Workload, subset: Subset, samples: bool, sampled_bytes: float) -> Volume:
     """Compute selection's own objects: hashes by bucket and range, samples by bucket."""
     buckets, metadata = len(subset.bucket_hours), subset.metadata_objects
     metadata_bytes = subset.records * workload.record_bytes
     ranges = num_ranges([ObjectInfo("metadata.jsonl", round(metadata_bytes), "")])
     hashes, hash_bytes = buckets * ranges, HASH_BYTES * subset.records
-    draw = 1 if draws and subset.name == UNLABELLED else 0
+    sample = 1 if samples and subset.name == UNLABELLED else 0
     objects = hashes + 3 * buckets
     # Metadata is read for its digest, for its hashes and for the sample; then hashes, then samples.
-    gets = 3 * metadata + hashes + draw * buckets + buckets + 1
+    gets = 3 * metadata + hashes + sample * buckets + buckets + 1
     return Volume(
         tasks=2 * buckets,
         objects=objects,
         requests=Requests(get=gets, put=objects, list=2 * ceil(metadata / LIST_PAGE) + 1),
-        bytes_read=3 * metadata_bytes + hash_bytes * (1 + draw / ranges) + drawn_bytes,
-        bytes_written=hash_bytes + drawn_bytes + 2 * buckets * COMMIT_BYTES,
+        bytes_read=3 * metadata_bytes + hash_bytes * (1 + sample / ranges) + sampled_bytes,
+        bytes_written=hash_bytes + sampled_bytes + 2 * buckets * COMMIT_BYTES,
         work=Work(metadata_records=subset.records),
     )
 

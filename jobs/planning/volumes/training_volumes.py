@@ -17,7 +17,7 @@ from training.recipes import Recipe
 WEIGHT_BYTES = 4
 MODEL_AND_ADAM_VECTORS = 3
 """Numbers a weight in a rank's checkpoint besides the trainer's: itself and Adam's two moments."""
-LARGE_DEAL = 4
+WHOLE_SHARDS_A_RANK = 4
 """With so many shards a rank and share, each rank reads whole shards (training.data.sharding)."""
 
 
@@ -56,7 +56,7 @@ def training_volume(
         for subset in workload.subsets:
             if subset.name == (LABELLED if sub_epoch.labelled else UNLABELLED):
                 shards, size = _shards(subset, recipe)
-                whole = shards >= LARGE_DEAL * sub_epoch.num_shares * num_ranks
+                whole = shards >= WHOLE_SHARDS_A_RANK * sub_epoch.num_shares * num_ranks
                 times = 1 / sub_epoch.num_shares if whole else num_ranks
                 reads, num_bytes = reads + times * shards, num_bytes + times * size
     weights = WEIGHT_BYTES * num_parameters(fit.model, num_senones)
