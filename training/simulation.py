@@ -22,7 +22,7 @@ MakeTrainer = Callable[..., Trainer]
 
 @dataclass(frozen=True, slots=True)
 class Training(Generic[Minibatch]):
-    """What every rank does, as one writes it for a single process.
+    """Training is what every rank does, written as for a single process.
 
     `minibatches(epoch, rank, num_ranks)` is a rank's part of an epoch, equally many on all ranks;
     gradients of `loss` are summed over ranks; `learning_rates` are those of the epochs.

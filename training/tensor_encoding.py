@@ -27,7 +27,7 @@ def encode_state(state: object) -> bytes:
 
 
 def decode_state(data: bytes) -> Any:  # noqa: ANN401
-    """What `encode_state` was given; a ValueError if the bytes are not such a state."""
+    """Invert `encode_state`; raise ValueError if the bytes are not such a state."""
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
             structure = json.loads(archive[STRUCTURE].tobytes())

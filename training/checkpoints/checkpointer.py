@@ -41,7 +41,7 @@ class Checkpointer:
         device: torch.device = CPU,
     ) -> None:
         if num_kept < 1:
-            raise ValueError(f"num_kept = {num_kept}: need at least 1 checkpoint to go on from")
+            raise ValueError(f"num_kept = {num_kept}: need at least 1 checkpoint to resume from")
         self.store = store
         self.uri = normalize_uri(uri)
         self.fingerprint = fingerprint
@@ -132,7 +132,7 @@ class Checkpointer:
             problem = str(error)
         problems = [text for text in self._gather(problem) if text]
         if problems and self.group.rank() == 0:
-            _warn(f"{problems[0]}: going on from the checkpoint before it")
+            _warn(f"{problems[0]}: resuming from the checkpoint before it")
         return None if problems else state
 
     def _sweep(self, keys: list[str], records: list[CheckpointRecord]) -> None:

@@ -1,4 +1,4 @@
-"""What a checkpoint consists of: one object a rank, and a sealed record that names them all."""
+"""Define a checkpoint: one object a rank, and a sealed record that names them all."""
 
 import hashlib
 import re
@@ -60,12 +60,12 @@ class CheckpointRecord:
 
     @property
     def world_size(self) -> int:
-        """How many ranks wrote it."""
+        """Count the ranks that wrote it."""
         return len(self.objects)
 
     @property
     def key(self) -> str:
-        """Where the record lies, below the checkpoints."""
+        """Return the record's key, below the checkpoints."""
         return f"{self.step:012d}.json"
 
     @property

@@ -1,6 +1,7 @@
-"""Which frames form which minibatch: 32-frame chunks, randomized, or whole utterances (003 II-B).
+"""Batch frames: 32-frame chunks, randomized, or whole utterances (003 II-B).
 
-Pure index arithmetic on utterance lengths, so that all ranks can count their steps beforehand.
+These are index computations on utterance lengths, so that all ranks can count their steps
+beforehand.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -52,9 +52,9 @@ class Dataset:
     def shuffle_buffers(
         self, sub_epoch: SubEpoch, index: int, lengths_of: Callable[[Output], Lengths] | None = None
     ) -> Iterator["ShuffleBuffer"]:
-        """What this rank mixes at a time in sub-epoch number `index`; reads lengths as it goes.
+        """Yield this rank's shuffle buffers of sub-epoch number `index`; read lengths as needed.
 
-        `lengths_of` stands in for `self.lengths` where they were read before.
+        `lengths_of` replaces `self.lengths` where they were read before.
         """
         first = 0
         parts = self._parts(sub_epoch, index, lengths_of or self.lengths)
@@ -107,7 +107,7 @@ class BufferPart:
 
 @dataclass(frozen=True, slots=True)
 class ShuffleBuffer:
-    """What one rank holds at a time, its rows mixed; its first part is the sub-epoch's `first`."""
+    """ShuffleBuffer is what one rank mixes at a time; `first` numbers its first part."""
 
     dataset: Dataset
     sub_epoch: SubEpoch
@@ -168,7 +168,7 @@ class SubEpochPlan:
     ranges: list[MinibatchRange]
 
     def num_minibatches(self) -> int:
-        """How many minibatches this rank has."""
+        """Count this rank's minibatches."""
         return sum(map(len, self.ranges))
 
     def minibatches(

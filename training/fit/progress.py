@@ -1,4 +1,4 @@
-"""How far a fit has come: what its checkpoints hold beside the whole state of training."""
+"""Keep a fit's progress, which its checkpoints hold beside the whole state of training."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -31,7 +31,7 @@ class Progress:
 
     @classmethod
     def from_state(cls, state: dict[str, Any], num_ranks: int) -> "Progress":
-        """Go on, on `num_ranks` ranks, from what `to_state` gave."""
+        """Resume on `num_ranks` ranks from the values of `to_state`."""
         return cls(
             DataCursor(**state["cursor"]).resumed(num_ranks),
             FrameTotals(**state["totals"]),

@@ -49,10 +49,11 @@ def take_steps(
     num_steps: int,
     config: LoopConfig,
 ) -> Iterator[FrameTotals]:
-    """Take one step after the other, yielding each one's totals when it is taken.
+    """Take one step after the other, and yield each one's totals when it is taken.
 
-    A rank whose data ends first goes on with empty steps, so nobody waits. FloatingPointError for a
-    gradient that is not finite, before it is anybody else's and before it is in a checkpoint.
+    A rank whose data ends first continues with empty steps, so that no rank waits. Raises
+    FloatingPointError for a gradient that is not finite, before another rank or a checkpoint
+    receives it.
     """
     model.train()
     for _ in range(num_steps):
@@ -72,7 +73,7 @@ def _require_finite(gradient_norm: Tensor) -> None:
     if not math.isfinite(norm := float(gradient_norm)):
         raise FloatingPointError(
             f"the gradient's norm is {norm}: look at this rank's last minibatch, or lower the "
-            "learning rate, and go on from a checkpoint"
+            "learning rate, and resume from a checkpoint"
         )
 
 

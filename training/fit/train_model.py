@@ -66,7 +66,7 @@ def global_moments(store: ObjectStore, run_uri: str) -> Moments:
 
 
 def unlabelled_tally(fit: Fit, store: ObjectStore, run_uri: str) -> Tally:
-    """What the unlabelled partitions hold, if this model is trained on them."""
+    """Count the unlabelled partitions' utterances and hours, if this model is trained on them."""
     return read_manifest(store, run_uri, fit.unlabelled).tally_out if fit.unlabelled else Tally()
 
 
@@ -90,7 +90,7 @@ def open_dataset(
 
 
 def checkpoints_of(fit: Fit, context: StepContext, group: ProcessGroup) -> Checkpointer:
-    """Where the fit's checkpoints lie, beside the model that it makes."""
+    """Open the fit's checkpoints, in a folder below the model that it makes."""
     uri = join_uri(context.run_uri, context.step, CHECKPOINTS_FOLDER)
     num_kept = fit.checkpoints.num_kept
     return Checkpointer(context.store, uri, context.fingerprint, group, num_kept)

@@ -36,5 +36,5 @@ def kbest_cross_entropy(
 def num_correct(
     logits: Float[Tensor, "batch frames senones"], labels: Int64[Tensor, "batch frames"]
 ) -> int:
-    """How many labelled frames the best senone gets right."""
+    """Count the labelled frames whose best senone is right."""
     return int(((logits.argmax(-1) == labels) & (labels != NO_LABEL)).sum())

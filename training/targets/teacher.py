@@ -52,7 +52,7 @@ def encode_utterances(utterances: Sequence[Float32[np.ndarray, "_frames 192"]]) 
 
 
 def decode_utterances(payload: bytes) -> list[Float32[np.ndarray, "_frames 192"]]:
-    """What `encode_utterances` was given."""
+    """Invert `encode_utterances`."""
     (number,) = np.frombuffer(payload, "<u4", 1)
     counts = np.frombuffer(payload, "<u4", number, 4)
     frames = np.frombuffer(payload, "<f4", offset=4 + 4 * int(number)).reshape(-1, NUM_INPUTS)
@@ -71,7 +71,7 @@ def encode_targets(targets: Sequence[KBest]) -> bytes:
 
 
 def decode_targets(payload: bytes, k: int) -> list[KBest]:
-    """What `encode_targets` was given."""
+    """Invert `encode_targets`."""
     (number,) = np.frombuffer(payload, "<u4", 1)
     counts = np.frombuffer(payload, "<u4", number, 4)
     total, start = int(counts.sum()), 4 + 4 * int(number)

@@ -60,7 +60,7 @@ class Bmuf(Trainer):
 
     @property
     def num_models(self) -> int:
-        """How many different models a block's end averages, N of the equations."""
+        """Count the different models that a block's end averages, N of the equations."""
         return self.group.size()
 
     def settings(self) -> dict[str, object]:

@@ -58,7 +58,7 @@ class ThresholdedSum:
         return self._messages.state()
 
     def restore(self, residual: Float[Tensor, " elements"], state: Mapping[str, Any]) -> None:
-        """Go on from a residual and `state()`."""
+        """Resume from a residual and `state()`."""
         self.residual = residual
         self._messages.restore(state)
 

@@ -60,7 +60,7 @@ class Htm(Bmuf):
 
     @property
     def num_models(self) -> int:
-        """How many groups there are, N := M in eq. (5)."""
+        """Count the groups, N := M in eq. (5)."""
         if not (self.group_size >= 1 and self.group.size() % self.group_size == 0):
             raise ValueError(
                 f"group_size = {self.group_size}: need a divisor of {self.group.size()}, the "

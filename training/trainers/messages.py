@@ -1,4 +1,4 @@
-"""How ranks exchange the messages of GTC: as long as they need to be, or of a fixed length."""
+"""Exchange GTC's messages between ranks, at the length of their content or at a fixed one."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -38,7 +38,7 @@ class Messages(Protocol):
         """Return what later messages depend on, besides the residual."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state()`; what is missing there begins anew."""
+        """Resume from `state()`; entries that it lacks start from their initial values."""
 
 
 class ExactMessages:
@@ -80,15 +80,16 @@ class ExactMessages:
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Nothing."""
+        """Do nothing, as there is no state."""
 
 
 class FixedMessages:
-    """Messages of a length that the host knows before they are made, so that it never waits.
+    """FixedMessages have a length that the host knows beforehand, so that it never waits.
 
-    The length is the last step's doing: room for twice what any rank then had to send, and at first
-    for a map, which holds everything. What finds no room stays in the residual, and goes first next
-    time. A gradient that is not finite adds nothing, and is told of one step later.
+    The last step decides the length: room for twice what any rank then had to send. The first
+    length is that of a map, which holds everything. Elements without room stay in the residual and
+    are sent first in the next step. A gradient that is not finite adds nothing, and is reported one
+    step later.
     """
 
     def __init__(self, residual: Float[Tensor, " elements"], gradient_threshold: float) -> None:
@@ -134,14 +135,14 @@ class FixedMessages:
         return {"message_capacity": self.capacity, "first_block": int(self._first_block)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state()`, or anew where it has nothing of it."""
+        """Resume from `state()`; entries that it lacks start from their initial values."""
         self._arrival = None
         self.capacity = state.get("message_capacity", num_map_words(self._num_elements))
         self._first_block.fill_(state.get("first_block", 0))
 
 
 class _Arrival:
-    """Headers on their way to the host, which goes on with its work meanwhile."""
+    """_Arrival holds headers on their way to the host, which works on meanwhile."""
 
     def __init__(self, headers: Int32[Tensor, "ranks 2"]) -> None:
         self._headers = torch.empty(headers.shape, dtype=headers.dtype, pin_memory=headers.is_cuda)
@@ -158,7 +159,7 @@ class _Arrival:
 
 
 def capacity_for(num_wanted: int, num_elements: int) -> int:
-    """How many words make room for twice `num_wanted` elements, in few different lengths."""
+    """Return the words that hold twice `num_wanted` elements, rounded to few different lengths."""
     doubled = 1 << (2 * max(num_wanted, 1) - 1).bit_length()
     return min(max(doubled, MIN_CAPACITY), num_map_words(num_elements))
 
@@ -168,5 +169,5 @@ def _check_finite(encodings: Sequence[int]) -> None:
         if found == Encoding.NOT_FINITE:
             raise FloatingPointError(
                 f"the gradient of rank {rank} holds a NaN or an infinity: look at that rank's "
-                "data, or lower the learning rate, and go on from a checkpoint"
+                "data, or lower the learning rate, and resume from a checkpoint"
             )

@@ -50,7 +50,7 @@ class Tiers:
 
 
 def ranks_per_host(group: ProcessGroup, device: torch.device) -> int:
-    """How many ranks each host has; all ranks must call this together.
+    """Return the number of ranks of each host; all ranks must call this together.
 
     Raises ValueError where hosts have different numbers of ranks, or ranks that do not follow each
     other: they cannot be the groups of two tiers.

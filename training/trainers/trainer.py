@@ -1,4 +1,4 @@
-"""What all trainers share: entering, the hooks around the optimizer's step, leaving, and state."""
+"""Share what all trainers do: enter, wrap the optimizer's step, leave, and keep state."""
 
 import json
 from types import TracebackType
@@ -17,11 +17,11 @@ from training.trainers.resharding import ReshardingPlan, State
 
 
 class Trainer:
-    """Context manager that makes `optimizer.step()` a step of all the group's ranks.
+    """Trainer is a context manager that makes `optimizer.step()` a step of all the group's ranks.
 
-    Entering checks that the ranks agree and starts all from rank 0's model; every rank must then
-    take the same number of steps; leaving gives all ranks the same model, the one to evaluate.
-    Entering again goes on with the residuals and the block momentum that leaving left.
+    Entering checks that the ranks agree, and starts all of them from rank 0's model. Every rank
+    must then take the same number of steps. Leaving gives all ranks the same model, the one to
+    evaluate. Entering again resumes with the residuals and the block momentum that leaving kept.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, *, group: ProcessGroup) -> None:

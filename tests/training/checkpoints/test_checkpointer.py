@@ -160,7 +160,7 @@ def test_with_nothing_whole_left_training_does_not_begin_again_unasked(tmp_path:
         damage(tmp_path, f"{step:012d}-rank-00000-*", "altered")
     before = names(tmp_path)
     with (
-        pytest.warns(RuntimeWarning, match="going on from the checkpoint before it"),
+        pytest.warns(RuntimeWarning, match="resuming from the checkpoint before it"),
         pytest.raises(ValueError, match="no checkpoint is whole: remove them to begin again"),
     ):
         on_ranks(2, restore, tmp_path)
@@ -194,7 +194,7 @@ def test_checkpoints_in_s3(s3_bucket: str) -> None:
     assert len(keys) == 2 * 3
     assert on_ranks(2, in_s3) == [4, 4]
     store.put(keys[-2], b"something else")
-    with pytest.warns(RuntimeWarning, match="going on from the checkpoint before it"):
+    with pytest.warns(RuntimeWarning, match="resuming from the checkpoint before it"):
         assert on_ranks(2, in_s3) == [3, 3]
 
 
