@@ -9,7 +9,7 @@ from typing import Any
 
 from jobs.cli.command_line import Answer, Query, main
 from jobs.cli.job import Job
-from pipeline.audit.trace import Lineage, Sighting, trace
+from pipeline.audit.trace import StepTrace, Trace, trace
 
 
 def inspect(job: Job) -> Answer:
@@ -18,26 +18,26 @@ def inspect(job: Job) -> Answer:
     return Answer(True, describe(found), {"step": "inspect_utterance", **asdict(found)})
 
 
-def describe(found: Lineage) -> str:
+def describe(found: Trace) -> str:
     """Format the trace as a small tree."""
     lines = [found.utterance_id]
-    for sighting in found.sightings:
-        lines += branch(sighting)
+    for step in found.steps:
+        lines += branch(step)
     lines += ["audio", *leaves(found.audio)] if found.audio else []
     lines += ["models", *leaves(found.models)] if found.models else []
     return "\n".join([lines[0], *(f"  {line}" for line in lines[1:])])
 
 
-def branch(sighting: Sighting) -> list[str]:
-    """Format one sighting: the outcome, the object, the configuration and the code."""
-    lines = [f"{sighting.step}: {sighting.outcome}"]
-    if sighting.object:
-        unit = "row" if sighting.object.endswith(".parquet") else "line"
-        lines.append(f"  {sighting.object}, {unit} {sighting.position}")
-    if sighting.config_digest:
-        made_by = f"config {sighting.config_digest[:12]}, megahour {sighting.code_version}"
+def branch(step: StepTrace) -> list[str]:
+    """Format one step: the outcome, the object, the configuration and the code."""
+    lines = [f"{step.step}: {step.outcome}"]
+    if step.object:
+        unit = "row" if step.object.endswith(".parquet") else "line"
+        lines.append(f"  {step.object}, {unit} {step.position}")
+    if step.config_digest:
+        made_by = f"config {step.config_digest[:12]}, megahour {step.code_version}"
         lines.append(f"  {made_by}")
-    return [*lines, *leaves(sighting.facts)]
+    return [*lines, *leaves(step.facts)]
 
 
 def leaves(facts: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Which utterances may be selected at all: by locale, duration, date, and hours of one speaker."""
+"""Filters of a selection: locale, duration, date, and the hours of one speaker."""
 
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -48,7 +48,7 @@ class SelectionFilters:
         return round(self.max_speaker_hours * 3_600_000)
 
     def rejection(self, utterance: Utterance) -> str | None:
-        """The field for which `utterance` may not be selected: locale, duration_s, created_at."""
+        """Return the field that rejects `utterance`: locale, duration_s, created_at, or None."""
         if self.locales and utterance.locale not in self.locales:
             return "locale"
         if not self.min_duration_s <= utterance.duration_s <= self.max_duration_s:

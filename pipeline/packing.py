@@ -1,4 +1,4 @@
-"""Whole speakers into nearly equal files (paper 003 IV-A1, IV-A3)."""
+"""Pack whole speakers into nearly equal files (paper 003 IV-A1, IV-A3)."""
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
@@ -52,7 +52,7 @@ def _file_ms(file_hours: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """How equal files came out.
+    """Balance measures how equal files are.
 
     `alone_ms` are the files of a single speaker, `largest_shared_ms` is the longest other file.
     """

@@ -31,7 +31,7 @@ class MetadataError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class PartialRecord:
-    """What could be read of a broken metadata record, to find it again."""
+    """PartialRecord holds the readable fields of a broken metadata record, to find it again."""
 
     utterance_id: str = ""
     audio_uri: str = ""
@@ -57,7 +57,7 @@ class Utterance:
         return round(self.duration_s * 1000)
 
     def to_json(self) -> str:
-        """One line of ASCII for a metadata or selection file, without absent optional fields."""
+        """Write one line of ASCII for a metadata or selection file, without absent fields."""
         values = ((name, getattr(self, name)) for name in self.__slots__)
         return _SORTED_JSON.encode({name: value for name, value in values if value is not None})
 
@@ -196,7 +196,7 @@ def _without_secrets(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """One row of the quarantine ledger: what was left out, and why.
+    """One row of the quarantine ledger: an utterance that was left out, and the reason.
 
     Its texts are bounded, and passwords and signatures within URIs are starred out.
     """
@@ -228,7 +228,7 @@ class Quarantined:
         )
 
     def to_json(self) -> str:
-        """One line of ASCII for a ledger object."""
+        """Write one line of ASCII for a ledger object."""
         return json.dumps(asdict(self), sort_keys=True)
 
 

@@ -20,13 +20,13 @@ def last_priority(
     durations_ms: Int64[np.ndarray, " utterances"],
     budget_ms: int,
 ) -> int:
-    """The priority with which the budget is met, taking utterances by rising priority.
+    """Find the priority that meets the budget, taking utterances by rising priority.
 
     All utterances up to and including it exceed the budget by less than the last of them.
     """
     total_ms = int(durations_ms.sum())
     if not 0 < budget_ms <= total_ms:
-        raise ValueError(f"budget = {budget_ms} ms: need 1..{total_ms}, what there is to select")
+        raise ValueError(f"budget = {budget_ms} ms: need 1..{total_ms}, the eligible milliseconds")
     order = np.argsort(priorities)
     totals_ms = np.cumsum(durations_ms[order])
     return int(priorities[order[np.searchsorted(totals_ms, budget_ms)]])

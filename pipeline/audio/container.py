@@ -1,4 +1,4 @@
-"""Whether a WAV or OGG file is all there: libsndfile shortens truncated ones silently."""
+"""Detect truncated WAV and OGG files, which libsndfile shortens silently."""
 
 import struct
 

@@ -64,7 +64,7 @@ def decode_audio(data: bytes) -> Float32[np.ndarray, " samples"]:
 
 
 def max_file_bytes(declared_s: float) -> int:
-    """The largest file that `require_duration` may pass, in any of the containers."""
+    """Bound the size of a file that `require_duration` may pass, in any of the containers."""
     longest_s = declared_s + max(MAX_DURATION_ERROR_S, MAX_DURATION_ERROR_SHARE * declared_s)
     return _MAX_METADATA_BYTES + math.ceil(longest_s * SAMPLE_RATE_HZ) * _MAX_SAMPLE_BYTES
 

@@ -13,7 +13,7 @@ _READ_SAMPLES = 2**15  # 128 KB, which malloc keeps and caches hold: 3 % faster 
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
-    """What a FLAC's header states; `num_samples` of each channel, 0 where it is left open."""
+    """StreamInfo holds a FLAC header; `num_samples` is of each channel, 0 where it is left open."""
 
     sample_rate_hz: int
     num_channels: int

@@ -1,4 +1,4 @@
-"""From selection to partitions the same utterances: none lost, none doubled, none invented."""
+"""Compare the utterances of successive steps: none may be lost, doubled or added."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -18,7 +18,7 @@ from pipeline.runs.names import (
 )
 
 NUM_NAMED = 3
-"""So many of the utterances concerned are told by id."""
+"""A finding names at most this many utterances."""
 
 _EARLIER = {SELECTION_FOLDER, FEATURES_FOLDER, TARGETS_FOLDER}
 
@@ -29,7 +29,7 @@ def chain_findings(
     finished: Mapping[str, StepRecords],
     holdings: Mapping[str, Holding],
 ) -> Iterator[Finding]:
-    """What each step holds against what the steps that it read hold."""
+    """Compare the utterances of each step with those of the steps that it read."""
     for name, records in finished.items():
         if not records.is_planned or records.manifest is None or name not in holdings:
             continue
@@ -82,7 +82,7 @@ def _joined(pieces: Sequence[tuple[Output, Hashes]]) -> Hashes:
 def _named(
     store: ObjectStore, run_uri: str, pieces: Sequence[tuple[Output, Hashes]], wanted: Hashes
 ) -> str:
-    """The ids of some utterances, read again from where they are."""
+    """Read the ids of some utterances again from their objects."""
     names: list[str] = []
     for output, hashes in pieces:
         rows = np.flatnonzero(np.isin(hashes, wanted))

@@ -1,4 +1,4 @@
-"""Which utterances one of our objects holds: ids and declared milliseconds, without tensors."""
+"""Read the utterances of a stored object: ids and declared milliseconds, without tensors."""
 
 import json
 from dataclasses import dataclass
@@ -22,16 +22,16 @@ class Contents:
     duration_ms: int | None
 
     def hashes(self) -> UInt64[np.ndarray, " utterances"]:
-        """64 bits an id: a billion utterances are 8 GB."""
+        """Hash each id to 64 bits: a billion utterances are 8 GB."""
         return np.array(
             [sampling_priority(_HASH_SEED, each) for each in self.utterance_ids], np.uint64
         )
 
 
 def read_contents(key: str, data: bytes) -> Contents | None:
-    """The utterances of the object that `key` names; None for one that holds none, as a model.
+    """Read the utterances of the object at `key`; None for an object without, such as a model.
 
-    ValueError for bytes that are not what the key's suffix says.
+    ValueError for bytes in another format than the key's suffix states.
     """
     if key.endswith(LEDGER_SUFFIX):
         rows = [json.loads(line) for line in data.splitlines()]

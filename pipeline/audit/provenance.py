@@ -1,4 +1,4 @@
-"""From a training partition back to the selection files whose utterances it may hold."""
+"""Provenance of a training partition: the selection files whose utterances it may hold."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,21 +12,21 @@ STEPS = (selection_step(UNLABELLED), features_step(UNLABELLED), PARTITIONS_STEP)
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
-    """The unlabelled subset's selection files and feature shards, and the G of repartition."""
+class Provenance:
+    """Provenance holds the unlabelled selection files and feature shards, and repartition's G."""
 
     selection: Sequence[Output]
     features: Sequence[Output]
     num_source_shards: int
 
     def files_of(self, partition: Output) -> list[int]:
-        """Numbers of the selection files that the task which wrote `partition` drew from."""
+        """Return the numbers of the selection files that the task of `partition` read."""
         groups = shard_groups(len(self.features), self.num_source_shards)
         shards = groups[_task_number(partition)]
         return sorted({_task_number(self.features[shard]) for shard in shards})
 
     def durations_ms(self) -> list[int]:
-        """What each selection file contributed to the feature shards, files of nothing left out."""
+        """Sum the feature shards of each selection file that has any."""
         durations: dict[int, int] = {}
         for shard in self.features:
             number = _task_number(shard)
@@ -34,19 +34,19 @@ class Sources:
         return list(durations.values())
 
     def source_ranks(self) -> list[int]:
-        """The place of each selection file among all before any shuffle, by speaker bucket."""
+        """Rank each selection file among all before any shuffle, by speaker bucket."""
         names = [selection.key.rpartition("/")[2] for selection in self.selection]
         ranks = {name: rank for rank, name in enumerate(sorted(names))}
         return [ranks[name] for name in names]
 
 
-def read_sources(store: ObjectStore, run_uri: str) -> Sources:
-    """The sources of a run whose partitions are written."""
+def read_provenance(store: ObjectStore, run_uri: str) -> Provenance:
+    """Read the provenance of a run whose partitions are written."""
     selection, features, partitions = (read_manifest(store, run_uri, step) for step in STEPS)
     num_source_shards = partitions.config["num_source_shards"]
-    return Sources(selection.outputs, features.outputs, num_source_shards)
+    return Provenance(selection.outputs, features.outputs, num_source_shards)
 
 
 def _task_number(output: Output) -> int:
-    """The number of the extraction or repartition task that wrote an object: its name begins so."""
+    """Return the number of the task that wrote an object, with which the object's name begins."""
     return int(output.key.rpartition("/")[2].partition("-")[0])

@@ -1,4 +1,4 @@
-"""What lies below a run's URI, by step: manifest, commits, and other objects."""
+"""List a run by step: manifest, commits, and other objects."""
 
 import re
 from collections import defaultdict
@@ -31,21 +31,21 @@ class StepFolder:
 
     @property
     def manifest_key(self) -> str:
-        """Where its manifest lies, or will."""
+        """The key of its manifest, which may not exist yet."""
         return f"{self.step}/{MANIFEST_FILE}"
 
     @property
     def is_finished(self) -> bool:
-        """Whether it has its manifest."""
+        """True if it has its manifest."""
         return self.manifest_key in self.keys
 
     @property
     def commit_keys(self) -> list[str]:
-        """Its commit records."""
+        """The keys of its commit records."""
         return [key for key in self.keys if key.startswith(f"{self.step}/{COMMITS_FOLDER}/")]
 
     def unnamed(self, named: frozenset[str]) -> list[str]:
-        """Keys that neither `named` nor the step's layout knows."""
+        """Return the keys that are neither in `named` nor part of the step's layout."""
         known = tuple(f"{self.step}/{name}/" for name in (COMMITS_FOLDER, CHECKPOINTS_FOLDER))
         return [
             key
@@ -54,13 +54,13 @@ class StepFolder:
         ]
 
     def is_a_tasks(self, key: str) -> bool:
-        """Whether a task of ours, or a writer that was killed, left this object."""
+        """Return True if a task of the step or a killed writer left this object."""
         name = key.removeprefix(f"{self.step}/")
         return (_OF_A_TASK.fullmatch(name) or _PARTIAL.fullmatch(name)) is not None
 
 
 def list_run(store: ObjectStore, run_uri: str, corpus_uri: str) -> list[StepFolder]:
-    """The steps of a run, from one listing; the corpus may lie within the run, and is none."""
+    """List the steps of a run in one listing, without a corpus that lies within the run."""
     base, corpus = f"{run_uri.rstrip('/')}/", f"{corpus_uri.rstrip('/')}/"
     found = [*store.list(run_uri), *store.leftovers(run_uri)]
     keys = [each.uri.removeprefix(base) for each in found if not each.uri.startswith(corpus)]
@@ -75,7 +75,7 @@ def list_run(store: ObjectStore, run_uri: str, corpus_uri: str) -> list[StepFold
 
 
 def _folders(key: str) -> Iterator[str]:
-    """The folders that hold `key`, the innermost first."""
+    """Yield the folders that hold `key`, the innermost first."""
     while "/" in key:
         key = key.rpartition("/")[0]
         yield key

@@ -35,7 +35,7 @@ class Hit:
 
 
 def first_hit(items: Sequence[T], look: Callable[[T], Hit | None]) -> Hit | None:
-    """The first hit in the order of `items`; what lies behind it is not looked at."""
+    """Return the first hit in the order of `items`, and read nothing behind it."""
     looked = prefetch(look, items, IN_FLIGHT)
     return next((hit for _, hit in looked if hit is not None), None)
 
@@ -99,10 +99,10 @@ def in_shards(
 
 
 def may_hold(data: bytes, utterance_id: str) -> bool:
-    """Whether the text can name the utterance: parsing what cannot would take 20 times as long."""
+    """Return True if the text can name the utterance; parsing takes 20 times as long."""
     return not _ORDINARY.fullmatch(utterance_id) or utterance_id.encode() in data
 
 
 def of_task(outputs: Sequence[Output], task: str) -> list[Output]:
-    """The objects of `task` first: their names begin with it."""
+    """Sort the objects of `task`, whose names begin with it, before the others."""
     return sorted(outputs, key=lambda each: not each.key.rpartition("/")[2].startswith(f"{task}-"))

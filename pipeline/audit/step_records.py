@@ -1,4 +1,4 @@
-"""What a step says of itself, in its manifest and its commits, and where the two disagree."""
+"""Read a step's manifest and commits, and find where the two disagree."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -30,14 +30,14 @@ PLANNED = {
     PARTITIONS_FOLDER,
     ALIGNMENTS_FOLDER,
 }
-"""Steps whose manifests fold commits, and whose outputs hold utterances."""
+"""Steps whose manifests add up commits, and whose outputs hold utterances."""
 
 GETS_IN_FLIGHT = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What does not hold of one object: what was expected, what was found, and what to do."""
+    """Finding states a fault of one object: what was expected and found, and the remedy."""
 
     object: str
     expected: str
@@ -61,17 +61,17 @@ class StepRecords:
 
     @property
     def is_planned(self) -> bool:
-        """Whether it has tasks, and utterances in its outputs."""
+        """True if the step has tasks, and utterances in its outputs."""
         return folder_of(self.step) in PLANNED
 
     @property
     def objects(self) -> list[Output]:
-        """All that the manifest names."""
+        """The objects that the manifest names."""
         return [*self.manifest.outputs, *self.manifest.ledgers] if self.manifest else []
 
     @property
     def committed(self) -> dict[Output, str]:
-        """All that the commits name, each with the commit that does."""
+        """The objects that the commits name, each with the key of its commit."""
         return {
             output: key
             for key, commit in self.commits.items()
@@ -79,7 +79,7 @@ class StepRecords:
         }
 
     def remedy(self, output_key: str) -> str:
-        """How to have a damaged object of this step made again, by the same bytes."""
+        """Say how to make a damaged object of this step again, with the same bytes."""
         keys = {output.key: key for output, key in self.committed.items()}
         if output_key not in keys:
             return f"remove {self.folder.manifest_key} and run the step again"
@@ -132,18 +132,23 @@ def _read(
 
 
 def record_findings(records: StepRecords) -> Iterator[Finding]:
-    """Where a finished step's manifest and commits disagree, or do not add up."""
+    """Yield a finding where a finished step's manifest and commits disagree or do not add up."""
     manifest, key = records.manifest, records.folder.manifest_key
     assert manifest is not None, "only finished steps are compared"
     if manifest.step != records.step:
-        yield Finding(key, f"the manifest of {records.step}", f"of {manifest.step}", "put it back")
+        yield Finding(
+            key,
+            f"the manifest of {records.step}",
+            f"of {manifest.step}",
+            "restore the step's own manifest",
+        )
     if not records.is_planned:
         return
     made = fingerprint(manifest.config, manifest.inputs)
     for name, commit in records.commits.items():
         if commit.fingerprint != made:
             remedy = f"use a fresh --run, or remove {records.step} and run it again"
-            yield Finding(name, f"identity {made[:12]}", commit.fingerprint[:12], remedy)
+            yield Finding(name, f"fingerprint {made[:12]}", commit.fingerprint[:12], remedy)
         accounted = commit.tally_out + commit.quarantined + commit.unselected
         if accounted != commit.tally_in:
             remedy = records.remedy(next((o.key for o in commit.outputs), ""))
@@ -180,11 +185,11 @@ def _sums(records: StepRecords, manifest: Manifest) -> Iterator[Finding]:
 
 
 def input_findings(records: StepRecords, steps: Mapping[str, StepRecords]) -> Iterator[Finding]:
-    """Inputs whose manifests are gone or are not those that the step read."""
+    """Yield a finding for each input whose manifest is missing or has changed since."""
     assert records.manifest is not None, "only finished steps are compared"
     for name, expected in records.manifest.inputs.items():
         if folder_of(records.step) in {INGEST_STEP, SELECTION_FOLDER}:
-            continue  # files of the user's, and metadata: no manifests
+            continue  # the user's files and metadata have no manifests
         remedy = f"remove {records.step} and what was made from it, and run those steps again"
         key = f"{name}/{MANIFEST_FILE}"
         if name not in steps or not steps[name].folder.is_finished:

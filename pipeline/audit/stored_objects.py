@@ -1,4 +1,4 @@
-"""Every object that manifests name, read: its size, its digest, and the utterances in it."""
+"""Read every object that manifests name: its size, its digest and its utterances."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ Hashes = UInt64[np.ndarray, " _utterances"]
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """The utterances of a step's outputs and of its ledgers, object by object, as hashes."""
+    """Holding holds hashes of the utterances of a step's outputs and ledgers, object by object."""
 
     written: list[tuple[Output, Hashes]] = field(default_factory=list)
     quarantined: list[tuple[Output, Hashes]] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What was found in one object: its utterances, or how it is damaged, or miscounted."""
+    """The result of reading one object: its utterances, its damage, or its wrong counts."""
 
     hashes: Hashes | None = None
     damage: str = ""
@@ -45,9 +45,9 @@ def read_objects(
     records: StepRecords,
     progress: Callable[[int], None],
 ) -> tuple[Holding | None, list[Finding]]:
-    """Read all that one step's manifest names; `progress` is told bytes.
+    """Read the objects that a step's manifest names, and report their bytes to `progress`.
 
-    No holding where an object cannot be read: what it held is not known.
+    The holding is None where an object cannot be read, as its utterances are unknown.
     """
     holding, findings, is_whole = Holding(), [], True
     # The outputs of ingest are the corpus's.
@@ -101,7 +101,7 @@ def _counts(num_utterances: int, duration_ms: int) -> str:
 def metadata_findings(
     store: ObjectStore, corpus_uri: str, records: StepRecords
 ) -> Iterator[Finding]:
-    """Metadata objects that are not those which a selection read."""
+    """Yield a finding for each metadata object that changed since the selection read it."""
     assert records.manifest is not None, "only finished steps are read"
     inputs: Mapping[str, str] = records.manifest.inputs
     base = metadata_uri(corpus_uri, records.step.rpartition("/")[2])

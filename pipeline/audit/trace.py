@@ -1,4 +1,4 @@
-"""Where one utterance went: metadata, selection, features, targets, partitions, models.
+"""Trace one utterance: metadata, selection, features, targets, partitions, models.
 
 The order of each manifest's outputs gives the task of the next step, so a search reads the ids
 of a shard or two; only an utterance that was not selected makes it read all metadata.
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from infra.store.object_store import ObjectStore, join_uri
+from pipeline.audit.metadata_record import audio_now, find_record, why_unselected
 from pipeline.audit.search import Hit, in_lines, in_shards, of_task
-from pipeline.audit.utterance_source import audio_now, find_record, why_unselected
 from pipeline.records import Quarantined, Utterance
 from pipeline.runs.manifest import Manifest, Output, manifest_uri, read_manifest, sha256
 from pipeline.runs.names import (
@@ -36,8 +36,8 @@ from pipeline.steps.selection.select import metadata_uri
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
-    """What became of an utterance at one step, in which object, at which line or row.
+class StepTrace:
+    """StepTrace holds an utterance's outcome at one step, the object, and its line or row.
 
     Lines count from 1, rows of shards from 0; metadata lies in the corpus, the rest in the run.
     """
@@ -52,11 +52,11 @@ class Sighting:
 
 
 @dataclass(frozen=True, slots=True)
-class Lineage:
-    """An utterance's sightings in order, its audio then and now, and the models that saw it."""
+class Trace:
+    """Trace holds an utterance's steps in order, its audio then and now, and its models."""
 
     utterance_id: str
-    sightings: tuple[Sighting, ...]
+    steps: tuple[StepTrace, ...]
     audio: Mapping[str, Any]
     models: Mapping[str, str]
 
@@ -65,7 +65,7 @@ class UnknownUtteranceError(ValueError):
     """No metadata, selection file or ledger of the run names the utterance."""
 
 
-def trace(store: ObjectStore, run_uri: str, corpus_uri: str, utterance_id: str) -> Lineage:
+def trace(store: ObjectStore, run_uri: str, corpus_uri: str, utterance_id: str) -> Trace:
     """Follow an utterance through a run; UnknownUtteranceError if nothing names it."""
     return _Tracer(store, run_uri, corpus_uri, utterance_id).trace()
 
@@ -76,9 +76,9 @@ class _Tracer:
     run_uri: str
     corpus_uri: str
     utterance_id: str
-    sightings: list[Sighting] = field(default_factory=list)
+    steps: list[StepTrace] = field(default_factory=list)
 
-    def trace(self) -> Lineage:
+    def trace(self) -> Trace:
         selections = {subset: self._manifest(selection_step(subset)) for subset in SUBSETS}
         record: Mapping[str, Any] = {}
         for subset, manifest in selections.items():
@@ -86,18 +86,18 @@ class _Tracer:
             if manifest and hit:
                 record = hit.facts
                 self._metadata([subset], record.get("created_at"))
-                self._see(manifest, "selected", hit, {})
+                self._add(manifest, "selected", hit, {})
                 self._follow(subset, self._place(manifest, hit))
                 break
         else:
             record = self._explain_absence(selections)
-        etags = [each.facts["audio_etag"] for each in self.sightings if "audio_etag" in each.facts]
+        etags = [each.facts["audio_etag"] for each in self.steps if "audio_etag" in each.facts]
         uri = record.get("audio_uri")
         audio = audio_now(self.store, self.corpus_uri, uri, next(iter(etags), None)) if uri else {}
-        return Lineage(self.utterance_id, tuple(self.sightings), audio, self._models())
+        return Trace(self.utterance_id, tuple(self.steps), audio, self._models())
 
     def _follow(self, subset: str, number: int) -> None:
-        """On from the selection file with this number."""
+        """Follow the utterance from the selection file with this number."""
         features = self._manifest(features_step(subset))
         hit = self._at_step(features, features_step(subset), f"{number:06d}")
         if features is None or hit is None:
@@ -117,39 +117,39 @@ class _Tracer:
             self._at_step(partitions, PARTITIONS_STEP, f"{group:06d}")
 
     def _at_step(self, manifest: Manifest | None, step: str, task: str) -> Hit | None:
-        """Sight the utterance in what `task` wrote, or wherever else in the step it is."""
+        """Find the utterance in the outputs of `task`, or else anywhere in the step."""
         if manifest is None:
-            self.sightings.append(Sighting(step, "step not finished"))
+            self.steps.append(StepTrace(step, "step not finished"))
             return None
         outputs = of_task(manifest.outputs, task)
         if hit := in_shards(self.store, self.run_uri, outputs, self.utterance_id):
-            return self._see(manifest, "written", hit, hit.facts)
+            return self._add(manifest, "written", hit, hit.facts)
         if hit := self._in_lines(of_task(manifest.ledgers, task)):
-            self._see(manifest, "quarantined", hit, hit.facts)
+            self._add(manifest, "quarantined", hit, hit.facts)
         else:
-            # Neither written nor accounted for: what `verify` calls lost.
-            self.sightings.append(Sighting(step, "lost: run jobs.verify"))
+            # Neither written nor in a ledger: `verify` reports the utterance as lost.
+            self.steps.append(StepTrace(step, "lost: run jobs.verify"))
         return None
 
     def _explain_absence(self, selections: Mapping[str, Manifest | None]) -> Mapping[str, Any]:
-        """Why no selection file has the utterance; what its record says."""
+        """Record why no selection file has the utterance; return the facts of its record."""
         found = self._metadata(SUBSETS, None)
         record: Mapping[str, Any] = {}
         for manifest in selections.values():
             if manifest and (hit := self._in_lines(manifest.ledgers)):
-                self._see(manifest, "quarantined", hit, hit.facts)
+                self._add(manifest, "quarantined", hit, hit.facts)
                 return hit.facts
         if found is None:
-            raise UnknownUtteranceError(self._nothing_names_it(selections))
+            raise UnknownUtteranceError(self._unknown(selections))
         subset, utterance = found
         manifest = selections[subset]
         if isinstance(utterance, Utterance):
             record = {"audio_uri": utterance.audio_uri}
         if manifest is None:
-            self.sightings.append(Sighting(selection_step(subset), "step not finished"))
+            self.steps.append(StepTrace(selection_step(subset), "step not finished"))
         else:
             reason = {"why": why_unselected(manifest, subset, utterance)}
-            self._see(manifest, "not selected", Hit("", 0, {}), reason)
+            self._add(manifest, "not selected", Hit("", 0, {}), reason)
         return record
 
     def _metadata(
@@ -161,13 +161,13 @@ class _Tracer:
             if found is not None:
                 hit, record = found
                 key = hit.key.removeprefix(f"{self.corpus_uri.rstrip('/')}/")
-                self.sightings.append(
-                    Sighting(f"{METADATA_FOLDER}/{subset}", "read", key, hit.position)
+                self.steps.append(
+                    StepTrace(f"{METADATA_FOLDER}/{subset}", "read", key, hit.position)
                 )
                 return subset, record
         return None
 
-    def _nothing_names_it(self, selections: Mapping[str, Manifest | None]) -> str:
+    def _unknown(self, selections: Mapping[str, Manifest | None]) -> str:
         nameless = sum(
             manifest.quarantined.utterances for manifest in selections.values() if manifest
         )
@@ -175,13 +175,13 @@ class _Tracer:
         return (
             f"no utterance {self.utterance_id!r} in the metadata of {self.corpus_uri}, nor in the "
             f"selections of {self.run_uri} ({', '.join(there) or 'none is finished'}); check its "
-            f"spelling; {nameless} records are in selection ledgers, those of broken lines "
-            "without an id"
+            f"spelling; {nameless} records are in selection ledgers; those of broken lines "
+            "have no id"
         )
 
     def _models(self) -> dict[str, str]:
-        """Models that read what the utterance was written to."""
-        seen = {each.step for each in self.sightings if each.outcome == "written"}
+        """Find the models that read a partition or a shard of the utterance."""
+        seen = {each.step for each in self.steps if each.outcome == "written"}
         models = {}
         for found in self.store.list(join_uri(self.run_uri, MODELS_FOLDER)):
             name = found.uri.removeprefix(join_uri(self.run_uri, MODELS_FOLDER)).split("/")[1]
@@ -205,9 +205,9 @@ class _Tracer:
     def _in_lines(self, outputs: Sequence[Output]) -> Hit | None:
         return in_lines(self.store, self.run_uri, outputs, self.utterance_id)
 
-    def _see(self, manifest: Manifest, outcome: str, hit: Hit, facts: Mapping[str, Any]) -> Hit:
-        self.sightings.append(
-            Sighting(
+    def _add(self, manifest: Manifest, outcome: str, hit: Hit, facts: Mapping[str, Any]) -> Hit:
+        self.steps.append(
+            StepTrace(
                 manifest.step,
                 outcome,
                 hit.key,
@@ -220,5 +220,5 @@ class _Tracer:
         return hit
 
     def _place(self, manifest: Manifest, hit: Hit) -> int:
-        """The place of an object in its manifest: the number of the task that reads it."""
+        """Return an object's place in its manifest, the number of the task that reads it."""
         return [output.key for output in manifest.outputs].index(hit.key)

@@ -16,12 +16,12 @@ from pipeline.audit.step_records import (
 from pipeline.audit.stored_objects import Holding, read_objects
 
 Progress = Callable[[int, int], None]
-"""Told the bytes just read, and those to be read in all."""
+"""Receives the bytes just read, and the bytes to be read in all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What was read, what does not hold, and what nobody names; keys are below the run.
+    """Verification holds what was read, the findings and the orphans, by keys below the run.
 
     An orphan was stored by a task that never committed it, or by a writer that was killed.
     """
@@ -37,7 +37,7 @@ class Verification:
 def verify_run(
     store: ObjectStore, run_uri: str, corpus_uri: str, progress: Progress
 ) -> Verification:
-    """Read all that the run's manifests name, and compare it with what they say.
+    """Read all objects that the run's manifests name, and compare them with the manifests.
 
     Of each utterance and step 8 bytes are kept; shards are read 8 at a time.
     """
@@ -93,15 +93,17 @@ def _unnamed(steps: Mapping[str, StepRecords]) -> tuple[tuple[str, ...], list[Fi
             if records.folder.is_a_tasks(key):
                 orphans.append(key)
             elif records.is_planned:
-                remedy = "find out who wrote it; move it out of the step's folder"
+                remedy = "find its writer, and move it out of the step's folder"
                 strays.append(
-                    Finding(key, "only objects of the step", "an object of nobody's", remedy)
+                    Finding(
+                        key, "only objects of the step", "an object that no task stored", remedy
+                    )
                 )
     return tuple(orphans), strays
 
 
 def sweep(store: ObjectStore, run_uri: str, verification: Verification) -> None:
-    """Delete the orphans; a ValueError, and nothing deleted, while anything might still need one.
+    """Delete the orphans; a ValueError, and nothing deleted, while a step might still need one.
 
     A step at work stores objects before it names them, and a damaged record may name some.
     """
@@ -112,7 +114,7 @@ def sweep(store: ObjectStore, run_uri: str, verification: Verification) -> None:
         )
     if verification.findings:
         raise ValueError(
-            f"nothing swept: {len(verification.findings)} findings; mend them first, as a damaged "
+            f"nothing swept: {len(verification.findings)} findings; fix them first, as a damaged "
             "record may name what looks like an orphan"
         )
     for key in verification.orphans:

@@ -23,7 +23,7 @@ from pipeline.runs.sealed_json import seal, unseal
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What one task wrote: the unit of restart."""
+    """Commit records the outputs of one task, the unit of restart."""
 
     task: str
     fingerprint: str
@@ -36,11 +36,11 @@ class Commit:
 
     @property
     def tally_out(self) -> Tally:
-        """What the outputs hold together."""
+        """The sum of the outputs' tallies."""
         return sum((output.tally for output in self.outputs), Tally())
 
     def to_bytes(self) -> bytes:
-        """Canonical JSON with its digest."""
+        """Write canonical JSON with its digest."""
         return seal(asdict(self))
 
     @classmethod
@@ -60,7 +60,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """Where a step reads and writes, and what identifies its work; travels to every task."""
+    """StepContext holds a step's place and fingerprint, and travels to every task."""
 
     store: ObjectStore
     run_uri: str
@@ -96,7 +96,7 @@ class StepContext:
 
 
 def fingerprint(config: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
-    """What makes two runs of a step the same work: its resolved configuration and its inputs."""
+    """Digest a step's resolved configuration and inputs: equal work has an equal fingerprint."""
     return sha256(json.dumps([config, inputs], sort_keys=True).encode())
 
 
@@ -107,12 +107,12 @@ def step_context(
     config: Mapping[str, Any],
     inputs: Mapping[str, str],
 ) -> StepContext:
-    """The context of a step with this configuration and these inputs' digests."""
+    """Make the context of a step with this configuration and these inputs' digests."""
     return StepContext(store, run_uri, step, fingerprint(config, inputs))
 
 
 def committed_tasks(context: StepContext) -> dict[str, Commit]:
-    """What earlier attempts at this step committed, by task; one LIST, in the driver."""
+    """Read the commits of earlier attempts at this step by task: one LIST, in the driver."""
     objects = context.store.list(join_uri(context.run_uri, context.step, COMMITS_FOLDER))
     fetched = context.store.get_many([each.uri for each in objects])
     commits = []

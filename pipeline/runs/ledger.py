@@ -28,12 +28,12 @@ def check_loss_budget(
     reasons = dict(ledger_reasons(store, run_uri, ledgers).most_common())
     raise LossBudgetExceededError(
         f"{lost} of {total} utterances quarantined, the loss budget is {loss_budget:.2%}; reasons: "
-        f"{reasons}. See the ledgers, such as {ledgers[0].key}; mend the data, or raise loss_budget"
+        f"{reasons}. See the ledgers, such as {ledgers[0].key}; fix the data, or raise loss_budget"
     )
 
 
 def ledger_reasons(store: ObjectStore, run_uri: str, ledgers: Sequence[Output]) -> Counter[str]:
-    """How often each reason stands in `ledgers`."""
+    """Count each reason in `ledgers`."""
     lines = [
         line
         for ledger in ledgers

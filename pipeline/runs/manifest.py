@@ -56,7 +56,7 @@ class Manifest:
             )
 
     def to_bytes(self) -> bytes:
-        """Canonical JSON, with hours beside each tally for the reader."""
+        """Write canonical JSON, with hours beside each tally for the reader."""
         document = asdict(self)
         document["config_digest"] = sha256(json.dumps(self.config, sort_keys=True).encode())
         for name in ("tally_in", "tally_out", "quarantined", "unselected"):
@@ -69,7 +69,7 @@ class Manifest:
         document = unseal(
             data,
             "the manifest is damaged, or of an older version: remove it and run its step again, "
-            "which makes it anew from the step's commits",
+            "which makes it from the step's commits",
         )
         del document["config_digest"]
         for name in ("tally_in", "tally_out", "quarantined", "unselected"):
@@ -81,22 +81,22 @@ class Manifest:
 
 
 def sha256(data: bytes) -> str:
-    """Hexadecimal SHA-256 of `data`."""
+    """Compute the hexadecimal SHA-256 of `data`."""
     return hashlib.sha256(data).hexdigest()
 
 
 def manifest_uri(run_uri: str, step: str) -> str:
-    """Where the manifest of `step` (such as "features/labelled") lies."""
+    """Return the URI of the manifest of `step`, such as "features/labelled"."""
     return join_uri(run_uri, step, MANIFEST_FILE)
 
 
 def read_manifest(store: ObjectStore, run_uri: str, step: str) -> Manifest:
-    """The manifest of a finished step; a ValueError names the job to run if there is none."""
+    """Read the manifest of a finished step; ValueError names the step to run if there is none."""
     return _read_manifest(store, run_uri, step)[0]
 
 
 def input_digests(store: ObjectStore, run_uri: str, steps: Sequence[str]) -> dict[str, str]:
-    """SHA-256 of each input step's manifest, by step name."""
+    """Compute the SHA-256 of each input step's manifest, by step name."""
     return {step: _read_manifest(store, run_uri, step)[1] for step in steps}
 
 
@@ -109,7 +109,7 @@ def _read_manifest(store: ObjectStore, run_uri: str, step: str) -> tuple[Manifes
 
 
 def read_output(store: ObjectStore, run_uri: str, output: Output) -> bytes:
-    """The bytes of one of our own objects, its digest checked."""
+    """Read an object that a manifest names, and check its digest."""
 
     def require_whole(data: bytes) -> bytes:
         if sha256(data) != output.sha256:

@@ -1,4 +1,4 @@
-"""JSON documents that carry the SHA-256 of what they say: damage is told from meaning."""
+"""Seal JSON documents with the SHA-256 of their contents, so that damage is detected."""
 
 import hashlib
 import json
@@ -9,14 +9,14 @@ _SEAL = "sha256"
 
 
 def seal(document: Mapping[str, Any], indent: int | None = None) -> bytes:
-    """Canonical JSON of `document` with its digest beside its keys, and a newline."""
+    """Write canonical JSON of `document` with its digest beside its keys, and a newline."""
     plain = json.loads(json.dumps(document))  # as it will be read: keys that are text
     whole = {**plain, _SEAL: _digest(plain)}
     return (json.dumps(whole, sort_keys=True, indent=indent) + "\n").encode()
 
 
 def unseal(data: bytes, remedy: str) -> dict[str, Any]:
-    """What `seal` sealed; a ValueError that ends in `remedy` if it is damaged."""
+    """Read what `seal` wrote; a ValueError that ends in `remedy` if it is damaged."""
     try:
         document = json.loads(data)
         stated = document.pop(_SEAL)

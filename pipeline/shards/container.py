@@ -196,7 +196,7 @@ def _footer(file: pq.ParquetFile) -> dict[str, str]:
 
 
 def _stored_rows(file: pq.ParquetFile, wanted: Container[int] | None) -> Iterator[Row]:
-    """Rows in stored order; of those that nobody wants their ids alone."""
+    """Yield rows in stored order; of those that are not wanted only their ids."""
     first = 0
     for group in range(file.num_row_groups):
         table = file.read_row_group(group, use_threads=False)

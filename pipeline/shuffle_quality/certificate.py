@@ -23,10 +23,10 @@ Figures = dict[str, float]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Samples:
-    """What a trainer reads, in its order: each sample's minibatch, source file and speaker.
+    """Samples holds a reading order: each sample's minibatch, source file and speaker.
 
     Minibatches that follow each other have consecutive numbers; `positions` are places in the
-    source before any shuffle; the means of `values` over a minibatch stand for its gradient.
+    source before any shuffle; the means of `values` over a minibatch represent its gradient.
     """
 
     batches: Int64[np.ndarray, " samples"]
@@ -43,7 +43,7 @@ class Samples:
             raise ValueError(f"{len(self.batches)} samples in one minibatch: need at least 2")
 
     def in_uniform_order(self, seed: int) -> "Samples":
-        """The same samples permuted over the same minibatches."""
+        """Permute the samples over the same minibatches."""
         order = shuffled_order(len(self.batches), seed, "uniform order")
         return Samples(
             self.batches,
@@ -54,7 +54,7 @@ class Samples:
         )
 
     def in_batches(self, batches: Int64[np.ndarray, " samples"]) -> "Samples":
-        """The same order, divided into other minibatches."""
+        """Divide the same order into other minibatches."""
         return replace(self, batches=batches)
 
 
@@ -69,7 +69,7 @@ class Figure:
 
 
 def certify(samples: Samples, seed: int, num_orders: int = 10) -> dict[str, Figure]:
-    """The figures of an order, beside those of `num_orders` uniform orders of the same samples."""
+    """Compute the figures of an order and of `num_orders` uniform orders of its samples."""
     measured = figures(samples)
     uniform = [figures(samples.in_uniform_order(seed + number)) for number in range(num_orders)]
     return {
@@ -84,7 +84,7 @@ def certify(samples: Samples, seed: int, num_orders: int = 10) -> dict[str, Figu
 
 
 def figures(samples: Samples) -> Figures:
-    """All figures of one order by name; NaN where there are too few minibatches for one."""
+    """Compute all figures of an order by name; NaN where there are too few minibatches."""
     batches, values = samples.batches, samples.values
     correlation = intra_group_correlation(samples.files, values)
     means = {f"autocorrelation_{lag}": autocorrelation(batches, values, lag) for lag in LAGS}

@@ -1,4 +1,4 @@
-"""How near minibatches are to uniform samples, figure by figure (the shuffle of 003 IV-A2).
+"""Figures of how near minibatches are to uniform samples (the shuffle of 003 IV-A2).
 
 A minibatch of b samples, two of which share a file with chance lambda, holds 1 / lambda effective
 files, and its mean has 1 + (b - 1) lambda rho times the variance of b independent samples' mean
@@ -12,14 +12,14 @@ from jaxtyping import Float64, Int64
 def effective_number(
     batches: Int64[np.ndarray, " samples"], groups: Int64[np.ndarray, " samples"]
 ) -> float:
-    """One over the chance that two samples of a minibatch share a group; infinite if none do."""
+    """Invert the chance that two samples of a minibatch share a group; infinite if none do."""
     sizes = np.unique(batches, return_counts=True)[1]
     shared = int(_shared_pairs(batches, groups).sum())
     return int((sizes * (sizes - 1)).sum()) / shared if shared else float("inf")
 
 
 def expected_effective_number(sizes: Int64[np.ndarray, " groups"]) -> float:
-    """The effective number in a uniform order, of groups that hold `sizes` (of any unit)."""
+    """Compute the effective number in a uniform order of groups that hold `sizes`, of any unit."""
     shares = sizes / sizes.sum()
     return float(1 / (shares**2).sum())
 
@@ -40,7 +40,7 @@ def _shared_pairs(
 def intra_group_correlation(
     groups: Int64[np.ndarray, " samples"], values: Float64[np.ndarray, " samples"]
 ) -> float:
-    """The correlation of two values of one group: the estimate of the analysis of variance."""
+    """Estimate the correlation of two values of one group by the analysis of variance."""
     group, sizes = np.unique(groups, return_inverse=True, return_counts=True)[1:]
     num_samples, num_groups = len(values), len(sizes)
     if not 1 < num_groups < num_samples:
@@ -56,7 +56,7 @@ def intra_group_correlation(
 def design_effect(
     batches: Int64[np.ndarray, " samples"], values: Float64[np.ndarray, " samples"]
 ) -> float:
-    """The variance of minibatch means over that of independent samples; 1 if uniform."""
+    """Divide the variance of minibatch means by that of independent samples; 1 if uniform."""
     _, means, sizes = _batch_means(batches, values)
     variance = values.var(ddof=1)
     between = (sizes * (means - values.mean()) ** 2).sum() / (len(means) - 1)
@@ -76,7 +76,7 @@ def predicted_design_effect(
 def autocorrelation(
     batches: Int64[np.ndarray, " samples"], values: Float64[np.ndarray, " samples"], lag: int
 ) -> float:
-    """The correlation of the means of minibatches whose numbers are `lag` apart; 0 if uniform."""
+    """Correlate the means of minibatches whose numbers are `lag` apart; 0 if uniform."""
     numbers, means, _ = _batch_means(batches, values)
     later = np.minimum(np.searchsorted(numbers, numbers + lag), len(numbers) - 1)
     paired = numbers[later] == numbers + lag

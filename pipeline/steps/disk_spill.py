@@ -41,7 +41,7 @@ class SpilledRows:
 
     @property
     def durations_ms(self) -> list[int]:
-        """The rows' declared durations, in the order in which they came."""
+        """The rows' declared durations, in the order of arrival."""
         return [spilled.row.duration_ms for spilled in self._rows]
 
     def load(self, number: int) -> PartitionRow:

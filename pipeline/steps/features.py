@@ -92,7 +92,7 @@ def extract_features(
 
 
 def merge_moments(commits: Sequence[Commit]) -> Moments:
-    """The global zeroth, first and second order statistics (IV-B2), from each shard's."""
+    """Add up the shards' zeroth, first and second order statistics (IV-B2)."""
     merged = Moments.zero()
     for commit in commits:
         merged = merged.merge(Moments.from_dict(commit.statistics["moments"]))

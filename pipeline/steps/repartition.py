@@ -1,7 +1,7 @@
 """Repartition: features and targets joined into training partitions (paper 003 IV-B4).
 
-A task joins G source shards with their targets and deals their utterances over its partitions,
-so that each partition draws from all G, without a shuffle between machines. G = 1 is the paper.
+A task joins G source shards with their targets and spreads their utterances over its partitions,
+so that each partition holds rows of all G, without a shuffle between machines. G = 1 is the paper.
 One shard or one partition is in memory at a time; the group lies on local disk meanwhile.
 """
 
@@ -105,7 +105,7 @@ def write_group(task: GroupTask) -> Commit:
     durations = rows.durations_ms
     tally = Tally(len(durations), sum(durations))
     order = shuffled_order(len(durations), task.config.seed, "partition", task.name).tolist()
-    parts = deal(order, durations, num_partitions(tally, task.config))
+    parts = balance(order, durations, num_partitions(tally, task.config))
     outputs = tuple(
         task.context.put_output(
             f"{task.name}-{number:05d}",
@@ -120,14 +120,14 @@ def write_group(task: GroupTask) -> Commit:
 
 
 def num_partitions(tally: Tally, config: RepartitionConfig) -> int:
-    """How many partitions of about `partition_hours` these hours make, never more than rows.
+    """Count the partitions of about `partition_hours` for these hours, at most one a row.
 
     n partitions have partition_hours within the factor 1 +- 1/(2n); one alone may have less.
     """
     return min(max(round(tally.hours / config.partition_hours), 1), tally.utterances)
 
 
-def deal(order: Sequence[int], durations_ms: Sequence[int], num_parts: int) -> list[list[int]]:
+def balance(order: Sequence[int], durations_ms: Sequence[int], num_parts: int) -> list[list[int]]:
     """Give each row, in order, to the part with the fewest milliseconds so far.
 
     So no two parts differ by more than the longest row.
@@ -142,14 +142,14 @@ def deal(order: Sequence[int], durations_ms: Sequence[int], num_parts: int) -> l
 
 
 def join(task: GroupTask, features: Output, targets: Output) -> Iterator[PartitionRow]:
-    """Features beside their targets; both shards hold the same utterances in the same order."""
+    """Yield features with their targets; both shards hold the same utterances in one order."""
     store, run_uri = task.context.store, task.context.run_uri
     feature_rows = read_features(read_output(store, run_uri, features))
     target_rows = read_targets(read_output(store, run_uri, targets))
     for row, target in zip(feature_rows, target_rows, strict=True):
         if row.utterance_id != target.utterance_id:
             raise ValueError(
-                f"{targets.key}: {target.utterance_id} stands where {features.key} has "
+                f"{targets.key}: {target.utterance_id} is in the row where {features.key} has "
                 f"{row.utterance_id}; generate the targets again into a fresh --run"
             )
         yield PartitionRow(

@@ -1,4 +1,4 @@
-"""One utterance's features: from what was fetched to a row, or to its place in the ledger."""
+"""Make one utterance's row of features from its fetched audio, or its ledger row."""
 
 from collections.abc import Iterator, Sequence
 
@@ -45,10 +45,10 @@ def extract_rows(
     engine: Engine,
     storage: Storage,
 ) -> Iterator[FeatureRow | Quarantined]:
-    """Features of each utterance, or its ledger row, in order.
+    """Yield the features of each utterance, or its ledger row, in order.
 
-    A speaker's utterances stand together, in `stream_order`: by time, then utterance id. They
-    are one stream for the causal mean, which begins anew with the next speaker.
+    A speaker's utterances follow each other in `stream_order`: by time, then utterance id. They
+    are one stream for the causal mean, and the next speaker begins a new one.
     """
     uris = [resolve_audio(corpus_uri, utterance.audio_uri) for utterance in utterances]
     in_flight = affordable_gets(utterances, gets_in_flight)
@@ -69,7 +69,7 @@ def affordable_gets(utterances: Sequence[Utterance], gets_in_flight: int) -> int
 
 
 def resolve_audio(corpus_uri: str, audio_uri: str) -> str:
-    """An audio URI relative to the corpus, or absolute as it stands."""
+    """Resolve an audio URI against the corpus; an absolute one stays as it is."""
     absolute = audio_uri.startswith("/") or "://" in audio_uri
     return audio_uri if absolute else join_uri(corpus_uri, audio_uri)
 
@@ -118,7 +118,7 @@ def _energies(
 
 
 def quarantine(utterance: Utterance, reason: str, detail: str, num_bytes: int) -> Quarantined:
-    """The ledger row of an utterance whose audio cannot be used."""
+    """Make the ledger row of an utterance whose audio cannot be used."""
     return Quarantined(
         utterance.utterance_id,
         utterance.audio_uri,

@@ -19,7 +19,7 @@ from unittest import mock
 import numpy as np
 
 from infra.store.object_store import ObjectStore
-from pipeline.audit.provenance import read_sources
+from pipeline.audit.provenance import read_provenance
 from pipeline.records import Tally
 from pipeline.runs.manifest import read_manifest
 from pipeline.shuffle_quality.certificate import Samples, figures
@@ -91,7 +91,7 @@ def trainers_order(
     config = RepartitionConfig(hours / NUM_FILES / PARTITIONS_A_FILE, num_source_shards, seed)
     outputs = repartition(store, run_uri, config, serially).manifest.outputs
     dataset = Dataset(store, run_uri, (), outputs, LOOK_AHEAD, MINIBATCH_FRAMES, seed, 0, NUM_RANKS)
-    reader = ProvenanceReader(store, run_uri, read_sources(store, run_uri))
+    reader = ProvenanceReader(store, run_uri, read_provenance(store, run_uri))
     with mock.patch("training.data.batching.BUFFER_FRAMES", low_rate_frames(outputs[0].tally)):
         steps = [
             TrainingStep(0, number, minibatches)

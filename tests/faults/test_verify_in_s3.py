@@ -22,9 +22,9 @@ def test_a_run_in_s3_is_verified_followed_and_swept(tmp_path: Path, s3_bucket: s
     assert orphan in {join_uri(run_uri, key) for key in verified.orphans}
     sweep(store, run_uri, verified)
     assert not store.exists(orphan)
-    lineage = trace(store, run_uri, corpus_uri, selected_ids(store, run_uri)[0])
-    assert lineage.audio["unchanged"]
-    assert lineage.sightings[-1].step == f"partitions/{SUBSET}"
+    traced = trace(store, run_uri, corpus_uri, selected_ids(store, run_uri)[0])
+    assert traced.audio["unchanged"]
+    assert traced.steps[-1].step == f"partitions/{SUBSET}"
     lost = outputs(store, run_uri, "targets")[0]
     store.delete(join_uri(run_uri, lost.key))
     (finding,) = verify_run(store, run_uri, corpus_uri, lambda *_: None).findings

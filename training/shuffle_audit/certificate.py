@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from infra.store.object_store import ObjectStore, join_uri
-from pipeline.audit.provenance import STEPS, read_sources
+from pipeline.audit.provenance import STEPS, read_provenance
 from pipeline.runs.commit import StepContext
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.names import CERTIFICATE_STEP, PARTITIONS_STEP
@@ -90,7 +90,7 @@ def read_certificate(store: ObjectStore, run_uri: str) -> dict[str, Any]:
 
 def certificate(dataset: Dataset, fit: Fit, config: CertificateConfig) -> dict[str, Any]:
     """Compute the figures of both forms of sub-epoch; leave out a form of fewer than two steps."""
-    sources = read_sources(dataset.store, dataset.run_uri)
+    sources = read_provenance(dataset.store, dataset.run_uri)
     reader = ProvenanceReader(dataset.store, dataset.run_uri, sources)
     document: dict[str, Any] = {}
     for form, whole in FORMS.items():

@@ -10,7 +10,7 @@ from jaxtyping import Float64, Int64
 
 from infra.store.checked_reads import scan_checked
 from infra.store.object_store import ObjectStore, join_uri
-from pipeline.audit.provenance import Sources
+from pipeline.audit.provenance import Provenance
 from pipeline.runs.manifest import Output, read_output
 from pipeline.shards import read_partition_provenance
 
@@ -56,7 +56,7 @@ def read_selection_file(store: ObjectStore, run_uri: str, output: Output) -> Sel
 class ProvenanceReader:
     """ProvenanceReader finds the provenance of rows; it reads each partition's columns once."""
 
-    def __init__(self, store: ObjectStore, run_uri: str, sources: Sources) -> None:
+    def __init__(self, store: ObjectStore, run_uri: str, sources: Provenance) -> None:
         self._store, self._run_uri, self._sources = store, run_uri, sources
         self._ranks = sources.source_ranks()
         self._speakers: dict[str, int] = {}

@@ -13,7 +13,7 @@ from pipeline.runs.names import LEDGER_SUFFIX
 
 @dataclass(frozen=True, slots=True)
 class PackTask:
-    """What was selected from neighbouring buckets, whose speakers are packed together."""
+    """PackTask holds the commits of neighbouring buckets, whose speakers are packed together."""
 
     context: StepContext
     name: str

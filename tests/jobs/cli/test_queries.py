@@ -97,7 +97,7 @@ def test_inspect_shows_a_tree(ask: Ask, undamaged: Run) -> None:
     code, out, _ = ask("inspect_utterance", run_uri, "--utterance", utterance_id, "--json")
     document = json.loads(out)
     assert (code, document["utterance_id"]) == (0, utterance_id)
-    assert [each["step"] for each in document["sightings"]][-1] == "partitions/unlabelled"
+    assert [each["step"] for each in document["steps"]][-1] == "partitions/unlabelled"
     assert document["audio"]["unchanged"] is True
 
 

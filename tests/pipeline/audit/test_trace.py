@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from infra.store.object_store import ObjectStore, join_uri
-from pipeline.audit.trace import Lineage, Sighting, UnknownUtteranceError, trace
+from pipeline.audit.trace import StepTrace, Trace, UnknownUtteranceError, trace
 from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest, sha256
 from pipeline.shards import read_features, read_partition, read_targets
 from tests.small_run import (
@@ -29,21 +29,21 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return make_run(tmp_path_factory.mktemp("run"))
 
 
-def follow(run: Run, utterance_id: str) -> tuple[Lineage, dict[str, Sighting]]:
+def follow(run: Run, utterance_id: str) -> tuple[Trace, dict[str, StepTrace]]:
     store, run_uri = run
-    lineage = trace(store, run_uri, join_uri(run_uri, "corpus"), utterance_id)
-    return lineage, {each.step.partition("/")[0]: each for each in lineage.sightings}
+    traced = trace(store, run_uri, join_uri(run_uri, "corpus"), utterance_id)
+    return traced, {each.step.partition("/")[0]: each for each in traced.steps}
 
 
-def read(run: Run, sighting: Sighting) -> bytes:
-    return run[0].get(join_uri(run[1], sighting.object))
+def read(run: Run, step: StepTrace) -> bytes:
+    return run[0].get(join_uri(run[1], step.object))
 
 
 def test_every_good_utterance_is_found_where_it_is(run: Run) -> None:
     """Line by line and row by row, what is there is that utterance; its audio is unchanged."""
     store, run_uri = run
     for utterance_id in set(selected_ids(store, run_uri)) - {spoilt(store, run_uri)}:
-        lineage, seen = follow(run, utterance_id)
+        traced, seen = follow(run, utterance_id)
         assert list(seen) == ["metadata", "selection", "features", "targets", "partitions"]
         metadata = store.get(join_uri(run_uri, "corpus", seen["metadata"].object)).splitlines()
         assert json.loads(metadata[position(seen["metadata"]) - 1])["utterance_id"] == utterance_id
@@ -56,13 +56,13 @@ def test_every_good_utterance_is_found_where_it_is(run: Run) -> None:
         ):
             row = reader(read(run, seen[step]))[position(seen[step])]
             assert row.utterance_id == utterance_id
-        assert lineage.audio["unchanged"]
-        assert lineage.audio["recorded_etag"] == seen["features"].facts["audio_etag"]
+        assert traced.audio["unchanged"]
+        assert traced.audio["recorded_etag"] == seen["features"].facts["audio_etag"]
 
 
-def position(sighting: Sighting) -> int:
-    assert sighting.position is not None
-    return sighting.position
+def position(step: StepTrace) -> int:
+    assert step.position is not None
+    return step.position
 
 
 def test_each_step_tells_what_made_it(run: Run) -> None:
@@ -81,24 +81,24 @@ def test_each_step_tells_what_made_it(run: Run) -> None:
 def test_bad_audio_ends_in_the_ledger(run: Run) -> None:
     """Its reason and the ledger's line; no target, no partition; the audio as it is now."""
     store, run_uri = run
-    lineage, seen = follow(run, spoilt(store, run_uri))
+    traced, seen = follow(run, spoilt(store, run_uri))
     assert list(seen) == ["metadata", "selection", "features"]
     assert seen["features"].outcome == "quarantined"
     assert seen["features"].facts["reason"] == "not_audio"
     line = read(run, seen["features"]).splitlines()[position(seen["features"]) - 1]
     assert json.loads(line)["utterance_id"] == spoilt(store, run_uri)
-    assert lineage.audio["num_bytes"] == len(BAD_AUDIO)
+    assert traced.audio["num_bytes"] == len(BAD_AUDIO)
 
 
 def test_bad_metadata_ends_in_the_selections_ledger(run: Run) -> None:
-    """A record that was quarantined before the draw."""
+    """A record that was quarantined before the cutoff."""
     _, seen = follow(run, BAD_METADATA)
     assert list(seen) == ["metadata", "selection"]
     assert seen["selection"].facts["reason"] == "bad_duration"
 
 
 def test_an_unselected_utterance_says_so(run: Run) -> None:
-    """It was read, and not drawn for the budget."""
+    """It was read, and is over the budget."""
     store, run_uri = run
     every = {
         f"unlabelled-{speaker:02d}-{number:03d}" for speaker in range(6) for number in range(5)
@@ -107,7 +107,7 @@ def test_an_unselected_utterance_says_so(run: Run) -> None:
         _, seen = follow(run, utterance_id)
         assert list(seen) == ["metadata", "selection"]
         assert seen["selection"].outcome == "not selected"
-        assert "not drawn for the budget" in seen["selection"].facts["why"]
+        assert "over the budget" in seen["selection"].facts["why"]
 
 
 @pytest.mark.parametrize("utterance_id", ["nobody", "unlabelled-00", "", "a/b é"])
@@ -117,7 +117,7 @@ def test_an_unknown_utterance_is_an_error(run: Run, utterance_id: str) -> None:
         follow(run, utterance_id)
 
 
-def test_changed_and_missing_audio_are_told(run: Run, tmp_path: Path) -> None:
+def test_changed_and_missing_audio_are_reported(run: Run, tmp_path: Path) -> None:
     """The ETag then is the features' own, whatever lies there now."""
     store, run_uri = copied = copy_run(run[1], tmp_path)
     utterance_id = selected_ids(store, run_uri)[0]
@@ -160,7 +160,7 @@ def test_only_the_shards_that_hold_it_are_read(run: Run, tmp_path: Path) -> None
     store, run_uri = copied = copy_run(run[1], tmp_path)
     utterance_id = selected_ids(store, run_uri)[0]
     seen = follow(copied, utterance_id)[1]
-    kept = {sighting.object for sighting in seen.values()}
+    kept = {step.object for step in seen.values()}
     others = [
         output.key
         for step in ("features", "targets")

@@ -171,7 +171,7 @@ def test_a_damaged_commit_is_found(run: Run) -> None:
 
 
 def test_a_commit_of_another_recipe_is_found(run: Run) -> None:
-    """Another identity than the manifest's configuration and inputs make."""
+    """Another fingerprint than the manifest's configuration and inputs make."""
     key = first_commit(run, "partitions")
     rewrite_commit(run, key, lambda commit: replace(commit, fingerprint="0" * 64))
     assert findings(run)[key][1] == "0" * 12
@@ -187,7 +187,7 @@ def test_a_missing_commit_is_found(run: Run) -> None:
 
 
 def test_a_commit_that_the_manifest_forgot_is_found(run: Run) -> None:
-    """An output of nobody's manifest is no orphan: a commit names it."""
+    """An output that no manifest names is no orphan: a commit names it."""
     store, run_uri = run
     key = first_commit(run, "partitions")
     extra = Output(f"partitions/{SUBSET}/00/extra-{'0' * 16}.parquet", 1, "0" * 64, 0, 0)
@@ -226,7 +226,7 @@ def replace_shard(
 
 
 def test_a_doubled_utterance_is_found(run: Run) -> None:
-    """One row's id becomes that of a row in another shard: told by name, as is the lost one."""
+    """One row's id becomes that of a row in another shard: reported by name, as is the lost one."""
     store, run_uri = run
     first, second = (
         read_features(store.get(join_uri(run_uri, output.key)))
@@ -287,7 +287,7 @@ def test_a_strangers_object_is_named_and_never_swept(run: Run) -> None:
     store, run_uri = run
     key = f"features/{SUBSET}/notes.txt"
     store.put(join_uri(run_uri, key), b"mine")
-    assert findings(run)[key][1] == "an object of nobody's"
+    assert findings(run)[key][1] == "an object that no task stored"
     with pytest.raises(ValueError, match=r"nothing swept: 1 findings"):
         sweep(store, run_uri, verify(store, run_uri))
     assert store.exists(join_uri(run_uri, key))
@@ -323,7 +323,7 @@ def test_a_step_at_work_is_unfinished_even_before_its_first_commit(run: Run) -> 
 
 
 def test_the_corpus_is_no_step(run: Run) -> None:
-    """Audio may be named as our objects are; it is nobody's orphan."""
+    """Audio may be named as our objects are; it is no orphan."""
     store, run_uri = run
     store.put(join_uri(run_uri, f"corpus/audio/ab/voice-{'ab' * 8}.flac"), b"")
     assert verify(store, run_uri).unfinished == ()

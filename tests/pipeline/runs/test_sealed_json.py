@@ -89,7 +89,7 @@ def altered(data: bytes) -> bytes:
 
 @pytest.mark.parametrize("damage", [altered, lambda data: data[:-9], lambda _: b"", lambda _: b"3"])
 def test_a_damaged_commit_record_is_named(tmp_path: Path, damage) -> None:
-    """When the step goes on, and when a second attempt finds it: the URI and what to remove."""
+    """When the step resumes, and when a second attempt finds it: the URI and what to remove."""
     store, run_uri = ObjectStore((str(tmp_path),)), str(tmp_path)
     context = step_context(store, run_uri, "features/x", {}, {})
     record = Commit("0", context.fingerprint, (), None, Tally(), Tally())

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.audit.provenance import read_sources
+from pipeline.audit.provenance import read_provenance
 from pipeline.kbest import select_kbest
 from pipeline.records import Tally
 from pipeline.runs.manifest import read_manifest, read_output
@@ -17,7 +17,7 @@ from pipeline.shards import PartitionRow, read_partition, write_partition
 from pipeline.steps.disk_spill import SpilledRows
 from pipeline.steps.repartition import (
     RepartitionConfig,
-    deal,
+    balance,
     num_partitions,
     repartition,
     shard_groups,
@@ -55,9 +55,9 @@ def test_groups_are_equal_within_one_and_never_above_g(num_shards: int, size: in
 
 @given(st.lists(st.integers(1, 20_000), min_size=1, max_size=200), st.integers(1, 12))
 def test_parts_are_equal_within_the_longest_row(durations: list[int], num_parts: int) -> None:
-    """Every row in one part, in the order of the deal."""
+    """Every row in one part, in the given order."""
     order = np.random.default_rng(0).permutation(len(durations)).tolist()
-    parts = deal(order, durations, num_parts)
+    parts = balance(order, durations, num_parts)
     place = {row: number for number, row in enumerate(order)}
     assert sorted(row for part in parts for row in part) == list(range(len(durations)))
     assert all([place[row] for row in part] == sorted(place[row] for row in part) for part in parts)
@@ -113,7 +113,7 @@ def test_partitions_draw_from_all_shards_of_their_group(
     files = write_run(store, run_uri, num_files=11, num_speakers=4, num_each=25, seed=1)
     hours = read_manifest(store, run_uri, "features/unlabelled").tally_out.hours / 11
     repartition(store, run_uri, RepartitionConfig(hours, num_source_shards, 3), serially)
-    sources = read_sources(store, run_uri)
+    sources = read_provenance(store, run_uri)
     drawn = 0
     for output in read_manifest(store, run_uri, "partitions/unlabelled").outputs:
         rows = read_partition(read_output(store, run_uri, output))

@@ -129,7 +129,7 @@ def test_a_finished_step_is_not_done_again(tmp_path: Path) -> None:
 
 
 def test_a_step_goes_on_from_its_commits(tmp_path: Path) -> None:
-    """Tasks that were committed before the step broke off are not run again."""
+    """Tasks that were committed before the step stopped are not run again."""
     store, run_uri, corpus_uri = local_store(tmp_path)
     write_corpus(store, corpus_uri, "unlabelled", 6, 5)
     select(store, run_uri, corpus_uri)
@@ -242,7 +242,7 @@ def test_the_loss_budget_fails_the_step_and_says_why(tmp_path: Path) -> None:
 
 
 def test_the_budget_of_hours_is_met_within_one_utterance(tmp_path: Path) -> None:
-    """Ten seconds of about thirty are drawn; the rest is counted as unselected."""
+    """Ten seconds of about thirty are selected; the rest is counted as unselected."""
     store, run_uri, corpus_uri = local_store(tmp_path)
     write_corpus(store, corpus_uri, "unlabelled", 6, 5)
     manifest = select(store, run_uri, corpus_uri, SelectionConfig(10 / 3600, 5 / 3600, 3))
@@ -272,7 +272,7 @@ def test_a_speaker_in_two_buckets_is_refused(tmp_path: Path) -> None:
 
 
 def test_compressed_metadata_is_read_and_a_broken_archive_is_named(tmp_path: Path) -> None:
-    """A .jsonl.gz counts as its text; one cut short is an error, as nobody knows what it held."""
+    """A .jsonl.gz counts as its text; one cut short is an error, as its contents are unknown."""
     store, run_uri, corpus_uri = local_store(tmp_path)
     records = write_corpus(store, corpus_uri, "unlabelled", 1, 3)
     write_metadata(store, corpus_uri, "unlabelled", [])

@@ -9,7 +9,7 @@ import pytest
 
 from infra.store.object_store import ObjectStore
 from jobs.certify import format_certificate
-from pipeline.audit.provenance import read_sources
+from pipeline.audit.provenance import read_provenance
 from pipeline.records import parse_utterance
 from pipeline.runs.manifest import manifest_uri, read_manifest, read_output
 from pipeline.shards import read_partition
@@ -45,7 +45,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[ObjectStore, str]:
 def test_provenance_is_that_of_the_selection_files(run: tuple[ObjectStore, str]) -> None:
     """Each row has its file, speaker, position before any shuffle, and the teacher's log Z."""
     store, run_uri = run
-    reader = ProvenanceReader(store, run_uri, read_sources(store, run_uri))
+    reader = ProvenanceReader(store, run_uri, read_provenance(store, run_uri))
     selection = read_manifest(store, run_uri, "selection/unlabelled").outputs
     lines = {
         parse_utterance(line).utterance_id: number
@@ -165,6 +165,6 @@ def test_partitions_of_other_sources_are_refused(tmp_path: Path) -> None:
     store, run_uri, _ = local_store(tmp_path)
     write_run(store, run_uri, num_files=4, num_speakers=1, num_each=4, seed=2)
     outputs = repartition(store, run_uri, RepartitionConfig(1.0, 2, 5), serially).manifest.outputs
-    sources = replace(read_sources(store, run_uri), num_source_shards=1)
+    sources = replace(read_provenance(store, run_uri), num_source_shards=1)
     with pytest.raises(ValueError, match="is in none of its 1 source files"):
         ProvenanceReader(store, run_uri, sources).read(outputs[0])

@@ -1,4 +1,4 @@
-"""Where an utterance comes from: its metadata record, why it was not drawn, and its audio."""
+"""Find an utterance's metadata record, why it was not selected, and its audio."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -16,7 +16,7 @@ from pipeline.steps.utterance_features import resolve_audio
 def find_record(
     store: ObjectStore, metadata_uri: str, utterance_id: str, created_at: str | None
 ) -> tuple[Hit, Utterance | Quarantined] | None:
-    """An utterance's metadata record; objects of the day of `created_at` are read first."""
+    """Find an utterance's metadata record; objects of the day of `created_at` are read first."""
     uris = [each.uri for each in store.list(metadata_uri)]
     metadata = [uri for uri in uris if uri.endswith((".jsonl", ".jsonl.gz"))]
     day = _day(created_at)
@@ -33,20 +33,20 @@ def _day(created_at: str | None) -> str:
 
 
 def why_unselected(manifest: Manifest, subset: str, record: Utterance | Quarantined) -> str:
-    """Why a record that is in no selection file and no ledger was left out."""
+    """Say why a record that is in no selection file and no ledger was left out."""
     if isinstance(record, Quarantined):
         return f"{record.reason}: {record.detail}"
     table = manifest.config.get("filters", {}) if subset == UNLABELLED else {}
     rejection = read_record(SelectionFilters, table, "filters").rejection(record)
     if rejection is not None:
         return f"refused by the recipe's filter of {rejection}"
-    return f"not drawn for the budget of {manifest.config['hours']} h, or beyond its speaker's cap"
+    return f"over the budget of {manifest.config['hours']} h, or beyond its speaker's cap"
 
 
 def audio_now(
     store: ObjectStore, corpus_uri: str, audio_uri: str, recorded_etag: str | None
 ) -> dict[str, Any]:
-    """The source object as it is now, beside the ETag that extraction recorded, if it did."""
+    """Fetch the audio object as it is now, and compare the ETag that extraction recorded."""
     uri = resolve_audio(corpus_uri, audio_uri)
     about: dict[str, Any] = {"uri": uri, "recorded_etag": recorded_etag}
     try:
