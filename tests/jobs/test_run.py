@@ -1,4 +1,4 @@
-"""How `jobs.run` starts the steps."""
+"""A training step that `jobs.run` launches survives the loss of a rank."""
 
 import subprocess
 from pathlib import Path

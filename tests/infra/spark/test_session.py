@@ -61,7 +61,7 @@ def test_a_dying_worker_is_an_error(session: SparkSession) -> None:
 
 
 def test_tasks_that_nothing_takes_are_given_up(session: SparkSession) -> None:
-    """Where others hold all cores, waiting ends at its limit, with a remedy."""
+    """Waiting for cores that others hold ends at its limit, with a remedy."""
     with ThreadPoolExecutor(1) as pool:
         busy = pool.submit(run_tasks, session, [6, 6], time.sleep, "naps")
         time.sleep(2)

@@ -1,4 +1,4 @@
-"""What verify and inspect_utterance say, and how they exit."""
+"""verify and inspect_utterance print their findings and exit with the documented codes."""
 
 import json
 import runpy

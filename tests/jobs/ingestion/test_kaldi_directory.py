@@ -155,7 +155,7 @@ def test_interrupted_ingest_is_completed(kaldi_dir: Path, tmp_path: Path) -> Non
 
 
 def test_another_corpus_in_the_way_is_refused(kaldi_dir: Path, tmp_path: Path) -> None:
-    """Changed audio, changed metadata and vanished speakers are each told, not mixed in."""
+    """Changed audio, changed metadata and vanished speakers are each reported, not mixed in."""
     corpus = tmp_path / "corpus"
     store = ObjectStore((str(corpus),))
     ingest(kaldi_dir, store, str(corpus))

@@ -30,7 +30,7 @@ def calibration_file(tmp_path: Path) -> str:
 
 
 def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What the plan prints, in this process."""
+    """Return what the plan prints, in this process."""
     job.plan_and_print(job.parser().parse_args(arguments))
     return capsys.readouterr().out
 
@@ -133,7 +133,7 @@ def test_exit_codes_and_help(run_job: RunJob, calibration_file: str) -> None:
     assert "--calibrate-to" in shown.out
 
 
-def test_the_run_tells_its_hours(calibration_file: str, tmp_path: Path) -> None:
+def test_the_run_states_its_hours(calibration_file: str, tmp_path: Path) -> None:
     """Without --hours an empty run is no source of hours, and the recipe's are taken."""
     parsed = job.parser().parse_args(["--run", str(tmp_path), "--calibration", calibration_file])
     store = ObjectStore((str(tmp_path),))

@@ -19,7 +19,7 @@ TINY = str(REPOSITORY / "tests/whole_path/tiny.toml")
 
 
 def scaled(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What the command prints, in this process."""
+    """Return what the command prints, in this process."""
     job.scale_and_print(job.parser().parse_args(arguments))
     return capsys.readouterr().out
 

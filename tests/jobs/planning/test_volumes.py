@@ -141,7 +141,7 @@ def test_planned_bytes_are_within_five_percent(finished) -> None:
 
 
 def test_comparison_of_a_run_that_was_not_calibrated(finished) -> None:
-    """Counts and bytes stand beside each other; seconds are not planned, and are told."""
+    """Counts and bytes are compared; seconds were measured but not planned."""
     store, run_uri, records = finished
     found = compare_plan(store, run_uri, SMALL, lambda _: None, records)
     assert found["calibrated_on"] is None

@@ -160,7 +160,7 @@ def test_headline_when_better_everywhere(report: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("reduction", [-5.0, 0.0])
 def test_headline_when_one_placement_is_lost(report: dict[str, Any], reduction: float) -> None:
-    """Where the student loses, or only draws, the headline says so and names the placement."""
+    """The headline names the placement at which the student loses, or only draws."""
     report["werr"]["DP4"] = reduction
     for shown in (text_of(render_report(report)), " ".join(format_table(report).split())):
         assert "it does not beat the baseline at DP4." in shown

@@ -50,7 +50,7 @@ def test_page_sets_planned_beside_actual(report: dict[str, Any]) -> None:
 
 
 def test_page_without_calibration_says_so(report: dict[str, Any]) -> None:
-    """Seconds that nobody planned have dashes, and the note names the command."""
+    """Seconds without a plan have dashes, and the note names the command."""
     report["plan"]["calibrated_on"] = None
     report["plan"]["steps"]["train_student"]["seconds"]["planned"] = None
     page = render_report(report)
