@@ -1,4 +1,4 @@
-"""Train on 1 to 128 ranks inside one process: what a trainer does to accuracy, without a cluster.
+"""Simulate training on 1 to 128 ranks in one process: a trainer's accuracy without a cluster.
 
 htm = partial(Htm, group_size=8, block_size=50, gradient_threshold=2 / 2048)
 outcome = simulate(training, 128, htm)
@@ -38,14 +38,14 @@ class Training(Generic[Minibatch]):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The trained model, the same on all ranks, and its evaluation after each epoch."""
+    """Outcome: the trained model, the same on all ranks, and its evaluation after each epoch."""
 
     model: nn.Module
     evaluations: tuple[float, ...]
 
 
 def simulate(training: Training[Minibatch], num_ranks: int, make_trainer: MakeTrainer) -> Outcome:
-    """Train on `num_ranks` ranks; bitwise what real ranks would give, one running at a time.
+    """Train on `num_ranks` ranks, one running at a time; the bits are those of real ranks.
 
     To evaluate, ranks leave the trainer and enter it again, which ends a partial block.
     """
@@ -56,7 +56,7 @@ def simulate(training: Training[Minibatch], num_ranks: int, make_trainer: MakeTr
 def train_rank(
     group: ProcessGroup, training: Training[Minibatch], make_trainer: MakeTrainer
 ) -> Outcome:
-    """One rank's training, on a group of simulated or of real ranks; rank 0 evaluates."""
+    """Train as one rank of a group of simulated or of real ranks; rank 0 evaluates."""
     model = training.make_model()
     optimizer = training.make_optimizer(model)
     trainer = make_trainer(model, optimizer, group=group)

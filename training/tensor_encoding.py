@@ -16,7 +16,7 @@ STRUCTURE = "structure"
 
 
 def encode_state(state: object) -> bytes:
-    """Bytes of dictionaries, lists, tuples, tensors, numbers, text, booleans and None."""
+    """Encode dictionaries, lists, tuples, tensors, numbers, text, booleans and None."""
     tensors: list[Tensor] = []
     structure = _encode(state, tensors)
     arrays = {str(index): tensor.detach().cpu().numpy() for index, tensor in enumerate(tensors)}
@@ -33,7 +33,7 @@ def decode_state(data: bytes) -> Any:  # noqa: ANN401
             structure = json.loads(archive[STRUCTURE].tobytes())
             tensors = [torch.from_numpy(archive[str(n)]) for n in range(len(archive.files) - 1)]
     except (OSError, KeyError, ValueError, BadZipFile) as error:
-        raise ValueError(f"{len(data)} bytes are no state of megahour's: {error}") from error
+        raise ValueError(f"{len(data)} bytes are no state of megahour: {error}") from error
     return _decode(structure, tensors)
 
 

@@ -25,10 +25,10 @@ CPU = torch.device("cpu")
 
 
 class Checkpointer:
-    """The last `num_kept` checkpoints below `uri` of the work that `fingerprint` names.
+    """Checkpointer keeps the last `num_kept` checkpoints of the work `fingerprint` below `uri`.
 
     All ranks of `group` save and restore together; `device` is where the group's messages lie.
-    Nothing is listed but on restoring, and nothing that a checkpoint did not write is removed.
+    It lists keys only to restore, and removes only what checkpoints have written.
     """
 
     def __init__(
@@ -67,19 +67,19 @@ class Checkpointer:
         Raises ValueError if the checkpoints belong to other work, or if all are damaged.
         """
         found = self._find() if self.group.rank() == 0 else {}
-        told = json.loads(self._gather(json.dumps(found))[0])
-        records = [CheckpointRecord.from_document(each) for each in told["records"]]
+        found = json.loads(self._gather(json.dumps(found))[0])
+        records = [CheckpointRecord.from_document(each) for each in found["records"]]
         self._check_fingerprint(records)
         for number, record in enumerate(records):
             state = self._read(record, trainer)
             if state is not None:
-                self._sweep(told["keys"], records[number:])
+                self._sweep(found["keys"], records[number:])
                 return state
-        if records or told["damaged"]:
+        if records or found["damaged"]:
             raise ValueError(
-                f"{self.uri}: no checkpoint is whole: remove them to begin again from the start"
+                f"{self.uri}: no checkpoint is whole: remove them to train again from the start"
             )
-        self._sweep(told["keys"], [])
+        self._sweep(found["keys"], [])
         return None
 
     def _gather(self, text: str) -> list[str]:
@@ -98,7 +98,7 @@ class Checkpointer:
             self.store.delete(join_uri(self.uri, key))
 
     def _find(self) -> dict[str, Any]:
-        """All keys below `uri`, from one listing, and the records among them, the newest first."""
+        """List all keys below `uri` once; return them, and the records among them, newest first."""
         infos = [*self.store.list(self.uri), *self.store.leftovers(self.uri)]
         keys = [info.uri.removeprefix(f"{self.uri}/") for info in infos]
         ours = [key for key in keys if OF_A_CHECKPOINT.fullmatch(key)]
@@ -115,11 +115,11 @@ class Checkpointer:
         if any(record.fingerprint != self.fingerprint for record in records):
             raise ValueError(
                 f"{self.uri} belongs to another recipe or other inputs: use another --run, "
-                "or remove the checkpoints to begin again"
+                "or remove the checkpoints to train again"
             )
 
     def _read(self, record: CheckpointRecord, trainer: type[Trainer]) -> dict[str, Any] | None:
-        """The state of this rank, or None, on all ranks, if one rank's is damaged."""
+        """Return this rank's state, or None on all ranks if one rank's is damaged."""
         state, problem = None, ""
         try:
             if record.world_size == self.group.size():

@@ -18,12 +18,12 @@ OF_A_CHECKPOINT = re.compile(r"\d{12}(\.json|-rank-\d{5}-[0-9a-f]{16}\.npz)|\.pa
 
 
 class DamagedCheckpointError(ValueError):
-    """An object of a checkpoint is missing, or is not what the checkpoint's record says."""
+    """DamagedCheckpointError: an object is missing, or is not what its checkpoint's record says."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankObject:
-    """One rank's state as it was stored: its key below the checkpoints, size and digest."""
+    """RankObject names one rank's stored state: key below the checkpoints, size and digest."""
 
     key: str
     num_bytes: int
@@ -36,7 +36,7 @@ class RankObject:
         return cls(f"{step:012d}-rank-{rank:05d}-{digest[:16]}.npz", len(data), digest)
 
     def read(self, store: ObjectStore, uri: str) -> dict[str, Any]:
-        """The state; DamagedCheckpointError if its bytes are not those that were stored."""
+        """Read the state; DamagedCheckpointError if its bytes are not those that were stored."""
 
         def parse(data: bytes) -> dict[str, Any]:
             if (digest := hashlib.sha256(data).hexdigest()) != self.sha256:
@@ -52,7 +52,7 @@ class RankObject:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
-    """Names a checkpoint after `step` steps of the work of `fingerprint`; it counts when stored."""
+    """CheckpointRecord makes a checkpoint of the work `fingerprint` count, once it is stored."""
 
     fingerprint: str
     step: int
@@ -70,11 +70,11 @@ class CheckpointRecord:
 
     @property
     def keys(self) -> list[str]:
-        """All that the checkpoint consists of; the record first."""
+        """Return the keys of all objects of the checkpoint, the record first."""
         return [self.key, *(each.key for each in self.objects)]
 
     def to_bytes(self) -> bytes:
-        """JSON with its digest."""
+        """Write JSON with its digest."""
         return seal(asdict(self), indent=1)
 
     @classmethod
@@ -85,7 +85,7 @@ class CheckpointRecord:
 
 
 def read_record(store: ObjectStore, uri: str) -> CheckpointRecord:
-    """The record at `uri`; DamagedCheckpointError if it is not as it was stored."""
+    """Read the record at `uri`; DamagedCheckpointError if it is not as it was stored."""
 
     def parse(data: bytes) -> CheckpointRecord:
         return CheckpointRecord.from_document(unseal(data, "the checkpoint does not count"))

@@ -14,20 +14,20 @@ from jaxtyping import Int64
 T = TypeVar("T")
 
 CHUNK_FRAMES = 32
-# Rows are randomized within pools of one training partition's usual two hours (003 IV-B4).
+# Rows are mixed within shuffle buffers of a training partition's usual two hours (003 IV-B4).
 BUFFER_FRAMES = 240_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segments:
-    """Low-rate frames [starts, stops) of utterances of a pool: one minibatch, a piece each."""
+    """Segments of one minibatch: low-rate frames [starts, stops) of a buffer's utterances."""
 
-    utterances: Int64[np.ndarray, " pieces"]
-    starts: Int64[np.ndarray, " pieces"]
-    stops: Int64[np.ndarray, " pieces"]
+    utterances: Int64[np.ndarray, " segments"]
+    starts: Int64[np.ndarray, " segments"]
+    stops: Int64[np.ndarray, " segments"]
 
     def take(self, chosen: slice | Int64[np.ndarray, " _chosen"]) -> "Segments":
-        """Some of the pieces, in the order of `chosen`."""
+        """Return some of the segments, in the order of `chosen`."""
         return Segments(self.utterances[chosen], self.starts[chosen], self.stops[chosen])
 
 
@@ -53,7 +53,7 @@ def chunked_minibatches(
     minibatch_frames: int,
     generator: np.random.Generator,
 ) -> list[Segments]:
-    """Every utterance in chunks of 32 frames, the chunks in random order (003 II-B [31])."""
+    """Cut utterances into chunks of 32 frames, and put the chunks in random order (003 II-B)."""
     num_chunks = -(-lengths // CHUNK_FRAMES)
     utterances = np.repeat(np.arange(len(lengths)), num_chunks)
     first_chunks = np.cumsum(num_chunks) - num_chunks
@@ -70,7 +70,7 @@ def whole_utterance_minibatches(
     minibatch_frames: int,
     generator: np.random.Generator,
 ) -> list[Segments]:
-    """Whole utterances of like length, `minibatch_frames` with padding; minibatches shuffled."""
+    """Group utterances of like length to `minibatch_frames` with padding; shuffle the groups."""
     by_length = np.argsort(lengths, kind="stable")
     batches: list[list[int]] = []
     for utterance in by_length[lengths[by_length] > 0].tolist():

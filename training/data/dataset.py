@@ -25,7 +25,7 @@ from training.data.sub_epochs import SubEpoch
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """The labelled and unlabelled training partitions of a run, as one rank sees them.
+    """Dataset holds a run's labelled and unlabelled training partitions, as one rank sees them.
 
     Rows 0, n, 2n, ... of labelled partitions, n = `validation_one_in`, are left out of training;
     with n = 0 none is.
@@ -81,7 +81,7 @@ class Dataset:
         return shard_partitions(outputs, sub_epoch, self.rank, self.world_size)
 
     def lengths(self, output: Output) -> Lengths:
-        """The lengths of a partition's rows: one column is read, no feature."""
+        """Read the lengths of a partition's rows: one column, no feature."""
         uri = join_uri(self.run_uri, output.key)
         return Lengths(*scan_checked(self.store, uri, read_partition_lengths))
 
@@ -98,7 +98,7 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BufferPart:
-    """Rows of one partition, and their low-rate frames, look-ahead included."""
+    """BufferPart: rows of one partition, and their low-rate frames, look-ahead included."""
 
     output: Output
     rows: Int64[np.ndarray, " _rows"]
@@ -116,7 +116,7 @@ class ShuffleBuffer:
     parts: list[BufferPart]
 
     def batches(self) -> list[Segments]:
-        """The pieces of each minibatch; utterances are counted over all parts, in order."""
+        """Return each minibatch's segments; utterances are counted over all parts, in order."""
         key = [self.dataset.seed, self.index, self.dataset.rank, self.first]
         form = (
             whole_utterance_minibatches if self.sub_epoch.whole_utterances else chunked_minibatches
@@ -135,7 +135,7 @@ class ShuffleBuffer:
 
 @dataclass(frozen=True, slots=True)
 class MinibatchRange:
-    """Minibatches [first, last) of one pool."""
+    """MinibatchRange: the minibatches [first, last) of one shuffle buffer."""
 
     buffer: ShuffleBuffer
     first: int
@@ -143,26 +143,26 @@ class MinibatchRange:
 
     @classmethod
     def whole(cls, buffer: ShuffleBuffer) -> "MinibatchRange":
-        """All minibatches of a pool."""
+        """Return the range of all minibatches of a shuffle buffer."""
         return cls(buffer, 0, len(buffer.batches()))
 
     def __len__(self) -> int:
         return self.last - self.first
 
     def cut(self, first: int, last: int) -> "MinibatchRange":
-        """Its own minibatches [first, last), or those of them that there are."""
+        """Return its own minibatches [first, last), as far as they exist."""
         begin = min(max(self.first + first, self.first), self.last)
         return MinibatchRange(self.buffer, begin, min(max(self.first + last, begin), self.last))
 
     def minibatches(self, frames: BufferFrames) -> Iterator[Minibatch]:
-        """The minibatches, from the pool's frames."""
+        """Yield the minibatches from the shuffle buffer's frames."""
         for segments in self.buffer.batches()[self.first : self.last]:
             yield frames.minibatch(segments, self.buffer.dataset.look_ahead)
 
 
 @dataclass(frozen=True, slots=True)
 class SubEpochPlan:
-    """One rank's part of one sub-epoch: its minibatches can be counted before any audio is read."""
+    """SubEpochPlan: one rank's part of a sub-epoch, counted before any feature is read."""
 
     sub_epoch: SubEpoch
     ranges: list[MinibatchRange]
@@ -174,17 +174,17 @@ class SubEpochPlan:
     def minibatches(
         self, start: int = 0, buffers_ahead: int = 1
     ) -> Generator[Minibatch, None, None]:
-        """The minibatches from number `start` on; none if there are no more.
+        """Yield the minibatches from number `start` on; none if there are no more.
 
-        While one pool is trained on, threads read the next `buffers_ahead`: no more are in memory.
+        While one buffer is trained on, threads read the next `buffers_ahead`, and no more.
         A thread's error is raised here; closing the iterator ends the threads.
         """
         if start < 0:
             raise ValueError(f"start = {start}: need the number of a minibatch, from 0 on")
         if buffers_ahead < 1:
-            raise ValueError(f"pools_ahead = {buffers_ahead}: need at least 1")
+            raise ValueError(f"buffers_ahead = {buffers_ahead}: need at least 1")
         rest = self.cut(start, self.num_minibatches()).ranges
-        # With a thread more, the first pool would share its core with the second.
+        # With a thread more, the first buffer would share its core with the second.
         ahead = prefetch(_read, rest, buffers_ahead + 1, num_threads=buffers_ahead)
         with closing(ahead):
             for minibatch_range, frames in ahead:
@@ -192,7 +192,7 @@ class SubEpochPlan:
                 del frames  # before the next one is waited for
 
     def cut(self, first: int, last: int) -> "SubEpochPlan":
-        """Only the minibatches [first, last), or those of them that there are."""
+        """Return only the minibatches [first, last), as far as they exist."""
         ranges, begin = [], 0
         for minibatch_range in self.ranges:
             inner = minibatch_range.cut(first - begin, last - begin)

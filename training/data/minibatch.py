@@ -27,7 +27,7 @@ TargetRows: TypeAlias = HardTargetRows | SoftTargetRows
 
 @dataclass(frozen=True, slots=True)
 class Minibatch:
-    """Padded inputs, the frames of each segment without padding, and the targets."""
+    """Minibatch: padded inputs, the frames of each segment without padding, and the targets."""
 
     features: Float[Tensor, "batch frames 192"]
     lengths: Int64[Tensor, " batch"]
@@ -41,7 +41,7 @@ class Minibatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BufferFrames:
-    """Low-rate frames and their targets, utterance after utterance; row 0 is padding.
+    """BufferFrames holds low-rate frames and targets, utterance after utterance; row 0 is padding.
 
     Utterance n has the `counts[n]` rows from `firsts[n]` on.
     """

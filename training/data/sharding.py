@@ -14,7 +14,7 @@ from training.data.sub_epochs import SubEpoch
 
 @dataclass(frozen=True, slots=True)
 class PartitionSlice:
-    """Rows first, first + step, ... of one training partition."""
+    """PartitionSlice: the rows first, first + step, ... of one training partition."""
 
     output: Output
     first: int
@@ -41,13 +41,13 @@ def shard_partitions(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lengths:
-    """10 ms frames of a partition's rows, and the offsets stored with them, in stored order."""
+    """Lengths: 10 ms frames of a partition's rows, and their stored offsets, in stored order."""
 
     num_frames: Int64[np.ndarray, " rows"]
     offsets: Int64[np.ndarray, " rows"]
 
     def low_rate(self, sub_epoch: SubEpoch, look_ahead: int) -> Int64[np.ndarray, " rows"]:
-        """Low-rate frames of each row in `sub_epoch`, look-ahead included; 0 where it has none."""
+        """Count each row's low-rate frames in `sub_epoch`, look-ahead included; 0 for none."""
         offsets = sub_epoch.offset if sub_epoch.labelled else self.offsets
         counts = (self.num_frames - offsets) // STACK
         lengths: Int64[np.ndarray, " rows"] = np.where(counts > 0, counts + look_ahead, 0)

@@ -30,7 +30,7 @@ from training.trainers.registry import TrainerConfig
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """One model to be trained: its name, form, data, sub-epochs and trainer.
+    """Fit describes one model's training: its name, form, data, sub-epochs and trainer.
 
     With `newbob` the sub-epochs are the most that are made, at its rates; the loss is that of one
     labelled utterance in `validation_one_in`, which training leaves out.
@@ -57,13 +57,13 @@ class Fit:
 
     @property
     def inputs(self) -> list[str]:
-        """The steps whose manifests this model depends on."""
+        """Return the steps whose manifests this model depends on."""
         moments = [features_step(LABELLED), features_step(UNLABELLED)]
         return [self.labelled, *([self.unlabelled] if self.unlabelled else []), *moments]
 
     @property
     def config(self) -> dict[str, Any]:
-        """All that makes it this work; how often it is saved changes nothing of it."""
+        """Return all that decides the model; how often training is saved does not."""
         config = asdict(self)
         del config["checkpoints"]
         return config
@@ -90,22 +90,22 @@ def _supervised(name: str, config: SupervisedConfig, recipe: Recipe, labelled: s
 
 
 def aligner_fit(recipe: Recipe) -> Fit:
-    """The network that realigns: the baseline's form, on bootstrapped alignments (VII-C2)."""
+    """Describe the network that realigns, trained on bootstrapped alignments (VII-C2)."""
     return _supervised(ALIGNER, recipe.aligner, recipe, BOOTSTRAP_STEP)
 
 
 def baseline_fit(recipe: Recipe) -> Fit:
-    """The fully supervised model that the student must beat (VII-C7)."""
+    """Describe the fully supervised model that the student must beat (VII-C7)."""
     return _supervised(BASELINE, recipe.baseline, recipe, ALIGNMENT_STEP)
 
 
 def teacher_fit(recipe: Recipe) -> Fit:
-    """The bidirectional teacher on the labelled data (VII-C4)."""
+    """Describe the bidirectional teacher, trained on the labelled data (VII-C4)."""
     return _supervised(TEACHER, recipe.teacher, recipe, ALIGNMENT_STEP)
 
 
 def student_fit(recipe: Recipe) -> Fit:
-    """The student by scheduled learning on the teacher's targets and labelled data (V-D)."""
+    """Describe the student: scheduled learning on the teacher's targets and labelled data (V-D)."""
     config = recipe.student
     rates = config.initial_learning_rate, config.final_learning_rate
     sub_epochs = scheduled_learning_sub_epochs(

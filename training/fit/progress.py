@@ -10,7 +10,7 @@ from training.fit.steps import FrameTotals
 
 @dataclass(slots=True)
 class Progress:
-    """The position in the sub-epochs, this rank's totals of the present one, and what went before.
+    """Progress holds the data cursor, this rank's totals of the sub-epoch, and the curve so far.
 
     `newbob` is the schedule's state; None if it is not newbob's, or if newbob has stopped.
     """
@@ -21,7 +21,7 @@ class Progress:
     newbob: NewbobState | None = None
 
     def to_state(self) -> dict[str, Any]:
-        """Plain values for a checkpoint."""
+        """Return plain values for a checkpoint."""
         return {
             "cursor": asdict(self.cursor),
             "totals": asdict(self.totals),

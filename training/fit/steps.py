@@ -21,7 +21,7 @@ VALIDATION = SubEpoch(True, 0, 1, 0, False, 0.0, is_validation=True)
 
 @dataclass(slots=True)
 class FrameTotals:
-    """Totals of a sub-epoch on one rank: cross-entropy and correct frames are sums over frames."""
+    """FrameTotals: one rank's sums over the frames of a sub-epoch."""
 
     num_frames: int = 0
     cross_entropy: float = 0.0
@@ -36,7 +36,7 @@ class FrameTotals:
 
 @dataclass(frozen=True, slots=True)
 class LoopConfig:
-    """Gradients are sums over about `minibatch_frames` frames, clipped at this norm a frame."""
+    """LoopConfig: gradients are sums over about `minibatch_frames`, clipped at a norm a frame."""
 
     minibatch_frames: int
     max_gradient_norm: float
@@ -78,7 +78,7 @@ def _require_finite(gradient_norm: Tensor) -> None:
 
 
 def minibatch_loss(model: AcousticModel, minibatch: Minibatch) -> tuple[Tensor, FrameTotals]:
-    """The summed cross-entropy of one minibatch, to differentiate and in numbers."""
+    """Return a minibatch's summed cross-entropy, to differentiate, and its totals as numbers."""
     padded = bool((minibatch.lengths < minibatch.features.shape[1]).any())
     # Packing matters only where padding could reach real frames: backwards in time.
     pack = padded and model.config.bidirectional

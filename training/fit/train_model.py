@@ -28,10 +28,10 @@ from training.models.store import TrainedModel, log_priors, store_model
 
 
 def fit_model(fit: Fit, store: ObjectStore, run_uri: str, group: ProcessGroup) -> StepResult:
-    """Train and store a model on all ranks of `group`; its manifest, and whether it was there.
+    """Train a model on all ranks and store it; return its manifest, and whether it existed.
 
-    A model is the same work on any number of ranks: a finished one is found, and a begun one goes
-    on. The bits differ, and its curve says how many ranks made each sub-epoch.
+    A model is the same work on any number of ranks: a finished one is found, and an unfinished one
+    is resumed. The bits differ, and the curve says how many ranks made each sub-epoch.
     """
     spec = StepSpec(store, run_uri, model_step(fit.name), fit.config, fit.inputs)
     train = partial(train_model, fit, group)
@@ -55,7 +55,7 @@ def train_model(fit: Fit, group: ProcessGroup, context: StepContext) -> StepCont
 
 
 def global_moments(store: ObjectStore, run_uri: str) -> Moments:
-    """The statistics of labelled and unlabelled frames together; held-out ones take no part."""
+    """Return the statistics of labelled and unlabelled frames together, without held-out ones."""
     parts = [
         Moments.from_dict(
             read_manifest(store, run_uri, features_step(subset)).statistics["moments"]
@@ -73,7 +73,7 @@ def unlabelled_tally(fit: Fit, store: ObjectStore, run_uri: str) -> Tally:
 def open_dataset(
     fit: Fit, store: ObjectStore, run_uri: str, labelled: tuple[Output, ...], group: ProcessGroup
 ) -> Dataset:
-    """One rank's view of the training partitions."""
+    """Open the training partitions as one rank sees them."""
     unlabelled = read_manifest(store, run_uri, fit.unlabelled).outputs if fit.unlabelled else ()
     return Dataset(
         store=store,

@@ -22,7 +22,7 @@ from training.models.acoustic_model import AcousticModel
 
 
 class Fitting:
-    """One model's training, as one rank of `group` takes part in it."""
+    """Fitting runs one model's training, as one rank of `group` takes part in it."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Fitting:
         self.progress = Progress(newbob=fit.newbob.begin() if fit.newbob else None)
 
     def run(self) -> list[dict[str, Any]]:
-        """Train to the end, from the newest checkpoint if there is one; the learning curve."""
+        """Train to the end, from the newest checkpoint if any; return the learning curve."""
         if (state := self.checkpoints.restore(type(self.trainer))) is not None:
             load_whole_state(state, self.model, self.optimizer, self.trainer)
             self.progress = Progress.from_state(state, self.group.size())
@@ -59,7 +59,7 @@ class Fitting:
         return self.progress.curve
 
     def _sub_epochs(self) -> Iterator[SubEpoch]:
-        """The sub-epochs from the present one on; newbob decides on rates, and when to stop."""
+        """Yield the sub-epochs from the present one on; newbob sets rates, and when to stop."""
         num_sub_epochs, begun = len(self.fit.sub_epochs), self.progress.cursor.sub_epoch
         bar = tqdm(
             total=num_sub_epochs,
@@ -81,7 +81,7 @@ class Fitting:
                 bar.update()
 
     def _train(self, sub_epoch: SubEpoch) -> None:
-        """Take the sub-epoch's steps, or what is left of them."""
+        """Take the steps that are left of the sub-epoch."""
         for settings in self.optimizer.param_groups:
             settings["lr"] = sub_epoch.learning_rate
         cursor, minibatches = shard_sub_epoch(
@@ -101,7 +101,7 @@ class Fitting:
                     self._save()
 
     def _validate(self) -> dict[str, Any]:
-        """Tell newbob the loss on what is left out, of the model that leaving the trainer gave."""
+        """Give newbob the validation loss of the model that leaving the trainer left."""
         assert self.fit.newbob is not None
         assert self.progress.newbob is not None
         loss = validation_loss(self.model, self.dataset, self.group)
@@ -122,7 +122,7 @@ class Fitting:
 
 
 def curve_point(sub_epoch: SubEpoch, result: FrameTotals, group: ProcessGroup) -> dict[str, Any]:
-    """One point of the learning curve: this sub-epoch's means over all ranks' frames."""
+    """Return a point of the learning curve: the sub-epoch's means over all ranks' frames."""
     totals = torch.tensor(
         [result.num_frames, result.cross_entropy, result.num_correct], dtype=torch.float64
     )

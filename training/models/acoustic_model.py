@@ -13,7 +13,7 @@ from pipeline.splicing import NUM_INPUTS, STACK
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The paper's student: 5 layers of 768 units, look-ahead 3; its teacher the same, both ways."""
+    """ModelConfig: the paper has 5 layers of 768 units, for its teacher the same both ways."""
 
     num_layers: int
     num_units: int
@@ -36,7 +36,7 @@ class ModelConfig:
 
 
 class AcousticModel(nn.Module):
-    """Spliced frames to senone logits; the global mean and variance are frozen into the model.
+    """AcousticModel maps spliced frames to senone logits, with global mean and variance frozen in.
 
     Outputs are `look_ahead` low-rate frames late: logits[t] speak of frame t - look_ahead.
     """
@@ -73,7 +73,7 @@ class AcousticModel(nn.Module):
         features: Float[Tensor, "batch frames 192"],
         lengths: Int64[Tensor, " batch"] | None = None,
     ) -> Float[Tensor, "batch frames senones"]:
-        """Logits, `look_ahead` frames late; `lengths` tells where padding starts, if at all."""
+        """Return logits, `look_ahead` frames late; padding starts at `lengths`, if given."""
         normalized = (features - self.mean) * self.inverse_deviation
         if lengths is None:
             hidden, _ = self.lstm(normalized)
@@ -89,7 +89,7 @@ class AcousticModel(nn.Module):
     def utterance_logits(
         self, utterances: list[Float[Tensor, "_frames 192"]]
     ) -> list[Float[Tensor, "_frames senones"]]:
-        """Logits of whole utterances, aligned with their frames: the look-ahead is undone."""
+        """Return logits of whole utterances, aligned with their frames, the delay undone."""
         delay = self.config.look_ahead
         extended = [delay_input(utterance, delay) for utterance in utterances]
         lengths = torch.tensor([len(frames) for frames in extended])

@@ -14,7 +14,7 @@ NO_LABEL = -1
 def hard_cross_entropy(
     logits: Float[Tensor, "batch frames senones"], labels: Int64[Tensor, "batch frames"]
 ) -> Float[Tensor, ""]:
-    """Sum of -log p(label) over the frames that have a label."""
+    """Sum -log p(label) over the frames that have a label."""
     return functional.cross_entropy(
         logits.flatten(0, 1), labels.flatten(), ignore_index=NO_LABEL, reduction="sum"
     )
@@ -25,7 +25,7 @@ def kbest_cross_entropy(
     senones: Int64[Tensor, "batch frames k"],
     probabilities: Float[Tensor, "batch frames k"],
 ) -> Float[Tensor, ""]:
-    """Sum of the cross-entropy between the teacher's k best and the student (003 V-C).
+    """Sum the cross-entropy between the teacher's k best and the student (003 V-C).
 
     Senones that are not among the k best have probability 0; a frame without target has all 0.
     """

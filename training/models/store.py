@@ -20,14 +20,14 @@ from training.tensor_encoding import decode_state, encode_state
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    """An acoustic model with the log priors of its senones, as decoding needs them."""
+    """TrainedModel: an acoustic model with the log priors of its senones, for decoding."""
 
     model: AcousticModel
     log_priors: Float[Tensor, " senones"]
 
 
 def encode_model(trained: TrainedModel) -> bytes:
-    """Bytes that hold all that is needed to use the model."""
+    """Encode all that is needed to use the model."""
     state = {
         "config": asdict(trained.model.config),
         "num_senones": trained.model.num_senones,
@@ -38,7 +38,7 @@ def encode_model(trained: TrainedModel) -> bytes:
 
 
 def decode_model(data: bytes) -> TrainedModel:
-    """The model that `encode_model` wrote, ready for inference."""
+    """Decode what `encode_model` wrote to a model that is ready for inference."""
     state = decode_state(data)
     model = AcousticModel(ModelConfig(**state["config"]), state["num_senones"])
     model.load_state_dict(state["state"])
@@ -60,6 +60,6 @@ def store_model(
 
 
 def log_priors(counts: list[int]) -> Float[Tensor, " senones"]:
-    """Log relative frequencies of the senones in the alignments, each counted once more."""
+    """Return log relative frequencies of the senones in the alignments, each counted once more."""
     smoothed = torch.tensor(counts, dtype=torch.float64) + 1
     return (smoothed / smoothed.sum()).log().float()

@@ -48,7 +48,7 @@ def bootstrap(
     tree_config: TreeConfig,
     loss_budget: float,
 ) -> StepResult:
-    """Monophone alignments, a senone tree grown on them, and the senones of every frame."""
+    """Align by monophones, grow a senone tree on that, and write the senone of every frame."""
     features = features_step(LABELLED)
 
     def align_monophones(context: StepContext) -> StepContents:
@@ -89,7 +89,7 @@ def realign(
 
 
 def read_tree(store: ObjectStore, run_uri: str) -> SenoneTree:
-    """The run's senones."""
+    """Read the run's senone tree."""
     bootstrapped = read_manifest(store, run_uri, BOOTSTRAP_STEP)
     return parse_senone_tree(bootstrapped.statistics["senone_tree"])
 
@@ -97,7 +97,7 @@ def read_tree(store: ObjectStore, run_uri: str) -> SenoneTree:
 def log_likelihoods(
     rows: Sequence[FeatureRow], trained: TrainedModel, acoustic_scale: float
 ) -> list[Float32[np.ndarray, "_frames senones"]]:
-    """Scaled log p(x | senone) up to a constant, of each utterance's low-rate frames at offset 0.
+    """Return scaled log p(x | senone) up to a constant, of the low-rate frames at offset 0.
 
     Posteriors divided by priors, as a hybrid system decodes (003 II-A).
     """
@@ -114,7 +114,7 @@ def network_alignments(
     tree: SenoneTree,
     acoustic_scale: float,
 ) -> dict[str, Senones | str]:
-    """The senone of every 10 ms frame by the network, or why an utterance has none."""
+    """Align by the network: the senone of every 10 ms frame, or why an utterance has none."""
     alignments: dict[str, Senones | str] = {}
     scored = log_likelihoods(rows, trained, acoustic_scale)
     for row, scores in zip(rows, scored, strict=True):

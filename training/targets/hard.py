@@ -15,7 +15,7 @@ from training.models.losses import NO_LABEL, hard_cross_entropy, num_correct
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HardTargets:
-    """The labels of a minibatch's frames; NO_LABEL where a frame has none."""
+    """HardTargets: the labels of a minibatch's frames; NO_LABEL where a frame has none."""
 
     labels: Int64[Tensor, "batch frames"]
 
@@ -30,7 +30,7 @@ class HardTargets:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HardTargetRows:
-    """The labels of a shuffle buffer's frames, one after the other; row 0 has none."""
+    """HardTargetRows: the labels of a shuffle buffer's frames in a row; row 0 has none."""
 
     labels: Int64[np.ndarray, " rows"]
 

@@ -22,12 +22,12 @@ Alignments = Mapping[str, Senones | str]
 
 
 def read_lexicon(store: ObjectStore, corpus_uri: str) -> Lexicon:
-    """The corpus's pronunciations."""
+    """Read the corpus's pronunciations."""
     return parse_lexicon(store.get(join_uri(corpus_uri, "lexicon.txt")).decode())
 
 
 def read_shards(store: ObjectStore, run_uri: str, step: str) -> dict[str, list[FeatureRow]]:
-    """Feature rows of a small subset, shard by shard, in the order of the manifest."""
+    """Read the feature rows of a small subset, shard by shard, in the order of the manifest."""
     outputs = read_manifest(store, run_uri, step).outputs
     return {
         f"{number:06d}": read_features(read_output(store, run_uri, output))
@@ -36,7 +36,7 @@ def read_shards(store: ObjectStore, run_uri: str, step: str) -> dict[str, list[F
 
 
 def transcribed(row: FeatureRow) -> TranscribedUtterance:
-    """A feature row as alignment and decoding take it; a row without text has no words."""
+    """Convert a feature row for alignment and decoding; a row without text has no words."""
     words = tuple((row.text or "").split())
     energies = row.features.astype(np.float32)
     return TranscribedUtterance(row.utterance_id, row.speaker_id, words, energies)
@@ -74,7 +74,7 @@ def write_aligned(
         )
         return context.commit(record)
 
-    def fold(commits: list[Commit]) -> dict[str, Any]:
+    def sum_counts(commits: list[Commit]) -> dict[str, Any]:
         counts = np.zeros(tree.num_senones, np.int64)
         for commit in commits:
             for senone, count in commit.statistics["senones"]:
@@ -86,7 +86,7 @@ def write_aligned(
         }
 
     tasks = {name: name for name in shards}
-    plan = TaskPlan(tasks, write_shard, one_after_another, loss_budget, statistics=fold)
+    plan = TaskPlan(tasks, write_shard, one_after_another, loss_budget, statistics=sum_counts)
     return run_tasks(context, plan)
 
 
@@ -97,7 +97,7 @@ def one_after_another(elements: Any, function: Any, description: str) -> list[An
 
 
 def aligned_row(row: FeatureRow, senones: Senones) -> PartitionRow:
-    """The row with its senones."""
+    """Join a feature row with its senones."""
     return PartitionRow(
         utterance_id=row.utterance_id,
         speaker_id=row.speaker_id,
@@ -111,14 +111,14 @@ def aligned_row(row: FeatureRow, senones: Senones) -> PartitionRow:
 
 
 def unaligned(row: FeatureRow, detail: str) -> Quarantined:
-    """The ledger row of an utterance that its transcript cannot explain."""
+    """Make the ledger row of an utterance that cannot be aligned with its transcript."""
     return Quarantined(
         row.utterance_id, row.audio_uri, "alignment_failed", detail, 0, row.duration_ms
     )
 
 
 def senone_histogram(rows: list[PartitionRow]) -> list[list[int]]:
-    """Senones that occur, each with its 10 ms frames."""
+    """Count the 10 ms frames of each senone that occurs."""
     present = [row.alignment for row in rows if row.alignment is not None]
     if not present:
         return []

@@ -15,7 +15,7 @@ from training.models.losses import NO_LABEL, kbest_cross_entropy, num_correct
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SoftTargets:
-    """The k best senones of a minibatch's frames; all probabilities 0 where a frame has none."""
+    """SoftTargets: a minibatch's k best senones; all probabilities 0 where a frame has none."""
 
     senones: Int64[Tensor, "batch frames k"]
     probabilities: Float[Tensor, "batch frames k"]
@@ -32,7 +32,7 @@ class SoftTargets:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SoftTargetRows:
-    """The k best senones of a shuffle buffer's frames, one after the other; row 0 has none."""
+    """SoftTargetRows: the k best senones of a shuffle buffer's frames in a row; row 0 has none."""
 
     senones: UInt16[np.ndarray, "rows k"]
     probabilities: Float32[np.ndarray, "rows k"]

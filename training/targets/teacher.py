@@ -20,13 +20,13 @@ from training.models.store import load_model
 
 @dataclass(frozen=True, slots=True)
 class PooledTeacher:
-    """The teacher as the targets step calls it: each request goes to the least busy device."""
+    """PooledTeacher answers the targets step: each request is sent to the least busy device."""
 
     pool: DevicePool
     k: int
 
     def __call__(self, utterances: list[Float32[np.ndarray, "_frames 192"]]) -> list[KBest]:
-        """The k best logits of each utterance's frames."""
+        """Return the k best logits of each utterance's frames."""
         return decode_targets(self.pool.request(encode_utterances(utterances)), self.k)
 
 
@@ -46,7 +46,7 @@ def serve_teacher(device: str, run_uri: str, k: str) -> Callable[[bytes], bytes]
 
 
 def encode_utterances(utterances: Sequence[Float32[np.ndarray, "_frames 192"]]) -> bytes:
-    """The number of utterances, their frame counts, their frames."""
+    """Encode the number of utterances, their frame counts, their frames."""
     counts = np.array([len(utterances), *map(len, utterances)], "<u4")
     return b"".join([counts.tobytes(), *(frames.astype("<f4").tobytes() for frames in utterances)])
 
@@ -60,7 +60,7 @@ def decode_utterances(payload: bytes) -> list[Float32[np.ndarray, "_frames 192"]
 
 
 def encode_targets(targets: Sequence[KBest]) -> bytes:
-    """Per utterance its frame count, then senones, logits and log Z of all."""
+    """Encode each utterance's frame count, then senones, logits and log Z of all."""
     counts = np.array([len(targets), *(len(target.log_z) for target in targets)], "<u4")
     columns = (
         np.concatenate([target.senones for target in targets]).astype("<u2"),

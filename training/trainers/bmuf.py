@@ -23,7 +23,7 @@ OptimizerState = Literal["keep", "average", "reset"]
 
 
 class Bmuf(Trainer):
-    """Every `block_size` steps the ranks' models are averaged and the average is filtered.
+    """Bmuf averages the ranks' models every `block_size` steps, and filters the average.
 
     `block_momentum` None follows from zeta / (N (1 - eta)) = C, with `momentum_constant` C.
     `optimizer_state` says what becomes of the optimizer's momenta at a block's end.
@@ -107,7 +107,7 @@ class Bmuf(Trainer):
         self.parameters.set_weights(self._state.global_model)
 
     def state_dict(self) -> dict[str, Any]:
-        """Add the position in the block, both models, the filtered update and what filters it."""
+        """Add the steps taken in the block, both models, the filtered update and the filter."""
         state = super().state_dict() | {
             "num_steps_in_block": self.num_steps_in_block,
             "num_models": self.num_models,
@@ -184,9 +184,9 @@ class Bmuf(Trainer):
         if momenta:
             flat = torch.cat([momentum.reshape(-1) for momentum in momenta])
             self.average(flat)
-            pieces = flat.split_with_sizes([momentum.numel() for momentum in momenta])
-            for momentum, piece in zip(momenta, pieces, strict=True):
-                momentum.copy_(piece.view(momentum.shape))
+            means = flat.split_with_sizes([momentum.numel() for momentum in momenta])
+            for momentum, mean in zip(momenta, means, strict=True):
+                momentum.copy_(mean.view(momentum.shape))
 
 
 def _is_within_block(trainer: Mapping[str, Any]) -> bool:
@@ -215,7 +215,7 @@ def check_block_size(block_size: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockConfig:
-    """Settings of blocks: zeta, and C of eq. (5); the defaults are those of paper 000 3.2."""
+    """BlockConfig: zeta, and C of eq. (5); the defaults are those of paper 000 3.2."""
 
     block_size: int = 50
     block_learning_rate: float = 1.0

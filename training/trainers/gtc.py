@@ -20,7 +20,7 @@ RESIDUAL_RULES: Mapping[EntryPath, Rule] = {("trainer", "residuals"): "sum"}
 
 
 class ThresholdedSum:
-    """The sum of what ranks send of their gradients; the rest stays here, in the residual.
+    """ThresholdedSum adds what ranks send of their gradients; the rest stays in its residual.
 
     With gradient_threshold 0 the sum is that of the gradients, unquantized, and nothing stays.
     """
@@ -41,7 +41,7 @@ class ThresholdedSum:
         """Exchange one step's gradients, which are overwritten.
 
         Raises FloatingPointError, on all ranks, where one rank's gradient is not finite: the
-        residual would keep a NaN for ever, unseen. On a GPU the next step raises it, or `check`.
+        residual would hide a NaN for ever. On a GPU the next step raises it, or `check`.
         """
         if self.gradient_threshold == 0:
             collectives.all_reduce_sum(gradients, group)
@@ -64,7 +64,7 @@ class ThresholdedSum:
 
 
 class Gtc(Trainer):
-    """Each rank sends +-`gradient_threshold` for the elements whose residual has reached it.
+    """Gtc sends +-`gradient_threshold` for the elements whose residual has reached it.
 
     The papers' 8 is for gradients summed over a 2048-frame minibatch: for a loss divided by 2048 it
     is 8 / 2048.

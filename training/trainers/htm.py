@@ -16,7 +16,7 @@ from training.trainers.tiers import Tiers, ranks_per_host
 
 
 class Htm(Bmuf):
-    """Groups of `group_size` consecutive ranks each train one model by GTC; BMUF joins the models.
+    """Htm trains one model by GTC in each group of `group_size` ranks; BMUF joins the models.
 
     By default a group is the ranks of a host; their names are exchanged on construction. Groups of
     one rank are BMUF, where nothing is quantized; one group of several is GTC, where no

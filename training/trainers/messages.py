@@ -21,7 +21,7 @@ MIN_CAPACITY = 2**13
 
 
 class Messages(Protocol):
-    """An exchange of what ranks send of their gradients; the rest stays in their residuals."""
+    """Messages exchanges what ranks send of their gradients; the rest stays in the residuals."""
 
     def sum_signs(
         self,
@@ -42,7 +42,7 @@ class Messages(Protocol):
 
 
 class ExactMessages:
-    """Messages as long as they need to be: the host waits for their lengths."""
+    """ExactMessages are as long as they need to be: the host waits for their lengths."""
 
     def __init__(self, residual: Float[Tensor, " elements"], gradient_threshold: float) -> None:
         self._gradient_threshold = gradient_threshold
@@ -76,7 +76,7 @@ class ExactMessages:
         """Do nothing: each step has raised its own."""
 
     def state(self) -> dict[str, int]:
-        """Nothing."""
+        """Return nothing: no message depends on an earlier one."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -130,7 +130,7 @@ class FixedMessages:
         self.capacity = capacity_for(max(wanted), self._num_elements)
 
     def state(self) -> dict[str, int]:
-        """The next message's length, and where it begins to take elements."""
+        """Return the next message's length, and where it begins to take elements."""
         self.check()
         return {"message_capacity": self.capacity, "first_block": int(self._first_block)}
 

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 
 class FlatParameters:
-    """The parameters that `optimizer` trains, by their names in `model`.
+    """FlatParameters holds the parameters that `optimizer` trains, by their names in `model`.
 
     Raises ValueError where the optimizer trains a tensor that the model does not have, or where the
     parameters differ in type or device.
@@ -99,8 +99,8 @@ class FlatParameters:
         return flat
 
     def _views(self, flat: Tensor) -> list[Tensor]:
-        pieces = flat.split_with_sizes([p.numel() for p in self.named.values()])
-        return [piece.view(p.shape) for piece, p in zip(pieces, self.named.values(), strict=True)]
+        parts = flat.split_with_sizes([p.numel() for p in self.named.values()])
+        return [part.view(p.shape) for part, p in zip(parts, self.named.values(), strict=True)]
 
     def _with_views(self, flat: Tensor) -> list[tuple[nn.Parameter, Tensor]]:
         return list(zip(self.named.values(), self._views(flat), strict=True))

@@ -12,7 +12,7 @@ from training.trainers.trainer import Trainer
 
 
 class Synchronous(Trainer):
-    """The baseline of every table; equals one process that sees all ranks' data in each step."""
+    """Synchronous is every table's baseline: one process that sees all ranks' data in each step."""
 
     def exchange_gradients(self) -> None:
         """Replace each gradient by its sum over the ranks."""

@@ -16,7 +16,7 @@ from training.distributed.simulated_group import SimulatedGroup
 
 @dataclass(frozen=True, slots=True)
 class Tiers:
-    """Two tiers of ranks: groups of `group_size`, and above them the leaders, the groups' first.
+    """Tiers: groups of `group_size` ranks, and above them their leaders, the first of each group.
 
     `lower` is this rank's group, None where it is alone in it; `upper` joins the leaders, and is
     None on all other ranks.

@@ -161,7 +161,7 @@ def test_with_nothing_whole_left_training_does_not_begin_again_unasked(tmp_path:
     before = names(tmp_path)
     with (
         pytest.warns(RuntimeWarning, match="resuming from the checkpoint before it"),
-        pytest.raises(ValueError, match="no checkpoint is whole: remove them to begin again"),
+        pytest.raises(ValueError, match="no checkpoint is whole: remove them to train again"),
     ):
         on_ranks(2, restore, tmp_path)
     assert names(tmp_path) == before

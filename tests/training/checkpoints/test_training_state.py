@@ -42,7 +42,7 @@ def train(group: ProcessGroup, folder: Path, stop_after: int = NUM_STEPS) -> tor
     return weights(model)
 
 
-def test_an_own_loop_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_an_own_loop_resumes_where_it_stopped(tmp_path: Path) -> None:
     """Bitwise, from every step, mid-block too."""
     expected = simulate_ranks(4, train, tmp_path / "whole")
     for step in range(1, NUM_STEPS):
@@ -52,7 +52,7 @@ def test_an_own_loop_goes_on_where_it_stopped(tmp_path: Path) -> None:
         assert all(map(torch.equal, resumed, expected))
 
 
-def test_an_own_loop_goes_on_with_other_ranks(tmp_path: Path) -> None:
+def test_an_own_loop_resumes_on_other_ranks(tmp_path: Path) -> None:
     """Four ranks, then two, then six: one model on all of them, and no step twice."""
     for num_ranks, num_steps in ((4, 2), (2, 5), (6, 8)):
         models = simulate_ranks(num_ranks, train, tmp_path, num_steps)

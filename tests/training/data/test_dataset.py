@@ -1,4 +1,4 @@
-"""Training partitions to minibatches: each frame once, whatever the ranks, shares and pools."""
+"""A dataset gives each frame once, whatever the ranks, shares and shuffle buffers."""
 
 from collections import Counter
 from dataclasses import replace
@@ -76,9 +76,9 @@ def frames_once(labelled: bool, num_partitions: int) -> Counter[tuple[int, int]]
     st.sampled_from([40, 200, 240_000]),
 )
 def test_all_ranks_and_shares_together_see_every_frame_once(
-    whole, num_partitions, world_size, num_shares, labelled, utterances, pool_frames
+    whole, num_partitions, world_size, num_shares, labelled, utterances, buffer_frames
 ) -> None:
-    """Whatever the numbers of partitions, ranks, shares and pools, and in both forms."""
+    """Whatever the numbers of partitions, ranks, shares and shuffle buffers, and in both forms."""
     dataset = replace(
         whole,
         labelled=whole.labelled[:num_partitions],
@@ -87,7 +87,7 @@ def test_all_ranks_and_shares_together_see_every_frame_once(
     )
     seen: Counter[tuple[int, int]] = Counter()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batching, "BUFFER_FRAMES", pool_frames)
+        patch.setattr(batching, "BUFFER_FRAMES", buffer_frames)
         for share in range(num_shares):
             for rank in range(world_size):
                 chosen = sub_epoch(labelled, share, num_shares, utterances)

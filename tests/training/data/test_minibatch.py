@@ -1,4 +1,4 @@
-"""Minibatches gathered from a pool by index: delayed by the look-ahead, padded, bit by bit."""
+"""Minibatches gathered from a shuffle buffer by index: delayed, padded, bit by bit."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -20,7 +20,7 @@ from training.targets.soft import SoftTargets
 
 
 def segments(*spans: tuple[int, int, int]) -> Segments:
-    """Utterance, start and stop of each piece."""
+    """Make segments from the utterance, start and stop of each."""
     return Segments(*np.array(spans, np.int64).T)
 
 
@@ -49,7 +49,7 @@ def test_soft_targets_use_the_stored_offset() -> None:
 
 
 def test_padding_has_no_label() -> None:
-    """The shorter piece ends in -1 and zeros."""
+    """The shorter segment ends in -1 and zeros."""
     batch = BufferFrames.of([row(1, 6), row(2, 12)], 0).minibatch(segments((0, 0, 2), (1, 1, 4)), 0)
     assert isinstance(batch.targets, HardTargets)
     assert batch.targets.labels.tolist() == [[1, 4, -1], [4, 7, 10]]
@@ -69,7 +69,7 @@ def test_padding_has_no_probability() -> None:
     assert not batch.targets.senones[mass == 0].any()
 
 
-def piece_by_piece(
+def segment_by_segment(
     rows: Sequence[PartitionRow], offset: int, look_ahead: int, chosen: Segments
 ) -> Minibatch:
     """The same minibatch made without arithmetic on indices: whole utterances, cut and copied."""
@@ -120,7 +120,7 @@ def tensors(minibatch: Minibatch) -> list[torch.Tensor]:
     st.integers(0, 4),
     st.integers(0, 12),
 )
-def test_minibatches_are_bitwise_those_made_piece_by_piece(
+def test_minibatches_are_bitwise_those_made_segment_by_segment(
     frame_counts, soft, form, offset, look_ahead, num_first
 ) -> None:
     """Of one partition or two, with utterances too short for a low-rate frame among them."""
@@ -130,7 +130,7 @@ def test_minibatches_are_bitwise_those_made_piece_by_piece(
     lengths = np.where(buffer.counts > 0, buffer.counts + look_ahead, 0)
     for chosen in form(lengths, 96, np.random.default_rng(0)):
         found = buffer.minibatch(chosen, look_ahead)
-        expected = piece_by_piece(rows, offset, look_ahead, chosen)
+        expected = segment_by_segment(rows, offset, look_ahead, chosen)
         assert type(found.targets) is type(expected.targets)
         for one, other in zip(tensors(found), tensors(expected), strict=True):
             assert one.dtype == other.dtype

@@ -33,8 +33,8 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def small_pools() -> Iterator[None]:
-    """Several pools a rank."""
+def small_buffers() -> Iterator[None]:
+    """Give each rank several shuffle buffers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batching, "BUFFER_FRAMES", 150)
         yield
@@ -71,7 +71,7 @@ def test_each_minibatch_is_on_one_rank_whatever_the_worlds(dataset: Dataset, dat
     seen: Counter[tuple[int, int, int]] = Counter()
     done: list[list[int]] = []
     for world_size in worlds[1:]:
-        # Steps are common to all ranks; a rank that runs out of data goes on without.
+        # Steps are common to all ranks; a rank that runs out of data takes empty steps.
         steps = data.draw(st.integers(0, max(plan.num_minibatches() for plan in plans)))
         done.append([min(steps, plan.num_minibatches()) for plan in plans])
         for plan in plans:
@@ -102,7 +102,7 @@ def test_the_frames_of_old_and_new_ranks_are_all_frames_once(
     assert sorted(made) == sorted(content for plan in plans for content in contents(plan))
 
 
-def test_the_same_world_goes_on_with_the_minibatches_that_are_left(dataset: Dataset) -> None:
+def test_the_same_world_resumes_with_the_minibatches_that_are_left(dataset: Dataset) -> None:
     """In the old ranks' order, one rank after the other."""
     sub_epoch = SubEpoch(False, 0, 1, 0, False, 0.1)
     left = [contents(plan, 4) for plan in plans_of(dataset, sub_epoch, 2)]
@@ -110,8 +110,8 @@ def test_the_same_world_goes_on_with_the_minibatches_that_are_left(dataset: Data
     assert rest == left[0] + left[1]
 
 
-def test_a_redealt_sub_epoch_can_be_gone_on_with_from_any_position(dataset: Dataset) -> None:
-    """By the same ranks that took it over: by position, as any sub-epoch."""
+def test_a_resharded_sub_epoch_resumes_from_any_minibatch(dataset: Dataset) -> None:
+    """The ranks that took it over resume it as any sub-epoch."""
     sub_epoch = SubEpoch(False, 0, 1, 0, True, 0.1)
     taken_over = reshard(replace(dataset, rank=1, world_size=3), sub_epoch, INDEX, [[2, 2]])
     whole = list(taken_over.minibatches())
@@ -123,8 +123,8 @@ def test_a_redealt_sub_epoch_can_be_gone_on_with_from_any_position(dataset: Data
         )
 
 
-def test_new_ranks_together_read_few_pools_twice(dataset: Dataset, monkeypatch) -> None:
-    """A rank takes runs of minibatches: beside its own pools it shares one with each neighbour."""
+def test_new_ranks_together_read_few_buffers_twice(dataset: Dataset, monkeypatch) -> None:
+    """A rank takes runs of minibatches: beside its own it shares a buffer with each neighbour."""
     sub_epoch = SubEpoch(False, 0, 1, 0, False, 0.1)
     opened: list[str] = []
     plainly = ObjectStore.get

@@ -1,4 +1,4 @@
-"""A sub-epoch's minibatches from any position on, read ahead of the trainer by a thread."""
+"""A sub-epoch's minibatches from any minibatch on, prefetched by a thread."""
 
 import subprocess
 import sys
@@ -28,7 +28,7 @@ NUM_PARTITIONS = 6
 def plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> SubEpochPlan:
-    """A sub-epoch of six pools, each of one partition with ten utterances."""
+    """Plan a sub-epoch of six shuffle buffers, each of one partition with ten utterances."""
     monkeypatch.setattr(batching, "BUFFER_FRAMES", 100)
     store = ObjectStore((str(tmp_path),))
     outputs = [
@@ -72,7 +72,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_reading_ahead_changes_no_bit(plan: SubEpochPlan) -> None:
-    """The minibatches are those of the pools read one after the other, without a thread."""
+    """The minibatches are those of the buffers read one after the other, without a thread."""
     plainly = [
         minibatch
         for minibatch_range in plan.ranges
@@ -84,7 +84,7 @@ def test_reading_ahead_changes_no_bit(plan: SubEpochPlan) -> None:
     assert readers() == []
 
 
-def test_every_position_can_be_gone_on_from(plan: SubEpochPlan) -> None:
+def test_a_plan_resumes_from_any_minibatch(plan: SubEpochPlan) -> None:
     """From the end on there are none, and none are counted from before the beginning."""
     whole = list(plan.minibatches())
     for start in range(len(whole) + 3):
@@ -93,12 +93,12 @@ def test_every_position_can_be_gone_on_from(plan: SubEpochPlan) -> None:
         assert all(map(equal, rest, whole[start:]))
     with pytest.raises(ValueError, match="start = -1"):
         next(plan.minibatches(-1))
-    with pytest.raises(ValueError, match="pools_ahead = 0"):
+    with pytest.raises(ValueError, match="buffers_ahead = 0"):
         next(plan.minibatches(buffers_ahead=0))
 
 
-def test_pools_that_are_done_are_not_read(plan: SubEpochPlan, opened: list[str]) -> None:
-    """Going on in the fourth pool reads three; at the end, nothing."""
+def test_buffers_that_are_done_are_not_read(plan: SubEpochPlan, opened: list[str]) -> None:
+    """Resuming in the fourth buffer reads three; at the end, nothing is read."""
     start = sum(map(len, plan.ranges[:3])) + 1
     list(plan.minibatches(start))
     assert len(opened) == 3
@@ -108,10 +108,10 @@ def test_pools_that_are_done_are_not_read(plan: SubEpochPlan, opened: list[str])
 
 
 @pytest.mark.parametrize("buffers_ahead", [1, 3])
-def test_so_many_pools_are_read_ahead_and_no_more(
+def test_so_many_buffers_are_prefetched_and_no_more(
     plan: SubEpochPlan, opened: list[str], buffers_ahead: int
 ) -> None:
-    """While a pool is trained on, the next come without being asked for, and wait."""
+    """While a buffer is trained on, the next come without being asked for, and wait."""
     minibatches = plan.minibatches(buffers_ahead=buffers_ahead)
     for done, minibatch_range in enumerate(plan.ranges):
         next(minibatches)
@@ -158,7 +158,7 @@ def test_closing_early_ends_the_thread(plan: SubEpochPlan) -> None:
 
 
 def test_an_error_of_the_store_reaches_the_trainer(plan: SubEpochPlan) -> None:
-    """After the minibatches of the pools before; it names the object and has its cause."""
+    """The error comes after the earlier buffers; it names the object and has its cause."""
     dataset = plan.ranges[2].buffer.dataset
     lost = plan.ranges[2].buffer.parts[0].output
     dataset.store.delete(f"{dataset.run_uri}/{lost.key}")

@@ -22,7 +22,7 @@ NEWBOB = MinRateNewbob(0.05, 0.01)
 @pytest.mark.parametrize(
     ("trainer", "num_ranks"), [("synchronous", 4), ("gtc", 1), ("bmuf", 3), ("htm", 1)]
 )
-def test_another_number_of_ranks_goes_on(tmp_path: Path, trainer: str, num_ranks: int) -> None:
+def test_another_number_of_ranks_resumes(tmp_path: Path, trainer: str, num_ranks: int) -> None:
     """Every frame of every sub-epoch is trained on once, also resumed within one; losses fall."""
     what = small_fit(trainer, True, checkpoints=EVERY_STEP, minibatch_frames=32)
     what = replace(what, sub_epochs=what.sub_epochs[:6])

@@ -128,6 +128,6 @@ def test_optimizer_momentum_at_a_blocks_end(rank_pool: RankPool) -> None:
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_leaving_at_a_blocks_end_changes_nothing(rank_pool: RankPool, num_ranks: int) -> None:
-    """Left to be evaluated and entered again, training goes on bitwise as if never left."""
+    """Left to be evaluated and entered again, training continues bitwise as if never left."""
     for finals in rank_pool.run(num_ranks, train_in_two_parts):
         assert torch.equal(*finals)

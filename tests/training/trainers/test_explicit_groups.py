@@ -46,7 +46,7 @@ def train_apart(group: ProcessGroup, make_trainer: Callable[..., Trainer]) -> Te
 
 
 def train_without_a_default(group: ProcessGroup, make_trainer: Callable[..., Trainer]) -> Tensor:
-    """From entering on, whoever asks torch for the default group gets an error, on leaving too."""
+    """Train where any use of torch's default group is an error, from entering to leaving."""
     model = small_model()
     optimizer = sgd(model)
     default = dist.group.WORLD
@@ -61,7 +61,7 @@ def train_without_a_default(group: ProcessGroup, make_trainer: Callable[..., Tra
 
 
 def alone(num_ranks: int, make_trainer: Callable[..., Trainer]) -> list[Tensor]:
-    """What either half of `num_ranks` ends with where there is nobody else."""
+    """Train each half of `num_ranks` where there are no other ranks."""
     half = num_ranks // 2
     first = simulate_ranks(half, train, make_trainer, 5)
     return first + simulate_ranks(half, train, make_trainer, 7, half)

@@ -6,7 +6,7 @@ from training.distributed.process_group import ProcessGroup
 
 
 def refused(group: ProcessGroup) -> str:
-    """What three or more ranks are told."""
+    """Return the error that three or more ranks get."""
     try:
         measure_link(group)
     except ValueError as error:

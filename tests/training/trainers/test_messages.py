@@ -49,7 +49,7 @@ def burst(rank: int) -> Tensor:
 
 
 def overflow(group: ProcessGroup, num_before: int) -> tuple[list[Tensor], Tensor, list[int]]:
-    """Bursts after steps of nothing; after `num_before` steps go on from residual and state alone.
+    """Bursts after steps of nothing; after `num_before` steps resume from residual and state alone.
 
     Returns each step's counts, the residual at the end, and each step's capacity.
     """
@@ -87,7 +87,7 @@ def test_what_overflows_is_sent_later(
 def test_state_is_what_later_messages_depend_on(
     overflowing: tuple[list[Tensor], Tensor, list[int]],
 ) -> None:
-    """Going on from `state()` is bitwise equal to never having stopped, where messages overflow."""
+    """Resuming from `state()` is bitwise equal to never having stopped, where messages overflow."""
     undisturbed, residual, _ = overflowing
     assert not torch.equal(undisturbed[1], undisturbed[4]), "one begins where the other ended"
     ((again, residual_again, _),) = simulate_ranks(1, overflow, 4)
@@ -121,7 +121,7 @@ def train_by_htm(group: ProcessGroup, stop: int) -> tuple[Tensor, int]:
 
 
 def test_htms_checkpoint_holds_the_messages_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Going on is bitwise never having stopped, where a new trainer would send all at once."""
+    """Resuming is bitwise never having stopped, where a new trainer would send all at once."""
     monkeypatch.setattr(gtc, "ExactMessages", FixedMessages)
     (undisturbed, _), *_ = simulate_ranks(4, train_by_htm, 2)
     (resumed, capacity), *_ = simulate_ranks(4, train_by_htm, 1)

@@ -1,4 +1,4 @@
-"""Groups from hosts: how two-tier training is divided where nobody says."""
+"""Groups from hosts: how two tiers are divided where the user gives no group size."""
 
 import platform
 from itertools import cycle

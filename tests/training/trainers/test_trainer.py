@@ -195,7 +195,7 @@ def test_an_error_leaves_at_once(rank_pool: RankPool, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["synchronous", "gtc", "bmuf"])
 def test_uneven_steps_end_in_an_error(rank_pool: RankPool, name: str) -> None:
-    """Ranks that take different numbers of steps are told so within the limit."""
+    """Ranks that take different numbers of steps get an error that says so within the limit."""
     for message in rank_pool.run(2, take_uneven_steps, name):
         assert "same number of steps" in message or "num_steps: 5 on rank 1" in message
 
