@@ -105,7 +105,7 @@ def test_ids_beyond_16_bits_are_refused() -> None:
     ],
 )
 def test_lying_targets_are_refused(logits: list[list[float]], log_z: list[float]) -> None:
-    """What select_kbest cannot have written is not trained on."""
+    """Targets that select_kbest cannot have written are not trained on."""
     kbest = KBest(
         np.zeros((1, 2), np.uint16), np.array(logits, np.float16), np.array(log_z, np.float16)
     )

@@ -53,7 +53,7 @@ def test_blocks_are_as_invisible_as_utterances(num_frames: int, cut: int) -> Non
 
 @given(st.permutations(range(4)), st.integers(0, 2**32))
 def test_other_speakers_do_not_matter(order: list[int], seed: int) -> None:
-    """Whoever comes before or between, a speaker's stream has the same bits."""
+    """A speaker's stream has the same bits, whichever speakers come before or between."""
     streams = [energies(30, seed + speaker) for speaker in range(4)]
     alone = [CausalMean().subtract(stream) for stream in streams]
     means = [CausalMean() for _ in streams]

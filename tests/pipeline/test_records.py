@@ -87,7 +87,7 @@ def test_whole_seconds_may_be_an_integer() -> None:
     ],
 )
 def test_each_defect_has_a_named_reason(changes: dict[str, Any], reason: str) -> None:
-    """What is wrong decides the reason in the ledger."""
+    """The defect of a record decides the reason in the ledger."""
     assert error_of(**changes).reason == reason
 
 

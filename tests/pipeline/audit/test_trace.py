@@ -1,4 +1,4 @@
-"""Where did this utterance go: every one of a run can be followed, and none is made up."""
+"""Every utterance of a run can be followed from step to step, and none is made up."""
 
 import json
 from pathlib import Path

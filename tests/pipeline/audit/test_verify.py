@@ -35,7 +35,7 @@ def verify(store: ObjectStore, run_uri: str) -> Verification:
 
 
 def findings(run: Run) -> dict[str, tuple[str, str]]:
-    """What does not hold, by object."""
+    """Return what was expected and found, by object."""
     return {each.object: (each.expected, each.found) for each in verify(*run).findings}
 
 
@@ -66,7 +66,7 @@ def rewrite_commit(run: Run, key: str, change: Callable[[Commit], Commit]) -> No
 
 
 def test_an_undamaged_run_passes(undamaged: Run) -> None:
-    """No finding; every object of the four steps was read, and progress told all bytes."""
+    """There is no finding; every object of the four steps was read, and progress saw all bytes."""
     store, run_uri = undamaged
     told: list[tuple[int, int]] = []
     corpus_uri = join_uri(run_uri, "corpus")
@@ -283,7 +283,7 @@ def test_sweeping_removes_exactly_the_orphans(run: Run) -> None:
 
 
 def test_a_strangers_object_is_named_and_never_swept(run: Run) -> None:
-    """It is no task's: whoever put it there must say what it is for."""
+    """The user must find out what an object is for that no task stored."""
     store, run_uri = run
     key = f"features/{SUBSET}/notes.txt"
     store.put(join_uri(run_uri, key), b"mine")
@@ -294,7 +294,7 @@ def test_a_strangers_object_is_named_and_never_swept(run: Run) -> None:
 
 
 def test_nothing_is_swept_while_a_step_is_unfinished(run: Run) -> None:
-    """What its tasks store looks like orphans until they commit."""
+    """Objects that its tasks store look like orphans until they commit."""
     store, run_uri = run
     store.delete(manifest_uri(run_uri, f"partitions/{SUBSET}"))
     key = orphan(run, "features")

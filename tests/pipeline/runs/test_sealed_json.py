@@ -33,7 +33,7 @@ def test_what_is_sealed_comes_back(document: dict[str, object]) -> None:
 
 
 def opened(data: bytes) -> object:
-    """What `data` says, or that it was refused with the remedy."""
+    """Return the content of `data`, or "refused" if the error ends in the remedy."""
     try:
         return unseal(data, "do it again")
     except ValueError as error:

@@ -140,7 +140,7 @@ def test_row_groups_of_long_utterances_are_small() -> None:
 
 
 def test_the_footer_states_the_conventions() -> None:
-    """Whoever opens a shard with other tools learns what the bytes are."""
+    """A reader with other tools learns from the footer what the bytes are."""
     footer = pq.ParquetFile(io.BytesIO(write_features([feature_row()]))).metadata.metadata
     expected = {
         b"shard": b"features",
@@ -201,7 +201,7 @@ def test_a_damaged_footer_never_reaches_the_parquet_reader(kind: str) -> None:
 @every_kind
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_are_refused(kind: str, data: bytes) -> None:
-    """What is no Parquet file is a ValueError."""
+    """Bytes that are not a Parquet file raise ValueError."""
     with pytest.raises(ValueError, match="cannot read the shard"):
         KINDS[kind][1](data)
 

@@ -64,7 +64,7 @@ def test_the_seed_decides() -> None:
 
 
 def test_minibatches_may_be_divided_otherwise() -> None:
-    """What does not look at minibatches stays."""
+    """Figures that do not depend on minibatches stay the same."""
     samples = samples_of(shuffled_order(NUM_SAMPLES, 3))
     halves = figures(samples.in_batches(np.arange(NUM_SAMPLES) // 20))
     whole = figures(samples)

@@ -120,7 +120,7 @@ def test_stored_features_are_those_of_the_reference_engine(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("storage", ["float16", "uint8"])
 def test_moments_are_of_what_is_stored(tmp_path: Path, storage: Storage) -> None:
-    """Whoever reads all shards finds the manifest's mean and deviation."""
+    """All shards together have the manifest's mean and deviation."""
     made = extracted(tmp_path, 150, replace(CONFIG, storage=storage))
     rows = [row.features for shard in shards(*made) for row in shard]
     found = Moments.of(np.concatenate(rows))

@@ -128,7 +128,7 @@ def test_a_finished_step_is_not_done_again(tmp_path: Path) -> None:
     assert extract_features(*arguments, serially).was_finished
 
 
-def test_a_step_goes_on_from_its_commits(tmp_path: Path) -> None:
+def test_a_step_resumes_from_its_commits(tmp_path: Path) -> None:
     """Tasks that were committed before the step stopped are not run again."""
     store, run_uri, corpus_uri = local_store(tmp_path)
     write_corpus(store, corpus_uri, "unlabelled", 6, 5)

@@ -81,7 +81,7 @@ def selected(
 
 
 def defined(buckets: Buckets, config: SelectionConfig) -> dict[str, Record]:
-    """What selection is to select, by utterance id, record after record."""
+    """Return what selection must select, by utterance id, from one record after the other."""
     filters, eligible = config.filters, {}
     for _, objects in sorted(buckets.items()):
         own: dict[str, Record] = {}
@@ -384,7 +384,7 @@ def test_too_large_a_budget_names_the_hours_there_are() -> None:
 
 
 def test_the_driver_gets_nothing_by_utterance(tmp_path: Path) -> None:
-    """What tasks return is as large for 2,000 records as for 20, in as many objects."""
+    """Tasks return as much for 2,000 records as for 20, in as many objects."""
     sizes = []
     for num_each in (5, 500):
         store, run_uri, corpus_uri = local_store(tmp_path / str(num_each))
@@ -447,7 +447,7 @@ def test_indexing_resumes_where_it_stopped(tmp_path: Path) -> None:
 
 
 def test_gzip_and_plain_metadata_select_the_same(tmp_path: Path) -> None:
-    """How an object is packed changes its digest, not the files."""
+    """The packing of an object changes its digest, not the files."""
     records = [record(number, number % 5) for number in range(50)]
     found = []
     for suffix in ("", ".gz"):
