@@ -110,6 +110,6 @@ def test_docstrings_begin_with_a_verb_or_a_name() -> None:
 
 
 def test_programs_are_not_people() -> None:
-    """No comment, docstring or message says mend, anew, told, goes on, nobody or whoever."""
+    """No comment, docstring or message uses a word of BANNED_WORDS."""
     found = {f"{place}: {text[:80]}" for place, text in prose() if BANNED_WORDS.search(text)}
     assert found == set()

@@ -1,4 +1,4 @@
-"""What ranks, and processes that synthesize, have imported before they are forked.
+"""Import what ranks, and processes that synthesize, need before they are forked.
 
 Nothing else imports this.
 """

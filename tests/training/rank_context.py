@@ -1,4 +1,4 @@
-"""The server that all tests' ranks are forked from: a process has one, whoever starts it first."""
+"""Start the one server from which all tests' ranks are forked."""
 
 from multiprocessing.context import ForkServerContext
 from multiprocessing.forkserver import ensure_running

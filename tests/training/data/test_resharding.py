@@ -91,7 +91,7 @@ def test_each_minibatch_is_on_one_rank_whatever_the_worlds(dataset: Dataset, dat
 def test_the_frames_of_old_and_new_ranks_are_all_frames_once(
     dataset: Dataset, num_ranks: int
 ) -> None:
-    """What two ranks made before they were interrupted, and any others afterwards."""
+    """Two ranks before an interruption, and any others after it, make each minibatch once."""
     sub_epoch = SubEpoch(False, 0, 1, 0, False, 0.1)
     plans = plans_of(dataset, sub_epoch, 2)
     steps = plans[0].num_minibatches() // 2

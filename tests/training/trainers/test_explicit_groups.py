@@ -92,7 +92,7 @@ def test_steps_need_no_default_group(rank_pool: RankPool, name: str) -> None:
 
 
 def test_a_missing_default_group_is_noticed(rank_pool: RankPool) -> None:
-    """What the test above does would catch a collective of torch that is given no group."""
+    """The method of the test above catches a collective of torch that is given no group."""
     assert all("Default process group" in error for error in rank_pool.run(4, fall_back))
 
 

@@ -107,7 +107,7 @@ def test_a_group_is_one_worker_of_bmuf(rank_pool: RankPool) -> None:
 
 
 def test_residuals_survive_a_block(rank_pool: RankPool) -> None:
-    """What was not sent in one block is sent in a later one."""
+    """Gradients that were not sent in one block are sent in a later one."""
     for before, after in rank_pool.run(4, residuals_around_a_block):
         assert torch.any(before != 0)
         assert torch.equal(before, after)
