@@ -31,15 +31,20 @@ def server(request: pytest.FixtureRequest) -> Server:
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the waits of the same code."""
-    monkeypatch.setattr(s3_store, "READ_TIMEOUT_S", 2.0)
+def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the waits between attempts, not those for answers, which a busy machine delays."""
     monkeypatch.setattr(retry, "FIRST_WAIT_S", 0.002)
 
 
 @pytest.fixture
+def impatient(quick_retries: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+    """Shorten the waits for answers too, for tests whose server stalls."""
+    monkeypatch.setattr(s3_store, "READ_TIMEOUT_S", 4.0)
+
+
+@pytest.fixture
 def start_proxy(
-    impatient: None,  # noqa: ARG001
+    quick_retries: None,  # noqa: ARG001
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[StartProxy]:
     """Return a function that puts a proxy before a server and points the environment to it."""

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(300)
 
 NUM_SPEAKERS = 20
 NUM_EACH = {"s3": 15, "ceph": 60}
-# A stall costs the client's whole read timeout, 2 s here.
+# A stall costs the client's whole read timeout, 4 s here.
 WEIGHTS = {"stall": 0.3}
 
 
