@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.shuffling import shuffled_order
+from pipeline.shuffling import shuffle, shuffled_order
 
 
 @given(st.integers(0, 200), st.integers(), st.text(max_size=5))
@@ -17,6 +17,11 @@ def test_an_order_is_a_permutation(n: int, seed: int, key: str) -> None:
 def test_the_order_never_changes_between_versions() -> None:
     """A run repeated years later reads its files in the order it did."""
     assert shuffled_order(8, 0, "files").tolist() == [5, 7, 1, 6, 0, 3, 4, 2]
+
+
+def test_files_are_read_in_the_order_of_that_name() -> None:
+    """Eight files at seed 0, in the order of the test above."""
+    assert shuffle(list("abcdefgh"), 0) == list("fhbgadec")
 
 
 @pytest.mark.parametrize("other", [(2, "a", 1), (1, "b", 1), (1, "a", 2), (1, "a"), (1, "a1")])

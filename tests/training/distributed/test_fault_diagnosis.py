@@ -45,12 +45,19 @@ def test_gives_every_ranks_exchange_if_none_is_at_fault() -> None:
     assert diagnose(MEMBERS, at_once, 0.001).startswith("all ranks answered: rank 0 in sum for 0")
 
 
+def test_names_all_ranks_that_are_at_fault() -> None:
+    """Two that did not answer, each with its host and process."""
+    both = "rank 1 (host host-1, process 101), rank 3 (host host-3, process 103) did not answer"
+    assert diagnose(MEMBERS, {0: SUM, 2: ALONE}, WAITED_S).startswith(both)
+
+
 @pytest.mark.parametrize(
     ("waited_s", "alone_s", "is_late"),
     [
         (300.0, 269.9, False),
         (300.0, 270.1, True),
         (10.0, 8.9, False),
+        (10.0, 9.0, True),
         (10.0, 9.1, True),
         (1.0, 1.0, True),
         (0.99, 300.0, False),
