@@ -27,7 +27,9 @@ LONG_FILES = ("test_chaos.py", "test_rank_chaos.py", "test_an4.py", "test_s3.py"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add --kills, the length of the chaos test."""
-    help_text = "processes that tests/faults/test_chaos.py kills in all; default: 30"
+    help_text = (
+        "processes that tests/faults/killed_processes/test_chaos.py kills in all; default: 30"
+    )
     parser.addoption("--kills", type=int, default=30, metavar="N", help=help_text)
 
 

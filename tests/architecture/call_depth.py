@@ -25,7 +25,7 @@ from jobs.cli import spark_steps
 from jobs.cli.job import Job
 from pipeline.runs.names import SUBSETS
 from pipeline.runs.step import Distribute
-from tests.faults.chaos_run import store_random_teacher
+from tests.faults.killed_processes.chaos_run import store_random_teacher
 from tests.small_corpus import local_store, serially, write_corpus
 from tests.training.fit import small_fits
 from tests.whole_path.processes import TINY

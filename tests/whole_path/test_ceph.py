@@ -15,8 +15,8 @@ from pipeline.steps.repartition import repartition
 from pipeline.steps.selection.select import metadata_uri, select_utterances
 from pipeline.steps.targets import generate_targets
 from tests.ceph_server import running_ceph
-from tests.faults.chaos_run import store_random_teacher
-from tests.faults.faulty_proxy import FaultyProxy, faulty_proxy
+from tests.faults.failing_store.faulty_proxy import FaultyProxy, faulty_proxy
+from tests.faults.killed_processes.chaos_run import store_random_teacher
 from tests.s3_server import CREDENTIALS
 from tests.small_corpus import serially, write_corpus
 from tests.whole_path.manifests import manifest_bytes

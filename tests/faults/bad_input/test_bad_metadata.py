@@ -12,8 +12,8 @@ from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Quarantined
 from pipeline.runs.manifest import Manifest
 from pipeline.steps.selection.select import metadata_uri
-from tests.faults.metadata_kinds import BAD, GOOD, GOOD_LINE
-from tests.faults.small_runs import (
+from tests.faults.bad_input.metadata_kinds import BAD, GOOD, GOOD_LINE
+from tests.faults.bad_input.small_runs import (
     extract,
     features,
     ledger,

@@ -13,8 +13,18 @@ from infra.store.object_store import join_uri
 from pipeline.audio.decode import AudioError, decode_audio
 from pipeline.runs.manifest import Manifest
 from pipeline.shards import FeatureRow
-from tests.faults.audio_kinds import BAD, FLAC, GOOD, MP3, OPUS, VORBIS, WAV, Kind, patched
-from tests.faults.small_runs import (
+from tests.faults.bad_input.audio_kinds import (
+    BAD,
+    FLAC,
+    GOOD,
+    MP3,
+    OPUS,
+    VORBIS,
+    WAV,
+    Kind,
+    patched,
+)
+from tests.faults.bad_input.small_runs import (
     Record,
     extract,
     features,

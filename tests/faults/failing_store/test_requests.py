@@ -7,8 +7,8 @@ import pytest
 from infra.store.object_store import ObjectStore, join_uri
 from infra.store.request_counts import REQUESTS
 from tests.benchmarks.requests import StepRequests, count_requests
-from tests.faults.faulty_proxy import FaultyProxy
-from tests.faults.proxied import Server, StartProxy, require_counts_agree
+from tests.faults.failing_store.faulty_proxy import FaultyProxy
+from tests.faults.failing_store.proxied import Server, StartProxy, require_counts_agree
 from tests.four_steps import GETS_IN_FLIGHT
 from tests.small_corpus import local_store
 

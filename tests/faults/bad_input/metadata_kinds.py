@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 
-from tests.faults.small_runs import record
+from tests.faults.bad_input.small_runs import record
 
 GOOD_LINE = json.dumps(record("odd", "speaker", 1)).encode()
 ABSENT = "absent"

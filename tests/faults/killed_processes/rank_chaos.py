@@ -1,6 +1,6 @@
 """Kill ranks and torchrun itself at random while students train; start again until all is done.
 
-python -m tests.faults.rank_chaos --kills 40 --run-folder /var/tmp/rank_chaos [--seed 1]
+python -m tests.faults.killed_processes.rank_chaos --kills 40 --run-folder DIR
 
 Each trainer in turn fits the same small run. Every kill must end the other ranks soon, and the log
 must name it. At the end the manifest, and so the model, must equal an undisturbed fit's, byte for
@@ -24,7 +24,7 @@ import torch
 from infra.store.object_store import ObjectStore
 from pipeline.runs.manifest import manifest_uri
 from pipeline.runs.names import STUDENT, model_step
-from tests.faults.torchrun_job import NUM_RANKS, TorchrunJob, lives, strike
+from tests.faults.killed_processes.torchrun_job import NUM_RANKS, TorchrunJob, lives, strike
 from tests.training.data.uneven_run import write_uneven_run
 from tests.whole_path.processes import TINY
 from training.distributed.simulated_group import simulate_ranks

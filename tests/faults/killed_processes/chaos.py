@@ -1,6 +1,6 @@
 """Kill executors, workers, Python workers and drivers at random while the steps run on a cluster.
 
-python -m tests.faults.chaos --kills 200 --run-folder /var/tmp/chaos [--seed 1]
+python -m tests.faults.killed_processes.chaos --kills 200 --run-folder /var/tmp/chaos [--seed 1]
 
 Each round runs the four Spark steps in a fresh run on a standalone cluster with eager speculation,
 from the package and not from the checkout. A killed step is submitted again, as a scheduler would
@@ -16,16 +16,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.store.object_store import ObjectStore, join_uri
-from tests.faults.chaos_record import Record, count_attempts
-from tests.faults.chaos_run import (
+from tests.faults.killed_processes.chaos_record import Record, count_attempts
+from tests.faults.killed_processes.chaos_run import (
     OVERRIDES,
     STEPS,
     Undisturbed,
     require_books,
     store_random_teacher,
 )
-from tests.faults.killer import Killer
-from tests.faults.packaged_steps import PackagedSteps, prepare, remove_dead_executors
+from tests.faults.killed_processes.killer import Killer
+from tests.faults.killed_processes.packaged_steps import (
+    PackagedSteps,
+    prepare,
+    remove_dead_executors,
+)
 from tests.standalone_cluster import StandaloneCluster, last_lines, running_cluster
 from tests.whole_path.processes import TINY
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from infra.store.object_store import ObjectStore
-from tests.faults.small_runs import (
+from tests.faults.bad_input.small_runs import (
     Record,
     extract,
     features,

@@ -16,7 +16,7 @@ from infra.store.request_counts import REQUESTS
 from infra.store.s3 import bodies, s3_store
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, step_context
-from tests.faults.proxied import ALL_KINDS, Server, StartProxy, require_counts_agree
+from tests.faults.failing_store.proxied import ALL_KINDS, Server, StartProxy, require_counts_agree
 from tests.s3_server import free_port
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.faults.chaos_run import STEPS
-from tests.faults.killer import KINDS
+from tests.faults.killed_processes.chaos_run import STEPS
+from tests.faults.killed_processes.killer import KINDS
 
 
 @dataclass

@@ -9,8 +9,8 @@ from infra.store.object_store import ObjectStore, join_uri
 from infra.store.request_counts import REQUESTS
 from pipeline.runs.manifest import read_manifest, read_output
 from pipeline.shards import read_partition
-from tests.faults.faulty_proxy import faulty_proxy
-from tests.faults.proxied import Server, require_counts_agree
+from tests.faults.failing_store.faulty_proxy import faulty_proxy
+from tests.faults.failing_store.proxied import Server, require_counts_agree
 from tests.four_steps import four_steps, manifests, put_teacher
 from tests.small_corpus import write_corpus
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.rank_chaos import TRAINERS, RankChaos
+from tests.faults.killed_processes.rank_chaos import TRAINERS, RankChaos
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 

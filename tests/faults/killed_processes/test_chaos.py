@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.chaos import STEP_LIMIT_S, Chaos
-from tests.faults.chaos_record import Record
-from tests.faults.chaos_run import STEPS, Undisturbed
-from tests.faults.killer import KINDS, Killer
-from tests.faults.packaged_steps import PackagedSteps, prepare
+from tests.faults.killed_processes.chaos import STEP_LIMIT_S, Chaos
+from tests.faults.killed_processes.chaos_record import Record
+from tests.faults.killed_processes.chaos_run import STEPS, Undisturbed
+from tests.faults.killed_processes.killer import KINDS, Killer
+from tests.faults.killed_processes.packaged_steps import PackagedSteps, prepare
 from tests.s3_server import fresh_bucket, running_s3_server
 from tests.standalone_cluster import running_cluster
 from tests.whole_path.processes import REPOSITORY

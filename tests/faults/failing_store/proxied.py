@@ -9,7 +9,7 @@ import pytest
 from infra.store import retry
 from infra.store.request_counts import RequestCounts
 from infra.store.s3 import s3_store
-from tests.faults.faulty_proxy import KINDS, FaultyProxy, faulty_proxy
+from tests.faults.failing_store.faulty_proxy import KINDS, FaultyProxy, faulty_proxy
 
 ALL_KINDS = sorted({kind for kinds in KINDS.values() for kind in kinds})
 
