@@ -3,6 +3,7 @@
 from pipeline.shards.feature_cells import Storage, as_stored
 from pipeline.shards.features import FeatureRow, read_features, write_features
 from pipeline.shards.partitions import (
+    Alignment,
     PartitionRow,
     read_partition,
     read_partition_lengths,
@@ -12,6 +13,7 @@ from pipeline.shards.partitions import (
 from pipeline.shards.targets import TargetRow, read_targets, write_targets
 
 __all__ = [
+    "Alignment",
     "FeatureRow",
     "PartitionRow",
     "Storage",

@@ -51,23 +51,29 @@ _FORMAT = Format(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Alignment:
+    """Alignment holds the senone of each 10 ms frame: the hard targets of an utterance."""
+
+    senones: UInt16[np.ndarray, " frames"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class PartitionRow:
-    """One utterance to train on: features, with hard targets at 100 Hz or k-best at `offset`."""
+    """PartitionRow: an utterance to train on, with hard targets or the k best from `offset` on."""
 
     utterance_id: str
     speaker_id: str
     duration_ms: int
     text: str | None
     features: Float16[np.ndarray, "frames 64"]
-    alignment: UInt16[np.ndarray, " frames"] | None
+    targets: Alignment | KBest
     offset: int
-    kbest: KBest | None
     storage: Storage = "float16"
 
 
 def write_partition(rows: Sequence[PartitionRow]) -> bytes:
     """Write a training partition; its rows' common k and storage are in the footer."""
-    k = common_k([row.kbest for row in rows if row.kbest is not None])
+    k = common_k([row.targets for row in rows if isinstance(row.targets, KBest)])
     storage = common_storage(row.storage for row in rows)
     return write_rows(_FORMAT, (_to_cells(row, k) for row in rows), k=str(k), dtype=storage)
 
@@ -119,30 +125,34 @@ def _to_cells(row: PartitionRow, k: int) -> Row:
         "features": features_to_cell(row.features, row.storage, where),
         "offset": row.offset,
     }
-    num_targets = num_low_rate_frames(num_frames, row.offset)
-    if row.alignment is not None:
-        cells["alignment"] = to_bytes(row.alignment, UINT16, (num_frames,), f"{where} alignment")
-    if row.kbest is not None:
-        cells |= kbest_to_cells(row.kbest, num_targets, k, where)
-    return cells
+    if isinstance(row.targets, KBest):
+        num_targets = num_low_rate_frames(num_frames, row.offset)
+        return cells | kbest_to_cells(row.targets, num_targets, k, where)
+    senones = to_bytes(row.targets.senones, UINT16, (num_frames,), f"{where} alignment")
+    return cells | {"alignment": senones}
 
 
 def _from_cells(cells: dict[str, Any], k: int, storage: Storage) -> PartitionRow:
     where, num_frames = cells["utterance_id"], cells["num_frames"]
-    num_targets = num_low_rate_frames(num_frames, cells["offset"])
-    alignment = kbest = None
-    if cells["alignment"] is not None:
-        alignment = from_buffer(cells["alignment"], UINT16, (num_frames,), f"{where} alignment")
-    if any(cells[name] is not None for name in ("senones", "logits", "log_z")):
-        kbest = kbest_from_cells(cells, num_targets, k, where)
     return PartitionRow(
         where,
         cells["speaker_id"],
         cells["duration_ms"],
         cells["text"],
         features_from_cell(cells["features"], num_frames, storage, where),
-        alignment,
+        _targets_from_cells(cells, k),
         cells["offset"],
-        kbest,
         storage,
     )
+
+
+def _targets_from_cells(cells: dict[str, Any], k: int) -> Alignment | KBest:
+    where, num_frames = cells["utterance_id"], cells["num_frames"]
+    is_aligned = cells["alignment"] is not None
+    is_soft = any(cells[name] is not None for name in ("senones", "logits", "log_z"))
+    if is_aligned == is_soft:
+        kinds = "both an alignment and" if is_soft else "neither an alignment nor"
+        raise ValueError(f"damaged shard: {where} has {kinds} k-best targets: need one of them")
+    if is_soft:
+        return kbest_from_cells(cells, num_low_rate_frames(num_frames, cells["offset"]), k, where)
+    return Alignment(from_buffer(cells["alignment"], UINT16, (num_frames,), f"{where} alignment"))

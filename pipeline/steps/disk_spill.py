@@ -58,10 +58,10 @@ class SpilledRows:
 
 
 def _tensors(row: PartitionRow) -> tuple[np.ndarray, ...]:
-    assert row.kbest is not None, "only rows with a teacher's targets are spilled"
-    return row.features, row.kbest.senones, row.kbest.logits, row.kbest.log_z
+    assert isinstance(row.targets, KBest), "only rows with a teacher's targets are spilled"
+    return row.features, row.targets.senones, row.targets.logits, row.targets.log_z
 
 
 def _with_tensors(row: PartitionRow, arrays: Sequence[np.ndarray]) -> PartitionRow:
     features, *kbest = arrays
-    return replace(row, features=features, kbest=KBest(*kbest))
+    return replace(row, features=features, targets=KBest(*kbest))

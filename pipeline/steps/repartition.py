@@ -158,8 +158,7 @@ def join(task: GroupTask, features: Output, targets: Output) -> Iterator[Partiti
             duration_ms=row.duration_ms,
             text=None,
             features=row.features,
-            alignment=None,
+            targets=target.kbest,
             offset=target.offset,
-            kbest=target.kbest,
             storage=row.storage,
         )

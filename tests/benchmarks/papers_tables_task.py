@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from infra.store.object_store import ObjectStore, join_uri, normalize_uri
 from pipeline.filterbank import NUM_BINS
+from pipeline.kbest import KBest
 from pipeline.runs.manifest import read_manifest, read_output
 from pipeline.runs.names import ALIGNMENT_STEP, HELDOUT, PARTITIONS_STEP, features_step
 from pipeline.shards import read_partition
@@ -146,8 +147,8 @@ def read_task(run: str) -> Task:
 def _taught(store: ObjectStore, run_uri: str) -> Iterator[Utterance]:
     for output in read_manifest(store, run_uri, PARTITIONS_STEP).outputs:
         for row in read_partition(read_output(store, run_uri, output)):
-            assert row.kbest is not None
-            yield splice(row.features, row.offset), row.kbest.senones[:, 0].astype(np.int64)
+            assert isinstance(row.targets, KBest)
+            yield splice(row.features, row.offset), row.targets.senones[:, 0].astype(np.int64)
 
 
 def _aligned(store: ObjectStore, run_uri: str) -> Iterator[Utterance]:

@@ -24,7 +24,7 @@ from pipeline.kbest import KBest
 from pipeline.records import Tally
 from pipeline.runs.commit import StepContext
 from pipeline.runs.manifest import Output
-from pipeline.shards import PartitionRow, Storage, write_partition
+from pipeline.shards import Alignment, PartitionRow, Storage, write_partition
 from tests.benchmarks.measure import Figure, interleaved, ratios, show
 from training.data import batching
 from training.data.dataset import Dataset
@@ -76,11 +76,10 @@ def utterances(
             duration_ms=10 * num_frames,
             text=None,
             features=noise[first : first + num_frames],
-            alignment=None
+            targets=kbest((num_frames - offset) // 3, num_senones, generator)
             if soft
-            else generator.integers(num_senones, size=num_frames).astype(np.uint16),
+            else Alignment(generator.integers(num_senones, size=num_frames).astype(np.uint16)),
             offset=offset if soft else 0,
-            kbest=kbest((num_frames - offset) // 3, num_senones, generator) if soft else None,
             storage=storage,
         )
 

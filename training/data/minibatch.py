@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Float16, Int64
 from torch import Tensor
 
+from pipeline.kbest import KBest
 from pipeline.shards import PartitionRow
 from pipeline.splicing import splice
 from training.data.batching import Segments
@@ -54,7 +55,7 @@ class BufferFrames:
     @classmethod
     def of(cls, rows: Sequence[PartitionRow], sub_epoch_offset: int) -> "BufferFrames":
         """Splice rows that all have hard targets, or all have soft ones."""
-        kind = HardTargetRows if rows[0].kbest is None else SoftTargetRows
+        kind = SoftTargetRows if isinstance(rows[0].targets, KBest) else HardTargetRows
         offsets = kind.offsets(rows, sub_epoch_offset)
         parts = [splice(row.features, offset) for row, offset in zip(rows, offsets, strict=True)]
         counts = np.array([len(part) for part in parts])

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from pipeline.shards import PartitionRow
+from pipeline.shards import Alignment, PartitionRow
 from pipeline.splicing import low_rate_alignment
 from training.models.losses import NO_LABEL, hard_cross_entropy, num_correct
 
@@ -42,9 +42,9 @@ class HardTargetRows:
     @classmethod
     def of(cls, rows: Sequence[PartitionRow], sub_epoch_offset: int) -> "HardTargetRows":
         """Take each low-rate frame's label from its middle 10 ms frame."""
-        present = [row.alignment for row in rows if row.alignment is not None]
+        present = [row.targets for row in rows if isinstance(row.targets, Alignment)]
         assert len(present) == len(rows), "a training partition's row has one kind of target"
-        labels = [low_rate_alignment(alignment, sub_epoch_offset) for alignment in present]
+        labels = [low_rate_alignment(each.senones, sub_epoch_offset) for each in present]
         return cls(np.concatenate([np.array([NO_LABEL]), *labels], dtype=np.int64))
 
     def take(self, rows: Int64[np.ndarray, "batch frames"]) -> HardTargets:

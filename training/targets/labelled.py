@@ -11,7 +11,7 @@ from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import Commit, StepContext
 from pipeline.runs.manifest import read_manifest, read_output
 from pipeline.runs.step import StepContents, TaskPlan, run_tasks
-from pipeline.shards import FeatureRow, PartitionRow, read_features, write_partition
+from pipeline.shards import Alignment, FeatureRow, PartitionRow, read_features, write_partition
 from training.decoding.alignment import TranscribedUtterance
 from training.decoding.lexicon import Lexicon, parse_lexicon
 from training.decoding.senones.senone_tree import SenoneTree
@@ -104,9 +104,8 @@ def aligned_row(row: FeatureRow, senones: Senones) -> PartitionRow:
         duration_ms=row.duration_ms,
         text=row.text,
         features=row.features,
-        alignment=senones,
+        targets=Alignment(senones),
         offset=0,
-        kbest=None,
     )
 
 
@@ -119,7 +118,7 @@ def unaligned(row: FeatureRow, detail: str) -> Quarantined:
 
 def senone_histogram(rows: list[PartitionRow]) -> list[list[int]]:
     """Count the 10 ms frames of each senone that occurs."""
-    present = [row.alignment for row in rows if row.alignment is not None]
+    present = [row.targets.senones for row in rows if isinstance(row.targets, Alignment)]
     if not present:
         return []
     senones, counts = np.unique(np.concatenate(present), return_counts=True)

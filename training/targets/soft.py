@@ -47,7 +47,7 @@ class SoftTargetRows:
     def of(cls, rows: Sequence[PartitionRow], sub_epoch_offset: int) -> "SoftTargetRows":
         """Normalize the stored logits to probabilities."""
         del sub_epoch_offset
-        kbests = [row.kbest for row in rows if row.kbest is not None]
+        kbests = [row.targets for row in rows if isinstance(row.targets, KBest)]
         assert len(kbests) == len(rows), "a training partition's row has one kind of target"
         k = kbests[0].senones.shape[1]
         joined = KBest(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from pipeline.kbest import KBest, select_kbest
 from pipeline.shards import (
+    Alignment,
     FeatureRow,
     PartitionRow,
     TargetRow,
@@ -51,14 +52,14 @@ def target_row(number: int = 0, num_frames: int = 4, offset: int = 1) -> TargetR
 
 def hard_row(number: int = 0, num_frames: int = 10) -> PartitionRow:
     features = feature_row(number, num_frames).features
-    alignment = np.arange(num_frames, dtype=np.uint16)
-    return PartitionRow(f"utt-{number}", "spk", 100, "hello", features, alignment, 0, None)
+    alignment = Alignment(np.arange(num_frames, dtype=np.uint16))
+    return PartitionRow(f"utt-{number}", "spk", 100, "hello", features, alignment, 0)
 
 
 def soft_row(number: int = 0, num_frames: int = 10, offset: int = 2) -> PartitionRow:
     features = feature_row(number, num_frames).features
     targets = kbest(num_low_rate_frames(num_frames, offset))
-    return PartitionRow(f"utt-{number}", "spk", 100, None, features, None, offset, targets)
+    return PartitionRow(f"utt-{number}", "spk", 100, None, features, targets, offset)
 
 
 def plain(value: Any) -> Any:
@@ -84,6 +85,11 @@ KINDS: dict[str, tuple[Callable[[Any], bytes], Callable[[bytes], Any], Sequence[
     ),
     "targets": (write_targets, read_targets, [target_row(0), target_row(1, 0), target_row(2, 7)]),
     "partition": (write_partition, read_partition, [hard_row(0), soft_row(1), soft_row(2, 1, 2)]),
+    "aligned partition": (
+        write_partition,
+        read_partition,
+        [hard_row(0), hard_row(1, 0), hard_row(2)],
+    ),
     "features of uint8": (
         write_features,
         read_features,
@@ -255,12 +261,19 @@ LIES: dict[str, tuple[str, dict[str, list[Any]], str]] = {
     "levels without ranges": ("features of uint8", {"features": [bytes(255)]}, "256 bytes of"),
     "too few levels": ("features of uint8", {"features": [bytes(256 + 639)]}, "need 640"),
     "infinite ranges": ("features of uint8", {"features": [b"\x7c" * 896]}, "NaN or infinity"),
-    "odd alignment": ("partition", {"alignment": [b"\0"]}, "utt-0 alignment"),
+    "odd alignment": ("aligned partition", {"alignment": [b"\0"]}, "utt-0 alignment"),
+    "two kinds of targets": (
+        "partition",
+        {"alignment": [bytes(20)]},
+        "utt-0 has both an alignment",
+    ),
+    "no targets": ("aligned partition", {"alignment": [None]}, "utt-0 has neither an alignment"),
 }
 FIRST_ROW = {
     "features": feature_row(),
     "targets": target_row(),
     "partition": soft_row(),
+    "aligned partition": hard_row(),
     "features of uint8": in_bytes(feature_row()),
 }
 
@@ -303,7 +316,7 @@ def test_rows_of_different_k_do_not_share_a_shard() -> None:
 
 def test_targets_must_fit_their_features() -> None:
     """A partition's targets are as many as the offset's low-rate frames."""
-    row = dataclasses.replace(soft_row(), kbest=kbest(9))
+    row = dataclasses.replace(soft_row(), targets=kbest(9))
     with pytest.raises(ValueError, match="utt-0 senones"):
         write_partition([row])
 

@@ -36,9 +36,8 @@ def row(number: int, num_frames: int) -> PartitionRow:
         duration_ms=num_frames * 10,
         text=None,
         features=generator.normal(size=(num_frames, 64)).astype(np.float16),
-        alignment=None,
+        targets=select_kbest(logits, 4),
         offset=offset,
-        kbest=select_kbest(logits, 4),
     )
 
 

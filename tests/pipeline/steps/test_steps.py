@@ -102,10 +102,10 @@ def test_partition_targets_belong_to_their_features(tmp_path: Path) -> None:
     for row in read_partition(read_output(store, run_uri, output)):
         usable = (len(row.features) - row.offset) // 3 * 3
         spliced = row.features[row.offset :][:usable].reshape(-1, 192)
-        assert row.kbest is not None
+        assert isinstance(row.targets, KBest)
         expected = select_kbest(fake_logits(spliced), 4)
-        np.testing.assert_array_equal(row.kbest.senones, expected.senones)
-        np.testing.assert_array_equal(row.kbest.logits, expected.logits)
+        np.testing.assert_array_equal(row.targets.senones, expected.senones)
+        np.testing.assert_array_equal(row.targets.logits, expected.logits)
 
 
 def test_the_same_seed_gives_byte_identical_manifests(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pipeline.kbest import select_kbest
 from pipeline.records import Tally
 from pipeline.runs.commit import StepContext
 from pipeline.runs.manifest import Output
-from pipeline.shards import PartitionRow, write_partition
+from pipeline.shards import Alignment, PartitionRow, write_partition
 from training.data.dataset import Dataset
 
 
@@ -26,9 +26,10 @@ def row(number: int, num_frames: int, soft: bool = False) -> PartitionRow:
         duration_ms=num_frames * 10,
         text=None,
         features=features,
-        alignment=None if soft else np.arange(num_frames, dtype=np.uint16),
+        targets=select_kbest(logits.astype(np.float32), 4)
+        if soft
+        else Alignment(np.arange(num_frames, dtype=np.uint16)),
         offset=offset if soft else 0,
-        kbest=select_kbest(logits.astype(np.float32), 4) if soft else None,
     )
 
 

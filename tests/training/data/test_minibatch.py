@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.kbest import soft_targets
-from pipeline.shards import PartitionRow
+from pipeline.kbest import KBest, soft_targets
+from pipeline.shards import Alignment, PartitionRow
 from pipeline.splicing import splice
 from tests.training.data.partition_rows import row
 from training.data.batching import Segments, chunked_minibatches, whole_utterance_minibatches
@@ -43,9 +43,9 @@ def test_soft_targets_use_the_stored_offset() -> None:
     stored = row(2, 20, soft=True)
     batch = BufferFrames.of([stored], sub_epoch_offset=0).minibatch(segments((0, 0, 6)), 0)
     assert batch.features[0, 0, 0] == 2
-    assert stored.kbest is not None
+    assert isinstance(stored.targets, KBest)
     assert isinstance(batch.targets, SoftTargets)
-    np.testing.assert_array_equal(batch.targets.senones[0], stored.kbest.senones)
+    np.testing.assert_array_equal(batch.targets.senones[0], stored.targets.senones)
 
 
 def test_padding_has_no_label() -> None:
@@ -83,16 +83,18 @@ def segment_by_segment(
 
     for utterance, start, stop in zip(chosen.utterances, chosen.starts, chosen.stops, strict=True):
         each = rows[utterance]
-        spliced = splice(each.features, offset if each.kbest is None else each.offset)
+        spliced = splice(each.features, each.offset if isinstance(each.targets, KBest) else offset)
         repeated = np.concatenate([spliced, np.repeat(spliced[-1:], look_ahead, axis=0)])
         features.append(cut(repeated, start, stop, 0, np.float32))
-        if each.alignment is not None:
-            late = [-1] * look_ahead + each.alignment[offset + 1 :: 3][: len(spliced)].tolist()
+        if isinstance(each.targets, Alignment):
+            late = [-1] * look_ahead + each.targets.senones[offset + 1 :: 3][
+                : len(spliced)
+            ].tolist()
             labels.append(cut(np.array(late), start, stop, -1, np.int64))
-        if each.kbest is not None:
-            late = np.pad(each.kbest.senones, ((look_ahead, 0), (0, 0)))
+        if isinstance(each.targets, KBest):
+            late = np.pad(each.targets.senones, ((look_ahead, 0), (0, 0)))
             senones.append(cut(late, start, stop, 0, np.int64))
-            late = np.pad(soft_targets(each.kbest), ((look_ahead, 0), (0, 0)))
+            late = np.pad(soft_targets(each.targets), ((look_ahead, 0), (0, 0)))
             probabilities.append(cut(late, start, stop, 0, np.float32))
     lengths = torch.from_numpy(chosen.stops - chosen.starts)
     targets: Targets = (

@@ -13,7 +13,7 @@ from pipeline.runs.commit import step_context
 from pipeline.runs.manifest import Manifest
 from pipeline.runs.names import ALIGNMENT_STEP, PARTITIONS_STEP
 from pipeline.runs.step import write_manifest
-from pipeline.shards import PartitionRow, write_partition
+from pipeline.shards import Alignment, PartitionRow, write_partition
 
 NUM_SENONES = 6
 Lengths = Sequence[Sequence[int]]
@@ -39,9 +39,8 @@ def row(number: int, num_frames: int, soft: bool) -> PartitionRow:
         duration_ms=num_frames * 10,
         text=None,
         features=features,
-        alignment=None if soft else senones,
+        targets=select_kbest(logits[: num_frames // 3], 3) if soft else Alignment(senones),
         offset=0,
-        kbest=select_kbest(logits[: num_frames // 3], 3) if soft else None,
     )
 
 

@@ -13,7 +13,7 @@ from pipeline.runs.commit import step_context
 from pipeline.runs.manifest import Manifest, read_output
 from pipeline.runs.names import ALIGNMENT_STEP, PARTITIONS_STEP
 from pipeline.runs.step import write_manifest
-from pipeline.shards import PartitionRow, write_partition
+from pipeline.shards import Alignment, PartitionRow, write_partition
 from training.algorithms.learning_rates import exponential_decay
 from training.data.sub_epochs import (
     scheduled_learning_sub_epochs,
@@ -55,9 +55,8 @@ def partition(soft: bool) -> bytes:
                 duration_ms=900,
                 text=None,
                 features=features,
-                alignment=None if soft else senones,
+                targets=select_kbest(logits, 3) if soft else Alignment(senones),
                 offset=0,
-                kbest=select_kbest(logits, 3) if soft else None,
             )
         )
     return write_partition(rows)
