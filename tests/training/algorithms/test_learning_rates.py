@@ -20,11 +20,25 @@ def test_decay_goes_from_initial_to_final_by_a_constant_factor() -> None:
     assert ratios == pytest.approx([ratios[0]] * 4)
 
 
+def test_decay_of_few_epochs_begins_at_the_initial_rate() -> None:
+    """One epoch has the initial rate alone, two have both rates; equal rates are constant."""
+    assert exponential_decay(0.1, 0.001, 1) == [0.1]
+    assert exponential_decay(0.1, 0.001, 2) == pytest.approx([0.1, 0.001])
+    assert exponential_decay(0.1, 0.1, 3) == [0.1] * 3
+
+
 @pytest.mark.parametrize("rates", [(0.0, 0.0), (0.1, 0.2), (-1.0, -2.0)])
 def test_rates_that_rise_or_vanish_are_refused(rates: tuple[float, float]) -> None:
-    """The message names the bound."""
-    with pytest.raises(ValueError, match="0 < final <= initial"):
+    """The message names the rates and the bound."""
+    named = f"^learning rates {rates[0]} -> {rates[1]}: need 0 < final <= initial"
+    with pytest.raises(ValueError, match=named):
         exponential_decay(*rates, 3)
+
+
+def test_a_decay_without_epochs_is_refused() -> None:
+    """The message names their number and the bound."""
+    with pytest.raises(ValueError, match=r"^num_epochs = 0: need at least 1"):
+        exponential_decay(0.1, 0.001, 0)
 
 
 def rates_of(newbob: MinRateNewbob, losses: list[float]) -> list[float]:
@@ -43,6 +57,12 @@ def test_newbob_halves_from_the_first_small_reduction_until_the_minimum() -> Non
     """The rate is halved after every epoch from the first reduction below 5 % (000 3.2)."""
     losses = [4.0, 3.0, 2.84, 2.75, 1.0, 0.2, 0.1, 0.05]  # -25 %, -5.3 %, -3.2 %, then large again
     assert rates_of(MinRateNewbob(0.8, 0.1), losses) == [0.8, 0.8, 0.8, 0.8, 0.4, 0.2]
+
+
+@pytest.mark.parametrize(("loss", "rate"), [(9.49, 1.0), (9.51, 0.5)])
+def test_newbobs_threshold_is_5_percent_unless_configured(loss: float, rate: float) -> None:
+    """A reduction from 10 to 9.49 keeps the rate, one to 9.51 halves it (000 3.2)."""
+    assert rates_of(MinRateNewbob(1.0, 0.1), [10.0, loss, 1.0])[-1] == rate
 
 
 def test_newbob_keeps_the_rate_while_the_loss_falls_by_the_threshold() -> None:
@@ -93,14 +113,23 @@ def test_newbob_resumes_from_its_stored_state(losses: list[float]) -> None:
 
 @pytest.mark.parametrize("rates", [(0.1, 0.1), (0.1, 0.0), (0.1, 0.2)])
 def test_newbob_needs_a_minimum_below_the_initial_rate(rates: tuple[float, float]) -> None:
-    """The message names the bound."""
-    with pytest.raises(ValueError, match="0 < minimum < initial"):
+    """The message names the rates and the bound."""
+    named = f"^learning rates {rates[0]} -> {rates[1]}: need 0 < minimum < initial"
+    with pytest.raises(ValueError, match=named):
         MinRateNewbob(*rates)
+
+
+@pytest.mark.parametrize("name", ["threshold", "factor"])
+@pytest.mark.parametrize("value", [0.0, 1.0, 1.5, -0.5])
+def test_newbobs_threshold_and_factor_are_within_0_and_1(name: str, value: float) -> None:
+    """The message names the field, its value and the bounds."""
+    with pytest.raises(ValueError, match=f"^{name} = {value}: need 0 < {name} < 1$"):
+        MinRateNewbob(0.1, 0.01, **{name: value})
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), -1.0])
 def test_newbob_refuses_a_loss_that_is_none(loss: float) -> None:
     """Training that has diverged does not continue at half the rate."""
     newbob = MinRateNewbob(1.0, 0.1)
-    with pytest.raises(ValueError, match="diverged"):
+    with pytest.raises(ValueError, match=f"^loss = {loss}: .* diverged"):
         newbob.after_epoch(newbob.begin(), loss)
