@@ -1,6 +1,8 @@
 """Compare the compiled loops' messages with NumPy's."""
 
+import resource
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -105,3 +107,33 @@ def test_the_last_element_has_an_index_and_a_bit() -> None:
         counts = counted(compiled_encoding.add_message, 33, message)
         assert (counts[0], counts[32]) == (first, 6)
         assert torch.equal(counts[1:32], torch.full((31,), 7, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("num_elements", [1, 32, 33, 64, 65, 95, 127, 700])
+@pytest.mark.parametrize("density", [0.03, 0.6])
+def test_nothing_beyond_the_vectors_is_read_or_written(num_elements: int, density: float) -> None:
+    """Elements of 3 on both sides of a model remain 3, and none of them is sent or counted."""
+    residual, gradients, tau = at_density(num_elements, density, 4, torch.float32)
+    expected = by_numpy.take_message(residual.clone(), gradients, tau)
+    sides = [torch.full((num_elements + 1024,), 3.0) for _ in range(2)]
+    counts = torch.full((num_elements + 1024,), 3, dtype=torch.int32)
+    for whole, vector in zip(sides, (residual, gradients), strict=True):
+        whole[512:-512] = vector
+    message = compiled_encoding.take_message(*(whole[512:-512] for whole in sides), tau)
+    assert torch.equal(message, expected)
+    compiled_encoding.add_message(counts[512:-512], message)
+    for whole in (*sides, counts):
+        assert torch.cat([whole[:512], whole[-512:]]).eq(3).all()
+
+
+def test_maps_take_no_memory_once_they_are_made() -> None:
+    """A thousand maps of 100 kB leave less than a tenth of their memory behind."""
+    residual, gradients = torch.zeros(2, 400_000)
+    statm = Path("/proc/self/statm")
+    sizes = []
+    for _ in range(2):
+        for _ in range(500):
+            gradients[::2] = 2.0
+            assert compiled_encoding.take_message(residual, gradients, 2.0)[0] == Encoding.MAP
+        sizes.append(int(statm.read_text().split()[1]) * resource.getpagesize())
+    assert sizes[1] - sizes[0] < 5e6
