@@ -124,15 +124,17 @@ def test_a_finished_step_is_found(context: StepContext) -> None:
 
 
 def test_inputs_are_manifests_of_steps_and_digests_of_other_things(context: StepContext) -> None:
-    """A step's input is the SHA-256 of its manifest as stored."""
+    """A step's input is the SHA-256 of its manifest as stored; statistics are stored as made."""
     first = run(context, "01", lambda name: context.commit(record(context, name)))
     spec = StepSpec(
         context.store, context.run_uri, "later", {}, ["features/x"], {"lexicon.txt": "4567"}
     )
-    manifest = run_step(spec, lambda _: StepContents.of_all(Tally(2, 30))).manifest
+    contents = StepContents.of_all(Tally(2, 30), statistics={"words": 7})
+    manifest = run_step(spec, lambda _: contents).manifest
     digest = hashlib.sha256(first.to_bytes()).hexdigest()
     assert manifest.inputs == {"features/x": digest, "lexicon.txt": "4567"}
     assert (manifest.tally_in, manifest.tally_out) == (Tally(2, 30), Tally(2, 30))
+    assert manifest.statistics == {"words": 7}
 
 
 def test_one_rank_writes_the_manifest_that_the_others_read(context: StepContext) -> None:
