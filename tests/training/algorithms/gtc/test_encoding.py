@@ -103,7 +103,16 @@ def test_messages_are_the_equations(case: tuple[Tensor, Tensor, float]) -> None:
 @settings(max_examples=30, deadline=None)
 def test_gpu_messages_are_those_of_the_cpu(case: tuple[Tensor, Tensor, float]) -> None:
     """With room for a map the kernels make the same words, residuals and counts."""
-    residual, gradients, tau = case
+    assert_gpu_is_cpu(*case)
+
+
+@pytest.mark.parametrize("density", [0.01, 0.3])
+def test_gpu_messages_of_three_blocks_are_those_of_the_cpu(density: float) -> None:
+    """Models and messages of several blocks are taken and added whole, in both encodings."""
+    assert_gpu_is_cpu(*at_density(2 * on_gpu.BLOCK_ELEMENTS + 77, density, 3, torch.float32))
+
+
+def assert_gpu_is_cpu(residual: Tensor, gradients: Tensor, tau: float) -> None:
     kept = residual.clone()
     message = on_cpu.take_message(kept, gradients, tau)
     fixed = take_on_gpu(residual, gradients, tau, num_map_words(len(residual)), first_block_zero())
