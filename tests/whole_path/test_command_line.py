@@ -287,7 +287,7 @@ def test_an_exceeded_loss_budget_has_its_exit_code(
     said = run_job(*usual("extract_features", run_uri, "--json"))
     require_message(said, 3, "2 of 4 utterances quarantined, the loss budget is 5.00%")
     assert "{'outside_prefixes': 2}" in said.err
-    assert "raise loss_budget" in said.err
+    assert "fix the data, or raise loss_budget" in said.err
 
 
 def test_empty_metadata_is_explained(tmp_path: Path, run_job: RunJob) -> None:

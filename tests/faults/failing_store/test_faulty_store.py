@@ -140,7 +140,7 @@ def test_files_read_in_parts_name_the_error(server: Server, start_proxy: StartPr
     store.put(uri, content(0))
     with pytest.raises(ValueError, match=f"{uri}: the parts do not make the whole"):
         scan_checked(store, uri, digest_of)
-    proxy.rate, proxy.weights = 1.0, {"corrupt_body": 0.0}
+    proxy.rate, proxy.weights = 1.0, {"corrupt_body": 0.0, "stall": 0.0}
     with pytest.raises(StoreError, match=rf"{uri}: .*10 attempts"):
         scan_checked(store, uri, digest_of)
 

@@ -92,7 +92,7 @@ def test_calibrate_to_writes_a_file_that_calibration_reads(
 ) -> None:
     """Measured on the real steps and models, for the recipe; the same plan comes from the file."""
     file, tiny = str(tmp_path / "kept.json"), str(REPOSITORY / "tests/whole_path/tiny.toml")
-    arguments = ("--hours", "10", "--recipe", tiny, "--utterance-seconds", "1")
+    arguments = ("--hours", "10", "--recipe", tiny, "--utterance-seconds", "10")
     measured = planned(capsys, *arguments, "--calibrate-to", file)
     assert planned(capsys, *arguments, "--calibration", file) == measured
     calibration = read_calibration(file)
