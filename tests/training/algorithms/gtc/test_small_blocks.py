@@ -178,11 +178,15 @@ def test_the_first_block_changes_only_if_an_element_remains(
 
 
 def test_messages_of_all_ranks_are_added() -> None:
-    """Indices, a map and a gradient that is not finite are added, each for what it is."""
+    """Indices, a map and a gradient that is not finite are added, each for what it is.
+
+    Element 0 is positive in all: its index is the word 0.
+    """
     capacity = num_map_words(SIZE)
     messages, total = [], torch.full((SIZE,), 7, dtype=torch.int32)
     for density, broken in ((0.02, 0.0), (0.4, 0.0), (0.5, math.nan), (0.03, 0.0), (1.0, 0.0)):
         residual, gradients, tau = at_density(SIZE, density, 5, torch.float32)
+        gradients[0] = 9.0
         gradients[SIZE - 1] += broken
         step = Step.of(residual, gradients, tau)
         messages.append(take_message(residual, gradients, tau, capacity, block_number(0)))
