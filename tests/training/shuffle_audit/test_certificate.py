@@ -10,6 +10,7 @@ import pytest
 from infra.store.object_store import ObjectStore
 from jobs.certify import format_certificate
 from pipeline.audit.provenance import read_provenance
+from pipeline.kbest import KBest
 from pipeline.records import parse_utterance
 from pipeline.runs.manifest import manifest_uri, read_manifest, read_output
 from pipeline.shards import read_partition
@@ -58,7 +59,8 @@ def test_provenance_is_that_of_the_selection_files(run: tuple[ObjectStore, str])
         found = reader.read(output)
         rows = read_partition(read_output(store, run_uri, output))
         assert found.files.tolist() == [lines[row.utterance_id] for row in rows]
-        means = [row.kbest.log_z.astype(np.float64).mean() for row in rows if row.kbest]
+        kbests = [row.targets for row in rows if isinstance(row.targets, KBest)]
+        means = [kbest.log_z.astype(np.float64).mean() for kbest in kbests]
         np.testing.assert_allclose(found.mean_log_z, means)
         positions |= {
             row.utterance_id: position for row, position in zip(rows, found.positions, strict=True)
