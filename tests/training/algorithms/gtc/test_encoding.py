@@ -238,3 +238,12 @@ def test_overflow_is_deterministic(delivered: tuple[list[Tensor], Tensor, Tensor
     """The same steps send the same elements."""
     again, _, _ = overflowing_steps(2)
     assert all(torch.equal(*sent) for sent in zip(delivered[0], again, strict=False))
+
+
+@pytest.mark.parametrize("num_below", range(65))
+def test_neighbours_are_sent_however_many_stay_below(num_below: int) -> None:
+    """Of 64 neighbouring elements all that reach the threshold are sent, however many do not."""
+    residual, gradients = torch.zeros(2, 8192)
+    gradients[64 + num_below : 128] = 1.0
+    message = on_cpu.take_message(residual, gradients, 0.5)
+    assert message[HEADER_WORDS:].tolist() == list(range(64 + num_below, 128))
