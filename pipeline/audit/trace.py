@@ -30,6 +30,7 @@ from pipeline.runs.names import (
     folder_of,
     model_step,
     selection_step,
+    task_name,
 )
 from pipeline.steps.repartition import shard_groups
 from pipeline.steps.selection.select import metadata_uri
@@ -99,11 +100,11 @@ class _Tracer:
     def _follow(self, subset: str, number: int) -> None:
         """Follow the utterance from the selection file with this number."""
         features = self._manifest(features_step(subset))
-        hit = self._at_step(features, features_step(subset), f"{number:06d}")
+        hit = self._at_step(features, features_step(subset), task_name(number))
         if features is None or hit is None:
             return
         place = self._place(features, hit)
-        task = f"{place:06d}"
+        task = task_name(place)
         if subset == LABELLED:
             for step in (BOOTSTRAP_STEP, ALIGNMENT_STEP):
                 self._at_step(self._manifest(step), step, task)
@@ -114,7 +115,7 @@ class _Tracer:
             size = partitions.config["num_source_shards"] if partitions else 1
             groups = enumerate(shard_groups(len(features.outputs), size))
             group = next(number for number, shards in groups if place in shards)
-            self._at_step(partitions, PARTITIONS_STEP, f"{group:06d}")
+            self._at_step(partitions, PARTITIONS_STEP, task_name(group))
 
     def _at_step(self, manifest: Manifest | None, step: str, task: str) -> Hit | None:
         """Find the utterance in the outputs of `task`, or else anywhere in the step."""

@@ -53,6 +53,11 @@ def model_step(name: str) -> str:
     return f"{MODELS_FOLDER}/{name}"
 
 
+def task_name(number: int) -> str:
+    """Name the task that reads the object, or group of objects, with this number."""
+    return f"{number:06d}"
+
+
 def folder_of(step: str) -> str:
     """Return the first folder of a step's name: the kind of step that it is."""
     return step.partition("/")[0]

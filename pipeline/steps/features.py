@@ -14,7 +14,7 @@ from pipeline.normalization import Moments
 from pipeline.records import Quarantined, Tally, parse_utterance
 from pipeline.runs.commit import Commit, StepContext
 from pipeline.runs.manifest import Output, read_manifest, read_output
-from pipeline.runs.names import features_step, selection_step
+from pipeline.runs.names import features_step, selection_step, task_name
 from pipeline.runs.step import (
     Distribute,
     StepContents,
@@ -74,7 +74,7 @@ def extract_features(
 
     def extract(context: StepContext) -> StepContents:
         tasks = {
-            f"{number:06d}": FileTask(context, config, f"{number:06d}", output, corpus_uri)
+            task_name(number): FileTask(context, config, task_name(number), output, corpus_uri)
             for number, output in enumerate(read_manifest(store, run_uri, selection).outputs)
         }
         plan = TaskPlan(

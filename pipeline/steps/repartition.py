@@ -13,7 +13,7 @@ from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, StepContext
 from pipeline.runs.manifest import Output, read_manifest, read_output
-from pipeline.runs.names import PARTITIONS_STEP, TARGETS_STEP, UNLABELLED, features_step
+from pipeline.runs.names import PARTITIONS_STEP, TARGETS_STEP, UNLABELLED, features_step, task_name
 from pipeline.runs.step import (
     Distribute,
     StepContents,
@@ -69,7 +69,7 @@ def repartition(
     def write_partitions(context: StepContext) -> StepContents:
         features, targets = (read_manifest(store, run_uri, step).outputs for step in SOURCES)
         groups = shard_groups(len(features), config.num_source_shards)
-        names = [f"{number:06d}" for number in range(len(groups))]
+        names = [task_name(number) for number in range(len(groups))]
         tasks = {
             name: GroupTask(
                 context,

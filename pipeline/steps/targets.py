@@ -11,7 +11,14 @@ from pipeline.kbest import KBest, retained_mass
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, StepContext
 from pipeline.runs.manifest import Output, read_manifest, read_output
-from pipeline.runs.names import TARGETS_STEP, TEACHER, UNLABELLED, features_step, model_step
+from pipeline.runs.names import (
+    TARGETS_STEP,
+    TEACHER,
+    UNLABELLED,
+    features_step,
+    model_step,
+    task_name,
+)
 from pipeline.runs.step import (
     Distribute,
     StepContents,
@@ -67,7 +74,7 @@ def generate_targets(
 
     def label(context: StepContext) -> StepContents:
         tasks = {
-            f"{number:06d}": ShardTask(context, config, f"{number:06d}", output, teacher)
+            task_name(number): ShardTask(context, config, task_name(number), output, teacher)
             for number, output in enumerate(read_manifest(store, run_uri, features).outputs)
         }
         # The teacher labels all features that were extracted, so the loss budget is 0.

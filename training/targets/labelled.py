@@ -10,6 +10,7 @@ from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import Commit, StepContext
 from pipeline.runs.manifest import read_manifest, read_output
+from pipeline.runs.names import task_name
 from pipeline.runs.step import StepContents, TaskPlan, run_tasks
 from pipeline.shards import Alignment, FeatureRow, PartitionRow, read_features, write_partition
 from training.decoding.alignment import TranscribedUtterance
@@ -30,7 +31,7 @@ def read_shards(store: ObjectStore, run_uri: str, step: str) -> dict[str, list[F
     """Read the feature rows of a small subset, shard by shard, in the order of the manifest."""
     outputs = read_manifest(store, run_uri, step).outputs
     return {
-        f"{number:06d}": read_features(read_output(store, run_uri, output))
+        task_name(number): read_features(read_output(store, run_uri, output))
         for number, output in enumerate(outputs)
     }
 
