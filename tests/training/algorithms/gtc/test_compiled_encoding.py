@@ -1,6 +1,9 @@
 """Compare the compiled loops' messages with NumPy's."""
 
+import os
 import resource
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +17,10 @@ from tests.training.algorithms.gtc.test_encoding import DENSITIES, at_density
 from training.algorithms.gtc import compiled_encoding, gradient_threshold
 from training.algorithms.gtc import encoding as by_numpy
 from training.algorithms.gtc.gradient_threshold import Encoding, is_finite
+
+SANITIZED = (
+    "-O1 -g -ffp-contract=off -fsanitize=address,undefined -fno-sanitize-recover=all -shared -fPIC"
+)
 
 pytestmark = pytest.mark.skipif(
     not compiled_encoding.is_compiled(), reason="there was no C compiler"
@@ -124,6 +131,21 @@ def test_nothing_beyond_the_vectors_is_read_or_written(num_elements: int, densit
     compiled_encoding.add_message(counts[512:-512], message)
     for whole in (*sides, counts):
         assert torch.cat([whole[:512], whole[-512:]]).eq(3).all()
+
+
+def test_no_byte_beyond_a_vector_is_touched(tmp_path: Path) -> None:
+    """Neither AddressSanitizer nor UndefinedBehaviorSanitizer sees an error in the loops."""
+    source = Path(compiled_encoding.__file__).with_name("threshold_encoding.c")
+    library, program = tmp_path / "loops.so", Path(__file__).with_name("sanitized_loops.py")
+    subprocess.run(["cc", *SANITIZED.split(), source, "-o", library], check=True)
+    runtime = subprocess.check_output(["cc", "-print-file-name=libasan.so"], text=True).strip()
+    result = subprocess.run(
+        [sys.executable, program, library],
+        env={**os.environ, "LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0"},
+        capture_output=True,
+        text=True,
+    )
+    assert (result.returncode, result.stdout) == (0, "no error\n"), result.stderr
 
 
 def test_maps_take_no_memory_once_they_are_made() -> None:
