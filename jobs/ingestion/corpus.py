@@ -119,6 +119,8 @@ class _Corpus:
             return _Header(key, _duration_s(utterance.audio_path), is_new=False)
         data = utterance.audio_path.read_bytes()
         is_new = self._store.put_if_absent(uri, data)
+        if not is_new and self._store.get(uri) != data:
+            raise _other_corpus(uri)
         return _Header(key, _duration_s(io.BytesIO(data)), is_new)
 
 

@@ -3,6 +3,7 @@
 A step with tasks runs those that no commit names yet, and adds up all commits.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
@@ -22,6 +23,9 @@ from pipeline.runs.manifest import Manifest, Output, input_digests, manifest_uri
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+# An error names so many differing settings and inputs, with so many letters of each value.
+_MAX_NAMED, _MAX_SHOWN = 5, 24
 
 
 @runtime_checkable
@@ -95,7 +99,7 @@ def run_step(
     """
     inputs = {**input_digests(spec.store, spec.run_uri, spec.reads), **spec.digests}
     context = step_context(spec.store, spec.run_uri, spec.step, spec.config, inputs)
-    if (finished := finished_manifest(context)) is not None:
+    if (finished := finished_manifest(context, spec.config, inputs)) is not None:
         return StepResult(finished, was_finished=True)
     contents = make(context)
     if contents is not None:
@@ -122,8 +126,13 @@ def _manifest(spec: StepSpec, inputs: Mapping[str, str], contents: StepContents)
     )
 
 
-def finished_manifest(context: StepContext) -> Manifest | None:
-    """Read the manifest of this step if it is done; ValueError if another recipe made it."""
+def finished_manifest(
+    context: StepContext, config: Mapping[str, Any], inputs: Mapping[str, str]
+) -> Manifest | None:
+    """Read the manifest of this step if it is done.
+
+    ValueError if it was not made from `config` and `inputs`; it names what differs.
+    """
     uri = manifest_uri(context.run_uri, context.step)
     try:
         manifest = read_checked(context.store, uri, Manifest.from_bytes)
@@ -133,14 +142,52 @@ def finished_manifest(context: StepContext) -> Manifest | None:
     if made != context.fingerprint:
         raise ValueError(
             f"{uri} was made from another recipe or other inputs (digest {made[:12]}, now "
-            f"{context.fingerprint[:12]}): use another --run, or remove {context.step}"
+            f"{context.fingerprint[:12]}){differences(manifest, config, inputs)}: use another "
+            f"--run, or remove {context.step}"
         )
     return manifest
 
 
+def differences(manifest: Manifest, config: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
+    """Name the first settings and inputs in which `manifest` differs, as in ": k is 20, now 21"."""
+    there = {**_flat(manifest.config), **_flat(manifest.inputs)}
+    now = {**_flat(config), **_flat(inputs)}
+    named = [
+        f"{name} is {there.get(name, 'absent')[:_MAX_SHOWN]}, "
+        f"now {now.get(name, 'absent')[:_MAX_SHOWN]}"
+        for name in sorted(there.keys() | now.keys())
+        if there.get(name) != now.get(name)
+    ]
+    more = f"; and {len(named) - _MAX_NAMED} more" if len(named) > _MAX_NAMED else ""
+    return f": {'; '.join(named[:_MAX_NAMED])}{more}" if named else ""
+
+
+def _flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Write each value of nested settings as JSON, under its dotted name."""
+    values: dict[str, str] = {}
+    for name, value in document.items():
+        if isinstance(value, Mapping):
+            values |= _flat(value, f"{prefix}{name}.")
+        else:
+            values[f"{prefix}{name}"] = json.dumps(value)
+    return values
+
+
 def write_manifest(context: StepContext, manifest: Manifest) -> None:
-    """Store a finished step's manifest."""
-    context.store.put(manifest_uri(context.run_uri, context.step), manifest.to_bytes())
+    """Store a finished step's manifest, unless another driver has stored one.
+
+    Equal bytes are this driver's own, if the answer to its write was lost, or those of a driver
+    that did the same work. ValueError if they differ.
+    """
+    uri = manifest_uri(context.run_uri, context.step)
+    if context.store.put_if_absent(uri, manifest.to_bytes()):
+        return
+    stored = finished_manifest(context, manifest.config, manifest.inputs)
+    if stored is None or stored.to_bytes() != manifest.to_bytes():
+        raise ValueError(
+            f"{uri}: another driver finished this step first, and its result differs though the "
+            "recipe and inputs are equal; it stays. Run the same command again to use it"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,11 +87,31 @@ class Checkpointer:
 
     def _keep(self, record: CheckpointRecord) -> None:
         """Store the record, and only then remove what is outdated by it."""
-        self.store.put(join_uri(self.uri, record.key), record.to_bytes())
+        self._store(record)
         others = [each for each in self._kept if each.step != record.step]
         before, self._kept = self._kept, [*others, record][-self.num_kept :]
         kept = {key for each in self._kept for key in each.keys}
         self._remove([key for each in before for key in each.keys if key not in kept])
+
+    def _store(self, record: CheckpointRecord) -> None:
+        """Store the record; it may replace one that this training has saved or restored.
+
+        ValueError if another training has stored one of this step.
+        """
+        uri, data = join_uri(self.uri, record.key), record.to_bytes()
+        if any(each.step == record.step for each in self._kept):
+            self.store.put(uri, data)
+            return
+        if self.store.put_if_absent(uri, data):
+            return
+        stored = read_record(self.store, uri)
+        self._check_fingerprint([stored])
+        # Equal bytes are our own: the answer to the first attempt was lost.
+        if stored.to_bytes() != data:
+            raise ValueError(
+                f"{uri}: another training of this model has saved step {record.step}, with other "
+                "digests: end all but one; the same command resumes from the last checkpoint"
+            )
 
     def _remove(self, keys: list[str]) -> None:
         for key in keys:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from infra.store.object_store import ObjectStore, join_uri
+from infra.store.object_store import ObjectInfo, ObjectStore, join_uri
 from jobs.ingestion.corpus import ingest
 from jobs.ingestion.kaldi_directory import read_kaldi_directory
 from pipeline.records import Utterance, parse_utterance
@@ -170,6 +170,25 @@ def test_another_corpus_in_the_way_is_refused(kaldi_dir: Path, tmp_path: Path) -
     soundfile.write(kaldi_dir / "audio" / "ann-1.flac", np.zeros(16_000), 16_000)
     with pytest.raises(ValueError, match=r"ann-1.flac is from another corpus"):
         ingest(kaldi_dir, store, str(corpus))
+
+
+def test_an_ingest_of_another_corpus_at_the_same_time_is_refused(
+    kaldi_dir: Path, tmp_path: Path
+) -> None:
+    """Audio that came after the listing, of equal size, is compared and not replaced."""
+    corpus = tmp_path / "corpus"
+    ingest(kaldi_dir, ObjectStore((str(corpus),)), str(corpus))
+    (audio,) = corpus.glob("audio/*/ann-1.flac")
+    others = audio.read_bytes()[::-1]
+    audio.write_bytes(others)
+
+    class Listed(ObjectStore):
+        def list(self, _: str) -> list[ObjectInfo]:
+            return []
+
+    with pytest.raises(ValueError, match=r"ann-1.flac is from another corpus"):
+        ingest(kaldi_dir, Listed((str(corpus),)), str(corpus))
+    assert audio.read_bytes() == others
 
 
 def test_unreadable_audio_is_kept_for_the_quarantine(kaldi_dir: Path, tmp_path: Path) -> None:

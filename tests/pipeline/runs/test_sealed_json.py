@@ -111,7 +111,7 @@ def test_a_damaged_manifest_is_named(tmp_path: Path, damage) -> None:
     store.put(uri, damage(Manifest("features/x", {}, {}, ()).to_bytes()))
     for read in (
         lambda: read_manifest(store, run_uri, "features/x"),
-        lambda: finished_manifest(context),
+        lambda: finished_manifest(context, {}, {}),
     ):
         with pytest.raises(ValueError, match=rf"{uri}: .*remove it and run its step again"):
             read()

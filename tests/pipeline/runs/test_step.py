@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, StepContext, step_context
 from pipeline.runs.ledger import LossBudgetExceededError
@@ -30,15 +31,17 @@ __all__ = ["context"]
 
 def test_a_step_is_finished_once_its_manifest_is_there(context: StepContext) -> None:
     """None before; afterwards the manifest, if configuration and inputs are the same."""
-    assert finished_manifest(context) is None
+    assert finished_manifest(context, CONFIG, INPUTS) is None
     manifest = Manifest("features/x", CONFIG, INPUTS, ())
     write_manifest(context, manifest)
-    assert finished_manifest(context) == manifest
+    assert finished_manifest(context, CONFIG, INPUTS) == manifest
     other = step_context(context.store, context.run_uri, "features/x", {"k": 21}, INPUTS)
     digests = rf"\(digest {context.fingerprint[:12]}, now {other.fingerprint[:12]}\)"
     uri = f"{context.run_uri}/features/x/manifest.json"
-    with pytest.raises(ValueError, match=f"{uri} was made from another recipe.*{digests}.*x$"):
-        finished_manifest(other)
+    with pytest.raises(
+        ValueError, match=f"{uri} was made from another recipe.*{digests}: k is 20, now 21: .*x$"
+    ):
+        finished_manifest(other, {"k": 21}, INPUTS)
 
 
 def run(
@@ -87,7 +90,7 @@ def test_a_restarted_step_runs_what_is_not_committed(context: StepContext) -> No
     assert manifest.unselected == Tally(4, 20)
     assert (manifest.config, manifest.inputs, manifest.statistics) == (CONFIG, INPUTS, {})
     assert read_manifest(context.store, context.run_uri, "features/x") == manifest
-    assert finished_manifest(context) == manifest
+    assert finished_manifest(context, CONFIG, INPUTS) == manifest
 
 
 def test_statistics_are_of_all_commits_in_the_plans_order(context: StepContext) -> None:
@@ -111,7 +114,7 @@ def test_beyond_the_loss_budget_there_is_no_manifest(context: StepContext) -> No
 
     with pytest.raises(LossBudgetExceededError, match="2 of 8 utterances quarantined"):
         run(context, "01", commit, loss_budget=0.24)
-    assert finished_manifest(context) is None
+    assert finished_manifest(context, CONFIG, INPUTS) is None
     manifest = run(context, "01", pytest.fail, loss_budget=0.25)
     assert manifest.quarantined == Tally(2, 14)
 
@@ -147,3 +150,63 @@ def test_one_rank_writes_the_manifest_that_the_others_read(context: StepContext)
     result = run_step(spec, lambda _: None, barrier=writer)
     assert result.manifest.tally_out == Tally(2, 30)
     assert not result.was_finished
+
+
+def test_the_first_of_two_recipes_manifests_stays(context: StepContext) -> None:
+    """The driver that finishes last fails, and names the setting in which the recipes differ."""
+    slow, quick = (
+        StepSpec(context.store, context.run_uri, context.step, {"k": k}, digests=INPUTS)
+        for k in (20, 21)
+    )
+
+    def overtaken(_: StepContext) -> StepContents:
+        run_step(quick, lambda _: StepContents.of_all(Tally(3, 40)))
+        return StepContents.of_all(Tally(2, 30))
+
+    with pytest.raises(ValueError, match=r"made from another recipe.*: k is 21, now 20: use"):
+        run_step(slow, overtaken)
+    assert read_manifest(context.store, context.run_uri, context.step).config == {"k": 21}
+
+
+def test_another_result_of_the_same_recipe_is_refused(context: StepContext) -> None:
+    """As of a training that two drivers began; the same command then finds the first result."""
+    spec = StepSpec(context.store, context.run_uri, context.step, CONFIG, digests=INPUTS)
+
+    def overtaken(_: StepContext) -> StepContents:
+        run_step(spec, lambda _: StepContents.of_all(Tally(3, 40)))
+        return StepContents.of_all(Tally(2, 30))
+
+    with pytest.raises(ValueError, match="another driver finished this step first, and its result"):
+        run_step(spec, overtaken)
+    assert run_step(spec, pytest.fail).manifest.tally_out == Tally(3, 40)
+
+
+def test_a_manifest_whose_answer_was_lost_is_ours(context: StepContext) -> None:
+    """The repeated write finds an object; equal bytes are no other driver's."""
+
+    class Deaf(ObjectStore):
+        def put_if_absent(self, uri: str, data: bytes) -> bool:
+            assert super().put_if_absent(uri, data)
+            return super().put_if_absent(uri, data)
+
+    store = Deaf(context.store.allowed_prefixes)
+    spec = StepSpec(store, context.run_uri, context.step, CONFIG, digests=INPUTS)
+    result = run_step(spec, lambda _: StepContents.of_all(Tally(2, 30)))
+    assert result.manifest == read_manifest(store, context.run_uri, context.step)
+
+
+def test_differing_settings_are_named_in_short(context: StepContext) -> None:
+    """Nested ones by dotted names, absent ones as absent, long values cut, five at most."""
+    made = {"filters": {"locales": ["en-GB"]}, "hours": 1.0, **{f"x{n}": 0 for n in range(5)}}
+    write_manifest(
+        replace(context, fingerprint="of another recipe"),
+        Manifest(context.step, made, {"selection/x": "0" * 64}, ()),
+    )
+    named = (
+        r": filters.locales is \[\"en-GB\"\], now \[\]; filters.seed is absent, now 7; "
+        r"selection/x is \"0{23}, now \"1{23}; "
+        r"x0 is 0, now absent; x1 is 0, now absent; and 3 more: use another"
+    )
+    now = {"filters": {"locales": [], "seed": 7}, "hours": 1.0}
+    with pytest.raises(ValueError, match=named):
+        finished_manifest(context, now, {"selection/x": "1" * 64})

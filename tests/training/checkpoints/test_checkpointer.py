@@ -34,6 +34,10 @@ class MortalStore(ObjectStore):
         self._change(f"put {Path(uri).name}")
         super().put(uri, data)
 
+    def put_if_absent(self, uri: str, data: bytes) -> bool:
+        self._change(f"put {Path(uri).name}")
+        return super().put_if_absent(uri, data)
+
     def delete(self, uri: str) -> None:
         self._change(f"delete {Path(uri).name}")
         super().delete(uri)
@@ -210,3 +214,27 @@ def test_a_step_saved_again_replaces_what_was_saved(tmp_path: Path) -> None:
     assert steps_in(tmp_path) == [1, 1]
     (state,) = on_ranks(1, lambda group: checkpoints(group, tmp_path).restore(Synchronous))
     assert state["sub_epoch"] == 2
+
+
+def test_two_trainings_do_not_overwrite_each_others_checkpoints(tmp_path: Path) -> None:
+    """The second fails if its recipe or its state is another; the same bytes are no harm."""
+
+    def begin_both(group: ProcessGroup, fingerprint: str, other_state: dict[str, Any]) -> None:
+        first, second = (checkpoints(group, tmp_path, fingerprint=f) for f in ("a", fingerprint))
+        for ours in (first, second):
+            assert ours.restore(Synchronous) is None
+        first.save(1, state_of(1, 0))
+        second.save(1, other_state)
+
+    on_ranks(1, begin_both, "a", state_of(1, 0))
+    for path in tmp_path.iterdir():
+        path.unlink()
+    with pytest.raises(
+        ValueError, match=r"another training .* has saved step 1, .*end all but one"
+    ):
+        on_ranks(1, begin_both, "a", state_of(2, 0))
+    for path in tmp_path.iterdir():
+        path.unlink()
+    with pytest.raises(ValueError, match="another recipe or other inputs: use another --run"):
+        on_ranks(1, begin_both, "b", state_of(1, 0))
+    assert on_ranks(1, restore, tmp_path) == [1]
