@@ -8,11 +8,13 @@ from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
 from pipeline.runs.names import SUBSETS, selection_step
+from pipeline.steps.selection.buckets import require_known_subsets
 from pipeline.steps.selection.select import metadata_uri, select_utterances
 
 
 def run(job: Job) -> StepResults:
     """Select each subset; only the unlabelled one is sampled."""
+    require_known_subsets(job.store, job.corpus_uri)
     with distribute_on_spark(job) as distribute:
         return [
             select_utterances(

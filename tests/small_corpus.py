@@ -59,7 +59,7 @@ def write_corpus(
             records.append(
                 {
                     "utterance_id": utterance_id,
-                    "speaker_id": f"speaker-{speaker:02d}",
+                    "speaker_id": f"{subset}-speaker-{speaker:02d}",
                     "duration_s": duration_s,
                     "created_at": f"2026-01-01T00:{number:02d}:00+00:00",
                     "locale": "en-US",

@@ -10,6 +10,7 @@ from pipeline.filters import SelectionFilters
 from pipeline.records import Quarantined, Utterance
 from pipeline.runs.manifest import Manifest
 from pipeline.runs.names import UNLABELLED
+from pipeline.steps.selection.buckets import METADATA_SUFFIXES
 from pipeline.steps.utterance_features import resolve_audio
 
 
@@ -18,7 +19,7 @@ def find_record(
 ) -> tuple[Hit, Utterance | Quarantined] | None:
     """Find an utterance's metadata record; objects of the day of `created_at` are read first."""
     uris = [each.uri for each in store.list(metadata_uri)]
-    metadata = [uri for uri in uris if uri.endswith((".jsonl", ".jsonl.gz"))]
+    metadata = [uri for uri in uris if uri.endswith(METADATA_SUFFIXES)]
     day = _day(created_at)
     return in_metadata(
         store, sorted(metadata, key=lambda uri: f"/date={day}/" not in uri), utterance_id

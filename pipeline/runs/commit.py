@@ -113,16 +113,7 @@ def step_context(
 
 def committed_tasks(context: StepContext) -> dict[str, Commit]:
     """Read the commits of earlier attempts at this step by task: one LIST, in the driver."""
-    objects = context.store.list(join_uri(context.run_uri, context.step, COMMITS_FOLDER))
-    fetched = context.store.get_many([each.uri for each in objects])
-    commits = []
-    for uri, found in fetched:
-        if isinstance(found, Exception):
-            raise found
-        try:
-            commits.append(Commit.from_bytes(found.data))
-        except ValueError:
-            commits.append(read_checked(context.store, uri, Commit.from_bytes))
+    commits = read_commits(context.store, context.run_uri, context.step)
     for commit in commits:
         if commit.fingerprint != context.fingerprint:
             raise ValueError(
@@ -130,3 +121,17 @@ def committed_tasks(context: StepContext) -> dict[str, Commit]:
                 f"inputs; use another --run, or remove {context.step}"
             )
     return {commit.task: commit for commit in commits}
+
+
+def read_commits(store: ObjectStore, run_uri: str, step: str) -> list[Commit]:
+    """Read all commits of a step, whatever its recipe and inputs."""
+    objects = store.list(join_uri(run_uri, step, COMMITS_FOLDER))
+    commits = []
+    for uri, found in store.get_many([each.uri for each in objects]):
+        if isinstance(found, Exception):
+            raise found
+        try:
+            commits.append(Commit.from_bytes(found.data))
+        except ValueError:
+            commits.append(read_checked(store, uri, Commit.from_bytes))
+    return commits

@@ -3,6 +3,7 @@
 Unequal files, ledgers and repeated requests are left out.
 """
 
+from collections.abc import Sequence
 from math import ceil
 
 from infra.store.objects import ObjectInfo
@@ -17,8 +18,9 @@ from jobs.planning.volumes.object_counts import (
 )
 from jobs.planning.volumes.step_volume import Requests, Volume, Work
 from jobs.planning.volumes.workload import Subset, Workload
-from pipeline.runs.names import UNLABELLED
+from pipeline.runs.names import SUBSETS, UNLABELLED
 from pipeline.steps.selection.budget_cutoff import num_ranges
+from pipeline.steps.selection.subset_overlap import num_ranges as num_compared_ranges
 from training.recipes import Recipe
 
 LIST_PAGE = 1_000
@@ -26,6 +28,9 @@ LIST_PAGE = 1_000
 
 HASH_BYTES = 13
 """Bytes that selection stores of a record: its hash, its duration, its share of the speaker."""
+
+COMPARED_SHARE = 0.3
+"""Work of hashing a selected record for the comparison of subsets: 6 us of selection's 20."""
 
 COMMIT_BYTES = 1_000
 OUTPUT_BYTES = 320
@@ -37,7 +42,8 @@ def spark_volumes(workload: Workload, recipe: Recipe) -> dict[str, Volume]:
     every = workload.subsets
     sampled = [each for each in every if each.name == UNLABELLED]
     return {
-        SELECT_UTTERANCES: sum((selection(workload, each, recipe) for each in every), Volume()),
+        SELECT_UTTERANCES: sum((selection(workload, each, recipe) for each in every), Volume())
+        + comparison(workload, recipe),
         EXTRACT_FEATURES: sum((extraction(workload, each, recipe) for each in every), Volume()),
         GENERATE_TARGETS: sum((targets(each, recipe) for each in sampled), Volume()),
         REPARTITION: sum((repartition(each, recipe) for each in sampled), Volume()),
@@ -69,6 +75,29 @@ def _scratch(workload: Workload, subset: Subset, samples: bool, sampled_bytes: f
         bytes_read=3 * metadata_bytes + hash_bytes * (1 + sample / ranges) + sampled_bytes,
         bytes_written=hash_bytes + sampled_bytes + 2 * buckets * COMMIT_BYTES,
         work=Work(metadata_records=subset.records),
+    )
+
+
+def comparison(workload: Workload, recipe: Recipe) -> Volume:
+    """Compute the volume of comparing each subset's selection with those made before it."""
+    every = sorted(workload.subsets, key=lambda each: SUBSETS.index(each.name))
+    return sum(
+        (_compared(workload, every[: n + 1], recipe) for n in range(1, len(every))), Volume()
+    )
+
+
+def _compared(workload: Workload, subsets: Sequence[Subset], recipe: Recipe) -> Volume:
+    groups = sum(num_selection_groups(each, recipe) for each in subsets)
+    files = sum(num_files(each, recipe) for each in subsets)
+    utterances = sum(each.utterances for each in subsets)
+    hashes = groups * num_compared_ranges(utterances)
+    return Volume(
+        objects=hashes,
+        # The commits name the files, which are hashed; then the hashes are compared.
+        requests=Requests(get=groups + files + hashes, put=hashes, list=len(subsets)),
+        bytes_read=utterances * (workload.record_bytes + HASH_BYTES),
+        bytes_written=utterances * HASH_BYTES,
+        work=Work(metadata_records=COMPARED_SHARE * utterances),
     )
 
 

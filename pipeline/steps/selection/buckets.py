@@ -7,12 +7,17 @@ from dataclasses import dataclass
 from functools import partial
 
 from infra.store.checked_reads import read_checked
-from infra.store.object_store import ObjectInfo, ObjectStore, StoreError, normalize_uri
+from infra.store.object_store import ObjectInfo, ObjectStore, StoreError, join_uri, normalize_uri
 from pipeline.runs.manifest import sha256
+from pipeline.runs.names import METADATA_FOLDER, SUBSETS
 from pipeline.runs.step import Distribute
+
+METADATA_SUFFIXES = (".jsonl", ".jsonl.gz")
 
 # A task holds this many metadata objects at a time.
 _GETS_IN_FLIGHT = 4
+# What writers of metadata leave beside it: success marks, checksums, and folders' marks.
+_MARKS = re.compile(r"_SUCCESS|\..*|.*_\$folder\$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +39,17 @@ class Bucket:
 
 
 def list_metadata(store: ObjectStore, metadata_uri: str) -> dict[str, list[ObjectInfo]]:
-    """List the metadata objects of each bucket; buckets and objects are in the order of names."""
-    objects = [
-        found for found in store.list(metadata_uri) if found.uri.endswith((".jsonl", ".jsonl.gz"))
-    ]
+    """List the metadata objects of each bucket; buckets and objects are in the order of names.
+
+    ValueError names an object that is neither metadata by its suffix nor a known mark of writers.
+    """
+    objects = [found for found in store.list(metadata_uri) if not _is_mark(found)]
+    for found in objects:
+        if not found.uri.endswith(METADATA_SUFFIXES):
+            raise ValueError(
+                f"{found.uri} is no metadata by its name: need {' or '.join(METADATA_SUFFIXES)}; "
+                "convert it, or move it out of the folder"
+            )
     if not objects:
         raise ValueError(
             f"{metadata_uri} holds no *.jsonl metadata: run jobs/ingest.py, or set corpus.uri"
@@ -46,6 +58,22 @@ def list_metadata(store: ObjectStore, metadata_uri: str) -> dict[str, list[Objec
     for found in objects:
         buckets[bucket_of(found.uri)].append(found)
     return dict(sorted(buckets.items()))
+
+
+def require_known_subsets(store: ObjectStore, corpus_uri: str) -> None:
+    """Raise ValueError for metadata in no subset's folder, which no selection would read."""
+    base = join_uri(corpus_uri, METADATA_FOLDER)
+    for found in store.list(base):
+        subset = found.uri.removeprefix(f"{base}/").partition("/")[0]
+        if subset not in SUBSETS and not _is_mark(found):
+            raise ValueError(
+                f"{found.uri} is in no subset's folder: need {METADATA_FOLDER}/ and one of "
+                f"{', '.join(SUBSETS)}; rename the folder, or move it out of {METADATA_FOLDER}/"
+            )
+
+
+def _is_mark(found: ObjectInfo) -> bool:
+    return _MARKS.fullmatch(found.uri.rpartition("/")[2]) is not None
 
 
 def bucket_of(uri: str) -> str:

@@ -40,7 +40,8 @@ def index_bucket(task: IndexTask) -> Commit:
     ranges = cut_into_ranges(
         records.priorities[kept],
         records.durations_ms[kept],
-        records.speaker_hashes,
+        # Of a speaker whom filters and cap leave nothing, no stream is in two files.
+        records.speaker_hashes[np.unique(records.speakers[kept]).astype(np.int64)],
         task.num_ranges,
     )
     rejected = records.rejected | ({"max_speaker_hours": over_cap} if over_cap.utterances else {})
@@ -80,13 +81,12 @@ class _BucketRecords:
             if isinstance(found, Quarantined):
                 quarantined.append(found.duration_ms)
                 continue
-            speaker = numbers.setdefault(found.record.speaker_id, len(numbers))
             if isinstance(found, Filtered):
                 rejected[found.rule].append(found.record.duration_ms)
                 continue
             priorities.append(found.priority)
             durations_ms.append(found.record.duration_ms)
-            owners.append(speaker)
+            owners.append(numbers.setdefault(found.record.speaker_id, len(numbers)))
         hashes = [sampling_priority(task.rules.seed, name) for name in numbers]
         return cls(
             np.array(priorities, np.uint64),

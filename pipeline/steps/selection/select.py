@@ -38,6 +38,7 @@ from pipeline.steps.selection.pack_files import PackTask, pack_files
 from pipeline.steps.selection.record_rules import RecordRules
 from pipeline.steps.selection.select_bucket import SelectTask, select_bucket
 from pipeline.steps.selection.statistics import require_eligible, selection_statistics
+from pipeline.steps.selection.subset_overlap import require_disjoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,8 @@ def select_utterances(
     """Select the utterances of one subset.
 
     The budget of hours and the filters hold for the unlabelled subset; the labelled and the
-    held-out subset are selected whole.
+    held-out subset are selected whole. ValueError if another subset's selection in this run has
+    an utterance or a speaker of this one.
     """
     listing = list_metadata(store, metadata_uri)
     buckets = digest_buckets(store, listing, distribute, f"digest {subset} metadata")
@@ -99,7 +101,9 @@ def select_utterances(
             lambda outputs: shuffle(outputs, config.seed),
             partial(selection_statistics, indexes, selected),
         )
-        return run_tasks(context, plan)
+        contents = run_tasks(context, plan)
+        require_disjoint(context, subset, distribute)
+        return contents
 
     digests = input_digests_of(buckets, metadata_uri)
     spec = StepSpec(store, run_uri, selection_step(subset), asdict(config), digests=digests)

@@ -156,7 +156,9 @@ def test_each_speaker_begins_a_new_stream(tmp_path: Path) -> None:
     for store, run_uri, corpus_uri in (alone, together):
         arguments = (store, run_uri, "unlabelled", corpus_uri, CONFIG, 0.0, serially)
         rows = shards(store, run_uri, extract_features(*arguments).manifest)
-        first = [row for shard in rows for row in shard if row.speaker_id == "speaker-00"]
+        first = [
+            row for shard in rows for row in shard if row.speaker_id == "unlabelled-speaker-00"
+        ]
         found.append({row.utterance_id: row.features.tobytes() for row in first})
     assert found[0] == found[1]
     assert len(found[0]) == 5

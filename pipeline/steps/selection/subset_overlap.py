@@ -1,0 +1,177 @@
+"""Refuse a selection that shares an utterance or a speaker with another subset's.
+
+Each selection commits its files, then compares itself with the commits of the other subsets, and
+only then writes its manifest. So of two selections at the same time at least one sees the other.
+What has three manifests in one run is disjoint, whatever the order: no speaker of training is in
+the word error rates. Only selected records count: what is left out is neither trained nor scored.
+"""
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+from jaxtyping import UInt64
+
+from infra.prefetch import prefetch
+from pipeline.records import Tally, Utterance, parse_utterance
+from pipeline.runs.commit import StepContext, read_commits
+from pipeline.runs.manifest import Output, read_output
+from pipeline.runs.names import SCRATCH_FOLDER, SUBSETS, selection_step
+from pipeline.runs.step import Distribute
+from pipeline.sampling import sampling_priority
+from pipeline.steps.selection.hash_ranges import HashRange, cut_into_ranges
+
+_RANGE_UTTERANCES = 20_000_000
+"""A range's task holds so many hashes of 8 bytes, and a sorted copy."""
+
+_GETS_IN_FLIGHT = 16
+_HASH_SEED = 0
+_UTTERANCE, _SPEAKER = "utterance", "speaker"
+
+Hashes = UInt64[np.ndarray, " _names"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The selection files of one committed task of a subset."""
+
+    context: StepContext
+    subset: str
+    files: tuple[Output, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One range of the hashed ids of a group."""
+
+    subset: str
+    hashes: Output
+
+
+@dataclass(frozen=True, slots=True)
+class _Overlap:
+    """The ids of one kind that two subsets share: how many, and one with its group's number."""
+
+    kind: str
+    other: str
+    count: int
+    example: int
+    group: int
+
+
+def require_disjoint(context: StepContext, subset: str, distribute: Distribute) -> None:
+    """Compare a subset's committed selection with those of the other subsets in its run.
+
+    ValueError names a shared utterance or speaker. The driver holds object names alone; equal
+    64-bit hashes count as equal ids.
+    """
+    others = [group for each in SUBSETS if each != subset for group in _groups(context, each)]
+    if not others:
+        return
+    groups = [*_groups(context, subset), *others]
+    num_utterances = sum(output.utterances for group in groups for output in group.files)
+    to_hash = [(group, num_ranges(num_utterances)) for group in groups]
+    hashed = distribute(to_hash, _hash_group, "hash the subsets")
+    tasks = [
+        (context, subset, tuple(map(_Part, (group.subset for group in groups), outputs)))
+        for outputs in zip(*hashed, strict=True)
+    ]
+    found = [each for some in distribute(tasks, _compare, "compare the subsets") for each in some]
+    if found:
+        firsts = {(each.other, each.kind): each for each in reversed(found)}
+        examples = [(groups[each.group], each) for each in firsts.values()]
+        names = distribute(examples, _name, "name what the subsets share")
+        raise ValueError(_refusal(subset, found, dict(zip(firsts, names, strict=True))))
+
+
+def num_ranges(num_utterances: int) -> int:
+    """Count the ranges of hashes in which so many utterances of all subsets are compared."""
+    return 1 + num_utterances // _RANGE_UTTERANCES
+
+
+def _groups(context: StepContext, subset: str) -> Iterator[_Group]:
+    scratch = replace(context, step=f"{context.step}/{SCRATCH_FOLDER}")
+    for commit in read_commits(context.store, context.run_uri, selection_step(subset)):
+        yield _Group(scratch, subset, commit.outputs)
+
+
+def _hash_group(task: tuple[_Group, int]) -> tuple[Output, ...]:
+    group, num_parts = task
+    utterances, durations_ms = array("Q"), array("q")
+    speakers: set[str] = set()
+    for record in _records(group):
+        utterances.append(_hash(record.utterance_id))
+        durations_ms.append(record.duration_ms)
+        speakers.add(record.speaker_id)
+    ranges = cut_into_ranges(
+        np.array(utterances, np.uint64),
+        np.array(durations_ms, np.int64),
+        np.array([_hash(speaker) for speaker in speakers], np.uint64),
+        num_parts,
+    )
+    return tuple(
+        group.context.put_output(
+            f"subset-{group.subset}-{number:05d}",
+            ".hashes",
+            part.to_bytes(),
+            Tally(len(part.priorities), int(part.durations_ms.sum())),
+        )
+        for number, part in enumerate(ranges)
+    )
+
+
+def _compare(task: tuple[StepContext, str, tuple[_Part, ...]]) -> list[_Overlap]:
+    context, subset, parts = task
+    read = partial(read_output, context.store, context.run_uri)
+    found = prefetch(read, [part.hashes for part in parts], _GETS_IN_FLIGHT)
+    ranges = [HashRange.from_bytes(data) for _, data in found]
+    overlaps = []
+    for kind in (_UTTERANCE, _SPEAKER):
+        columns = [each.priorities if kind == _UTTERANCE else each.speakers for each in ranges]
+        own = _of_subset(subset, parts, columns)
+        for other in sorted({part.subset for part in parts} - {subset}):
+            shared = np.intersect1d(own, _of_subset(other, parts, columns))
+            if len(shared):
+                holders = (n for n, part in enumerate(parts) if part.subset == subset)
+                group = next(n for n in holders if np.isin(shared[0], columns[n]))
+                overlaps.append(_Overlap(kind, other, len(shared), int(shared[0]), group))
+    return overlaps
+
+
+def _of_subset(subset: str, parts: Sequence[_Part], columns: Sequence[Hashes]) -> Hashes:
+    some = [c for part, c in zip(parts, columns, strict=True) if part.subset == subset]
+    return np.concatenate([np.empty(0, np.uint64), *some])
+
+
+def _name(task: tuple[_Group, _Overlap]) -> str:
+    group, overlap = task
+    ids = (
+        record.utterance_id if overlap.kind == _UTTERANCE else record.speaker_id
+        for record in _records(group)
+    )
+    return next(name for name in ids if _hash(name) == overlap.example)
+
+
+def _refusal(subset: str, found: Sequence[_Overlap], names: Mapping[tuple[str, str], str]) -> str:
+    facts = []
+    for (other, kind), name in sorted(names.items()):
+        count = sum(each.count for each in found if (each.other, each.kind) == (other, kind))
+        facts.append(f"{count:,} {kind}(s) with {selection_step(other)}, such as {name!r}")
+    return (
+        f"{selection_step(subset)} shares {'; '.join(facts)}: need each speaker and utterance in "
+        "one subset, or word error rates would be of speech that training heard; correct the "
+        "metadata, and select again into a new --run"
+    )
+
+
+def _records(group: _Group) -> Iterator[Utterance]:
+    for output in group.files:
+        data = read_output(group.context.store, group.context.run_uri, output)
+        for line in data.splitlines():
+            yield parse_utterance(line.decode())
+
+
+def _hash(name: str) -> int:
+    return sampling_priority(_HASH_SEED, name)

@@ -1,0 +1,248 @@
+"""No utterance and no speaker may be selected for two subsets; metadata has known names."""
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+
+from infra.store.object_store import ObjectStore, join_uri
+from infra.store.request_counts import REQUESTS
+from jobs.planning.volumes.pipeline_volumes import spark_volumes
+from jobs.planning.volumes.workload import Workload, ingested
+from pipeline.filters import SelectionFilters
+from pipeline.records import Tally
+from pipeline.runs.manifest import Output, manifest_uri
+from pipeline.runs.names import SUBSETS, selection_step
+from pipeline.steps.selection import subset_overlap
+from pipeline.steps.selection.buckets import require_known_subsets
+from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
+from tests.small_corpus import local_store, serially
+from tests.whole_path.processes import TINY
+from training.recipes import read_recipe
+
+CONFIG = SelectionConfig(hours=0.0, file_hours=4 / 3600, seed=3)
+Run = tuple[ObjectStore, str, str]
+PART = "date=2026-01-01/speaker_bucket={bucket}/part-00000.jsonl"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Three subsets of eight utterances, each of its own four speakers in two buckets."""
+    store, run_uri, corpus_uri = local_store(tmp_path)
+    for subset in SUBSETS:
+        write(store, corpus_uri, subset, own_records(subset))
+    return store, run_uri, corpus_uri
+
+
+def own_records(subset: str) -> list[tuple[str, str]]:
+    return [(f"{subset}-utt-{number}", f"{subset}-spk-{number % 4}") for number in range(8)]
+
+
+def write(
+    store: ObjectStore,
+    corpus_uri: str,
+    subset: str,
+    records: Sequence[tuple[str, str]],
+    locales: Mapping[str, str] | None = None,
+) -> None:
+    """Write utterances of a second, by pairs of utterance and speaker; buckets by speaker."""
+    for bucket in "01":
+        lines = [
+            {
+                "utterance_id": utterance,
+                "speaker_id": speaker,
+                "duration_s": 1.0,
+                "created_at": "2026-01-01T00:00:00+00:00",
+                "locale": (locales or {}).get(utterance, "en-US"),
+                "audio_uri": f"audio/{utterance}.flac",
+            }
+            for utterance, speaker in records
+            if str(int(speaker[-1]) % 2) == bucket
+        ]
+        data = "".join(json.dumps(line) + "\n" for line in lines).encode()
+        store.put(join_uri(metadata_uri(corpus_uri, subset), PART.format(bucket=bucket)), data)
+
+
+def select(run: Run, subset: str, config: SelectionConfig = CONFIG) -> None:
+    store, run_uri, corpus_uri = run
+    uri = metadata_uri(corpus_uri, subset)
+    select_utterances(store, run_uri, subset, uri, config, 1.0, serially)
+
+
+def is_selected(run: Run, subset: str) -> bool:
+    return run[0].exists(manifest_uri(run[1], selection_step(subset)))
+
+
+def test_disjoint_subsets_are_selected(run: Run) -> None:
+    """In ranges of any number."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subset_overlap, "_RANGE_UTTERANCES", 5)
+        for subset in SUBSETS:
+            select(run, subset)
+    assert all(is_selected(run, subset) for subset in SUBSETS)
+
+
+@pytest.mark.parametrize("order", list(permutations(SUBSETS)), ids="-".join)
+@pytest.mark.parametrize("range_utterances", [3, 20_000_000])
+@pytest.mark.parametrize("kind", ["utterance", "speaker"])
+def test_what_two_subsets_share_is_refused_in_any_order(
+    run: Run, order: tuple[str, ...], range_utterances: int, kind: str
+) -> None:
+    """The later of the two has no manifest; the message counts, and names subset and example."""
+    store, _, corpus_uri = run
+    first, second, third = order
+    shared = {
+        "utterance": (f"{first}-utt-5", f"{third}-spk-9"),
+        "speaker": (f"{third}-utt-9", f"{first}-spk-2"),
+    }[kind]
+    write(store, corpus_uri, third, [*own_records(third), shared])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subset_overlap, "_RANGE_UTTERANCES", range_utterances)
+        select(run, first)
+        select(run, second)
+        name = shared[0] if kind == "utterance" else shared[1]
+        message = (
+            rf"selection/{third} shares 1 {kind}\(s\) with selection/{first}, such as '{name}'"
+        )
+        with pytest.raises(ValueError, match=message):
+            select(run, third)
+    assert is_selected(run, second)
+    assert not is_selected(run, third)
+
+
+def test_all_that_is_shared_is_counted(run: Run) -> None:
+    """Both kinds with both other subsets, each with its number and an example."""
+    store, _, corpus_uri = run
+    write(store, corpus_uri, "heldout", [*own_records("labelled"), *own_records("unlabelled")[:1]])
+    select(run, "labelled")
+    select(run, "unlabelled")
+    with pytest.raises(ValueError, match="8 utterance") as refused:
+        select(run, "heldout")
+    for part in (
+        "4 speaker(s) with selection/labelled, such as 'labelled-spk-",
+        "8 utterance(s) with selection/labelled, such as 'labelled-utt-",
+        "1 speaker(s) with selection/unlabelled, such as 'unlabelled-spk-0'",
+        "1 utterance(s) with selection/unlabelled, such as 'unlabelled-utt-0'",
+    ):
+        assert part in str(refused.value)
+
+
+def test_a_selection_without_manifest_counts(run: Run) -> None:
+    """Of two selections at the same time, neither of which has its manifest, one sees the other."""
+    store, run_uri, corpus_uri = run
+    write(store, corpus_uri, "heldout", own_records("labelled"))
+    select(run, "labelled")
+    store.delete(manifest_uri(run_uri, selection_step("labelled")))
+    with pytest.raises(ValueError, match="8 utterance"):
+        select(run, "heldout")
+    with pytest.raises(ValueError, match="8 utterance"):
+        select(run, "labelled")
+
+
+def test_what_is_not_selected_may_be_shared(run: Run) -> None:
+    """A filter that leaves out a held-out speaker's records keeps training and test apart."""
+    store, _, corpus_uri = run
+    shared = ("heldout-utt-1", "heldout-spk-1")
+    records = [*own_records("unlabelled"), shared]
+    write(store, corpus_uri, "unlabelled", records, {"heldout-utt-1": "fr-FR"})
+    select(run, "heldout")
+    filters = SelectionFilters(locales=("en-US",))
+    select(run, "unlabelled", SelectionConfig(0.0, CONFIG.file_hours, CONFIG.seed, filters))
+    assert is_selected(run, "unlabelled")
+
+
+def test_planned_requests_of_three_subsets_are_the_selections(run: Run) -> None:
+    """The comparison is planned: exactly its objects, GETs and PUTs."""
+    store, run_uri, corpus_uri = run
+    before = REQUESTS.total()
+    for subset in SUBSETS:
+        select(run, subset)
+    made = REQUESTS.total() - before
+    subsets = []
+    for subset in SUBSETS:
+        found = store.list(metadata_uri(corpus_uri, subset))
+        keys = [each.uri.removeprefix(corpus_uri) for each in found]
+        outputs = [Output(key[1:], 0, "", *_halves()) for key in keys]
+        subsets.append(ingested(subset, outputs, 0.0))
+    recipe = read_recipe(str(TINY), [f"selection.file_hours={CONFIG.file_hours}"])
+    volume = spark_volumes(Workload(tuple(subsets), 200.0), recipe)["select_utterances"]
+    assert (volume.requests.get, volume.requests.put) == (made.get, made.put)
+    assert volume.objects == len(store.list(join_uri(run_uri, "selection")))
+
+
+def _halves() -> tuple[int, int]:
+    tally = Tally(4, 4000)
+    return tally.utterances, tally.duration_ms
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("part.json", "part.ndjson", "part.jsonl.bz2", "part.parquet", "part", "part.JSONL"),
+        *("part.jsonl.zst", "_temporary/part.json", "jsonl", "part.jsonl.tmp", "manifest.csv"),
+    ],
+)
+def test_metadata_of_unknown_name_is_refused(run: Run, name: str) -> None:
+    """The message names the object and the known suffixes, and nothing is selected."""
+    store, run_uri, corpus_uri = run
+    store.put(join_uri(metadata_uri(corpus_uri, "labelled"), name), b"{}\n")
+    message = rf"{name} is no metadata by its name: need .jsonl or .jsonl.gz"
+    with pytest.raises(ValueError, match=message):
+        select(run, "labelled")
+    assert store.list(run_uri + "/selection") == []
+
+
+@pytest.mark.parametrize(
+    "name", ["_SUCCESS", ".part.jsonl.crc", ".hidden", "date=2026_$folder$", "a/_SUCCESS"]
+)
+def test_marks_of_writers_are_no_metadata(run: Run, name: str) -> None:
+    """What Hadoop's writers leave beside their files is passed over."""
+    store, _, corpus_uri = run
+    store.put(join_uri(metadata_uri(corpus_uri, "labelled"), name), b"")
+    select(run, "labelled")
+    assert is_selected(run, "labelled")
+
+
+def test_metadata_in_no_subset_is_refused(run: Run) -> None:
+    """A misspelt folder would never be read."""
+    store, _, corpus_uri = run
+    store.put(join_uri(corpus_uri, "metadata", "_SUCCESS"), b"")
+    require_known_subsets(store, corpus_uri)
+    store.put(join_uri(corpus_uri, "metadata", "labeled", "part.jsonl"), b"{}\n")
+    message = "labeled/part.jsonl is in no subset's folder: need .* labelled, unlabelled, heldout"
+    with pytest.raises(ValueError, match=message):
+        require_known_subsets(store, corpus_uri)
+
+
+CAP = SelectionFilters(max_speaker_hours=2 / 3600)
+
+
+@pytest.mark.parametrize(
+    ("filters", "locale", "duration_s", "is_refused"),
+    [
+        (SelectionFilters(), "fr-FR", 1.0, True),
+        (SelectionFilters(locales=("en-US",)), "en-US", 1.0, True),
+        (SelectionFilters(locales=("en-US",)), "fr-FR", 1.0, False),
+        (CAP, "en-US", 1.0, True),
+        (CAP, "en-US", 2.5, False),
+    ],
+)
+def test_a_record_that_filters_leave_out_splits_no_speaker(
+    tmp_path: Path, filters: SelectionFilters, locale: str, duration_s: float, is_refused: bool
+) -> None:
+    """A speaker is in two buckets if both hold records of theirs that may be selected."""
+    store, _, corpus_uri = run = local_store(tmp_path)
+    write(store, corpus_uri, "unlabelled", [("a", "spk-0"), ("b", "spk-1")])
+    line = {"utterance_id": "c", "speaker_id": "spk-0", "audio_uri": "x", "locale": locale}
+    line |= {"duration_s": duration_s, "created_at": "2026-01-01T00:00:00+00:00"}
+    uri = join_uri(metadata_uri(corpus_uri, "unlabelled"), PART.format(bucket="2"))
+    store.put(uri, json.dumps(line).encode())
+    config = SelectionConfig(0.0, 1.0, CONFIG.seed, filters)
+    if is_refused:
+        with pytest.raises(ValueError, match="1 speakers have records in several"):
+            select(run, "unlabelled", config)
+    else:
+        select(run, "unlabelled", config)
+    assert is_selected(run, "unlabelled") is not is_refused
