@@ -37,19 +37,24 @@ READS = (EVALUATION_STEP, TARGETS_STEP, *map(model_step, EVALUATED_MODELS), *PIP
 
 
 def run(job: Job) -> StepResults:
-    """Build the report from the manifests of all steps; print the table."""
-    report = build_report(job)
-    print(format_table(report), file=sys.stderr if job.arguments.json else sys.stdout)
+    """Build the report from the manifests of all steps; print the table.
 
-    def write_report(_: StepContext) -> StepContents:
-        for name, text in (
-            ("report.json", json.dumps(report, indent=1, sort_keys=True) + "\n"),
-            ("report.html", render_report(report)),
-        ):
-            job.store.put(join_uri(job.run_uri, REPORT_STEP, name), text.encode())
+    Each call stores the report again, so that the newest certificate and step records are in it.
+    The manifest comes first: a call with other inputs than the manifest's fails before it stores.
+    """
+    report = build_report(job)
+
+    def count(_: StepContext) -> StepContents:
         return StepContents.of_all(read_manifest(job.store, job.run_uri, EVALUATION_STEP).tally_out)
 
-    return [run_step(StepSpec(job.store, job.run_uri, REPORT_STEP, {}, READS), write_report)]
+    result = run_step(StepSpec(job.store, job.run_uri, REPORT_STEP, {}, READS), count)
+    for name, text in (
+        ("report.json", json.dumps(report, indent=1, sort_keys=True) + "\n"),
+        ("report.html", render_report(report)),
+    ):
+        job.store.put(join_uri(job.run_uri, REPORT_STEP, name), text.encode())
+    print(format_table(report), file=sys.stderr if job.arguments.json else sys.stdout)
+    return [result]
 
 
 def build_report(job: Job) -> dict[str, Any]:
@@ -87,10 +92,11 @@ def planned_and_actual(job: Job, steps: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def step_records(job: Job) -> dict[str, Any]:
-    """Read the summaries that the steps stored, in the order in which they ended."""
+    """Read the summaries that the steps before this one stored, in the order of their ends."""
     uris = [found.uri for found in job.store.list(join_uri(job.run_uri, STEP_RECORDS_FOLDER))]
     records = [json.loads(job.store.get(uri)) for uri in uris]
-    return {record["step"]: record for record in sorted(records, key=lambda r: r["finished_at"])}
+    ordered = sorted(records, key=lambda record: record["finished_at"])
+    return {record["step"]: record for record in ordered if record["step"] != REPORT}
 
 
 def step_entry(record: dict[str, Any]) -> dict[str, Any]:

@@ -64,7 +64,10 @@ def tallies(manifest: Manifest) -> dict[str, Any]:
 
 
 def store_summary(job: Job, summary: dict[str, Any]) -> None:
-    """Store the summary and the resolved recipe in <run>/steps, where the report finds them."""
+    """Store the summary and the resolved recipe in <run>/steps, where the report finds them.
+
+    The record of a step's last job replaces earlier ones; a job that found all done stores none.
+    """
     record = {
         **summary,
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),

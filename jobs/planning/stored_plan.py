@@ -25,7 +25,10 @@ def stored_calibration(store: ObjectStore, run_uri: str) -> Calibration | None:
 
 
 def store_plan(store: ObjectStore, run_uri: str, plan: RunPlan, calibration: Calibration) -> None:
-    """Store plan and calibration in the run; the report compares them with the records."""
+    """Store plan and calibration in the run; the report compares them with the records.
+
+    The last plan replaces earlier ones. Each of the two documents holds the whole calibration.
+    """
     for uri, document in (
         (calibration_uri(run_uri), asdict(calibration)),
         (join_uri(run_uri, PLAN_FOLDER, "plan.json"), to_json(plan, calibration)),

@@ -169,7 +169,7 @@ def _flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         if isinstance(value, Mapping):
             values |= _flat(value, f"{prefix}{name}.")
         else:
-            values[f"{prefix}{name}"] = json.dumps(value)
+            values[f"{prefix}{name}"] = json.dumps(value, sort_keys=True)
     return values
 
 

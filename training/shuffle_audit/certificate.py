@@ -17,7 +17,7 @@ import numpy as np
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.audit.provenance import STEPS, read_provenance
 from pipeline.runs.commit import StepContext
-from pipeline.runs.manifest import read_manifest
+from pipeline.runs.manifest import manifest_uri, read_manifest
 from pipeline.runs.names import CERTIFICATE_STEP, PARTITIONS_STEP
 from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step
 from pipeline.shuffle_quality.certificate import Figure, certify
@@ -51,7 +51,11 @@ class CertificateConfig:
 def certify_run(
     fit: Fit, store: ObjectStore, run_uri: str, config: CertificateConfig
 ) -> StepResult:
-    """Write certificate/certificate.json; the manifest, and whether it was done before."""
+    """Certify the order; return the manifest, and whether it was there before.
+
+    certificate/certificate.json repeats the manifest's statistics. Each call stores it after the
+    manifest is there, so that no other call's certificate replaces it.
+    """
 
     def certify_partitions(_: StepContext) -> StepContents:
         partitions = read_manifest(store, run_uri, PARTITIONS_STEP)
@@ -67,13 +71,14 @@ def certify_run(
             world_size=config.num_ranks,
         )
         document = {**asdict(config), **certificate(dataset, fit, config)}
-        data = (json.dumps(document, indent=1, sort_keys=True) + "\n").encode()
-        store.put(certificate_uri(run_uri), data)
         return StepContents.of_all(partitions.tally_out, statistics=document)
 
     resolved = {**asdict(config), **asdict(fit)}
     spec = StepSpec(store, run_uri, CERTIFICATE_STEP, resolved, STEPS)
-    return run_step(spec, certify_partitions)
+    result = run_step(spec, certify_partitions)
+    text = json.dumps(result.manifest.statistics, indent=1, sort_keys=True)
+    store.put(certificate_uri(run_uri), f"{text}\n".encode())
+    return result
 
 
 def certificate_uri(run_uri: str) -> str:
@@ -83,9 +88,9 @@ def certificate_uri(run_uri: str) -> str:
 
 def read_certificate(store: ObjectStore, run_uri: str) -> dict[str, Any]:
     """Read the certificate of a run; return an empty dictionary if it has none."""
-    uri = certificate_uri(run_uri)
-    found: dict[str, Any] = json.loads(store.get(uri)) if store.exists(uri) else {}
-    return found
+    if not store.exists(manifest_uri(run_uri, CERTIFICATE_STEP)):
+        return {}
+    return dict(read_manifest(store, run_uri, CERTIFICATE_STEP).statistics)
 
 
 def certificate(dataset: Dataset, fit: Fit, config: CertificateConfig) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from tests.small_corpus import local_store, serially
 from tests.written_run import write_run
 from training.fit.model_specs import Fit, student_fit
 from training.recipes import read_recipe
+from training.shuffle_audit import certificate as certificate_module
 from training.shuffle_audit import row_provenance
 from training.shuffle_audit.certificate import CertificateConfig, certificate_uri, certify_run
 from training.shuffle_audit.row_provenance import ProvenanceReader
@@ -89,7 +90,9 @@ def test_the_certificate_of_a_run(run: tuple[ObjectStore, str]) -> None:
         == result.manifest.statistics
         == certify_run(small_fit(), store, run_uri, config).manifest.statistics
     )
+    store.put(certificate_uri(run_uri), b"damaged")
     assert certify_run(small_fit(), store, run_uri, config).was_finished
+    assert json.loads(store.get(certificate_uri(run_uri))) == document
     assert document["uniform_run"]["effective_files"] == pytest.approx(12, rel=0.05)
     assert document["uniform_run"]["effective_speakers"] == pytest.approx(36, rel=0.1)
     assert document["chunks"]["sub_epochs"] == [0, 2, 4]
@@ -110,6 +113,26 @@ def test_the_certificate_of_a_run(run: tuple[ObjectStore, str]) -> None:
     assert "2 ranks" in table
     assert "effective files" in table
     assert "whole utterances" in table
+
+
+def test_a_certificate_of_other_settings_replaces_none(
+    run: tuple[ObjectStore, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two calls at the same time the last one to end fails, and stores nothing."""
+    store, run_uri = run
+    remove_certificate(run_uri)
+    slow, quick = (CertificateConfig(2, num_steps, 3) for num_steps in (8, 9))
+
+    def overtaken(*_: object) -> dict[str, int]:
+        monkeypatch.setattr(certificate_module, "certificate", lambda *_: {"number": 9})
+        certify_run(small_fit(), store, run_uri, quick)
+        return {"number": 8}
+
+    monkeypatch.setattr(certificate_module, "certificate", overtaken)
+    with pytest.raises(ValueError, match=r"another recipe.*: num_steps is 9, now 8: use"):
+        certify_run(small_fit(), store, run_uri, slow)
+    assert json.loads(store.get(certificate_uri(run_uri)))["number"] == 9
+    remove_certificate(run_uri)
 
 
 def test_a_certificate_is_the_same_for_a_seed(run: tuple[ObjectStore, str]) -> None:

@@ -1,0 +1,53 @@
+"""The report job stores a report again and again, but never one of other inputs."""
+
+import json
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from infra.store.object_store import ObjectStore
+from jobs import report
+from jobs.cli.job import Job
+from pipeline.runs.commit import step_context
+from pipeline.runs.manifest import Manifest, manifest_uri
+from pipeline.runs.names import EVALUATION_STEP
+from pipeline.runs.step import write_manifest
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """A run of empty steps, of which each report has another number."""
+    numbers = iter(range(9))
+    monkeypatch.setattr(report, "build_report", lambda _: {"number": next(numbers)})
+    monkeypatch.setattr(report, "render_report", lambda found: f"page {found['number']}")
+    monkeypatch.setattr(report, "format_table", lambda _: "")
+    store, run_uri = ObjectStore((str(tmp_path),)), str(tmp_path)
+    for step in report.READS:
+        write_manifest(step_context(store, run_uri, step, {}, {}), Manifest(step, {}, {}, ()))
+    return Job("report", None, run_uri, "", store, None, Namespace(json=False), is_leader=True)
+
+
+def stored(job: Job) -> tuple[int, str]:
+    folder = Path(job.run_uri, "report")
+    number = json.loads((folder / "report.json").read_text())["number"]
+    return number, (folder / "report.html").read_text()
+
+
+def test_each_call_stores_the_report_again(job: Job, tmp_path: Path) -> None:
+    """The manifest is that of the first; a report that was damaged is whole again."""
+    (first,) = report.run(job)
+    (tmp_path / "report" / "report.json").write_text("damaged")
+    (second,) = report.run(job)
+    assert (first.was_finished, second.was_finished) == (False, True)
+    assert stored(job) == (1, "page 1")
+
+
+def test_a_report_of_other_inputs_replaces_none(job: Job) -> None:
+    """The evaluation was made again: the call fails before it stores anything."""
+    report.run(job)
+    other = Manifest(EVALUATION_STEP, {"beam": 9}, {}, ())
+    job.store.put(manifest_uri(job.run_uri, EVALUATION_STEP), other.to_bytes())
+    with pytest.raises(ValueError, match=r"report/manifest.json was made from .* evaluation is"):
+        report.run(job)
+    assert stored(job) == (0, "page 0")
