@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from infra.store.objects import (
-    AccessDenied,
     Fetched,
     Listing,
+    ObjectDenied,
     ObjectInfo,
     ObjectNotFound,
     StoreError,
@@ -172,7 +172,7 @@ def _store_errors(uri: str) -> Iterator[None]:
     try:
         yield
     except PermissionError as error:
-        raise AccessDenied(f"{uri}: permission denied: check its owner and mode") from error
+        raise ObjectDenied(f"{uri}: permission denied: check its owner and mode") from error
     except OSError as error:
         if isinstance(error, FileNotFoundError) or error.errno in _MISSING:
             raise ObjectNotFound(f"{uri}: no such object: check the path") from error

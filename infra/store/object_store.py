@@ -11,6 +11,7 @@ from infra.store.objects import (
     AccessDenied,
     Fetched,
     Listing,
+    ObjectDenied,
     ObjectInfo,
     ObjectNotFound,
     ObjectTooLarge,
@@ -23,6 +24,7 @@ from infra.store.uris import is_s3, join_uri, normalize_uri, require_within, res
 __all__ = [
     "AccessDenied",
     "Fetched",
+    "ObjectDenied",
     "ObjectInfo",
     "ObjectNotFound",
     "ObjectStore",
@@ -51,7 +53,8 @@ class ObjectStore:
     """ObjectStore reads and writes whole objects at `s3://bucket/key` or local paths.
 
     A store can be pickled and shared between threads; each process makes its own clients. S3's
-    transient errors are retried (`infra/store/retry.py`); all others are raised at once.
+    transient errors are retried (`infra/store/retry.py`). That an object is absent or denied is
+    believed when four answers say so. All other errors are raised at once.
     A URI outside `allowed_prefixes`, by `..` or a symlink too, raises PrefixError.
     """
 

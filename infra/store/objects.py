@@ -1,4 +1,8 @@
-"""Describe objects, and define the errors of a store."""
+"""Describe objects, and define the errors of a store: of one object, or of access to all.
+
+ObjectNotFound, ObjectDenied and ObjectTooLarge are about one object, whose neighbours may be well.
+Every other StoreError is about access: credentials, the clock, the bucket, the network.
+"""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -22,6 +26,10 @@ class ObjectTooLarge(StoreError):  # noqa: N818
 
 class AccessDenied(StoreError):  # noqa: N818
     """AccessDenied says that the store refuses our credentials, or that there are none."""
+
+
+class ObjectDenied(AccessDenied):
+    """ObjectDenied says that our credentials, good as they may be, do not open this one object."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,9 @@ LONGEST_WAIT_S = 20.0
 LIMIT_S = 180.0
 """No attempt begins later than this after the first one."""
 
+MAX_ASKS = 4
+"""If 3 % of answers deny what is there, one operation in a million is denied so often."""
+
 
 class GaveUpError(Exception):
     """GaveUpError says that every attempt failed transiently; `last` is the last error."""
@@ -53,3 +56,18 @@ def retry(
         REQUESTS.add(RequestCounts(retries=1))
         time.sleep(wait_s)
     raise ValueError(f"max_attempts = {max_attempts}: need at least 1")
+
+
+def confirm(action: Callable[[], R], is_doubtful: Callable[[Exception], bool]) -> R:
+    """Call `action`; believe an error that `is_doubtful` only when `MAX_ASKS` calls raise one.
+
+    An answer is no failure, so these calls do not count as retries.
+    """
+    for ask in range(MAX_ASKS - 1):
+        try:
+            return action()
+        except Exception as error:
+            if not is_doubtful(error):
+                raise
+        time.sleep(random.uniform(0, FIRST_WAIT_S * 2**ask))
+    return action()

@@ -6,8 +6,8 @@ import numpy as np
 from jaxtyping import Float32
 
 from infra.store.object_store import (
-    AccessDenied,
     Fetched,
+    ObjectDenied,
     ObjectNotFound,
     ObjectStore,
     ObjectTooLarge,
@@ -31,7 +31,7 @@ PCM_BYTES_PER_S = 2 * SAMPLE_RATE_HZ
 
 REFUSALS = {
     ObjectNotFound: "missing_object",
-    AccessDenied: "access_denied",
+    ObjectDenied: "access_denied",
     PrefixError: "outside_prefixes",
     ObjectTooLarge: "too_large",
 }

@@ -1,4 +1,8 @@
-"""Classify the errors of S3: which are transient, and what error and remedy the user sees."""
+"""Classify the errors of S3: what one object says, what access as such says, what may pass.
+
+An answer about one object, absent or denied, is believed when it is repeated. An answer about
+access (credentials, clock, throttling) is retried, with fresh credentials where those may help.
+"""
 
 import os
 from urllib.parse import urlsplit
@@ -15,19 +19,54 @@ from botocore.exceptions import (
     NoCredentialsError,
     ParamValidationError,
     PartialCredentialsError,
+    ProfileNotFound,
     ProxyConnectionError,
     SSLError,
+    SSOError,
+    TokenRetrievalError,
 )
 from botocore.parsers import ResponseParserError
 
-from infra.store.objects import AccessDenied, ObjectNotFound, StoreError
+from infra.store.objects import AccessDenied, ObjectDenied, ObjectNotFound, StoreError
 from infra.store.uris import split_s3
 
-_CREDENTIAL_ERRORS = (NoCredentialsError, PartialCredentialsError, CredentialRetrievalError)
-_DENIED_CODES = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired"}
+# Of these the next attempt may find fresh ones: a rotated file, a token service that had failed.
+_LAPSED_CREDENTIALS = (
+    NoCredentialsError,
+    PartialCredentialsError,
+    CredentialRetrievalError,
+    SSOError,
+    TokenRetrievalError,
+)
+_NO_CREDENTIALS = (*_LAPSED_CREDENTIALS, ProfileNotFound)
+# A HEAD has no body that names the cause: an expired token is a bare 400 there.
+_LAPSED_CODES = {
+    "400",
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "InvalidToken",
+    "RequestExpired",
+    "TokenRefreshRequired",
+}
+_SKEWED = "RequestTimeTooSkewed"
+_ARCHIVED = "InvalidObjectState"
+_REMEDIES = {
+    _ARCHIVED: "restore the object from its archive, then run the step again",
+    _SKEWED: "set this machine's clock, then run the step again",
+    "400": "renew the credentials, or check the URI",
+    **dict.fromkeys(_LAPSED_CODES - {"400"}, "renew the credentials, then run the step again"),
+}
+_CHECK_POLICY = (
+    "check the credentials and the bucket's policy (an absent object is refused too, "
+    "without s3:ListBucket)"
+)
+_OBJECT_OPERATIONS = {"GetObject", "HeadObject", "PutObject", "DeleteObject"}
+_OPERATIONS = {*_OBJECT_OPERATIONS, "HeadBucket", "ListObjectsV2"}
+_DENIED_CODES = {"AccessDenied", "Forbidden", "403"}
+_ABSENT_CODES = {"NoSuchKey", "NotFound", "404"}
 
 # 409: another conditional write or delete was in progress; it may have left no object.
-_TRANSIENT_STATUSES = {408, 409, 429, 500, 502, 503, 504}
+_TRANSIENT_STATUSES = {401, 408, 409, 429, 500, 502, 503, 504}
 # These come as 400: the server waited for our body, or received another than we sent.
 _TRANSIENT_CODES = {
     "BadDigest",
@@ -35,6 +74,22 @@ _TRANSIENT_CODES = {
     "RequestTimeout",
     "XAmzContentChecksumMismatch",
     "XAmzContentSHA256Mismatch",
+}
+# Of gateways and compatible stores too; some send them as 400.
+_THROTTLED_CODES = {
+    "BandwidthLimitExceeded",
+    "LimitExceededException",
+    "PriorRequestNotComplete",
+    "ProvisionedThroughputExceededException",
+    "RequestLimitExceeded",
+    "RequestThrottled",
+    "RequestThrottledException",
+    "SlowDown",
+    "ThrottledException",
+    "Throttling",
+    "ThrottlingException",
+    "TooManyRequests",
+    "TooManyRequestsException",
 }
 
 
@@ -62,15 +117,44 @@ TRANSPORT_ERRORS = (BotoCoreError, ClientError, ResponseParserError, CorruptTran
 def is_transient(error: Exception) -> bool:
     """Return whether the same request may succeed if it is retried."""
     if isinstance(error, ClientError):
-        return http_status(error) in _TRANSIENT_STATUSES or _code(error) in _TRANSIENT_CODES
+        status, code = http_status(error), _code(error)
+        passes = status in _TRANSIENT_STATUSES or code in {*_TRANSIENT_CODES, _SKEWED}
+        return passes or is_throttled(error) or is_lapsed(error)
     if isinstance(error, SSLError):
         return "CERTIFICATE_VERIFY_FAILED" not in str(error)
-    return isinstance(error, _BROKEN)
+    return isinstance(error, _BROKEN) or is_lapsed(error)
 
 
-def is_unreachable(error: Exception) -> bool:
-    """Return whether the connection was refused or the host unknown, as at a wrong endpoint."""
-    return isinstance(error, EndpointConnectionError | ProxyConnectionError)
+def is_throttled(error: Exception) -> bool:
+    """Return whether the store asks for fewer requests."""
+    return isinstance(error, ClientError) and (
+        http_status(error) in {429, 503} or _code(error) in _THROTTLED_CODES
+    )
+
+
+def is_lapsed(error: Exception) -> bool:
+    """Return whether the request lacked valid credentials, where fresh ones may be found."""
+    if not isinstance(error, ClientError):
+        return isinstance(error, _LAPSED_CREDENTIALS)
+    is_of_token_service = error.operation_name not in _OPERATIONS
+    return is_of_token_service or http_status(error) == 401 or _code(error) in _LAPSED_CODES
+
+
+def is_doubtful(error: Exception) -> bool:
+    """Return whether an answer says that an object is absent or denied: one answer may be wrong."""
+    is_answer = isinstance(error, ClientError) and http_status(error) in {403, 404}
+    return is_answer and not is_transient(error)
+
+
+def is_misconfigured(error: Exception) -> bool:
+    """Return whether a process that begins should stop: a wrong endpoint, or no credentials."""
+    return isinstance(
+        error,
+        EndpointConnectionError
+        | ProxyConnectionError
+        | NoCredentialsError
+        | PartialCredentialsError,
+    )
 
 
 def store_error(error: Exception, uri: str, how_often: str = "") -> StoreError:
@@ -80,9 +164,10 @@ def store_error(error: Exception, uri: str, how_often: str = "") -> StoreError:
     """
     if isinstance(error, ClientError):
         return _refusal(error, uri, how_often)
-    if isinstance(error, _CREDENTIAL_ERRORS):
+    if isinstance(error, _NO_CREDENTIALS):
         remedy = "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-        return AccessDenied(f"{uri}: no usable credentials: {remedy}")
+        cause = type(error).__name__
+        return AccessDenied(f"{uri}: no usable credentials ({cause}): {remedy}{_suffix(how_often)}")
     if isinstance(error, ParamValidationError):  # s3://bucket alone
         return ObjectNotFound(f"{uri}: names a bucket, not an object: check the key")
     if isinstance(error, CorruptTransferError):
@@ -98,11 +183,15 @@ def _refusal(error: ClientError, uri: str, how_often: str) -> StoreError:
     code, status = _code(error), http_status(error)
     if code == "NoSuchBucket":
         return missing_bucket(split_s3(uri)[0], uri)
-    if status == 404:
+    if status == 404 and code in _ABSENT_CODES:
         return ObjectNotFound(f"{uri}: no such object: check the key")
-    if status in {401, 403} or code in _DENIED_CODES:
-        remedy = "check the credentials and the bucket's policy (an absent object is refused too,"
-        return AccessDenied(f"{uri}: refused ({status} {code}): {remedy} without s3:ListBucket)")
+    if code == _ARCHIVED:
+        return StoreError(f"{uri}: archived ({status} {code}): {_REMEDIES[code]}")
+    if status in {401, 403} or is_lapsed(error):
+        is_of_object = code in _DENIED_CODES and error.operation_name in _OBJECT_OPERATIONS
+        denied = ObjectDenied if is_of_object else AccessDenied
+        remedy = _REMEDIES.get(code, _CHECK_POLICY)
+        return denied(f"{uri}: refused ({status} {code}): {remedy}{_suffix(how_often)}")
     remedy = "try again later" if is_transient(error) else "check the URI and AWS_ENDPOINT_URL"
     answer = f"the store answered {status} {code} at {endpoint()}"
     return StoreError(f"{uri}: {answer}: {remedy}{_suffix(how_often)}")

@@ -6,24 +6,26 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import closing
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, BinaryIO, TypeVar
 
 import boto3
 import s3fs
 from botocore.config import Config
-from botocore.exceptions import ClientError
+from botocore.exceptions import BotoCoreError, ClientError
 
 from infra.store.objects import Fetched, Listing, ObjectInfo, require_at_most
 from infra.store.request_counts import REQUESTS, RequestCounts
-from infra.store.retry import GaveUpError, retry
+from infra.store.retry import GaveUpError, confirm, retry
 from infra.store.s3.bodies import TimedBody, etag_of, read_body, require_md5
 from infra.store.s3.errors import (
     TRANSPORT_ERRORS,
     CorruptTransferError,
     http_status,
+    is_doubtful,
+    is_lapsed,
+    is_misconfigured,
     is_transient,
-    is_unreachable,
     missing_bucket,
     store_error,
 )
@@ -51,12 +53,13 @@ _KINDS = {
 class S3Store:
     """S3Store is the S3 half of ObjectStore, configured by the standard AWS chain.
 
-    Transient failures and corrupt bodies are retried as in `retry`; other errors are raised at
-    once. The caller sees an ObjectNotFound, an AccessDenied or another StoreError with a remedy.
+    Transient failures and corrupt bodies are retried as in `retry`, with a fresh session where
+    credentials have lapsed. Absence and denial are asked for again as in `confirm`; other errors
+    are raised at once. The caller sees a StoreError with a remedy.
     """
 
     def __init__(self) -> None:
-        self._session = boto3.session.Session()
+        self._session: Any = None
         self._making_client = threading.Lock()
         self._reached_buckets: set[str] = set()
 
@@ -115,7 +118,8 @@ class S3Store:
 
     def open(self, uri: str) -> BinaryIO:
         """Open the object for reading and seeking, in blocks of 8 MB."""
-        file: BinaryIO = S3File(self._file_system, self.head(uri))
+        info = self.head(uri)
+        file: BinaryIO = S3File(self._file_system, info, self._renewed_file_system)
         return file
 
     def delete(self, uri: str) -> None:
@@ -139,11 +143,32 @@ class S3Store:
         try:
             self._reach(bucket)
             address = {"Bucket": bucket, "Key": key}
-            return retry(lambda: attempt(self._client, address), is_transient)
+            ask = partial(self._ask, "_client", lambda client: attempt(client, address))
+            return retry(lambda: confirm(ask, is_doubtful), is_transient)
         except GaveUpError as error:
             raise store_error(error.last, uri, str(error)) from error
         except TRANSPORT_ERRORS as error:
             raise store_error(error, uri) from error
+
+    def _ask(self, name: str, attempt: Callable[[Any], R]) -> R:
+        """Send one request by the client with this name; forget the client if its token lapsed."""
+        client = None
+        try:
+            client = getattr(self, name)
+            return attempt(client)
+        except (BotoCoreError, ClientError) as error:
+            if is_lapsed(error):
+                self._forget(client)
+            raise
+
+    def _forget(self, lapsed: object) -> None:
+        """Let the next request read the credentials again, unless another thread saw to it."""
+        with self._making_client:
+            names = ("_client", "_first_client", "_file_system")
+            if lapsed is None or any(self.__dict__.get(name) is lapsed for name in names):
+                self._session = None
+                for name in names:
+                    self.__dict__.pop(name, None)
 
     def _reach(self, bucket: str) -> None:
         # Once per process: report a wrong endpoint or bucket at once, not after many attempts.
@@ -151,17 +176,18 @@ class S3Store:
             return
 
         def attempt() -> None:
+            ask = partial(self._ask, "_first_client", lambda it: it.head_bucket(Bucket=bucket))
             try:
-                self._first_client.head_bucket(Bucket=bucket)
+                confirm(ask, _is_missing)
             except ClientError as error:
-                if http_status(error) == 404:
+                if _is_missing(error):
                     raise missing_bucket(bucket, f"s3://{bucket}") from error
-                # 403: permissions may be limited to a prefix; the request itself will show.
-                if is_transient(error):
+                # 400, 403: permissions may be limited to a prefix; the request itself will show.
+                if is_transient(error) and http_status(error) != 400:
                     raise
 
         def may_pass(error: Exception) -> bool:
-            return is_transient(error) and not is_unreachable(error)
+            return is_transient(error) and not is_misconfigured(error)
 
         retry(attempt, may_pass, limit_s=FIRST_CONTACT_LIMIT_S)
         self._reached_buckets.add(bucket)
@@ -178,11 +204,20 @@ class S3Store:
     def _file_system(self) -> s3fs.S3FileSystem:
         return file_system(_config(CONNECT_TIMEOUT_S, READ_TIMEOUT_S))
 
+    def _renewed_file_system(self, refused: s3fs.S3FileSystem) -> s3fs.S3FileSystem:
+        self._forget(refused)
+        return self._file_system
+
     def _make_client(self, connect_timeout_s: float, read_timeout_s: float) -> Any:  # noqa: ANN401
         with self._making_client:  # a session's client factory is not thread-safe
+            self._session = self._session or boto3.session.Session()
             client = self._session.client("s3", config=_config(connect_timeout_s, read_timeout_s))
         client.meta.events.register("before-send.s3", _count)
         return client
+
+
+def _is_missing(error: Exception) -> bool:
+    return isinstance(error, ClientError) and http_status(error) == 404
 
 
 def _config(connect_timeout_s: float, read_timeout_s: float) -> Config:

@@ -1,0 +1,205 @@
+"""What one object's answer says of that object, and what says that access as such has failed."""
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from botocore.exceptions import ClientError, CredentialRetrievalError
+
+from infra.store import retry
+from infra.store.object_store import (
+    AccessDenied,
+    ObjectDenied,
+    ObjectNotFound,
+    ObjectStore,
+    StoreError,
+)
+from infra.store.request_counts import REQUESTS
+from infra.store.s3.errors import is_lapsed, is_transient, store_error
+from tests.s3_server import CREDENTIALS
+
+URI = "s3://bucket/key"
+
+
+class ScriptedServer(ThreadingHTTPServer):
+    """ScriptedServer refuses the first GETs as scripted, and those signed by a lapsed key id."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.refusals: list[tuple[int, str]] = []
+        self.lapsed_key = ""
+        self.credentials: Path | None = None
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: ScriptedServer
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self._answer(200)
+
+    def do_GET(self) -> None:
+        server = self.server
+        if server.lapsed_key and f"={server.lapsed_key}/" in self.headers["Authorization"]:
+            write_credentials(server.credentials, "renewed")
+            self._answer(400, _error("ExpiredToken"))
+        elif server.refusals:
+            status, code = server.refusals.pop(0)
+            self._answer(status, _error(code) if code else b"")
+        else:
+            self._answer(200, b"audio")
+
+    def _answer(self, status: int, body: bytes = b"") -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def _error(code: str) -> bytes:
+    return f"<Error><Code>{code}</Code><Message>injected</Message></Error>".encode()
+
+
+def write_credentials(file: Path | None, key: str) -> None:
+    assert file is not None
+    lines = ("[default]", f"aws_access_key_id={key}", "aws_secret_access_key=s")
+    file.write_text("\n".join((*lines, "aws_session_token=t", "")), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def scripted_server() -> Iterator[ScriptedServer]:
+    """Serve all tests of the module, so that they share a process's clients too."""
+    with ScriptedServer() as scripted:
+        threading.Thread(target=scripted.serve_forever, args=(0.02,), daemon=True).start()
+        yield scripted
+        scripted.shutdown()
+
+
+@pytest.fixture
+def server(scripted_server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> ScriptedServer:
+    monkeypatch.setattr(retry, "FIRST_WAIT_S", 0.001)
+    endpoint = f"http://127.0.0.1:{scripted_server.server_port}"
+    for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": endpoint}.items():
+        monkeypatch.setenv(name, value)
+    scripted_server.refusals = []
+    return scripted_server
+
+
+ABSENT_OR_DENIED = [
+    (404, "NoSuchKey", ObjectNotFound),
+    (404, "", ObjectNotFound),
+    (403, "AccessDenied", ObjectDenied),
+    (403, "", ObjectDenied),
+]
+
+
+@pytest.mark.parametrize(("status", "code", "error"), ABSENT_OR_DENIED)
+def test_absence_and_denial_are_believed_at_the_fourth_answer(
+    server: ScriptedServer, status: int, code: str, error: type[StoreError]
+) -> None:
+    """Three such answers and then the bytes are the bytes; four are the error of this object."""
+    store, before = ObjectStore(("s3://bucket",)), REQUESTS.total()
+    server.refusals = [(status, code)] * 3
+    assert store.get(URI) == b"audio"
+    server.refusals = [(status, code)] * 4
+    with pytest.raises(error, match=URI):
+        store.get(URI)
+    made = REQUESTS.total() - before
+    assert (made.get, made.retries) == (8, 0), "an answer is no failure"
+
+
+PASSING = [
+    (400, "ExpiredToken"),
+    (400, "TokenRefreshRequired"),
+    (400, "InvalidToken"),
+    (400, ""),
+    (403, "RequestTimeTooSkewed"),
+    (403, "ExpiredToken"),
+    (401, "Unauthorized"),
+    (401, ""),
+    (400, "SlowDown"),
+    (400, "Throttling"),
+    (400, "ThrottlingException"),
+    (400, "RequestLimitExceeded"),
+    (400, "RequestThrottled"),
+    (403, "TooManyRequestsException"),
+    (429, ""),
+]
+
+
+@pytest.mark.parametrize(("status", "code"), PASSING)
+def test_what_waiting_may_heal_is_retried(server: ScriptedServer, status: int, code: str) -> None:
+    """Such an answer costs a retry, whatever its status, and never an object."""
+    store, before = ObjectStore(("s3://bucket",)), REQUESTS.total()
+    server.refusals = [(status, code)]
+    assert store.get(URI) == b"audio"
+    assert (REQUESTS.total() - before).retries == 1
+    answer = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    error = store_error(ClientError(answer, "GetObject"), URI)  # type: ignore[arg-type]
+    assert type(error) in {StoreError, AccessDenied}
+
+
+@pytest.mark.parametrize("code", ["SlowDown", "RequestTimeTooSkewed"])
+def test_patience_with_access_ends(server: ScriptedServer, code: str) -> None:
+    """Ten answers of any such kind are an error with the attempts, and not that of an object."""
+    server.refusals = [(403, code)] * 10
+    with pytest.raises(StoreError, match=rf"{URI}: .*403 {code}.*10 attempts") as caught:
+        ObjectStore(("s3://bucket",)).get(URI)
+    assert not isinstance(caught.value, ObjectNotFound | ObjectDenied)
+
+
+LASTING = [
+    (403, "InvalidObjectState", "restore the object from its archive"),
+    (403, "InvalidAccessKeyId", "check the credentials"),
+    (403, "SignatureDoesNotMatch", "check the credentials"),
+    (403, "AccountProblem", "check the credentials"),
+    (404, "NoSuchBucket", "create it, or correct its name"),
+    (404, "NoSuchAccessPoint", "check the URI and AWS_ENDPOINT_URL"),
+    (405, "MethodNotAllowed", "check the URI and AWS_ENDPOINT_URL"),
+]
+
+
+@pytest.mark.parametrize(("status", "code", "remedy"), LASTING)
+def test_other_refusals_are_of_access(
+    server: ScriptedServer, status: int, code: str, remedy: str
+) -> None:
+    """An archive, wrong keys and an absent bucket fail with a remedy; no object is to blame."""
+    server.refusals = [(status, code)] * 4
+    with pytest.raises(StoreError, match=remedy) as caught:
+        ObjectStore(("s3://bucket",)).get(URI)
+    assert not isinstance(caught.value, ObjectNotFound | ObjectDenied)
+
+
+def test_an_expired_token_is_replaced_by_the_one_on_disk(
+    server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process renews the credentials file meanwhile; the next attempt is signed by it."""
+    server.credentials, server.lapsed_key = tmp_path / "credentials", "lapsed"
+    write_credentials(server.credentials, "lapsed")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(server.credentials))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    before = REQUESTS.total()
+    assert ObjectStore(("s3://bucket",)).get(URI) == b"audio"
+    assert (REQUESTS.total() - before).retries == 1
+
+
+def test_a_token_service_that_fails_is_no_objects_denial() -> None:
+    """Its 403 is a ClientError as S3's is, but of another operation: retried, and of access."""
+    answer = {"Error": {"Code": "AccessDenied"}, "ResponseMetadata": {"HTTPStatusCode": 403}}
+    of_service = ClientError(answer, "AssumeRole")  # type: ignore[arg-type]
+    for error in (of_service, CredentialRetrievalError(provider="x", error_msg="y")):
+        assert is_transient(error)
+        assert is_lapsed(error)
+        assert type(store_error(error, URI)) is AccessDenied
+
+
+def test_a_denied_listing_is_no_objects_denial() -> None:
+    """It says nothing of the objects below."""
+    answer = {"Error": {"Code": "AccessDenied"}, "ResponseMetadata": {"HTTPStatusCode": 403}}
+    assert type(store_error(ClientError(answer, "ListObjectsV2"), URI)) is AccessDenied  # type: ignore[arg-type]
