@@ -69,7 +69,7 @@ def run_tests(tests: list[str], limit_s: int, seconds: Path) -> tuple[bool, floa
     # Only the first run may keep bytecode: a mutant's would be taken for the next one's.
     sys.dont_write_bytecode = seconds.exists()
     resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s))
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, resource.RLIM_INFINITY))
     log = os.open("pytest.log", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)
