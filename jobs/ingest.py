@@ -3,18 +3,18 @@
 megahour ingest --recipe recorded --run runs/mine --kaldi-dir /data/mine
 """
 
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 
-from infra.store.object_store import join_uri
 from jobs.cli.catalogue import INGEST
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.ingestion.corpus import ingest
-from pipeline.records import Tally, parse_utterance
+from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import StepContext
+from pipeline.runs.ledger import check_loss_budget
 from pipeline.runs.manifest import Output, sha256
-from pipeline.runs.names import INGEST_STEP, METADATA_FOLDER
+from pipeline.runs.names import INGEST_STEP
 from pipeline.runs.step import StepContents, StepSpec, run_step
 
 
@@ -28,26 +28,36 @@ def run(job: Job) -> StepResults:
         for path in sorted(directory.iterdir())
         if path.is_file() and path.suffix != ".ctm"
     }
-
-    def write_corpus(_: StepContext) -> StepContents:
-        summary = ingest(directory, job.store, job.corpus_uri)
-        outputs = metadata_outputs(job)
-        tally = sum((output.tally for output in outputs), Tally())
-        return StepContents.of_all(tally, outputs, asdict(summary) | {"new_objects": None})
-
     spec = StepSpec(job.store, job.run_uri, INGEST_STEP, {}, digests=digests)
-    return [run_step(spec, write_corpus)]
+    return [run_step(spec, lambda context: _write_corpus(job, context, directory))]
 
 
-def metadata_outputs(job: Job) -> tuple[Output, ...]:
-    """Return the metadata objects of the corpus, by their keys below it."""
-    outputs = []
-    for found in job.store.list(join_uri(job.corpus_uri, METADATA_FOLDER)):
-        data = job.store.get(found.uri)
-        tally = Tally.of(parse_utterance(line) for line in data.decode().splitlines())
-        key = found.uri.removeprefix(job.corpus_uri).lstrip("/")
-        outputs.append(Output(key, len(data), sha256(data), tally.utterances, tally.duration_ms))
-    return tuple(outputs)
+def _write_corpus(job: Job, context: StepContext, directory: Path) -> StepContents:
+    ledgers: list[Output] = []
+
+    def judge(rows: Sequence[Quarantined], tally_in: Tally) -> None:
+        if ledger := context.put_ledger(INGEST_STEP, rows):
+            ledgers.append(ledger)
+        budget, quarantined = job.recipe.loss_budget, Tally.of(rows)
+        check_loss_budget(job.store, job.run_uri, ledgers, quarantined, tally_in, budget)
+
+    corpus = ingest(directory, job.store, job.corpus_uri, judge)
+    tally, quarantined = (
+        sum((output.tally for output in outputs), Tally()) for outputs in (corpus.outputs, ledgers)
+    )
+    return StepContents(
+        outputs=corpus.outputs,
+        tally_in=tally + quarantined,
+        tally_out=tally,
+        ledgers=tuple(ledgers),
+        quarantined=quarantined,
+        statistics={
+            "utterances": corpus.utterances,
+            "hours": corpus.hours,
+            "unreadable": corpus.unreadable,
+            "unlisted": corpus.unlisted,
+        },
+    )
 
 
 STEP = Step(
@@ -55,7 +65,7 @@ STEP = Step(
     description="Copy a Kaldi data directory into the store as a corpus of audio objects and "
     "metadata. Required are wav.scp, text, utt2spk, lexicon.txt, labelled.speakers, "
     "unlabelled.speakers and heldout.speakers; optional are utt2placement, utt2time, utt2dur and "
-    "spk2locale.",
+    "spk2locale. Utterances without a usable record or file become ledger rows.",
     reads=(),
     writes=(INGEST_STEP,),
     run=run,

@@ -4,7 +4,9 @@ Needed: wav.scp, text, utt2spk, lexicon.txt, {labelled,unlabelled,heldout}.speak
 utt2placement, utt2time (ISO 8601 with an offset), utt2dur (seconds), spk2locale.
 """
 
+import codecs
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,6 +16,7 @@ from pipeline.runs.names import SUBSETS, UNLABELLED
 
 UNDETERMINED_LOCALE = "und"
 _UNSAFE_IN_KEYS = "/\\%"
+_BLANKS = re.compile(r"[ \t]+")  # str.split would also split at control characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,7 @@ class KaldiUtterance:
     """KaldiUtterance is one utterance; `text` is always None in the unlabelled subset.
 
     `created_at` and `declared_duration_s` are None where the directory does not state them.
+    `audio_path` may not exist; `listed_path` is its spelling in wav.scp.
     """
 
     utterance_id: str
@@ -28,6 +32,7 @@ class KaldiUtterance:
     subset: str
     locale: str
     audio_path: Path
+    listed_path: str
     text: str | None
     placement: str | None
     created_at: str | None
@@ -57,7 +62,7 @@ def read_kaldi_directory(path: Path) -> KaldiDirectory:
     ]
     return KaldiDirectory(
         utterances=tuple(tables.utterance(key, subset_of) for key in listed),
-        lexicon=_read(path / "lexicon.txt"),
+        lexicon=_text(path / "lexicon.txt").encode(),
         num_unlisted=len(tables.speaker_of) - len(listed),
     )
 
@@ -67,16 +72,16 @@ class _Tables:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.audio_path_of = {
-            key: _audio_path(path, key, value) for key, value in _table(path, "wav.scp").items()
-        }
+        self.listed_path_of = _table(path, "wav.scp")
+        for key, value in self.listed_path_of.items():
+            _require_file_name(f"{path}/wav.scp: {key}", key, value)
         self.speaker_of = self._by_utterance("utt2spk")
         self.text_of = self._by_utterance("text")
         self.placement_of = self._by_utterance("utt2placement", optional=True)
         self.created_at_of = self._by_utterance("utt2time", optional=True)
         self.duration_of = self._by_utterance("utt2dur", optional=True)
         self.locale_of = _table(path, "spk2locale", optional=True)
-        if without := sorted(self.audio_path_of.keys() - self.speaker_of.keys()):
+        if without := sorted(self.listed_path_of.keys() - self.speaker_of.keys()):
             raise ValueError(f"{path}/utt2spk: {_some(without)} of wav.scp without speaker: add")
 
     def utterance(self, utterance_id: str, subset_of: Mapping[str, str]) -> KaldiUtterance:
@@ -91,7 +96,8 @@ class _Tables:
             speaker_id=speaker_id,
             subset=subset,
             locale=self.locale_of.get(speaker_id, UNDETERMINED_LOCALE),
-            audio_path=self.audio_path_of[utterance_id],
+            audio_path=self.path / self.listed_path_of[utterance_id],
+            listed_path=self.listed_path_of[utterance_id],
             text=text,
             placement=self.placement_of.get(utterance_id),
             created_at=self._created_at(utterance_id),
@@ -100,7 +106,7 @@ class _Tables:
 
     def _by_utterance(self, name: str, *, optional: bool = False) -> dict[str, str]:
         table = _table(self.path, name, optional=optional)
-        if unknown := sorted(table.keys() - self.audio_path_of.keys()):
+        if unknown := sorted(table.keys() - self.listed_path_of.keys()):
             remedy = "add them there, or remove these lines"
             raise ValueError(f"{self.path / name}: {_some(unknown)} not in wav.scp: {remedy}")
         return table
@@ -147,17 +153,12 @@ def _read_subsets(path: Path, speakers: set[str]) -> dict[str, str]:
     return subset_of
 
 
-def _audio_path(path: Path, utterance_id: str, value: str) -> Path:
-    where = f"{path}/wav.scp: {utterance_id}"
+def _require_file_name(where: str, utterance_id: str, value: str) -> None:
     if value.endswith("|") or value.startswith("|"):
         remedy = "run the commands once into WAV or FLAC files, and name these"
         raise ValueError(f"{where}: a command ({value[:60]}) is not run: {remedy}")
     if utterance_id.startswith(".") or any(mark in utterance_id for mark in _UNSAFE_IN_KEYS):
         raise ValueError(f"{where}: becomes an object key: rename it without / \\ % or leading dot")
-    audio_path = path / value
-    if not audio_path.is_file():
-        raise ValueError(f"{where}: no file {audio_path}: correct the path or remove the utterance")
-    return audio_path
 
 
 def _table(path: Path, name: str, *, optional: bool = False) -> dict[str, str]:
@@ -166,7 +167,7 @@ def _table(path: Path, name: str, *, optional: bool = False) -> dict[str, str]:
         return {}
     table: dict[str, str] = {}
     for number, line in enumerate(_lines(file), 1):
-        key, *value = line.split(maxsplit=1)
+        key, *value = _BLANKS.split(line, maxsplit=1)
         if not value and name != "text":
             raise ValueError(f"{file}:{number}: {key} alone: need a key and a value")
         if key in table:
@@ -176,16 +177,14 @@ def _table(path: Path, name: str, *, optional: bool = False) -> dict[str, str]:
 
 
 def _lines(file: Path) -> list[str]:
+    return [content for line in _text(file).split("\n") if (content := line.strip(" \t\r"))]
+
+
+def _text(file: Path) -> str:
     try:
-        text = _read(file).decode()
+        return file.read_bytes().removeprefix(codecs.BOM_UTF8).decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"{file}: not UTF-8: {error}: convert it") from error
-    return [line.strip() for line in text.split("\n") if line.strip()]
-
-
-def _read(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
     except FileNotFoundError as error:
         needed = f"text, utt2spk, wav.scp, lexicon.txt, {', '.join(SUBSETS)}.speakers"
         raise ValueError(f"{file}: missing; a data directory needs {needed}") from error

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 from jaxtyping import UInt64
@@ -50,10 +49,14 @@ def read_objects(
     The holding is None where an object cannot be read, as its utterances are unknown.
     """
     holding, findings, is_whole = Holding(), [], True
-    # The outputs of ingest are the corpus's.
+    # The outputs of ingest are the corpus's, its ledger is the run's.
     base = corpus_uri if records.step == INGEST_STEP else run_uri
-    # Digests and ids are made where the objects arrive, in as many threads.
-    check = partial(_check, store, base, records.is_planned)
+
+    def check(output: Output) -> _Read:
+        # Digests and ids are made where the objects arrive, in as many threads.
+        folder = run_uri if output.key.endswith(LEDGER_SUFFIX) else base
+        return _check(store, folder, records.is_planned, output)
+
     for output, found in prefetch(check, records.objects, GETS_IN_FLIGHT):
         progress(output.num_bytes)
         remedy = records.remedy

@@ -106,14 +106,15 @@ def run_workload(store: ObjectStore, run_uri: str, budget_hours: float) -> Workl
         name: [each for each in outputs if each.key.startswith(f"{METADATA_FOLDER}/{name}/")]
         for name in SUBSETS
     }
+    metadata = [each for some in by_subset.values() for each in some]
     return Workload(
         tuple(
             ingested(name, some, budget_hours if name == UNLABELLED else 0.0)
             for name, some in by_subset.items()
             if some
         ),
-        record_bytes=sum(each.num_bytes for each in outputs)
-        / max(sum(each.utterances for each in outputs), 1),
+        record_bytes=sum(each.num_bytes for each in metadata)
+        / max(sum(each.utterances for each in metadata), 1),
     )
 
 

@@ -1,0 +1,212 @@
+"""Plan a corpus before anything is written: metadata objects, audio files and ledger rows."""
+
+import io
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from hashlib import blake2b
+from itertools import groupby
+from pathlib import Path
+from typing import BinaryIO
+
+import soundfile
+from tqdm import tqdm
+
+from infra.prefetch import prefetch
+from jobs.ingestion.kaldi_directory import KaldiDirectory, KaldiUtterance
+from pipeline.metadata import read_records
+from pipeline.records import (
+    MAX_DURATION_S,
+    MIN_DURATION_S,
+    Quarantined,
+    Tally,
+    Utterance,
+    stream_order,
+)
+from pipeline.runs.names import METADATA_FOLDER, SUBSETS
+from training.decoding.lexicon import parse_lexicon
+
+NUM_SPEAKER_BUCKETS = 4
+IN_FLIGHT = 16
+MAX_NAME_BYTES = 255
+"""The longest name of a file on Linux."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SUFFIX = re.compile(r"\.[a-z0-9]{1,8}")
+_CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+
+
+@dataclass(frozen=True, slots=True)
+class AudioFile:
+    """AudioFile holds a file to copy, its key in the corpus, and its length if it states it."""
+
+    path: Path
+    key: str
+    duration_s: float | None
+
+    def read(self) -> bytes:
+        """Read the bytes; ValueError if their length is no longer the planned one."""
+        data = self.path.read_bytes()
+        if _duration_s(io.BytesIO(data)) != self.duration_s:
+            raise ValueError(f"{self.path}: changed while it was ingested: run the step again")
+        return data
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataObject:
+    """MetadataObject holds the lines of one subset, day and speaker bucket, and their tally."""
+
+    data: bytes
+    tally: Tally
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCorpus:
+    """PlannedCorpus holds all that is to be written: metadata by key, audio, lexicon.
+
+    `tallies` are those of the subsets; `quarantined` utterances are in no object.
+    """
+
+    metadata: Mapping[str, MetadataObject]
+    audio: Sequence[AudioFile]
+    lexicon: bytes
+    tallies: Mapping[str, Tally]
+    quarantined: tuple[Quarantined, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """_Kept holds an utterance that goes into the corpus: its subset, its file and its record."""
+
+    subset: str
+    file: AudioFile
+    record: Utterance
+
+
+def plan_corpus(directory: KaldiDirectory) -> PlannedCorpus:
+    """Read all headers, make all records, and read each record as selection will.
+
+    An absent file, a record that its reader refuses and a control character in a transcript make
+    ledger rows. ValueError for a lexicon that alignment could not read.
+    """
+    parse_lexicon(directory.lexicon.decode())
+    looked = prefetch(_look, directory.utterances, IN_FLIGHT)
+    progress = tqdm(looked, "headers", total=len(directory.utterances), unit="utterance")
+    kept: list[_Kept] = []
+    rows: list[Quarantined] = []
+    for _, stream in groupby(progress, key=lambda pair: pair[0].speaker_id):
+        for each in _judged(stream):
+            if isinstance(each, Quarantined):
+                rows.append(each)
+            else:
+                kept.append(each)
+    records = {s: [each.record for each in kept if each.subset == s] for s in SUBSETS}
+    return PlannedCorpus(
+        metadata=_metadata(records),
+        audio=[each.file for each in kept],
+        lexicon=directory.lexicon,
+        tallies={subset: Tally.of(some) for subset, some in records.items()},
+        quarantined=tuple(rows),
+    )
+
+
+def _look(utterance: KaldiUtterance) -> AudioFile | Quarantined:
+    path = utterance.audio_path
+    suffix = path.suffix.lower()
+    name = f"{utterance.utterance_id}{suffix if _SUFFIX.fullmatch(suffix) else ''}"
+    # S3 limits the rate of requests by prefix, so the hash comes early in the key.
+    key = f"audio/{_hash(utterance.utterance_id):02x}/{name}"
+    if (num_bytes := len(name.encode())) > MAX_NAME_BYTES:
+        bound = f"need at most {MAX_NAME_BYTES}: shorten the id"
+        return _row(
+            utterance, key, "bad_field", f"its object's name has {num_bytes} bytes: {bound}"
+        )
+    if found := _CONTROL_CHARACTER.search(utterance.text or ""):
+        detail = f"text has the control character {found[0]!r}: remove it"
+        return _row(utterance, key, "bad_field", detail)
+    if not path.is_file():
+        detail = f"wav.scp names {utterance.listed_path!r}: there is no such file"
+        return _row(utterance, key, "missing_object", detail)
+    try:
+        with path.open("rb") as file:
+            return AudioFile(path, key, _duration_s(file))
+    except PermissionError as error:
+        raise ValueError(f"{path}: permission denied: check its owner and mode") from error
+
+
+def _row(utterance: KaldiUtterance, key: str, reason: str, detail: str) -> Quarantined:
+    declared_s = utterance.declared_duration_s or 0.0
+    duration_ms = round(declared_s * 1000) if declared_s <= MAX_DURATION_S else 0
+    return Quarantined(utterance.utterance_id, key, reason, detail, 0, duration_ms)
+
+
+def _judged(
+    stream: Iterable[tuple[KaldiUtterance, AudioFile | Quarantined]],
+) -> Iterator[_Kept | Quarantined]:
+    """Read the records of one speaker back, in the order of ids."""
+    elapsed = timedelta()
+    for utterance, file in stream:
+        if isinstance(file, Quarantined):
+            yield file
+            continue
+        duration_s = file.duration_s or utterance.declared_duration_s or MIN_DURATION_S
+        line = _record(utterance, file.key, duration_s, _EPOCH + elapsed).to_json().encode()
+        ((_, record),) = read_records(line, file.key)
+        if isinstance(record, Quarantined):
+            yield record
+            continue
+        yield _Kept(utterance.subset, file, record)
+        # Without times, a speaker's utterances follow one another from the epoch on.
+        elapsed += timedelta(seconds=duration_s)
+
+
+def _record(
+    utterance: KaldiUtterance, key: str, duration_s: float, default_time: datetime
+) -> Utterance:
+    return Utterance(
+        utterance_id=utterance.utterance_id,
+        speaker_id=utterance.speaker_id,
+        duration_s=round(max(duration_s, MIN_DURATION_S), 6),
+        created_at=utterance.created_at or default_time.isoformat(timespec="milliseconds"),
+        locale=utterance.locale,
+        # Relative, so that a corpus and its digests are the same wherever it lies.
+        audio_uri=key,
+        text=utterance.text,
+        placement=utterance.placement,
+    )
+
+
+def _duration_s(file: BinaryIO) -> float | None:
+    try:
+        duration_s = float(soundfile.info(file).duration)
+    except (soundfile.SoundFileError, TypeError):  # TypeError: a file's name that ends in .raw
+        return None
+    # A FLAC from a pipe does not state its length; libsndfile then reports 2**63 samples.
+    return duration_s if duration_s <= MAX_DURATION_S else None
+
+
+def _metadata(records: Mapping[str, Iterable[Utterance]]) -> dict[str, MetadataObject]:
+    members: dict[str, list[Utterance]] = defaultdict(list)
+    for subset, some in records.items():
+        for record in sorted(some, key=stream_order):
+            members[f"{METADATA_FOLDER}/{subset}/{_partition(record)}"].append(record)
+    return {
+        key: MetadataObject(
+            "".join(f"{record.to_json()}\n" for record in some).encode(), Tally.of(some)
+        )
+        for key, some in sorted(members.items())
+    }
+
+
+def _partition(record: Utterance) -> str:
+    moment = datetime.fromisoformat(record.created_at)
+    with suppress(OverflowError):  # at the calendar's edge its own date serves as well
+        moment = moment.astimezone(UTC)
+    bucket = _hash(record.speaker_id) % NUM_SPEAKER_BUCKETS
+    return f"date={moment.date().isoformat()}/speaker_bucket={bucket:02d}/part-00000.jsonl"
+
+
+def _hash(name: str) -> int:
+    return blake2b(name.encode(), digest_size=1).digest()[0]

@@ -1,0 +1,244 @@
+"""Faulty utterances become ledger rows, faulty tables one sentence; neither is half a corpus."""
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from infra.store.object_store import ObjectStore, join_uri
+from infra.store.request_counts import REQUESTS
+from jobs.ingestion.corpus import ingest
+from pipeline.metadata import read_records
+from pipeline.records import Tally, Utterance
+from pipeline.runs.manifest import read_manifest, sha256
+from tests.job_programs import RunJob
+from tests.jobs.ingestion.conftest import append, write
+
+TINY = Path(__file__).parents[2] / "whole_path" / "tiny.toml"
+LONG = "a" * 300
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Fault holds lines for the tables, the ledger's reason and its detail."""
+
+    reason: str
+    detail: str
+    lines: dict[str, str]
+    utterance_id: str = "ann-3"
+    unreadable: bool = field(default=False)
+
+
+def added(utterance_id: str, speaker: str = "ann", text: str = "HELLO") -> dict[str, str]:
+    """Name the first speaker's first file under another id."""
+    return {
+        "wav.scp": f"{utterance_id} audio/ann-1.flac",
+        "utt2spk": f"{utterance_id} {speaker}",
+        "text": f"{utterance_id} {text}",
+    }
+
+
+FAULTS = {
+    "a missing WAV": Fault(
+        "missing_object", "'audio/none.wav'", added("ann-3") | {"wav.scp": "ann-3 audio/none.wav"}
+    ),
+    "a folder for a WAV": Fault(
+        "missing_object", "'audio'", added("ann-3") | {"wav.scp": "ann-3 audio"}
+    ),
+    "a control character in a path": Fault(
+        "missing_object", r"'audio/\x01.wav'", added("ann-3") | {"wav.scp": "ann-3 audio/\x01.wav"}
+    ),
+    "a NUL in a path": Fault(
+        "missing_object", r"'audio/\x00.wav'", added("ann-3") | {"wav.scp": "ann-3 audio/\0.wav"}
+    ),
+    "an id of 300 characters": Fault("bad_field", "305 bytes: need at most 255", added(LONG), LONG),
+    "an id of 2,000 characters": Fault(
+        "bad_field", "2005 bytes: need at most 255", added("a" * 2000), "a" * 1024
+    ),
+    "a control character in an id": Fault(
+        "bad_field", r"utterance_id = 'ann\x1f3'", added("ann\x1f3"), "ann\x1f3"
+    ),
+    "a control character in a transcript": Fault(
+        "bad_field", r"text has the control character '\x07'", added("ann-3", text="HEL\x07LO")
+    ),
+    "a carriage return in a transcript": Fault(
+        "bad_field", r"text has the control character '\r'", added("ann-3", text="HELLO\rWORLD")
+    ),
+    "an endless transcript": Fault(
+        "malformed_json", "a line beyond 1048576 bytes", added("ann-3", text="HELLO " * 200_000), ""
+    ),
+    "a duration of 1e308": Fault(
+        "bad_duration",
+        "need 0.001 to 86400",
+        added("ann-3") | {"utt2dur": "ann-3 1e308"},
+        unreadable=True,
+    ),
+    "a locale of 2,000 characters": Fault(
+        "bad_field",
+        "locale has 2000 characters",
+        added("zed-1", "zed") | {"spk2locale": "zed " + "e" * 2000, "labelled.speakers": "zed"},
+        "zed-1",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_faulty_utterance_is_a_row_and_the_others_are_ingested(
+    kaldi_dir: Path, tmp_path: Path, kind: str
+) -> None:
+    """Its row names it and the reason; the six others are in the corpus, and the books balance."""
+    fault, corpus = FAULTS[kind], tmp_path / "corpus"
+    for name, line in fault.lines.items():
+        append(kaldi_dir, name, line)
+    if fault.unreadable:
+        (kaldi_dir / "audio" / "bad.flac").write_bytes(b"not audio")
+        table = (kaldi_dir / "wav.scp").read_text()
+        (kaldi_dir / "wav.scp").write_text(table.replace("ann-3 audio/ann-1", "ann-3 audio/bad"))
+    seen = []
+    found = ingest(kaldi_dir, ObjectStore((str(corpus),)), str(corpus), lambda *it: seen.append(it))
+    (row,) = found.quarantined
+    assert (row.reason, row.utterance_id) == (fault.reason, fault.utterance_id)
+    assert fault.detail in row.detail
+    kept = sum((output.tally for output in found.outputs), Tally())
+    assert seen == [(found.quarantined, kept + Tally.of([row]))]
+    assert kept == Tally(6, 3000)
+    assert len(list(corpus.glob("audio/*/*"))) == 6
+
+
+EXTREMES = {
+    "9999-12-31T23:59:59-14:00": "date=9999-12-31",
+    "0001-01-01T00:00:00+14:00": "date=0001-01-01",
+    "9999-12-31T23:59:59+00:00": "date=9999-12-31",
+}
+
+
+@pytest.mark.parametrize("moment", EXTREMES)
+def test_an_extreme_time_is_ingested(kaldi_dir: Path, tmp_path: Path, moment: str) -> None:
+    """At the calendar's edges, where UTC is in another year, an utterance has its own date."""
+    write(kaldi_dir, "utt2time", [f"bob-1 {moment}"])
+    corpus = tmp_path / "corpus"
+    ingest(kaldi_dir, ObjectStore((str(corpus),)), str(corpus))
+    (path,) = corpus.glob(f"metadata/unlabelled/{EXTREMES[moment]}/*/*.jsonl")
+    ((_, record),) = read_records(path.read_bytes(), str(path))
+    assert isinstance(record, Utterance)
+    assert record.created_at == moment
+
+
+TABLES = ("wav.scp", "text", "utt2spk", "lexicon.txt", "labelled.speakers", "heldout.speakers")
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_byte_order_mark_is_no_part_of_a_table(
+    kaldi_dir: Path, tmp_path: Path, name: str
+) -> None:
+    """With it and with the line ends of Windows, a table makes the same corpus."""
+    plain, marked = (tmp_path / each for each in ("plain", "marked"))
+    first = ingest(kaldi_dir, ObjectStore((str(plain),)), str(plain))
+    data = (kaldi_dir / name).read_bytes()
+    if name != "lexicon.txt":
+        data = data.replace(b"\n", b"\r\n")
+    (kaldi_dir / name).write_bytes(b"\xef\xbb\xbf" + data)
+    second = ingest(kaldi_dir, ObjectStore((str(marked),)), str(marked))
+    assert second.outputs == first.outputs
+
+
+SENTENCES = {
+    "a lexicon without phones": ("lexicon.txt", "NEW", "lexicon line 3: 'NEW' has no phones"),
+    "a lexicon in Latin-1": ("lexicon.txt", "CAF\xe9 K AE F EY", "lexicon.txt: not UTF-8"),
+    "a table in UTF-16": ("text", "\xff\xfe", "text: not UTF-8"),
+    "a duration of NaN": ("utt2dur", "ann-1 nan", "utt2dur: ann-1 nan: need seconds above 0"),
+    "a negative duration": ("utt2dur", "ann-1 -1", "utt2dur: ann-1 -1: need seconds above 0"),
+    "year 10000": ("utt2time", "ann-1 10000-01-01T00:00:00Z", "need ISO 8601 with an offset"),
+    "an id twice": ("utt2spk", "ann-1 bob", "utt2spk:7: ann-1 a second time"),
+    "a command": ("wav.scp", "ann-3 rm -rf / |", r"a command \(rm -rf / \|\) is not run"),
+}
+
+
+@pytest.mark.parametrize("kind", SENTENCES)
+def test_a_faulty_table_is_one_sentence_and_nothing_is_written(
+    kaldi_dir: Path, tmp_path: Path, kind: str
+) -> None:
+    """The sentence names file, value and need before the corpus has its first object."""
+    name, line, message = SENTENCES[kind]
+    with (kaldi_dir / name).open("ab") as file:
+        file.write(f"{line}\n".encode("latin-1"))
+    corpus = tmp_path / "corpus"
+    with pytest.raises(ValueError, match=message):
+        ingest(kaldi_dir, ObjectStore((str(corpus),)), str(corpus))
+    assert not corpus.exists()
+
+
+def test_a_file_that_changes_meanwhile_is_refused(kaldi_dir: Path, tmp_path: Path) -> None:
+    """Its record would state a length that the stored bytes do not have."""
+    corpus, path = tmp_path / "corpus", kaldi_dir / "audio" / "ann-1.flac"
+    with pytest.raises(ValueError, match=r"ann-1.flac: changed while it was ingested"):
+        ingest(
+            kaldi_dir,
+            ObjectStore((str(corpus),)),
+            str(corpus),
+            lambda *_: path.write_bytes(b"half"),
+        )
+
+
+def test_the_outputs_are_the_corpus(kaldi_dir: Path, tmp_path: Path) -> None:
+    """Each object of the corpus, audio and lexicon too, is listed with its size and SHA-256."""
+    corpus = tmp_path / "corpus"
+    outputs = ingest(kaldi_dir, ObjectStore((str(corpus),)), str(corpus)).outputs
+    there = {path for path in corpus.rglob("*") if path.is_file()}
+    assert {corpus / output.key for output in outputs} == there
+    for output in outputs:
+        data = (corpus / output.key).read_bytes()
+        assert (output.num_bytes, output.sha256) == (len(data), sha256(data))
+
+
+def test_audio_of_equal_size_is_told_apart(kaldi_dir: Path, tmp_path: Path) -> None:
+    """A repeated ingest compares bytes, not sizes, and then writes nothing."""
+    corpus = tmp_path / "corpus"
+    store = ObjectStore((str(corpus),))
+    ingest(kaldi_dir, store, str(corpus))
+    (audio,) = corpus.glob("audio/*/bob-1.flac")
+    audio.write_bytes(audio.read_bytes()[:-1] + b"!")
+    (corpus / "lexicon.txt").unlink()
+    with pytest.raises(ValueError, match=r"bob-1.flac is from another corpus"):
+        ingest(kaldi_dir, store, str(corpus))
+    assert not (corpus / "lexicon.txt").exists()
+
+
+def test_in_s3_a_repeated_ingest_compares_etags(kaldi_dir: Path, s3_bucket: str) -> None:
+    """The ETag of one PUT is its MD5, so the audio is not fetched; other bytes are refused."""
+    corpus_uri = f"s3://{s3_bucket}/corpus"
+    store = ObjectStore((corpus_uri,))
+    ingest(kaldi_dir, store, corpus_uri)
+    before = REQUESTS.total()
+    assert ingest(kaldi_dir, store, corpus_uri).new_objects == 0
+    assert (REQUESTS.total() - before).get < 6
+    (audio,) = [each for each in store.list(corpus_uri) if each.uri.endswith("bob-1.flac")]
+    data = store.get(audio.uri)
+    assert hashlib.md5(data).hexdigest() == audio.etag
+    store.put(audio.uri, data[:-1] + b"!")
+    with pytest.raises(ValueError, match=r"bob-1.flac is from another corpus"):
+        ingest(kaldi_dir, store, corpus_uri)
+
+
+@pytest.mark.parametrize(("budget", "code"), [("0.2", 0), ("0.1", 3)])
+def test_the_loss_budget_bounds_what_ingest_leaves_out(
+    run_job: RunJob, kaldi_dir: Path, tmp_path: Path, budget: str, code: int
+) -> None:
+    """Within it the ledger is in the manifest; beyond it exit code 3 and no corpus."""
+    (kaldi_dir / "audio" / "ann-2.flac").unlink()
+    run_uri = str(tmp_path / "run")
+    arguments = ("--recipe", str(TINY), "--run", run_uri, "--kaldi-dir", str(kaldi_dir))
+    said = run_job("ingest", *arguments, "--set", f"loss_budget={budget}")
+    assert said.code == code, said.err
+    (path,) = Path(run_uri).glob("ingest/*/*.ledger.jsonl")
+    assert json.loads(path.read_text())["reason"] == "missing_object"
+    if code:
+        assert "1 of 6 utterances quarantined" in said.err
+        assert not Path(run_uri, "corpus").exists()
+        return
+    manifest = read_manifest(ObjectStore((run_uri,)), run_uri, "ingest")
+    assert manifest.ledgers[0].key == join_uri(*path.parts[-3:])
+    assert (manifest.tally_in.utterances, manifest.tally_out.utterances) == (6, 5)
+    assert run_job("verify", *arguments[:4]).code == 0
