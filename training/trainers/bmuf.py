@@ -48,6 +48,7 @@ class Bmuf(Trainer):
             raise ValueError(
                 f"optimizer_state = {optimizer_state!r}: need 'keep', 'average' or 'reset'"
             )
+        # Eq. (6) of 003 sets eta; with zeta = C = 1 it is 1 - 1/N.
         if block_momentum is None:
             block_momentum = block_momentum_for(
                 self.num_models, block_learning_rate, momentum_constant
@@ -74,6 +75,7 @@ class Bmuf(Trainer):
 
     def exchange_gradients(self) -> None:
         """Exchange nothing: within a block each rank applies its own gradients."""
+        # Intra-block parallel optimization is local SGD, without any synchronization (003 VI-B).
         self.parameters.fill_missing_gradients()
 
     def average(self, values: Tensor) -> None:
@@ -82,6 +84,7 @@ class Bmuf(Trainer):
 
     def begin(self) -> None:
         """Start a block from the shared model and the update that an earlier stage left."""
+        # Without Delta(t-1) the first block of each stage would move without block momentum.
         update = None if self._state is None else self._state.update
         self._start_block(self.filter.begin(self.parameters.weights(), update))
 
@@ -94,13 +97,16 @@ class Bmuf(Trainer):
     def synchronize(self) -> None:
         """Average the models, filter, and start the next block from the result."""
         assert self._state is not None
+        # Eq. (2) averages the N models; every rank weighs the same, however few frames it had.
         mean_model = self.parameters.weights()
         self.average(mean_model)
         self._synchronize_optimizer()
+        # Eqs. (3) to (5) run on every rank alike, so the new global model needs no broadcast.
         self._start_block(self.filter.end_block(self._state, mean_model))
 
     def conclude(self) -> None:
         """End a partial block; leave the global model, not the look-ahead, to be evaluated."""
+        # A partial block moves the model by the same eta and zeta as a whole one.
         if self.num_steps_in_block > 0:
             self.synchronize()
         assert self._state is not None
@@ -124,6 +130,7 @@ class Bmuf(Trainer):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict()`; ValueError within a block of another number of models."""
         super().load_state_dict(state)
+        # Within a block the N models differ, and eta belongs to this N by eq. (6).
         if state["is_open"] and state["num_models"] != self.num_models:
             raise ValueError(
                 f"the checkpoint is within a block of {state['num_models']} models, now there are "
@@ -145,6 +152,7 @@ class Bmuf(Trainer):
         trainer = state["trainer"]
         rules: dict[EntryPath, Rule] = {}
         if _is_within_block(trainer):
+            # Only within a block do the models differ; elsewhere rank 0's is everyone's.
             rules = {("model", name): "mean" for name in trainer["update"]}
         return ReshardingPlan(trainer["num_models"], rules)
 
@@ -158,6 +166,7 @@ class Bmuf(Trainer):
             closed["trainer"] |= _ended_block(trainer, state["model"])
             if trainer["optimizer_state"] == "reset":
                 closed["optimizer"] = {**state["optimizer"], "state": {}}
+        # New ranks start from W, not from the look-ahead W + eta Delta.
         closed["model"] = {**state["model"], **closed["trainer"]["global_model"]}
         return closed
 
@@ -167,6 +176,7 @@ class Bmuf(Trainer):
         self.parameters.set_weights(state.broadcast_model)
 
     def _synchronize_optimizer(self) -> None:
+        # The papers leave open what the optimizer's momenta become at a block's end.
         if self.optimizer_state == "reset":
             for parameter in self.parameters.named.values():
                 self.optimizer.state.pop(parameter, None)
@@ -198,6 +208,7 @@ def _ended_block(trainer: Mapping[str, Any], mean_model: Mapping[str, Tensor]) -
     block_filter = BlockFilter(**trainer["block_filter"])
     parts = ("global_model", "broadcast_model", "update")
     ended: dict[str, Any] = {part: {} for part in parts} | {"num_steps_in_block": 0}
+    # The filter is elementwise, so parameters one by one give the bits of the whole vector.
     for name in trainer["update"]:
         mean = mean_model[name]
         before = BlockState(*(trainer[part][name].reshape(-1) for part in parts))

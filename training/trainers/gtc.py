@@ -29,6 +29,7 @@ class ThresholdedSum:
         check_gradient_threshold(gradient_threshold, residual)
         self.residual = residual
         self.gradient_threshold = gradient_threshold
+        # A GPU stalls where its host waits for a message's length, so there the length is fixed.
         self._messages: Messages = (
             FixedMessages(residual, gradient_threshold)
             if residual.is_cuda
@@ -43,10 +44,12 @@ class ThresholdedSum:
         Raises FloatingPointError, on all ranks, where one rank's gradient is not finite: the
         residual would hide a NaN for ever. On a GPU the next step raises it, or `check`.
         """
+        # A tiny tau starves the model instead of becoming synchronous SGD, so 0 means unquantized.
         if self.gradient_threshold == 0:
             collectives.all_reduce_sum(gradients, group)
             return gradients
         counts = self._messages.sum_signs(self.residual, gradients, group)
+        # Signs are summed as integers and meet tau once, so the order of ranks changes no bit.
         return gradients.copy_(counts).mul_(self.gradient_threshold)
 
     def check(self) -> None:
@@ -87,6 +90,7 @@ class Gtc(Trainer):
 
     def exchange_gradients(self) -> None:
         """Replace each gradient by the sum of what all ranks sent, this one included."""
+        # A rank applies its own +-tau: its raw gradient would count again through the residual.
         self.parameters.set_gradients(self._sum.of(self.parameters.gradients(), self.group))
 
     def conclude(self) -> None:

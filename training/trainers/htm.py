@@ -55,6 +55,7 @@ class Htm(Bmuf):
             optimizer_state=optimizer_state,
         )
         self._sum = ThresholdedSum(self.parameters.zeros(), gradient_threshold)
+        # One group skips the filter and so equals GTC: W_g + (W - W_g) is not W in floats.
         self._is_one_tier = self.num_models == 1 and group_size > 1
         self._tiers: Tiers | None = None
 
@@ -83,6 +84,7 @@ class Htm(Bmuf):
     def exchange_gradients(self) -> None:
         """Replace each gradient by the sum of what this rank's group sent."""
         assert self._tiers is not None
+        # Fig. 1(a) of 000: GTC joins a group's gradients at every minibatch.
         if self._tiers.lower is None:
             super().exchange_gradients()
         else:
@@ -92,6 +94,7 @@ class Htm(Bmuf):
     def average(self, values: Tensor) -> None:
         """Replace `values`, the same within a group, by their mean over the groups."""
         assert self._tiers is not None
+        # Fig. 1(b), (c) of 000: one leader a group averages, and its group receives the mean.
         self._tiers.average(values)
 
     def begin(self) -> None:
@@ -108,6 +111,7 @@ class Htm(Bmuf):
 
     def conclude(self) -> None:
         """Leave the global model to be evaluated; with one group, it is the ranks' own."""
+        # A GPU's last headers arrive only now, and one may report a gradient that is not finite.
         self._sum.check()
         if not self._is_one_tier:
             super().conclude()
@@ -137,6 +141,7 @@ class HtmConfig(BlockConfig):
     """
 
     name: Literal["htm"] = "htm"
+    # Groups of 8 ranks and tau = 2 are the paper's; GTC alone has tau = 8.
     gradient_threshold: float = 2.0
     group_size: int = 0
 

@@ -23,6 +23,7 @@ class FlatParameters:
                 "the optimizer trains a parameter that the model does not have: its replicas would "
                 "drift apart; build both from the same model"
             )
+        # Every trained tensor has its place in the vector: none is left out for its size.
         self.named = {name: p for name, p in named.items() if id(p) in held and p.requires_grad}
         kinds = {(p.dtype, p.device) for p in self.named.values()}
         if len(kinds) != 1:
@@ -80,6 +81,8 @@ class FlatParameters:
 
     def by_name(self, flat: Float[Tensor, " elements"]) -> dict[str, Tensor]:
         """Copy a vector to tensors keyed and shaped as the parameters, for a checkpoint."""
+        # Residuals are keyed by parameter, so their checkpoint outlives another layout of the
+        # vector.
         views = self._with_views(flat)
         return {name: view.clone() for name, (_, view) in zip(self.named, views, strict=True)}
 

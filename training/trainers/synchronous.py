@@ -17,6 +17,7 @@ class Synchronous(Trainer):
     def exchange_gradients(self) -> None:
         """Replace each gradient by its sum over the ranks."""
         gradients = self.parameters.gradients()
+        # The sum makes N ranks equal one process on N minibatches, also of unequal lengths.
         collectives.all_reduce_sum(gradients, self.group)
         self.parameters.set_gradients(gradients)
 

@@ -62,6 +62,7 @@ class Trainer:
     def __enter__(self) -> "Trainer":
         if self._hooks:
             raise RuntimeError("this trainer is entered already: leave it first")
+        # A rank with another learning rate would train without any error, and spoil every average.
         self._check_agreement()
         self.connect()
         if not self._is_open:  # else a checkpoint from within: each rank has its own model
@@ -98,6 +99,7 @@ class Trainer:
             raise RuntimeError("finish() twice, or outside of the trainer's with block")
         self._check_agreement()
         self.conclude()
+        # No equation averages buffers, so rank 0's replace all, as at the start.
         for buffer in self.model.buffers():
             collectives.broadcast(buffer, self.group)
         self._is_open = False
@@ -150,6 +152,7 @@ class Trainer:
             )
         if not self._is_open:
             raise RuntimeError("a step after finish(): leave the with block and enter it again")
+        # Every trainer hands the optimizer summed gradients, so the papers' thresholds hold.
         self.exchange_gradients()
 
     @torch.no_grad()
