@@ -64,6 +64,7 @@ class BlockFilter:
             update = torch.zeros_like(model)
         if self.form == "as_printed":
             return BlockState(model, model, update)
+        # The first block looks ahead too, so leaving and entering at a block's end changes no bit.
         return BlockState(model, model + self.block_momentum * update, update)
 
     def end_block(self, state: BlockState, mean_model: Float[Tensor, " elements"]) -> BlockState:

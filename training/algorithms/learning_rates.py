@@ -7,6 +7,7 @@ from dataclasses import dataclass
 def exponential_decay(initial: float, final: float, num_epochs: int) -> list[float]:
     """Return the rates of the epochs, from `initial` to `final` by a constant factor."""
     check_decay(initial, final, num_epochs)
+    # 003 II-B names an exponential decay without its factor, so both ends are given.
     progress = [epoch / max(num_epochs - 1, 1) for epoch in range(num_epochs)]
     return [float(initial * (final / initial) ** part) for part in progress]
 

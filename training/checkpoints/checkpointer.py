@@ -54,6 +54,7 @@ class Checkpointer:
         """Store this rank's state after `step` steps; it counts once every rank's is stored."""
         data = encode_state(state)
         stored = RankObject.of(step, self.group.rank(), data)
+        # Every rank's object precedes the record, so a kill never leaves half a checkpoint.
         self.store.put(join_uri(self.uri, stored.key), data)
         texts = self._gather(json.dumps(asdict(stored)))
         if self.group.rank() == 0:
@@ -66,6 +67,7 @@ class Checkpointer:
         The states of another number of ranks are resharded, the part of the trainer by `trainer`.
         Raises ValueError if the checkpoints belong to other work, or if all are damaged.
         """
+        # Rank 0 lists for all, so that all ranks choose among the same records.
         found = self._find() if self.group.rank() == 0 else {}
         found = json.loads(self._gather(json.dumps(found))[0])
         records = [CheckpointRecord.from_document(each) for each in found["records"]]
@@ -145,12 +147,14 @@ class Checkpointer:
             if record.world_size == self.group.size():
                 state = record.objects[self.group.rank()].read(self.store, self.uri)
             else:
+                # A generator holds one old rank's state at a time: 576 MB for the paper's student.
                 states = (each.read(self.store, self.uri) for each in record.objects)
                 rank, num_ranks = self.group.rank(), self.group.size()
                 state = reshard(states, record.world_size, rank, num_ranks, trainer)
         except DamagedCheckpointError as error:
             problem = str(error)
         problems = [text for text in self._gather(problem) if text]
+        # One rank's damage makes all ranks fall back, or their models would differ.
         if problems and self.group.rank() == 0:
             _warn(f"{problems[0]}: resuming from the checkpoint before it")
         return None if problems else state

@@ -30,8 +30,10 @@ def reshard(
     plan = trainer.resharding_plan(first)
     rules = {**plan.rules, **_own_rules(first)}
     taken = {path: _entry(first, path) for path in rules}
+    # Old rank 0's sums are new rank 0's, so the other ranks begin from zero.
     if rank > 0:
         taken |= {path: _zeros(taken[path]) for path, rule in rules.items() if rule == "sum"}
+    # A group of HTM holds one model, so only its first rank enters the mean.
     ranks_per_model = num_old // plan.num_models
     for old_rank, state in enumerate(states, start=1):
         takes = {"mean": old_rank % ranks_per_model == 0, "sum": old_rank % num_new == rank}

@@ -36,6 +36,7 @@ def load_whole_state(
     optimizer.load_state_dict(state["optimizer"])
     trainer.load_state_dict(state["trainer"])
     random = state["random"]
+    # A resharded state has a seed instead: no old rank's random numbers fit a new rank.
     if "seed" in random:
         torch.manual_seed(random["seed"])
         return

@@ -48,6 +48,7 @@ def all_reduce_seconds(
     num_bytes: float, placement: Placement, network: Network, congestion: float
 ) -> float:
     """Return the seconds of summing `num_bytes` over ranks: reduce-scatter, then all-gather."""
+    # A ring moves 2 (N - 1) / N of the model over each rank's link (003 VI, its [57]).
     stripe_bytes = num_bytes / placement.num_ranks
     if network.all_reduce == "direct":
         return 2 * _direct_seconds(stripe_bytes, placement, network, congestion)

@@ -73,6 +73,7 @@ class CostModel:
 
     def bmuf(self, num_ranks: int, block_size: int) -> float:
         """Return the seconds per step of BMUF: an all-reduce of models every `block_size` steps."""
+        # A block's steps share one exchange, hence the nearly linear scaling of 003 Table I.
         exchange = self._all_reduce(self._placed(num_ranks))
         return self._training(num_ranks) + exchange / block_size
 
@@ -118,6 +119,7 @@ class CostModel:
         rates, network = self.calibration.rank, self.calibration.network
         words = self.workload.density * self.workload.num_parameters
         encoding = self.workload.num_parameters / rates.encoded_elements_per_s
+        # Each rank decodes all messages, so decoding grows with N where encoding does not.
         decoding = ranks.num_ranks * words / rates.decoded_words_per_s
         exchange = all_gather_seconds(
             self.workload.message_bytes, ranks, network, self.calibration.fitted.congestion

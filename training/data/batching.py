@@ -61,6 +61,7 @@ def chunked_minibatches(
     stops = np.minimum(starts + CHUNK_FRAMES, lengths[utterances])
     order = generator.permutation(len(utterances))
     chunks = Segments(utterances, starts, stops).take(order)
+    # 64 chunks are the papers' minibatch of 2,048 frames (000 3.2).
     size = max(minibatch_frames // CHUNK_FRAMES, 1)
     return [chunks.take(slice(first, first + size)) for first in range(0, len(order), size)]
 
@@ -71,6 +72,7 @@ def whole_utterance_minibatches(
     generator: np.random.Generator,
 ) -> list[Segments]:
     """Group utterances of like length to `minibatch_frames` with padding; shuffle the groups."""
+    # Equal lengths keep their stored order, so whole utterances mix less than chunks.
     by_length = np.argsort(lengths, kind="stable")
     batches: list[list[int]] = []
     for utterance in by_length[lengths[by_length] > 0].tolist():

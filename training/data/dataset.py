@@ -67,7 +67,9 @@ class Dataset:
     ) -> Iterator["BufferPart"]:
         """Yield this rank's rows, partition by partition, in random order."""
         slices = self.slices(sub_epoch)
+        # The key makes a resumed rank plan the same order without any stored state.
         generator = np.random.default_rng([self.seed, index, self.rank])
+        # Hierarchical shuffle (003 IV-A2): partitions in random order, then frames within a buffer.
         for number in generator.permutation(len(slices)):
             chosen = slices[number]
             lengths = lengths_of(chosen.output).low_rate(sub_epoch, self.look_ahead)
@@ -82,6 +84,7 @@ class Dataset:
 
     def lengths(self, output: Output) -> Lengths:
         """Read the lengths of a partition's rows: one column, no feature."""
+        # The lengths are one column: 10 ms, where the features of a shard take 150.
         uri = join_uri(self.run_uri, output.key)
         return Lengths(*scan_checked(self.store, uri, read_partition_lengths))
 
@@ -90,6 +93,7 @@ class Dataset:
     ) -> Int64[np.ndarray, " rows"]:
         """Return the rows of a partition that one slice has in `sub_epoch`, in stored order."""
         rows = np.arange(num_rows)
+        # Utterances are left out, not speakers: one speaker may be on both sides.
         if sub_epoch.labelled and self.validation_one_in:
             rows = rows[(rows % self.validation_one_in == 0) == sub_epoch.is_validation]
         chosen: Int64[np.ndarray, " rows"] = rows[part.first :: part.step]
@@ -117,6 +121,7 @@ class ShuffleBuffer:
 
     def batches(self) -> list[Segments]:
         """Return each minibatch's segments; utterances are counted over all parts, in order."""
+        # The batches follow from this key, so ranks count and resume them without features.
         key = [self.dataset.seed, self.index, self.dataset.rank, self.first]
         form = (
             whole_utterance_minibatches if self.sub_epoch.whole_utterances else chunked_minibatches

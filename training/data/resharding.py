@@ -28,6 +28,7 @@ def shard_sub_epoch(
         plan = reshard(dataset, sub_epoch, cursor.sub_epoch, cursor.done)
     else:
         plan = dataset.plan(sub_epoch, cursor.sub_epoch)
+    # Every rank must know all counts: the longest decides when the sub-epoch ends.
     if not cursor.counts:
         count = torch.tensor([plan.num_minibatches()], dtype=torch.int32)
         cursor = cursor.sharded([int(each) for each in gather_ragged(count, group, "sub_epoch")])
@@ -65,5 +66,6 @@ def _reshard_rest(
         left += plan.cut(count, plan.num_minibatches()).ranges
     rest = SubEpochPlan(plans[0].sub_epoch, left)
     total = rest.num_minibatches()
+    # Dealt round-robin, a rank's minibatches would need a shuffle buffer of every old rank.
     edges = [total * rank // world_size for rank in range(world_size + 1)]
     return [rest.cut(first, last) for first, last in pairwise(edges)]

@@ -48,7 +48,9 @@ def scheduled_learning_sub_epochs(
     sub_epochs = []
     for step, rate in enumerate(learning_rates):
         whole = step >= len(learning_rates) - num_whole
+        # Unlabelled rows keep the offset of their targets, so this 0 is never used.
         sub_epochs.append(SubEpoch(False, step % num_sub_epochs, num_sub_epochs, 0, whole, rate))
+        # The offset rotates once all shares of the labelled data have been trained on (V-D).
         share, offset = step % num_labelled_shares, step // num_labelled_shares % STACK
         labelled_rate = rate * labelled_rate_factor
         sub_epochs.append(SubEpoch(True, share, num_labelled_shares, offset, whole, labelled_rate))

@@ -36,6 +36,7 @@ class PhoneAlignment:
     @property
     def triphones(self) -> Int32[np.ndarray, "segments 3"]:
         """Return the left, centre and right phone of each segment; beyond the edges is silence."""
+        # Triphones reach across words, and silence is a context as any phone is.
         padded = np.pad(self.phones, 1, constant_values=SILENCE_ID)
         return np.stack([padded[:-2], padded[1:-1], padded[2:]], axis=1)
 

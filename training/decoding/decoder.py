@@ -61,6 +61,7 @@ def align(
     if not (found and search.reached_final()):
         raise AlignmentError(f"{len(log_likelihoods)} frames: too few for the words to align")
     _, labels, _, _ = kaldifst.get_linear_symbol_sequence(path)
+    # Label 0 is epsilon, so senone s has the input label s + 1.
     return np.asarray(labels, dtype=np.int64) - 1
 
 
@@ -75,6 +76,7 @@ def _search(
         raise ValueError(f"{num_columns} senones: need {graph.num_senones}, the graph's")
     if not np.isfinite(log_likelihoods).all():
         raise ValueError("log-likelihoods are not finite: check the acoustic model's output")
+    # Token passing as Kaldi's FasterDecoder: beam pruning, and histogram pruning by max_active.
     options = kaldi_decoder.FasterDecoderOptions(beam=beam, max_active=max_active)
     search = kaldi_decoder.FasterDecoder(graph.fst, options)
     search.decode(kaldi_decoder.DecodableCtc(log_likelihoods))

@@ -36,6 +36,7 @@ def gather_ragged(
     if longest <= eager_rows.shape[1]:
         rows = eager_rows
     else:
+        # gloo's ragged all-gather fails, so all ranks pad to the longest.
         padded = values.new_zeros(longest)
         padded[: len(values)] = values
         rows = gather_equal(padded, group, purpose)

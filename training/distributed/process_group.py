@@ -46,6 +46,7 @@ def open_world(time_limit_s: float = 1800.0) -> Iterator[ProcessGroup]:
 
 def _init_launched_group(time_limit: timedelta) -> None:
     global _failure_detector  # noqa: PLW0603 - as torch's default group, one in a process
+    # Ranks outlive a killed torchrun, and would write the next start's checkpoints.
     end_with_launcher()
     try:
         store, rank, world_size = next(open_store("env://", timeout=time_limit))
@@ -55,6 +56,7 @@ def _init_launched_group(time_limit: timedelta) -> None:
             "torchrun is alive, and that every host reaches torchrun's rendezvous endpoint"
         ) from error
     with _explaining_failure(rank, world_size, "rendezvous"):
+        # Plain init_process_group() found dead ranks' addresses after a restart, and hung.
         members = rendezvous(store, rank, world_size, time_limit.total_seconds())
     _failure_detector = FailureDetector(store.clone(), members, rank)
     with _explaining_failure(rank, world_size, "rendezvous"):
@@ -121,6 +123,7 @@ def _explaining_failure(rank: int, size: int, operation: str) -> Iterator[None]:
         try:
             yield
         except (RuntimeError, TimeoutError) as error:
+            # gloo's error names no rank; the failure detector asks which ones still answer.
             fault = "" if _failure_detector is None else f"{_failure_detector.diagnose()}: "
             raise CollectiveError(
                 f"{operation} failed on rank {rank} of {size}: {fault}{error}. Check that "

@@ -42,6 +42,7 @@ class Exchange:
                 f"ranks {sorted(self._inputs)} are in {self._operation}, {rank} in {operation}"
             )
         self._operation = operation
+        # The others combine later, when this rank may have overwritten its values.
         self._inputs[rank] = values.clone()
         if len(self._inputs) < len(self.ranks):
             self._scheduler.block(rank, operation)

@@ -72,6 +72,7 @@ def score_models(
     lexicon = read_lexicon(store, corpus_uri)
     graph = language_graph(store, run_uri, lexicon, config.ngram_order)
     decoder = DecoderConfig(config.beam, config.max_active)
+    # 003 VII-D tunes the acoustic scale on its test set; here other speakers fixed it.
     errors = {
         name: count_errors(rows, model, graph, decoder, config.acoustic_scale, name)
         for name, model in models.items()
@@ -138,6 +139,7 @@ def count_errors(
     for row in tqdm(rows, desc=f"decode with {name}", unit="utterance"):
         (scores,) = log_likelihoods([row], model, acoustic_scale)
         hypothesis = decode(graph, scores, decoder)
+        # Errors are summed before dividing, so that long utterances weigh by their words.
         errors[placement_of(row)] += word_errors((row.text or "").split(), hypothesis)
     return dict(sorted(errors.items()))
 

@@ -63,8 +63,10 @@ def take_steps(
         if minibatch is not None:
             loss, result = minibatch_loss(model, minibatch)
             loss.backward()  # type: ignore[no-untyped-call]
+            # The gradient is a sum over frames, so its bound grows with the minibatch.
             bound = config.max_gradient_norm * config.minibatch_frames
             _require_finite(nn.utils.clip_grad_norm_(model.parameters(), bound))
+        # Out of data, a rank still sends what GTC's residual holds.
         optimizer.step()
         yield result
 

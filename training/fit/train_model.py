@@ -42,12 +42,14 @@ def train_model(fit: Fit, group: ProcessGroup, context: StepContext) -> StepCont
     """Train the model of `fit`; rank 0 stores it and returns the step's contents."""
     store, run_uri = context.store, context.run_uri
     labelled = read_manifest(store, run_uri, fit.labelled)
+    # Ranks draw their own dropout; their initial weights are replaced by rank 0's.
     torch.manual_seed(fit.seed + group.rank())
     model = AcousticModel(fit.model, len(labelled.statistics["senone_counts"]))
     model.freeze_normalization(global_moments(store, run_uri))
     dataset = open_dataset(fit, store, run_uri, labelled.outputs, group)
     curve = Fitting(fit, model, dataset, checkpoints_of(fit, context, group), group).run()
     data = labelled.tally_out + unlabelled_tally(fit, store, run_uri)
+    # The student too takes the priors of the labelled alignment.
     trained = TrainedModel(model.eval(), log_priors(labelled.statistics["senone_counts"]))
     if group.rank() != 0:
         return None

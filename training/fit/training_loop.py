@@ -37,6 +37,7 @@ class Fitting:
         self.dataset = dataset
         self.checkpoints = checkpoints
         self.group = group
+        # The papers use SGD, whose rate must be found for each corpus; Adam's need not.
         self.optimizer = torch.optim.Adam(model.parameters())
         self.trainer = fit.trainer.make_trainer(model, self.optimizer, group)
         self.progress = Progress(newbob=fit.newbob.begin() if fit.newbob else None)
@@ -46,6 +47,7 @@ class Fitting:
         if (state := self.checkpoints.restore(type(self.trainer))) is not None:
             load_whole_state(state, self.model, self.optimizer, self.trainer)
             self.progress = Progress.from_state(state, self.group.size())
+        # Entered once, the trainer lets BMUF's blocks run across sub-epochs.
         if self.fit.newbob is None:
             with self.trainer:
                 for sub_epoch in self._sub_epochs():
@@ -82,6 +84,7 @@ class Fitting:
 
     def _train(self, sub_epoch: SubEpoch) -> None:
         """Take the steps that are left of the sub-epoch."""
+        # Rates decay by sub-epoch, and are slightly higher on labelled data (003 V-D).
         for settings in self.optimizer.param_groups:
             settings["lr"] = sub_epoch.learning_rate
         cursor, minibatches = shard_sub_epoch(
@@ -104,6 +107,7 @@ class Fitting:
         """Give newbob the validation loss of the model that leaving the trainer left."""
         assert self.fit.newbob is not None
         assert self.progress.newbob is not None
+        # Newbob needs one model for all ranks, so each of its epochs has ended BMUF's block.
         loss = validation_loss(self.model, self.dataset, self.group)
         self.progress.newbob = self.fit.newbob.after_epoch(self.progress.newbob, loss)
         return {"validation_cross_entropy": loss}

@@ -18,6 +18,7 @@ class ModelConfig:
     num_layers: int
     num_units: int
     bidirectional: bool
+    # 000 3.2 found three low-rate frames to give the best WERR.
     look_ahead: int
     dropout: float
 
@@ -56,6 +57,7 @@ class AcousticModel(nn.Module):
             bidirectional=config.bidirectional,
             dropout=config.dropout if config.num_layers > 1 else 0.0,
         )
+        # 003 V-A counts 78 M parameters for its teacher; five such layers have 67.5 M.
         num_outputs = config.num_units * (2 if config.bidirectional else 1)
         self.output = nn.Linear(num_outputs, num_senones)
         self.register_buffer("mean", torch.zeros(NUM_INPUTS))
@@ -74,10 +76,12 @@ class AcousticModel(nn.Module):
         lengths: Int64[Tensor, " batch"] | None = None,
     ) -> Float[Tensor, "batch frames senones"]:
         """Return logits, `look_ahead` frames late; padding starts at `lengths`, if given."""
+        # Normalizing here spares a second pass over the features, 46 TB at a million hours.
         normalized = (features - self.mean) * self.inverse_deviation
         if lengths is None:
             hidden, _ = self.lstm(normalized)
         else:
+            # Unpacked, the backward LSTM would read the padding before the last real frame.
             packed = pack_padded_sequence(normalized, lengths, True, enforce_sorted=False)
             hidden, _ = pad_packed_sequence(
                 self.lstm(packed)[0], batch_first=True, total_length=features.shape[1]

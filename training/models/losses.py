@@ -29,6 +29,7 @@ def kbest_cross_entropy(
 
     Senones that are not among the k best have probability 0; a frame without target has all 0.
     """
+    # A logit's gradient is p_j - t_j, so senones beyond the k best are pushed down.
     log_posteriors = torch.log_softmax(logits, dim=-1).gather(-1, senones)
     return -(log_posteriors * probabilities).sum()
 

@@ -98,6 +98,7 @@ def certificate(dataset: Dataset, fit: Fit, config: CertificateConfig) -> dict[s
     sources = read_provenance(dataset.store, dataset.run_uri)
     reader = ProvenanceReader(dataset.store, dataset.run_uri, sources)
     document: dict[str, Any] = {}
+    # The forms mix differently: whole utterances of equal length keep their stored order.
     for form, whole in FORMS.items():
         chosen = [
             index

@@ -63,6 +63,7 @@ def collect_samples(
         np.concatenate([each.speakers for each in sources]),
         np.concatenate(
             [
+                # A chunk's first frame orders the segments of one utterance.
                 each.positions << START_BITS | minibatch.starts
                 for each, minibatch in zip(sources, minibatches, strict=True)
             ]

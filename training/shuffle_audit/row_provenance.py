@@ -50,6 +50,7 @@ def read_selection_file(store: ObjectStore, run_uri: str, output: Output) -> Sel
         lines[fields["utterance_id"]] = number
         seconds[fields["speaker_id"]] += fields["duration_s"]
     total = sum(seconds.values())
+    # Two moments fall on one speaker with the sum of squared shares of the speech.
     return SelectionIndex(lines, sum((each / total) ** 2 for each in seconds.values()))
 
 

@@ -57,6 +57,7 @@ def write_aligned(
         alignments = align(rows)
         pairs = [(row, alignments[row.utterance_id]) for row in rows]
         aligned = [aligned_row(row, found) for row, found in pairs if not isinstance(found, str)]
+        # An utterance without alignment becomes a ledger row, so that the tallies balance.
         failed = [unaligned(row, found) for row, found in pairs if isinstance(found, str)]
         tally = Tally(len(aligned), sum(row.duration_ms for row in aligned))
         outputs = (
@@ -78,6 +79,7 @@ def write_aligned(
     def sum_counts(commits: list[Commit]) -> dict[str, Any]:
         counts = np.zeros(tree.num_senones, np.int64)
         for commit in commits:
+            # These counts become the senone priors that decoding divides by (003 II-A2).
             for senone, count in commit.statistics["senones"]:
                 counts[senone] += count
         return {

@@ -41,6 +41,7 @@ class SoftTargetRows:
     def offsets(rows: Sequence[PartitionRow], sub_epoch_offset: int) -> list[int]:
         """Return where each row's low-rate frames begin: at the offset that the teacher used."""
         del sub_epoch_offset
+        # The teacher labelled each utterance at one offset, a hash of its id.
         return [row.offset for row in rows]
 
     @classmethod
@@ -56,6 +57,7 @@ class SoftTargetRows:
             np.concatenate([np.zeros(1, np.float16), *(kbest.log_z for kbest in kbests)]),
         )
         probabilities = soft_targets(joined)
+        # Without target mass, padding adds neither loss nor gradient.
         probabilities[0] = 0
         return cls(joined.senones, probabilities)
 

@@ -48,7 +48,7 @@ class Bmuf(Trainer):
             raise ValueError(
                 f"optimizer_state = {optimizer_state!r}: need 'keep', 'average' or 'reset'"
             )
-        # Eq. (6) of 003 sets eta; with zeta = C = 1 it is 1 - 1/N.
+        # Eq. (5) of 000 sets eta; with zeta = C = 1 it is 1 - 1/N.
         if block_momentum is None:
             block_momentum = block_momentum_for(
                 self.num_models, block_learning_rate, momentum_constant
@@ -97,11 +97,11 @@ class Bmuf(Trainer):
     def synchronize(self) -> None:
         """Average the models, filter, and start the next block from the result."""
         assert self._state is not None
-        # Eq. (2) averages the N models; every rank weighs the same, however few frames it had.
+        # Eq. (1) of 000 averages the N models; every rank weighs the same, however few its frames.
         mean_model = self.parameters.weights()
         self.average(mean_model)
         self._synchronize_optimizer()
-        # Eqs. (3) to (5) run on every rank alike, so the new global model needs no broadcast.
+        # Eqs. (2) to (4) run on every rank alike, so the new global model needs no broadcast.
         self._start_block(self.filter.end_block(self._state, mean_model))
 
     def conclude(self) -> None:
@@ -130,7 +130,7 @@ class Bmuf(Trainer):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict()`; ValueError within a block of another number of models."""
         super().load_state_dict(state)
-        # Within a block the N models differ, and eta belongs to this N by eq. (6).
+        # Within a block the N models differ, and eta belongs to this N by eq. (5).
         if state["is_open"] and state["num_models"] != self.num_models:
             raise ValueError(
                 f"the checkpoint is within a block of {state['num_models']} models, now there are "

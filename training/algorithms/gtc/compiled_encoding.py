@@ -29,6 +29,7 @@ def take_message(
 ) -> Int32[Tensor, " words"]:
     """Do what `encoding.take_message` does; the message is the beginning of a larger buffer."""
     size = len(residual)
+    # No body is longer than a map's two planes, so the C loop never grows its buffer.
     message = torch.empty(HEADER_WORDS + num_map_words(size) + _GROUP_WORDS, dtype=torch.int32)
     r, g, target = _address(residual), _address(gradients), _address(message)
     num_words = _loaded().take_message(r, g, size, gradient_threshold, target)
@@ -45,6 +46,8 @@ def add_message(counts: Int32[Tensor, " elements"], message: Int32[Tensor, " wor
         _require(len(body) == num_map_words(size), f"a map of {len(body)} words", size)
         _loaded().add_map(target, size, words, words + 4 * num_plane_words(size))
     elif encoding == Encoding.INDICES:
+        # The C loop stops at an index beyond the model: another rank's word must not corrupt
+        # memory.
         num_added = _loaded().add_indices(target, size, words, len(body))
         _require(num_added == len(body), f"word {num_added} of the message", size)
 

@@ -119,6 +119,7 @@ def _take_map(
         are_finite &= bool(np.isfinite(tile).all())
         planes[0, octets] = np.packbits(sent, bitorder="little")
         planes[1, octets] = np.packbits(np.signbit(tile) & sent, bitorder="little")
+        # A sent element has |r| >= tau, so clipping it gives sign(r) tau.
         tile -= np.clip(tile, -tau, tau) * sent
     return are_finite
 

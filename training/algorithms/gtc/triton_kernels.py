@@ -91,6 +91,7 @@ def choose(
         start += tl.where(blocks < first, total, 0)
         tl.store(starts + blocks, start, mask=blocks < num_blocks)
         position += tl.sum(count, 0)
+    # Without room for a map the message remains a list, and the residual keeps the rest.
     fits_map = (total > num_map_words) & (capacity >= num_map_words)
     encoding = tl.where(fits_map, MAP, INDICES)
     tl.store(message, tl.where(num_broken > 0, NOT_FINITE, encoding))
@@ -191,6 +192,7 @@ def add_signs(counts, messages, num_words, capacity, num_rows: tl.constexpr):
         is_word = places < tl.minimum(tl.load(message + 1), capacity)
         word = tl.load(body + places, mask=is_word, other=0)
         sign = tl.where(word < 0, -1, 1)
+        # Integer sums commute, so atomics in any order give the same counts.
         tl.atomic_add(counts + (word & 0x7FFFFFFF), sign, mask=is_word, sem="relaxed")
     if encoding == MAP:
         lanes = tl.arange(0, 32)

@@ -17,6 +17,7 @@ MIN_STANDARD_DEVIATION = 0.01
 
 def cepstra(energies: Float32[np.ndarray, "frames bins"]) -> Float32[np.ndarray, "frames 39"]:
     """Compute the first 13 cepstral coefficients with first and second derivatives."""
+    # The cosine transform decorrelates neighbouring bins, as diagonal Gaussians assume.
     static = dct(energies.astype(np.float64), axis=1, norm="ortho")[:, :NUM_CEPSTRA]
     first = _derivative(static)
     return np.concatenate([static, first, _derivative(first)], axis=1).astype(np.float32)
@@ -50,6 +51,7 @@ def _normalized(
     utterances: Sequence[TranscribedUtterance],
 ) -> dict[str, Float32[np.ndarray, "frames 39"]]:
     raw = {utterance.utterance_id: cepstra(utterance.features) for utterance in utterances}
+    # Energies still vary with the causal mean, so all of a speaker's utterances are pooled.
     frames = np.concatenate(list(raw.values())).astype(np.float64)
     mean = frames.mean(axis=0)
     deviation = np.maximum(frames.std(axis=0), MIN_STANDARD_DEVIATION)

@@ -87,6 +87,7 @@ def _flat_start(
         elif num_frames < len(states):
             failures[utterance.utterance_id] = f"{num_frames} frames: need {len(states)}"
         else:
+            # Flat start, Kaldi's align-equal: each state has an equal share of the frames.
             evenly = np.arange(num_frames) * len(states) // num_frames
             paths[utterance.utterance_id] = states[evenly]
     return paths, failures
@@ -130,6 +131,7 @@ def _reestimated(
     updated = []
     for state, mixture in enumerate(mixtures):
         own = frames[states == state]
+        # More Gaussians than the frames support would model single utterances.
         affordable = len(own) // config.min_frames_per_gaussian
         larger = mixture.split(min(max_gaussians, affordable))
         updated.append(larger.reestimate(own).reestimate(own) if len(own) else mixture)
@@ -138,6 +140,7 @@ def _reestimated(
 
 def _phone_alignment(path: Int64[np.ndarray, " frames"]) -> PhoneAlignment:
     """Return the phone segments of a path of states: one begins where a first state is entered."""
+    # Of two equal phones in a row, the second begins where state 0 follows state 2.
     entered = np.diff(path, prepend=-1) != 0
     starts = np.flatnonzero(entered & (path % STATES_PER_PHONE == 0))
     phones = path[starts] // STATES_PER_PHONE

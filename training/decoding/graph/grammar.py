@@ -36,6 +36,7 @@ def ngram_grammar(arpa: str, word_ids: Mapping[str, int]) -> kaldifst.StdVectorF
     entries = list(_entries(arpa, word_ids))
     states = _history_states(entries)
     arcs = [arc for entry in entries for arc in _arcs(entry, states, word_ids)]
+    # As in Kaldi's arpa2fst, </s> is no arc: its cost ends the sentence.
     final_costs = {
         states[entry.ngram[:-1]]: entry.cost for entry in entries if entry.ngram[-1] == END
     }
@@ -94,4 +95,5 @@ def _entry(fields: list[str], order: int, line_number: int, word_ids: Mapping[st
     unknown = [word for word in words if word not in word_ids and word not in (START, END)]
     if unknown:
         raise ValueError(f"ARPA line {line_number}: {unknown[0]!r} is not in lexicon.txt: add it")
+    # ARPA's log10 probabilities become OpenFst's costs in natural logarithms.
     return _Entry(words, -probability * math.log(10), -backoff * math.log(10))

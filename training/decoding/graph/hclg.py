@@ -139,6 +139,7 @@ def _senone_label(window: list[int], tree: SenoneTree) -> int:
 
 
 def _determinized(fst: kaldifst.StdVectorFst) -> kaldifst.StdVectorFst:
+    # Kaldi's recipe of Mohri et al.: determinize and remove epsilons, then minimize.
     kaldifst.determinize_star(fst, use_log=True)
     kaldifst.minimize_encoded(fst)
     return fst

@@ -40,6 +40,7 @@ def lexicon_transducer(
     words that begin other words, one for the end of a silence. Without them L o G cannot be
     determinized.
     """
+    # Mohri et al. call these symbols #1, #2, ...; Kaldi's add_lex_disambig.pl numbers them so.
     numbers = _disambiguation_numbers(spellings)
     backoff, after_silence = num_labels + 1, num_labels + 2 + max(numbers, default=0)
     states = count(_SILENCE + 1)
@@ -48,6 +49,7 @@ def lexicon_transducer(
     arcs = [
         Arc(_START, _LOOP, EPSILON, EPSILON, no_silence_cost),
         Arc(_START, _SILENCE, EPSILON, EPSILON, silence_cost),
+        # #0 passes through L, so that the grammar's back-off survives composition.
         Arc(_LOOP, _LOOP, backoff, backoff_word_id, 0.0),
         *_chain((*silence, after_silence), EPSILON, {_LOOP: 0.0}, _SILENCE, states),
     ]

@@ -50,6 +50,7 @@ class SenoneTree:
     def table(self) -> Int32[np.ndarray, "left centre right"]:
         """Return the senone of every triphone, seen or not, by phone ids."""
         num_phones = len(self.phones)
+        # A tree answers for triphones that training never saw, so the table has all.
         table = np.empty((num_phones, num_phones, num_phones), dtype=np.int32)
         all_phones = np.ones(num_phones, dtype=bool)
         for centre, root in enumerate(self.roots):
@@ -91,6 +92,7 @@ def _fill(
     if isinstance(node, int):
         table[np.ix_(region["left"], region["right"])] = node
         return
+    # A node's region is a rectangle of left and right contexts, which its question cuts.
     chosen = np.zeros(len(table), dtype=bool)
     chosen[sorted(node.phones)] = True
     _fill(table, node.inside, {**region, node.side: region[node.side] & chosen})

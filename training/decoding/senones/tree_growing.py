@@ -154,6 +154,7 @@ def _gains(
     """Return each question's gain in log-likelihood; -inf where a side would be too small."""
     inside, outside = statistics.pool(members), statistics.pool(1 - members)
     whole = statistics.pool(np.ones((1, len(statistics)))).log_likelihoods()
+    # Young, Odell and Woodland's criterion: two Gaussians' log-likelihood less one's.
     gains = inside.log_likelihoods() + outside.log_likelihoods() - whole
     large_enough = np.minimum(inside.counts, outside.counts) >= min_count
     return np.where(large_enough, gains, -np.inf)
