@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from infra.store.object_store import ObjectStore
 from pipeline.filterbank.log_mel import Engine
 from pipeline.normalization import Moments
-from pipeline.records import Quarantined, Tally, parse_utterance
+from pipeline.records import Quarantined, Tally, Utterance, parse_utterance
 from pipeline.runs.commit import Commit, StepContext
 from pipeline.runs.manifest import Output, read_manifest, read_output
 from pipeline.runs.names import features_step, selection_step, task_name
@@ -26,7 +26,8 @@ from pipeline.runs.step import (
 )
 from pipeline.shards import FeatureRow, Storage, write_features
 from pipeline.shuffling import shuffle, shuffled_order
-from pipeline.steps.utterance_features import extract_rows
+from pipeline.steps.audio_objects import AudioObjects
+from pipeline.steps.utterance_features import audio_objects, extract_rows
 
 MAX_SHARD_FRAMES = 2_000_000
 """5.5 hours in a shard: 256 MB in memory as float16. The paper's files have 5 hours."""
@@ -99,35 +100,51 @@ def merge_moments(commits: Sequence[Commit]) -> Moments:
     return merged
 
 
+@dataclass(frozen=True, slots=True)
+class Extracted:
+    """Extracted holds a file's shards, its ledger rows and the moments of its features."""
+
+    outputs: tuple[Output, ...]
+    quarantined: Sequence[Quarantined]
+    moments: Moments
+
+
 def extract_file(task: FileTask, max_shard_frames: int = MAX_SHARD_FRAMES) -> Commit:
     """Fetch, decode, filter, normalize, shuffle and store one file's utterances."""
-    lines = read_output(task.context.store, task.context.run_uri, task.selection).decode()
+    store = task.context.store
+    lines = read_output(store, task.context.run_uri, task.selection).decode()
     utterances = [parse_utterance(line) for line in lines.splitlines()]
-    rows = extract_rows(
-        task.context.store,
-        task.corpus_uri,
-        utterances,
-        task.config.gets_in_flight,
-        task.config.engine,
-        task.config.storage,
+    audio = audio_objects(store, task.corpus_uri, utterances, task.config.gets_in_flight)
+    extracted = extract_shards(task, utterances, audio, max_shard_frames)
+    if audio.must_be_repeated:
+        extracted = extract_shards(task, utterances, audio, max_shard_frames)
+    record = Commit(
+        task=task.name,
+        fingerprint=task.context.fingerprint,
+        outputs=extracted.outputs,
+        ledger=task.context.put_ledger(task.name, extracted.quarantined),
+        tally_in=Tally.of(utterances),
+        quarantined=Tally.of(extracted.quarantined),
+        statistics={"moments": extracted.moments.to_dict()},
     )
+    return task.context.commit(record)
+
+
+def extract_shards(
+    task: FileTask, utterances: Sequence[Utterance], audio: AudioObjects, max_frames: int
+) -> Extracted:
+    """Read the audio once, and store its shards; all but the last if it must be read again."""
+    rows = extract_rows(utterances, audio.read(), task.config.engine, task.config.storage)
     quarantined: list[Quarantined] = []
     outputs, moments = [], Moments.zero()
-    for number, shard in enumerate(cut(rows, quarantined, max_shard_frames)):
+    for number, shard in enumerate(cut(rows, quarantined, max_frames)):
+        if audio.must_be_repeated:
+            break
         # Utterance by utterance in stream order: the same sums wherever the shards are cut.
         for row in shard:
             moments = moments.merge(Moments.of(row.features))
         outputs.append(write_shard(task, f"{task.name}-{number:03d}", shard))
-    record = Commit(
-        task=task.name,
-        fingerprint=task.context.fingerprint,
-        outputs=tuple(outputs),
-        ledger=task.context.put_ledger(task.name, quarantined),
-        tally_in=Tally.of(utterances),
-        quarantined=Tally.of(quarantined),
-        statistics={"moments": moments.to_dict()},
-    )
-    return task.context.commit(record)
+    return Extracted(tuple(outputs), quarantined, moments)
 
 
 def cut(

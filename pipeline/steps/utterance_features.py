@@ -1,6 +1,6 @@
 """Make one utterance's row of features from its fetched audio, or its ledger row."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from jaxtyping import Float32
@@ -22,6 +22,7 @@ from pipeline.normalization import CausalMean
 from pipeline.records import Quarantined, Utterance
 from pipeline.shards import FeatureRow, Storage, as_stored
 from pipeline.splicing import STACK
+from pipeline.steps.audio_objects import AudioObjects
 
 MIN_FRAMES = 2 * STACK - 1
 """The fewest 10 ms frames that leave one spliced frame at each of the three offsets."""
@@ -37,11 +38,19 @@ REFUSALS = {
 }
 
 
+def audio_objects(
+    store: ObjectStore, corpus_uri: str, utterances: Sequence[Utterance], gets_in_flight: int
+) -> AudioObjects:
+    """Return the audio objects of a task's utterances, to be read within bounded memory."""
+    uris = [resolve_audio(corpus_uri, utterance.audio_uri) for utterance in utterances]
+    longest_s = max((utterance.duration_s for utterance in utterances), default=0.0)
+    in_flight = affordable_gets(utterances, gets_in_flight)
+    return AudioObjects(store, uris, in_flight, max_file_bytes(longest_s))
+
+
 def extract_rows(
-    store: ObjectStore,
-    corpus_uri: str,
     utterances: Sequence[Utterance],
-    gets_in_flight: int,
+    audio: Iterable[Fetched | StoreError],
     engine: Engine,
     storage: Storage,
 ) -> Iterator[FeatureRow | Quarantined]:
@@ -50,12 +59,8 @@ def extract_rows(
     A speaker's utterances follow each other in `stream_order`: by time, then utterance id. They
     are one stream for the causal mean, and the next speaker begins a new one.
     """
-    uris = [resolve_audio(corpus_uri, utterance.audio_uri) for utterance in utterances]
-    in_flight = affordable_gets(utterances, gets_in_flight)
-    longest_s = max((utterance.duration_s for utterance in utterances), default=0.0)
-    fetched = store.get_many(uris, in_flight, max_file_bytes(longest_s))
     speaker, mean = "", CausalMean()
-    for utterance, (_, found) in zip(utterances, fetched, strict=True):
+    for utterance, found in zip(utterances, audio, strict=True):
         if utterance.speaker_id != speaker:
             speaker, mean = utterance.speaker_id, CausalMean()
         yield extract_utterance(utterance, found, mean, engine, storage)

@@ -18,10 +18,11 @@ from urllib.parse import urlsplit
 
 EVERYWHERE = ("internal_error", "slow_down", "stall", "reset_before", "reset_after")
 READS = (*EVERYWHERE, "short_body", "corrupt_body")
+REFUSALS = ("not_found", "denied")
 KINDS = {
-    "GET": READS,
-    "LIST": READS,
-    "HEAD": EVERYWHERE,
+    "GET": (*READS, *REFUSALS),
+    "LIST": (*READS, *REFUSALS),
+    "HEAD": (*EVERYWHERE, *REFUSALS),
     "DELETE": EVERYWHERE,
     "PUT": (*EVERYWHERE, "corrupt_upload"),
     "COPY": EVERYWHERE,
@@ -29,6 +30,8 @@ KINDS = {
 ERRORS = {
     "internal_error": (500, "InternalError"),
     "slow_down": (503, "SlowDown"),
+    "not_found": (404, "NoSuchKey"),
+    "denied": (403, "AccessDenied"),
 }
 UPSTREAM_TIMEOUT_S = 60.0
 HOP_BY_HOP = {"connection", "expect", "keep-alive", "transfer-encoding", "content-length"}

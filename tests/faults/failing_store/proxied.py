@@ -9,7 +9,7 @@ import pytest
 from infra.store import retry
 from infra.store.request_counts import RequestCounts
 from infra.store.s3 import s3_store
-from tests.faults.failing_store.faulty_proxy import KINDS, FaultyProxy, faulty_proxy
+from tests.faults.failing_store.faulty_proxy import KINDS, REFUSALS, FaultyProxy, faulty_proxy
 
 ALL_KINDS = sorted({kind for kinds in KINDS.values() for kind in kinds})
 
@@ -63,11 +63,12 @@ def require_counts_agree(made: RequestCounts, proxy: FaultyProxy) -> None:
     """Require that we counted what the proxy saw, and one retry for each fault.
 
     Two corrupt answers to a listing cost one retry. Corruption of bytes that we do not read costs
-    none.
+    none, nor does a refusal, which is an answer.
     """
     seen = proxy.requests
     assert (made.get, made.put, made.head, made.list) == tuple(
         seen[operation] for operation in ("GET", "PUT", "HEAD", "LIST")
     )
     unnoticed = proxy.injected["LIST", "corrupt_body"]
-    assert proxy.num_faults - unnoticed <= made.retries <= proxy.num_faults
+    num_failures = sum(n for (_, kind), n in proxy.injected.items() if kind not in REFUSALS)
+    assert num_failures - unnoticed <= made.retries <= num_failures

@@ -20,6 +20,7 @@ from pipeline.runs.manifest import (
     read_output,
 )
 from pipeline.shards import read_features, read_partition, read_targets
+from pipeline.steps import audio_objects
 from pipeline.steps.features import ExtractionConfig, extract_features
 from pipeline.steps.repartition import RepartitionConfig, repartition
 from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
@@ -174,8 +175,11 @@ def test_a_different_second_attempt_is_refused(tmp_path: Path) -> None:
         context.commit(Commit("0", context.fingerprint, (second,), None, Tally(), Tally()))
 
 
-def test_bad_audio_lands_in_the_ledger_with_its_reason(tmp_path: Path) -> None:
+def test_bad_audio_lands_in_the_ledger_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A corrupt FLAC, an empty object, a 44.1 kHz stereo file, a missing and a foreign one."""
+    monkeypatch.setattr(audio_objects, "CONFIRMING_WAITS_S", (0.0,) * 3)
     store, run_uri, corpus_uri = local_store(tmp_path)
     records = write_corpus(store, corpus_uri, "unlabelled", 4, 4)
     stereo = np.stack([tone(1, 1.0), tone(2, 1.0)], axis=1)

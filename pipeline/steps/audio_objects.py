@@ -1,0 +1,125 @@
+"""Read a task's audio objects in order, and decide which of those that are refused are lost.
+
+Absent or denied objects (404, 403) are a loss of data, but they look alike while access as such
+has failed: a folder that is not mounted, a policy that is being changed. So what was refused is
+asked for again, all together, beside an object of the task that was read.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from infra.store.object_store import (
+    Fetched,
+    ObjectDenied,
+    ObjectNotFound,
+    ObjectStore,
+    ObjectTooLarge,
+    StoreError,
+)
+
+CONFIRMING_WAITS_S = (1.0, 2.0, 4.0)
+"""A refused object is lost if it is refused alike after each of these waits."""
+
+PATIENCE_S = 30.0
+"""The sum of waits for access, while objects that must answer do not; then the task fails."""
+
+_NUM_PROBES = 16
+
+Refusal = ObjectNotFound | ObjectDenied
+
+
+class AudioObjects:
+    """AudioObjects reads the objects of one task, `in_flight` at a time.
+
+    The first reading yields refusals as they come, and decides about all of them at its end. If an
+    object answers then, `must_be_repeated` is True: that object belongs before others in its
+    stream. The second reading waits for each decision, and so needs no third.
+    """
+
+    def __init__(
+        self, store: ObjectStore, uris: Sequence[str], in_flight: int, max_bytes: int
+    ) -> None:
+        self._store = store
+        self._uris = uris
+        self._in_flight = in_flight
+        self._max_bytes = max_bytes
+        self._refused: dict[str, Refusal] = {}
+        self._lost: dict[str, Refusal] = {}
+        self._neighbour = ""
+        self._is_repeated = False
+        self.must_be_repeated = False
+
+    def read(self) -> Iterator[Fetched | StoreError]:
+        """Yield each object, or the error of this object."""
+        self.must_be_repeated, lost = False, dict(self._lost)
+        asked = [uri for uri in self._uris if uri not in lost]
+        answers = self._store.get_many(asked, self._in_flight, self._max_bytes)
+        for uri in self._uris:
+            found = lost[uri] if uri in lost else next(answers)[1]
+            if _answers(found):
+                self._neighbour = uri
+            elif isinstance(found, Refusal) and uri not in lost:
+                found = self._decided(uri, found)
+            yield found
+        self.must_be_repeated = not self._is_repeated and self._decide(self._refused)
+        self._is_repeated = True
+
+    def _decided(self, uri: str, refusal: Refusal) -> Fetched | StoreError:
+        if not self._is_repeated:
+            self._refused[uri] = refusal
+            return refusal
+        if not self._decide({uri: refusal}):
+            return self._lost[uri]
+        [(_, found)] = self._store.get_many([uri], 1, self._max_bytes)
+        if isinstance(found, Refusal):
+            raise StoreError(f"{found}; it answered a moment ago: check the store, then run again")
+        return found
+
+    def _decide(self, refused: Mapping[str, Refusal]) -> bool:
+        """Ask until each object answers, or is refused after all waits; True if one answers."""
+        pending, waited_s, num_refusals = dict(refused), 0.0, 0
+        while pending and num_refusals < len(CONFIRMING_WAITS_S):
+            if waited_s >= PATIENCE_S:
+                raise self._no_access(pending)
+            time.sleep(CONFIRMING_WAITS_S[num_refusals])
+            waited_s += CONFIRMING_WAITS_S[num_refusals]
+            if not self._has_access(pending):
+                continue
+            still = {uri: it for uri, it in self._ask(pending).items() if isinstance(it, Refusal)}
+            is_alike = all(type(still[uri]) is type(pending[uri]) for uri in still)
+            pending = still
+            # A refusal counts between two answers of a neighbour.
+            if self._has_access(pending):
+                num_refusals = num_refusals + 1 if is_alike else 0
+        self._lost |= pending
+        return len(pending) < len(refused)
+
+    def _has_access(self, pending: Mapping[str, Refusal]) -> bool:
+        """Return whether an object that was read before answers; without one, look for one."""
+        probes = [self._neighbour] if self._neighbour else list(pending)[:_NUM_PROBES]
+        found = self._ask(probes)
+        self._neighbour = next((uri for uri in probes if _answers(found[uri])), self._neighbour)
+        return any(map(_answers, found.values()))
+
+    def _ask(self, uris: Iterable[str]) -> dict[str, Fetched | StoreError]:
+        # At most 0 bytes: an object that is there is too large, and none of its bytes are read.
+        answers = dict(self._store.get_many(list(uris), self._in_flight, 0))
+        for answer in answers.values():
+            if not _answers(answer) and not isinstance(answer, Refusal):
+                assert isinstance(answer, StoreError), "an answer is bytes or an error"
+                raise answer
+        return answers
+
+    def _no_access(self, pending: Mapping[str, Refusal]) -> StoreError:
+        refusal = next(iter(pending.values()))
+        others = f", nor does {self._neighbour}, which did" if self._neighbour else ""
+        return StoreError(
+            f"{refusal} ({len(pending)} audio objects of one task are refused, and for "
+            f"{PATIENCE_S:.0f} s no other of its objects answers{others}): is the audio mounted, "
+            "moved, or closed to these credentials? The task is not committed: restore access, "
+            "then run the step again"
+        )
+
+
+def _answers(found: Fetched | StoreError) -> bool:
+    return isinstance(found, Fetched | ObjectTooLarge)
