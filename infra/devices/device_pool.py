@@ -24,11 +24,13 @@ from pathlib import Path
 from infra.devices.device_server import (
     ANSWER,
     FAILURE,
+    MessageError,
     ServerSettings,
     receive_message,
     send_message,
 )
 from infra.devices.file_locks import least_busy, locked
+from infra.devices.pool_folder import held, remove_abandoned
 
 _MAX_ATTEMPTS = 3
 _POLL_INTERVAL_S = 0.05
@@ -83,6 +85,10 @@ class DevicePool:
         blames the request. Raises DeviceError for its other errors, which are not retried, after
         the last attempt, and after `request_timeout_s`, when the server is killed.
         """
+        with held(self._folder()):
+            return self._request(payload)
+
+    def _request(self, payload: bytes) -> bytes:
         lost: dict[str, str] = {}
         for _ in range(_MAX_ATTEMPTS):
             # A device that cannot answer is never busy, so it would otherwise get every task.
@@ -98,9 +104,12 @@ class DevicePool:
     def _directory(self) -> Path:
         served = [self.factory, sorted(self.arguments.items()), self.devices]
         name = hashlib.sha256(json.dumps(served).encode()).hexdigest()[:16]
-        directory = _private_directory() / self.token / name
+        directory = self._folder() / name
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         return directory
+
+    def _folder(self) -> Path:
+        return _private_directory() / self.token
 
     def _names(self) -> list[str]:
         return [str(index) for index in range(len(self.devices))]
@@ -118,6 +127,9 @@ class DevicePool:
                 os.kill(_server_pid(connection), signal.SIGKILL)
                 limit = f"no answer in {self.request_timeout_s:g} s, so its server was killed"
                 raise DeviceError(f"{self.factory} on {self._device(name)}: {limit}") from error
+            except MessageError as error:
+                message = f"{self.factory} on {self._device(name)}: {error}"
+                raise DeviceError(message) from error
             except (EOFError, OSError) as error:
                 raise _ServerLostError("its server ended before it answered") from error
         if kind == ANSWER:
@@ -157,6 +169,7 @@ class DevicePool:
             socket_path=str(path),
             idle_timeout_s=self.idle_timeout_s,
         )
+        remove_abandoned(_private_directory())
         import_path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
         with path.with_suffix(".log").open("ab") as log:
             process = subprocess.Popen(

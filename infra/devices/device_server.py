@@ -6,6 +6,7 @@ infra/devices/device_pool.py starts this program with its settings as JSON on st
 import importlib
 import json
 import os
+import signal
 import socket
 import struct
 import sys
@@ -15,12 +16,18 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from infra.configuration import read_record
 from infra.devices.file_locks import locked
+from infra.devices.pool_folder import held, remove_abandoned
+from infra.ranges import Range, Text, check_ranges
 
 ANSWER, BAD_REQUEST, FAILURE = b"A", b"B", b"F"
 _HEADER = struct.Struct("<cQ")
+MAX_MESSAGE_BYTES = 1 << 32
+"""The longest message; the frames of an utterance of 24 hours, the longest, have 2.2 GB."""
+
 _STALL_LIMIT_S = 60.0  # the limit of a client's pause between two bytes
 _PREDECESSOR_LIMIT_S = 600.0
 
@@ -29,23 +36,46 @@ _PREDECESSOR_LIMIT_S = 600.0
 class ServerSettings:
     """ServerSettings names the function to serve ("module:function"), its device and socket."""
 
-    factory: str
-    arguments: dict[str, str]
-    device: str
-    socket_path: str
-    idle_timeout_s: float
+    factory: Annotated[str, Text(3, 1000, r"[\w.]+:\w+", "module:function")]
+    arguments: dict[Annotated[str, Text(1, 1000)], Annotated[str, Text(0, 10_000)]]
+    device: Annotated[str, Text(1, 100)]
+    socket_path: Annotated[str, Text(1, 107)]
+    idle_timeout_s: Annotated[float, Range(1e-3, 1e9)]
+
+    __post_init__ = check_ranges
+
+    @property
+    def pool_folder(self) -> Path:
+        """Return the folder of all that belongs to the pool."""
+        return Path(self.socket_path).parents[1]
+
+
+class MessageError(ValueError):
+    """MessageError says that a message is longer than the bound, or of no known kind."""
 
 
 def send_message(connection: socket.socket, kind: bytes, body: bytes) -> None:
-    """Send one byte of kind, the length as eight bytes, and the body."""
+    """Send one byte of kind, the length as eight bytes, and the body; MessageError if too long."""
+    _check_length(len(body))
     connection.sendall(_HEADER.pack(kind, len(body)))
     connection.sendall(body)
 
 
 def receive_message(connection: socket.socket) -> tuple[bytes, bytes]:
-    """Receive a message's kind and body; raise EOFError if the connection closes too early."""
+    """Receive a message's kind and body; raise EOFError if the connection closes too early.
+
+    Raises MessageError, before it reserves memory, for a message that is too long.
+    """
     kind, num_bytes = _HEADER.unpack(_receive(connection, _HEADER.size))
+    if kind not in (ANSWER, BAD_REQUEST, FAILURE):
+        raise MessageError(f"message of kind {kind!r}: need A, B or F")
+    _check_length(num_bytes)
     return kind, _receive(connection, num_bytes)
+
+
+def _check_length(num_bytes: int) -> None:
+    if num_bytes > MAX_MESSAGE_BYTES:
+        raise MessageError(f"message of {num_bytes} bytes: need at most {MAX_MESSAGE_BYTES}")
 
 
 def _receive(connection: socket.socket, num_bytes: int) -> bytes:
@@ -102,7 +132,11 @@ class DeviceServer:
         try:
             with connection:
                 connection.settimeout(_STALL_LIMIT_S)
-                _, payload = receive_message(connection)
+                try:
+                    _, payload = receive_message(connection)
+                except MessageError as error:
+                    send_message(connection, BAD_REQUEST, f"MessageError: {error}".encode())
+                    return
                 kind, body = self._apply(payload)
                 try:
                     send_message(connection, kind, body)
@@ -121,6 +155,7 @@ class DeviceServer:
         self._device_lock.acquire()
         try:
             answer = ANSWER, self._function(payload)
+            _check_length(len(answer[1]))
         except ValueError as error:
             answer = BAD_REQUEST, f"ValueError: {error}".encode()
         except BaseException as error:
@@ -133,6 +168,15 @@ class DeviceServer:
 
 def _main() -> None:
     settings = read_record(ServerSettings, json.load(sys.stdin), "settings")
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        with held(settings.pool_folder):
+            _serve(settings)
+    finally:
+        remove_abandoned(settings.pool_folder.parent)
+
+
+def _serve(settings: ServerSettings) -> None:
     # One server per device: wait for a predecessor that is about to end.
     with locked(Path(f"{settings.socket_path}.server"), _PREDECESSOR_LIMIT_S):
         module, _, name = settings.factory.partition(":")

@@ -2,6 +2,7 @@ import os
 import pickle
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +15,15 @@ from pathlib import Path
 import pytest
 
 from infra.devices.device_pool import DeviceError, DevicePool, _private_directory
+from infra.devices.device_server import (
+    ANSWER,
+    MAX_MESSAGE_BYTES,
+    MessageError,
+    receive_message,
+    send_message,
+)
 from infra.devices.file_locks import least_busy
+from infra.devices.pool_folder import held, remove_abandoned
 
 MAKE = "tests.infra.devices.device_functions:make"
 
@@ -156,6 +165,82 @@ def test_an_idle_server_ends(pool: DevicePool) -> None:
     assert _is_alive(pid)
     _wait_until(lambda: not _is_alive(pid))
     assert _where(brief.request(b"where"))[1] != pid
+
+
+def _folders() -> set[str]:
+    return {folder.name for folder in _private_directory().iterdir()}
+
+
+def test_a_pool_s_folder_is_removed_when_its_last_server_ends(pool: DevicePool) -> None:
+    """Two servers that become idle leave nothing; a server that is terminated leaves nothing."""
+    brief = replace(pool, idle_timeout_s=0.3, token=f"{pool.token}-brief")
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(brief.request, [b"sleep 0.3"] * 2))
+    assert brief.token in _folders()
+    _wait_until(lambda: brief.token not in _folders())
+    ended = replace(pool, token=f"{pool.token}-ended")
+    os.kill(_where(ended.request(b"where"))[1], signal.SIGTERM)
+    _wait_until(lambda: ended.token not in _folders())
+
+
+def test_the_next_start_removes_the_folder_of_a_killed_server(pool: DevicePool) -> None:
+    """SIGKILL leaves a folder, which another pool's start recognizes; those in use remain."""
+    killed = replace(pool, token=f"{pool.token}-killed")
+    busy = replace(pool, token=f"{pool.token}-busy")
+    _kill(_where(killed.request(b"where"))[1])
+    server = _where(busy.request(b"where"))[1]
+    assert busy.token in _folders()
+    pool.request(b"where")
+    assert killed.token not in _folders()
+    assert _where(busy.request(b"where"))[1] == server
+    assert killed.request(b"ab") == b"ba"
+
+
+def test_a_folder_that_is_removed_and_held_at_once_is_there(tmp_path: Path) -> None:
+    """Of 500 holders beside a process that removes all it can, each has its folder."""
+    program = "import sys; from pathlib import Path; from infra.devices import pool_folder\n"
+    program += "while True: pool_folder.remove_abandoned(Path(sys.argv[1]))"
+    remover = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)])
+    try:
+        for _ in range(500):
+            with held(tmp_path / "pool"):
+                (tmp_path / "pool" / "file").write_bytes(b"")
+    finally:
+        remover.kill()
+        remover.wait()
+    remove_abandoned(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_message_has_a_longest_length(pool: DevicePool) -> None:
+    """A longer one, and one of no known kind, is refused by its header, before memory is taken."""
+    pool.request(b"")
+    path = next(pool._directory().glob("[0-9]"))
+    for header, refusal in (
+        (b"A" + (MAX_MESSAGE_BYTES + 1).to_bytes(8, "little"), b"4294967297 bytes: need at most 4"),
+        (b"A" + b"\xff" * 8, b"18446744073709551615 bytes: need at most 4294967296"),
+        (b"Z" + bytes(8), b"kind b'Z': need A, B or F"),
+    ):
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(path))
+            connection.sendall(header)
+            kind, body = receive_message(connection)
+        assert kind == b"B"
+        assert refusal in body
+    near, far = socket.socketpair()
+    with near, far:
+        near.sendall(b"A" + (2**40).to_bytes(8, "little"))
+        with pytest.raises(MessageError, match="1099511627776 bytes: need at most"):
+            receive_message(far)
+        with pytest.raises(MessageError, match="need at most"):
+            send_message(near, ANSWER, Endless())  # type: ignore[arg-type]
+
+
+class Endless:
+    """Endless claims one byte more than a message may have."""
+
+    def __len__(self) -> int:
+        return MAX_MESSAGE_BYTES + 1
 
 
 @pytest.mark.parametrize(
