@@ -4,6 +4,7 @@ import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
+from math import ceil
 
 MAX_IMBALANCE = 1.05
 # So many files that rounding to whole ones moves a group's mean by at most 1.25 %.
@@ -30,13 +31,35 @@ def group_buckets(bucket_durations_ms: Sequence[int], file_hours: float) -> list
 def pack_speakers(speaker_durations_ms: Mapping[str, int], file_hours: float) -> list[list[str]]:
     """Give each speaker, the longest first, to the file that is shortest so far.
 
-    As many files as make `file_hours` each, none empty. No file exceeds the mean by more than
-    one speaker's duration.
+    Speakers longer than `file_hours` come first, each alone in a file. The others fill as many
+    files as make `file_hours` each, none empty. No shared file exceeds the mean of these files by
+    more than one speaker's duration.
     """
+    target_ms = _file_ms(file_hours)
     speakers = sorted(speaker_durations_ms, key=lambda each: (-speaker_durations_ms[each], each))
-    num_files = max(1, round(sum(speaker_durations_ms.values()) / _file_ms(file_hours)))
-    files: list[list[str]] = [[] for _ in range(min(num_files, len(speakers)))]
-    loads = [(0, index) for index in range(len(files))]
+    lone = [speaker for speaker in speakers if speaker_durations_ms[speaker] > target_ms]
+    sharing = speakers[len(lone) :]
+    shared_ms = sum(speaker_durations_ms[speaker] for speaker in sharing)
+    num_files = _num_shared_files(shared_ms / target_ms, beside_lone=bool(lone))
+    files = _pack_shared(sharing, speaker_durations_ms, min(num_files, len(sharing)))
+    return [*([speaker] for speaker in lone), *files]
+
+
+def _num_shared_files(num_targets: float, *, beside_lone: bool) -> int:
+    """Return the whole number of files for so many times the target.
+
+    A group with lone speakers may have few other files: rounding down would overfill those.
+    """
+    if beside_lone:
+        return ceil(num_targets / (1 + 0.5 / MIN_FILES_OF_A_GROUP))
+    return max(1, round(num_targets))
+
+
+def _pack_shared(
+    speakers: Sequence[str], speaker_durations_ms: Mapping[str, int], num_files: int
+) -> list[list[str]]:
+    files: list[list[str]] = [[] for _ in range(num_files)]
+    loads = [(0, index) for index in range(num_files)]
     for speaker in speakers:
         load, index = loads[0]
         heapq.heapreplace(loads, (load + speaker_durations_ms[speaker], index))

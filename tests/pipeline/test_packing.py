@@ -27,12 +27,46 @@ def test_every_speaker_is_in_one_file(durations: dict[str, int], file_hours: flo
 def test_no_file_exceeds_the_mean_by_a_speaker(
     durations: dict[str, int], file_hours: float
 ) -> None:
-    """The greedy bound: the last speaker went to a file that was below the mean."""
+    """The greedy bound: the last speaker went to a file that was below the mean of the shared."""
+    target_ms = file_hours * HOUR_MS
     files = pack_speakers(durations, file_hours)
-    result = Balance.of(files, durations)
-    for file in files:
+    shared = [file for file in files if durations[file[0]] <= target_ms]
+    mean_ms = Balance.of(shared, durations).mean_ms
+    for file in shared:
         shortest_ms = min(durations[speaker] for speaker in file)
-        assert sum(durations[speaker] for speaker in file) <= result.mean_ms + shortest_ms
+        assert sum(durations[speaker] for speaker in file) <= mean_ms + shortest_ms
+
+
+@given(SPEAKERS, FILE_HOURS)
+def test_speakers_longer_than_a_file_are_alone(
+    durations: dict[str, int], file_hours: float
+) -> None:
+    """They come first, the longest before the others; beside them no file is overfilled."""
+    target_ms = file_hours * HOUR_MS
+    files = pack_speakers(durations, file_hours)
+    lone = [file for file in files if durations[file[0]] > target_ms]
+    assert files[: len(lone)] == lone
+    assert all(len(file) == 1 for file in lone)
+    shared = files[len(lone) :]
+    if lone and shared:
+        assert Balance.of(shared, durations).mean_ms <= target_ms * (1 + 1 / 80) + 1
+
+
+def test_a_lone_speaker_leaves_the_others_files_as_long_as_asked_for() -> None:
+    """200 hours of which one speaker has 100: 20 files of five hours, not 39 of two and a half."""
+    durations = {f"spk-{number:03}": HOUR_MS for number in range(100)} | {"long": 100 * HOUR_MS}
+    lone, *others = pack_speakers(durations, 5.0)
+    assert lone == ["long"]
+    assert [len(file) for file in others] == [5] * 20
+
+
+def test_packing_without_lone_speakers_is_as_it_was() -> None:
+    """A speaker as long as a file is not alone by rule; files, order and number are the same."""
+    hours = {"a": 5, "b": 3, "c": 2, "d": 2}
+    durations = {name: each * HOUR_MS for name, each in hours.items()}
+    assert pack_speakers(durations, 5.0) == [["a", "d"], ["b", "c"]]
+    durations["a"] += 1
+    assert pack_speakers(durations, 5.0) == [["a"], ["b"], ["c", "d"]]
 
 
 @given(SPEAKERS, FILE_HOURS)
