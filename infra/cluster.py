@@ -5,13 +5,48 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.resources import files
+from typing import Annotated
+
+from packaging.requirements import InvalidRequirement, Requirement
 
 from infra.configuration import ConfigurationError, read_record, read_toml
+from infra.ranges import Items, MemorySize, Range, Text, check_ranges, mebibytes, shown
 
 _CLUSTERS = files("infra") / "clusters"  # the code may lie in a zip
 _PLACEHOLDER = re.compile(r"\{(.*?)\}")
-_MEMORY = re.compile(r"[1-9][0-9]*[mgt]")
-_REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*([<>=!~].*)?")
+
+Prefixes = Annotated[tuple[Annotated[str, Text(1, 4096)], ...], Items(0, 1000)]
+# Spark refuses a JVM of less than 450 MB; the largest instances have 32 TB.
+Memory = Annotated[str, MemorySize(450, 32 << 20)]
+Device = Annotated[str, Text(1, 100, r"[a-z]+(:\d+)?(#\d+)?", "cuda:0")]
+Master = Annotated[
+    str, Text(1, 1000, r"local(-cluster)?(\[[\d*, ]+\])?|yarn|(spark|k8s|mesos)://\S+", "local[2]")
+]
+SparkKey = Annotated[str, Text(7, 1000, r"spark\.\S+", "spark.task.maxFailures")]
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceType:
+    """InstanceType holds the virtual cores and the memory of an instance."""
+
+    num_cores: int
+    gibibytes: int
+
+
+INSTANCE_TYPES: Mapping[str, InstanceType] = {
+    "c4.2xlarge": InstanceType(8, 15),
+    "c4.4xlarge": InstanceType(16, 30),
+    "c4.8xlarge": InstanceType(36, 60),
+    "p2.xlarge": InstanceType(4, 61),
+    "p2.8xlarge": InstanceType(32, 488),
+    "p2.16xlarge": InstanceType(64, 732),
+    "p3.2xlarge": InstanceType(8, 61),
+    "p3.8xlarge": InstanceType(32, 244),
+    "p3.16xlarge": InstanceType(64, 488),
+    "x1.16xlarge": InstanceType(64, 976),
+    "x1.32xlarge": InstanceType(128, 1952),
+}
+"""The instances of the papers and of their families; nothing is known of others."""
 
 
 @dataclass(frozen=True)
@@ -23,32 +58,30 @@ class Cluster:
     those of each host, such as `cuda:0`; `cpu#0` and `cpu#1` are two cores.
     """
 
-    instance_type: str
-    num_instances: int
-    executors_per_instance: int
-    cores_per_executor: int
-    executor_memory: str
-    driver_memory: str
-    price_per_instance_hour: float
-    read_prefixes: tuple[str, ...]
-    write_prefixes: tuple[str, ...]
-    devices: tuple[str, ...] = ("cpu",)
-    python_dependencies: tuple[str, ...] = ()
-    master: str = "yarn"
-    spark: dict[str, str] = field(default_factory=dict)
+    instance_type: Annotated[str, Text(1, 100)]
+    num_instances: Annotated[int, Range(1, 100_000)]
+    executors_per_instance: Annotated[int, Range(1, 1024)]
+    cores_per_executor: Annotated[int, Range(1, 1024)]
+    executor_memory: Memory
+    driver_memory: Memory
+    price_per_instance_hour: Annotated[float, Range(0, 1e6)]
+    read_prefixes: Prefixes
+    write_prefixes: Prefixes
+    devices: Annotated[tuple[Device, ...], Items(1, 1024)] = ("cpu",)
+    python_dependencies: Annotated[tuple[Annotated[str, Text(1, 1000)], ...], Items(0, 1000)] = ()
+    master: Master = "yarn"
+    spark: Annotated[dict[SparkKey, Annotated[str, Text(0, 10_000)]], Items(0, 1000)] = field(
+        default_factory=dict
+    )
 
     def __post_init__(self) -> None:
-        for name in ("num_instances", "executors_per_instance", "cores_per_executor"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)}: need 1 or more")
-        for name in ("executor_memory", "driver_memory"):
-            if not _MEMORY.fullmatch(getattr(self, name)):
-                raise ValueError(f'{name} = {getattr(self, name)!r}: need a size such as "4g"')
-        if self.price_per_instance_hour < 0:
-            price = self.price_per_instance_hour
-            raise ValueError(f"price_per_instance_hour = {price}: need 0 or more, in dollars")
+        check_ranges(self)
+        if len(set(self.devices)) < len(self.devices):
+            raise ValueError(f"devices = {shown(self.devices)}: need each once")
+        for dependency in self.python_dependencies:
+            _requirement(dependency)
         _require_known_placeholders((*self.read_prefixes, *self.write_prefixes))
-        _require_spark_keys(self.spark)
+        self._require_cores_and_memory()
 
     @property
     def num_executors(self) -> int:
@@ -59,6 +92,34 @@ class Cluster:
     def is_local(self) -> bool:
         """Return whether Spark runs inside one process of this host."""
         return self.master.startswith("local")
+
+    def _require_cores_and_memory(self) -> None:
+        instance = self._instance
+        if instance is None:
+            return
+        num_cores = self.executors_per_instance * self.cores_per_executor
+        if num_cores > instance.num_cores:
+            raise ValueError(
+                f"executors_per_instance x cores_per_executor = {num_cores}: need at most "
+                f"{instance.num_cores}, the cores of {self.instance_type}"
+            )
+        most = instance.gibibytes << 10
+        executors = self.executors_per_instance * (
+            mebibytes(self.executor_memory) + _overhead_mebibytes(self.spark)
+        )
+        for what, needed in (
+            ("executors_per_instance x (executor_memory + overhead)", executors),
+            ("driver_memory", mebibytes(self.driver_memory)),
+        ):
+            if needed > most:
+                raise ValueError(
+                    f"{what} = {needed} MB: need at most {most} MB, the memory of "
+                    f"{self.instance_type}"
+                )
+
+    @property
+    def _instance(self) -> InstanceType | None:
+        return INSTANCE_TYPES.get(self.instance_type)
 
     def readable(self, run: str, corpus: str) -> tuple[str, ...]:
         """Return the prefixes that the step may read; they include those that it may write."""
@@ -79,42 +140,58 @@ def load_cluster(name_or_path: str) -> Cluster:
     known = sorted(file.name.removesuffix(".toml") for file in _CLUSTERS.iterdir())
     if name_or_path not in known:
         remedy = f"need a path to a .toml file, or one of {', '.join(known)}"
-        raise ConfigurationError(f"cluster {name_or_path!r}: {remedy}")
+        raise ConfigurationError(f"cluster {shown(name_or_path)}: {remedy}")
     file = _CLUSTERS / f"{name_or_path}.toml"
     return read_record(Cluster, read_toml(file), str(file))
 
 
 def require_dependencies(cluster: Cluster) -> None:
-    """Raise ConfigurationError unless each of the cluster's Python dependencies is installed."""
-    missing = [name for name in cluster.python_dependencies if not _is_installed(name)]
-    if missing:
-        command = " ".join(f"'{name}'" for name in missing)
-        raise ConfigurationError(f"python_dependencies not installed: pip install {command}")
+    """Raise ConfigurationError unless the cluster's Python dependencies are installed as required.
+
+    The message names what is installed, what is needed, and the command that installs it.
+    """
+    requirements = [_requirement(each) for each in cluster.python_dependencies]
+    lacking = {str(each): fact for each in requirements if (fact := _lack(each)) is not None}
+    if lacking:
+        facts = "; ".join(f"{needed}: {fact}" for needed, fact in lacking.items())
+        command = " ".join(f"'{needed}'" for needed in lacking)
+        raise ConfigurationError(f"python_dependencies: {facts}: pip install {command}")
 
 
-def _is_installed(requirement: str) -> bool:
-    match = _REQUIREMENT.fullmatch(requirement)
-    if match is None:
-        remedy = 'need a distribution and its versions, such as "soundfile>=0.14"'
-        raise ConfigurationError(f"python_dependencies: {requirement!r}: {remedy}")
+def _requirement(text: str) -> Requirement:
     try:
-        distribution(match[1])
+        return Requirement(text)
+    except InvalidRequirement as error:
+        remedy = 'need a distribution and its versions, such as "soundfile>=0.14"'
+        raise ConfigurationError(f"python_dependencies: {shown(text)}: {remedy}") from error
+
+
+def _lack(requirement: Requirement) -> str | None:
+    """Return why an installed environment does not satisfy a requirement; None if it does."""
+    if requirement.marker is not None and not requirement.marker.evaluate():
+        return None
+    try:
+        installed = distribution(requirement.name).version
     except PackageNotFoundError:
-        return False
-    return True
+        return "not installed"
+    # A release candidate that is installed was chosen by someone.
+    satisfies = requirement.specifier.contains(installed, prereleases=True)
+    return None if satisfies else f"{installed} is installed"
+
+
+def _overhead_mebibytes(settings: Mapping[str, str]) -> int:
+    """Return the memory of an executor beside its JVM's, as far as the settings state it."""
+    text = settings.get("spark.executor.memoryOverhead", "0")
+    if text.isascii() and text.isdigit() and len(text) < 12:
+        return int(text)  # Spark takes a bare number for mebibytes
+    return mebibytes(text)
 
 
 def _require_known_placeholders(prefixes: Sequence[str]) -> None:
     for prefix in prefixes:
         for name in _PLACEHOLDER.findall(prefix):
             if name not in ("run", "corpus"):
-                raise ValueError(f"prefix {prefix!r}: {{{name}}}: need {{run}} or {{corpus}}")
-
-
-def _require_spark_keys(settings: Mapping[str, str]) -> None:
-    for key in settings:
-        if not key.startswith("spark."):
-            raise ValueError(f"spark: key {key!r}: need a Spark property, in quotes: 'spark.…'")
+                raise ValueError(f"prefix {shown(prefix)}: {{{name}}}: need {{run}} or {{corpus}}")
 
 
 def _fill(prefixes: Sequence[str], run: str, corpus: str) -> tuple[str, ...]:

@@ -4,6 +4,9 @@ import difflib
 import hashlib
 import json
 import math
+import os
+import re
+import stat
 import tomllib
 import types
 import typing
@@ -12,13 +15,22 @@ from copy import deepcopy
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass
 from enum import StrEnum
 from importlib.resources.abc import Traversable
-from pathlib import Path
 from typing import Any, TypeVar
+
+from infra.ranges import bounds_of, check_ranges, declared, printable, shown
 
 Record = TypeVar("Record")
 
 TAG = "name"
 """The key by which a table says which dataclass of a union it is."""
+
+MAX_FILE_BYTES = 1 << 20
+"""The largest configuration that is read; the longest recipe has 5 kB."""
+
+MAX_KEYS = 16
+"""The most keys of one override; recipes nest four deep."""
+
+_DEEP_KEY = re.compile(r"(?<![\w-])(?:[\w-]+[ \t]*\.[ \t]*){64}")
 
 
 class ConfigurationError(ValueError):
@@ -30,45 +42,91 @@ def read_toml(path: str | Traversable) -> dict[str, object]:
 
     Raises ConfigurationError if the file is absent or malformed.
     """
-    file = Path(path) if isinstance(path, str) else path
+    where = printable(str(path))
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: cannot be read: {error}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"{path}: not TOML: {error}") from error
+        text = (read_file(path) if isinstance(path, str) else path.read_bytes()).decode()
+        return _parse(text)
+    except ConfigurationError:
+        raise
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{where}: cannot be read: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{where}: not TOML: {_malformed(error)}") from error
+
+
+def read_file(path: str) -> bytes:
+    """Read a file of at most MAX_FILE_BYTES.
+
+    Raises ConfigurationError for a larger one, an absent one, and for a device, pipe or folder.
+    """
+    where = printable(path)
+    try:
+        # Without O_NONBLOCK a pipe that nothing writes to would block.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                remedy = "need a file, which each step can read again"
+                raise ConfigurationError(f"{where}: a folder, pipe or device: {remedy}")
+            data = os.read(descriptor, MAX_FILE_BYTES + 1)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise ConfigurationError(f"{where}: cannot be read: {error.strerror}") from error
+    if len(data) > MAX_FILE_BYTES:
+        raise ConfigurationError(f"{where}: need at most {MAX_FILE_BYTES} bytes")
+    return data
+
+
+def _parse(text: str) -> dict[str, object]:
+    # tomllib takes 6 s for one key of 20,000 parts, and four times that for each doubling.
+    if _DEEP_KEY.search(text):
+        raise RecursionError
+    return tomllib.loads(text)
+
+
+def _malformed(error: Exception) -> str:
+    deep = isinstance(error, RecursionError)
+    return "nested too deeply" if deep else printable(str(error))
 
 
 def apply_overrides(table: Mapping[str, object], overrides: Sequence[str]) -> dict[str, object]:
     """Copy `table` and apply settings such as `section.key=value`; later ones win.
 
     A value that is not TOML is plain text. Raises ConfigurationError for a setting without a key
-    or an equals sign, and for one inside a key that is no section.
+    or an equals sign, for one inside a key that is no section, and for one nested too deeply.
     """
-    result = deepcopy(dict(table))
+    try:
+        result = deepcopy(dict(table))
+    except RecursionError as error:
+        raise ConfigurationError("the recipe is nested too deeply: see jobs/recipes") from error
     for override in overrides:
         path, equals, text = override.partition("=")
         keys = [key.strip() for key in path.split(".")]
+        where = f"--set {printable(override)}"
         if not equals or not all(keys):
-            raise ConfigurationError(f"--set {override}: need section.key=value")
-        _section(result, keys[:-1], override)[keys[-1]] = _override_value(text.strip())
+            raise ConfigurationError(f"{where}: need section.key=value")
+        if len(keys) > MAX_KEYS:
+            raise ConfigurationError(f"{where}: {len(keys)} keys: need at most {MAX_KEYS}")
+        _section(result, keys[:-1], where)[keys[-1]] = _override_value(text.strip(), where)
     return result
 
 
-def _section(table: dict[str, object], keys: Sequence[str], override: str) -> dict[str, object]:
+def _section(table: dict[str, object], keys: Sequence[str], where: str) -> dict[str, object]:
     for key in keys:
         inner = table.setdefault(key, {})
         if not isinstance(inner, dict):
-            raise ConfigurationError(f"--set {override}: {key} = {inner!r} is no section")
+            raise ConfigurationError(f"{where}: {key} = {shown(inner)} is no section")
         table = inner
     return table
 
 
-def _override_value(text: str) -> object:
+def _override_value(text: str, where: str) -> object:
     try:
-        parsed = tomllib.loads(f"value = {text}")
+        parsed = _parse(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits
+        raise ConfigurationError(f"{where}: {_malformed(error)}") from error
     value = parsed["value"]
     # A date is meant as text, and so is text that contains further TOML lines.
     usable = len(parsed) == 1 and isinstance(value, bool | int | float | str | list | dict)
@@ -79,13 +137,13 @@ def read_record(cls: type[Record], table: Mapping[str, object], where: str) -> R
     """Read `table` into the dataclass `cls`; `where` names the file in messages.
 
     Fields may be int, float, str, bool, Literal, StrEnum, dataclasses, tuple[T, ...],
-    dict[str, T], `T | None`, and unions of dataclasses, chosen by a table's `name`.
-    Raises ConfigurationError for unknown keys, missing keys and wrong types, and in place of a
-    ValueError from the record's own check.
+    dict[str, T], `T | None`, and unions of dataclasses, chosen by a table's `name`. Each may be
+    Annotated with its range. Raises ConfigurationError for unknown keys, missing keys, wrong types
+    and values out of range, and in place of a ValueError from the record's own check.
     """
     known = {field.name: field for field in fields(typing.cast(Any, cls)) if field.init}
     _refuse_unknown(table, list(known), where)
-    hints = typing.get_type_hints(cls)
+    hints = declared(typing.cast(Any, cls))
     values = {}
     for name, field in known.items():
         if name in table:
@@ -93,11 +151,13 @@ def read_record(cls: type[Record], table: Mapping[str, object], where: str) -> R
         elif _is_required(field):
             raise ConfigurationError(f"{where}: {name} is missing: need {_describe(hints[name])}")
     try:
-        return cls(**values)
+        record = cls(**values)
+        check_ranges(record)
     except ConfigurationError:
         raise
     except ValueError as error:
         raise ConfigurationError(f"{where}: {error}") from error
+    return record
 
 
 def _refuse_unknown(table: Mapping[str, object], known: Sequence[str], where: str) -> None:
@@ -105,14 +165,15 @@ def _refuse_unknown(table: Mapping[str, object], known: Sequence[str], where: st
         if key not in known:
             nearest = difflib.get_close_matches(key, known, n=1)
             remedy = f"did you mean {nearest[0]}?" if nearest else f"known: {', '.join(known)}"
-            raise ConfigurationError(f"{where}: unknown key {key}: {remedy}")
+            raise ConfigurationError(f"{where}: unknown key {printable(key)}: {remedy}")
 
 
 def _is_required(field: Field[Any]) -> bool:
     return field.default is MISSING and field.default_factory is MISSING
 
 
-def _convert(hint: Any, value: object, where: str) -> object:  # noqa: ANN401
+def _convert(annotation: Any, value: object, where: str) -> object:  # noqa: ANN401
+    hint, _ = bounds_of(annotation)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         one, *others = _members(hint)
@@ -120,7 +181,10 @@ def _convert(hint: Any, value: object, where: str) -> object:  # noqa: ANN401
     if origin is tuple and isinstance(value, list):
         return tuple(_convert(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value))
     if origin is dict and isinstance(value, dict):
-        return {key: _convert(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
+        return {
+            key: _convert(arguments[1], item, f"{where}.{printable(key)}")
+            for key, item in value.items()
+        }
     if is_dataclass(hint) and isinstance(hint, type) and isinstance(value, dict):
         return read_record(hint, value, where)
     if origin is typing.Literal and (type(value), value) in [(type(c), c) for c in arguments]:
@@ -139,31 +203,41 @@ def _read_tagged(members: Sequence[Any], value: object, where: str) -> object:
     tagged = {typing.get_args(typing.get_type_hints(each)[TAG])[0]: each for each in members}
     need = "one of " + ", ".join(map(repr, tagged))
     if not isinstance(value, dict):
-        raise ConfigurationError(f"{where} = {value!r}: need a table")
+        raise ConfigurationError(f"{where} = {shown(value)}: need a table")
     if TAG not in value:
         raise ConfigurationError(f"{where}: {TAG} is missing: need {need}")
     name = value[TAG]
     if not (isinstance(name, str) and name in tagged):
-        raise ConfigurationError(f"{where}: {TAG} = {name!r}: need {need}")
+        raise ConfigurationError(f"{where}: {TAG} = {shown(name)}: need {need}")
     return read_record(tagged[name], value, where)
 
 
 def _convert_plain(hint: type, value: object, where: str) -> object:
     if issubclass(hint, StrEnum) and value in [str(member) for member in hint]:
         return hint(value)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is float and is_number and math.isfinite(typing.cast(float, value)):
-        return float(typing.cast(float, value))  # 1 and 1.0 have one digest
+    if hint is float and (number := _finite(value)) is not None:
+        return number
     if hint in (int, str, bool) and type(value) is hint:
         return value
     raise _wrong_type(hint, value, where)
 
 
+def _finite(value: object) -> float | None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value) + 0.0  # 1 and 1.0 have one digest, and so have 0 and -0.0
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
 def _wrong_type(hint: Any, value: object, where: str) -> ConfigurationError:  # noqa: ANN401
-    return ConfigurationError(f"{where} = {value!r}: need {_describe(hint)}")
+    return ConfigurationError(f"{where} = {shown(value)}: need {_describe(hint)}")
 
 
-def _describe(hint: Any) -> str:  # noqa: ANN401
+def _describe(annotation: Any) -> str:  # noqa: ANN401
+    hint, _ = bounds_of(annotation)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         return _describe(_members(hint)[0])

@@ -3,9 +3,14 @@
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from functools import cache
-from math import isfinite
+from typing import Annotated
 
+from infra.ranges import Items, Range, Text, check_ranges
 from pipeline.records import MAX_DURATION_S, Utterance
+
+DurationS = Annotated[float, Range(0, MAX_DURATION_S)]
+Locale = Annotated[str, Text(1, 100)]
+Instant = Annotated[str, Text(0, 40)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,18 +22,19 @@ class SelectionFilters:
     bound. `max_speaker_hours` bounds what is selected of one speaker; 0 is no bound.
     """
 
-    locales: tuple[str, ...] = ()
-    min_duration_s: float = 0.0
-    max_duration_s: float = MAX_DURATION_S
-    created_from: str = ""
-    created_before: str = ""
-    max_speaker_hours: float = 0.0
+    locales: Annotated[tuple[Locale, ...], Items(0, 10_000)] = ()
+    min_duration_s: DurationS = 0.0
+    max_duration_s: DurationS = MAX_DURATION_S
+    created_from: Instant = ""
+    created_before: Instant = ""
+    max_speaker_hours: Annotated[float, Range(2e-7, 1e6, zero="no bound")] = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.min_duration_s <= self.max_duration_s <= MAX_DURATION_S:
+        check_ranges(self)
+        if self.min_duration_s > self.max_duration_s:
             raise ValueError(
-                f"min_duration_s = {self.min_duration_s}, max_duration_s = {self.max_duration_s}: "
-                f"need 0 <= min_duration_s <= max_duration_s <= {MAX_DURATION_S:.0f}"
+                f"min_duration_s = {self.min_duration_s}: need at most max_duration_s = "
+                f"{self.max_duration_s}"
             )
         first = _instant("created_from", self.created_from)
         end = _instant("created_before", self.created_before)
@@ -36,10 +42,6 @@ class SelectionFilters:
             raise ValueError(
                 f"created_from = {self.created_from!r}: need a time before created_before = "
                 f"{self.created_before!r}"
-            )
-        if not (isfinite(self.max_speaker_hours) and self.max_speaker_hours >= 0):
-            raise ValueError(
-                f"max_speaker_hours = {self.max_speaker_hours}: need 0 (no bound) or more"
             )
 
     @property

@@ -10,7 +10,7 @@ NUM_PRIORITIES = 2**64
 
 def sampling_priority(seed: int, utterance_id: str) -> int:
     """Hash an utterance to 64 bits: a uniform draw that no order or partition can change."""
-    key = seed.to_bytes(8, "little", signed=True)
+    key = seed.to_bytes(8, "little")
     digest = hashlib.blake2b(utterance_id.encode(), digest_size=8, key=key)
     return int.from_bytes(digest.digest(), "little")
 

@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from types import MappingProxyType
-from typing import Literal
+from typing import Annotated, Literal
 
 from infra.configuration import apply_overrides, read_record, read_toml
+from infra.ranges import Items, Range, Seed, Text, check_ranges
 from pipeline.steps.features import ExtractionConfig
 from pipeline.steps.repartition import RepartitionConfig
 from pipeline.steps.selection.select import SelectionConfig
@@ -20,36 +21,34 @@ from training.trainers.registry import TrainerConfig, with_trainer
 ScheduleName = Literal["exponential", "newbob"]
 
 
-def _require_at_least(bound: int, config: object, *names: str) -> None:
-    for name in names:
-        if getattr(config, name) < bound:
-            raise ValueError(f"{name} = {getattr(config, name)}: need at least {bound}")
+Uri = Annotated[str, Text(0, 4096)]
+LearningRate = Annotated[float, Range(1e-12, 100)]
+MinibatchFrames = Annotated[int, Range(1, 10_000_000)]
+GradientNorm = Annotated[float, Range(1e-9, 1e9)]
+Count = Annotated[int, Range(1, 10_000)]
 
-
-def _require_above_0(config: object, *names: str) -> None:
-    for name in names:
-        if not getattr(config, name) > 0:
-            raise ValueError(f"{name} = {getattr(config, name)}: need above 0")
+MAX_SUB_EPOCHS = 100_000
+"""The most sub-epochs of the student, of all passes; the paper's has 18."""
 
 
 @dataclass(frozen=True, slots=True)
 class CorpusConfig:
     """CorpusConfig: the corpus's folder (empty: <run>/corpus) and the prefixes of its audio."""
 
-    uri: str = ""
-    audio_prefixes: tuple[str, ...] = ()
+    uri: Uri = ""
+    audio_prefixes: Annotated[tuple[Annotated[str, Text(1, 4096)], ...], Items(0, 1000)] = ()
+
+    __post_init__ = check_ranges
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointConfig:
     """Save every `steps` (0: never) and at each sub-epoch's end; keep the last `num_kept`."""
 
-    steps: int = 1000
-    num_kept: int = 2
+    steps: Annotated[int, Range(1, 1_000_000_000, zero="never")] = 1000
+    num_kept: Annotated[int, Range(1, 1000)] = 2
 
-    def __post_init__(self) -> None:
-        _require_at_least(0, self, "steps")
-        _require_at_least(1, self, "num_kept")
+    __post_init__ = check_ranges
 
     def is_due(self, num_steps: int) -> bool:
         """Return whether to save after so many steps, within a sub-epoch."""
@@ -64,27 +63,26 @@ class SupervisedConfig:
     and one utterance in `validation_one_in` is left out of training to measure the loss on.
     """
 
-    num_epochs: int
-    num_chunked_epochs: int
-    initial_learning_rate: float
-    final_learning_rate: float
-    minibatch_frames: int
-    max_gradient_norm: float
-    seed: int
+    num_epochs: Count
+    num_chunked_epochs: Annotated[int, Range(0, 10_000)]
+    initial_learning_rate: LearningRate
+    final_learning_rate: LearningRate
+    minibatch_frames: MinibatchFrames
+    max_gradient_norm: GradientNorm
+    seed: Seed
     trainer: TrainerConfig
     schedule: ScheduleName = "exponential"
-    validation_one_in: int = 20
+    validation_one_in: Annotated[int, Range(2, 1_000_000, zero="none, for another schedule")] = 20
 
     def __post_init__(self) -> None:
-        _require_at_least(1, self, "num_epochs", "minibatch_frames")
-        _require_at_least(0, self, "seed")
-        _require_above_0(self, "max_gradient_norm")
+        check_ranges(self)
         rates = self.initial_learning_rate, self.final_learning_rate
         check_decay(*rates, self.num_epochs)
         if self.schedule == "newbob":
             check_newbob_rates(*rates)
-            _require_at_least(2, self, "validation_one_in")
-        if not 0 <= self.num_chunked_epochs <= self.num_epochs:
+            if self.validation_one_in == 0:
+                raise ValueError("validation_one_in = 0: need at least 2 for schedule = 'newbob'")
+        if self.num_chunked_epochs > self.num_epochs:
             raise ValueError(
                 f"num_chunked_epochs = {self.num_chunked_epochs}: need 0..{self.num_epochs}, "
                 "the epochs in all"
@@ -95,24 +93,30 @@ class SupervisedConfig:
 class StudentConfig:
     """StudentConfig: scheduled learning on k-best targets and labelled data (003 V-D)."""
 
-    num_sub_epochs: int
-    num_passes: int
-    num_whole_utterance_sub_epochs: int
-    labelled_rate_factor: float
-    num_labelled_shares: int
-    initial_learning_rate: float
-    final_learning_rate: float
-    minibatch_frames: int
-    max_gradient_norm: float
-    seed: int
+    num_sub_epochs: Count
+    num_passes: Count
+    num_whole_utterance_sub_epochs: Annotated[int, Range(0, MAX_SUB_EPOCHS)]
+    labelled_rate_factor: Annotated[float, Range(1e-6, 1000)]
+    num_labelled_shares: Count
+    initial_learning_rate: LearningRate
+    final_learning_rate: LearningRate
+    minibatch_frames: MinibatchFrames
+    max_gradient_norm: GradientNorm
+    seed: Seed
     trainer: TrainerConfig
 
     def __post_init__(self) -> None:
-        _require_at_least(1, self, "num_sub_epochs", "num_passes", "num_labelled_shares")
-        _require_at_least(1, self, "minibatch_frames")
-        _require_at_least(0, self, "num_whole_utterance_sub_epochs", "seed")
-        _require_above_0(self, "labelled_rate_factor", "max_gradient_norm")
+        check_ranges(self)
         num_sub_epochs = self.num_sub_epochs * self.num_passes
+        if num_sub_epochs > MAX_SUB_EPOCHS:
+            raise ValueError(
+                f"num_sub_epochs x num_passes = {num_sub_epochs}: need at most {MAX_SUB_EPOCHS}"
+            )
+        if self.num_whole_utterance_sub_epochs > num_sub_epochs:
+            raise ValueError(
+                f"num_whole_utterance_sub_epochs = {self.num_whole_utterance_sub_epochs}: need "
+                f"0..{num_sub_epochs}, the sub-epochs in all"
+            )
         check_decay(self.initial_learning_rate, self.final_learning_rate, num_sub_epochs)
 
 
@@ -128,23 +132,21 @@ class ModelsConfig:
 class EvaluationConfig:
     """EvaluationConfig: the decoding of the held-out subset (003 VII-D)."""
 
-    ngram_order: int
-    acoustic_scale: float
-    beam: float
-    max_active: int
+    ngram_order: Annotated[int, Range(1, 10)]
+    acoustic_scale: Annotated[float, Range(1e-6, 1000)]
+    beam: Annotated[float, Range(1e-3, 1e6)]
+    max_active: Annotated[int, Range(2, 1_000_000_000)]
 
-    def __post_init__(self) -> None:
-        _require_at_least(1, self, "ngram_order", "max_active")
-        _require_above_0(self, "acoustic_scale", "beam")
+    __post_init__ = check_ranges
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """Recipe holds all that decides a run; `loss_budget` is the share of utterances it may lose."""
 
-    name: str
-    cluster: str
-    loss_budget: float
+    name: Annotated[str, Text(1, 200)]
+    cluster: Annotated[str, Text(0, 4096)]
+    loss_budget: Annotated[float, Range(0, 1, below=True)]
     selection: SelectionConfig
     features: ExtractionConfig
     bootstrap: BootstrapConfig
@@ -161,8 +163,12 @@ class Recipe:
     checkpoints: CheckpointConfig = CheckpointConfig()
 
     def __post_init__(self) -> None:
-        if not 0 <= self.loss_budget < 1:
-            raise ValueError(f"loss_budget = {self.loss_budget}: need 0 <= loss_budget < 1")
+        check_ranges(self)
+        if self.targets.k > self.senones.max_senones:
+            raise ValueError(
+                f"targets: k = {self.targets.k}: need at most senones.max_senones = "
+                f"{self.senones.max_senones}"
+            )
 
 
 def read_recipe(

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote
 
+from infra.ranges import printable, shown
 from infra.store.objects import PrefixError
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
@@ -30,17 +31,24 @@ def normalize_uri(uri: str) -> str:
     `--run ../runs/a`. Raises PrefixError for a malformed URI.
     """
     if not uri or _CONTROL.search(uri):
-        raise PrefixError(f"{uri!r}: need an s3:// URI or a local path, in printable text")
+        raise PrefixError(f"{shown(uri)}: need an s3:// URI or a local path, in printable text")
     scheme = _SCHEME.match(uri)
     if scheme is None:
         return os.path.abspath(uri)  # noqa: PTH100 - resolve() would also follow symlinks
     if scheme[1] == "file":
         return _file_uri_path(uri)
     if scheme[1] != "s3":
-        raise PrefixError(f"{uri}: unknown scheme {scheme[1]}://, need s3:// or a local path")
+        where = printable(uri)
+        raise PrefixError(f"{where}: unknown scheme {scheme[1]}://, need s3:// or a local path")
     bucket, key = split_s3(uri)
+    if ":" in bucket or "@" in bucket:
+        raise PrefixError(
+            "s3://***: a user, password or port before the key: need s3://bucket/key; credentials "
+            "come from the environment, a profile or a role, the endpoint from AWS_ENDPOINT_URL"
+        )
     if not _BUCKET.fullmatch(bucket):
-        raise PrefixError(f"{uri}: bucket {bucket!r}: need 3..63 of A-Z a-z 0-9 . _ -")
+        where = printable(uri)
+        raise PrefixError(f"{where}: bucket {shown(bucket)}: need 3..63 of A-Z a-z 0-9 . _ -")
     if len(key.encode(errors="surrogatepass")) > _MAX_KEY_BYTES:
         raise PrefixError(f"{uri[:80]}...: need a key of at most {_MAX_KEY_BYTES} bytes")
     refuse_traversal(uri)

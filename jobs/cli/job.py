@@ -80,5 +80,8 @@ def open_job(name: str, arguments: argparse.Namespace) -> Job:
 
 def recipe_path(recipe: str) -> str | Traversable:
     """Return a recipe's file: the path as given, or one of jobs/recipes by name."""
-    ours = RECIPES / f"{recipe}.toml"
-    return ours if ours.is_file() and not Path(recipe).is_file() else recipe
+    try:
+        ours = RECIPES / f"{recipe}.toml"
+        return ours if ours.is_file() and not Path(recipe).is_file() else recipe
+    except OSError:  # longer than a file's name may be; reading it says so
+        return recipe

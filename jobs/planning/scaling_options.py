@@ -8,10 +8,10 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from infra.configuration import read_record, read_toml
+from infra.configuration import read_file, read_record, read_toml
 from jobs.cli.job import recipe_path
 from jobs.planning.calibration.device_throughput import measure_rank
-from jobs.planning.calibration.throughputs import parse_json
+from jobs.planning.calibration.throughputs import json_object
 from training.cost_model.calibration import Calibration
 from training.cost_model.step_time import Workload
 from training.recipes import read_recipe
@@ -58,7 +58,7 @@ def read_scaling(calibration: str) -> Calibration:
     ours = CALIBRATIONS / f"{calibration}.toml"
     path: str | Traversable = ours if ours.is_file() else calibration
     is_json = calibration.endswith(".json")
-    table = parse_json(Path(calibration), calibration) if is_json else read_toml(path)
+    table = json_object(read_file(calibration), calibration) if is_json else read_toml(path)
     return read_record(Calibration, table, calibration)
 
 

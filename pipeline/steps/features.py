@@ -7,7 +7,9 @@ however long its speakers are; each is shuffled, its moments are kept with the c
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from typing import Annotated
 
+from infra.ranges import Range, Seed, check_ranges
 from infra.store.object_store import ObjectStore
 from pipeline.filterbank.log_mel import Engine
 from pipeline.normalization import Moments
@@ -40,14 +42,12 @@ class ExtractionConfig:
     At most so many GETs: for long utterances fewer, within 256 MB.
     """
 
-    gets_in_flight: int
-    seed: int
+    gets_in_flight: Annotated[int, Range(1, 64)]
+    seed: Seed
     engine: Engine = "fast"
     storage: Storage = "float16"
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.gets_in_flight <= 64:
-            raise ValueError(f"gets_in_flight = {self.gets_in_flight}: need 1..64")
+    __post_init__ = check_ranges
 
 
 @dataclass(frozen=True, slots=True)

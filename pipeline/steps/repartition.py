@@ -8,7 +8,9 @@ One shard or one partition is in memory at a time; the group lies on local disk 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from typing import Annotated
 
+from infra.ranges import Range, Seed, check_ranges
 from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, StepContext
@@ -39,15 +41,11 @@ SOURCES = (features_step(UNLABELLED), TARGETS_STEP)
 class RepartitionConfig:
     """Training partitions of about `partition_hours` (the paper's 2), from groups of G shards."""
 
-    partition_hours: float
-    num_source_shards: int
-    seed: int
+    partition_hours: Annotated[float, Range(1e-6, 1e6)]
+    num_source_shards: Annotated[int, Range(1, 10_000)]
+    seed: Seed
 
-    def __post_init__(self) -> None:
-        if self.partition_hours <= 0:
-            raise ValueError(f"partition_hours = {self.partition_hours}: need more than 0")
-        if self.num_source_shards < 1:
-            raise ValueError(f"num_source_shards = {self.num_source_shards}: need at least 1")
+    __post_init__ = check_ranges
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from typing import Annotated
 
 import numpy as np
 from jaxtyping import Float32
 
+from infra.ranges import Range, Seed, check_ranges
 from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest, retained_mass
 from pipeline.records import Tally
@@ -40,15 +42,11 @@ Teacher = Callable[[list[Float32[np.ndarray, "_frames 192"]]], list[KBest]]
 class TargetsConfig:
     """`k` logits a frame; a request to the teacher holds about `request_frames` low-rate frames."""
 
-    k: int
-    request_frames: int
-    seed: int
+    k: Annotated[int, Range(1, 255)]
+    request_frames: Annotated[int, Range(1, 1_000_000)]
+    seed: Seed
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.k <= 255:
-            raise ValueError(f"k = {self.k}: need 1..255; the paper's is 20")
-        if self.request_frames < 1:
-            raise ValueError(f"request_frames = {self.request_frames}: need at least 1")
+    __post_init__ = check_ranges
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,17 +56,20 @@ def test_a_cluster_of_ones_own_is_read_by_path(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"cluster 'demmo': .*one of align, certify, demo"):
         load_cluster("demmo")
     path.write_text(text.replace("num_instances = 1", "num_instances = 0"))
-    with pytest.raises(ConfigurationError, match=r"own.toml: num_instances = 0: need 1 or more"):
+    with pytest.raises(ConfigurationError, match=r"own.toml: num_instances = 0: need 1\.\.100000"):
         load_cluster(str(path))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"executor_memory": "4 GB"}, "executor_memory = '4 GB': need a size such as \"4g\""),
-        ({"price_per_instance_hour": -1.0}, "need 0 or more"),
+        (
+            {"executor_memory": "4 GB"},
+            "executor_memory = '4 GB': need a size such as \"4g\", from 450m to 32t",
+        ),
+        ({"price_per_instance_hour": -1.0}, "price_per_instance_hour = -1.0: need 0"),
         ({"read_prefixes": ("{runs}/a",)}, "{runs}: need {run} or {corpus}"),
-        ({"spark": {"sparky": "1"}}, "key 'sparky': need a Spark property"),
+        ({"spark": {"sparky": "1"}}, "spark: key = 'sparky': need .*spark.task.maxFailures"),
     ],
 )
 def test_bad_clusters_are_refused(change: dict[str, object], message: str) -> None:

@@ -1,9 +1,10 @@
 import json
 import math
+import os
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,7 @@ from infra.configuration import (
     read_record,
     read_toml,
 )
+from infra.ranges import Items, MemorySize, Range, Text, check_ranges
 
 
 class Method(StrEnum):
@@ -190,6 +192,110 @@ def test_unreadable_and_malformed_files_are_named(tmp_path: Path) -> None:
         read_toml(str(path))
     path.write_text("a = 1")
     assert read_toml(str(path)) == {"a": 1}
+
+
+PASSWORD = "hunter2/with/slashes"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (".".join(["a"] * 20_000) + "=1", "20000 keys: need at most 16"),
+        ("a=" + "[" * 20_000 + "]" * 20_000, "nested too deeply"),
+        ("a=" + "{b=" * 20_000 + "1" + "}" * 20_000, "nested too deeply"),
+        ("a=" + "9" * 20_000, r"Exceeds the limit|too large"),
+        (
+            f"a.b=s3://someone:{PASSWORD}@bucket",
+            r"--set a.b=s3://\*\*\*bucket: a = 1 is no section",
+        ),
+    ],
+)
+def test_hostile_overrides_are_one_line(override: str, message: str) -> None:
+    """Depth, digits and passwords are refused, or not shown, in one line of bounded length."""
+    with pytest.raises(ConfigurationError, match=message) as refused:
+        read_record(Recipe, apply_overrides({"a": 1}, [override]), "r.toml")
+    said = str(refused.value)
+    assert "\n" not in said
+    assert len(said) < 500
+    assert PASSWORD not in said
+
+
+def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
+    """A device, a pipe that nothing writes to, a folder and a huge file are named, not read."""
+    pipe, huge, deep, digits = (tmp_path / name for name in ("pipe", "huge", "deep", "digits"))
+    os.mkfifo(pipe)
+    with huge.open("wb") as file:
+        file.truncate(10**12)
+    deep.write_text("a = " + "[" * 20_000 + "]" * 20_000)
+    digits.write_text("a = " + "9" * 20_000)
+    for path, message in (
+        ("/dev/zero", "/dev/zero: a folder, pipe or device: need a file"),
+        (str(pipe), "pipe: a folder, pipe or device"),
+        (str(tmp_path), "a folder, pipe or device"),
+        (str(huge), "huge: need at most 1048576 bytes"),
+        (str(deep), "deep: not TOML: nested too deeply"),
+        (str(digits), "digits: not TOML: Exceeds the limit"),
+        (str(tmp_path / ("x" * 5000)), "cannot be read: File name too long"),
+        (f"s3://someone:{PASSWORD}@bucket/recipe.toml", r"s3://\*\*\*bucket"),
+    ):
+        with pytest.raises(ConfigurationError, match=message) as refused:
+            read_toml(path)
+        assert len(str(refused.value)) < 500
+        assert PASSWORD not in str(refused.value)
+
+
+def test_a_deep_table_is_refused(tmp_path: Path) -> None:
+    """A dotted key of 20,000 parts makes a table that no recipe has."""
+    path = tmp_path / "deep.toml"
+    path.write_text(".".join(["a"] * 20_000) + " = 1")
+    with pytest.raises(ConfigurationError, match="nested too deeply"):
+        read_toml(str(path))
+    with pytest.raises(ConfigurationError, match="nested too deeply"):
+        apply_overrides({}, ["a={" + ".".join(["a"] * 20_000) + " = 1}"])
+    table: dict[str, object] = {}
+    for _ in range(20_000):
+        table = {"a": table}
+    with pytest.raises(ConfigurationError, match="nested too deeply"):
+        apply_overrides(table, [])
+
+
+@dataclass(frozen=True)
+class Bounded:
+    steps: Annotated[int, Range(1, 10, zero="never")] = 0
+    share: Annotated[float, Range(0, 1, below=True)] = 0.0
+    names: Annotated[tuple[Annotated[str, Text(1, 3)], ...], Items(0, 2)] = ()
+    sizes: dict[Annotated[str, Text(1, 9)], Annotated[str, MemorySize(1, 1 << 20)]] = field(
+        default_factory=dict
+    )
+
+    __post_init__ = check_ranges
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"steps": -1}, r"r.toml: steps = -1: need 0 \(never\) or 1\.\.10$"),
+        ({"steps": 11}, r"steps = 11: need 0 \(never\) or 1\.\.10$"),
+        ({"share": 1}, r"share = 1.0: need 0 or more, below 1$"),
+        ({"share": 10**400}, r"share = .*: need a finite number$"),
+        ({"names": ["abc", "abcd"]}, r"names\[1\] = 'abcd': need 1\.\.3 characters"),
+        ({"names": ["a", "b", "c"]}, r"names = \('a', 'b', 'c'\): need 0\.\.2 items"),
+        ({"sizes": {"a": "2t"}}, r'sizes.a = \'2t\': need a size such as "4g", from 1m to 1t'),
+        ({"sizes": {"": "1g"}}, r"sizes: key = '': need 1\.\.9 characters"),
+    ],
+)
+def test_a_range_is_declared_with_its_field(table: dict[str, object], message: str) -> None:
+    """The message names the place, the value and the range; what a list holds has its own."""
+    with pytest.raises(ConfigurationError, match=message):
+        read_record(Bounded, table, "r.toml")
+
+
+def test_a_range_holds_for_records_that_code_makes() -> None:
+    """NaN, a share for a whole number and a number beyond its range are refused there too."""
+    assert Bounded(10, 0.999, ("abc", "d"), {"a": "1t"}).steps == 10
+    for values in ({"steps": 0.5}, {"steps": True}, {"share": math.nan}, {"names": ("",)}):
+        with pytest.raises(ValueError, match=r"(steps|share|names\[0\]) = .*: need"):
+            Bounded(**values)  # type: ignore[arg-type]
 
 
 def test_digest_ignores_the_order_and_spelling_of_the_file() -> None:

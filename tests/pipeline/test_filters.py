@@ -63,9 +63,12 @@ def test_one_bound_of_the_period_is_enough() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"min_duration_s": -1.0}, r"min_duration_s = -1.0.*need 0 <= min_duration_s"),
-        ({"min_duration_s": 5.0, "max_duration_s": 4.0}, r"5.0, max_duration_s = 4.0: need"),
-        ({"max_duration_s": 1e6}, r"max_duration_s = 1000000.0: need .* <= 86400"),
+        ({"min_duration_s": -1.0}, r"min_duration_s = -1.0: need 0\.\.86400"),
+        (
+            {"min_duration_s": 5.0, "max_duration_s": 4.0},
+            r"min_duration_s = 5.0: need at most max_duration_s = 4.0",
+        ),
+        ({"max_duration_s": 1e6}, r"max_duration_s = 1000000.0: need 0\.\.86400"),
         ({"max_duration_s": float("nan")}, "max_duration_s = nan"),
         ({"created_from": "March"}, r"created_from = 'March': need an ISO 8601 date"),
         ({"created_before": "2019-02-30"}, r"created_before = '2019-02-30': need an ISO 8601"),
@@ -74,7 +77,10 @@ def test_one_bound_of_the_period_is_enough() -> None:
             {"created_from": "2019-03-01", "created_before": "2019-03-01"},
             "created_from = '2019-03-01': need a time before created_before",
         ),
-        ({"max_speaker_hours": -0.5}, r"max_speaker_hours = -0.5: need 0 \(no bound\) or more"),
+        (
+            {"max_speaker_hours": -0.5},
+            r"max_speaker_hours = -0.5: need 0 \(no bound\) or 2e-07\.\.1e\+06",
+        ),
         ({"max_speaker_hours": float("inf")}, r"max_speaker_hours = inf"),
     ],
 )

@@ -70,12 +70,18 @@ def test_another_trainer_takes_overridden_settings_too() -> None:
         ("aligner.trainer.gradient_threshold=1", "unknown key gradient_threshold: known: name"),
         ("student.trainer.grup_size=1", "unknown key grup_size: did you mean group_size"),
         ("student.trainer.name=gtc", "student: trainer: unknown key block_size: known: name, grad"),
-        ("student.trainer.gradient_threshold=-1", "gradient_threshold = -1.0: need 0"),
-        ("baseline.trainer.gradient_threshold=-0.5", "gradient_threshold = -0.5: need 0"),
-        ("student.trainer.group_size=-1", "group_size = -1: need 1 rank or more, or 0"),
-        ("student.trainer.block_size=0", "block_size = 0: need at least 1 step"),
-        ("teacher.trainer.block_learning_rate=0", "block_learning_rate = 0.0: need above 0"),
-        ("teacher.trainer.momentum_constant=-1", "momentum_constant = -1.0: need above 0"),
+        (
+            "student.trainer.gradient_threshold=-1",
+            r"gradient_threshold = -1.0: need 0 \(unquantized gradients\) or 1e-12",
+        ),
+        ("baseline.trainer.gradient_threshold=-0.5", r"gradient_threshold = -0.5: need 0 \(unq"),
+        (
+            "student.trainer.group_size=-1",
+            r"group_size = -1: need 0 \(a host's ranks\) or 1\.\.1000000",
+        ),
+        ("student.trainer.block_size=0", r"block_size = 0: need 1\.\.1000000"),
+        ("teacher.trainer.block_learning_rate=0", r"block_learning_rate = 0.0: need 1e-06\.\.1000"),
+        ("teacher.trainer.momentum_constant=-1", r"momentum_constant = -1.0: need 1e-06\.\.1000"),
     ],
 )
 def test_a_trainers_settings_are_checked_with_the_recipe(override: str, message: str) -> None:
@@ -99,23 +105,25 @@ def test_help_describes_each_trainer() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("baseline.num_epochs=0", "num_epochs = 0: need at least 1"),
+        ("baseline.num_epochs=0", r"num_epochs = 0: need 1\.\.10000"),
         ("baseline.num_chunked_epochs=99", "num_chunked_epochs = 99: need 0"),
-        ("baseline.minibatch_frames=0", "minibatch_frames = 0: need at least 1"),
-        ("baseline.max_gradient_norm=0", "max_gradient_norm = 0.0: need above 0"),
-        ("baseline.seed=-1", "seed = -1: need at least 0"),
+        ("student.num_whole_utterance_sub_epochs=3", r"sub_epochs = 3: need 0\.\.2, the sub-ep"),
+        ("targets.k=61", "targets: k = 61: need at most senones.max_senones = 60"),
+        ("baseline.minibatch_frames=0", r"minibatch_frames = 0: need 1\.\.10000000"),
+        ("baseline.max_gradient_norm=0", r"max_gradient_norm = 0.0: need 1e-09\.\.1e\+09"),
+        ("baseline.seed=-1", r"seed = -1: need 0\.\.18446744073709551615"),
         ("baseline.final_learning_rate=1", r"learning rates .* -> 1.0: need 0 < final <= initial"),
-        ("student.final_learning_rate=0", r"-> 0.0: need 0 < final <= initial"),
-        ("student.num_sub_epochs=0", "num_sub_epochs = 0: need at least 1"),
-        ("student.num_labelled_shares=0", "num_labelled_shares = 0: need at least 1"),
-        ("student.num_whole_utterance_sub_epochs=-1", "sub_epochs = -1: need at least 0"),
-        ("student.labelled_rate_factor=-1", "labelled_rate_factor = -1.0: need above 0"),
-        ("evaluation.ngram_order=0", "ngram_order = 0: need at least 1"),
-        ("evaluation.beam=0", "beam = 0.0: need above 0"),
-        ("evaluation.acoustic_scale=-0.1", "acoustic_scale = -0.1: need above 0"),
-        ("checkpoints.steps=-1", "steps = -1: need at least 0"),
-        ("checkpoints.num_kept=0", "num_kept = 0: need at least 1"),
-        ("loss_budget=1", "loss_budget = 1.0: need 0 <= loss_budget < 1"),
+        ("student.final_learning_rate=0", r"final_learning_rate = 0.0: need 1e-12\.\.100"),
+        ("student.num_sub_epochs=0", r"num_sub_epochs = 0: need 1\.\.10000"),
+        ("student.num_labelled_shares=0", r"num_labelled_shares = 0: need 1\.\."),
+        ("student.num_whole_utterance_sub_epochs=-1", r"sub_epochs = -1: need 0\.\.100000"),
+        ("student.labelled_rate_factor=-1", r"labelled_rate_factor = -1.0: need 1e-06\.\.1000"),
+        ("evaluation.ngram_order=0", r"ngram_order = 0: need 1\.\.10"),
+        ("evaluation.beam=0", r"beam = 0.0: need 0.001\.\.1e\+06"),
+        ("evaluation.acoustic_scale=-0.1", r"acoustic_scale = -0.1: need 1e-06\.\.1000"),
+        ("checkpoints.steps=-1", r"steps = -1: need 0 \(never\) or 1\.\."),
+        ("checkpoints.num_kept=0", r"num_kept = 0: need 1\.\.1000"),
+        ("loss_budget=1", "loss_budget = 1.0: need 0 or more, below 1"),
     ],
 )
 def test_numbers_out_of_range_are_refused_with_the_recipe(override: str, message: str) -> None:
@@ -133,3 +141,11 @@ def test_newbob_needs_rates_to_halve_between_and_utterances_to_validate_on() -> 
         tiny(*equal, "baseline.schedule=newbob")
     with pytest.raises(ConfigurationError, match="validation_one_in = 0: need at least 2"):
         tiny(none_left_out, "baseline.schedule=newbob")
+
+
+def test_the_student_has_a_most_of_sub_epochs() -> None:
+    """A plan of all passes is held in memory, so it is bounded, and one more is refused."""
+    passes = "student.num_sub_epochs=10000", "student.num_passes=10"
+    assert tiny(*passes).student.num_passes == 10
+    with pytest.raises(ConfigurationError, match="num_passes = 110000: need at most 100000"):
+        tiny(*passes, "student.num_passes=11")

@@ -43,7 +43,7 @@ def train_model(fit: Fit, group: ProcessGroup, context: StepContext) -> StepCont
     store, run_uri = context.store, context.run_uri
     labelled = read_manifest(store, run_uri, fit.labelled)
     # Ranks draw their own dropout; their initial weights are replaced by rank 0's.
-    torch.manual_seed(fit.seed + group.rank())
+    torch.manual_seed((fit.seed + group.rank()) % 2**64)  # the largest seed is 2^64 - 1
     model = AcousticModel(fit.model, len(labelled.statistics["senone_counts"]))
     model.freeze_normalization(global_moments(store, run_uri))
     dataset = open_dataset(fit, store, run_uri, labelled.outputs, group)

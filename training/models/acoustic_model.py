@@ -1,12 +1,14 @@
 """LSTM student and bidirectional LSTM teacher over spliced log-mel frames (paper 003 II-B, V-A)."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 
+from infra.ranges import Range, check_ranges
 from pipeline.normalization import Moments
 from pipeline.splicing import NUM_INPUTS, STACK
 
@@ -15,25 +17,20 @@ from pipeline.splicing import NUM_INPUTS, STACK
 class ModelConfig:
     """ModelConfig: the paper has 5 layers of 768 units, for its teacher the same both ways."""
 
-    num_layers: int
-    num_units: int
+    num_layers: Annotated[int, Range(1, 100)]
+    num_units: Annotated[int, Range(1, 16_384)]
     bidirectional: bool
     # 000 3.2 found three low-rate frames to give the best WERR.
-    look_ahead: int
-    dropout: float
+    look_ahead: Annotated[int, Range(0, 1000)]
+    dropout: Annotated[float, Range(0, 1, below=True)]
 
     def __post_init__(self) -> None:
-        if self.num_layers < 1 or self.num_units < 1:
+        check_ranges(self)
+        if self.bidirectional and self.look_ahead:
             raise ValueError(
-                f"num_layers = {self.num_layers}, num_units = {self.num_units}: need at least 1"
+                f"look_ahead = {self.look_ahead}: need 0 for a bidirectional model, which sees "
+                "all frames"
             )
-        if self.look_ahead < 0 or (self.bidirectional and self.look_ahead):
-            raise ValueError(
-                f"look_ahead = {self.look_ahead}: need 0 or more low-rate frames, "
-                "and 0 for a bidirectional model, which sees them all"
-            )
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout = {self.dropout}: need 0 <= dropout < 1")
 
 
 class AcousticModel(nn.Module):

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
+from infra.ranges import Range, check_ranges
 from training.algorithms.block_filter import (
     BlockFilter,
     BlockState,
@@ -228,15 +229,11 @@ def check_block_size(block_size: int) -> None:
 class BlockConfig:
     """BlockConfig: zeta, and C of eq. (5); the defaults are those of paper 000 3.2."""
 
-    block_size: int = 50
-    block_learning_rate: float = 1.0
-    momentum_constant: float = 1.0
+    block_size: Annotated[int, Range(1, 1_000_000)] = 50
+    block_learning_rate: Annotated[float, Range(1e-6, 1000)] = 1.0
+    momentum_constant: Annotated[float, Range(1e-6, 1000)] = 1.0
 
-    def __post_init__(self) -> None:
-        check_block_size(self.block_size)
-        for name in ("block_learning_rate", "momentum_constant"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} = {getattr(self, name)}: need above 0")
+    __post_init__ = check_ranges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

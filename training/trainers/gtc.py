@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
+from infra.ranges import Range, check_ranges
 from training.algorithms.gtc.gradient_threshold import check_gradient_threshold
 from training.distributed import collectives
 from training.trainers.messages import ExactMessages, FixedMessages, Messages
@@ -114,6 +115,9 @@ class Gtc(Trainer):
         return ReshardingPlan(rules=RESIDUAL_RULES)
 
 
+GradientThreshold = Annotated[float, Range(1e-12, 1e9, zero="unquantized gradients")]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GtcConfig:
     """GTC: each rank sends +-gradient_threshold, for gradients summed over a minibatch.
@@ -122,22 +126,13 @@ class GtcConfig:
     """
 
     name: Literal["gtc"] = "gtc"
-    gradient_threshold: float = 8.0
+    gradient_threshold: GradientThreshold = 8.0
 
     num_state_vectors: ClassVar[int] = 1
     """The residual."""
 
-    def __post_init__(self) -> None:
-        check_configured_threshold(self.gradient_threshold)
+    __post_init__ = check_ranges
 
     def make_trainer(self, model: nn.Module, optimizer: Optimizer, group: ProcessGroup) -> Gtc:
         """Wrap model and optimizer; all ranks of `group` must call this together."""
         return Gtc(model, optimizer, group=group, gradient_threshold=self.gradient_threshold)
-
-
-def check_configured_threshold(gradient_threshold: float) -> None:
-    """Raise ValueError for a threshold that no model can be trained with."""
-    if not gradient_threshold >= 0:
-        raise ValueError(
-            f"gradient_threshold = {gradient_threshold}: need 0 (unquantized gradients) or more"
-        )

@@ -1,16 +1,17 @@
 """The hybrid two-tier method: GTC within groups, BMUF across them (paper 000 2.3)."""
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
+from infra.ranges import Range
 from training.algorithms.block_filter import Form
 from training.distributed import process_group
 from training.trainers.bmuf import BlockConfig, Bmuf, OptimizerState
-from training.trainers.gtc import RESIDUAL_RULES, ThresholdedSum, check_configured_threshold
+from training.trainers.gtc import RESIDUAL_RULES, GradientThreshold, ThresholdedSum
 from training.trainers.resharding import ReshardingPlan, State
 from training.trainers.tiers import Tiers, ranks_per_host
 
@@ -142,19 +143,11 @@ class HtmConfig(BlockConfig):
 
     name: Literal["htm"] = "htm"
     # Groups of 8 ranks and tau = 2 are the paper's; GTC alone has tau = 8.
-    gradient_threshold: float = 2.0
-    group_size: int = 0
+    gradient_threshold: GradientThreshold = 2.0
+    group_size: Annotated[int, Range(1, 1_000_000, zero="a host's ranks")] = 0
 
     num_state_vectors: ClassVar[int] = 4
     """BMUF's three, and the residual."""
-
-    def __post_init__(self) -> None:
-        BlockConfig.__post_init__(self)
-        check_configured_threshold(self.gradient_threshold)
-        if self.group_size < 0:
-            raise ValueError(
-                f"group_size = {self.group_size}: need 1 rank or more, or 0 for a host's ranks"
-            )
 
     def make_trainer(self, model: nn.Module, optimizer: Optimizer, group: ProcessGroup) -> Htm:
         """Wrap model and optimizer; all ranks of `group` must call this together."""

@@ -4,9 +4,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from importlib.resources import files
-from pathlib import Path
 
-from infra.configuration import ConfigurationError, read_record, read_toml
+from infra.configuration import ConfigurationError, read_file, read_record, read_toml
 
 PUBLISHED = files("jobs") / "calibrations" / "published.toml"
 HERE = "here"
@@ -123,23 +122,15 @@ def read_published() -> Published:
 
 def read_calibration(path: str) -> Calibration:
     """Read a calibration from JSON, as --calibrate-to writes it, or from TOML."""
-    table = read_toml(path) if path.endswith(".toml") else parse_json(Path(path), path)
+    table = read_toml(path) if path.endswith(".toml") else json_object(read_file(path), path)
     return read_record(Calibration, table, path)
-
-
-def parse_json(file: Path, where: str) -> Mapping[str, object]:
-    """Read a JSON object; ConfigurationError if the file is missing or malformed."""
-    try:
-        return json_object(file.read_bytes(), where)
-    except OSError as error:
-        raise ConfigurationError(f"{where}: cannot be read: {error}") from error
 
 
 def json_object(data: bytes, where: str) -> Mapping[str, object]:
     """Parse the JSON object in `data`; ConfigurationError if it holds anything else."""
     try:
         table = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{where}: not JSON: {error}") from error
     if not isinstance(table, dict):
         raise ConfigurationError(f"{where}: need a JSON object of tables")

@@ -9,7 +9,9 @@ select from each bucket; pack the files of neighbouring buckets.
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from typing import Annotated
 
+from infra.ranges import Range, Seed, check_ranges
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.filters import SelectionFilters
 from pipeline.packing import group_buckets
@@ -48,16 +50,13 @@ class SelectionConfig:
     `filters` are for the unlabelled metadata too; they come before the budget.
     """
 
-    hours: float
-    file_hours: float
-    seed: int
+    # Fewer hours than 2e-7 round to 0 ms, which selects all.
+    hours: Annotated[float, Range(2e-7, 1e9, zero="all")]
+    file_hours: Annotated[float, Range(1e-6, 1e6)]
+    seed: Seed
     filters: SelectionFilters = field(default_factory=SelectionFilters)
 
-    def __post_init__(self) -> None:
-        if self.hours < 0:
-            raise ValueError(f"hours = {self.hours}: need 0 (all) or more")
-        if self.file_hours <= 0:
-            raise ValueError(f"file_hours = {self.file_hours}: need more than 0")
+    __post_init__ = check_ranges
 
     @property
     def budget_ms(self) -> int:

@@ -65,7 +65,7 @@ def test_the_papers_models_have_the_papers_sizes() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ((0, 8, False, 3, 0.0), "at least 1"),
+        ((0, 8, False, 3, 0.0), r"num_\w+ = 0: need 1\.\."),
         ((1, 8, True, 3, 0.0), "bidirectional"),
         ((1, 8, False, 0, 1.0), "dropout"),
     ],

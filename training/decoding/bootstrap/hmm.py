@@ -6,11 +6,13 @@ uses no random numbers: the same utterances give the same alignments.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 from jaxtyping import Float32, Int64
 from tqdm import tqdm
 
+from infra.ranges import Range, check_ranges
 from training.decoding.alignment import PhoneAlignment, TranscribedUtterance
 from training.decoding.bootstrap.cepstra import speaker_cepstra
 from training.decoding.bootstrap.mixtures import Mixture, log_likelihoods
@@ -25,15 +27,11 @@ STATES_PER_PHONE = 3
 class BootstrapConfig:
     """BootstrapConfig bounds the iterations and the Gaussians of a state."""
 
-    num_iterations: int = 12
-    max_gaussians: int = 8
-    min_frames_per_gaussian: int = 40
+    num_iterations: Annotated[int, Range(1, 1000)] = 12
+    max_gaussians: Annotated[int, Range(1, 1024)] = 8
+    min_frames_per_gaussian: Annotated[int, Range(1, 1_000_000)] = 40
 
-    def __post_init__(self) -> None:
-        """Refuse numbers below 1."""
-        for name in ("num_iterations", "max_gaussians", "min_frames_per_gaussian"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)}: need at least 1")
+    __post_init__ = check_ranges
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,12 @@ import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Annotated
 
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int32
 
+from infra.ranges import Range, check_ranges
 from training.decoding.alignment import PhoneAlignment
 from training.decoding.lexicon import SILENCE_ID
 from training.decoding.senones.gaussian_statistics import GaussianStatistics, triphone_statistics
@@ -18,15 +20,10 @@ from training.decoding.senones.senone_tree import MAX_SENONES, Node, SenoneTree,
 class TreeConfig:
     """TreeConfig bounds the tree; `min_count` is the least number of 10 ms frames of a leaf."""
 
-    max_senones: int
-    min_count: int = 200
+    max_senones: Annotated[int, Range(1, MAX_SENONES)]
+    min_count: Annotated[int, Range(1, 1_000_000_000)] = 200
 
-    def __post_init__(self) -> None:
-        """Refuse bounds that no tree satisfies."""
-        if not 1 <= self.max_senones <= MAX_SENONES:
-            raise ValueError(f"max_senones = {self.max_senones}: need 1..{MAX_SENONES}")
-        if self.min_count < 1:
-            raise ValueError(f"min_count = {self.min_count}: need at least 1 frame a leaf")
+    __post_init__ = check_ranges
 
 
 @dataclass(frozen=True)
