@@ -1,4 +1,5 @@
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,19 @@ def test_a_cluster_of_ones_own_is_read_by_path(tmp_path: Path) -> None:
         ),
         ({"price_per_instance_hour": -1.0}, "price_per_instance_hour = -1.0: need 0"),
         ({"read_prefixes": ("{runs}/a",)}, "{runs}: need {run} or {corpus}"),
+        ({"devices": ("cpu", "cpu")}, "devices = .*: need each once"),
+        ({"master": "moon"}, "master = 'moon': need .*such as 'local"),
+        ({"instance_type": "c4.4xlarge", "cores_per_executor": 17}, "= 17: need at most 16, the c"),
+        ({"instance_type": "c4.4xlarge", "executor_memory": "31g"}, "31744 MB: need at most 30720"),
+        ({"instance_type": "c4.4xlarge", "driver_memory": "31g"}, "driver_memory = 31744 MB: need"),
+        (
+            {
+                "instance_type": "c4.4xlarge",
+                "executor_memory": "20g",
+                "spark": {"spark.executor.memoryOverhead": "10241"},
+            },
+            r"executor_memory \+ overhead\) = 30721 MB: need at most 30720 MB, the memory of c4.4x",
+        ),
         ({"spark": {"sparky": "1"}}, "spark: key = 'sparky': need .*spark.task.maxFailures"),
     ],
 )
@@ -84,4 +98,16 @@ def test_missing_dependencies_are_named() -> None:
     with pytest.raises(ConfigurationError, match=r"pip install 'no-such-thing==1'$"):
         require_dependencies(cluster)
     with pytest.raises(ConfigurationError, match="need a distribution and its versions"):
-        require_dependencies(replace(cluster, python_dependencies=("--index-url x",)))
+        replace(cluster, python_dependencies=("--index-url x",))
+
+
+def test_installed_versions_are_compared() -> None:
+    """The message names what is needed and what is installed; markers of other systems pass."""
+    installed = version("numpy")
+    demo = load_cluster("demo")
+    for fine in (f"numpy=={installed}", "NumPy>=1,<1000", "none-such; sys_platform == 'plan9'"):
+        require_dependencies(replace(demo, python_dependencies=(fine,)))
+    old = replace(demo, python_dependencies=("numpy>=1", "numpy<2", "pyarrow>=9999"))
+    message = rf"numpy<2: {installed} is installed; pyarrow>=9999: .* is installed: pip install 'nu"
+    with pytest.raises(ConfigurationError, match=message):
+        require_dependencies(old)
