@@ -36,6 +36,7 @@ class Hit:
 
 def first_hit(items: Sequence[T], look: Callable[[T], Hit | None]) -> Hit | None:
     """Return the first hit in the order of `items`, and read nothing behind it."""
+    # Answers come in the order of items, so the first hit never depends on timing.
     looked = prefetch(look, items, IN_FLIGHT)
     return next((hit for _, hit in looked if hit is not None), None)
 
@@ -85,6 +86,7 @@ def in_shards(
 
     def look(output: Output) -> Hit | None:
         uri = join_uri(run_uri, output.key)
+        # Of a shard of 5 hours, 280 MB with targets, only the ids are read.
         ids = scan_checked(store, uri, lambda file: read_plain_columns(file, ["utterance_id"]))[0]
         if utterance_id not in ids["utterance_id"]:
             return None

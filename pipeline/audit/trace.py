@@ -103,6 +103,7 @@ class _Tracer:
         hit = self._at_step(features, features_step(subset), task_name(number))
         if features is None or hit is None:
             return
+        # Task n of a step reads output n of the manifest before, so the place names the task.
         place = self._place(features, hit)
         task = task_name(place)
         if subset == LABELLED:
@@ -113,6 +114,7 @@ class _Tracer:
             self._at_step(targets, TARGETS_STEP, task)
             partitions = self._manifest(PARTITIONS_STEP)
             size = partitions.config["num_source_shards"] if partitions else 1
+            # Repartition's own rule says in which group of shards the place lies.
             groups = enumerate(shard_groups(len(features.outputs), size))
             group = next(number for number, shards in groups if place in shards)
             self._at_step(partitions, PARTITIONS_STEP, task_name(group))
@@ -194,6 +196,7 @@ class _Tracer:
             ]
             if trained:
                 models[name] = f"trained on {', '.join(trained)}"
+            # Features that a model never trained on still enter its global mean and variance.
             elif seen.intersection(inputs):
                 models[name] = "only its normalization"
         return models

@@ -47,6 +47,7 @@ class Manifest:
     code_version: str = field(default_factory=lambda: version("megahour"))
 
     def __post_init__(self) -> None:
+        # The books balance to the utterance and the millisecond, or there is no manifest.
         accounted = self.tally_out + self.quarantined + self.unselected
         if accounted != self.tally_in:
             raise ValueError(

@@ -83,6 +83,7 @@ def extract_features(
             extract_file,
             distribute,
             loss_budget,
+            # The shuffle's upper level puts the shards in a global random order (003 IV-A2).
             lambda outputs: shuffle(outputs, config.seed),
             lambda commits: {"moments": merge_moments(commits).to_dict()},
         )
@@ -95,6 +96,7 @@ def extract_features(
 def merge_moments(commits: Sequence[Commit]) -> Moments:
     """Add up the shards' zeroth, first and second order statistics (IV-B2)."""
     merged = Moments.zero()
+    # Commits come in the order of tasks, so these sums repeat to the bit.
     for commit in commits:
         merged = merged.merge(Moments.from_dict(commit.statistics["moments"]))
     return merged
@@ -137,6 +139,7 @@ def extract_shards(
     rows = extract_rows(utterances, audio.read(), task.config.engine, task.config.storage)
     quarantined: list[Quarantined] = []
     outputs, moments = [], Moments.zero()
+    # Cut so, one speaker's 24 hours take 0.75 to 1.16 GiB of a worker.
     for number, shard in enumerate(cut(rows, quarantined, max_frames)):
         if audio.must_be_repeated:
             break
@@ -168,6 +171,7 @@ def cut(
 
 def write_shard(task: FileTask, name: str, rows: list[FeatureRow]) -> Output:
     """Shuffle and store one shard; `rows` are used up, so that they do not outlive it."""
+    # The shuffle's lower level permutes the utterances within a shard (003 IV-B2).
     order = shuffled_order(len(rows), task.config.seed, "utterances", name)
     data = write_features([rows[index] for index in order])
     tally = Tally(len(rows), sum(row.duration_ms for row in rows))

@@ -93,11 +93,13 @@ def mass_statistics(commits: Sequence[Commit]) -> dict[str, int | float]:
 def label_shard(task: ShardTask) -> Commit:
     """Splice each utterance at its own offset and keep the teacher's k best."""
     rows = read_features(read_output(task.context.store, task.context.run_uri, task.features))
+    # A hash of the id chooses the offset, so every partition mixes all three.
     offsets = [sampling_priority(task.config.seed, row.utterance_id) % STACK for row in rows]
     spliced = [
         splice(row.features, offset).astype(np.float32)
         for row, offset in zip(rows, offsets, strict=True)
     ]
+    # A request holds many utterances, as a GPU needs batches (003 IV-A4, IV-B3).
     kbest = [
         target for request in requests(spliced, task.config) for target in task.teacher(request)
     ]
@@ -116,6 +118,7 @@ def label_shard(task: ShardTask) -> Commit:
         quarantined=Tally(),
         statistics={
             "num_frames": sum(len(target.log_z) for target in kbest),
+            # 003 V-C calls this mass dominant without a figure; the demo's is 94.5 %.
             "retained_mass": sum(float(retained_mass(target).sum()) for target in kbest),
         },
     )

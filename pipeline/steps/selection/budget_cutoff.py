@@ -85,8 +85,10 @@ def _last_priority(
         )
     if budget_ms == 0:
         return NUM_PRIORITIES - 1
+    # Ranges ascend in priority, so the budget is met within exactly one of them.
     met = int(np.searchsorted(totals_ms, budget_ms))
     before_ms = int(totals_ms[met]) - summaries[met].duration_ms
+    # That range alone is read again: some 10 million hashes.
     [last] = distribute(
         [(tasks[met], budget_ms - before_ms)], find_last_priority, "find the cutoff"
     )

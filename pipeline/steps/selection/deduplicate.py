@@ -56,6 +56,7 @@ def find_last_priority(task: tuple[RangeTask, int]) -> int:
     """Find the priority at which a range meets a budget in milliseconds."""
     hash_range, budget_ms = task
     merged = _Merged.of(hash_range)
+    # A duplicate must not fill the budget a second time.
     kept = ~merged.is_duplicate
     return last_priority(merged.priorities[kept], merged.durations_ms[kept], budget_ms)
 
@@ -82,8 +83,10 @@ class _Merged:
         found = prefetch(read, task.parts, _GETS_IN_FLIGHT)
         parts = [HashRange.from_bytes(data) for _, data in found]
         priorities = np.concatenate([part.priorities for part in parts])
+        # The stable sort keeps equal ids in the order of buckets, so the first bucket wins.
         order = np.argsort(priorities, kind="stable")
         lengths = [len(part.priorities) for part in parts]
+        # A bucket lists each speaker once, so a count above 1 is a split speaker.
         _, num_buckets_of = np.unique(
             np.concatenate([part.speakers for part in parts]), return_counts=True
         )

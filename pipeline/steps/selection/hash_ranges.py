@@ -59,6 +59,7 @@ def cut_into_ranges(
     num_ranges: int,
 ) -> list[HashRange]:
     """Sort a bucket's hashes and cut them where every bucket is cut."""
+    # Hashes are uniform, so ranges of equal width hold nearly equally many.
     order = np.argsort(priorities)
     priorities, durations_ms, speakers = priorities[order], durations_ms[order], np.sort(speakers)
     of_utterances, of_speakers = _edges(priorities, num_ranges), _edges(speakers, num_ranges)

@@ -37,6 +37,7 @@ def pack_files(task: PackTask) -> Commit:
     """Pack speakers into files, and join the buckets' ledgers."""
     streams = _read_streams(task)
     durations_ms = {speaker: stream.duration_ms for speaker, stream in streams.items()}
+    # Only neighbouring buckets are packed together, which spares a shuffle of all speakers (IV-A2).
     packed = pack_speakers(durations_ms, task.file_hours)
     quarantined = sum((commit.quarantined for commit in task.selected), Tally())
     record = Commit(
@@ -61,6 +62,7 @@ def _read_streams(task: PackTask) -> dict[str, _Stream]:
         for line in read_output(task.context.store, task.context.run_uri, output).splitlines():
             utterance = parse_utterance(line.decode())
             stream = streams[utterance.speaker_id]
+            # The lines are in stream order already, as the causal mean needs them.
             stream.lines.append(line)
             stream.duration_ms += utterance.duration_ms
     return streams

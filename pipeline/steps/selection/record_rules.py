@@ -60,6 +60,7 @@ class RecordRules:
                 if isinstance(record, Quarantined):
                     yield record
                     continue
+                # Filters come first, so a rejected record makes no other one a duplicate.
                 if (rule := self.filters.rejection(record)) is not None:
                     yield Filtered(record, rule)
                     continue

@@ -84,6 +84,7 @@ def select_utterances(
     an utterance or a speaker of this one.
     """
     listing = list_metadata(store, metadata_uri)
+    # Digests go into the fingerprint, so a finished step is found without parsing a record.
     buckets = digest_buckets(store, listing, distribute, f"digest {subset} metadata")
     applied = config if subset == UNLABELLED else config.without_rules()
 
@@ -125,9 +126,12 @@ def select_records(
     scratch = replace(context, step=f"{context.step}/{SCRATCH_FOLDER}")
     rules, committed = RecordRules(config.seed, config.filters), committed_tasks(scratch)
     to_index = {each.name: IndexTask(scratch, rules, each, ranges) for each in buckets}
+    # A bucket's index keeps 12 bytes of a candidate; the records stay in the store.
     indexes = commit_each(committed, to_index, index_bucket, distribute, "index the buckets")
     require_eligible(metadata_uri, indexes)
+    # The cutoff meets the budget exactly, in place of the paper's mild oversampling (003 IV-B1).
     cutoff = find_cutoff(scratch, indexes, metadata_uri, config.budget_ms, distribute)
+    # This pass judges again, 9 us a record, as kept records would need 500 bytes each.
     tasks = [
         SelectTask(scratch, rules, cutoff.last_priority, bucket, number, cutoff.duplicates[number])
         for number, bucket in enumerate(buckets)

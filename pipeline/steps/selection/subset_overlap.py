@@ -73,6 +73,7 @@ def require_disjoint(context: StepContext, subset: str, distribute: Distribute) 
     groups = [*_groups(context, subset), *others]
     num_utterances = sum(output.utterances for group in groups for output in group.files)
     to_hash = [(group, num_ranges(num_utterances)) for group in groups]
+    # A task compares 20 million hashes at a time, however large the corpus is.
     hashed = distribute(to_hash, _hash_group, "hash the subsets")
     tasks = [
         (context, subset, tuple(map(_Part, (group.subset for group in groups), outputs)))
@@ -82,6 +83,7 @@ def require_disjoint(context: StepContext, subset: str, distribute: Distribute) 
     if found:
         firsts = {(each.other, each.kind): each for each in reversed(found)}
         examples = [(groups[each.group], each) for each in firsts.values()]
+        # A hash has no name, so the files are read again for one example of each kind.
         names = distribute(examples, _name, "name what the subsets share")
         raise ValueError(_refusal(subset, found, dict(zip(firsts, names, strict=True))))
 
@@ -132,6 +134,7 @@ def _compare(task: tuple[StepContext, str, tuple[_Part, ...]]) -> list[_Overlap]
         columns = [each.priorities if kind == _UTTERANCE else each.speakers for each in ranges]
         own = _of_subset(subset, parts, columns)
         for other in sorted({part.subset for part in parts} - {subset}):
+            # Among 1e9 utterances one false pair of 64-bit hashes has a chance of 2.7 %.
             shared = np.intersect1d(own, _of_subset(other, parts, columns))
             if len(shared):
                 holders = (n for n, part in enumerate(parts) if part.subset == subset)
