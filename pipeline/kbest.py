@@ -44,6 +44,7 @@ def _best_senones(
 ) -> Int64[np.ndarray, "frames k"]:
     # Four times as fast as one partition of (logit, senone) keys: 900 x real time at 3,183.
     kth = logits.shape[1] - k
+    # The k-th place is looked at again only where it is tied, which is rare.
     threshold = np.partition(logits, kth, axis=1)[:, kth, np.newaxis]
     kept = logits >= threshold
     if np.count_nonzero(kept) > len(logits) * k:
@@ -66,6 +67,7 @@ def retained_mass(kbest: KBest) -> Float32[np.ndarray, " frames"]:
 def soft_targets(kbest: KBest) -> Float32[np.ndarray, "frames k"]:
     """Softmax over the kept senones, as if the missing logits were -infinity."""
     weights: Float32[np.ndarray, "frames k"] = np.exp(kbest.logits.astype(np.float32))
+    # Large negative logits elsewhere (003 V-C) renormalize: at retained mass a, t becomes t / a.
     weights /= weights.sum(axis=1, keepdims=True)
     return weights
 

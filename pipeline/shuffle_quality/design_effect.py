@@ -48,6 +48,7 @@ def intra_group_correlation(
     means = np.bincount(group, values) / sizes
     between = (sizes * (means - values.mean()) ** 2).sum() / (num_groups - 1)
     within = ((values - means[group]) ** 2).sum() / (num_samples - num_groups)
+    # Unequal groups enter as n_0 of the one-way analysis of variance.
     size = (num_samples - (sizes.astype(np.float64) ** 2).sum() / num_samples) / (num_groups - 1)
     total = between + (size - 1) * within
     return float((between - within) / total) if total > 0 else float("nan")
@@ -59,7 +60,9 @@ def design_effect(
     """Divide the variance of minibatch means by that of independent samples; 1 if uniform."""
     _, means, sizes = _batch_means(batches, values)
     variance = values.var(ddof=1)
+    # Weighted so, its expectation over all permutations is 1, whatever the minibatches' sizes.
     between = (sizes * (means - values.mean()) ** 2).sum() / (len(means) - 1)
+    # At a design effect of 2 a gradient is as noisy as one of half the minibatch.
     return float(between / variance) if variance > 0 else float("nan")
 
 
@@ -78,6 +81,7 @@ def autocorrelation(
 ) -> float:
     """Correlate the means of minibatches whose numbers are `lag` apart; 0 if uniform."""
     numbers, means, _ = _batch_means(batches, values)
+    # Numbers have gaps where sub-epochs or ranks end, and pairs across a gap do not count.
     later = np.minimum(np.searchsorted(numbers, numbers + lag), len(numbers) - 1)
     paired = numbers[later] == numbers + lag
     deviations = means - means.mean()

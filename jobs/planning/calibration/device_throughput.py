@@ -130,6 +130,7 @@ def _rate(
     device: torch.device,
 ) -> ModelRate:
     function()
+    # Other work on the machine only adds time, so the fastest round is the device's.
     best, spent = float("inf"), 0.0
     while spent < 0.25:
         started = time.perf_counter()

@@ -57,6 +57,7 @@ def run_miniature(folder: str, recipe: Recipe, utterance_seconds: float) -> Step
     elsewhere = join_uri(folder, SELECTION_FOLDER)
     teacher_manifest = Manifest(model_step(TEACHER), {}, {}, ())
     write_manifest(step_context(store, run_uri, model_step(TEACHER), {}, {}), teacher_manifest)
+    # The teacher's time is a device's, measured apart, so here it costs nothing.
     teacher = free_teacher(recipe.targets.k)
     features, partitions = recipe.features, recipe.partitions
     return StepSeconds(
@@ -76,6 +77,7 @@ def run_miniature(folder: str, recipe: Recipe, utterance_seconds: float) -> Step
 
 def seconds(function: Callable[[], object]) -> float:
     """Return the processor seconds of one call, in all threads."""
+    # Elapsed time would count whatever else the machine does.
     before = time.process_time()
     function()
     return time.process_time() - before

@@ -107,6 +107,7 @@ def extraction(workload: Workload, subset: Subset, recipe: Recipe) -> Volume:
     audio_bytes = subset.hours * workload.audio_bytes_per_hour
     read = audio_bytes + subset.utterances * workload.record_bytes
     written = features_of(subset, recipe)
+    # 1.18 requests an utterance were measured and planned; a million hours have 1e9 utterances.
     requests = Requests(get=files + subset.utterances + 3)
     work = Work(extracted_seconds=subset.hours * 3600)
     return _step(files, shards, requests, read, written, work, subset.utterances)

@@ -57,6 +57,7 @@ def training_volume(
             if subset.name == (LABELLED if sub_epoch.labelled else UNLABELLED):
                 shards, size = _shards(subset, recipe)
                 whole = shards >= WHOLE_SHARDS_A_RANK * sub_epoch.num_shares * num_ranks
+                # Fewer shards are shared in slices, and each rank counts as reading all of them.
                 times = 1 / sub_epoch.num_shares if whole else num_ranks
                 reads, num_bytes = reads + times * shards, num_bytes + times * size
     weights = WEIGHT_BYTES * num_parameters(fit.model, num_senones)
@@ -64,6 +65,7 @@ def training_volume(
     saves = len(fit.sub_epochs)
     if fit.checkpoints.steps:
         step_frames = num_ranks * fit.loop.minibatch_frames
+        # Checkpoints within sub-epochs come on top of those at their ends.
         saves += int(num_training_frames(fit, workload) / step_frames / fit.checkpoints.steps)
     return Volume(
         tasks=num_ranks,

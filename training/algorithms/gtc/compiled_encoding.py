@@ -46,8 +46,7 @@ def add_message(counts: Int32[Tensor, " elements"], message: Int32[Tensor, " wor
         _require(len(body) == num_map_words(size), f"a map of {len(body)} words", size)
         _loaded().add_map(target, size, words, words + 4 * num_plane_words(size))
     elif encoding == Encoding.INDICES:
-        # The C loop stops at an index beyond the model: another rank's word must not corrupt
-        # memory.
+        # The C loop stops at an index beyond the model, which another rank's message may hold.
         num_added = _loaded().add_indices(target, size, words, len(body))
         _require(num_added == len(body), f"word {num_added} of the message", size)
 
