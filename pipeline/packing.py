@@ -37,6 +37,7 @@ def pack_speakers(speaker_durations_ms: Mapping[str, int], file_hours: float) ->
     """
     target_ms = _file_ms(file_hours)
     speakers = sorted(speaker_durations_ms, key=lambda each: (-speaker_durations_ms[each], each))
+    # A speaker is whole in one file (003 IV-A1), so a longer one needs a file alone.
     lone = [speaker for speaker in speakers if speaker_durations_ms[speaker] > target_ms]
     sharing = speakers[len(lone) :]
     shared_ms = sum(speaker_durations_ms[speaker] for speaker in sharing)
@@ -60,6 +61,7 @@ def _pack_shared(
 ) -> list[list[str]]:
     files: list[list[str]] = [[] for _ in range(num_files)]
     loads = [(0, index) for index in range(num_files)]
+    # Graham's longest-processing-time rule: speakers are the jobs, files the machines.
     for speaker in speakers:
         load, index = loads[0]
         heapq.heapreplace(loads, (load + speaker_durations_ms[speaker], index))

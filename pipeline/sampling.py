@@ -11,6 +11,7 @@ NUM_PRIORITIES = 2**64
 def sampling_priority(seed: int, utterance_id: str) -> int:
     """Hash an utterance to 64 bits: a uniform draw that no order or partition can change."""
     key = seed.to_bytes(8, "little")
+    # A sampled RDD depends on its partitions (003 IV-B1); a keyed hash depends on the id alone.
     digest = hashlib.blake2b(utterance_id.encode(), digest_size=8, key=key)
     return int.from_bytes(digest.digest(), "little")
 
@@ -27,6 +28,7 @@ def last_priority(
     total_ms = int(durations_ms.sum())
     if not 0 < budget_ms <= total_ms:
         raise ValueError(f"budget = {budget_ms} ms: need 1..{total_ms}, the eligible milliseconds")
+    # The lowest priorities meet the budget exactly, so no oversampling is needed (003 IV-B1).
     order = np.argsort(priorities)
     totals_ms = np.cumsum(durations_ms[order])
     return int(priorities[order[np.searchsorted(totals_ms, budget_ms)]])

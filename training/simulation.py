@@ -64,6 +64,7 @@ def train_rank(
     for epoch, learning_rate in enumerate(training.learning_rates):
         for settings in optimizer.param_groups:
             settings["lr"] = learning_rate
+        # Leaving after each epoch gives the global model, which is the one to evaluate.
         with trainer:
             for minibatch in training.minibatches(epoch, group.rank(), group.size()):
                 optimizer.zero_grad()

@@ -27,6 +27,7 @@ class Placement:
 
 
 PLACEMENTS = (
+    # The paper gives the room no figures (003 VII-B): distances, RT60 and SNR are ours.
     Placement("DP1", 1.0, 0.25, 25.0),
     Placement("DP2", 2.0, 0.35, 18.0),
     Placement("DP3", 3.0, 0.45, 14.0),
@@ -93,6 +94,7 @@ def noise_for(
     noise = acoustics.noises[generator.integers(len(acoustics.noises))]
     start = generator.integers(len(noise) - len(speech) + 1)
     cut = noise[start : start + len(speech)]
+    # Decibels are of power, so an amplitude takes 20 of them for a factor of 10.
     level = 10 ** (-placement.signal_to_noise_db / 20) * _root_mean_square(speech)
     return np.asarray(level / _root_mean_square(cut) * cut, np.float32)
 

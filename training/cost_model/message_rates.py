@@ -34,6 +34,7 @@ def measure_messages(density: float, device: torch.device) -> MessageRates:
     if not 0 < density < 1:
         raise ValueError(f"density = {density}: need more than 0, less than 1, to be timed")
     more = _step_seconds(NUM_RANKS, LONG_MESSAGES, device) - _step_seconds(1, LONG_MESSAGES, device)
+    # One rank decodes its own message too, so the difference is that of the others.
     words = (NUM_RANKS - 1) * LONG_MESSAGES * NUM_ELEMENTS
     # Noise of a busy machine may exceed the difference, which is then taken as a nanosecond.
     rate = words / max(more, 1e-9)

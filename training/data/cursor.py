@@ -34,6 +34,7 @@ class DataCursor:
         """Return the same place for `num_ranks` ranks; after others the rest must be resharded."""
         if not self.counts or len(self.counts) == num_ranks:
             return self
+        # A rank with fewer minibatches took them all, and then empty steps.
         done = tuple(min(self.num_steps, count) for count in self.counts)
         return DataCursor(self.sub_epoch, (*self.done, done))
 

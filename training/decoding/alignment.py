@@ -54,5 +54,6 @@ def expand_to_frames(
 
     Frames before the offset take the first senone, frames after the last stack the last one.
     """
+    # At 100 Hz the labels serve all three offsets, which training rotates.
     low_rate_frames = (np.arange(num_frames) - offset) // STACK
     return senones[np.clip(low_rate_frames, 0, len(senones) - 1)].astype(np.uint16)

@@ -49,6 +49,7 @@ class FailureDetector:
         """Return why this rank's exchange failed, after 10 s at most."""
         self._waited_s = time.monotonic() - self._exchange_since[1]
         self._wake.set()
+        # A store that hangs delays the end of a failed training by 10 s, no more.
         if not self._has_diagnosis.wait(2 * ANSWER_LIMIT_S):
             return "the rendezvous store does not answer"
         assert self._diagnosis is not None

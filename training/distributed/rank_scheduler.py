@@ -45,6 +45,7 @@ class RankScheduler:
         """Wake the next ready rank; if there are only blocked ones, wake them to raise an error."""
         if self._ready:
             self._wakes[self._ready.popleft()].release()
+        # One rank runs at a time, so none ready and some blocked is a certain deadlock.
         elif self._blocked and self._deadlock is None:
             where = ", ".join(f"rank {rank} in {what}" for rank, what in self._blocked.items())
             self._deadlock = DeadlockError(

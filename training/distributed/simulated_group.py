@@ -146,5 +146,6 @@ def simulate_ranks(
         thread.join()
     torch.set_rng_state(random_state)
     if errors:
+        # The first error is the cause; ranks that waited for this one fail after it.
         raise errors[0]
     return [results[rank] for rank in range(num_ranks)]

@@ -58,6 +58,7 @@ class Fit:
     @property
     def inputs(self) -> list[str]:
         """Return the steps whose manifests this model depends on."""
+        # The frozen global mean and variance make each model depend on both subsets.
         moments = [features_step(LABELLED), features_step(UNLABELLED)]
         return [self.labelled, *([self.unlabelled] if self.unlabelled else []), *moments]
 
@@ -109,6 +110,7 @@ def student_fit(recipe: Recipe) -> Fit:
     config = recipe.student
     rates = config.initial_learning_rate, config.final_learning_rate
     sub_epochs = scheduled_learning_sub_epochs(
+        # The rate decays over the sub-epochs of all passes; the paper makes one pass (V-D).
         exponential_decay(*rates, config.num_sub_epochs * config.num_passes),
         config.num_sub_epochs,
         config.num_whole_utterance_sub_epochs,

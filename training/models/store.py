@@ -61,5 +61,6 @@ def store_model(
 
 def log_priors(counts: list[int]) -> Float[Tensor, " senones"]:
     """Return log relative frequencies of the senones in the alignments, each counted once more."""
+    # Add-one smoothing: decoding subtracts log priors, which must be finite for unseen senones.
     smoothed = torch.tensor(counts, dtype=torch.float64) + 1
     return (smoothed / smoothed.sum()).log().float()

@@ -132,6 +132,7 @@ def form_figures(
     # Displacements belong to the order itself, which ranks and steps share.
     for name in ORDER_FIGURES:
         del by_rank[name]
+    # Mean log Z replaces the gradient here: it costs one column instead of a training.
     correlation = intra_group_correlation(samples.files, samples.values)
     return {
         "num_steps": len(steps),

@@ -26,6 +26,7 @@ def num_selection_groups(subset: Subset, recipe: Recipe) -> int:
 @lru_cache(maxsize=16)
 def _groups_hours(subset: Subset, file_hours: float) -> tuple[float, ...]:
     hours = [each * subset.selected for each in subset.bucket_hours]
+    # The step's own function, not a copy of its rule, keeps plan and run equal.
     groups = group_buckets([round(each * 3_600_000) for each in hours], file_hours)
     return tuple(sum(hours[group.start : group.stop]) for group in groups)
 

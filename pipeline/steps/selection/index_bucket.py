@@ -30,6 +30,7 @@ class IndexTask:
 def index_bucket(task: IndexTask) -> Commit:
     """Store the hashes of a bucket's eligible records, range by range."""
     records = _BucketRecords.of(task)
+    # The cap asks a speaker's lower priorities alone, so a later pass repeats its answer.
     kept = within_speaker_cap(
         records.speakers,
         records.priorities,
