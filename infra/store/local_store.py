@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from infra.store.objects import (
+    Admit,
     Fetched,
     Listing,
     ObjectDenied,
     ObjectInfo,
     ObjectNotFound,
     StoreError,
-    require_at_most,
+    admit_all,
 )
 from infra.store.request_counts import REQUESTS, RequestCounts
 
@@ -40,19 +41,19 @@ class LocalStore:
 
     def get(self, uri: str) -> bytes:
         """Read the whole object."""
-        return self._read(uri, None)
+        return self._read(uri, admit_all)
 
-    def fetch(self, uri: str, max_bytes: int | None) -> Fetched:
-        """Read the whole object; its ETag is the MD5 that S3 would give it."""
-        data = self._read(uri, max_bytes)
+    def fetch(self, uri: str, admit: Admit) -> Fetched:
+        """Read the whole object, after `admit` learnt its size."""
+        data = self._read(uri, admit)
         return Fetched(data, hashlib.md5(data, usedforsecurity=False).hexdigest())
 
-    def _read(self, uri: str, max_bytes: int | None) -> bytes:
+    def _read(self, uri: str, admit: Admit) -> bytes:
         data = b""
         try:
             # Unbuffered: a whole file in 6 us, through Path.open and its buffer in 15.
             with _store_errors(uri), _open_regular(uri) as file:
-                require_at_most(max_bytes, os.fstat(file.fileno()).st_size, uri)
+                admit(os.fstat(file.fileno()).st_size)
                 data = file.readall()
         finally:
             REQUESTS.add(RequestCounts(get=1, bytes_received=len(data)))

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, TypeAlias
 
 from infra.prefetch import prefetch
+from infra.store.byte_budget import ByteBudget, NoRoomError, Reservation, SizeBound
 from infra.store.local_store import LocalStore
 from infra.store.objects import (
     AccessDenied,
+    Admit,
     Fetched,
     Listing,
     ObjectDenied,
@@ -17,6 +18,7 @@ from infra.store.objects import (
     ObjectTooLarge,
     PrefixError,
     StoreError,
+    admit_all,
 )
 from infra.store.s3.s3_store import MAX_CONNECTIONS, s3_store
 from infra.store.uris import is_s3, join_uri, normalize_uri, require_within, resolve_prefix
@@ -30,15 +32,21 @@ __all__ = [
     "ObjectStore",
     "ObjectTooLarge",
     "PrefixError",
+    "SizeBound",
     "StoreError",
     "join_uri",
     "normalize_uri",
 ]
 
 
+IN_FLIGHT_BYTES = 256 * 2**20
+
+_Found: TypeAlias = Fetched | StoreError | NoRoomError
+
+
 class _Backend(Protocol):
     def get(self, uri: str) -> bytes: ...
-    def fetch(self, uri: str, max_bytes: int | None) -> Fetched: ...
+    def fetch(self, uri: str, admit: Admit) -> Fetched: ...
     def put(self, uri: str, data: bytes) -> None: ...
     def put_if_absent(self, uri: str, data: bytes) -> bool: ...
     def head(self, uri: str) -> ObjectInfo: ...
@@ -71,10 +79,10 @@ class ObjectStore:
         backend, uri = self._route(uri)
         return backend.get(uri)
 
-    def fetch(self, uri: str, max_bytes: int | None = None) -> Fetched:
-        """Read the whole object with its ETag; raise as `get` does, or ObjectTooLarge."""
+    def fetch(self, uri: str, admit: Admit = admit_all) -> Fetched:
+        """Read the whole object with its MD5; raise as `get` does, or what `admit` raises."""
         backend, uri = self._route(uri)
-        return backend.fetch(uri, max_bytes)
+        return backend.fetch(uri, admit)
 
     def put(self, uri: str, data: bytes) -> None:
         """Write the object or replace it; readers see either the old bytes or the new."""
@@ -109,20 +117,27 @@ class ObjectStore:
         return backend.list(prefix)
 
     def get_many(
-        self, uris: Sequence[str], in_flight: int = 32, max_bytes: int | None = None
+        self, uris: Sequence[str], in_flight: int = 32, bounds: Sequence[SizeBound] | None = None
     ) -> Iterator[tuple[str, Fetched | StoreError]]:
         """Prefetch objects and yield them in the order of `uris`, up to `in_flight` at a time.
 
-        An object that cannot be read is yielded as its error, and the others follow. An object
-        above `max_bytes` is yielded as ObjectTooLarge, and none of its bytes are read.
+        Fewer are in flight where those in memory would exceed 256 MB; a larger one is fetched
+        alone. An object that cannot be read is yielded as its error, and the others follow. One
+        above its bound's `max_bytes` is yielded as ObjectTooLarge, and none of it is read.
         """
         if not 1 <= in_flight <= MAX_CONNECTIONS:
             raise ValueError(f"in_flight = {in_flight}: need 1..{MAX_CONNECTIONS}, our connections")
-        fetch = partial(self._fetch_or_error, max_bytes)
-        if not any(is_s3(prefix) for prefix in self.allowed_prefixes):
+        pairs = zip(uris, bounds or [SizeBound()] * len(uris), strict=True)
+        budget = ByteBudget(IN_FLIGHT_BYTES)
+        wanted = [Reservation(budget, uri, bound) for uri, bound in pairs]
+        found: Iterator[tuple[Reservation, _Found]]
+        if any(is_s3(prefix) for prefix in self.allowed_prefixes):
+            enter, leave = Reservation.enter, Reservation.leave
+            found = prefetch(self._fetch_beside, wanted, in_flight, enter=enter, leave=leave)
+        else:
             # Threads hide S3's round trips, but tripled the cost of local files, to 0.4 ms each.
-            return _in_groups(fetch, uris, in_flight)
-        return prefetch(fetch, uris, in_flight)
+            found = _in_groups(self._fetch_beside, wanted, in_flight)
+        return self._complete(found)
 
     def open(self, uri: str) -> BinaryIO:
         """Open the object for reading and seeking; from S3, in blocks of 8 MB."""
@@ -142,9 +157,24 @@ class ObjectStore:
         backend, prefix = self._route(prefix)
         return backend.leftovers(prefix)
 
-    def _fetch_or_error(self, max_bytes: int | None, uri: str) -> Fetched | StoreError:
+    def _complete(
+        self, found: Iterator[tuple[Reservation, _Found]]
+    ) -> Iterator[tuple[str, Fetched | StoreError]]:
+        """Fetch what had no room beside others, when its turn has come."""
+        for wanted, outcome in found:
+            no_room = isinstance(outcome, NoRoomError)
+            yield wanted.uri, self._fetch(wanted, wanted.require_bound) if no_room else outcome
+            del outcome  # before the next one comes
+
+    def _fetch_beside(self, wanted: Reservation) -> _Found:
         try:
-            return self.fetch(uri, max_bytes)
+            return self._fetch(wanted, wanted.admit)
+        except NoRoomError as error:
+            return error
+
+    def _fetch(self, wanted: Reservation, admit: Admit) -> Fetched | StoreError:
+        try:
+            return self.fetch(wanted.uri, admit)
         except StoreError as error:
             return error
 
@@ -154,8 +184,27 @@ class ObjectStore:
 
 
 def _in_groups(
-    fetch: Callable[[str], Fetched | StoreError], uris: Sequence[str], size: int
-) -> Iterator[tuple[str, Fetched | StoreError]]:
+    fetch: Callable[[Reservation], _Found], wanted: Sequence[Reservation], size: int
+) -> Iterator[tuple[Reservation, _Found]]:
     """Read `size` objects in a row; a read between two decodings takes twice as long."""
-    for first in range(0, len(uris), size):
-        yield from [(uri, fetch(uri)) for uri in uris[first : first + size]]
+    group: list[tuple[Reservation, _Found]] = []
+    for each in wanted:
+        found = fetch(each)
+        if isinstance(found, NoRoomError):
+            yield from _consumed(group)
+            found = fetch(each)
+        group.append((each, found))
+        if len(group) == size:
+            yield from _consumed(group)
+    yield from _consumed(group)
+
+
+def _consumed(
+    group: list[tuple[Reservation, _Found]],
+) -> Iterator[tuple[Reservation, _Found]]:
+    """Yield and forget the group, and give its bytes back."""
+    group.reverse()
+    while group:
+        each, found = group.pop()
+        yield each, found
+        each.leave()

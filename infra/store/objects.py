@@ -4,6 +4,7 @@ ObjectNotFound, ObjectDenied and ObjectTooLarge are about one object, whose neig
 Every other StoreError is about access: credentials, the clock, the bucket, the network.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -43,16 +44,22 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Fetched holds an object's bytes and ETag; on local paths that is the MD5, as of one PUT."""
+    """Fetched holds an object's bytes and their MD5, which is the ETag that one PUT gives them.
+
+    The store's own ETag depends on how an object was uploaded, and an answer may lack it.
+    """
 
     data: bytes
     etag: str
 
 
-def require_at_most(max_bytes: int | None, num_bytes: int, uri: str) -> None:
-    """Raise ObjectTooLarge for an object above `max_bytes`; None is no bound."""
-    if max_bytes is not None and num_bytes > max_bytes:
-        raise ObjectTooLarge(f"{uri}: {num_bytes} bytes: need at most {max_bytes}")
+Admit: TypeAlias = Callable[[int], None]
+"""A function that learns how many bytes will be held in memory, and raises to refuse them."""
+
+
+def admit_all(num_bytes: int) -> None:
+    """Refuse no number of bytes."""
+    del num_bytes
 
 
 # In a class with a method called `list`, the word no longer names the type.

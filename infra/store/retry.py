@@ -33,14 +33,15 @@ class GaveUpError(Exception):
 def retry(
     action: Callable[[], R],
     is_transient: Callable[[Exception], bool],
-    max_attempts: int = MAX_ATTEMPTS,
-    limit_s: float = LIMIT_S,
+    max_attempts: int | None = None,
+    limit_s: float | None = None,
 ) -> R:
     """Call `action` until it succeeds; retry the errors for which `is_transient` is true.
 
     Raises the first error that is not transient as it is. Raises GaveUpError after
     `max_attempts`, or when the next attempt would begin more than `limit_s` after the first.
     """
+    max_attempts, limit_s = max_attempts or MAX_ATTEMPTS, limit_s or LIMIT_S
     started = time.monotonic()
     for attempt in range(1, max_attempts + 1):
         try:

@@ -14,6 +14,7 @@ from infra.store.object_store import (
     ObjectNotFound,
     ObjectStore,
     ObjectTooLarge,
+    SizeBound,
     StoreError,
 )
 
@@ -37,12 +38,15 @@ class AudioObjects:
     """
 
     def __init__(
-        self, store: ObjectStore, uris: Sequence[str], in_flight: int, max_bytes: int
+        self,
+        store: ObjectStore,
+        uris: Sequence[str],
+        bounds: Sequence[SizeBound],
+        in_flight: int,
     ) -> None:
         self._store = store
-        self._uris = uris
+        self._wanted = tuple(zip(uris, bounds, strict=True))
         self._in_flight = in_flight
-        self._max_bytes = max_bytes
         self._refused: dict[str, Refusal] = {}
         self._lost: dict[str, Refusal] = {}
         self._neighbour = ""
@@ -52,25 +56,27 @@ class AudioObjects:
     def read(self) -> Iterator[Fetched | StoreError]:
         """Yield each object, or the error of this object."""
         self.must_be_repeated, lost = False, dict(self._lost)
-        asked = [uri for uri in self._uris if uri not in lost]
-        answers = self._store.get_many(asked, self._in_flight, self._max_bytes)
-        for uri in self._uris:
+        asked = [(uri, bound) for uri, bound in self._wanted if uri not in lost]
+        answers = self._store.get_many(
+            [uri for uri, _ in asked], self._in_flight, [bound for _, bound in asked]
+        )
+        for uri, bound in self._wanted:
             found = lost[uri] if uri in lost else next(answers)[1]
             if _answers(found):
                 self._neighbour = uri
             elif isinstance(found, Refusal) and uri not in lost:
-                found = self._decided(uri, found)
+                found = self._decided(uri, bound, found)
             yield found
         self.must_be_repeated = not self._is_repeated and self._decide(self._refused)
         self._is_repeated = True
 
-    def _decided(self, uri: str, refusal: Refusal) -> Fetched | StoreError:
+    def _decided(self, uri: str, bound: SizeBound, refusal: Refusal) -> Fetched | StoreError:
         if not self._is_repeated:
             self._refused[uri] = refusal
             return refusal
         if not self._decide({uri: refusal}):
             return self._lost[uri]
-        [(_, found)] = self._store.get_many([uri], 1, self._max_bytes)
+        [(_, found)] = self._store.get_many([uri], 1, [bound])
         if isinstance(found, Refusal):
             raise StoreError(f"{found}; it answered a moment ago: check the store, then run again")
         return found
@@ -103,7 +109,9 @@ class AudioObjects:
 
     def _ask(self, uris: Iterable[str]) -> dict[str, Fetched | StoreError]:
         # At most 0 bytes: an object that is there is too large, and none of its bytes are read.
-        answers = dict(self._store.get_many(list(uris), self._in_flight, 0))
+        asked = list(uris)
+        none = [SizeBound(max_bytes=0)] * len(asked)
+        answers = dict(self._store.get_many(asked, self._in_flight, none))
         for answer in answers.values():
             if not _answers(answer) and not isinstance(answer, Refusal):
                 assert isinstance(answer, StoreError), "an answer is bytes or an error"

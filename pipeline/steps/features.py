@@ -39,7 +39,7 @@ MAX_SHARD_FRAMES = 2_000_000
 class ExtractionConfig:
     """GETs in flight per task, the seed of both levels of the shuffle, engine and storage.
 
-    At most so many GETs: for long utterances fewer, within 256 MB.
+    At most so many GETs: fewer while long utterances are in flight, within 256 MB in all.
     """
 
     gets_in_flight: Annotated[int, Range(1, 64)]

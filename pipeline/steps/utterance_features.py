@@ -12,10 +12,17 @@ from infra.store.object_store import (
     ObjectStore,
     ObjectTooLarge,
     PrefixError,
+    SizeBound,
     StoreError,
     join_uri,
 )
-from pipeline.audio.decode import AudioError, decode_audio, max_file_bytes, require_duration
+from pipeline.audio.decode import (
+    MAX_DURATION_S,
+    AudioError,
+    decode_audio,
+    max_file_bytes,
+    require_duration,
+)
 from pipeline.filterbank import FRAME_SHIFT_MS, SAMPLE_RATE_HZ
 from pipeline.filterbank.log_mel import Engine, log_mel_energies
 from pipeline.normalization import CausalMean
@@ -27,7 +34,6 @@ from pipeline.steps.audio_objects import AudioObjects
 MIN_FRAMES = 2 * STACK - 1
 """The fewest 10 ms frames that leave one spliced frame at each of the three offsets."""
 
-IN_FLIGHT_BYTES = 256 * 2**20
 PCM_BYTES_PER_S = 2 * SAMPLE_RATE_HZ
 
 REFUSALS = {
@@ -43,9 +49,8 @@ def audio_objects(
 ) -> AudioObjects:
     """Return the audio objects of a task's utterances, to be read within bounded memory."""
     uris = [resolve_audio(corpus_uri, utterance.audio_uri) for utterance in utterances]
-    longest_s = max((utterance.duration_s for utterance in utterances), default=0.0)
-    in_flight = affordable_gets(utterances, gets_in_flight)
-    return AudioObjects(store, uris, in_flight, max_file_bytes(longest_s))
+    bounds = [size_bound(utterance.duration_s) for utterance in utterances]
+    return AudioObjects(store, uris, bounds, gets_in_flight)
 
 
 def extract_rows(
@@ -66,11 +71,13 @@ def extract_rows(
         yield extract_utterance(utterance, found, mean, engine, storage)
 
 
-def affordable_gets(utterances: Sequence[Utterance], gets_in_flight: int) -> int:
-    """Bound the GETs in flight by the memory that they need: an hour of WAV is 115 MB."""
-    longest_s = max((utterance.duration_s for utterance in utterances), default=0.0)
-    affordable = IN_FLIGHT_BYTES // max(round(longest_s * PCM_BYTES_PER_S), 1)
-    return max(min(affordable, gets_in_flight), 1)
+def size_bound(declared_s: float) -> SizeBound:
+    """Expect the bytes of 16-bit PCM, an hour of which is 115 MB; refuse what no container needs.
+
+    Audio beyond the longest that can be decoded is refused whatever its metadata declare.
+    """
+    longest_s = min(declared_s, float(MAX_DURATION_S))
+    return SizeBound(round(longest_s * PCM_BYTES_PER_S), max_file_bytes(longest_s))
 
 
 def resolve_audio(corpus_uri: str, audio_uri: str) -> str:

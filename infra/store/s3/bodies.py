@@ -1,59 +1,74 @@
-"""Send and read whole bodies, in bounded time, and compare them with the MD5 that S3 keeps."""
+"""Read whole bodies and compare them with the MD5 that S3 keeps."""
 
 import hashlib
 import io
 import re
-import time
 from collections.abc import Mapping
 from typing import Any
 
+from urllib3.exceptions import HTTPError
+
+from infra.store.objects import Admit, Fetched
 from infra.store.request_counts import REQUESTS, RequestCounts
 from infra.store.s3.errors import CorruptTransferError
+from infra.store.s3.watchdog import current_watch
 
 CHUNK_BYTES = 2**20
-_PATIENCE_S = 60.0
-_SLOWEST_BYTES_PER_S = 1e6
 _MD5 = re.compile(r"[0-9a-f]{32}")
 
 
-def time_limit_s(num_bytes: int) -> float:
-    """Return the limit for a body: a minute, plus a second for each megabyte."""
-    return _PATIENCE_S + num_bytes / _SLOWEST_BYTES_PER_S
+def read_object(answer: Mapping[str, Any], admit: Admit) -> Fetched:
+    """Read the whole body of a GET; CorruptTransferError if it breaks off or its ETag differs.
+
+    `admit` learns the object's size before the first byte is read; of an answer in chunks, which
+    states no size, it learns the size so far.
+    """
+    data = read_body(answer, admit)
+    md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
+    require_md5(answer, md5)
+    if not _states_its_end(answer) and not _has_md5(answer):
+        missing = "neither a Content-Length nor an MD5: if it broke off, it would look whole"
+        raise CorruptTransferError(f"an answer with {missing}")
+    return Fetched(data, md5)
 
 
-class TimedBody(io.BytesIO):
-    """TimedBody limits the time of a whole body to send; the socket limits that of each piece."""
-
-    def __init__(self, data: bytes) -> None:
-        super().__init__(data)
-        self._deadline = time.monotonic() + time_limit_s(len(data))
-
-    def read(self, size: int | None = -1) -> bytes:
-        """Read the next piece; raise TimeoutError when the whole takes too long."""
-        if time.monotonic() > self._deadline:
-            raise TimeoutError("the body was not accepted in time")
-        return super().read(size)
-
-
-def read_body(answer: Mapping[str, Any]) -> bytes:
-    """Read a GET's whole body; CorruptTransferError if it is too slow or its ETag differs."""
-    body, num_bytes = answer["Body"], answer["ContentLength"]
-    deadline = time.monotonic() + time_limit_s(num_bytes)
+def read_body(answer: Mapping[str, Any], admit: Admit) -> bytes:
+    """Read the whole body, whose time the watchdog limits by its size."""
+    body, num_bytes, watch = answer["Body"], answer.get("ContentLength"), current_watch()
     whole = io.BytesIO()
-    while chunk := body.read(CHUNK_BYTES):
+    while True:
+        expected = whole.tell() if num_bytes is None else num_bytes
+        admit(expected)
+        if watch is not None:
+            watch.allow(expected)
+        chunk = _next_chunk(body)
+        if not chunk:
+            return whole.getvalue()
         whole.write(chunk)
         REQUESTS.add(RequestCounts(bytes_received=len(chunk)))
-        if time.monotonic() > deadline:
-            raise CorruptTransferError(f"only {whole.tell()} of {num_bytes} bytes came in time")
-    data = whole.getvalue()
-    require_md5(answer, hashlib.md5(data, usedforsecurity=False).hexdigest())
-    return data
+        if watch is not None:
+            watch.receive(len(chunk))
+
+
+def _next_chunk(body: Any) -> bytes:  # noqa: ANN401 - botocore's body, or its one with a checksum
+    try:
+        chunk: bytes = body.read(CHUNK_BYTES)
+    except HTTPError as error:  # botocore translates others, but not those of TLS
+        raise CorruptTransferError(f"the body broke off: {type(error).__name__}") from error
+    return chunk
 
 
 def etag_of(answer: Mapping[str, Any]) -> str:
-    """Return the ETag without its quotes."""
+    """Return the ETag without its quotes, or "" for an answer without one."""
     etag: str = answer.get("ETag", "").strip('"')
     return etag
+
+
+def required(answer: Mapping[str, Any], field: str) -> Any:  # noqa: ANN401 - of the field's type
+    """Return a field of an answer; CorruptTransferError for an answer without it."""
+    if field not in answer:
+        raise CorruptTransferError(f"an answer without {field}")
+    return answer[field]
 
 
 def require_md5(answer: Mapping[str, Any], md5: str) -> None:
@@ -62,9 +77,16 @@ def require_md5(answer: Mapping[str, Any], md5: str) -> None:
     Other ETags are accepted unchecked: those of multipart uploads contain a dash, and those of
     objects encrypted under KMS or customers' keys are random.
     """
-    etag = etag_of(answer)
-    encrypted = "aws:kms" in answer.get("ServerSideEncryption", "")
-    if encrypted or "SSECustomerAlgorithm" in answer or not _MD5.fullmatch(etag):
-        return
-    if etag != md5:
+    if _has_md5(answer) and (etag := etag_of(answer)) != md5:
         raise CorruptTransferError(f"MD5 of the bytes is {md5}, the store's ETag says {etag}")
+
+
+def _has_md5(answer: Mapping[str, Any]) -> bool:
+    encrypted = "aws:kms" in answer.get("ServerSideEncryption", "")
+    encrypted = encrypted or "SSECustomerAlgorithm" in answer
+    return not encrypted and _MD5.fullmatch(etag_of(answer)) is not None
+
+
+def _states_its_end(answer: Mapping[str, Any]) -> bool:
+    headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    return "ContentLength" in answer or "chunked" in headers.get("transfer-encoding", "").lower()

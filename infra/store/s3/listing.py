@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.store.objects import Listing, ObjectInfo
-from infra.store.s3.bodies import etag_of
+from infra.store.s3.bodies import etag_of, required
 from infra.store.s3.errors import CorruptTransferError
 
 
@@ -47,5 +47,7 @@ def _ask(client: Any, bucket: str, folder: str, start_after: str) -> Page:  # no
     after = {"StartAfter": start_after} if start_after else {}
     answer = client.list_objects_v2(Bucket=bucket, Prefix=folder, **after)
     contents = answer.get("Contents", [])
-    objects = tuple((each["Key"], each["Size"], etag_of(each)) for each in contents)
-    return Page(objects, not answer["IsTruncated"])
+    objects = tuple(
+        (required(each, "Key"), required(each, "Size"), etag_of(each)) for each in contents
+    )
+    return Page(objects, not required(answer, "IsTruncated"))

@@ -2,22 +2,23 @@
 
 import base64
 import hashlib
+import io
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import cached_property, partial
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, Literal, TypeVar
 
 import boto3
-import s3fs
+from botocore.awsrequest import AWSPreparedRequest
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from infra.store.objects import Fetched, Listing, ObjectInfo, require_at_most
+from infra.store.objects import Admit, Fetched, Listing, ObjectInfo, admit_all
 from infra.store.request_counts import REQUESTS, RequestCounts
 from infra.store.retry import GaveUpError, confirm, retry
-from infra.store.s3.bodies import TimedBody, etag_of, read_body, require_md5
+from infra.store.s3.bodies import etag_of, read_object, require_md5, required
 from infra.store.s3.errors import (
     TRANSPORT_ERRORS,
     CorruptTransferError,
@@ -29,8 +30,9 @@ from infra.store.s3.errors import (
     missing_bucket,
     store_error,
 )
-from infra.store.s3.file import S3File, file_system
+from infra.store.s3.file import S3File
 from infra.store.s3.listing import Page, confirmed_page
+from infra.store.s3.watchdog import Watch, current_watch, watch_requests
 from infra.store.uris import split_s3
 
 R = TypeVar("R")
@@ -65,16 +67,15 @@ class S3Store:
 
     def get(self, uri: str) -> bytes:
         """Read the whole object, as `fetch` does."""
-        return self.fetch(uri, None).data
+        return self.fetch(uri, admit_all).data
 
-    def fetch(self, uri: str, max_bytes: int | None) -> Fetched:
+    def fetch(self, uri: str, admit: Admit) -> Fetched:
         """Read the whole object, and compare its bytes with its ETag where that is an MD5."""
 
         def attempt(client: Any, address: dict[str, str]) -> Fetched:  # noqa: ANN401
             answer = client.get_object(**address)
             with closing(answer["Body"]):
-                require_at_most(max_bytes, answer["ContentLength"], uri)
-                return Fetched(read_body(answer), etag_of(answer))
+                return read_object(answer, admit)
 
         return self._perform(uri, attempt)
 
@@ -87,25 +88,32 @@ class S3Store:
         """Write the object unless there is one; return whether we wrote it."""
         digest = hashlib.md5(data, usedforsecurity=False)
 
-        def attempt(client: Any, address: dict[str, str]) -> bool:  # noqa: ANN401
+        def attempt(client: Any, address: dict[str, str]) -> Literal["ours", "damaged", "theirs"]:  # noqa: ANN401
             try:
                 _put(client, address, data, digest, IfNoneMatch="*")
             except ClientError as error:
                 if http_status(error) != 412:
                     raise
-                return False
+                return "theirs"
             except CorruptTransferError:
                 # Our object, corrupted on its way to a server that does not check Content-MD5.
-                REQUESTS.add(RequestCounts(retries=1))
-                self.put(uri, data)
-            return True
+                return "damaged"
+            return "ours"
 
-        return self._perform(uri, attempt)
+        written = self._perform(uri, attempt)
+        if written == "damaged":
+            REQUESTS.add(RequestCounts(retries=1))
+            self.put(uri, data)
+        return written != "theirs"
 
     def head(self, uri: str) -> ObjectInfo:
         """Describe the object without reading it."""
-        answer = self._perform(uri, lambda client, address: client.head_object(**address))
-        return ObjectInfo(uri, answer["ContentLength"], etag_of(answer))
+
+        def attempt(client: Any, address: dict[str, str]) -> ObjectInfo:  # noqa: ANN401
+            answer = client.head_object(**address)
+            return ObjectInfo(uri, required(answer, "ContentLength"), etag_of(answer))
+
+        return self._perform(uri, attempt)
 
     def list(self, prefix: str) -> Listing:
         """Describe all objects below `prefix/`; each page is requested until two answers agree."""
@@ -118,8 +126,7 @@ class S3Store:
 
     def open(self, uri: str) -> BinaryIO:
         """Open the object for reading and seeking, in blocks of 8 MB."""
-        info = self.head(uri)
-        file: BinaryIO = S3File(self._file_system, info, self._renewed_file_system)
+        file: BinaryIO = S3File(self.head(uri), self._perform)
         return file
 
     def delete(self, uri: str) -> None:
@@ -140,9 +147,9 @@ class S3Store:
 
     def _perform(self, uri: str, attempt: Callable[[Any, dict[str, str]], R]) -> R:
         bucket, key = split_s3(uri)
+        address = {"Bucket": bucket, "Key": key}
         try:
             self._reach(bucket)
-            address = {"Bucket": bucket, "Key": key}
             ask = partial(self._ask, "_client", lambda client: attempt(client, address))
             return retry(lambda: confirm(ask, is_doubtful), is_transient)
         except GaveUpError as error:
@@ -155,7 +162,7 @@ class S3Store:
         client = None
         try:
             client = getattr(self, name)
-            return attempt(client)
+            return _watched(lambda: attempt(client))
         except (BotoCoreError, ClientError) as error:
             if is_lapsed(error):
                 self._forget(client)
@@ -164,7 +171,7 @@ class S3Store:
     def _forget(self, lapsed: object) -> None:
         """Let the next request read the credentials again, unless another thread saw to it."""
         with self._making_client:
-            names = ("_client", "_first_client", "_file_system")
+            names = ("_client", "_first_client")
             if lapsed is None or any(self.__dict__.get(name) is lapsed for name in names):
                 self._session = None
                 for name in names:
@@ -200,24 +207,28 @@ class S3Store:
     def _first_client(self) -> Any:  # noqa: ANN401
         return self._make_client(CONNECT_TIMEOUT_S / 2, READ_TIMEOUT_S / 4)
 
-    @cached_property
-    def _file_system(self) -> s3fs.S3FileSystem:
-        return file_system(_config(CONNECT_TIMEOUT_S, READ_TIMEOUT_S))
-
-    def _renewed_file_system(self, refused: s3fs.S3FileSystem) -> s3fs.S3FileSystem:
-        self._forget(refused)
-        return self._file_system
-
     def _make_client(self, connect_timeout_s: float, read_timeout_s: float) -> Any:  # noqa: ANN401
         with self._making_client:  # a session's client factory is not thread-safe
             self._session = self._session or boto3.session.Session()
             client = self._session.client("s3", config=_config(connect_timeout_s, read_timeout_s))
-        client.meta.events.register("before-send.s3", _count)
+        watch_requests(client)
+        client.meta.events.register("before-send.s3", _begin_request)
         return client
 
 
 def _is_missing(error: Exception) -> bool:
     return isinstance(error, ClientError) and http_status(error) == 404
+
+
+def _watched(attempt: Callable[[], R]) -> R:
+    """Call `attempt` under a watch; an answer that botocore or we cannot read is a corrupt one."""
+    with Watch():
+        try:
+            return attempt()
+        except BotoCoreError:  # some of them are ValueErrors
+            raise
+        except (KeyError, ValueError) as error:
+            raise CorruptTransferError(f"an answer that cannot be read ({error!r:.80})") from error
 
 
 def _config(connect_timeout_s: float, read_timeout_s: float) -> Config:
@@ -231,14 +242,18 @@ def _config(connect_timeout_s: float, read_timeout_s: float) -> Config:
     )
 
 
-def _count(event_name: str, **_: object) -> None:
+def _begin_request(event_name: str, request: AWSPreparedRequest, **_: object) -> None:
     REQUESTS.add(_KINDS[event_name.rpartition(".")[2]])
+    watch = current_watch()
+    if watch is not None:
+        headers: Mapping[str, Any] = request.headers
+        watch.begin(int(headers.get("Content-Length", 0)))
 
 
 def _put(client: Any, address: dict[str, str], data: bytes, digest: Any, **condition: str) -> None:  # noqa: ANN401
     REQUESTS.add(RequestCounts(bytes_sent=len(data)))
     content_md5 = base64.b64encode(digest.digest()).decode()
-    body = TimedBody(data)
+    body = io.BytesIO(data)
     answer = client.put_object(**address, Body=body, ContentMD5=content_md5, **condition)
     require_md5(answer, digest.hexdigest())
 

@@ -51,6 +51,7 @@ class FaultyProxy:
     stall_s: float
     weights: Mapping[str, float]
     limit: int
+    bare: bool
     endpoint: str = ""
     requests: Counter[str] = field(default_factory=Counter)
     paths: list[tuple[str, str]] = field(default_factory=list)
@@ -62,6 +63,7 @@ class FaultyProxy:
         self._random = random.Random(self.seed)
         self._lock = threading.Lock()
         self._in_flight = 0
+        self._num_asked = 0
 
     @property
     def num_faults(self) -> int:
@@ -80,6 +82,12 @@ class FaultyProxy:
             if spent or not kinds or self._random.random() >= self.rate:
                 return ""
             return self._random.choices(kinds, [self.weights.get(kind, 1.0) for kind in kinds])[0]
+
+    def is_odd(self) -> bool:
+        """Return true for every other call."""
+        with self._lock:
+            self._num_asked += 1
+            return self._num_asked % 2 == 1
 
     def finish(self) -> None:
         """Count a request that ends."""
@@ -106,12 +114,15 @@ def faulty_proxy(
     stall_s: float = 60.0,
     weights: Mapping[str, float] | None = None,
     limit: int = sys.maxsize,
+    bare: bool = False,
 ) -> Iterator[FaultyProxy]:
     """Run a proxy before `upstream` that injects up to `limit` faults.
 
-    `weights` of the kinds of faults are 1 by default.
+    `weights` of the kinds of faults are 1 by default. Of a `bare` proxy's GETs, every other answer
+    comes in chunks, without Content-Length and ETag.
     """
-    proxy = FaultyProxy(urlsplit(upstream).netloc, rate, seed, stall_s, weights or {}, limit)
+    host = urlsplit(upstream).netloc
+    proxy = FaultyProxy(host, rate, seed, stall_s, weights or {}, limit, bare)
     handler = type("Handler", (_Handler,), {"proxy": proxy})
     server = _Server(("127.0.0.1", 0), handler)
     proxy.endpoint = f"http://127.0.0.1:{server.server_port}"
@@ -227,6 +238,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _relay(
         self, status: int, headers: list[tuple[str, str]], body: bytes, promised: int | None = None
     ) -> None:
+        if self.proxy.bare and status == 200 and self.command == "GET" and self.proxy.is_odd():
+            self._relay_bare(headers, body)
+            return
         self.send_response_only(status)
         length = str(len(body) if promised is None else promised)
         for name, value in headers:
@@ -238,6 +252,18 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", length)
         self.end_headers()
         self.wfile.write(body)
+
+    def _relay_bare(self, headers: list[tuple[str, str]], body: bytes) -> None:
+        self.send_response_only(200)
+        for name, value in headers:
+            if name.lower() not in {*HOP_BY_HOP, "etag"}:
+                self.send_header(name, value)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for first in range(0, len(body), 1000):
+            chunk = body[first : first + 1000]
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
+        self.wfile.write(b"0\r\n\r\n")
 
     def _error(self, status: int, code: str) -> None:
         text = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>injected</Message></Error>"

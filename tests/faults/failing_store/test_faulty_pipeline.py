@@ -75,3 +75,23 @@ def test_faults_change_no_byte_and_lose_nothing(
     assert set(utterances.values()) == {1}
     require_counts_agree(made, proxy)
     assert proxy.num_faults > 0.03 * made.num_requests > 10
+
+
+@pytest.mark.parametrize(("server", "num_each"), [("s3", "s3")], indirect=True)
+def test_answers_in_chunks_without_etags_change_no_byte(
+    server: Server, undisturbed: tuple[str, dict[str, bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where every other GET lacks Content-Length and ETag, all manifests are the same."""
+    local_corpus, expected = undisturbed
+    run_uri, corpus_uri = join_uri(server.uri, "run"), join_uri(server.uri, "corpus")
+    store = ObjectStore((server.uri,))
+    copy(ObjectStore((local_corpus,)), local_corpus, store, corpus_uri)
+    put_teacher(store, run_uri)
+    with faulty_proxy(server.endpoint, 0.0, bare=True) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        before = REQUESTS.total()
+        for step in four_steps(store, run_uri, corpus_uri).values():
+            step()
+        assert (REQUESTS.total() - before).retries == 0
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+    assert manifests(store, run_uri) == expected

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from infra.store.object_store import Fetched, ObjectDenied, ObjectNotFound, ObjectStore, StoreError
+from infra.store.objects import Admit, admit_all
 from pipeline.runs.commit import read_commits
 from pipeline.runs.manifest import Manifest, manifest_uri
 from pipeline.steps import audio_objects
@@ -31,11 +32,11 @@ class RefusingStore(ObjectStore):
     refuse: Refuse = staticmethod(refuse_nothing)
     seconds = 0.0
 
-    def fetch(self, uri: str, max_bytes: int | None = None) -> Fetched:
+    def fetch(self, uri: str, admit: Admit = admit_all) -> Fetched:
         error = None if ".flac" not in uri else RefusingStore.refuse(uri, RefusingStore.seconds)
         if error is not None:
             raise error(f"{uri}: refused")
-        return super().fetch(uri, max_bytes)
+        return super().fetch(uri, admit)
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,6 @@
 """Extraction in bounded memory: a file's stream cut into shards, nothing lost, no bit changed."""
 
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from infra.store.object_store import ObjectStore
 from pipeline.normalization import Moments
-from pipeline.records import Utterance
+from pipeline.records import Quarantined, Utterance
 from pipeline.runs.manifest import Manifest, read_manifest, read_output
 from pipeline.shards import (
     FeatureRow,
@@ -24,7 +25,7 @@ from pipeline.steps.features import ExtractionConfig, extract_features, extract_
 from pipeline.steps.repartition import RepartitionConfig, repartition
 from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
 from pipeline.steps.targets import TargetsConfig, generate_targets
-from pipeline.steps.utterance_features import affordable_gets
+from pipeline.steps.utterance_features import audio_objects, extract_rows, size_bound
 from tests.four_steps import put_teacher, teacher
 from tests.long_speaker import measured
 from tests.small_corpus import local_store, serially, write_corpus
@@ -164,13 +165,32 @@ def test_each_speaker_begins_a_new_stream(tmp_path: Path) -> None:
     assert len(found[0]) == 5
 
 
-def test_gets_in_flight_fit_into_memory() -> None:
-    """At most 256 MB by declared durations, at least one GET, at most what the recipe says."""
-    short = Utterance("a", "s", 5.0, "2026-01-01T00:00:00+00:00", "en-US", "a.flac")
-    assert affordable_gets([], 32) == 32
-    assert affordable_gets([short], 32) == 32
-    assert affordable_gets([short, replace(short, duration_s=3600.0)], 32) == 2
-    assert affordable_gets([replace(short, duration_s=86400.0)], 32) == 1
+def test_size_bounds_are_each_utterances_own() -> None:
+    """16-bit PCM is expected; a longer declaration than the longest audio raises neither bound."""
+    assert size_bound(5.0).expected_bytes == 160_000
+    assert size_bound(5.0).max_bytes < 18e6 < size_bound(60.0).max_bytes
+    assert size_bound(86_400.0) == size_bound(3600.0)
+    assert size_bound(3600.0).expected_bytes == 115_200_000
+
+
+def test_a_sparse_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    """6 GB of holes, declared as 24 h, become a ledger row and take no memory."""
+    (tmp_path / "audio").mkdir()
+    with (tmp_path / "audio" / "sparse.wav").open("wb") as file:
+        file.truncate(6 * 10**9)
+    long = Utterance("a", "s", 86_400.0, "2026-01-01T00:00:00+00:00", "en-US", "audio/sparse.wav")
+    store = ObjectStore((str(tmp_path),))
+    tracemalloc.start()
+    audio = audio_objects(store, str(tmp_path), [long], 4)
+    [row] = extract_rows([long], audio.read(), "fast", "float16")
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert isinstance(row, Quarantined)
+    assert (row.reason, row.detail.partition(": ")[2]) == (
+        "too_large",
+        f"6000000000 bytes: need at most {size_bound(3600.0).max_bytes}",
+    )
+    assert peak_bytes < 2**20
 
 
 def test_memory_does_not_grow_with_the_stream(tmp_path: Path) -> None:

@@ -1,0 +1,159 @@
+"""Answers that lack headers or fields are read where they are whole, or named."""
+
+import hashlib
+
+import pytest
+
+from infra.store import retry
+from infra.store.object_store import Fetched, ObjectStore, ObjectTooLarge, SizeBound, StoreError
+from tests.faults.failing_store.scripted_server import Request, scripted_server
+
+URI = "s3://bucket/x"
+STORE = ObjectStore(("s3://bucket",))
+DATA = bytes(range(256)) * 10_000  # 2.5 chunks of the reader
+MD5 = hashlib.md5(DATA).hexdigest()
+
+
+def chunks(data: bytes, size: int) -> bytes:
+    """Frame the data in chunks of `size`, without the end."""
+    pieces = [data[first : first + size] for first in range(0, len(data), size)]
+    return b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n%s\r\n"
+CLOSING = b"HTTP/1.1 200 OK\r\nConnection: close\r\n%s\r\n"
+ETAG = b'ETag: "%s"\r\n' % MD5.encode()
+END = b"0\r\n\r\n"
+
+WHOLE = {
+    "chunks": CHUNKED % ETAG + chunks(DATA, 70_000) + END,
+    "chunks without an ETag": CHUNKED % b"" + chunks(DATA, 70_000) + END,
+    "until the connection ends": CLOSING % ETAG + DATA,
+    "ETag of several parts": CHUNKED % b'ETag: "abc-2"\r\n' + chunks(DATA, 3_000_000) + END,
+}
+BROKEN = {
+    "a cut chunk": (CHUNKED % b"" + chunks(DATA, 70_000)[:-100], "Error"),
+    "no last chunk": (CHUNKED % b"" + chunks(DATA, 70_000), "Error"),
+    "no chunk at all": (CHUNKED % b"", "Error"),
+    "an end that nothing proves": (CLOSING % b"" + DATA, "neither a Content-Length nor an MD5"),
+    "another MD5": (CLOSING % ETAG + DATA[:-1], f"ETag says {MD5}"),
+    "a date that is none": (b"HTTP/1.1 200 OK\r\nLast-Modified: x\r\n\r\n", "cannot be read"),
+    "a count that is none": (
+        b"HTTP/1.1 200 OK\r\nx-amz-mp-parts-count: x\r\n\r\n",
+        "cannot be read",
+    ),
+}
+
+
+@pytest.fixture
+def two_attempts(s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+    monkeypatch.setattr(retry, "MAX_ATTEMPTS", 2)
+    monkeypatch.setattr(retry, "FIRST_WAIT_S", 0.01)
+
+
+def raw(data: bytes):
+    """Send `data` as the answer to all but the first contact, and hang up."""
+
+    def script(request: Request) -> None:
+        if request.path == "/bucket" and request.method == "HEAD":
+            request.answer()
+        else:
+            request.send(data)
+            request.hang_up()
+
+    return script
+
+
+@pytest.mark.usefixtures("two_attempts")
+@pytest.mark.parametrize("answer", WHOLE)
+def test_whole_answers_are_read(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer in chunks, or without an ETag, gives the same bytes and the same MD5."""
+    with scripted_server(raw(WHOLE[answer])) as endpoint:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        assert STORE.fetch(URI) == Fetched(DATA, MD5)
+
+
+@pytest.mark.usefixtures("two_attempts")
+@pytest.mark.parametrize("answer", BROKEN)
+def test_broken_answers_are_not_taken(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that breaks off, or may have, is asked for again, and then named."""
+    data, message = BROKEN[answer]
+    with scripted_server(raw(data)) as endpoint:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        with pytest.raises(StoreError, match=rf"{URI}: .*{message}.* at 127.*check .*2 attempts"):
+            STORE.fetch(URI)
+
+
+PAGE = "<ListBucketResult>%s</ListBucketResult>"
+ENTRY = "<Contents>%s</Contents><IsTruncated>false</IsTruncated>"
+INCOMPLETE = {
+    "IsTruncated": PAGE % "",
+    "Size": PAGE % ENTRY % "<Key>run/a</Key><ETag>x</ETag>",
+    "Key": PAGE % ENTRY % "<Size>1</Size><ETag>x</ETag>",
+}
+
+
+@pytest.mark.usefixtures("two_attempts")
+@pytest.mark.parametrize("field", INCOMPLETE)
+def test_incomplete_listings_are_named(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listing without a field is an error with a remedy, not a KeyError."""
+
+    def script(request: Request) -> None:
+        request.answer(INCOMPLETE[field].encode() if request.method == "GET" else b"")
+
+    with scripted_server(script) as endpoint:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        with pytest.raises(
+            StoreError, match=rf"run: an answer .*{field}.* at 127.*check .*proxies"
+        ):
+            STORE.list("s3://bucket/run")
+
+
+@pytest.mark.usefixtures("two_attempts")
+def test_listings_without_etags_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listing needs keys and sizes alone."""
+    page = PAGE % ENTRY % "<Key>run/a</Key><Size>3</Size>"
+    with scripted_server(lambda request: request.answer(page.encode())) as endpoint:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        assert [(info.uri, info.num_bytes) for info in STORE.list("s3://bucket/run")] == [
+            ("s3://bucket/run/a", 3)
+        ]
+
+
+@pytest.mark.usefixtures("two_attempts")
+def test_an_object_without_a_size_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A HEAD without Content-Length cannot describe its object."""
+
+    def script(request: Request) -> None:
+        if request.path == "/bucket":
+            request.answer()
+        else:
+            request.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+
+    with scripted_server(script) as endpoint:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        for describe in (STORE.head, STORE.open):
+            with pytest.raises(StoreError, match=rf"{URI}: an answer without ContentLength at"):
+                describe(URI)
+
+
+@pytest.mark.usefixtures("two_attempts")
+def test_an_endless_answer_is_refused_at_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks without an end are read up to the object's bound, and a little."""
+    sent = 0
+
+    def script(request: Request) -> None:
+        nonlocal sent
+        if request.path == "/bucket":
+            request.answer()
+            return
+        request.send(CHUNKED % b"")
+        while True:
+            request.send(chunks(bytes(2**20), 2**20))
+            sent += 2**20
+
+    with scripted_server(script) as endpoint:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        [(_, found)] = STORE.get_many([URI], 4, [SizeBound(max_bytes=5 * 2**20)])
+    assert isinstance(found, ObjectTooLarge)
+    assert sent < 30 * 2**20  # the buffers of both sides

@@ -1,0 +1,187 @@
+"""Every request has one deadline, whatever the server does slowly."""
+
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+
+from infra.store import retry
+from infra.store.object_store import ObjectStore, StoreError
+from infra.store.request_counts import REQUESTS
+from infra.store.s3 import bodies, s3_store, watchdog
+from tests.faults.failing_store.scripted_server import Request, Script, scripted_server
+
+URI = "s3://bucket/x"
+STORE = ObjectStore(("s3://bucket",))
+PATIENCE_S = 0.5
+DRIP_S = 0.1  # far below the read timeout of 20 s, which therefore never ends a request
+
+HEADERS = b"HTTP/1.1 200 OK\r\n" + b"x-amz-meta-x: x\r\n" * 100
+LISTING = b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>" + b" " * 1000
+
+
+def slow_headers(request: Request) -> None:
+    request.drip(HEADERS, DRIP_S)
+
+
+def slow_body(request: Request) -> None:
+    request.send(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+    request.drip(LISTING[:1000], DRIP_S)
+
+
+def slow_chunks(request: Request) -> None:
+    request.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    for _ in range(100):
+        request.drip(b"1", DRIP_S)
+        request.send(b"\r\nx\r\n")
+
+
+def slow_error(request: Request) -> None:
+    request.send(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 1000\r\n\r\n")
+    request.drip(LISTING[:1000], DRIP_S)
+
+
+def slow_end(request: Request) -> None:
+    """Answer without a length: the body ends where the connection ends."""
+    request.send(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
+    request.drip(LISTING, DRIP_S)
+
+
+@pytest.fixture
+def impatient(s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001 - credentials
+    """Shorten the patience to half a second, and have two attempts."""
+    monkeypatch.setattr(watchdog, "PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr(watchdog, "_SWEEP_INTERVAL_S", 0.05)
+    monkeypatch.setattr(retry, "MAX_ATTEMPTS", 2)
+    monkeypatch.setattr(retry, "FIRST_WAIT_S", 0.01)
+
+
+def read_file(uri: str) -> None:
+    with STORE.open(uri) as file:
+        file.read()
+
+
+PHASES: dict[str, tuple[Script, Callable[[str], object]]] = {
+    "get-headers": (slow_headers, STORE.get),
+    "get-body": (slow_body, STORE.get),
+    "get-chunks": (slow_chunks, STORE.get),
+    "get-until-the-end": (slow_end, STORE.get),
+    "get-error": (slow_error, STORE.get),
+    "list-headers": (slow_headers, STORE.list),
+    "list-body": (slow_body, STORE.list),
+    "put-answer": (slow_headers, lambda uri: STORE.put(uri, b"data")),
+    "commit-answer": (slow_headers, lambda uri: STORE.put_if_absent(uri, b"data")),
+    "head-headers": (slow_headers, STORE.head),
+    "delete-answer": (slow_headers, STORE.delete),
+    "file-description": (slow_headers, read_file),
+    "file-range": (slow_body, read_file),
+}
+
+
+def answer_slowly(request: Request) -> None:
+    """Answer at once the first contact, and what describes the file to be read."""
+    if request.path == "/bucket":
+        request.answer()
+    elif "quick" in request.path:
+        request.answer(status="404 Not Found")
+    elif request.method == "HEAD" and "file-range" in request.path:
+        request.send(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+    else:
+        next(script for name, (script, _) in PHASES.items() if name in request.path)(request)
+
+
+def outcome_of(phase: str) -> tuple[str, float]:
+    """Return the error of a phase, and the seconds until it came."""
+    begin = time.monotonic()
+    try:
+        PHASES[phase][1](f"s3://bucket/{phase}")
+    except StoreError as error:
+        return str(error), time.monotonic() - begin
+    raise AssertionError(f"{phase} did not fail")
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_byte_now_and_then_does_not_extend_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dripped headers, bodies and answers are cut at the deadline, in each of two attempts."""
+    assert bodies.CHUNK_BYTES == 2**20
+    with scripted_server(answer_slowly) as endpoint, ThreadPoolExecutor(len(PHASES)) as pool:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        assert not STORE.exists("s3://bucket/quick")
+        for phase, (error, seconds) in zip(PHASES, pool.map(outcome_of, PHASES), strict=True):
+            assert re.search(r"cut after 0\.5\d* s .*2 attempts", error), phase
+            assert 2 * PATIENCE_S <= seconds < 2 * PATIENCE_S + 5, phase
+
+
+@contextmanager
+def slow_handshake() -> Iterator[str]:
+    """Begin TLS's handshake with the header of a long record, and drip its content."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with pytest.raises(OSError):  # noqa: PT011, PT012 - the client hangs up, or the test ends
+            while True:
+                connection, _ = listener.accept()
+                with connection:
+                    connection.sendall(b"\x16\x03\x03\x3f\x00")
+                    with pytest.raises(OSError):  # noqa: PT011, PT012
+                        while True:
+                            connection.sendall(b"\x02")
+                            time.sleep(DRIP_S)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    yield f"https://127.0.0.1:{listener.getsockname()[1]}"
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    thread.join(10)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_dripped_handshake_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TLS's handshake belongs to the request."""
+    monkeypatch.setattr(s3_store, "FIRST_CONTACT_LIMIT_S", 0.1)
+    with slow_handshake() as endpoint:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        begin = time.monotonic()
+        with pytest.raises(StoreError, match=r"cut after 0\.5 s"):
+            STORE.get(URI)
+        assert PATIENCE_S <= time.monotonic() - begin < PATIENCE_S + 4
+
+
+@pytest.mark.usefixtures("s3_bucket")
+def test_large_objects_may_take_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit grows by a second for each megabyte, of what is sent as of what is received."""
+    monkeypatch.setattr(watchdog, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(s3_store, "CONNECT_TIMEOUT_S", 0.5)
+
+    def answer(request: Request) -> None:
+        if request.method == "GET":
+            request.send(b"HTTP/1.1 200 OK\r\nContent-Length: 4000000\r\n\r\n")
+            for _ in range(4):
+                request.send(bytes(1_000_000))
+                request.closing.wait(0.4)
+        else:
+            request.answer()
+
+    with scripted_server(answer, receive=200_000) as endpoint:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        before, begin = REQUESTS.total(), time.monotonic()
+        STORE.put(URI, bytes(4_000_000))
+        assert STORE.get(URI) == bytes(4_000_000)
+        assert time.monotonic() - begin > 3.0
+        assert (REQUESTS.total() - before).retries == 0
+
+
+def test_one_thread_watches_all_requests(s3_bucket: str) -> None:
+    """Sixty-four GETs in flight are watched by a single thread, and leave no socket behind."""
+    store, base = ObjectStore((f"s3://{s3_bucket}",)), f"s3://{s3_bucket}"
+    store.put(f"{base}/x", b"x")
+    for _ in store.get_many([f"{base}/x"] * 200, in_flight=64):
+        names = [thread.name for thread in threading.enumerate()]
+        assert names.count("watchdog") == 1
+    assert watchdog._WATCHDOG._watches == set()
