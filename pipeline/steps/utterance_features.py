@@ -16,13 +16,8 @@ from infra.store.object_store import (
     StoreError,
     join_uri,
 )
-from pipeline.audio.decode import (
-    MAX_DURATION_S,
-    AudioError,
-    decode_audio,
-    max_file_bytes,
-    require_duration,
-)
+from pipeline.audio.decode import MAX_DURATION_S, decode_utterance, max_file_bytes
+from pipeline.audio.errors import AudioError
 from pipeline.filterbank import FRAME_SHIFT_MS, SAMPLE_RATE_HZ
 from pipeline.filterbank.log_mel import Engine, log_mel_energies
 from pipeline.normalization import CausalMean
@@ -120,8 +115,7 @@ def extract_utterance(
 def _energies(
     utterance: Utterance, data: bytes, engine: Engine
 ) -> Float32[np.ndarray, "frames 64"]:
-    samples = decode_audio(data)
-    require_duration(samples, utterance.duration_s)
+    samples = decode_utterance(data, utterance.utterance_id, utterance.duration_s)
     energies = log_mel_energies(samples, engine)
     if len(energies) < MIN_FRAMES:
         detail = f"{len(energies)} frames of {FRAME_SHIFT_MS} ms: need at least {MIN_FRAMES}"

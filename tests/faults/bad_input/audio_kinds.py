@@ -77,9 +77,26 @@ def with_sample(value: float) -> bytes:
     return encode(samples, subtype="FLOAT")
 
 
+def with_newlines(data: bytes) -> bytes:
+    """Write CR LF for each LF, as a transfer of text to Windows does."""
+    return data.replace(b"\n", b"\r\n")
+
+
+def without_returns(data: bytes) -> bytes:
+    """Write LF for each CR LF, as the transfer back does; at least one place needs it."""
+    assert b"\r\n" in data
+    return data.replace(b"\r\n", b"\n")
+
+
 WAV, FLAC = encode(noise()), encode(noise(), "FLAC")
 VORBIS, OPUS = encode(noise(), "OGG", "VORBIS"), encode(noise(), "OGG", "OPUS")
 MP3 = encode(noise(), "MP3", "MPEG_LAYER_III")
+A_LAW, MU_LAW = encode(noise(), subtype="ALAW"), encode(noise(), subtype="ULAW")
+LONG_FLAC, LONG_MP3 = encode(noise(2**18), "FLAC"), encode(noise(2**21), "MP3", "MPEG_LAYER_III")
+LONG_VORBIS = encode(noise(2**20), "OGG", "VORBIS")
+XING = MP3.index(b"Xing")  # a variable bit rate's frame without sound
+UNCOUNTED_MP3 = MP3[288:]
+UNTITLED_S = 30 * 576 / RATE_HZ  # with the encoder's and decoder's delay
 ID3 = b"ID3\x03\0\0\0\0\0\x0a" + bytes(10)
 RANDOM = np.random.default_rng(1).bytes(5000)
 EXTENSIBLE = (
@@ -126,6 +143,19 @@ WAVS = {
     "WAV with NaN": Kind(with_sample(np.nan), "non_finite"),
     "WAV with infinity": Kind(with_sample(np.inf), "non_finite"),
     "WAV with a peak of 1e30": Kind(with_sample(1e30), "clipped"),
+    "WAV twice in one object": Kind(WAV * 2, "several_streams", declared_s=1.0),
+    "WAV and a FLAC in one object": Kind(WAV + FLAC, "several_streams", declared_s=1.0),
+    "WAV without its last byte": Kind(WAV[:-1], "truncated"),
+    "WAV of open length, cut within a sample": Kind(
+        patched(patched(WAV, 4, b"\xff" * 4), 40, b"\xff" * 4)[:-1], "truncated"
+    ),
+    "WAV with CR LF for LF": Kind(with_newlines(WAV), "newlines_converted"),
+    "WAV of open length with CR LF for LF": Kind(
+        with_newlines(patched(patched(WAV, 4, b"\xff" * 4), 40, b"\xff" * 4)), "newlines_converted"
+    ),
+    "WAV with LF for CR LF": Kind(without_returns(WAV), "truncated"),
+    "WAV of PCM under A-law's tag": Kind(patched(WAV, 20, b"\6"), "not_audio", declared_s=2.0),
+    "WAV of PCM under mu-law's tag": Kind(patched(WAV, 20, b"\7"), "not_audio", declared_s=2.0),
     "WAV in 16-bit units": Kind(encode(noise() * 32768, subtype="FLOAT"), "clipped"),
 }
 FLACS = {
@@ -142,6 +172,14 @@ FLACS = {
     ),
     "FLAC of more samples than stated": Kind(
         patched(FLAC, 22, struct.pack(">I", 8_000)), "duration_mismatch", declared_s=2.0
+    ),
+    "FLAC twice in one object": Kind(FLAC * 2, "duration_mismatch", declared_s=2.0),
+    "FLAC with CR LF for LF": Kind(with_newlines(FLAC), "truncated"),
+    "FLAC with LF for CR LF": Kind(
+        without_returns(LONG_FLAC), "truncated", declared_s=2**18 / RATE_HZ
+    ),
+    "FLAC of another MD5, about as long as declared": Kind(
+        flipped(FLAC, 30), "checksum_mismatch", declared_s=1.05
     ),
     "FLAC of seven channels": Kind(channels(7, "FLAC"), "not_mono"),
     "FLAC of over an hour": Kind(
@@ -160,13 +198,42 @@ LOSSY = {
     "OGG of no position on its last page": Kind(
         patched(VORBIS, VORBIS.rindex(b"OggS") + 6, b"\xff" * 8), "truncated"
     ),
-    "OGG twice in one object": Kind(VORBIS * 2, "duration_mismatch", declared_s=4.0),
+    "OGG twice in one object": Kind(VORBIS * 2, "several_streams", declared_s=2.0),
+    "OGG of two streams, as long as the first": Kind(
+        VORBIS + encode(noise(8_000), "OGG", "VORBIS"), "several_streams"
+    ),
+    "Opus twice in one object": Kind(OPUS * 2, "several_streams", declared_s=2.0),
+    "OGG without a page in its middle": Kind(
+        LONG_VORBIS[: LONG_VORBIS.index(b"OggS", 9000)]
+        + LONG_VORBIS[LONG_VORBIS.index(b"OggS", LONG_VORBIS.index(b"OggS", 9000) + 4) :],
+        "truncated",
+        declared_s=2**20 / RATE_HZ,
+    ),
+    "OGG with CR LF for LF": Kind(with_newlines(VORBIS), "not_audio"),
+    "OGG with LF for CR LF": Kind(
+        without_returns(LONG_VORBIS), "truncated", declared_s=2**20 / RATE_HZ
+    ),
+    "Opus with CR LF for LF": Kind(with_newlines(OPUS), "not_audio"),
     "OGG of Theora": Kind(ogg_page(b"\x80theora" + bytes(35)), "not_audio"),
     "OGG of Speex": Kind(ogg_page(b"Speex   " + bytes(72)), "not_audio"),
     "OGG of FLAC": Kind(ogg_page(b"\x7fFLAC\1\0\0\1" + FLAC[:42]), "not_audio"),
     "Opus cut in half": Kind(OPUS[: len(OPUS) // 2], "not_audio"),
     "MP3 cut in half": Kind(MP3[: len(MP3) // 2], "truncated"),
     "MP3 with a gap of zeros": Kind(MP3[:2000] + bytes(1000) + MP3[3000:], "truncated"),
+    "MP3 twice in one object": Kind(MP3 * 2, "several_streams", declared_s=2.0),
+    "MP3 twice, as long as the first": Kind(MP3 * 2, "several_streams"),
+    "MP3 twice with tags": Kind(ID3 + MP3 + ID3 + UNCOUNTED_MP3, "several_streams"),
+    "MP3 and one of 48 kHz": Kind(
+        MP3 + encode(noise(), "MP3", "MPEG_LAYER_III", 48_000), "several_streams"
+    ),
+    "MP3 without its last byte": Kind(MP3[:-1], "truncated"),
+    "MP3 of more frames than it has": Kind(
+        patched(MP3, XING + 8, struct.pack(">I", 60)), "truncated", declared_s=2.0
+    ),
+    "MP3 with CR LF for LF": Kind(with_newlines(MP3), "truncated"),
+    "MP3 with LF for CR LF": Kind(
+        without_returns(LONG_MP3), "truncated", declared_s=2**21 / RATE_HZ
+    ),
     "MP3 of a tag and no frame": Kind(ID3, "not_audio"),
     "MP3 whose tag runs beyond its end": Kind(b"ID3\x03\0\0\x7f\x7f\x7f\x7f" + MP3, "not_audio"),
     "MP3 sync and garbage": Kind(b"\xff\xfb" + RANDOM, "not_audio"),
@@ -185,6 +252,19 @@ SIGNALS = {
     "a constant": Kind(encode(np.full(NUM_SAMPLES, 0.5)), "silent"),
     "clipped": Kind(encode(np.clip(noise() * 20, -1, 1)), "clipped"),
     "shorter than declared": Kind(FLAC, "duration_mismatch", declared_s=3.0),
+    "a second off": Kind(FLAC, "duration_mismatch", declared_s=2.0),
+    **{
+        f"half an utterance of 2.7 s as {name}": Kind(
+            encode(noise(21_600), *form), "duration_mismatch", declared_s=2.7
+        )
+        for name, form in {
+            "WAV": (),
+            "FLAC": ("FLAC",),
+            "Vorbis": ("OGG", "VORBIS"),
+            "Opus": ("OGG", "OPUS"),
+            "MP3": ("MP3", "MPEG_LAYER_III"),
+        }.items()
+    },
     "longer than declared": Kind(encode(noise(80_000)), "duration_mismatch", declared_s=0.5),
 }
 GOOD = {
@@ -203,6 +283,20 @@ GOOD = {
     "FLAC after an ID3 tag": Kind(ID3 + FLAC, None),
     "MP3 after an ID3 tag": Kind(ID3 + MP3, None),
     "five frames": Kind(encode(noise(400 + 4 * 160)), None, declared_s=0.065),
-    "a second off": Kind(FLAC, None, declared_s=2.0),
+    "a tenth off": Kind(FLAC, None, declared_s=1.1),
+    "whole seconds": Kind(encode(noise(41_000)), None, declared_s=3.0),
+    "whole seconds, cut": Kind(encode(noise(63_000)), None, declared_s=3.0),
+    "WAV of A-law": Kind(A_LAW, None),
+    "WAV of mu-law": Kind(MU_LAW, None),
+    "WAV extensible of A-law": Kind(encode(noise(), "WAVEX", "ALAW"), None),
+    "WAV without its pad byte": Kind(encode(noise(16_001), subtype="PCM_U8")[:-1], None),
+    "MP3 of no count": Kind(UNCOUNTED_MP3, None, declared_s=UNTITLED_S),
+    "MP3 of a count of 0": Kind(patched(MP3, XING + 8, bytes(4)), None, declared_s=UNTITLED_S),
+    "MP3 of a count of half its frames": Kind(
+        patched(MP3, XING + 8, struct.pack(">I", 15)), None, declared_s=UNTITLED_S
+    ),
+    "MP3 twice without counts": Kind(UNCOUNTED_MP3 * 2, None, declared_s=2 * UNTITLED_S),
+    "MP3 with a tag at its end": Kind(MP3 + b"TAG" + bytes(125), None),
+    "FLAC without MD5": Kind(patched(FLAC, 26, bytes(16)), None, declared_s=1.05),
 }
 BAD = NOT_AUDIO | WAVS | FLACS | LOSSY | SIGNALS

@@ -7,8 +7,8 @@ import soundfile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.audio.decode import AudioError, decode_audio
-from pipeline.audio.flac import StreamInfo, decode_flac, stream_info
+from pipeline.audio.decode import MD5_ONE_IN, AudioError, decode_audio, decode_utterance
+from pipeline.audio.flac import StreamInfo, decode_flac, require_md5, stream_info
 
 
 def encode(samples: np.ndarray, subtype: str = "PCM_16", rate_hz: int = 16_000) -> bytes:
@@ -88,3 +88,51 @@ def test_a_damaged_file_has_all_its_samples_or_none(
     except AudioError:
         return
     np.testing.assert_array_equal(samples, SAMPLES)
+
+
+def with_another_md5(data: bytes) -> bytes:
+    return data[:41] + bytes([data[41] ^ 1]) + data[42:]
+
+
+@pytest.mark.parametrize("subtype", ["PCM_S8", "PCM_16", "PCM_24"])
+def test_the_md5_is_of_the_integers(subtype: str) -> None:
+    """The encoder's MD5 is found again at each depth, and another one is refused."""
+    data = encode(noise(), subtype)
+    samples = decode_audio(data)
+    require_md5(data, samples)
+    with pytest.raises(AudioError, match=f"checksum_mismatch: MD5 .* is {data[26:42].hex()}, the"):
+        require_md5(with_another_md5(data), samples)
+    require_md5(data[:26] + bytes(16) + data[42:], samples)  # an encoder may leave it out
+
+
+def test_real_recordings_have_their_md5(an4_dir: Path) -> None:
+    """AN4, encoded by others."""
+    for path in sorted(an4_dir.glob("audio/*/*.flac"))[:40]:
+        data = path.read_bytes()
+        assert data[26:42] != bytes(16)
+        require_md5(data, decode_audio(data))
+
+
+def refused(data: bytes, utterance_id: str, declared_s: float) -> bool:
+    try:
+        decode_utterance(data, utterance_id, declared_s)
+    except AudioError as error:
+        return error.reason == "checksum_mismatch"
+    return False
+
+
+def test_the_md5_of_a_share_is_compared() -> None:
+    """By the utterance's id, so that each attempt compares the same ones."""
+    data = with_another_md5(encode(noise(1000)))
+    names = [f"utterance-{number}" for number in range(400)]
+    found = [refused(data, name, 1000 / 16_000) for name in names]
+    assert found == [refused(data, name, 1000 / 16_000) for name in names]
+    assert abs(sum(found) - 400 / MD5_ONE_IN) < 4 * (400 / MD5_ONE_IN) ** 0.5
+
+
+def test_the_md5_is_compared_where_the_duration_leaves_doubt() -> None:
+    """All are compared whose length is not what was declared, rounded or cut."""
+    data = with_another_md5(FLAC)
+    names = [f"utterance-{number}" for number in range(20)]
+    assert not all(refused(data, name, 1.25) for name in names)
+    assert all(refused(data, name, 1.26) for name in names)
