@@ -129,6 +129,7 @@ def _to_cells(row: PartitionRow, k: int) -> Row:
     if isinstance(row.targets, KBest):
         num_targets = num_low_rate_frames(num_frames, row.offset)
         return cells | kbest_to_cells(row.targets, num_targets, k, where)
+    # An alignment at 100 Hz serves all three offsets; k-best targets belong to one.
     senones = to_bytes(row.targets.senones, UINT16, (num_frames,), f"{where} alignment")
     return cells | {"alignment": senones}
 

@@ -43,6 +43,7 @@ def recommend(model: CostModel, num_ranks: int) -> Recommendation:
         for group_size in group_sizes(num_ranks, model.calibration.network.ranks_per_host)
         for block_size in BLOCK_SIZES
     ]
+    # Several choices are almost equally fast, so accuracy decides among those within 10 %.
     fastest = max(choices, key=lambda choice: choice.speed_up)
     kept = [choice for choice in choices if choice.speed_up >= KEPT_SHARE * fastest.speed_up]
     # Accuracy grows with the group and falls with the block (000 Tables 2 and 3).

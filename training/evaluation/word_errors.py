@@ -38,6 +38,7 @@ class WordErrors:
 
 def word_errors(reference: Sequence[str], hypothesis: Sequence[str]) -> WordErrors:
     """Count the fewest errors that turn `reference` into `hypothesis` (Levenshtein)."""
+    # Several alignments may have the fewest errors, which then differ in kind only.
     distance = kaldialign.edit_distance(list(reference), list(hypothesis))
     return WordErrors(distance["sub"], distance["ins"], distance["del"], len(reference))
 

@@ -45,6 +45,7 @@ class HardTargetRows:
         present = [row.targets for row in rows if isinstance(row.targets, Alignment)]
         assert len(present) == len(rows), "a training partition's row has one kind of target"
         labels = [low_rate_alignment(each.senones, sub_epoch_offset) for each in present]
+        # Row 0 is padding: without a label it adds no loss.
         return cls(np.concatenate([np.array([NO_LABEL]), *labels], dtype=np.int64))
 
     def take(self, rows: Int64[np.ndarray, "batch frames"]) -> HardTargets:

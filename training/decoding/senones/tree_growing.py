@@ -135,6 +135,7 @@ def _best_question(
     best: _Question | None = None
     sides: tuple[Side, Side] = ("left", "right")
     for side in sides:
+        # Pooling by a 0-1 matrix scores all questions of a side in one product.
         members = questions[:, _neighbours(leaf.triphones, side)].astype(np.float64)
         gains = _gains(leaf.statistics, members, min_count)
         winner = int(np.argmax(gains))
