@@ -5,7 +5,6 @@ import gzip
 import io
 import zlib
 from collections.abc import Iterator
-from typing import cast
 
 from pipeline.records import (
     MAX_LINE_BYTES,
@@ -15,22 +14,38 @@ from pipeline.records import (
     parse_line,
 )
 
+MAX_UNPACKED_BYTES = 2**30
+"""The most that an archive may unpack to: some four million records."""
+
+MAX_OTHER_LINES = 2**18
+"""How many lines of an object may be blank or malformed beyond as many as are records."""
+
 
 def read_records(data: bytes, uri: str) -> Iterator[tuple[int, Utterance | Quarantined]]:
     """Each line's number of bytes, and what it parses to; blank lines are no records.
 
-    ValueError names an object that is not the gzip that it claims to be.
+    ValueError names an object that is not the gzip that it claims to be, one that unpacks to more
+    than MAX_UNPACKED_BYTES, and one with too many lines that are no records.
     """
     lines = _unpacked_lines(data, uri) if uri.endswith(".gz") else _lines(io.BytesIO(data))
+    num_others = 0
     for number, line in enumerate(lines):
         content = line.removeprefix(codecs.BOM_UTF8).strip() if number == 0 else line.strip()
-        if not content and len(line) <= MAX_LINE_BYTES:
-            continue
-        num_bytes = len(content) or len(line)
-        try:
-            yield num_bytes, parse_line(content)
-        except MetadataError as error:
-            yield num_bytes, Quarantined.from_error(error, num_bytes)
+        if content or len(line) > MAX_LINE_BYTES:
+            num_bytes = len(content) or len(line)
+            try:
+                yield num_bytes, parse_line(content)
+                num_others -= 1
+                continue
+            except MetadataError as error:
+                yield num_bytes, Quarantined.from_error(error, num_bytes)
+        num_others += 1
+        if num_others > MAX_OTHER_LINES:
+            found = f"{num_others} more lines are blank or malformed than are records"
+            remedy = "write it again, one record a line"
+            raise ValueError(
+                f"{uri}: by line {number + 1}, {found}: need at most {MAX_OTHER_LINES}; {remedy}"
+            )
 
 
 def _lines(file: io.BufferedIOBase) -> Iterator[bytes]:
@@ -45,8 +60,29 @@ def _unpacked_lines(data: bytes, uri: str) -> Iterator[bytes]:
     # Unpacked as it is read: such lines shrink to a tenth, and a task's memory is bounded.
     if not data:
         raise ValueError(f"{uri}: no whole gzip file: it has 0 bytes; write it again")
-    packed = gzip.GzipFile(fileobj=io.BytesIO(data))
     try:
-        yield from _lines(io.BufferedReader(cast(io.RawIOBase, packed), 2**20))
+        yield from _lines(io.BufferedReader(_Unpacked(data, uri), 2**20))
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{uri}: no whole gzip file: {error}; write it again") from error
+
+
+class _Unpacked(io.RawIOBase):
+    """_Unpacked reads an archive up to its bound, as a line that never ends has no other."""
+
+    def __init__(self, data: bytes, uri: str) -> None:
+        self._file, self._uri = gzip.GzipFile(fileobj=io.BytesIO(data)), uri
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Unpack some bytes; ValueError beyond MAX_UNPACKED_BYTES."""
+        some = self._file.read(len(buffer))
+        if self._file.tell() > MAX_UNPACKED_BYTES:
+            raise ValueError(
+                f"{self._uri}: unpacks to more than {MAX_UNPACKED_BYTES} bytes: split it into "
+                "several objects"
+            )
+        buffer[: len(some)] = some
+        return len(some)
