@@ -8,13 +8,9 @@ from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.training_steps import training_ranks
 from pipeline.runs.names import (
-    ALIGNER,
-    ALIGNMENT_STEP,
-    BOOTSTRAP_STEP,
     LABELLED,
     UNLABELLED,
     features_step,
-    model_step,
 )
 from training.distributed import process_group
 from training.fit.model_specs import aligner_fit
@@ -38,7 +34,6 @@ STEP = Step(
     "alignment, a phonetic decision tree ties its states to senones, and a network trained on "
     "these realigns the data (paper 003 VII-C2).",
     reads=(features_step(LABELLED), features_step(UNLABELLED)),
-    writes=(BOOTSTRAP_STEP, model_step(ALIGNER), ALIGNMENT_STEP),
     run=run,
 )
 

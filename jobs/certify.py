@@ -12,7 +12,7 @@ from jobs.cli.job import Job
 from jobs.report_page.shuffled import FORMS, NAMES
 from pipeline.audit.provenance import STEPS
 from pipeline.runs.manifest import manifest_uri, read_manifest
-from pipeline.runs.names import CERTIFICATE_STEP, STUDENT, model_step
+from pipeline.runs.names import STUDENT, model_step
 from training.fit.model_specs import student_fit
 from training.shuffle_audit.certificate import CertificateConfig, certify_run
 
@@ -73,7 +73,6 @@ STEP = Step(
     "uniform orders: effective source files and speakers of a minibatch, design effect, "
     "autocorrelation, displacement (paper 003 IV-A2). The step reads ids, not features.",
     reads=STEPS,
-    writes=(CERTIFICATE_STEP,),
     run=run,
 )
 

@@ -11,7 +11,6 @@ from jobs.cli.job import Job
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
     EVALUATED_MODELS,
-    EVALUATION_STEP,
     HELDOUT,
     features_step,
     model_step,
@@ -31,7 +30,6 @@ STEP = Step(
     "placement (paper 003 VII-D, Table II). The decoder uses an n-gram language model of the "
     "labelled transcripts.",
     reads=(features_step(HELDOUT), ALIGNMENT_STEP, *map(model_step, EVALUATED_MODELS)),
-    writes=(EVALUATION_STEP,),
     run=run,
 )
 

@@ -7,7 +7,7 @@ from jobs.cli.catalogue import EXTRACT_FEATURES
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
-from pipeline.runs.names import SUBSETS, features_step, selection_step
+from pipeline.runs.names import SUBSETS, selection_step
 from pipeline.steps.features import extract_features
 
 
@@ -34,7 +34,6 @@ STEP = Step(
     "causal mean, shuffle and store feature shards with their moments (paper 003 IV-B2). "
     "The quarantine ledger lists the audio that cannot be used.",
     reads=tuple(selection_step(subset) for subset in SUBSETS),
-    writes=tuple(features_step(subset) for subset in SUBSETS),
     run=run,
 )
 

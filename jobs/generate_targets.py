@@ -8,7 +8,7 @@ from jobs.cli.catalogue import GENERATE_TARGETS
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
-from pipeline.runs.names import TARGETS_STEP, TEACHER, UNLABELLED, features_step, model_step
+from pipeline.runs.names import TEACHER, UNLABELLED, features_step, model_step
 from pipeline.steps.targets import generate_targets
 from training.targets.teacher import PooledTeacher
 
@@ -35,7 +35,6 @@ STEP = Step(
     "(paper 003 IV-B3, V-C). Each host starts one server process for each "
     "device that the cluster file names; its tasks share them.",
     reads=(features_step(UNLABELLED), model_step(TEACHER)),
-    writes=(TARGETS_STEP,),
     run=run,
 )
 

@@ -67,7 +67,6 @@ STEP = Step(
     "unlabelled.speakers and heldout.speakers; optional are utt2placement, utt2time, utt2dur and "
     "spk2locale. Utterances without a usable record or file become ledger rows.",
     reads=(),
-    writes=(INGEST_STEP,),
     run=run,
 )
 

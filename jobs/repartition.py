@@ -7,7 +7,6 @@ from jobs.cli.catalogue import REPARTITION
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
-from pipeline.runs.names import PARTITIONS_STEP
 from pipeline.steps.repartition import SOURCES, repartition
 
 
@@ -22,7 +21,6 @@ STEP = Step(
     description="Join features with targets and write training partitions, each of utterances from "
     "several source shards, without a Spark shuffle (paper 003 IV-B4).",
     reads=SOURCES,
-    writes=(PARTITIONS_STEP,),
     run=run,
 )
 

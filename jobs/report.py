@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from infra.cluster import load_cluster
-from infra.store.object_store import join_uri
+from infra.store.checked_reads import read_checked
+from infra.store.object_store import ObjectNotFound, join_uri
 from jobs.cli.catalogue import EVALUATE, REPORT
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
@@ -21,14 +22,18 @@ from pipeline.runs.manifest import read_manifest, read_output
 from pipeline.runs.names import (
     EVALUATED_MODELS,
     EVALUATION_STEP,
+    REPORT_DOCUMENT,
+    REPORT_PAGE,
     REPORT_STEP,
     STEP_RECORDS_FOLDER,
     SUBSETS,
     TARGETS_STEP,
     features_step,
+    job_record,
     model_step,
     selection_step,
 )
+from pipeline.runs.sealed_json import NamedObject, naming, seal, unseal
 from pipeline.runs.step import StepContents, StepSpec, run_step
 from training.shuffle_audit.certificate import read_certificate
 
@@ -48,13 +53,22 @@ def run(job: Job) -> StepResults:
         return StepContents.of_all(read_manifest(job.store, job.run_uri, EVALUATION_STEP).tally_out)
 
     result = run_step(StepSpec(job.store, job.run_uri, REPORT_STEP, {}, READS), count)
-    for name, text in (
-        ("report.json", json.dumps(report, indent=1, sort_keys=True) + "\n"),
-        ("report.html", render_report(report)),
-    ):
-        job.store.put(join_uri(job.run_uri, REPORT_STEP, name), text.encode())
+    page = render_report(report).encode()
+    document = {**report, "inputs": dict(result.manifest.inputs)}
+    sealed = seal(naming(document, [NamedObject.of(REPORT_PAGE, page)]), indent=1)
+    for key, data in ((REPORT_PAGE, page), (REPORT_DOCUMENT, sealed)):
+        _store_unless_there(job, join_uri(job.run_uri, key), data)
     print(format_table(report), file=sys.stderr if job.arguments.json else sys.stdout)
     return [result]
+
+
+def _store_unless_there(job: Job, uri: str, data: bytes) -> None:
+    try:
+        if job.store.get(uri) == data:
+            return
+    except ObjectNotFound:
+        pass
+    job.store.put(uri, data)
 
 
 def build_report(job: Job) -> dict[str, Any]:
@@ -93,10 +107,16 @@ def planned_and_actual(job: Job, steps: Mapping[str, Any]) -> dict[str, Any]:
 
 def step_records(job: Job) -> dict[str, Any]:
     """Read the summaries that the steps before this one stored, in the order of their ends."""
-    uris = [found.uri for found in job.store.list(join_uri(job.run_uri, STEP_RECORDS_FOLDER))]
-    records = [json.loads(job.store.get(uri)) for uri in uris]
-    ordered = sorted(records, key=lambda record: record["finished_at"])
-    return {record["step"]: record for record in ordered if record["step"] != REPORT}
+    own = join_uri(job.run_uri, job_record(REPORT))
+    listed = job.store.list(join_uri(job.run_uri, STEP_RECORDS_FOLDER))
+    records = [_read_record(job, found.uri) for found in listed if found.uri != own]
+    return {record["step"]: record for record in sorted(records, key=lambda r: r["finished_at"])}
+
+
+def _read_record(job: Job, uri: str) -> dict[str, Any]:
+    step = uri.rpartition("/")[2].removesuffix(".json")
+    remedy = f"run megahour {step} again, which stores the record again"
+    return read_checked(job.store, uri, lambda data: unseal(data, remedy))
 
 
 def step_entry(record: dict[str, Any]) -> dict[str, Any]:
@@ -113,7 +133,6 @@ STEP = Step(
     "of a run. Write them as report/report.json and as one self-contained page, "
     "report/report.html.",
     reads=READS,
-    writes=(REPORT_STEP,),
     run=run,
 )
 

@@ -7,7 +7,7 @@ from jobs.cli.catalogue import SELECT_UTTERANCES
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
-from pipeline.runs.names import SUBSETS, selection_step
+from pipeline.runs.names import SUBSETS
 from pipeline.steps.selection.buckets import require_known_subsets
 from pipeline.steps.selection.select import metadata_uri, select_utterances
 
@@ -35,7 +35,6 @@ STEP = Step(
     description="Sample the unlabelled hours uniformly from the metadata and pack whole speakers "
     "into nearly equal files (paper 003 IV-B1). Labelled and held-out subsets are selected whole.",
     reads=(),
-    writes=tuple(selection_step(subset) for subset in SUBSETS),
     run=run,
 )
 

@@ -13,7 +13,6 @@ from pipeline.runs.names import (
     LABELLED,
     UNLABELLED,
     features_step,
-    model_step,
 )
 from training.fit.model_specs import baseline_fit
 from training.fit.train_model import fit_model
@@ -32,7 +31,6 @@ STEP = Step(
     " torchrun starts it on several ranks; otherwise it trains on one. It resumes from its last"
     " checkpoint.",
     reads=(ALIGNMENT_STEP, features_step(LABELLED), features_step(UNLABELLED)),
-    writes=(model_step(BASELINE),),
     run=run,
 )
 

@@ -14,7 +14,6 @@ from pipeline.runs.names import (
     STUDENT,
     UNLABELLED,
     features_step,
-    model_step,
 )
 from training.fit.model_specs import student_fit
 from training.fit.train_model import fit_model
@@ -38,7 +37,6 @@ STEP = Step(
         features_step(LABELLED),
         features_step(UNLABELLED),
     ),
-    writes=(model_step(STUDENT),),
     run=run,
 )
 

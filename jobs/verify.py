@@ -1,27 +1,46 @@
 """Verify sizes, digests and counts of all objects of a run.
 
-megahour verify --recipe demo --run runs/demo [--sweep]
+megahour verify --recipe demo --run runs/demo [--sweep] [--audio]
 """
 
 from dataclasses import asdict
+from typing import Any
 
 from tqdm import tqdm
 
+from jobs.cli.catalogue import WRITES
 from jobs.cli.command_line import Answer, Query, main
 from jobs.cli.job import Job
 from pipeline.audit.step_records import Finding
-from pipeline.audit.verify import Verification, sweep, verify_run
+from pipeline.audit.verify import Expectation, Verification, sweep, verify_run
+from pipeline.runs.names import (
+    ALIGNMENT_STEP,
+    BOOTSTRAP_STEP,
+    CERTIFICATE_STEP,
+    EVALUATION_STEP,
+    PARTITIONS_STEP,
+    SCRATCH_FOLDER,
+    SUBSETS,
+    TARGETS_STEP,
+    features_step,
+    model_step,
+    selection_step,
+)
+from training.fit.model_specs import aligner_fit, baseline_fit, student_fit, teacher_fit
+from training.recipes import Recipe
 
 
 def verify(job: Job) -> Answer:
-    """Read every object that the manifests name; sweep orphans if --sweep is given."""
+    """Read every object that the run's records name; sweep if --sweep is given."""
     with tqdm(desc="verify", unit="B", unit_scale=True, disable=None) as bar:
 
         def progress(num_bytes: int, total: int) -> None:
             bar.total = total
             bar.update(num_bytes)
 
-        found = verify_run(job.store, job.run_uri, job.corpus_uri, progress)
+        expectation = Expectation(step_configs(job.recipe), WRITES)
+        place = (job.store, job.run_uri, job.corpus_uri)
+        found = verify_run(*place, progress, expectation, job.arguments.audio)
     if not found.steps:
         raise ValueError(f"{job.run_uri} holds no step of a run: check --run")
     refusal = try_to_sweep(job, found) if job.arguments.sweep else None
@@ -37,8 +56,27 @@ def verify(job: Job) -> Answer:
     return Answer(is_good, describe(found, outcome), document)
 
 
+def step_configs(recipe: Recipe) -> dict[str, dict[str, Any]]:
+    """Return the settings of each step's manifest that the recipe decides."""
+    models = (aligner_fit(recipe), baseline_fit(recipe), teacher_fit(recipe), student_fit(recipe))
+    return {
+        **{selection_step(subset): asdict(recipe.selection) for subset in SUBSETS},
+        **{features_step(subset): asdict(recipe.features) for subset in SUBSETS},
+        BOOTSTRAP_STEP: {
+            "bootstrap": asdict(recipe.bootstrap),
+            "senones": asdict(recipe.senones),
+        },
+        ALIGNMENT_STEP: {"acoustic_scale": recipe.evaluation.acoustic_scale},
+        **{model_step(fit.name): fit.config for fit in models},
+        TARGETS_STEP: asdict(recipe.targets),
+        PARTITIONS_STEP: asdict(recipe.partitions),
+        EVALUATION_STEP: asdict(recipe.evaluation),
+        CERTIFICATE_STEP: student_fit(recipe).config,
+    }
+
+
 def try_to_sweep(job: Job, found: Verification) -> str | None:
-    """Delete the orphans; return None, or the reason why none was deleted."""
+    """Delete orphans and scratch; return None, or the reason why nothing was deleted."""
     try:
         sweep(job.store, job.run_uri, found)
     except ValueError as error:
@@ -47,7 +85,7 @@ def try_to_sweep(job: Job, found: Verification) -> str | None:
 
 
 def describe(found: Verification, outcome: str) -> str:
-    """Format findings and orphans as lines; `outcome` says what became of the orphans."""
+    """Format findings, orphans and scratch as lines; `outcome` says what became of these two."""
     read = f"{len(found.steps)} steps, {found.num_objects:,} objects, {found.num_bytes:,} bytes"
     lines = [line for finding in found.findings for line in block(finding)]
     count = len(found.findings)
@@ -58,6 +96,10 @@ def describe(found: Verification, outcome: str) -> str:
     if found.orphans:
         lines += [f"orphan: {key}" for key in found.orphans]
         lines.append(f"{len(found.orphans)} orphans, which no record names: {outcome}")
+    if found.scratch:
+        folders = sorted({key.partition(f"/{SCRATCH_FOLDER}/")[0] for key in found.scratch})
+        where = f"of the finished steps {', '.join(folders)}"
+        lines.append(f"{len(found.scratch)} objects of scratch {where}: {outcome}")
     return "\n".join(lines)
 
 
@@ -69,11 +111,14 @@ def block(finding: Finding) -> list[str]:
 
 QUERY = Query(
     name="verify",
-    description="Read every object that the manifests of a run name. Compare sizes, SHA-256, "
-    "utterances and milliseconds, commits with manifests, inputs with the objects read, and the "
-    "utterances of each step with those of the step before. List orphans, which no record names.",
-    exit_codes="0 all is as the manifests say, 1 something is not (each with a remedy) or "
-    "the query failed, 2 bad usage or recipe.",
+    description="Read every object that the manifests and records of a run name, and its corpus. "
+    "Compare sizes, SHA-256, utterances and milliseconds, commits with manifests, inputs with the "
+    "objects read, settings with the recipe, the utterances of each step with those of the step "
+    "before, and the subsets with each other. List orphans, which no record names, and the scratch "
+    "of finished steps, which no step reads again.",
+    exit_codes="0 all is as the manifests say (orphans and scratch do no harm), 1 something is "
+    "not, or an object is there that no step stored (each with a remedy), or the query failed, "
+    "2 bad usage or recipe.",
     answer=verify,
 )
 
@@ -82,6 +127,12 @@ if __name__ == "__main__":
     parser.add_argument(
         "--sweep",
         action="store_true",
-        help="delete the orphans; refused while there are findings or unfinished steps",
+        help="delete orphans and scratch; refused while there are findings or unfinished steps",
+    )
+    parser.add_argument(
+        "--audio",
+        action="store_true",
+        help="read the bytes of audio in S3 too, instead of comparing a listing's sizes and ETags "
+        "with those that ingest and extraction recorded; local audio is always read",
     )
     main(QUERY, parser.parse_args())

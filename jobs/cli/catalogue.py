@@ -5,6 +5,25 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Literal
 
+from pipeline.runs.names import (
+    ALIGNER,
+    ALIGNMENT_STEP,
+    BASELINE,
+    BOOTSTRAP_STEP,
+    CERTIFICATE_STEP,
+    EVALUATION_STEP,
+    INGEST_STEP,
+    PARTITIONS_STEP,
+    REPORT_STEP,
+    STUDENT,
+    SUBSETS,
+    TARGETS_STEP,
+    TEACHER,
+    features_step,
+    model_step,
+    selection_step,
+)
+
 Starter = Literal["python", "Spark", "torchrun"]
 
 INGEST, SELECT_UTTERANCES, EXTRACT_FEATURES = "ingest", "select_utterances", "extract_features"
@@ -27,6 +46,22 @@ STEPS: Mapping[str, Starter] = {
     REPORT: "python",
 }
 """The steps of a run in order, each with the program that starts its processes."""
+
+WRITES: Mapping[str, tuple[str, ...]] = {
+    INGEST: (INGEST_STEP,),
+    SELECT_UTTERANCES: tuple(map(selection_step, SUBSETS)),
+    EXTRACT_FEATURES: tuple(map(features_step, SUBSETS)),
+    ALIGN: (BOOTSTRAP_STEP, model_step(ALIGNER), ALIGNMENT_STEP),
+    TRAIN_BASELINE: (model_step(BASELINE),),
+    TRAIN_TEACHER: (model_step(TEACHER),),
+    GENERATE_TARGETS: (TARGETS_STEP,),
+    REPARTITION: (PARTITIONS_STEP,),
+    TRAIN_STUDENT: (model_step(STUDENT),),
+    EVALUATE: (EVALUATION_STEP,),
+    CERTIFY: (CERTIFICATE_STEP,),
+    REPORT: (REPORT_STEP,),
+}
+"""The folders below a run into which each of the steps writes a manifest."""
 
 STORY: Mapping[str, Mapping[str, Starter]] = {
     "Before a run": dict.fromkeys(("synthesize", "plan", "scaling", "package"), "python"),

@@ -16,8 +16,9 @@ from infra.configuration import ConfigurationError
 from infra.spark.standard_error import separate_standard_error
 from infra.store.object_store import StoreError
 from infra.store.request_counts import REQUESTS
+from jobs.cli.catalogue import WRITES
 from jobs.cli.job import Job, job_parser, open_job
-from jobs.cli.summary import describe, describe_dry_run, dry_run_summary, store_summary, tallies
+from jobs.cli.summary import describe, describe_dry_run, dry_run_summary, store_record, tallies
 from pipeline.runs.ledger import LossBudgetExceededError
 from pipeline.runs.step import StepResult
 
@@ -41,8 +42,12 @@ class Step:
     name: str
     description: str
     reads: tuple[str, ...]
-    writes: tuple[str, ...]
     run: Callable[[Job], StepResults]
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """The steps whose manifests it writes."""
+        return WRITES[self.name]
 
     def parser(self) -> argparse.ArgumentParser:
         """Return a parser of the arguments that every step takes."""
@@ -54,7 +59,7 @@ class Step:
         return parser
 
     def answer(self, job: Job) -> Answer:
-        """Run the step; store its summary unless all its manifests were finished before."""
+        """Run the step; store its record in the run."""
         if job.arguments.dry_run:
             summary = dry_run_summary(job, self.reads, self.writes)
             return Answer(True, describe_dry_run(summary), summary)
@@ -70,8 +75,8 @@ class Step:
             "requests": asdict(REQUESTS.total() - before + job.tasks.requests),
             "manifests": {each.manifest.step: tallies(each.manifest) for each in results},
         }
-        if is_fresh and job.is_leader:
-            store_summary(job, summary)
+        if job.is_leader:
+            store_record(job, summary, self.writes, is_fresh)
         return Answer(True, describe(summary), summary)
 
 

@@ -1,15 +1,17 @@
 """Summarize a step as JSON for the report, and as lines for people."""
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from infra.configuration import canonical_json, digest
-from infra.store.object_store import join_uri
+from infra.store.object_store import ObjectNotFound, join_uri
 from infra.store.request_counts import RequestCounts
 from jobs.cli.job import Job
 from pipeline.runs.manifest import Manifest, manifest_uri
-from pipeline.runs.names import STEP_RECORDS_FOLDER
+from pipeline.runs.names import CHECKPOINTS_FOLDER, MODELS_FOLDER, folder_of, job_record
+from pipeline.runs.sealed_json import NamedObject, named_objects, naming, seal, unseal
 
 
 def dry_run_summary(job: Job, reads: tuple[str, ...], writes: tuple[str, ...]) -> dict[str, Any]:
@@ -63,16 +65,39 @@ def tallies(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def store_summary(job: Job, summary: dict[str, Any]) -> None:
-    """Store the summary and the resolved recipe in <run>/steps, where the report finds them.
+def store_record(job: Job, summary: dict[str, Any], steps: Sequence[str], is_fresh: bool) -> None:
+    """Store the summary, the resolved recipe and the names of what was made as the job's record.
 
-    The record of a step's last job replaces earlier ones; a job that found all done stores none.
+    The record of the last job that did work replaces earlier ones. A job that found all done
+    stores a record where none is whole, and else corrects the names.
     """
-    record = {
+    uri = join_uri(job.run_uri, job_record(job.name))
+    made, before = _made(job, steps), None if is_fresh else _stored_record(job, uri)
+    if before is not None and named_objects(before) == made:
+        return
+    record = before or {
         **summary,
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "recipe_digest": digest(job.recipe),
         "recipe": json.loads(canonical_json(job.recipe)),
     }
-    uri = join_uri(job.run_uri, STEP_RECORDS_FOLDER, f"{job.name}.json")
-    job.store.put(uri, (json.dumps(record, indent=1) + "\n").encode())
+    job.store.put(uri, seal(naming(record, made), indent=1))
+
+
+def _made(job: Job, steps: Sequence[str]) -> tuple[NamedObject, ...]:
+    """Name the manifests of the steps, and the checkpoints' records, which no manifest names."""
+    uris = [manifest_uri(job.run_uri, step) for step in steps]
+    for step in steps:
+        if folder_of(step) == MODELS_FOLDER:
+            listed = job.store.list(join_uri(job.run_uri, step, CHECKPOINTS_FOLDER))
+            uris += [found.uri for found in listed if found.uri.endswith(".json")]
+    base = f"{job.run_uri}/"
+    return tuple(NamedObject.of(uri.removeprefix(base), job.store.get(uri)) for uri in uris)
+
+
+def _stored_record(job: Job, uri: str) -> dict[str, Any] | None:
+    """Read the record at `uri`; None if there is none, or if it is damaged."""
+    try:
+        return unseal(job.store.get(uri), "")
+    except (ObjectNotFound, ValueError):
+        return None

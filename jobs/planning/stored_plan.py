@@ -8,12 +8,13 @@ from infra.configuration import read_record
 from infra.store.object_store import ObjectStore, join_uri
 from jobs.planning.calibration.throughputs import Calibration, json_object
 from jobs.planning.run_plan import PAPER_DAYS, RunPlan
-from pipeline.runs.names import PLAN_FOLDER
+from pipeline.runs.names import PLAN_CALIBRATION, PLAN_DOCUMENT
+from pipeline.runs.sealed_json import NamedObject, naming, seal
 
 
 def calibration_uri(run_uri: str) -> str:
     """Return the URI at which `megahour plan --run` stores the calibration of a run."""
-    return join_uri(run_uri, PLAN_FOLDER, "calibration.json")
+    return join_uri(run_uri, PLAN_CALIBRATION)
 
 
 def stored_calibration(store: ObjectStore, run_uri: str) -> Calibration | None:
@@ -29,11 +30,11 @@ def store_plan(store: ObjectStore, run_uri: str, plan: RunPlan, calibration: Cal
 
     The last plan replaces earlier ones. Each of the two documents holds the whole calibration.
     """
-    for uri, document in (
-        (calibration_uri(run_uri), asdict(calibration)),
-        (join_uri(run_uri, PLAN_FOLDER, "plan.json"), to_json(plan, calibration)),
-    ):
-        store.put(uri, (json.dumps(document, indent=1) + "\n").encode())
+    measured = (json.dumps(asdict(calibration), indent=1) + "\n").encode()
+    named = [NamedObject.of(PLAN_CALIBRATION, measured)]
+    planned = seal(naming(to_json(plan, calibration), named), indent=1)
+    for key, data in ((PLAN_CALIBRATION, measured), (PLAN_DOCUMENT, planned)):
+        store.put(join_uri(run_uri, key), data)
 
 
 def to_json(plan: RunPlan, calibration: Calibration) -> dict[str, Any]:

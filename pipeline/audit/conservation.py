@@ -1,14 +1,15 @@
 """Compare the utterances of successive steps: none may be lost, doubled or added."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from itertools import combinations
 
 import numpy as np
 
 from infra.store.object_store import ObjectStore
-from pipeline.audit.contents import read_contents
+from pipeline.audit.contents import Hashes, read_contents
 from pipeline.audit.step_records import Finding, StepRecords
-from pipeline.audit.stored_objects import Hashes, Holding
-from pipeline.runs.manifest import Manifest, Output, read_output
+from pipeline.audit.stored_objects import Holding, Pieces, joined
+from pipeline.runs.manifest import Manifest, read_output
 from pipeline.runs.names import (
     FEATURES_FOLDER,
     MANIFEST_FILE,
@@ -40,13 +41,14 @@ def chain_findings(
                     store, run_uri, (earlier, holdings[earlier]), (name, holdings[name])
                 )
                 yield from _tallies(finished[earlier].manifest, records.manifest)
+    yield from _shared_by_subsets(store, run_uri, holdings)
 
 
 def _doubled(store: ObjectStore, run_uri: str, step: str, holding: Holding) -> Iterator[Finding]:
     # A selection's ledger may repeat ids: that is a reason to be in it.
     is_selection = folder_of(step) == SELECTION_FOLDER
     pieces = [*holding.written, *([] if is_selection else holding.quarantined)]
-    hashes, counts = np.unique(_joined(pieces), return_counts=True)
+    hashes, counts = np.unique(joined(pieces), return_counts=True)
     twice = hashes[counts > 1]
     if len(twice):
         where = [piece for piece in pieces if np.isin(piece[1], twice).any()]
@@ -61,7 +63,7 @@ def _unlike(
     before, after = earlier[1].written, [*later[1].written, *later[1].quarantined]
     remedy = f"do not use {later[0]}: run it again into a new --run"
     for pieces, others, fault in ((before, after, "lost"), (after, before, "not from there")):
-        wrong = np.setdiff1d(_joined(pieces), _joined(others))
+        wrong = np.setdiff1d(joined(pieces), joined(others))
         if len(wrong):
             found = f"{len(wrong):,} {fault}: {_named(store, run_uri, pieces, wrong)}"
             key = f"{later[0]}/{MANIFEST_FILE}"
@@ -75,19 +77,37 @@ def _tallies(earlier: Manifest | None, later: Manifest) -> Iterator[Finding]:
         yield Finding(f"{later.step}/{MANIFEST_FILE}", expected, f"{later.tally_in}", remedy)
 
 
-def _joined(pieces: Sequence[tuple[Output, Hashes]]) -> Hashes:
-    return np.concatenate([np.empty(0, np.uint64), *(hashes for _, hashes in pieces)])
+def _shared_by_subsets(
+    store: ObjectStore, run_uri: str, holdings: Mapping[str, Holding]
+) -> Iterator[Finding]:
+    """Compare the subsets' selections: word error rates would be of speech that training heard."""
+    selections = [name for name in holdings if folder_of(name) == SELECTION_FOLDER]
+    remedy = "correct the metadata, and select again into a new --run"
+    for one, other in combinations(selections, 2):
+        for kind in ("written", "speakers"):
+            mine, others = (getattr(holdings[name], kind) for name in (one, other))
+            shared = np.intersect1d(joined(mine), joined(others))
+            if len(shared):
+                names = _named(store, run_uri, mine, shared, kind == "speakers")
+                found = f"{len(shared):,} {'utterances' if kind == 'written' else kind}: {names}"
+                key = f"{one}/{MANIFEST_FILE}"
+                yield Finding(key, f"nothing shared with {other}", found, remedy)
 
 
 def _named(
-    store: ObjectStore, run_uri: str, pieces: Sequence[tuple[Output, Hashes]], wanted: Hashes
+    store: ObjectStore,
+    run_uri: str,
+    pieces: Pieces,
+    wanted: Hashes,
+    are_speakers: bool = False,
 ) -> str:
-    """Read the ids of some utterances again from their objects."""
+    """Read the ids of some utterances or speakers again from their objects."""
     names: list[str] = []
     for output, hashes in pieces:
         rows = np.flatnonzero(np.isin(hashes, wanted))
         if len(rows) and len(names) < NUM_NAMED:
             contents = read_contents(output.key, read_output(store, run_uri, output))
             assert contents is not None, "hashes come from contents"
-            names += [contents.utterance_ids[row] for row in rows[:NUM_NAMED]]
+            ids = contents.speaker_ids if are_speakers else contents.utterance_ids
+            names += [ids[row] for row in rows[:NUM_NAMED]]
     return ", ".join(sorted(set(names))[:NUM_NAMED])

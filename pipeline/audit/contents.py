@@ -1,6 +1,7 @@
 """Read the utterances of a stored object: ids and declared milliseconds, without tensors."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,19 +14,33 @@ from pipeline.shards.container import read_plain_columns
 
 _HASH_SEED = 0
 
+Hashes = UInt64[np.ndarray, " _names"]
+
+
+@dataclass(frozen=True, slots=True)
+class AudioVersion:
+    """AudioVersion is the audio that a feature row was made of: its URI, and its ETag then."""
+
+    uri: str
+    etag: str
+
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """An object's utterances, in stored order; target shards do not repeat the durations."""
+    """An object's utterances, in stored order; target shards do not repeat the durations.
+
+    Selection files hold speakers too, and feature shards the audio that extraction read.
+    """
 
     utterance_ids: list[str]
     duration_ms: int | None
+    speaker_ids: tuple[str, ...] = ()
+    audio: tuple[AudioVersion, ...] = ()
 
-    def hashes(self) -> UInt64[np.ndarray, " utterances"]:
-        """Hash each id to 64 bits: a billion utterances are 8 GB."""
-        return np.array(
-            [sampling_priority(_HASH_SEED, each) for each in self.utterance_ids], np.uint64
-        )
+
+def hash_names(names: Sequence[str]) -> Hashes:
+    """Hash each name to 64 bits: a billion utterances are 8 GB."""
+    return np.array([sampling_priority(_HASH_SEED, each) for each in names], np.uint64)
 
 
 def read_contents(key: str, data: bytes) -> Contents | None:
@@ -39,10 +54,14 @@ def read_contents(key: str, data: bytes) -> Contents | None:
     if key.endswith(".jsonl"):
         utterances = [parse_utterance(line.decode()) for line in data.splitlines()]
         ids = [utterance.utterance_id for utterance in utterances]
-        return Contents(ids, sum(utterance.duration_ms for utterance in utterances))
+        speakers = dict.fromkeys(utterance.speaker_id for utterance in utterances)
+        return Contents(ids, sum(each.duration_ms for each in utterances), tuple(speakers))
     if key.endswith(".parquet"):
-        columns, _ = read_plain_columns(data, ("utterance_id", "duration_ms"))
+        names = ("utterance_id", "duration_ms", "audio_uri", "audio_etag")
+        columns, _ = read_plain_columns(data, names)
         durations_ms = columns.get("duration_ms")
         total_ms = None if durations_ms is None else sum(durations_ms)
-        return Contents(columns["utterance_id"], total_ms)
+        pairs = zip(columns.get("audio_uri", ()), columns.get("audio_etag", ()), strict=True)
+        audio = tuple(AudioVersion(uri, etag) for uri, etag in pairs)
+        return Contents(columns["utterance_id"], total_ms, audio=audio)
     return None

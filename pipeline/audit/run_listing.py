@@ -1,4 +1,4 @@
-"""List a run by step: manifest, commits, and other objects."""
+"""List a run by step: manifest, commits, checkpoints, scratch, and other objects."""
 
 import re
 from collections import defaultdict
@@ -6,7 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from infra.store.object_store import ObjectStore
-from pipeline.runs.names import CHECKPOINTS_FOLDER, COMMITS_FOLDER, MANIFEST_FILE, SCRATCH_FOLDER
+from pipeline.runs.names import (
+    CHECKPOINTS_FOLDER,
+    COMMITS_FOLDER,
+    MANIFEST_FILE,
+    SCRATCH_FOLDER,
+    STEP_RECORDS_FOLDER,
+)
 
 _STORED = r"[0-9a-f]{2}/[^/]+-[0-9a-f]{16}[^/]*"
 _STEP_OF = (
@@ -15,8 +21,9 @@ _STEP_OF = (
     re.compile(rf"(.+?)/(?:{SCRATCH_FOLDER}/)?{_STORED}"),
     re.compile(rf"(.+)/{CHECKPOINTS_FOLDER}/.+"),
 )
-_OF_A_TASK = re.compile(rf"{SCRATCH_FOLDER}/.+|{_STORED}")
 _PARTIAL = re.compile(r"(.*/)?\.partial-[^/]+")
+_OF_A_TASK = re.compile(rf"{_STORED}|{CHECKPOINTS_FOLDER}/\d+-rank-\d+-[0-9a-f]{{16}}\.npz")
+_SCRATCH = re.compile(rf"{SCRATCH_FOLDER}/({COMMITS_FOLDER}/[^/]+\.json|{_STORED})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,34 +51,73 @@ class StepFolder:
         """The keys of its commit records."""
         return [key for key in self.keys if key.startswith(f"{self.step}/{COMMITS_FOLDER}/")]
 
-    def unnamed(self, named: frozenset[str]) -> list[str]:
-        """Return the keys that are neither in `named` nor part of the step's layout."""
-        known = tuple(f"{self.step}/{name}/" for name in (COMMITS_FOLDER, CHECKPOINTS_FOLDER))
+    @property
+    def checkpoints(self) -> str:
+        """The folder of its checkpoints."""
+        return f"{self.step}/{CHECKPOINTS_FOLDER}"
+
+    @property
+    def checkpoint_keys(self) -> list[str]:
+        """The keys of its checkpoints' records."""
         return [
             key
             for key in self.keys
-            if key != self.manifest_key and key not in named and not key.startswith(known)
+            if key.startswith(f"{self.checkpoints}/")
+            and key.endswith(".json")
+            and not is_partial(key)
         ]
 
+    @property
+    def scratch(self) -> list[str]:
+        """The keys that its tasks wrote for each other, and that no step reads once it is done."""
+        return [key for key in self.keys if _SCRATCH.fullmatch(self._name(key))]
+
     def is_a_tasks(self, key: str) -> bool:
-        """Return True if a task of the step or a killed writer left this object."""
-        name = key.removeprefix(f"{self.step}/")
-        return (_OF_A_TASK.fullmatch(name) or _PARTIAL.fullmatch(name)) is not None
+        """Return True if a task of the step, a rank or a killed writer left this object."""
+        return is_partial(key) or _OF_A_TASK.fullmatch(self._name(key)) is not None
+
+    def _name(self, key: str) -> str:
+        return key.removeprefix(f"{self.step}/")
 
 
-def list_run(store: ObjectStore, run_uri: str, corpus_uri: str) -> list[StepFolder]:
+@dataclass(frozen=True, slots=True)
+class RunListing:
+    """RunListing holds a run's step folders, and the keys in no step's folder."""
+
+    folders: tuple[StepFolder, ...]
+    other_keys: tuple[str, ...]
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """All keys of the run."""
+        of_steps = (key for folder in self.folders for key in folder.keys)
+        return frozenset((*of_steps, *self.other_keys))
+
+    @property
+    def job_record_keys(self) -> list[str]:
+        """The keys of the jobs' records."""
+        folder = f"{STEP_RECORDS_FOLDER}/"
+        return [key for key in self.other_keys if key.startswith(folder) and not is_partial(key)]
+
+
+def is_partial(key: str) -> bool:
+    """Return True for the file of a writer that was killed, or is at work."""
+    return _PARTIAL.fullmatch(key) is not None
+
+
+def list_run(store: ObjectStore, run_uri: str, corpus_uri: str) -> RunListing:
     """List the steps of a run in one listing, without a corpus that lies within the run."""
     base, corpus = f"{run_uri.rstrip('/')}/", f"{corpus_uri.rstrip('/')}/"
     found = [*store.list(run_uri), *store.leftovers(run_uri)]
     keys = [each.uri.removeprefix(base) for each in found if not each.uri.startswith(corpus)]
     matches = (pattern.fullmatch(key) for key in keys for pattern in _STEP_OF)
     steps = {match[1] for match in matches if match}
-    keys_of = defaultdict(list)
+    keys_of: dict[str | None, list[str]] = defaultdict(list)
     for key in sorted(keys):
         step = next((folder for folder in _folders(key) if folder in steps), None)
-        if step is not None:
-            keys_of[step].append(key)
-    return [StepFolder(step, tuple(keys_of[step])) for step in sorted(steps)]
+        keys_of[step].append(key)
+    folders = [StepFolder(step, tuple(keys_of[step])) for step in sorted(steps)]
+    return RunListing(tuple(folders), tuple(keys_of[None]))
 
 
 def _folders(key: str) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """Read a step's manifest and commits, and find where the two disagree."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -12,14 +13,17 @@ from pipeline.runs.commit import Commit, fingerprint
 from pipeline.runs.manifest import Manifest, Output, sha256
 from pipeline.runs.names import (
     ALIGNMENTS_FOLDER,
+    COMMITS_FOLDER,
     FEATURES_FOLDER,
     INGEST_STEP,
+    LEXICON_FILE,
     MANIFEST_FILE,
     PARTITIONS_FOLDER,
     SELECTION_FOLDER,
     TARGETS_FOLDER,
     folder_of,
 )
+from pipeline.runs.sealed_json import unseal_exactly
 
 R = TypeVar("R")
 
@@ -33,6 +37,9 @@ PLANNED = {
 """Steps whose manifests add up commits, and whose outputs hold utterances."""
 
 GETS_IN_FLIGHT = 32
+
+_RESTORE = "restore it"
+_TASK = re.compile(r"group-\d+|\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +85,15 @@ class StepRecords:
             for output in (*commit.outputs, *([commit.ledger] if commit.ledger else []))
         }
 
+    def commit_key(self, task: str) -> str:
+        """Return the key of a task's commit."""
+        return f"{self.step}/{COMMITS_FOLDER}/{task}.json"
+
+    def expected_commit(self, output: Output) -> str:
+        """Return the key of the commit of an object's task, with which its name begins."""
+        match = _TASK.match(output.key.rpartition("/")[2])
+        return self.commit_key(match[0] if match else "")
+
     def remedy(self, output_key: str) -> str:
         """Say how to make a damaged object of this step again, with the same bytes."""
         keys = {output.key: key for output, key in self.committed.items()}
@@ -108,16 +124,22 @@ def read_step(
         if isinstance(fetched, StoreError):
             raise fetched
         try:
-            commit: Commit | None = Commit.from_bytes(fetched.data)
+            commit: Commit | None = _parse_commit(fetched.data)
         except (ValueError, TypeError, KeyError):
-            commit = _read(store, uri, key, Commit.from_bytes, findings)
+            commit = _read(store, uri, key, _parse_commit, findings)
         if commit is not None:
             commits[key] = commit
     return StepRecords(folder, manifest, digest, commits), findings
 
 
 def _parse_manifest(data: bytes) -> tuple[Manifest, str]:
+    unseal_exactly(data, _RESTORE)
     return Manifest.from_bytes(data), sha256(data)
+
+
+def _parse_commit(data: bytes) -> Commit:
+    unseal_exactly(data, _RESTORE)
+    return Commit.from_bytes(data)
 
 
 def _read(
@@ -146,6 +168,9 @@ def record_findings(records: StepRecords) -> Iterator[Finding]:
         return
     made = fingerprint(manifest.config, manifest.inputs)
     for name, commit in records.commits.items():
+        if name != records.commit_key(commit.task):
+            remedy = f"remove {name} and {key} and run the step again"
+            yield Finding(name, "the commit of its own task", f"of {commit.task}", remedy)
         if commit.fingerprint != made:
             remedy = f"use a fresh --run, or remove {records.step} and run it again"
             yield Finding(name, f"fingerprint {made[:12]}", commit.fingerprint[:12], remedy)
@@ -163,6 +188,9 @@ def _named_by_one(records: StepRecords) -> Iterator[Finding]:
     for output in records.objects:
         if output not in committed:
             yield Finding(output.key, "named alike by a commit", "by the manifest alone", remedy)
+    for key in sorted(set(map(records.expected_commit, records.objects))):
+        if key not in records.folder.keys:
+            yield Finding(key, "there, as the manifest names its objects", "missing", remedy)
     for output, commit in committed.items():
         if output not in listed:
             yield Finding(output.key, "named alike by the manifest", f"by {commit} alone", remedy)
@@ -190,6 +218,8 @@ def input_findings(records: StepRecords, steps: Mapping[str, StepRecords]) -> It
     for name, expected in records.manifest.inputs.items():
         if folder_of(records.step) in {INGEST_STEP, SELECTION_FOLDER}:
             continue  # the user's files and metadata have no manifests
+        if name == LEXICON_FILE:
+            continue  # an object of the corpus
         remedy = f"remove {records.step} and what was made from it, and run those steps again"
         key = f"{name}/{MANIFEST_FILE}"
         if name not in steps or not steps[name].folder.is_finished:

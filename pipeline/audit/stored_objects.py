@@ -1,119 +1,183 @@
-"""Read every object that manifests name: its size, its digest and its utterances."""
+"""Read every object that manifests and records name: its size, its digest, its utterances."""
 
-from collections.abc import Callable, Iterator, Mapping
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from jaxtyping import UInt64
 
 from infra.prefetch import prefetch
-from infra.store.object_store import ObjectNotFound, ObjectStore, StoreError, join_uri
-from pipeline.audit.contents import read_contents
+from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri
+from pipeline.audit.contents import AudioVersion, Contents, Hashes, hash_names, read_contents
 from pipeline.audit.step_records import Finding, StepRecords
 from pipeline.runs.manifest import Output, read_output, sha256
-from pipeline.runs.names import INGEST_STEP, LEDGER_SUFFIX, SELECTION_FOLDER, folder_of
-from pipeline.steps.selection.select import metadata_uri
+from pipeline.runs.names import AUDIO_FOLDER, INGEST_STEP, LEDGER_SUFFIX
+from pipeline.steps.utterance_features import resolve_audio
 
 GETS_IN_FLIGHT = 8
 """Shards of 100 MB in memory at a time."""
 
-Hashes = UInt64[np.ndarray, " _utterances"]
+_CHECKPOINTS_IN_FLIGHT = 2
+"""Checkpoints of 1 GB in memory at a time."""
+
+Pieces = list[tuple[Output, Hashes]]
+"""Objects, each with hashes of the names that it holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """Holding holds hashes of the utterances of a step's outputs and ledgers, object by object."""
+    """Holding holds hashes of what a step's objects hold, object by object.
 
-    written: list[tuple[Output, Hashes]] = field(default_factory=list)
-    quarantined: list[tuple[Output, Hashes]] = field(default_factory=list)
+    These are the utterances of outputs and ledgers, the speakers of selection files, and the
+    versions of the audio that feature shards were made of, or that was read just now. `folders`
+    are those of the audio.
+    """
+
+    written: Pieces = field(default_factory=list)
+    quarantined: Pieces = field(default_factory=list)
+    speakers: Pieces = field(default_factory=list)
+    audio: Pieces = field(default_factory=list)
+    folders: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class _Hashed:
+    """Hashes of the utterances, speakers and audio versions of one object, and audio's folders."""
+
+    utterances: Hashes
+    speakers: Hashes
+    audio: Hashes
+    folders: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """The result of reading one object: its utterances, its damage, or its wrong counts."""
+    """The result of reading one object: its contents, its damage, or its wrong counts."""
 
-    hashes: Hashes | None = None
+    hashed: _Hashed | None = None
     damage: str = ""
     miscount: str = ""
 
 
-def read_objects(
-    store: ObjectStore,
-    run_uri: str,
-    corpus_uri: str,
-    records: StepRecords,
-    progress: Callable[[int], None],
-) -> tuple[Holding | None, list[Finding]]:
-    """Read the objects that a step's manifest names, and report their bytes to `progress`.
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Reader reads the objects of a run and its corpus, and reports each one's bytes."""
 
-    The holding is None where an object cannot be read, as its utterances are unknown.
-    """
-    holding, findings, is_whole = Holding(), [], True
-    # The outputs of ingest are the corpus's, its ledger is the run's.
-    base = corpus_uri if records.step == INGEST_STEP else run_uri
+    store: ObjectStore
+    run_uri: str
+    corpus_uri: str
+    progress: Callable[[int], None]
 
-    def check(output: Output) -> _Read:
-        # Digests and ids are made where the objects arrive, in as many threads.
-        folder = run_uri if output.key.endswith(LEDGER_SUFFIX) else base
-        return _check(store, folder, records.is_planned, output)
+    def read_step(
+        self, records: StepRecords, outputs: Sequence[Output]
+    ) -> tuple[Holding | None, list[Finding]]:
+        """Read `outputs` of a step, which its manifest names.
 
-    for output, found in prefetch(check, records.objects, GETS_IN_FLIGHT):
-        progress(output.num_bytes)
-        remedy = records.remedy
-        if found.damage:
-            is_whole = False
-            expected = f"{output.num_bytes:,} bytes, SHA-256 {output.sha256[:16]}"
-            findings.append(Finding(output.key, expected, found.damage, remedy(output.key)))
-        if found.miscount:
-            expected = _counts(output.utterances, output.duration_ms)
-            findings.append(Finding(output.key, expected, found.miscount, remedy(output.key)))
-        if found.hashes is not None:
-            is_ledger = output.key.endswith(LEDGER_SUFFIX)
-            (holding.quarantined if is_ledger else holding.written).append((output, found.hashes))
-    if folder_of(records.step) == SELECTION_FOLDER:
-        findings += metadata_findings(store, corpus_uri, records)
-    return holding if is_whole else None, findings
+        The holding is None where an object cannot be read, as its utterances are unknown.
+        """
+        holding, findings, is_whole = Holding(), [], True
+
+        def check(output: Output) -> _Read:
+            # Digests and ids are made where the objects arrive, in as many threads.
+            return self._check(output, self._base(records, output), records.is_planned)
+
+        for output, found in prefetch(check, outputs, GETS_IN_FLIGHT):
+            self.progress(output.num_bytes)
+            where = self.name_of(records, output)
+            if found.damage:
+                is_whole = False
+                findings.append(_damaged(where, output, found, records.remedy(output.key)))
+            if found.miscount:
+                expected = _counts(output.utterances, output.duration_ms)
+                remedy = records.remedy(output.key)
+                findings.append(Finding(where, expected, found.miscount, remedy))
+            if found.hashed is not None:
+                _hold(holding, output, found.hashed)
+        return holding if is_whole else None, findings
+
+    def read_named(self, remedies: Mapping[Output, str]) -> Iterator[Finding]:
+        """Read objects below the run that records name; each has its remedy."""
+
+        def check(output: Output) -> _Read:
+            return self._check(output, self.run_uri, has_utterances=False)
+
+        for output, found in prefetch(check, remedies, _CHECKPOINTS_IN_FLIGHT):
+            self.progress(output.num_bytes)
+            if found.damage:
+                yield _damaged(output.key, output, found, remedies[output])
+
+    def name_of(self, records: StepRecords, output: Output) -> str:
+        """Return an object's key below the run, or its URI if it is the corpus's."""
+        base = self._base(records, output)
+        return output.key if base == self.run_uri else join_uri(base, output.key)
+
+    def _base(self, records: StepRecords, output: Output) -> str:
+        # The outputs of ingest are the corpus's, its ledger is the run's.
+        is_corpus = records.step == INGEST_STEP and not output.key.endswith(LEDGER_SUFFIX)
+        return self.corpus_uri if is_corpus else self.run_uri
+
+    def _check(self, output: Output, base: str, has_utterances: bool) -> _Read:
+        try:
+            data = self.store.get(join_uri(base, output.key))
+        except ObjectNotFound:
+            return _Read(damage="missing")
+        digest = sha256(data)
+        there = f"{len(data):,} bytes, SHA-256 {digest[:16]}"
+        try:
+            if digest != output.sha256:
+                # Again: the network may have damaged it.
+                data = read_output(self.store, base, output)
+            contents = read_contents(output.key, data) if has_utterances else None
+        except ValueError as error:
+            return _Read(damage=f"{there} ({str(error)[:200]})")
+        if contents is None:
+            is_audio = base != self.run_uri and output.key.startswith(f"{AUDIO_FOLDER}/")
+            return _Read(self._hash_audio(output.key, data) if is_audio else None)
+        # Target shards do not repeat the durations.
+        duration_ms = output.duration_ms if contents.duration_ms is None else contents.duration_ms
+        found = (len(contents.utterance_ids), duration_ms)
+        is_right = found == (output.utterances, output.duration_ms)
+        return _Read(self._hash(contents), miscount="" if is_right else _counts(*found))
+
+    def _hash(self, contents: Contents) -> _Hashed:
+        known = [each for each in contents.audio if each.etag]
+        audio = [version_name(self.corpus_uri, each) for each in known]
+        return _Hashed(
+            hash_names(contents.utterance_ids),
+            hash_names(contents.speaker_ids),
+            hash_names(audio),
+            frozenset(resolve_audio(self.corpus_uri, a.uri).rpartition("/")[0] for a in known),
+        )
+
+    def _hash_audio(self, key: str, data: bytes) -> _Hashed:
+        etag = hashlib.md5(data, usedforsecurity=False).hexdigest()
+        name = version_name(self.corpus_uri, AudioVersion(key, etag))
+        return _Hashed(hash_names([]), hash_names([]), hash_names([name]), frozenset())
 
 
-def _check(store: ObjectStore, base: str, has_utterances: bool, output: Output) -> _Read:
-    try:
-        data = store.get(join_uri(base, output.key))
-    except ObjectNotFound:
-        return _Read(damage="missing")
-    digest = sha256(data)
-    there = f"{len(data):,} bytes, SHA-256 {digest[:16]}"
-    try:
-        if digest != output.sha256:
-            data = read_output(store, base, output)  # again: the network may have damaged it
-        contents = read_contents(output.key, data) if has_utterances else None
-    except ValueError as error:
-        return _Read(damage=f"{there} ({str(error)[:200]})")
-    if contents is None:
-        return _Read()
-    # Target shards do not repeat the durations.
-    duration_ms = output.duration_ms if contents.duration_ms is None else contents.duration_ms
-    found = (len(contents.utterance_ids), duration_ms)
-    is_right = found == (output.utterances, output.duration_ms)
-    return _Read(contents.hashes(), miscount="" if is_right else _counts(*found))
+def version_name(corpus_uri: str, audio: AudioVersion) -> str:
+    """Name the bytes of an audio object at its place."""
+    return f"{resolve_audio(corpus_uri, audio.uri)} {audio.etag}"
+
+
+def joined(pieces: Iterable[tuple[Output, Hashes]]) -> Hashes:
+    """Return the hashes of all pieces in one array."""
+    return np.concatenate([np.empty(0, np.uint64), *(hashes for _, hashes in pieces)])
+
+
+def _hold(holding: Holding, output: Output, hashed: _Hashed) -> None:
+    is_ledger = output.key.endswith(LEDGER_SUFFIX)
+    (holding.quarantined if is_ledger else holding.written).append((output, hashed.utterances))
+    for pieces, hashes in ((holding.speakers, hashed.speakers), (holding.audio, hashed.audio)):
+        if len(hashes):
+            pieces.append((output, hashes))
+    holding.folders.update(hashed.folders)
+
+
+def _damaged(where: str, output: Output, found: _Read, remedy: str) -> Finding:
+    expected = f"{output.num_bytes:,} bytes, SHA-256 {output.sha256[:16]}"
+    return Finding(where, expected, found.damage, remedy)
 
 
 def _counts(num_utterances: int, duration_ms: int) -> str:
     return f"{num_utterances:,} utterances, {duration_ms:,} ms"
-
-
-def metadata_findings(
-    store: ObjectStore, corpus_uri: str, records: StepRecords
-) -> Iterator[Finding]:
-    """Yield a finding for each metadata object that changed since the selection read it."""
-    assert records.manifest is not None, "only finished steps are read"
-    inputs: Mapping[str, str] = records.manifest.inputs
-    base = metadata_uri(corpus_uri, records.step.rpartition("/")[2])
-    uris = [join_uri(base, name) for name in inputs]
-    remedy = "put the metadata back, or select again into a new --run"
-    for expected, (uri, found) in zip(
-        inputs.values(), store.get_many(uris, GETS_IN_FLIGHT), strict=True
-    ):
-        digest = "" if isinstance(found, StoreError) else sha256(found.data)
-        if digest != expected:
-            there = f"SHA-256 {digest[:16]}" if digest else "missing"
-            yield Finding(uri, f"SHA-256 {expected[:16]}, as selected from", there, remedy)

@@ -1,11 +1,15 @@
 """Verify a run: sizes, digests and counts of all that its manifests name, to the utterance."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from infra.store.object_store import ObjectStore, join_uri
+from infra.store.uris import is_s3
 from pipeline.audit.conservation import chain_findings
-from pipeline.audit.run_listing import list_run
+from pipeline.audit.corpus_objects import audio_findings, corpus_findings, is_audio
+from pipeline.audit.run_listing import RunListing, is_partial, list_run
+from pipeline.audit.sealed_records import RunRecords, read_records, record_faults
 from pipeline.audit.step_records import (
     Finding,
     StepRecords,
@@ -13,17 +17,29 @@ from pipeline.audit.step_records import (
     read_step,
     record_findings,
 )
-from pipeline.audit.stored_objects import Holding, read_objects
+from pipeline.audit.stored_objects import Holding, Reader
+from pipeline.runs.manifest import Output
+from pipeline.runs.names import INGEST_STEP, PLAN_CALIBRATION, REPORT_DOCUMENT, REPORT_PAGE
+from pipeline.runs.step import differences
 
 Progress = Callable[[int, int], None]
 """Receives the bytes just read, and the bytes to be read in all."""
 
 
 @dataclass(frozen=True, slots=True)
-class Verification:
-    """Verification holds what was read, the findings and the orphans, by keys below the run.
+class Expectation:
+    """Expectation holds what a recipe and its jobs make: settings by step, and steps by job."""
 
-    An orphan was stored by a task that never committed it, or by a writer that was killed.
+    configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    jobs: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """Verification holds what was read, the findings, and keys below the run that are not needed.
+
+    An orphan was stored by a task that never committed it, or by a writer that was killed. What
+    is in `scratch` was committed by tasks of steps that are finished, and no step reads it again.
     """
 
     steps: tuple[str, ...]
@@ -31,79 +47,145 @@ class Verification:
     num_bytes: int
     findings: tuple[Finding, ...]
     orphans: tuple[str, ...]
+    scratch: tuple[str, ...]
     unfinished: tuple[str, ...]
 
 
 def verify_run(
-    store: ObjectStore, run_uri: str, corpus_uri: str, progress: Progress
-) -> Verification:
-    """Read all objects that the run's manifests name, and compare them with the manifests.
-
-    Of each utterance and step 8 bytes are kept; shards are read 8 at a time.
-    """
-    # Listed before commits are read: what a task commits meanwhile is then no orphan.
-    folders = list_run(store, run_uri, corpus_uri)
-    findings: list[Finding] = []
-    steps: dict[str, StepRecords] = {}
-    for folder in folders:
-        steps[folder.step], unreadable = read_step(store, run_uri, folder)
-        findings += unreadable
-    finished = {name: records for name, records in steps.items() if records.manifest}
-    for records in finished.values():
-        findings += [*record_findings(records), *input_findings(records, steps)]
-    findings += _contents_findings(store, run_uri, corpus_uri, finished, progress)
-    orphans, strays = _unnamed(steps)
-    objects = [output for records in finished.values() for output in records.objects]
-    return Verification(
-        steps=tuple(steps),
-        num_objects=len(objects),
-        num_bytes=sum(output.num_bytes for output in objects),
-        findings=(*findings, *strays),
-        orphans=orphans,
-        unfinished=tuple(folder.step for folder in folders if not folder.is_finished),
-    )
-
-
-def _contents_findings(
     store: ObjectStore,
     run_uri: str,
     corpus_uri: str,
-    finished: Mapping[str, StepRecords],
     progress: Progress,
-) -> list[Finding]:
+    expectation: Expectation = Expectation(),
+    reads_audio: bool = False,
+) -> Verification:
+    """Read all objects that the run's manifests and records name, and compare them with these.
+
+    Of each utterance and step 8 bytes are kept; shards are read 8 at a time. Audio in S3 is
+    compared by a listing's sizes and ETags, unless `reads_audio`; local audio is read.
+    """
+    # Listed before commits are read: what a task commits meanwhile is then no orphan.
+    listing = list_run(store, run_uri, corpus_uri)
     findings: list[Finding] = []
-    holdings: dict[str, Holding] = {}
-    total = sum(each.num_bytes for records in finished.values() for each in records.objects)
-    for name, records in finished.items():
-        holding, damaged = read_objects(
-            store, run_uri, corpus_uri, records, lambda num_bytes: progress(num_bytes, total)
-        )
-        findings += damaged
-        if holding is not None:
-            holdings[name] = holding
-    return [*findings, *chain_findings(store, run_uri, finished, holdings)]
+    steps: dict[str, StepRecords] = {}
+    for folder in listing.folders:
+        steps[folder.step], unreadable = read_step(store, run_uri, folder)
+        findings += unreadable
+    records = read_records(store, run_uri, listing)
+    findings += record_faults(records, listing, steps, expectation.jobs)
+    finished = {name: found for name, found in steps.items() if found.manifest}
+    for name, found in finished.items():
+        findings += [*record_findings(found), *input_findings(found, steps)]
+        findings += _recipe_findings(found, expectation.configs.get(name))
+    work = _Work(store, run_uri, corpus_uri, finished, records, reads_audio)
+    findings += work.findings(progress)
+    orphans, strays = _unnamed(listing, steps, records)
+    return Verification(
+        steps=tuple(steps),
+        num_objects=len(work.objects),
+        num_bytes=sum(output.num_bytes for output in work.objects),
+        findings=(*findings, *strays),
+        orphans=orphans,
+        scratch=tuple(
+            key for folder in listing.folders if folder.is_finished for key in folder.scratch
+        ),
+        unfinished=tuple(folder.step for folder in listing.folders if not folder.is_finished),
+    )
 
 
-def _unnamed(steps: Mapping[str, StepRecords]) -> tuple[tuple[str, ...], list[Finding]]:
-    """Orphans, and strays: objects in a step's folder that none of its tasks stored."""
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The objects to read of a run and its corpus."""
+
+    store: ObjectStore
+    run_uri: str
+    corpus_uri: str
+    finished: Mapping[str, StepRecords]
+    records: RunRecords
+    reads_audio: bool
+
+    @property
+    def objects(self) -> list[Output]:
+        """All objects whose bytes are compared."""
+        of_steps = (each for found in self.finished.values() for each in self._of_step(found))
+        return [*of_steps, *self.records.remedies]
+
+    def findings(self, progress: Progress) -> Iterator[Finding]:
+        """Read the objects, and yield what is wrong with them and with their utterances."""
+        total = sum(each.num_bytes for each in self.objects)
+
+        def advance(num_bytes: int) -> None:
+            progress(num_bytes, total)
+
+        reader = Reader(self.store, self.run_uri, self.corpus_uri, advance)
+        holdings: dict[str, Holding] = {}
+        for name, found in self.finished.items():
+            holding, damaged = reader.read_step(found, self._of_step(found))
+            yield from damaged
+            if holding is not None:
+                holdings[name] = holding
+        yield from reader.read_named(self.records.remedies)
+        yield from corpus_findings(self.store, self.corpus_uri, self.finished)
+        place = (self.store, self.run_uri)
+        yield from audio_findings(*place, self.corpus_uri, holdings, self.reads_audio)
+        yield from chain_findings(*place, self.finished, holdings)
+
+    def _of_step(self, found: StepRecords) -> list[Output]:
+        reads_all = self.reads_audio or not is_s3(self.corpus_uri)
+        if found.step != INGEST_STEP or reads_all:
+            return found.objects
+        return [output for output in found.objects if not is_audio(output)]
+
+
+def _recipe_findings(records: StepRecords, config: Mapping[str, Any] | None) -> Iterator[Finding]:
+    """Compare a step's settings with the recipe's; those that the recipe does not say are free."""
+    if config is None or records.manifest is None:
+        return
+    manifest = records.manifest
+    said = {**manifest.config, **config}
+    if differing := differences(manifest, said, manifest.inputs).removeprefix(": "):
+        remedy = "give the recipe that made the run, with its --set, or use another --run"
+        yield Finding(records.folder.manifest_key, "the recipe's settings", differing, remedy)
+
+
+def _unnamed(
+    listing: RunListing, steps: Mapping[str, StepRecords], records: RunRecords
+) -> tuple[tuple[str, ...], list[Finding]]:
+    """Orphans, and strays: objects below the run that none of its tasks and jobs stored."""
+    named = {output.key for output in records.remedies}
+    # Where the document that names one is damaged or missing, that is the finding.
+    named.update((REPORT_DOCUMENT, REPORT_PAGE, PLAN_CALIBRATION))
+    named.update(record.key for record in records.records)
+    named.update(finding.object for finding in records.findings)
     orphans, strays = [], []
-    for records in steps.values():
-        named = {output.key for output in (*records.objects, *records.committed)}
-        for key in records.folder.unnamed(frozenset(named)):
-            if records.folder.is_a_tasks(key):
+    for name, found in steps.items():
+        folder = found.folder
+        if folder.is_finished and found.manifest is None:
+            continue  # only its damaged manifest says what belongs to it
+        known = {folder.manifest_key, *folder.commit_keys, *folder.scratch}
+        known.update(output.key for output in (*found.objects, *found.committed))
+        for key in folder.keys:
+            if key in known or key in named:
+                continue
+            if folder.is_a_tasks(key):
                 orphans.append(key)
-            elif records.is_planned:
-                remedy = "find its writer, and move it out of the step's folder"
-                strays.append(
-                    Finding(
-                        key, "only objects of the step", "an object that no task stored", remedy
-                    )
-                )
+            else:
+                strays.append(_stray(key, f"only objects of {name}"))
+    for key in listing.other_keys:
+        if is_partial(key):
+            orphans.append(key)
+        elif key not in named:
+            strays.append(_stray(key, "only objects of the run's steps"))
     return tuple(orphans), strays
 
 
+def _stray(key: str, expected: str) -> Finding:
+    remedy = "find its writer, and move it out of the run"
+    return Finding(key, expected, "an object that no task stored", remedy)
+
+
 def sweep(store: ObjectStore, run_uri: str, verification: Verification) -> None:
-    """Delete the orphans; a ValueError, and nothing deleted, while a step might still need one.
+    """Delete orphans and scratch; a ValueError, and nothing deleted, while a step may need one.
 
     A step at work stores objects before it names them, and a damaged record may name some.
     """
@@ -117,5 +199,5 @@ def sweep(store: ObjectStore, run_uri: str, verification: Verification) -> None:
             f"nothing swept: {len(verification.findings)} findings; fix them first, as a damaged "
             "record may name what looks like an orphan"
         )
-    for key in verification.orphans:
+    for key in (*verification.orphans, *verification.scratch):
         store.delete(join_uri(run_uri, key))

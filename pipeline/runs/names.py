@@ -21,8 +21,11 @@ ALIGNMENT_STEP = f"{ALIGNMENTS_FOLDER}/{LABELLED}"
 TARGETS_STEP = f"{TARGETS_FOLDER}/{UNLABELLED}"
 PARTITIONS_STEP = f"{PARTITIONS_FOLDER}/{UNLABELLED}"
 CERTIFICATE_STEP = "certificate"
+CERTIFICATE_DOCUMENT = f"{CERTIFICATE_STEP}/certificate.json"
 EVALUATION_STEP = "evaluation"
 REPORT_STEP = "report"
+REPORT_DOCUMENT = f"{REPORT_STEP}/report.json"
+REPORT_PAGE = f"{REPORT_STEP}/report.html"
 
 # Within a step's folder.
 MANIFEST_FILE = "manifest.json"
@@ -33,9 +36,12 @@ LEDGER_SUFFIX = ".ledger.jsonl"
 
 # Within a run, beside the steps; and within a corpus.
 STEP_RECORDS_FOLDER = "steps"
-PLAN_FOLDER = "plan"
+PLAN_DOCUMENT = "plan/plan.json"
+PLAN_CALIBRATION = "plan/calibration.json"
 CORPUS_FOLDER = "corpus"
 METADATA_FOLDER = "metadata"
+AUDIO_FOLDER = "audio"
+LEXICON_FILE = "lexicon.txt"
 
 
 def selection_step(subset: str) -> str:
@@ -56,6 +62,11 @@ def model_step(name: str) -> str:
 def task_name(number: int) -> str:
     """Name the task that reads the object, or group of objects, with this number."""
     return f"{number:06d}"
+
+
+def job_record(job: str) -> str:
+    """Return the key of a job's record: its seconds, requests and recipe, and its manifests."""
+    return f"{STEP_RECORDS_FOLDER}/{job}.json"
 
 
 def folder_of(step: str) -> str:

@@ -2,10 +2,36 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 _SEAL = "sha256"
+_NAMED = "objects"
+
+
+@dataclass(frozen=True, slots=True)
+class NamedObject:
+    """NamedObject is an object that a sealed document names: its key, size and SHA-256."""
+
+    key: str
+    num_bytes: int
+    sha256: str
+
+    @classmethod
+    def of(cls, key: str, data: bytes) -> "NamedObject":
+        """Name the bytes at `key`."""
+        return cls(key, len(data), hashlib.sha256(data).hexdigest())
+
+
+def naming(document: Mapping[str, Any], objects: Sequence[NamedObject]) -> dict[str, Any]:
+    """Add the names of `objects` to a document that will be sealed."""
+    return {**document, _NAMED: [asdict(each) for each in objects]}
+
+
+def named_objects(document: Mapping[str, Any]) -> tuple[NamedObject, ...]:
+    """Return the objects that an unsealed document names, in its order."""
+    return tuple(NamedObject(**each) for each in document.get(_NAMED, ()))
 
 
 def seal(document: Mapping[str, Any], indent: int | None = None) -> bytes:
@@ -27,6 +53,14 @@ def unseal(data: bytes, remedy: str) -> dict[str, Any]:
         raise ValueError(f"SHA-256 of what it says is {digest}, it states {stated}: {remedy}")
     sealed: dict[str, Any] = document
     return sealed
+
+
+def unseal_exactly(data: bytes, remedy: str) -> dict[str, Any]:
+    """Unseal as `unseal` does, and refuse blanks that `seal` does not write."""
+    document = unseal(data, remedy)
+    if data not in (seal(document), seal(document, indent=1)):
+        raise ValueError(f"other blanks than its writer's: {remedy}")
+    return document
 
 
 def _digest(document: Mapping[str, Any]) -> str:

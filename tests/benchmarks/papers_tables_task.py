@@ -159,7 +159,7 @@ def _aligned(store: ObjectStore, run_uri: str) -> Iterator[Utterance]:
         for row in shard
     ]
     teacher, tree = load_model(store, run_uri, "teacher"), read_tree(store, run_uri)
-    lexicon = read_lexicon(store, join_uri(run_uri, "corpus"))
+    lexicon = read_lexicon(store, run_uri, join_uri(run_uri, "corpus"), []).parse()
     found = network_alignments(rows, teacher, lexicon, tree, ACOUSTIC_SCALE)
     for row in rows:
         senones = found[row.utterance_id]

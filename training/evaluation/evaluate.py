@@ -44,32 +44,33 @@ def evaluate(
 ) -> StepResult:
     """Decode the held-out subset with each model; write word and frame errors by placement."""
     features = features_step(HELDOUT)
+    reads = [features, ALIGNMENT_STEP, *map(model_step, EVALUATED_MODELS)]
+    lexicon = read_lexicon(store, run_uri, corpus_uri, reads)
 
     def score(context: StepContext) -> StepContents:
         rows = [row for shard in read_shards(store, run_uri, features).values() for row in shard]
         if not rows:
             raise ValueError("the held-out subset is empty: list speakers in heldout.speakers")
         models = {name: load_model(store, run_uri, name) for name in EVALUATED_MODELS}
-        scores = score_models(store, run_uri, corpus_uri, config, rows, models)
+        scores = score_models(store, run_uri, lexicon.parse(), config, rows, models)
         heldout = read_manifest(store, run_uri, features).tally_out
         data = json.dumps(scores, indent=1, sort_keys=True).encode()
         output = context.put_output("scores", ".json", data, heldout)
         return StepContents.of_all(heldout, (output,))
 
-    reads = [features, ALIGNMENT_STEP, *map(model_step, EVALUATED_MODELS)]
-    return run_step(StepSpec(store, run_uri, EVALUATION_STEP, asdict(config), reads), score)
+    spec = StepSpec(store, run_uri, EVALUATION_STEP, asdict(config), reads, lexicon.digests)
+    return run_step(spec, score)
 
 
 def score_models(
     store: ObjectStore,
     run_uri: str,
-    corpus_uri: str,
+    lexicon: Lexicon,
     config: EvaluationConfig,
     rows: Sequence[FeatureRow],
     models: Mapping[str, TrainedModel],
 ) -> dict[str, Any]:
     """Return word error rates, their reduction and frame accuracies, by model and placement."""
-    lexicon = read_lexicon(store, corpus_uri)
     graph = language_graph(store, run_uri, lexicon, config.ngram_order)
     decoder = DecoderConfig(config.beam, config.max_active)
     # 003 VII-D tunes the acoustic scale on its test set; here other speakers fixed it.

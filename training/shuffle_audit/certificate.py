@@ -8,7 +8,7 @@ BMUF and HTM.
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,8 +17,8 @@ import numpy as np
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.audit.provenance import STEPS, read_provenance
 from pipeline.runs.commit import StepContext
-from pipeline.runs.manifest import manifest_uri, read_manifest
-from pipeline.runs.names import CERTIFICATE_STEP, PARTITIONS_STEP
+from pipeline.runs.manifest import Output, manifest_uri, read_manifest, sha256
+from pipeline.runs.names import CERTIFICATE_DOCUMENT, CERTIFICATE_STEP, PARTITIONS_STEP
 from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step
 from pipeline.shuffle_quality.certificate import Figure, certify
 from pipeline.shuffle_quality.design_effect import (
@@ -71,19 +71,25 @@ def certify_run(
             world_size=config.num_ranks,
         )
         document = {**asdict(config), **certificate(dataset, fit, config)}
-        return StepContents.of_all(partitions.tally_out, statistics=document)
+        data, tally = _to_bytes(document), partitions.tally_out
+        counts = (tally.utterances, tally.duration_ms)
+        output = Output(CERTIFICATE_DOCUMENT, len(data), sha256(data), *counts)
+        return StepContents.of_all(tally, (output,), document)
 
-    resolved = {**asdict(config), **asdict(fit)}
+    resolved = {**asdict(config), **fit.config}
     spec = StepSpec(store, run_uri, CERTIFICATE_STEP, resolved, STEPS)
     result = run_step(spec, certify_partitions)
-    text = json.dumps(result.manifest.statistics, indent=1, sort_keys=True)
-    store.put(certificate_uri(run_uri), f"{text}\n".encode())
+    store.put(certificate_uri(run_uri), _to_bytes(result.manifest.statistics))
     return result
+
+
+def _to_bytes(document: Mapping[str, Any]) -> bytes:
+    return (json.dumps(document, indent=1, sort_keys=True) + "\n").encode()
 
 
 def certificate_uri(run_uri: str) -> str:
     """Return the URI of a run's certificate."""
-    return join_uri(run_uri, CERTIFICATE_STEP, "certificate.json")
+    return join_uri(run_uri, CERTIFICATE_DOCUMENT)
 
 
 def read_certificate(store: ObjectStore, run_uri: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The labelled subset as training reads it: transcribed utterances, lexicon, hard-target shards."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,8 @@ from jaxtyping import UInt16
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import Commit, StepContext
-from pipeline.runs.manifest import read_manifest, read_output
-from pipeline.runs.names import task_name
+from pipeline.runs.manifest import read_manifest, read_output, sha256
+from pipeline.runs.names import LEXICON_FILE, task_name
 from pipeline.runs.step import StepContents, TaskPlan, run_tasks
 from pipeline.shards import Alignment, FeatureRow, PartitionRow, read_features, write_partition
 from training.decoding.alignment import TranscribedUtterance
@@ -22,9 +23,40 @@ Alignments = Mapping[str, Senones | str]
 """By utterance id the senone of every 10 ms frame, or why there is none."""
 
 
-def read_lexicon(store: ObjectStore, corpus_uri: str) -> Lexicon:
-    """Read the corpus's pronunciations."""
-    return parse_lexicon(store.get(join_uri(corpus_uri, "lexicon.txt")).decode())
+@dataclass(frozen=True, slots=True)
+class CorpusLexicon:
+    """CorpusLexicon holds lexicon.txt as it was read, so that a step uses what it digests."""
+
+    data: bytes
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """Return its SHA-256 by its name, as an input of a step."""
+        return {LEXICON_FILE: sha256(self.data)}
+
+    def parse(self) -> Lexicon:
+        """Read the pronunciations."""
+        return parse_lexicon(self.data.decode())
+
+
+def read_lexicon(
+    store: ObjectStore, run_uri: str, corpus_uri: str, reads: Sequence[str]
+) -> CorpusLexicon:
+    """Read the corpus's lexicon for a step that reads the manifests of the steps `reads`.
+
+    ValueError if one of them is missing, or was made with other pronunciations.
+    """
+    manifests = [read_manifest(store, run_uri, step) for step in reads]
+    uri = join_uri(corpus_uri, LEXICON_FILE)
+    lexicon = CorpusLexicon(store.get(uri))
+    for manifest in manifests:
+        used = manifest.inputs.get(LEXICON_FILE)
+        if used not in (None, lexicon.digests[LEXICON_FILE]):
+            raise ValueError(
+                f"{uri} is not the lexicon that made {manifest.step} (SHA-256 {used[:12]}, now "
+                f"{lexicon.digests[LEXICON_FILE][:12]}): put it back, or use another --run"
+            )
+    return lexicon
 
 
 def read_shards(store: ObjectStore, run_uri: str, step: str) -> dict[str, list[FeatureRow]]:

@@ -44,7 +44,7 @@ def list_metadata(store: ObjectStore, metadata_uri: str) -> dict[str, list[Objec
 
     ValueError names an object that is neither metadata by its suffix nor a known mark of writers.
     """
-    objects = [found for found in store.list(metadata_uri) if not _is_mark(found)]
+    objects = [found for found in store.list(metadata_uri) if not is_mark(found)]
     for found in objects:
         if not found.uri.endswith(METADATA_SUFFIXES):
             raise ValueError(
@@ -66,14 +66,15 @@ def require_known_subsets(store: ObjectStore, corpus_uri: str) -> None:
     base = join_uri(corpus_uri, METADATA_FOLDER)
     for found in store.list(base):
         subset = found.uri.removeprefix(f"{base}/").partition("/")[0]
-        if subset not in SUBSETS and not _is_mark(found):
+        if subset not in SUBSETS and not is_mark(found):
             raise ValueError(
                 f"{found.uri} is in no subset's folder: need {METADATA_FOLDER}/ and one of "
                 f"{', '.join(SUBSETS)}; rename the folder, or move it out of {METADATA_FOLDER}/"
             )
 
 
-def _is_mark(found: ObjectInfo) -> bool:
+def is_mark(found: ObjectInfo) -> bool:
+    """Return True for what writers leave beside metadata, and no selection reads."""
     return _MARKS.fullmatch(found.uri.rpartition("/")[2]) is not None
 
 

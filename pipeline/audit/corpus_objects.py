@@ -1,0 +1,184 @@
+"""Compare a corpus with what the run's steps read of it: metadata, lexicon, audio."""
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from infra.store.object_store import Fetched, ObjectNotFound, ObjectStore, StoreError, join_uri
+from infra.store.uris import is_s3
+from pipeline.audit.contents import AudioVersion, Hashes, hash_names, read_contents
+from pipeline.audit.step_records import Finding, StepRecords
+from pipeline.audit.stored_objects import Holding, joined, version_name
+from pipeline.runs.manifest import Manifest, Output, read_output, sha256
+from pipeline.runs.names import (
+    AUDIO_FOLDER,
+    FEATURES_FOLDER,
+    INGEST_STEP,
+    LEDGER_SUFFIX,
+    LEXICON_FILE,
+    SELECTION_FOLDER,
+    folder_of,
+)
+from pipeline.steps.selection.buckets import is_mark
+from pipeline.steps.selection.select import metadata_uri
+from pipeline.steps.utterance_features import resolve_audio
+
+GETS_IN_FLIGHT = 16
+
+MAX_NAMED = 100
+"""A step's findings name at most so many audio objects; one more counts the others."""
+
+
+def corpus_findings(
+    store: ObjectStore, corpus_uri: str, finished: Mapping[str, StepRecords]
+) -> Iterator[Finding]:
+    """Yield a finding for each object of the corpus that is not as the steps read or wrote it."""
+    for records in finished.values():
+        assert records.manifest is not None, "only finished steps are compared"
+        if folder_of(records.step) == SELECTION_FOLDER:
+            yield from _metadata_findings(store, corpus_uri, records.step, records.manifest.inputs)
+        if LEXICON_FILE in records.manifest.inputs:
+            yield from _lexicon_findings(store, corpus_uri, records)
+    ingested = finished[INGEST_STEP].manifest if INGEST_STEP in finished else None
+    if ingested is not None:
+        yield from _ingested_findings(store, corpus_uri, ingested)
+
+
+def is_audio(output: Output) -> bool:
+    """Return True for the audio among the outputs of ingest."""
+    return output.key.startswith(f"{AUDIO_FOLDER}/")
+
+
+def _metadata_findings(
+    store: ObjectStore, corpus_uri: str, step: str, inputs: Mapping[str, str]
+) -> Iterator[Finding]:
+    base = metadata_uri(corpus_uri, step.rpartition("/")[2])
+    uris = [join_uri(base, name) for name in inputs]
+    remedy = "put the metadata back, or select again into a new --run"
+    for expected, (uri, answer) in zip(
+        inputs.values(), store.get_many(uris, GETS_IN_FLIGHT), strict=True
+    ):
+        data = _there(answer)
+        digest = sha256(data.data) if isinstance(data, Fetched) else ""
+        if digest != expected:
+            there = f"SHA-256 {digest[:16]}" if digest else "missing"
+            yield Finding(uri, f"SHA-256 {expected[:16]}, as selected from", there, remedy)
+    known = set(uris)
+    for found in store.list(base):
+        if found.uri not in known and not is_mark(found):
+            there = "an object that it did not read"
+            yield Finding(found.uri, f"only what {step} read", there, remedy)
+
+
+def _lexicon_findings(
+    store: ObjectStore, corpus_uri: str, records: StepRecords
+) -> Iterator[Finding]:
+    assert records.manifest is not None, "only finished steps are compared"
+    uri, expected = join_uri(corpus_uri, LEXICON_FILE), records.manifest.inputs[LEXICON_FILE]
+    try:
+        digest = sha256(store.get(uri))
+    except ObjectNotFound:
+        digest = ""
+    if digest != expected:
+        there = f"SHA-256 {digest[:16]}" if digest else "missing"
+        remedy = "put the lexicon back, or align and train again in a new --run"
+        yield Finding(uri, f"SHA-256 {expected[:16]}, as {records.step} read it", there, remedy)
+
+
+def _ingested_findings(
+    store: ObjectStore, corpus_uri: str, ingested: Manifest
+) -> Iterator[Finding]:
+    """Compare names and sizes; bytes are compared where the objects are read."""
+    outputs = {
+        join_uri(corpus_uri, output.key): output
+        for output in ingested.outputs
+        if not output.key.endswith(LEDGER_SUFFIX)
+    }
+    listed = {found.uri: found.num_bytes for found in store.list(corpus_uri)}
+    remedy = "put the corpus back as it was ingested, or ingest into a new --run"
+    for uri, output in outputs.items():
+        if is_audio(output) and listed.get(uri) != output.num_bytes:
+            there = f"{listed[uri]:,} bytes" if uri in listed else "missing"
+            yield Finding(uri, f"{output.num_bytes:,} bytes, as ingested", there, remedy)
+    for uri in listed:
+        if uri not in outputs:
+            found = "an object that ingest did not store"
+            remedy = "find its writer, and move it out of the corpus"
+            yield Finding(uri, "only the corpus that was ingested", found, remedy)
+
+
+def audio_findings(
+    store: ObjectStore,
+    run_uri: str,
+    corpus_uri: str,
+    holdings: Mapping[str, Holding],
+    reads_bytes: bool,
+) -> Iterator[Finding]:
+    """Yield a finding for each audio object that changed since extraction read it.
+
+    In S3 a listing's ETags confirm most; what they do not confirm is read, and in local folders
+    all is. Of each feature row 8 bytes are kept, and the listing of one folder at a time.
+    """
+    features = {step: each for step, each in holdings.items() if folder_of(step) == FEATURES_FOLDER}
+    read = holdings[INGEST_STEP].audio if INGEST_STEP in holdings else []
+    confirmed = joined(read)
+    if not reads_bytes:
+        folders = _outermost({folder for each in features.values() for folder in each.folders})
+        listed = [_listed_versions(store, folder) for folder in folders if is_s3(folder)]
+        confirmed = np.unique(np.concatenate([confirmed, *listed]))
+    for step, holding in features.items():
+        number = 0
+        for output, hashes in holding.audio:
+            if not np.isin(hashes, confirmed).all():
+                for finding in _changed(store, run_uri, corpus_uri, step, output, confirmed):
+                    number += 1
+                    if number <= MAX_NAMED:
+                        yield finding
+        if number > MAX_NAMED:
+            found = f"{number - MAX_NAMED:,} more audio objects are not as {step} read them"
+            yield Finding(corpus_uri, "audio as it was", found, _AUDIO_REMEDY)
+
+
+_AUDIO_REMEDY = "put the audio back, or extract again into a new --run"
+
+
+def _outermost(folders: set[str]) -> list[str]:
+    kept: list[str] = []
+    for folder in sorted(f"{each}/" for each in folders):
+        if not kept or not folder.startswith(kept[-1]):
+            kept.append(folder)
+    return [folder.rstrip("/") for folder in kept]
+
+
+def _listed_versions(store: ObjectStore, folder: str) -> Hashes:
+    versions = (AudioVersion(found.uri, found.etag) for found in store.list(folder))
+    return hash_names([version_name(folder, each) for each in versions])
+
+
+def _changed(
+    store: ObjectStore,
+    run_uri: str,
+    corpus_uri: str,
+    step: str,
+    output: Output,
+    confirmed: Hashes,
+) -> Iterator[Finding]:
+    contents = read_contents(output.key, read_output(store, run_uri, output))
+    assert contents is not None, "hashes come from contents"
+    known = [each for each in contents.audio if each.etag]
+    names = hash_names([version_name(corpus_uri, each) for each in known])
+    doubtful = [known[row] for row in np.flatnonzero(~np.isin(names, confirmed))]
+    uris = [resolve_audio(corpus_uri, each.uri) for each in doubtful]
+    for expected, (uri, answer) in zip(doubtful, store.get_many(uris, GETS_IN_FLIGHT), strict=True):
+        found = _there(answer)
+        etag = found.etag if isinstance(found, Fetched) else ""
+        if etag != expected.etag:
+            there = f"ETag {etag}" if etag else "missing"
+            yield Finding(uri, f"ETag {expected.etag}, as {step} read it", there, _AUDIO_REMEDY)
+
+
+def _there(found: Fetched | StoreError) -> Fetched | ObjectNotFound:
+    """Return the object or that it is absent; any other answer is about access, and is raised."""
+    if isinstance(found, Fetched | ObjectNotFound):
+        return found
+    raise found
