@@ -14,6 +14,14 @@ from tests.four_steps import put_teacher, teacher
 from tests.small_corpus import local_store, serially, write_corpus, write_metadata
 
 SUBSET = "unlabelled"
+SETTINGS = (
+    *(f"selection.{each}" for each in (f"hours={20 / 3600}", f"file_hours={5 / 3600}", "seed=3")),
+    *(f"features.{each}" for each in ("gets_in_flight=4", "seed=3")),
+    *(f"targets.{each}" for each in ("k=4", "request_frames=100", "seed=3")),
+    *(f"partitions.{each}" for each in (f"partition_hours={5 / 3600}", "seed=3")),
+)
+"""What --set makes of the tiny recipe for this run."""
+
 SEED = 3
 BAD_AUDIO = "audio that is none"
 BAD_METADATA = "too-short"

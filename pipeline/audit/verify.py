@@ -138,11 +138,11 @@ class _Work:
 
 
 def _recipe_findings(records: StepRecords, config: Mapping[str, Any] | None) -> Iterator[Finding]:
-    """Compare a step's settings with the recipe's; those that the recipe does not say are free."""
+    """Compare the settings that both the step's manifest and the recipe state."""
     if config is None or records.manifest is None:
         return
     manifest = records.manifest
-    said = {**manifest.config, **config}
+    said = {name: config.get(name, value) for name, value in manifest.config.items()}
     if differing := differences(manifest, said, manifest.inputs).removeprefix(": "):
         remedy = "give the recipe that made the run, with its --set, or use another --run"
         yield Finding(records.folder.manifest_key, "the recipe's settings", differing, remedy)

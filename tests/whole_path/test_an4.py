@@ -7,14 +7,26 @@ import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from infra.store.object_store import ObjectStore
+from infra.cluster import load_cluster
+from infra.store.object_store import ObjectStore, join_uri
+from jobs.cli.catalogue import WRITES
+from jobs.planning.run_plan import plan_run
+from jobs.planning.stored_plan import store_plan
+from jobs.planning.volumes.workload import planned_workload
+from jobs.verify import step_configs
+from pipeline.audit.verify import Expectation, Verification, verify_run
 from pipeline.runs.ledger import ledger_reasons
+from tests.job_programs import RunJob
+from tests.jobs.planning.test_throughputs import CALIBRATION
 from tests.whole_path.manifests import manifest_bytes, require_balance
-from tests.whole_path.processes import left_behind, run_all_steps, run_step
+from tests.whole_path.processes import TINY, left_behind, run_all_steps, run_step
 from tests.whole_path.reduced_an4 import write_reduced_an4
+from tests.whole_path.run_damage import flipped, folders, kinds, replaced
+from training.recipes import read_recipe
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -124,3 +136,169 @@ def test_no_process_is_left_behind(whole: WholeRun) -> None:
     while (left := left_behind(whole.mark)) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert left == []
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Copy is a copy of the run, with a plan, to damage and to verify within this process."""
+
+    folder: Path
+
+    @property
+    def kinds(self) -> dict[str, list[str]]:
+        """The keys by kind, without scratch, which may change and be deleted."""
+        found = kinds(self.folder)
+        return {kind: keys for kind, keys in found.items() if "/scratch/" not in kind}
+
+    def verify(self) -> Verification:
+        """Verify as megahour verify does."""
+        store, uri = ObjectStore((str(self.folder),)), str(self.folder)
+        expectation = Expectation(step_configs(read_recipe(str(TINY))), WRITES)
+        return verify_run(store, uri, join_uri(uri, "corpus"), lambda *_: None, expectation)
+
+    def named(self) -> set[str]:
+        """Verify, and return the keys that findings and orphans name."""
+        found = self.verify()
+        objects = (finding.object for finding in found.findings)
+        return {key.removeprefix(f"{self.folder}/") for key in (*objects, *found.orphans)}
+
+
+@pytest.fixture(scope="module")
+def copy(whole: WholeRun, tmp_path_factory: pytest.TempPathFactory) -> Copy:
+    folder = tmp_path_factory.mktemp("copy") / "run"
+    shutil.copytree(whole.folder, folder)
+    store, recipe = ObjectStore((str(folder),)), read_recipe(str(TINY))
+    plan = plan_run(planned_workload(1, 1), recipe, CALIBRATION, lambda _: load_cluster("demo"))
+    store_plan(store, str(folder), plan, CALIBRATION)
+    return Copy(folder)
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read damaged objects again without waiting."""
+    monkeypatch.setattr("infra.store.retry.FIRST_WAIT_S", 0.0)
+
+
+def test_a_whole_run_is_as_its_records_say(copy: Copy) -> None:
+    """No finding, no orphan; selection's scratch apart; every other object has been read."""
+    found = copy.verify()
+    assert (found.findings, found.orphans, found.unfinished) == ((), (), ())
+    objects = {path.relative_to(copy.folder).as_posix() for path in copy.folder.rglob("*.*")}
+    assert set(found.scratch) == {key for key in objects if "/scratch/" in key}
+    assert len(copy.kinds) > 30
+
+
+@pytest.mark.parametrize("change", [flipped, lambda _: None], ids=["flipped", "deleted"])
+def test_every_kind_of_object_is_verified(copy: Copy, change: Any) -> None:
+    """One bit of one object of each kind that the run has, or the whole object, is named."""
+    unnoticed = set()
+    for kind, (key, *_) in copy.kinds.items():
+        with replaced(copy.folder, {key: change((copy.folder / key).read_bytes())}):
+            if key not in copy.named():
+                unnoticed.add(kind)
+    assert unnoticed == set()
+
+
+def test_a_record_in_anothers_place_is_found(copy: Copy) -> None:
+    """Each record is whole, and of the right kind; for other objects that is another digest."""
+    unnoticed = set()
+    for kind, keys in copy.kinds.items():
+        if not kind.endswith(".json") and not kind.startswith("steps/"):
+            continue
+        data = [(copy.folder / key).read_bytes() for key in keys]
+        other = next((each for each in data if each != data[0]), None)
+        if other is not None:
+            with replaced(copy.folder, {keys[0]: other}):
+                if keys[0] not in copy.named():
+                    unnoticed.add(kind)
+    assert unnoticed == set()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda data: data[: len(data) // 2], lambda _: b"", lambda data: data + b"\n"],
+    ids=["truncated", "emptied", "lengthened"],
+)
+def test_all_objects_of_other_lengths_are_found(copy: Copy, change: Any) -> None:
+    """Cut, emptied or longer by a blank: many at once, but for what names others of them."""
+    manifests, records, others = groups = ([], [], [])
+    for key, *_ in copy.kinds.values():
+        is_record = re.search(r"/commits/|/checkpoints/\d+\.json|^steps/|(plan|report)\.json", key)
+        (manifests if "/manifest." in key else records if is_record else others).append(key)
+    for keys in groups:
+        changes = {key: change((copy.folder / key).read_bytes()) for key in keys}
+        with replaced(copy.folder, changes):
+            assert set(keys) - copy.named() == set()
+
+
+def test_a_foreign_object_in_any_folder_is_found(copy: Copy) -> None:
+    """Of a name that its folder's own objects could have, and of another one."""
+    some = {keys[0] for keys in copy.kinds.values()}
+    for name in ("notes.txt", "x.json", ".partial-0123"):
+        foreign = {f"{folder}/{name}": b"{}" for folder in folders(some)}
+        if name.startswith("."):
+            foreign = {key: data for key, data in foreign.items() if not key.startswith("corpus")}
+        with replaced(copy.folder, foreign):
+            assert set(foreign) - copy.named() == set()
+
+
+def test_scratch_may_be_deleted(copy: Copy) -> None:
+    """No step reads it again, and verification does not miss it."""
+    found = kinds(copy.folder)
+    scratch = {key: None for kind, keys in found.items() if "/scratch/" in kind for key in keys}
+    with replaced(copy.folder, scratch):
+        verified = copy.verify()
+    assert (verified.findings, verified.orphans, verified.scratch) == ((), (), ())
+
+
+def test_a_changed_pronunciation_is_refused(copy: Copy, run_job: RunJob) -> None:
+    """Evaluation with another lexicon than the alignment's would be of other words: exit code 1."""
+    lexicon = (copy.folder / "corpus" / "lexicon.txt").read_bytes()
+    spelt = lexicon.replace(b"AH", b"AA", 1)
+    manifest = {"evaluation/manifest.json": None}
+    with replaced(copy.folder, {"corpus/lexicon.txt": spelt, **manifest}):
+        arguments = ("--recipe", str(TINY), "--run", str(copy.folder))
+        said = run_job("evaluate", *arguments)
+        assert said.code == 1
+        for part in ("lexicon.txt is not the lexicon that made alignments/labelled", "put it back"):
+            assert part in said.err
+        assert run_job("align", *arguments).code == 1
+        assert "corpus/lexicon.txt" in copy.named()
+
+
+def test_a_job_record_is_stored_again(copy: Copy, run_job: RunJob) -> None:
+    """A record that a killed job did not store, a damaged one, and names of what is there no more.
+
+    A job that finds its step done stores what is missing; a whole record stays as it is.
+    """
+    arguments = ("--recipe", str(TINY), "--run", str(copy.folder))
+    record = copy.folder / "steps" / "train_teacher.json"
+    checkpoints = copy.folder / "models" / "teacher" / "checkpoints"
+    before = record.read_bytes()
+
+    def train() -> dict[str, Any]:
+        assert run_job("train_teacher", *arguments).code == 0
+        return json.loads(record.read_bytes())
+
+    train()
+    assert record.read_bytes() == before
+    for damage in (None, flipped(before)):
+        with replaced(copy.folder, {"steps/train_teacher.json": damage}):
+            assert train()["status"] == "nothing to do"
+            assert copy.named() == set()
+    gone = {f"models/teacher/checkpoints/{each.name}": None for each in checkpoints.iterdir()}
+    with replaced(copy.folder, {**gone, "steps/train_teacher.json": before}):
+        assert len(copy.named()) == 2
+        again = train()
+        assert (again["status"], len(again["objects"])) == ("done", 1)
+        assert copy.named() == set()
+
+
+def test_a_damaged_job_record_stops_the_report(copy: Copy, run_job: RunJob) -> None:
+    """The message names the record, and the job that stores it again."""
+    data = flipped((copy.folder / "steps" / "align.json").read_bytes())
+    with replaced(copy.folder, {"steps/align.json": data}):
+        said = run_job("report", "--recipe", str(TINY), "--run", str(copy.folder))
+    assert said.code == 1
+    assert "steps/align.json" in said.err
+    assert "run megahour align again, which stores the record again" in said.err

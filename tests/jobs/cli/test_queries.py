@@ -10,7 +10,7 @@ import pytest
 
 from infra.store.object_store import ObjectStore, join_uri
 from jobs.run import JOBS
-from tests.small_run import copy_run, make_run, outputs, selected_ids
+from tests.small_run import SETTINGS, copy_run, make_run, outputs, selected_ids
 from tests.whole_path.processes import TINY
 
 Run = tuple[ObjectStore, str]
@@ -29,7 +29,8 @@ def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
     def run(name: str, run_uri: str, *options: str) -> tuple[int, str, str]:
         path = str(JOBS / f"{name}.py")
-        arguments = [path, "--recipe", str(TINY), "--run", run_uri, *options]
+        overrides = [part for setting in SETTINGS for part in ("--set", setting)]
+        arguments = [path, "--recipe", str(TINY), "--run", run_uri, *overrides, *options]
         monkeypatch.setattr(sys, "argv", arguments)
         with pytest.raises(SystemExit) as ended:
             runpy.run_path(path, run_name="__main__")
@@ -44,12 +45,29 @@ def test_verify_of_an_undamaged_run(ask: Ask, undamaged: Run) -> None:
     code, out, err = ask("verify", undamaged[1])
     assert (code, err) == (0, "")
     assert "all is as the manifests say" in out
-    assert "--sweep deletes them" in out
+    assert "scratch of the finished steps selection/unlabelled: --sweep deletes them" in out
     code, out, _ = ask("verify", undamaged[1], "--json")
     document = json.loads(out)
     assert (code, document["status"], document["findings"]) == (0, "verified", [])
     assert document["num_objects"] > 8
+    assert document["orphans"] == []
+    assert len(document["scratch"]) == 5
     assert document["swept"] is False
+
+
+def test_verify_compares_the_recipe(ask: Ask, undamaged: Run) -> None:
+    """Exit code 1: the settings that differ, with both values, and how to give the right ones."""
+    code, out, _ = ask("verify", undamaged[1], "--set", "targets.k=5", "--set", "features.seed=4")
+    assert code == 1
+    for part in (
+        "targets/unlabelled/manifest.json",
+        "k is 4, now 5",
+        "features/unlabelled/manifest.json",
+        "seed is 3, now 4",
+        "give the recipe that made the run, with its --set",
+        "2 findings",
+    ):
+        assert part in out
 
 
 def test_verify_of_a_damaged_run(ask: Ask, undamaged: Run, tmp_path: Path) -> None:
@@ -75,7 +93,8 @@ def test_verify_sweeps_when_asked(ask: Ask, undamaged: Run, tmp_path: Path) -> N
     code, out, _ = ask("verify", run_uri, "--sweep", "--json")
     assert (code, json.loads(out)["swept"]) == (0, True)
     assert not store.exists(orphan)
-    assert json.loads(ask("verify", run_uri, "--json")[1])["orphans"] == []
+    document = json.loads(ask("verify", run_uri, "--json")[1])
+    assert (document["orphans"], document["scratch"]) == ([], [])
 
 
 def test_verify_of_no_run(ask: Ask, tmp_path: Path) -> None:

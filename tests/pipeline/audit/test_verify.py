@@ -1,5 +1,6 @@
 """Every kind of damage to a run is found and named; an undamaged run passes; sweeping is safe."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -7,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from infra.store.object_store import ObjectStore, join_uri
+from pipeline.audit import corpus_objects
 from pipeline.audit.verify import Verification, sweep, verify_run
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit
 from pipeline.runs.manifest import Manifest, Output, manifest_uri, read_manifest, sha256
+from pipeline.runs.sealed_json import seal
 from pipeline.shards import read_features, write_features
 from tests.small_run import SUBSET, copy_run, make_run, outputs, selected_ids
 
@@ -154,6 +157,116 @@ def test_changed_metadata_is_found(run: Run) -> None:
     assert findings(run)[uri][1] == "missing"
 
 
+def test_metadata_that_selection_did_not_read_is_found(run: Run) -> None:
+    """An object that came later; marks of its writer do not count."""
+    store, run_uri = run
+    folder = join_uri(run_uri, "corpus", "metadata", SUBSET)
+    store.put(join_uri(folder, "_SUCCESS"), b"")
+    assert findings(run) == {}
+    store.put(join_uri(folder, "later.jsonl"), b"")
+    assert findings(run) == {
+        join_uri(folder, "later.jsonl"): (
+            f"only what selection/{SUBSET} read",
+            "an object that it did not read",
+        )
+    }
+
+
+def spoken(run: Run) -> tuple[str, str]:
+    """The audio of a row of features: its URI, and its ETag."""
+    store, run_uri = run
+    data = store.get(join_uri(run_uri, outputs(store, run_uri, "features")[0].key))
+    row = read_features(data)[0]
+    return join_uri(run_uri, "corpus", row.audio_uri), row.audio_etag
+
+
+def test_changed_audio_is_found(run: Run) -> None:
+    """A byte of a corpus without a manifest: the ETag that extraction recorded, and the one now."""
+    store, _ = run
+    uri, etag = spoken(run)
+    audio = store.get(uri)
+    store.put(uri, audio[:100] + bytes([audio[100] ^ 1]) + audio[101:])
+    found = findings(run)
+    assert found.keys() == {uri}
+    assert found[uri][0] == f"ETag {etag}, as features/{SUBSET} read it"
+    assert found[uri][1].startswith("ETag ")
+    store.delete(uri)
+    assert findings(run)[uri][1] == "missing"
+    store.put(uri, audio)
+    assert findings(run) == {}
+
+
+def test_much_changed_audio_is_counted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many objects the first are named, and the others are counted: a moved folder."""
+    monkeypatch.setattr(corpus_objects, "MAX_NAMED", 3)
+    store, run_uri = run
+    for found in store.list(join_uri(run_uri, "corpus", "audio")):
+        store.delete(found.uri)
+    told = findings(run)
+    others = read_manifest(store, run_uri, f"features/{SUBSET}").tally_out.utterances - 3
+    assert len(told) == 4
+    message = f"{others} more audio objects are not as features/{SUBSET} read them"
+    assert told[join_uri(run_uri, "corpus")][1] == message
+
+
+def test_audio_that_nothing_read_may_change(run: Run) -> None:
+    """Unselected audio of a corpus that was not ingested here is no part of the run."""
+    store, run_uri = run
+    selected = {f"audio/{name}.flac" for name in selected_ids(store, run_uri)}
+    base = join_uri(run_uri, "corpus")
+    for found in store.list(join_uri(base, "audio")):
+        if found.uri.removeprefix(f"{base}/") not in selected:
+            store.put(found.uri, b"other")
+    assert findings(run) == {}
+
+
+def test_blanks_in_a_sealed_record_are_found(run: Run) -> None:
+    """Bytes that no writer wrote, though they say the same."""
+    for key in (first_commit(run, "targets"), f"targets/{SUBSET}/manifest.json"):
+        store, run_uri = run
+        data = store.get(join_uri(run_uri, key))
+        store.put(join_uri(run_uri, key), data + b"\n")
+        assert "other blanks" in findings(run)[key][1]
+        store.put(join_uri(run_uri, key), data)
+
+
+def test_a_commit_in_anothers_place_is_found(run: Run) -> None:
+    """A whole record of the same step, under another task's name."""
+    store, run_uri = run
+    first, second, *_ = (
+        found.uri for found in store.list(join_uri(run_uri, "features", SUBSET, "commits"))
+    )
+    store.put(first, store.get(second))
+    key = first.removeprefix(f"{run_uri}/")
+    expected, found = findings(run)[key]
+    assert (expected, found) == ("the commit of its own task", "of 000001")
+
+
+def test_subsets_of_an_older_run_are_compared(run: Run) -> None:
+    """A held-out selection with a speaker of training, made before selections were compared."""
+    store, run_uri = run
+    for found in store.list(join_uri(run_uri, "selection", SUBSET)):
+        store.put(found.uri.replace(SUBSET, "heldout"), store.get(found.uri))
+    step = f"selection/{SUBSET}"
+    for found in store.list(join_uri(run_uri, "selection", "heldout")):
+        if "/scratch/" not in found.uri and not found.uri.endswith(".jsonl"):
+            data = store.get(found.uri).decode().replace(step, "selection/heldout")
+            document = json.loads(data)
+            del document["sha256"]
+            indent = 1 if found.uri.endswith("manifest.json") else None
+            store.put(found.uri, seal(document, indent))
+    told = [
+        (each.expected, each.found)
+        for each in verify(store, run_uri).findings
+        if each.object == "selection/heldout/manifest.json"
+    ]
+    expected = f"nothing shared with selection/{SUBSET}"
+    assert [each for each, _ in told] == [expected, expected]
+    num_utterances = len(selected_ids(store, run_uri))
+    assert told[0][1].startswith(f"{num_utterances} utterances: {SUBSET}-")
+    assert told[1][1].startswith(f"6 speakers: {SUBSET}-speaker-")
+
+
 def test_a_wrong_count_in_a_commit_is_found(run: Run) -> None:
     """Its own sum, and the manifest's."""
     key = first_commit(run, "targets")
@@ -183,7 +296,9 @@ def test_a_missing_commit_is_found(run: Run) -> None:
     key = first_commit(run, "features")
     output = Commit.from_bytes(store.get(join_uri(run_uri, key))).outputs[0]
     store.delete(join_uri(run_uri, key))
-    assert findings(run)[output.key] == ("named alike by a commit", "by the manifest alone")
+    found = findings(run)
+    assert found[output.key] == ("named alike by a commit", "by the manifest alone")
+    assert found[key] == ("there, as the manifest names its objects", "missing")
 
 
 def test_a_commit_that_the_manifest_forgot_is_found(run: Run) -> None:
@@ -271,15 +386,34 @@ def test_sweeping_removes_exactly_the_orphans(run: Run) -> None:
     partial.write_bytes(b"half")
     added = {orphan(run, step) for step in STEPS}
     found = verify(store, run_uri)
-    scratch = {key for key in found.orphans if "/scratch/" in key}
-    assert set(found.orphans) == added | scratch | {f"features/{SUBSET}/.partial-0123"}
+    scratch = {key for key in (uri[len(run_uri) + 1 :] for uri in before) if "/scratch/" in key}
+    assert set(found.scratch) == scratch
+    assert set(found.orphans) == added | {f"features/{SUBSET}/.partial-0123"}
     assert found.findings == ()
     sweep(store, run_uri, found)
     assert not partial.exists()
     after = {info.uri for info in store.list(run_uri)}
     assert before - after == {join_uri(run_uri, key) for key in scratch}
     swept = verify(store, run_uri)
-    assert (swept.findings, swept.orphans) == ((), ())
+    assert (swept.findings, swept.orphans, swept.scratch) == ((), (), ())
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *(f"features/{SUBSET}/commits/notes.txt", f"selection/{SUBSET}/scratch/notes.txt"),
+        *("models/teacher/checkpoints/notes.txt", "steps/notes.txt", "notes.txt", "logs/a/b.txt"),
+        *("certificate/certificate.json", "plan/plan.txt", f"features/{SUBSET}/ab/notes.txt"),
+    ],
+)
+def test_no_object_below_a_run_is_passed_over(run: Run, key: str) -> None:
+    """Whatever folder it is in, verification names it, and sweeping leaves it."""
+    store, run_uri = run
+    store.put(join_uri(run_uri, key), b"mine")
+    assert key in findings(run)
+    with pytest.raises(ValueError, match=r"nothing swept"):
+        sweep(store, run_uri, verify(store, run_uri))
+    assert store.exists(join_uri(run_uri, key))
 
 
 def test_a_strangers_object_is_named_and_never_swept(run: Run) -> None:
