@@ -96,7 +96,7 @@ class _Corpus:
         uri, data = join_uri(self._uri, file.key), file.read()
         if not self._holds(there[uri], data):
             raise _other_corpus(uri)
-        return Output(file.key, len(data), sha256(data), 0, 0)
+        return Output(file.key, len(data), file.sha256, 0, 0)
 
     def _copy(self, file: AudioFile) -> Output:
         return self._write_once(file.key, file.read(), Tally())

@@ -1,6 +1,6 @@
 """Plan a corpus before anything is written: metadata objects, audio files and ledger rows."""
 
-import io
+import errno
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,13 +10,13 @@ from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from itertools import groupby
 from pathlib import Path
-from typing import BinaryIO
 
-import soundfile
 from tqdm import tqdm
 
 from infra.prefetch import prefetch
 from jobs.ingestion.kaldi_directory import KaldiDirectory, KaldiUtterance
+from pipeline.audio.decode import MP3_PADDING, stated_duration_s
+from pipeline.audio.duration import duration_tolerance
 from pipeline.metadata import read_records
 from pipeline.records import (
     MAX_DURATION_S,
@@ -26,6 +26,7 @@ from pipeline.records import (
     Utterance,
     stream_order,
 )
+from pipeline.runs.manifest import sha256
 from pipeline.runs.names import METADATA_FOLDER, SUBSETS
 from training.decoding.lexicon import parse_lexicon
 
@@ -44,12 +45,13 @@ class AudioFile:
 
     path: Path
     key: str
+    sha256: str
     duration_s: float | None
 
     def read(self) -> bytes:
-        """Read the bytes; ValueError if their length is no longer the planned one."""
+        """Read the bytes; ValueError if they are no longer those that were planned with."""
         data = self.path.read_bytes()
-        if _duration_s(io.BytesIO(data)) != self.duration_s:
+        if sha256(data) != self.sha256:
             raise ValueError(f"{self.path}: changed while it was ingested: run the step again")
         return data
 
@@ -86,14 +88,14 @@ class _Kept:
 
 
 def plan_corpus(directory: KaldiDirectory) -> PlannedCorpus:
-    """Read all headers, make all records, and read each record as selection will.
+    """Read all audio, make all records, and read each record as selection will.
 
     An absent file, a record that its reader refuses and a control character in a transcript make
     ledger rows. ValueError for a lexicon that alignment could not read.
     """
     parse_lexicon(directory.lexicon.decode())
     looked = prefetch(_look, directory.utterances, IN_FLIGHT)
-    progress = tqdm(looked, "headers", total=len(directory.utterances), unit="utterance")
+    progress = tqdm(looked, "read", total=len(directory.utterances), unit="utterance")
     kept: list[_Kept] = []
     rows: list[Quarantined] = []
     for _, stream in groupby(progress, key=lambda pair: pair[0].speaker_id):
@@ -119,21 +121,35 @@ def _look(utterance: KaldiUtterance) -> AudioFile | Quarantined:
     # S3 limits the rate of requests by prefix, so the hash comes early in the key.
     key = f"audio/{_hash(utterance.utterance_id):02x}/{name}"
     if (num_bytes := len(name.encode())) > MAX_NAME_BYTES:
-        bound = f"need at most {MAX_NAME_BYTES}: shorten the id"
-        return _row(
-            utterance, key, "bad_field", f"its object's name has {num_bytes} bytes: {bound}"
-        )
+        detail = f"its object's name has {num_bytes} bytes: need at most {MAX_NAME_BYTES}"
+        return _row(utterance, key, "bad_field", detail)
     if found := _CONTROL_CHARACTER.search(utterance.text or ""):
         detail = f"text has the control character {found[0]!r}: remove it"
         return _row(utterance, key, "bad_field", detail)
-    if not path.is_file():
-        detail = f"wav.scp names {utterance.listed_path!r}: there is no such file"
+    if (data := _bytes_of(path)) is None:
+        detail = f"there is no such file as wav.scp names: {utterance.listed_path!r}"
         return _row(utterance, key, "missing_object", detail)
+    duration_s = stated_duration_s(data)
+    if duration_s is None or duration_s > MAX_DURATION_S:
+        return AudioFile(path, key, sha256(data), None)
+    declared_s = utterance.declared_duration_s or duration_s
+    missing_s, surplus_s = duration_tolerance(declared_s, MP3_PADDING)
+    if not -missing_s <= duration_s - declared_s <= surplus_s:
+        detail = f"the file lasts {duration_s:.3f} s, utt2dur says {declared_s:.3f} s"
+        return _row(utterance, key, "duration_mismatch", detail)
+    return AudioFile(path, key, sha256(data), duration_s)
+
+
+def _bytes_of(path: Path) -> bytes | None:
+    """Read a file; None if there is none, as with a name that is too long for one."""
     try:
-        with path.open("rb") as file:
-            return AudioFile(path, key, _duration_s(file))
+        return path.read_bytes() if path.is_file() else None
     except PermissionError as error:
         raise ValueError(f"{path}: permission denied: check its owner and mode") from error
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return None
+        raise
 
 
 def _row(utterance: KaldiUtterance, key: str, reason: str, detail: str) -> Quarantined:
@@ -176,15 +192,6 @@ def _record(
         text=utterance.text,
         placement=utterance.placement,
     )
-
-
-def _duration_s(file: BinaryIO) -> float | None:
-    try:
-        duration_s = float(soundfile.info(file).duration)
-    except (soundfile.SoundFileError, TypeError):  # TypeError: a file's name that ends in .raw
-        return None
-    # A FLAC from a pipe does not state its length; libsndfile then reports 2**63 samples.
-    return duration_s if duration_s <= MAX_DURATION_S else None
 
 
 def _metadata(records: Mapping[str, Iterable[Utterance]]) -> dict[str, MetadataObject]:

@@ -15,16 +15,16 @@ from pipeline.audio.flac import decode_flac, require_md5, stream_info
 from pipeline.audio.mp3 import PADDING_FRAMES, counted_mp3
 from pipeline.filterbank import SAMPLE_RATE_HZ, WINDOW_SAMPLES
 
-__all__ = ["AudioError", "decode_audio", "decode_utterance", "max_file_bytes", "require_duration"]
+__all__ = ["AudioError", "require_duration"]
 
 MAX_DURATION_S = 3600
 MAX_CLIPPED_SHARE = 0.01
 MAX_PEAK = 4.0  # lossy decoders overshoot 1 a little; 1e30 would ruin its speaker's mean
 SILENCE_DBFS = -90.0
+MP3_PADDING = PADDING_FRAMES * 576  # samples of an MPEG-2 frame, as 16 kHz has
 MD5_ONE_IN = 4
 """The share of FLACs whose MD5 is compared: of all it would be 11 % of the step, so 3 %."""
 
-_MP3_PADDING = PADDING_FRAMES * 576  # samples of an MPEG-2 frame, as 16 kHz has
 _OPUS_PADDING = 1_600  # the usual pre-skip of 80 ms, and a packet of 20 ms
 _MAX_SAMPLE_BYTES = 8  # a WAV of doubles
 _MAX_METADATA_BYTES = 2**24  # the largest block of a FLAC, such as a picture
@@ -66,9 +66,25 @@ def decode_audio(data: bytes) -> Float32[np.ndarray, " samples"]:
     return samples
 
 
+def stated_duration_s(data: bytes) -> float | None:
+    """Read how long a file lasts, at any rate, without decoding; None if that is unknown.
+
+    It is the length that `decode_audio` finds, so an MP3's frames are counted.
+    """
+    content = _without_id3(data)
+    try:
+        if content[:1] == b"\xff":
+            content, _ = counted_mp3(content)
+        info = soundfile.info(io.BytesIO(content))
+    except (AudioError, soundfile.LibsndfileError):
+        return None
+    # A FLAC from a pipe does not state its length; libsndfile then reports 2**63 samples.
+    return None if info.frames == _UNKNOWN_LENGTH else float(info.duration)
+
+
 def max_file_bytes(declared_s: float) -> int:
     """Bound the size of a file that `require_duration` may pass, in any of the containers."""
-    _, surplus_s = duration_tolerance(declared_s, _MP3_PADDING)
+    _, surplus_s = duration_tolerance(declared_s, MP3_PADDING)
     num_samples = math.ceil((declared_s + surplus_s) * SAMPLE_RATE_HZ)
     return _MAX_METADATA_BYTES + num_samples * _MAX_SAMPLE_BYTES
 
@@ -81,7 +97,7 @@ def _is_sampled(utterance_id: str) -> bool:
 def _codec_padding(data: bytes) -> int:
     if data.startswith(b"OggS"):
         return _OPUS_PADDING if b"OpusHead" in data[:64] else 0  # Vorbis states its end exactly
-    return 0 if data.startswith((b"RIFF", b"fLaC")) else _MP3_PADDING
+    return 0 if data.startswith((b"RIFF", b"fLaC")) else MP3_PADDING
 
 
 def _without_id3(data: bytes) -> bytes:
@@ -108,7 +124,7 @@ def _read_samples(data: bytes) -> Float32[np.ndarray, " samples"]:
         return _read_others(data)
     data, num_samples = counted_mp3(data)
     samples = _read_others(data)
-    _require_samples(len(samples) + _MP3_PADDING, num_samples)
+    _require_samples(len(samples) + MP3_PADDING, num_samples)
     return samples
 
 

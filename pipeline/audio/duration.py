@@ -11,7 +11,7 @@ from pipeline.filterbank import SAMPLE_RATE_HZ
 MAX_DURATION_ERROR_S = 1.0  # of other tools' lengths, and of recorders' rough figures
 MAX_DURATION_ERROR_SHARE = 0.1
 MAX_MISSING_SHARE = 0.25  # half an utterance never passes, however roughly its length is stated
-MAX_SURPLUS_SHARE = 0.5  # nor do two of equal length for one
+MAX_SURPLUS_SHARE = 0.95  # nor do two of equal length for one, but 1.9 s cut to 1
 
 
 def require_duration(
@@ -35,7 +35,7 @@ def duration_tolerance(declared_s: float, padding_samples: int) -> tuple[float, 
 
     Either is the larger of the metadata's precision and min(1 s, 10 %), plus the codec's padding.
     A rounded number is off by at most half the unit of its last digit; one whose digits were cut
-    is too small, by less than the unit. At most a quarter may be missing and a half surplus.
+    is too small, by less than the unit. At most a quarter may be missing, and 95 % surplus.
     """
     unit_s = _last_digit_s(declared_s)
     error_s = min(MAX_DURATION_ERROR_S, MAX_DURATION_ERROR_SHARE * declared_s)

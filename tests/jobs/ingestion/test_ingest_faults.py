@@ -2,14 +2,18 @@
 
 import hashlib
 import json
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile
 
 from infra.store.object_store import ObjectStore, join_uri
 from infra.store.request_counts import REQUESTS
 from jobs.ingestion.corpus import ingest
+from pipeline.audio.decode import decode_utterance
 from pipeline.metadata import read_records
 from pipeline.records import Tally, Utterance
 from pipeline.runs.manifest import read_manifest, sha256
@@ -18,6 +22,7 @@ from tests.jobs.ingestion.conftest import append, write
 
 TINY = Path(__file__).parents[2] / "whole_path" / "tiny.toml"
 LONG = "a" * 300
+NUM_DAMAGES = 150
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,16 @@ FAULTS = {
     ),
     "a NUL in a path": Fault(
         "missing_object", r"'audio/\x00.wav'", added("ann-3") | {"wav.scp": "ann-3 audio/\0.wav"}
+    ),
+    "a path of 5,000 characters": Fault(
+        "missing_object",
+        "there is no such file as wav.scp names",
+        added("ann-3") | {"wav.scp": f"ann-3 {'a' * 5000}"},
+    ),
+    "half of the duration in utt2dur": Fault(
+        "duration_mismatch",
+        "the file lasts 0.500 s, utt2dur says 1.000 s",
+        added("ann-3") | {"utt2dur": "ann-3 1.00"},
     ),
     "an id of 300 characters": Fault("bad_field", "305 bytes: need at most 255", added(LONG), LONG),
     "an id of 2,000 characters": Fault(
@@ -242,3 +257,64 @@ def test_the_loss_budget_bounds_what_ingest_leaves_out(
     assert manifest.ledgers[0].key == join_uri(*path.parts[-3:])
     assert (manifest.tally_in.utterances, manifest.tally_out.utterances) == (6, 5)
     assert run_job("verify", *arguments[:4]).code == 0
+
+
+def test_an_mp3_without_a_frame_count_is_declared_whole(kaldi_dir: Path, tmp_path: Path) -> None:
+    """libsndfile alone would state a third of its length; extraction decodes all of it."""
+    samples = np.random.default_rng(0).standard_normal(160_000) * 0.1
+    path = kaldi_dir / "audio" / "ann-1.mp3"
+    soundfile.write(path, samples, 16_000, bitrate_mode="VARIABLE", compression_level=0.5)
+    data = path.read_bytes()
+    path.write_bytes(data[data.index(data[:2], 2) :])
+    assert soundfile.info(path).duration < 5
+    table = (kaldi_dir / "wav.scp").read_text()
+    (kaldi_dir / "wav.scp").write_text(table.replace("ann-1.flac", "ann-1.mp3"))
+    corpus = tmp_path / "corpus"
+    ingest(kaldi_dir, ObjectStore((str(corpus),)), str(corpus))
+    (path,) = corpus.glob("metadata/labelled/*/*/*.jsonl")
+    records = [record for _, record in read_records(path.read_bytes(), str(path))]
+    (record,) = [each for each in records if each.utterance_id == "ann-1"]
+    assert isinstance(record, Utterance)
+    assert 10 < record.duration_s < 10.2
+    decode_utterance((corpus / record.audio_uri).read_bytes(), "ann-1", record.duration_s)
+
+
+TABLE_NAMES = (
+    *("wav.scp", "text", "utt2spk", "utt2dur", "utt2time", "spk2locale", "utt2placement"),
+    *("lexicon.txt", "labelled.speakers"),
+)
+
+
+def test_any_damage_to_the_tables_is_rows_or_a_sentence(kaldi_dir: Path, tmp_path: Path) -> None:
+    """Either a ValueError and no object, or a corpus whose every record selection reads."""
+    random = np.random.default_rng(3)
+    ids = [line.split()[0] for line in (kaldi_dir / "utt2spk").read_text().splitlines()]
+    write(kaldi_dir, "utt2dur", [f"{key} 0.5" for key in ids])
+    write(kaldi_dir, "utt2time", [f"{key} 2026-01-01T00:00:00+00:00" for key in ids])
+    write(kaldi_dir, "spk2locale", [f"{key} en-US" for key in ("ann", "bob", "eve")])
+    write(kaldi_dir, "utt2placement", [f"{key} DP1" for key in ids])
+    whole = {name: (kaldi_dir / name).read_bytes() for name in TABLE_NAMES}
+    outcomes = Counter[bool]()
+    for number in range(NUM_DAMAGES):
+        name = TABLE_NAMES[number % len(TABLE_NAMES)]
+        data = bytearray(whole[name])
+        for _ in range(1 + number % 3):
+            where = random.integers(len(data) + 1)
+            data[where : where + random.integers(3)] = bytes(
+                random.integers(128, size=random.integers(3), dtype=np.uint8)
+            )
+        (kaldi_dir / name).write_bytes(data)
+        corpus = tmp_path / f"{number}"
+        try:
+            found = ingest(kaldi_dir, ObjectStore((str(corpus),)), str(corpus))
+        except ValueError:
+            assert not corpus.exists()
+            outcomes[False] += 1
+        else:
+            paths = corpus.glob("metadata/*/*/*/*.jsonl")
+            read = [each for path in paths for _, each in read_records(path.read_bytes(), "")]
+            assert all(isinstance(each, Utterance) for each in read)
+            assert len(read) + len(found.quarantined) + found.unlisted == 6
+            outcomes[True] += 1
+        (kaldi_dir / name).write_bytes(whole[name])
+    assert min(outcomes.values()) > NUM_DAMAGES / 5
