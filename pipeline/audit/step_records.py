@@ -24,6 +24,7 @@ from pipeline.runs.names import (
     folder_of,
 )
 from pipeline.runs.sealed_json import unseal_exactly
+from pipeline.runs.versions import changed_versions
 
 R = TypeVar("R")
 
@@ -166,14 +167,16 @@ def record_findings(records: StepRecords) -> Iterator[Finding]:
         )
     if not records.is_planned:
         return
-    made = fingerprint(manifest.config, manifest.inputs)
+    made = fingerprint(manifest.config, manifest.inputs, manifest.versions)
     for name, commit in records.commits.items():
         if name != records.commit_key(commit.task):
             remedy = f"remove {name} and {key} and run the step again"
             yield Finding(name, "the commit of its own task", f"of {commit.task}", remedy)
         if commit.fingerprint != made:
             remedy = f"use a fresh --run, or remove {records.step} and run it again"
-            yield Finding(name, f"fingerprint {made[:12]}", commit.fingerprint[:12], remedy)
+            changed = changed_versions(manifest.versions, commit.versions)
+            found = f"{commit.fingerprint[:12]}{f' ({changed})' if changed else ''}"
+            yield Finding(name, f"fingerprint {made[:12]}", found, remedy)
         accounted = commit.tally_out + commit.quarantined + commit.unselected
         if accounted != commit.tally_in:
             remedy = records.remedy(next((o.key for o in commit.outputs), ""))

@@ -1,24 +1,36 @@
 """Exactly-once commits: shards under their digest, one conditional record a task, one manifest.
 
 A task puts its shards under keys that hold their digests, so that a late attempt can never
-overwrite committed bytes, and then its record with If-None-Match. The first attempt wins; a
-second one must have made the same bytes, or the step is not deterministic and fails.
+overwrite committed bytes, and then its record with If-None-Match. The first attempt wins. A
+second one looks for its commit before it works; one at work at the same time is compared.
 """
 
+import functools
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from enum import Enum
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from infra.store.checked_reads import read_checked
-from infra.store.object_store import ObjectStore, join_uri
+from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri
 from pipeline.records import Quarantined, Tally
-from pipeline.runs.manifest import (
-    Output,
-    sha256,
-)
+from pipeline.runs.manifest import Output, sha256, without_empty_versions
 from pipeline.runs.names import COMMITS_FOLDER, LEDGER_SUFFIX
 from pipeline.runs.sealed_json import seal, unseal
+from pipeline.runs.versions import changed_versions, step_versions
+
+P = ParamSpec("P")
+
+
+class Repetition(Enum):
+    """Repetition says what another attempt at a task makes, and so which difference is a fault."""
+
+    SAME_BYTES = "same bytes"
+    """Wherever it runs. An attempt whose bytes differ fails the step."""
+
+    OTHER_LAST_BITS = "other last bits"
+    """On another device, or at other company in a batch. The first commit is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +45,8 @@ class Commit:
     quarantined: Tally
     unselected: Tally = field(default_factory=Tally)
     statistics: Mapping[str, Any] = field(default_factory=dict)
+    # The fingerprint covers them; here they are for the error that names what differs.
+    versions: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def tally_out(self) -> Tally:
@@ -41,7 +55,7 @@ class Commit:
 
     def to_bytes(self) -> bytes:
         """Write canonical JSON with its digest."""
-        return seal(asdict(self))
+        return seal(without_empty_versions(asdict(self)))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Commit":
@@ -57,15 +71,26 @@ class Commit:
         document["ledger"] = Output(**document["ledger"]) if document["ledger"] else None
         return cls(**document)
 
+    def is_same_work(self, other: "Commit") -> bool:
+        """Return whether two attempts did one task: equal but for the bytes that they made."""
+        outputs, ledger, statistics = other.outputs, other.ledger, other.statistics
+        return replace(self, outputs=outputs, ledger=ledger, statistics=statistics) == other
+
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """StepContext holds a step's place and fingerprint, and travels to every task."""
+    """StepContext holds a step's place, fingerprint and versions, and travels to every task."""
 
     store: ObjectStore
     run_uri: str
     step: str
     fingerprint: str
+    versions: Mapping[str, str]
+    repetition: Repetition = Repetition.SAME_BYTES
+
+    def commit_uri(self, task: str) -> str:
+        """Return the URI of a task's commit record."""
+        return join_uri(self.run_uri, self.step, COMMITS_FOLDER, f"{task}.json")
 
     def put_output(self, task: str, suffix: str, data: bytes, tally: Tally) -> Output:
         """Store `data` under a key that holds its digest; hashed early, as S3 shards by prefix."""
@@ -81,23 +106,95 @@ class StepContext:
         data = "".join(row.to_json() + "\n" for row in rows).encode()
         return self.put_output(task, LEDGER_SUFFIX, data, Tally.of(rows))
 
+    def committed(self, task: str) -> Commit | None:
+        """Read the commit of an earlier attempt at `task`, if there is one."""
+        try:
+            found = read_checked(self.store, self.commit_uri(task), Commit.from_bytes)
+        except ObjectNotFound:
+            return None
+        self.require_ours(found)
+        return found
+
     def commit(self, record: Commit) -> Commit:
-        """Commit a task's record once; a second attempt must have made the same bytes."""
-        uri = join_uri(self.run_uri, self.step, COMMITS_FOLDER, f"{record.task}.json")
-        if self.store.put_if_absent(uri, record.to_bytes()):
+        """Commit a task's record once; return that of the first attempt.
+
+        ValueError if the first attempt made other bytes, where they must be the same.
+        """
+        uri = self.commit_uri(record.task)
+        data = replace(record, versions=self.versions).to_bytes()
+        if self.store.put_if_absent(uri, data):
             return record
         winner = read_checked(self.store, uri, Commit.from_bytes)
-        if winner.to_bytes() != record.to_bytes():
+        self.require_ours(winner)
+        if winner.to_bytes() == data:
+            return record
+        if self.repetition is Repetition.OTHER_LAST_BITS and winner.is_same_work(record):
+            return winner
+        raise ValueError(
+            f"{uri} holds other digests than this attempt made: the task is not "
+            "deterministic, or two recipes share one --run; use a fresh --run"
+        )
+
+    def require_ours(self, commit: Commit) -> None:
+        """Raise a ValueError if `commit` is of another recipe, other inputs or other versions."""
+        if commit.fingerprint == self.fingerprint:
+            return
+        if changed := changed_versions(commit.versions, self.versions):
             raise ValueError(
-                f"{uri} holds other digests than this attempt made: the task is not "
-                "deterministic, or two recipes share one --run; use a fresh --run"
+                f"{self.step}: task {commit.task} was committed by other versions ({changed}): "
+                f"finish the step with the former, or remove {self.step} and run it again"
             )
-        return winner
+        raise ValueError(
+            f"{self.step}: task {commit.task} was committed under another recipe or other "
+            f"inputs; use another --run, or remove {self.step}"
+        )
+
+    def require_versions(self) -> None:
+        """Raise a ValueError if this worker has other versions than the driver."""
+        if changed := changed_versions(self.versions, step_versions(self.step)):
+            raise ValueError(
+                f"{self.step}: the driver and this worker differ in versions ({changed}): "
+                "install the driver's on the cluster (megahour package)"
+            )
 
 
-def fingerprint(config: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
-    """Digest a step's resolved configuration and inputs: equal work has an equal fingerprint."""
-    return sha256(json.dumps([config, inputs], sort_keys=True).encode())
+@runtime_checkable
+class Task(Protocol):
+    """Task is what a task's function gets: its name and the context of its step."""
+
+    @property
+    def context(self) -> StepContext:
+        """The step's context."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """The task's name, which is that of its commit."""
+        ...
+
+
+T = TypeVar("T", bound=Task)
+
+
+def once(run_task: Callable[Concatenate[T, P], Commit]) -> Callable[Concatenate[T, P], Commit]:
+    """Let a task's function return the commit of an earlier attempt instead of working again."""
+
+    @functools.wraps(run_task)
+    def run_once(task: T, /, *args: P.args, **kwargs: P.kwargs) -> Commit:
+        task.context.require_versions()
+        return task.context.committed(task.name) or run_task(task, *args, **kwargs)
+
+    return run_once
+
+
+def fingerprint(
+    config: Mapping[str, Any],
+    inputs: Mapping[str, str],
+    versions: Mapping[str, str] | None = None,
+) -> str:
+    """Digest a step's resolved configuration, inputs and versions: equal for equal work."""
+    parts = [config, inputs, versions] if versions else [config, inputs]
+    return sha256(json.dumps(parts, sort_keys=True).encode())
 
 
 def step_context(
@@ -106,20 +203,19 @@ def step_context(
     step: str,
     config: Mapping[str, Any],
     inputs: Mapping[str, str],
+    repetition: Repetition = Repetition.SAME_BYTES,
 ) -> StepContext:
-    """Make the context of a step with this configuration and these inputs' digests."""
-    return StepContext(store, run_uri, step, fingerprint(config, inputs))
+    """Make the context of a step with this configuration and these inputs, as installed here."""
+    versions = step_versions(step)
+    digest = fingerprint(config, inputs, versions)
+    return StepContext(store, run_uri, step, digest, versions, repetition)
 
 
 def committed_tasks(context: StepContext) -> dict[str, Commit]:
     """Read the commits of earlier attempts at this step by task: one LIST, in the driver."""
     commits = read_commits(context.store, context.run_uri, context.step)
     for commit in commits:
-        if commit.fingerprint != context.fingerprint:
-            raise ValueError(
-                f"{context.step}: task {commit.task} was committed under another recipe or other "
-                f"inputs; use another --run, or remove {context.step}"
-            )
+        context.require_ours(commit)
     return {commit.task: commit for commit in commits}
 
 

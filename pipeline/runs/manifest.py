@@ -45,6 +45,7 @@ class Manifest:
     unselected: Tally = field(default_factory=Tally)
     statistics: Mapping[str, Any] = field(default_factory=dict)
     code_version: str = field(default_factory=lambda: version("megahour"))
+    versions: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # The books balance to the utterance and the millisecond, or there is no manifest.
@@ -58,7 +59,7 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Write canonical JSON, with hours beside each tally for the reader."""
-        document = asdict(self)
+        document = without_empty_versions(asdict(self))
         document["config_digest"] = sha256(json.dumps(self.config, sort_keys=True).encode())
         for name in ("tally_in", "tally_out", "quarantined", "unselected"):
             document[name]["hours"] = round(getattr(self, name).hours, 6)
@@ -79,6 +80,11 @@ class Manifest:
         for name in ("outputs", "ledgers"):
             document[name] = tuple(Output(**output) for output in document[name])
         return cls(**document)
+
+
+def without_empty_versions(document: dict[str, Any]) -> dict[str, Any]:
+    """Leave out versions that are not known, so that what had none is written as it was read."""
+    return {name: value for name, value in document.items() if name != "versions" or value}
 
 
 def sha256(data: bytes) -> str:

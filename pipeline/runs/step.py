@@ -13,6 +13,7 @@ from infra.store.object_store import ObjectNotFound, ObjectStore
 from pipeline.records import Tally
 from pipeline.runs.commit import (
     Commit,
+    Repetition,
     StepContext,
     committed_tasks,
     fingerprint,
@@ -53,6 +54,7 @@ class StepSpec:
     config: Mapping[str, Any]
     reads: Sequence[str] = ()
     digests: Mapping[str, str] = field(default_factory=dict)
+    repetition: Repetition = Repetition.SAME_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +100,13 @@ def run_step(
     other inputs made the manifest.
     """
     inputs = {**input_digests(spec.store, spec.run_uri, spec.reads), **spec.digests}
-    context = step_context(spec.store, spec.run_uri, spec.step, spec.config, inputs)
+    place = spec.store, spec.run_uri, spec.step
+    context = step_context(*place, spec.config, inputs, spec.repetition)
     if (finished := finished_manifest(context, spec.config, inputs)) is not None:
         return StepResult(finished, was_finished=True)
     contents = make(context)
     if contents is not None:
-        manifest = _manifest(spec, inputs, contents)
+        manifest = _manifest(spec, inputs, context.versions, contents)
         write_manifest(context, manifest)
     barrier()
     if contents is None:
@@ -111,7 +114,12 @@ def run_step(
     return StepResult(manifest, was_finished=False)
 
 
-def _manifest(spec: StepSpec, inputs: Mapping[str, str], contents: StepContents) -> Manifest:
+def _manifest(
+    spec: StepSpec,
+    inputs: Mapping[str, str],
+    versions: Mapping[str, str],
+    contents: StepContents,
+) -> Manifest:
     return Manifest(
         step=spec.step,
         config=spec.config,
@@ -123,6 +131,7 @@ def _manifest(spec: StepSpec, inputs: Mapping[str, str], contents: StepContents)
         quarantined=contents.quarantined,
         unselected=contents.unselected,
         statistics=contents.statistics,
+        versions=versions,
     )
 
 
@@ -138,7 +147,8 @@ def finished_manifest(
         manifest = read_checked(context.store, uri, Manifest.from_bytes)
     except ObjectNotFound:
         return None
-    made = fingerprint(manifest.config, manifest.inputs)
+    # A finished step may be of other versions: all of its bytes are, and they are there.
+    made = fingerprint(manifest.config, manifest.inputs, context.versions)
     if made != context.fingerprint:
         raise ValueError(
             f"{uri} was made from another recipe or other inputs (digest {made[:12]}, now "

@@ -14,7 +14,7 @@ from infra.store.object_store import ObjectStore
 from pipeline.filterbank.log_mel import Engine
 from pipeline.normalization import Moments
 from pipeline.records import Quarantined, Tally, Utterance, parse_utterance
-from pipeline.runs.commit import Commit, StepContext
+from pipeline.runs.commit import Commit, StepContext, once
 from pipeline.runs.manifest import Output, read_manifest, read_output
 from pipeline.runs.names import features_step, selection_step, task_name
 from pipeline.runs.step import (
@@ -111,6 +111,7 @@ class Extracted:
     moments: Moments
 
 
+@once
 def extract_file(task: FileTask, max_shard_frames: int = MAX_SHARD_FRAMES) -> Commit:
     """Fetch, decode, filter, normalize, shuffle and store one file's utterances."""
     store = task.context.store

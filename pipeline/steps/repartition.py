@@ -13,7 +13,7 @@ from typing import Annotated
 from infra.ranges import Range, Seed, check_ranges
 from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
-from pipeline.runs.commit import Commit, StepContext
+from pipeline.runs.commit import Commit, StepContext, once
 from pipeline.runs.manifest import Output, read_manifest, read_output
 from pipeline.runs.names import PARTITIONS_STEP, TARGETS_STEP, UNLABELLED, features_step, task_name
 from pipeline.runs.step import (
@@ -96,6 +96,7 @@ def shard_groups(num_shards: int, num_source_shards: int) -> list[range]:
     return [range(first, last) for first, last in pairwise(edges)]
 
 
+@once
 def write_group(task: GroupTask) -> Commit:
     """Join one group and write its partitions."""
     # In memory a group of 16 would take 4.5 GB; on disk the task needs 0.6.

@@ -11,7 +11,7 @@ from infra.ranges import Range, Seed, check_ranges
 from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest, retained_mass
 from pipeline.records import Tally
-from pipeline.runs.commit import Commit, StepContext
+from pipeline.runs.commit import Commit, Repetition, StepContext, once
 from pipeline.runs.manifest import Output, read_manifest, read_output
 from pipeline.runs.names import (
     TARGETS_STEP,
@@ -80,7 +80,10 @@ def generate_targets(
         return run_tasks(context, plan)
 
     reads = [features, model_step(TEACHER)]
-    return run_step(StepSpec(store, run_uri, TARGETS_STEP, asdict(config), reads), label)
+    # Logits differ in their last bits between devices, and with their neighbours in a batch.
+    last_bits = Repetition.OTHER_LAST_BITS
+    spec = StepSpec(store, run_uri, TARGETS_STEP, asdict(config), reads, repetition=last_bits)
+    return run_step(spec, label)
 
 
 def mass_statistics(commits: Sequence[Commit]) -> dict[str, int | float]:
@@ -90,6 +93,7 @@ def mass_statistics(commits: Sequence[Commit]) -> dict[str, int | float]:
     return {"num_frames": num_frames, "mean_retained_mass": mass / max(num_frames, 1)}
 
 
+@once
 def label_shard(task: ShardTask) -> Commit:
     """Splice each utterance at its own offset and keep the teacher's k best."""
     rows = read_features(read_output(task.context.store, task.context.run_uri, task.features))

@@ -14,6 +14,7 @@ import boto3
 
 from infra.store.object_store import ObjectStore, join_uri
 from infra.store.request_counts import REQUESTS, MeasuredFunction, RequestCounts, TaskTotals
+from infra.store.retry import MAX_ASKS
 from pipeline.runs.manifest import read_manifest
 from tests.four_steps import OUTPUTS, four_steps, put_teacher
 from tests.s3_server import CREDENTIALS, running_s3_server
@@ -43,31 +44,40 @@ class StepRequests:
         return all(getattr(ours, k) == getattr(plan, k) for ours, plan in pairs for k in KINDS)
 
 
-def expected_driver(step: str) -> RequestCounts:
+def expected_driver(step: str, absent: int) -> RequestCounts:
     """Return the requests of a fresh step's driver: three kinds of reading, one of writing.
 
-    GETs: its own manifest (absent), and each input's twice, for its digest and its outputs. LISTs,
-    each confirmed by a second one: the step's commits; in selection also those of both passes over
-    the metadata, and the metadata. PUT: the manifest.
+    GETs: its own manifest, which is `absent` GETs, and each input's twice, for its digest and its
+    outputs. LISTs, each confirmed by a second one: the step's commits; in selection also those of
+    both passes over the metadata, the metadata, and what the other subsets selected. PUT: the
+    manifest.
     """
-    gets = {"selection": 1, "features": 3, "targets": 4, "partitions": 5}[step]
-    return RequestCounts(get=gets, put=1, list=6 if step == "selection" else 2)
+    gets = {"selection": 0, "features": 2, "targets": 3, "partitions": 4}[step]
+    return RequestCounts(get=gets + absent, put=1, list=10 if step == "selection" else 2)
 
 
 def expected_tasks(
-    step: str, num_tasks: int, num_objects: int, num_inputs: int, num_utterances: int
+    step: str,
+    num_tasks: int,
+    num_objects: int,
+    num_inputs: int,
+    num_utterances: int,
+    absent: int,
 ) -> RequestCounts:
     """Return the requests of a step's tasks: no LIST, no HEAD, a PUT per object and per commit.
 
-    Selection reads each metadata object three times (digest and two passes), and once what each
-    bucket's passes set aside. The others read each input once; extraction reads each utterance.
+    Each task looks for its commit, which is `absent` GETs. Selection reads each metadata object
+    three times (digest and two passes), and once what each bucket's passes set aside. The others
+    read each input once; extraction reads each utterance.
     """
     puts = num_objects + num_tasks
     if step == "selection":
         aside = 2 * NUM_BUCKETS  # objects, and as many commits
-        return RequestCounts(get=3 * num_inputs + aside, put=puts + 2 * aside)
-    gets = {"features": num_inputs + num_utterances, "targets": num_inputs}
-    return RequestCounts(get=gets.get(step, 2 * num_inputs), put=puts)
+        gets = 3 * num_inputs + aside + (num_tasks + aside) * absent
+        return RequestCounts(get=gets, put=puts + 2 * aside)
+    inputs = {"features": num_inputs + num_utterances, "targets": num_inputs}
+    gets = inputs.get(step, 2 * num_inputs) + num_tasks * absent
+    return RequestCounts(get=gets, put=puts)
 
 
 def count_step(
@@ -86,6 +96,8 @@ def count_step(
     manifest = read_manifest(store, run_uri, f"{step}/unlabelled")
     num_utterances, num_objects = manifest.tally_in.utterances, len(manifest.outputs)
     commits = store.list(join_uri(run_uri, f"{step}/unlabelled/commits"))
+    # S3 is asked several times before it is believed that an object is absent.
+    absent = MAX_ASKS if run_uri.startswith("s3://") else 1
     return StepRequests(
         step,
         len(commits),
@@ -93,8 +105,8 @@ def count_step(
         num_utterances,
         in_driver,
         in_tasks,
-        expected_driver(step),
-        expected_tasks(step, len(commits), num_objects, num_inputs, num_utterances),
+        expected_driver(step, absent),
+        expected_tasks(step, len(commits), num_objects, num_inputs, num_utterances, absent),
     )
 
 

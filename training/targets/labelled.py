@@ -85,6 +85,8 @@ def write_aligned(
     """Write each shard's rows with their senones as one training partition."""
 
     def write_shard(name: str) -> Commit:
+        if (earlier := context.committed(name)) is not None:
+            return earlier
         rows = shards[name]
         alignments = align(rows)
         pairs = [(row, alignments[row.utterance_id]) for row in rows]

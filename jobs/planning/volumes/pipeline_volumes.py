@@ -67,7 +67,8 @@ def _scratch(workload: Workload, subset: Subset, samples: bool, sampled_bytes: f
     sample = 1 if samples and subset.name == UNLABELLED else 0
     objects = hashes + 3 * buckets
     # Metadata is read for its digest, for its hashes and for the sample; then hashes, then samples.
-    gets = 3 * metadata + hashes + sample * buckets + buckets + 1
+    # Each task of both passes looks for its commit.
+    gets = 3 * metadata + hashes + sample * buckets + buckets + 1 + 2 * buckets
     return Volume(
         tasks=2 * buckets,
         objects=objects,
@@ -161,10 +162,11 @@ def _step(
     work: Work,
     small_reads: float = 0,
 ) -> Volume:
-    # A step writes its shards, a commit a task and a manifest; one LIST finds earlier commits.
+    # A step writes its shards, a commit a task and a manifest; one LIST finds earlier commits, and
+    # each task looks for its own.
     objects = shards + tasks + 1
     records = tasks * COMMIT_BYTES + shards * OUTPUT_BYTES
-    common = Requests(put=objects, list=1)
+    common = Requests(get=tasks, put=objects, list=1)
     return Volume(
         tasks,
         shards,

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int64, UInt64
 
 from pipeline.records import Quarantined, Tally
-from pipeline.runs.commit import Commit, StepContext
+from pipeline.runs.commit import Commit, StepContext, once
 from pipeline.runs.manifest import Output
 from pipeline.sampling import sampling_priority, within_speaker_cap
 from pipeline.steps.selection.buckets import Bucket
@@ -26,7 +26,13 @@ class IndexTask:
     bucket: Bucket
     num_ranges: int
 
+    @property
+    def name(self) -> str:
+        """The task's name: the bucket's."""
+        return self.bucket.name
 
+
+@once
 def index_bucket(task: IndexTask) -> Commit:
     """Store the hashes of a bucket's eligible records, range by range."""
     records = _BucketRecords.of(task)
@@ -48,7 +54,7 @@ def index_bucket(task: IndexTask) -> Commit:
     rejected = records.rejected | ({"max_speaker_hours": over_cap} if over_cap.utterances else {})
     unselected = sum(rejected.values(), Tally())
     record = Commit(
-        task=task.bucket.name,
+        task=task.name,
         fingerprint=task.context.fingerprint,
         outputs=tuple(_put_range(task, number, part) for number, part in enumerate(ranges)),
         ledger=None,

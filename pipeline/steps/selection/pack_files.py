@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pipeline.packing import Balance, pack_speakers
 from pipeline.records import Tally, parse_utterance
-from pipeline.runs.commit import Commit, StepContext
+from pipeline.runs.commit import Commit, StepContext, once
 from pipeline.runs.manifest import Output, read_output
 from pipeline.runs.names import LEDGER_SUFFIX
 
@@ -33,6 +33,7 @@ class _Stream:
         return Tally(len(self.lines), self.duration_ms)
 
 
+@once
 def pack_files(task: PackTask) -> Commit:
     """Pack speakers into files, and join the buckets' ledgers."""
     streams = _read_streams(task)

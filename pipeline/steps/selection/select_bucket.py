@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from pipeline.records import Quarantined, Tally, Utterance, stream_order
-from pipeline.runs.commit import Commit, StepContext
+from pipeline.runs.commit import Commit, StepContext, once
 from pipeline.runs.manifest import Output
 from pipeline.sampling import within_speaker_cap
 from pipeline.steps.selection.buckets import Bucket
@@ -41,6 +41,7 @@ class _Selection:
     unselected: Tally
 
 
+@once
 def select_bucket(task: SelectTask) -> Commit:
     """Apply the rules as the bucket's index did; store the records up to the last priority."""
     selection = _apply_cutoff(task)

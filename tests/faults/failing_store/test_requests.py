@@ -1,6 +1,7 @@
 """The steps make as many requests as planned, and none that costs or cannot scale."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -52,10 +53,15 @@ def test_keys_spread_and_gets_are_bounded(counted: tuple[FaultyProxy, list[StepR
 
 
 def test_local_paths_count_the_same(tmp_path, counted) -> None:
-    """On local paths too an operation is one request, except for confirmations of listings."""
+    """On local paths too an operation is one request, except for confirmations in S3.
+
+    Those are of listings, and of absence: of a step's manifest and of its tasks' commits.
+    """
     store, run_uri, corpus_uri = local_store(tmp_path)
     local = count_requests(store, run_uri, corpus_uri, NUM_SPEAKERS, NUM_EACH)
     for ours, theirs in zip(local, counted[1], strict=True):
-        assert ours.tasks == theirs.tasks
-        assert (ours.driver.get, ours.driver.put) == (theirs.driver.get, theirs.driver.put)
+        assert ours.tasks.get == ours.expected_tasks.get
+        assert ours.driver.get == ours.expected_driver.get
+        assert replace(ours.tasks, get=theirs.tasks.get) == theirs.tasks
+        assert ours.driver.put == theirs.driver.put
         assert 2 * ours.driver.list == theirs.driver.list

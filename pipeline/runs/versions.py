@@ -1,0 +1,48 @@
+"""The versions that a step's bytes depend on: of megahour, and of the engines that compute them."""
+
+from collections.abc import Mapping
+from importlib import metadata
+
+from pipeline.runs.names import (
+    ALIGNMENTS_FOLDER,
+    CERTIFICATE_STEP,
+    EVALUATION_STEP,
+    FEATURES_FOLDER,
+    MODELS_FOLDER,
+    PARTITIONS_FOLDER,
+    SELECTION_FOLDER,
+    TARGETS_FOLDER,
+    folder_of,
+)
+
+MEGAHOUR = "megahour"
+
+ENGINES: Mapping[str, tuple[str, ...]] = {
+    SELECTION_FOLDER: ("numpy",),
+    FEATURES_FOLDER: (
+        *("kaldi-native-fbank", "miniaudio", "numpy"),
+        *("pyarrow", "scipy", "soundfile"),
+    ),
+    ALIGNMENTS_FOLDER: ("kaldi-decoder", "kaldifst", "numpy", "pyarrow", "scipy", "torch"),
+    MODELS_FOLDER: ("numpy", "torch"),
+    TARGETS_FOLDER: ("numpy", "pyarrow", "torch"),
+    PARTITIONS_FOLDER: ("numpy", "pyarrow"),
+    CERTIFICATE_STEP: ("numpy",),
+    EVALUATION_STEP: ("kaldi-decoder", "kaldialign", "kaldifst", "numpy", "torch"),
+}
+"""The distributions that compute or write the objects of each kind of step."""
+
+
+def step_versions(step: str) -> dict[str, str]:
+    """Return the installed versions that the bytes of `step` depend on, by distribution."""
+    names = (MEGAHOUR, *ENGINES.get(folder_of(step), ()))
+    return {name: metadata.version(name) for name in names}
+
+
+def changed_versions(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Name what differs, as in "numpy 2.4.6, now 2.5.0"; "" if nothing does."""
+    return "; ".join(
+        f"{name} {before.get(name, 'unknown')}, now {now.get(name, 'unknown')}"
+        for name in sorted(before.keys() | now.keys())
+        if before.get(name) != now.get(name)
+    )
