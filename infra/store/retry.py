@@ -21,6 +21,9 @@ LIMIT_S = 180.0
 MAX_ASKS = 4
 """If 3 % of answers deny what is there, one operation in a million is denied so often."""
 
+MAX_CONTRADICTIONS = 4
+"""A store may contradict itself, as by 403 among 404, for so many times as many asks."""
+
 
 class GaveUpError(Exception):
     """GaveUpError says that every attempt failed transiently; `last` is the last error."""
@@ -59,16 +62,21 @@ def retry(
     raise ValueError(f"max_attempts = {max_attempts}: need at least 1")
 
 
-def confirm(action: Callable[[], R], is_doubtful: Callable[[Exception], bool]) -> R:
-    """Call `action`; believe an error that `is_doubtful` only when `MAX_ASKS` calls raise one.
+def confirm(action: Callable[[], R], refusal_of: Callable[[Exception], int]) -> R:
+    """Call `action`; believe a refusal only when `MAX_ASKS` calls in a row end in this one.
 
-    An answer is no failure, so these calls do not count as retries.
+    `refusal_of` numbers an error's kind of refusal; 0 is none, and raised at once. An answer is no
+    failure, so these calls do not count as retries.
     """
-    for ask in range(MAX_ASKS - 1):
+    last_refusal = num_alike = 0
+    for _ in range(MAX_CONTRADICTIONS * MAX_ASKS):
         try:
             return action()
         except Exception as error:
-            if not is_doubtful(error):
+            refusal = refusal_of(error)
+            num_alike = num_alike + 1 if refusal == last_refusal else 1
+            last_refusal = refusal
+            if refusal == 0 or num_alike == MAX_ASKS:
                 raise
-        time.sleep(random.uniform(0, FIRST_WAIT_S * 2**ask))
+        time.sleep(random.uniform(0, FIRST_WAIT_S * 2 ** (num_alike - 1)))
     return action()

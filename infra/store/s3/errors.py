@@ -140,10 +140,14 @@ def is_lapsed(error: Exception) -> bool:
     return is_of_token_service or http_status(error) == 401 or _code(error) in _LAPSED_CODES
 
 
-def is_doubtful(error: Exception) -> bool:
-    """Return whether an answer says that an object is absent or denied: one answer may be wrong."""
-    is_answer = isinstance(error, ClientError) and http_status(error) in {403, 404}
-    return is_answer and not is_transient(error)
+def refusal_of(error: Exception) -> int:
+    """Return the status by which an answer says that an object is denied or absent, or 0.
+
+    One such answer may be wrong.
+    """
+    is_answer = isinstance(error, ClientError) and not is_transient(error)
+    status = http_status(error) if is_answer else 0
+    return status if status in {403, 404} else 0
 
 
 def is_misconfigured(error: Exception) -> bool:

@@ -23,11 +23,11 @@ from infra.store.s3.errors import (
     TRANSPORT_ERRORS,
     CorruptTransferError,
     http_status,
-    is_doubtful,
     is_lapsed,
     is_misconfigured,
     is_transient,
     missing_bucket,
+    refusal_of,
     store_error,
 )
 from infra.store.s3.file import S3File
@@ -151,7 +151,7 @@ class S3Store:
         try:
             self._reach(bucket)
             ask = partial(self._ask, "_client", lambda client: attempt(client, address))
-            return retry(lambda: confirm(ask, is_doubtful), is_transient)
+            return retry(lambda: confirm(ask, refusal_of), is_transient)
         except GaveUpError as error:
             raise store_error(error.last, uri, str(error)) from error
         except TRANSPORT_ERRORS as error:
@@ -185,7 +185,7 @@ class S3Store:
         def attempt() -> None:
             ask = partial(self._ask, "_first_client", lambda it: it.head_bucket(Bucket=bucket))
             try:
-                confirm(ask, _is_missing)
+                confirm(ask, lambda error: refusal_of(error) if _is_missing(error) else 0)
             except ClientError as error:
                 if _is_missing(error):
                     raise missing_bucket(bucket, f"s3://{bucket}") from error

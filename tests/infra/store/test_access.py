@@ -113,6 +113,15 @@ def test_absence_and_denial_are_believed_at_the_fourth_answer(
     assert (made.get, made.retries) == (8, 0), "an answer is no failure"
 
 
+def test_contradicting_refusals_are_asked_on(server: ScriptedServer) -> None:
+    """Denied once among answers of absence: four in a row are believed, and a fifth is not sent."""
+    absent, denied = (404, "NoSuchKey"), (403, "AccessDenied")
+    server.refusals = [absent] * 3 + [denied] + [absent] * 5
+    with pytest.raises(ObjectNotFound, match=URI):
+        ObjectStore(("s3://bucket",)).get(URI)
+    assert server.refusals == [absent]
+
+
 PASSING = [
     (400, "ExpiredToken"),
     (400, "TokenRefreshRequired"),
