@@ -10,7 +10,7 @@ from typing import Any
 
 from infra.cluster import load_cluster
 from infra.store.checked_reads import read_checked
-from infra.store.object_store import ObjectNotFound, join_uri
+from infra.store.object_store import join_uri
 from jobs.cli.catalogue import EVALUATE, REPORT
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
@@ -34,7 +34,7 @@ from pipeline.runs.names import (
     selection_step,
 )
 from pipeline.runs.sealed_json import NamedObject, naming, seal, unseal
-from pipeline.runs.step import StepContents, StepSpec, run_step
+from pipeline.runs.step import StepContents, StepSpec, run_step, store_again
 from training.shuffle_audit.certificate import read_certificate
 
 PIPELINE = (*map(selection_step, SUBSETS), *map(features_step, SUBSETS))
@@ -57,18 +57,9 @@ def run(job: Job) -> StepResults:
     document = {**report, "inputs": dict(result.manifest.inputs)}
     sealed = seal(naming(document, [NamedObject.of(REPORT_PAGE, page)]), indent=1)
     for key, data in ((REPORT_PAGE, page), (REPORT_DOCUMENT, sealed)):
-        _store_unless_there(job, join_uri(job.run_uri, key), data)
+        store_again(job.store, join_uri(job.run_uri, key), data)
     print(format_table(report), file=sys.stderr if job.arguments.json else sys.stdout)
     return [result]
-
-
-def _store_unless_there(job: Job, uri: str, data: bytes) -> None:
-    try:
-        if job.store.get(uri) == data:
-            return
-    except ObjectNotFound:
-        pass
-    job.store.put(uri, data)
 
 
 def build_report(job: Job) -> dict[str, Any]:

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from infra.store.checked_reads import read_checked
 from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri
 from pipeline.audit.run_listing import RunListing
 from pipeline.audit.step_records import Finding, StepRecords
+from pipeline.audit.stored_objects import SealedRecord
 from pipeline.runs.manifest import Output
 from pipeline.runs.names import (
     INGEST_STEP,
@@ -28,16 +28,6 @@ _CHECKPOINT_REMEDY = (
 
 
 @dataclass(frozen=True, slots=True)
-class SealedRecord:
-    """SealedRecord is a record as it is stored, and the objects below the run that it names."""
-
-    key: str
-    document: Mapping[str, Any]
-    objects: tuple[Output, ...]
-    remedy: str
-
-
-@dataclass(frozen=True, slots=True)
 class RunRecords:
     """RunRecords holds the whole records of a run, and findings for the others."""
 
@@ -45,9 +35,9 @@ class RunRecords:
     findings: list[Finding] = field(default_factory=list)
 
     @property
-    def remedies(self) -> dict[Output, str]:
-        """The objects that the records name, each with its remedy."""
-        return {each: record.remedy for record in self.records for each in record.objects}
+    def named(self) -> dict[Output, SealedRecord]:
+        """The objects that the records name, each with its record."""
+        return {each: record for record in self.records for each in record.objects}
 
 
 def read_records(store: ObjectStore, run_uri: str, listing: RunListing) -> RunRecords:

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -38,6 +39,16 @@ class Holding:
     speakers: Pieces = field(default_factory=list)
     audio: Pieces = field(default_factory=list)
     folders: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class SealedRecord:
+    """SealedRecord is a record as it is stored, and the objects below the run that it names."""
+
+    key: str
+    document: Mapping[str, Any]
+    objects: tuple[Output, ...]
+    remedy: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +106,17 @@ class Reader:
                 _hold(holding, output, found.hashed)
         return holding if is_whole else None, findings
 
-    def read_named(self, remedies: Mapping[Output, str]) -> Iterator[Finding]:
-        """Read objects below the run that records name; each has its remedy."""
+    def read_named(self, named: Mapping[Output, SealedRecord]) -> Iterator[Finding]:
+        """Read objects below the run that records name."""
 
         def check(output: Output) -> _Read:
             return self._check(output, self.run_uri, has_utterances=False)
 
-        for output, found in prefetch(check, remedies, _CHECKPOINTS_IN_FLIGHT):
+        for output, found in prefetch(check, named, _CHECKPOINTS_IN_FLIGHT):
             self.progress(output.num_bytes)
-            if found.damage:
-                yield _damaged(output.key, output, found, remedies[output])
+            # A training at work removes an outdated checkpoint's record before its objects.
+            if found.damage and self.store.exists(join_uri(self.run_uri, named[output].key)):
+                yield _damaged(output.key, output, found, named[output].remedy)
 
     def name_of(self, records: StepRecords, output: Output) -> str:
         """Return an object's key below the run, or its URI if it is the corpus's."""

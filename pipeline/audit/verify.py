@@ -19,7 +19,14 @@ from pipeline.audit.step_records import (
 )
 from pipeline.audit.stored_objects import Holding, Reader
 from pipeline.runs.manifest import Output
-from pipeline.runs.names import INGEST_STEP, PLAN_CALIBRATION, REPORT_DOCUMENT, REPORT_PAGE
+from pipeline.runs.names import (
+    FEATURES_FOLDER,
+    INGEST_STEP,
+    PLAN_CALIBRATION,
+    REPORT_DOCUMENT,
+    REPORT_PAGE,
+    folder_of,
+)
 from pipeline.runs.step import differences
 
 Progress = Callable[[int, int], None]
@@ -108,7 +115,7 @@ class _Work:
     def objects(self) -> list[Output]:
         """All objects whose bytes are compared."""
         of_steps = (each for found in self.finished.values() for each in self._of_step(found))
-        return [*of_steps, *self.records.remedies]
+        return [*of_steps, *self.records.named]
 
     def findings(self, progress: Progress) -> Iterator[Finding]:
         """Read the objects, and yield what is wrong with them and with their utterances."""
@@ -118,17 +125,29 @@ class _Work:
             progress(num_bytes, total)
 
         reader = Reader(self.store, self.run_uri, self.corpus_uri, advance)
+        place = (self.store, self.run_uri)
         holdings: dict[str, Holding] = {}
-        for name, found in self.finished.items():
+        # Features first: what is kept of their audio goes before other steps' utterances come.
+        hear = [name for name in self.finished if folder_of(name) in (INGEST_STEP, FEATURES_FOLDER)]
+        yield from self._read_steps(reader, hear, holdings)
+        yield from audio_findings(*place, self.corpus_uri, holdings, self.reads_audio)
+        for holding in holdings.values():
+            holding.audio.clear()
+        others = [name for name in self.finished if name not in hear]
+        yield from self._read_steps(reader, others, holdings)
+        yield from reader.read_named(self.records.named)
+        yield from corpus_findings(self.store, self.corpus_uri, self.finished)
+        yield from chain_findings(*place, self.finished, holdings)
+
+    def _read_steps(
+        self, reader: Reader, names: Sequence[str], holdings: dict[str, Holding]
+    ) -> Iterator[Finding]:
+        for name in names:
+            found = self.finished[name]
             holding, damaged = reader.read_step(found, self._of_step(found))
             yield from damaged
             if holding is not None:
                 holdings[name] = holding
-        yield from reader.read_named(self.records.remedies)
-        yield from corpus_findings(self.store, self.corpus_uri, self.finished)
-        place = (self.store, self.run_uri)
-        yield from audio_findings(*place, self.corpus_uri, holdings, self.reads_audio)
-        yield from chain_findings(*place, self.finished, holdings)
 
     def _of_step(self, found: StepRecords) -> list[Output]:
         reads_all = self.reads_audio or not is_s3(self.corpus_uri)
@@ -152,7 +171,7 @@ def _unnamed(
     listing: RunListing, steps: Mapping[str, StepRecords], records: RunRecords
 ) -> tuple[tuple[str, ...], list[Finding]]:
     """Orphans, and strays: objects below the run that none of its tasks and jobs stored."""
-    named = {output.key for output in records.remedies}
+    named = {output.key for output in records.named}
     # Where the document that names one is damaged or missing, that is the finding.
     named.update((REPORT_DOCUMENT, REPORT_PAGE, PLAN_CALIBRATION))
     named.update(record.key for record in records.records)

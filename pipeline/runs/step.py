@@ -200,6 +200,16 @@ def write_manifest(context: StepContext, manifest: Manifest) -> None:
         )
 
 
+def store_again(store: ObjectStore, uri: str, data: bytes) -> None:
+    """Store what each call of a finished step makes again, unless it is there already."""
+    try:
+        if store.get(uri) == data:
+            return
+    except ObjectNotFound:
+        pass
+    store.put(uri, data)
+
+
 @dataclass(frozen=True, slots=True)
 class TaskPlan(Generic[T]):
     """TaskPlan holds a step's tasks by name, their function, and how their commits add up."""

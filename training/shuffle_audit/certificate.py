@@ -19,7 +19,7 @@ from pipeline.audit.provenance import STEPS, read_provenance
 from pipeline.runs.commit import StepContext
 from pipeline.runs.manifest import Output, manifest_uri, read_manifest, sha256
 from pipeline.runs.names import CERTIFICATE_DOCUMENT, CERTIFICATE_STEP, PARTITIONS_STEP
-from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step
+from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step, store_again
 from pipeline.shuffle_quality.certificate import Figure, certify
 from pipeline.shuffle_quality.design_effect import (
     expected_effective_number,
@@ -79,7 +79,7 @@ def certify_run(
     resolved = {**asdict(config), **fit.config}
     spec = StepSpec(store, run_uri, CERTIFICATE_STEP, resolved, STEPS)
     result = run_step(spec, certify_partitions)
-    store.put(certificate_uri(run_uri), _to_bytes(result.manifest.statistics))
+    store_again(store, certificate_uri(run_uri), _to_bytes(result.manifest.statistics))
     return result
 
 

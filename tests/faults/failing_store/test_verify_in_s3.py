@@ -2,30 +2,66 @@
 
 from pathlib import Path
 
+import pytest
+
 from infra.store.object_store import ObjectStore, join_uri
+from infra.store.request_counts import REQUESTS
 from pipeline.audit.trace import trace
-from pipeline.audit.verify import sweep, verify_run
+from pipeline.audit.verify import Verification, sweep, verify_run
 from tests.small_run import SUBSET, make_run, outputs, selected_ids
 
 
-def test_a_run_in_s3_is_verified_followed_and_swept(tmp_path: Path, s3_bucket: str) -> None:
-    """As on local paths: no findings, an orphan that is removed, a missing shard that is named."""
+@pytest.fixture
+def run(tmp_path: Path, s3_bucket: str) -> tuple[ObjectStore, str]:
+    """A run in S3, copied from a local one."""
     local, local_run = make_run(tmp_path)
     run_uri = f"s3://{s3_bucket}/run"
-    store, corpus_uri = ObjectStore((run_uri,)), join_uri(run_uri, "corpus")
+    store = ObjectStore((run_uri,))
     for found in local.list(local_run):
         store.put(found.uri.replace(local_run, run_uri), local.get(found.uri))
+    return store, run_uri
+
+
+def verify(store: ObjectStore, run_uri: str, reads_audio: bool = False) -> Verification:
+    corpus_uri = join_uri(run_uri, "corpus")
+    return verify_run(store, run_uri, corpus_uri, lambda *_: None, reads_audio=reads_audio)
+
+
+def test_a_run_in_s3_is_verified_followed_and_swept(run: tuple[ObjectStore, str]) -> None:
+    """As on local paths: no findings, an orphan that is removed, a missing shard that is named."""
+    store, run_uri = run
     orphan = join_uri(run_uri, "features", SUBSET, "ab", f"000000-{'ab' * 8}.parquet")
     store.put(orphan, b"never committed")
-    verified = verify_run(store, run_uri, corpus_uri, lambda *_: None)
+    verified = verify(store, run_uri)
     assert verified.findings == ()
     assert orphan in {join_uri(run_uri, key) for key in verified.orphans}
     sweep(store, run_uri, verified)
     assert not store.exists(orphan)
-    traced = trace(store, run_uri, corpus_uri, selected_ids(store, run_uri)[0])
+    traced = trace(store, run_uri, join_uri(run_uri, "corpus"), selected_ids(store, run_uri)[0])
     assert traced.audio["unchanged"]
     assert traced.steps[-1].step == f"partitions/{SUBSET}"
     lost = outputs(store, run_uri, "targets")[0]
     store.delete(join_uri(run_uri, lost.key))
-    (finding,) = verify_run(store, run_uri, corpus_uri, lambda *_: None).findings
+    (finding,) = verify(store, run_uri).findings
     assert (finding.object, finding.found) == (lost.key, "missing")
+
+
+def test_a_listing_confirms_audio(run: tuple[ObjectStore, str]) -> None:
+    """No GET for audio by default, one for each row with --audio; a change is found either way."""
+    store, run_uri = run
+    gets = []
+    for reads_audio in (False, True):
+        before = REQUESTS.total()
+        assert verify(store, run_uri, reads_audio).findings == ()
+        gets.append((REQUESTS.total() - before).get)
+    num_rows = sum(output.utterances for output in outputs(store, run_uri, "features"))
+    # To read the audio again its rows are read again, too.
+    assert gets[1] - gets[0] == num_rows + len(outputs(store, run_uri, "features"))
+    # The second selected utterance is quarantined: nothing was made of its audio.
+    changed = join_uri(run_uri, "corpus", "audio", f"{selected_ids(store, run_uri)[2]}.flac")
+    data = store.get(changed)
+    store.put(changed, data[:99] + bytes([data[99] ^ 1]) + data[100:])
+    for reads_audio in (False, True):
+        (finding,) = verify(store, run_uri, reads_audio).findings
+        assert finding.object == changed
+        assert f"as features/{SUBSET} read it" in finding.expected

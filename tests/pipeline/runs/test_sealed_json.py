@@ -12,7 +12,14 @@ from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, committed_tasks, step_context
 from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest
-from pipeline.runs.sealed_json import seal, unseal
+from pipeline.runs.sealed_json import (
+    NamedObject,
+    named_objects,
+    naming,
+    seal,
+    unseal,
+    unseal_exactly,
+)
 from pipeline.runs.step import finished_manifest
 
 JSON = st.recursive(
@@ -115,3 +122,25 @@ def test_a_damaged_manifest_is_named(tmp_path: Path, damage) -> None:
     ):
         with pytest.raises(ValueError, match=rf"{uri}: .*remove it and run its step again"):
             read()
+
+
+@settings(max_examples=20, deadline=None)
+@given(DOCUMENTS, st.sampled_from([None, 1]))
+def test_sealed_bytes_are_the_writers_own(document: dict[str, object], indent: int | None) -> None:
+    """Both of the writer's layouts are read; another blank, which says the same, is refused."""
+    data = seal(document, indent)
+    assert unseal_exactly(data, "") == unseal(data, "")
+    for other in (data + b"\n", data[:-1], b" " + data):
+        assert unseal(other, "") == document
+        with pytest.raises(ValueError, match="other blanks than its writer's: look"):
+            unseal_exactly(other, "look")
+
+
+def test_a_sealed_document_names_objects() -> None:
+    """Key, size and SHA-256 come back, in order; a document without names has none."""
+    objects = (NamedObject.of("b", b"two"), NamedObject.of("a", b""))
+    sealed = seal(naming({"step": 1}, objects))
+    assert named_objects(unseal(sealed, "")) == objects
+    assert unseal(sealed, "")["step"] == 1
+    assert objects[0] == NamedObject("b", 3, hashlib.sha256(b"two").hexdigest())
+    assert named_objects({}) == ()

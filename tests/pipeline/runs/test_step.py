@@ -3,11 +3,13 @@
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from infra.store.object_store import ObjectStore
+from infra.store.request_counts import REQUESTS
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, StepContext, step_context
 from pipeline.runs.ledger import LossBudgetExceededError
@@ -21,6 +23,7 @@ from pipeline.runs.step import (
     finished_manifest,
     run_step,
     run_tasks,
+    store_again,
     write_manifest,
 )
 from tests.pipeline.runs.small_commits import CONFIG, INPUTS, context, record
@@ -210,3 +213,15 @@ def test_differing_settings_are_named_in_short(context: StepContext) -> None:
     now = {"filters": {"locales": [], "seed": 7}, "hours": 1.0}
     with pytest.raises(ValueError, match=named):
         finished_manifest(context, now, {"selection/x": "1" * 64})
+
+
+def test_what_is_there_already_is_not_stored_again(tmp_path: Path) -> None:
+    """An absent object and other bytes are stored; equal bytes cause no PUT."""
+    store, uri = ObjectStore((str(tmp_path),)), str(tmp_path / "certificate.json")
+    puts = []
+    for data in (b"one", b"one", b"two", b"two"):
+        before = REQUESTS.total()
+        store_again(store, uri, data)
+        puts.append((REQUESTS.total() - before).put)
+        assert store.get(uri) == data
+    assert puts == [1, 0, 1, 0]
