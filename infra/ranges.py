@@ -14,11 +14,10 @@ from functools import cache
 from numbers import Integral, Real
 from typing import Annotated, Any, TypeAlias, cast
 
-# user:password@ before a host, where the password may hold slashes, and what presigns a URL.
-_CREDENTIALS = re.compile(
-    r"(?<=://)(?:[^/\s:@]*:\S*@|[^/\s@]*@)"
-    r"|(?<=[?&])[^\s=&]*(?:credential|secret|signature|token)[^\s=&]*=[^\s&]+",
-    re.IGNORECASE,
+# A password may hold slashes; a user alone may be a token.
+_PASSWORD = re.compile(r"(?<=://)(?:[^/\s:@]*:\S*|[^/\s@]*)@")
+_SIGNATURE = re.compile(
+    r"([?&][^\s=&]*(?:credential|secret|signature|token)[^\s=&]*=)[^\s&]+", re.IGNORECASE
 )
 _CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _SHORT = reprlib.Repr()
@@ -70,7 +69,7 @@ class Text:
 
     def admits(self, value: object) -> bool:
         """Return whether a text is one of these."""
-        if not isinstance(value, str) or _CONTROL.search(value) or _CREDENTIALS.search(value):
+        if not isinstance(value, str) or _CONTROL.search(value) or holds_password(value):
             return False
         fits = self.least <= len(value) <= self.most
         return fits and (not self.form or re.fullmatch(self.form, value) is not None)
@@ -188,9 +187,14 @@ def shown(value: object) -> str:
         return f"a {type(value).__name__} too large to show"
 
 
+def holds_password(text: str) -> bool:
+    """Return whether a text holds a URI with a user's password or a signature in it."""
+    return _PASSWORD.search(text) is not None or _SIGNATURE.search(text) is not None
+
+
 def printable(text: str, most: int = 200) -> str:
     """Return text on one line of at most `most` characters, without a password."""
-    hidden = _CREDENTIALS.sub("***", text)
+    hidden = _SIGNATURE.sub(r"\1***", _PASSWORD.sub("***@", text))
     line = _CONTROL.sub(lambda found: repr(found[0])[1:-1], hidden)
     return line if len(line) <= most else f"{line[:most]}..."
 

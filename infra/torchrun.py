@@ -18,6 +18,11 @@ def launched_rank() -> int:
     return int(os.environ["RANK"]) if is_launched() else 0
 
 
+def launched_ranks_per_host() -> int:
+    """Return the number of ranks that torchrun started on this host, or 1."""
+    return int(os.environ["LOCAL_WORLD_SIZE"]) if is_launched() else 1
+
+
 def end_with_launcher() -> None:
     """Watch the process that started this one, and exit with status 1 within about 1 s of its end.
 

@@ -15,14 +15,20 @@ from pipeline.runs.names import (
 from training.distributed import process_group
 from training.fit.model_specs import aligner_fit
 from training.fit.train_model import fit_model
-from training.targets.alignment import bootstrap, realign
+from training.recipes import check_phones, check_ranks, check_senones
+from training.targets.alignment import bootstrap, read_tree, realign
+from training.targets.labelled import read_lexicon
 
 
 def run(job: Job) -> StepResults:
     """Bootstrap an alignment, train a network on it, and realign with the network."""
     recipe = job.recipe
     where = job.store, job.run_uri, job.corpus_uri
+    # Now, not after the hours of the bootstrap.
+    check_ranks(recipe, ALIGNER, 1)
+    check_phones(recipe, len(read_lexicon(job.store, job.corpus_uri).phones))
     bootstrap(*where, recipe.bootstrap, recipe.senones, recipe.loss_budget)
+    check_senones(recipe, read_tree(job.store, job.run_uri).num_senones)
     with process_group.open_world(), training_ranks() as group:
         fit_model(aligner_fit(recipe), job.store, job.run_uri, group)
     return [realign(*where, recipe.evaluation.acoustic_scale, recipe.loss_budget)]

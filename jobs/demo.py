@@ -8,7 +8,17 @@ import sys
 from pathlib import Path
 
 from infra.store.uris import is_s3
-from jobs.run import Launch, add_run_arguments, launches, run_steps, shared_arguments
+from jobs.cli.parser import Parser
+from jobs.run import (
+    EXIT_CODES,
+    Launch,
+    add_run_arguments,
+    check,
+    exit_with,
+    launches,
+    run_steps,
+    shared_arguments,
+)
 from jobs.synthesis.plan import SynthesisConfig
 from pipeline.runs.names import REPORT_STEP
 
@@ -17,16 +27,16 @@ def main() -> None:
     """Synthesize the corpus as a Kaldi data directory and run all steps on it."""
     arguments = _parse_arguments()
     directory = arguments.kaldi_dir or f"{Path(arguments.run)}-kaldi"
-    sys.exit(make_and_run(arguments, directory))
+    exit_with(lambda: make_and_run(arguments, directory))
 
 
 def _parse_arguments() -> argparse.Namespace:
     defaults = SynthesisConfig()
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="megahour demo",
         description="Make a synthetic corpus, then run every step of the system on it, to word "
         "error rates and a report. The same command resumes an interrupted demo.",
-        epilog="Exit codes: 0 done, 2 bad usage; else that of the first step that failed.",
+        epilog=EXIT_CODES,
     )
     parser.add_argument(
         "--recipe", default="demo", help="TOML file, or a name in jobs/recipes: default demo"
@@ -60,7 +70,7 @@ def make_and_run(arguments: argparse.Namespace, directory: str) -> int:
             f"--unlabelled-hours={arguments.unlabelled_hours}",
         ),
     )
-    code = run_steps([synthesis], ["--out", directory])
+    code = check(arguments) or run_steps([synthesis], ["--out", directory])
     steps = launches(directory, arguments.supervised_ranks, arguments.student_ranks)
     code = code or run_steps(steps, shared_arguments(arguments.recipe, arguments))
     if not code:

@@ -14,6 +14,7 @@ from infra.configuration import ConfigurationError
 from infra.store.object_store import ObjectStore, StoreError, normalize_uri
 from jobs.cli.command_line import fail
 from jobs.cli.job import add_recipe_arguments, recipe_path
+from jobs.cli.parser import Parser
 from jobs.planning.calibration.machine import calibrate
 from jobs.planning.calibration.throughputs import Calibration, read_calibration
 from jobs.planning.plan_table import format_plan
@@ -37,9 +38,9 @@ Exit codes: 0 done, 1 failed, 2 bad usage or recipe.
 """
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Return a parser of the arguments of the plan."""
-    found = argparse.ArgumentParser(
+    found = Parser(
         prog="megahour plan",
         description="Plan a run before it starts: the tasks, objects, requests, bytes, "
         "core-hours, device-hours, wall-clock time and dollars of each step, on the clusters of "

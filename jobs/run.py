@@ -4,17 +4,25 @@ megahour run --recipe recorded --run runs/mine --kaldi-dir /data/mine
 """
 
 import argparse
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from infra.ranges import holds_password, printable
 from infra.spark.session import spark_environment
-from jobs.cli.catalogue import INGEST, STEPS, TRAIN_STUDENT
+from infra.supervisor import command_of, describe_end, shell_code
+from jobs.cli.catalogue import CHECK, INGEST, STEPS, TRAIN_STUDENT
+from jobs.cli.parser import Parser, add_ranks_arguments
 
 JOBS = Path(__file__).parent
+EXIT_CODES = (
+    "Exit codes: 0 done, 2 bad usage or recipe, 130 interrupted by Ctrl-C, 143 terminated; else "
+    "that of the first step that failed, 128 + n where signal n killed it."
+)
 
 
 @dataclass(frozen=True)
@@ -47,11 +55,21 @@ def _torchrun(num_ranks: int) -> tuple[str, ...]:
     # One restart, from the last checkpoint: gloo's rendezvous failed once in hundreds of starts.
     ranks = ("--nproc-per-node", str(num_ranks), "--max-restarts", "1")
     # "--": torchrun would take our --run for an abbreviation of its --run-path.
-    return (sys.executable, "-m", "torch.distributed.run", "--standalone", *ranks, "--")
+    return (
+        sys.executable,
+        "-m",
+        "training.distributed.rank_launcher",
+        "--standalone",
+        *ranks,
+        "--",
+    )
 
 
 def run_steps(steps: Sequence[Launch], shared: Sequence[str]) -> int:
-    """Run the steps one after the other; stop at the first that fails, with its exit code."""
+    """Run the steps one after the other; stop at the first that fails, with its exit code.
+
+    A step that signal n killed has the exit code 128 + n.
+    """
     started = time.monotonic()
     # OpenBLAS's own threads made the bootstrap alignment 30 times slower on two busy cores.
     environment = spark_environment() | {"OPENBLAS_NUM_THREADS": "1"}
@@ -60,15 +78,51 @@ def run_steps(steps: Sequence[Launch], shared: Sequence[str]) -> int:
         print(
             f"[{number}/{len(steps)}] {launch.step} ({elapsed:.0f} s)", file=sys.stderr, flush=True
         )
-        code = subprocess.run(launch.command(shared), env=environment, check=False).returncode
+        code = run_supervised(launch.command(shared), environment)
         if code:
             print(
-                f"{launch.step} failed with exit code {code}: fix the cause, then give the same "
-                "command again to resume here",
+                f"{launch.step} {describe_end(code)}: fix the cause, then give the same command "
+                "again to resume here",
                 file=sys.stderr,
             )
-            return code
+            return shell_code(code)
     return 0
+
+
+def run_supervised(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a command, all of whose processes end when this one ends, however it ends."""
+    process = subprocess.Popen(command_of(command), env=dict(environment))
+    try:
+        return process.wait()
+    except BaseException:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # the supervisor ends within seconds
+        process.terminate()
+        process.wait()
+        raise
+
+
+class _Terminated(KeyboardInterrupt):
+    """_Terminated says that SIGTERM arrived."""
+
+
+def exit_with(action: Callable[[], int]) -> None:
+    """Exit with the code of `action`; on Ctrl-C and SIGTERM with one line, and 130 or 143."""
+
+    def terminate(*_: object) -> None:
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        sys.exit(action())
+    except _Terminated:
+        said, code = "terminated", 128 + signal.SIGTERM
+    except KeyboardInterrupt:
+        said, code = "interrupted", 128 + signal.SIGINT
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    print(f"{said}: the same command resumes", file=sys.stderr, flush=True)
+    sys.exit(code)
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,12 +135,24 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECTION.KEY=VALUE",
         help="replace one value of the recipe; repeat it for more",
     )
-    ranks = "processes that train {}, default {}"
-    for option, models, default in (
-        ("--supervised-ranks", "the baseline and the teacher", 2),
-        ("--student-ranks", "the student", 4),
-    ):
-        parser.add_argument(option, type=int, default=default, help=ranks.format(models, default))
+    add_ranks_arguments(parser)
+
+
+def check(arguments: argparse.Namespace, *options: str) -> int:
+    """Check recipe, clusters and ranks in a process of its own, which is quiet if all is well."""
+    for text in (arguments.recipe, arguments.run, *arguments.set, *options):
+        if holds_password(text):  # other users may see the command lines of processes
+            remedy = "take it out; credentials come from the environment, a profile or a role"
+            print(f"{CHECK}: {printable(text)}: a password or signature: {remedy}", file=sys.stderr)
+            return 2
+    ranks = [
+        *("--supervised-ranks", str(arguments.supervised_ranks)),
+        *("--student-ranks", str(arguments.student_ranks)),
+    ]
+    # Its own process: the recipe's records import torch, and this one lives as long as the run.
+    command = [sys.executable, str(JOBS / f"{CHECK}.py"), "--quiet", *ranks, *options]
+    shared = shared_arguments(arguments.recipe, arguments)
+    return shell_code(run_supervised([*command, *shared], spark_environment()))
 
 
 def shared_arguments(recipe: str, arguments: argparse.Namespace) -> list[str]:
@@ -97,11 +163,11 @@ def shared_arguments(recipe: str, arguments: argparse.Namespace) -> list[str]:
 
 def main() -> None:
     """Parse the command line and run all steps."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="megahour run",
         description="Run every step, each in its own processes, from a Kaldi data directory to "
         "word error rates and a report. The same command resumes an interrupted run.",
-        epilog="Exit codes: 0 done, 2 bad usage; else that of the first step that failed.",
+        epilog=EXIT_CODES,
     )
     parser.add_argument(
         "--recipe", required=True, help="TOML file, or a name in jobs/recipes: recorded, hours_1m"
@@ -113,8 +179,14 @@ def main() -> None:
     )
     add_run_arguments(parser)
     arguments = parser.parse_args()
+    exit_with(lambda: check_and_run(arguments))
+
+
+def check_and_run(arguments: argparse.Namespace) -> int:
+    """Check what the steps will need, then run them."""
     steps = launches(arguments.kaldi_dir, arguments.supervised_ranks, arguments.student_ranks)
-    sys.exit(run_steps(steps, shared_arguments(arguments.recipe, arguments)))
+    code = check(arguments, "--kaldi-dir", arguments.kaldi_dir)
+    return code or run_steps(steps, shared_arguments(arguments.recipe, arguments))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from dataclasses import asdict
 
 from infra.configuration import ConfigurationError
 from jobs.cli.command_line import fail
+from jobs.cli.parser import Parser
 from jobs.planning.scaling_options import choose_calibration, parse_ranks
 from jobs.planning.scaling_table import format_scaling, scale
 from training.cost_model.link_rates import measure_link
@@ -35,9 +36,9 @@ Exit codes: 0 done, 1 failed, 2 bad usage.
 """
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Return a parser of the arguments of the cost model, grouped by what they describe."""
-    found = argparse.ArgumentParser(
+    found = Parser(
         prog="megahour scaling",
         description="Print the speed-up of each trainer against the number of ranks, for your\n"
         "link, model and block size, and recommend HTM's group size and block size.",

@@ -75,11 +75,12 @@ def test_only_infra_reads_the_environment() -> None:
 
 
 def test_only_trainers_know_other_ranks() -> None:
-    """process_group, simulated_group and trainers alone import torch.distributed."""
+    """process_group, rank_launcher, simulated_group and trainers alone import torch.distributed."""
     known = users("torch.distributed", "torch.multiprocessing")
     trainers = {file for file in known if file.startswith("training/trainers/")}
     assert known - trainers == {
         "training/distributed/process_group.py",
+        "training/distributed/rank_launcher.py",
         "training/distributed/simulated_group.py",
     }
 

@@ -6,7 +6,7 @@ from importlib.resources.abc import Traversable
 from types import MappingProxyType
 from typing import Annotated, Literal
 
-from infra.configuration import apply_overrides, read_record, read_toml
+from infra.configuration import ConfigurationError, apply_overrides, read_record, read_toml
 from infra.ranges import Items, Range, Seed, Text, check_ranges
 from pipeline.steps.features import ExtractionConfig
 from pipeline.steps.repartition import RepartitionConfig
@@ -169,6 +169,32 @@ class Recipe:
                 f"targets: k = {self.targets.k}: need at most senones.max_senones = "
                 f"{self.senones.max_senones}"
             )
+
+
+def check_ranks(recipe: Recipe, section: str, num_ranks: int) -> None:
+    """Raise ConfigurationError if so many ranks of one host cannot train a section's model."""
+    try:
+        getattr(recipe, section).trainer.check_ranks(num_ranks, num_ranks)
+    except ValueError as error:
+        raise ConfigurationError(f"{section}: trainer: {error}") from error
+
+
+def check_phones(recipe: Recipe, num_phones: int) -> None:
+    """Raise ConfigurationError if a tree of senones cannot have a root for each phone."""
+    if recipe.senones.max_senones < num_phones:
+        raise ConfigurationError(
+            f"senones: max_senones = {recipe.senones.max_senones}: need at least {num_phones}, "
+            "one for each phone of the lexicon and silence"
+        )
+
+
+def check_senones(recipe: Recipe, num_senones: int) -> None:
+    """Raise ConfigurationError if a frame has fewer logits than the targets are to keep."""
+    if recipe.targets.k > num_senones:
+        raise ConfigurationError(
+            f"targets: k = {recipe.targets.k}: need at most {num_senones}, the senones that the "
+            "labelled data gave: lower it, or senones.min_count"
+        )
 
 
 def read_recipe(

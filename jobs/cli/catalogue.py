@@ -63,8 +63,11 @@ WRITES: Mapping[str, tuple[str, ...]] = {
 }
 """The folders below a run into which each of the steps writes a manifest."""
 
+CHECK = "check"
+"""The command that `run` gives first."""
+
 STORY: Mapping[str, Mapping[str, Starter]] = {
-    "Before a run": dict.fromkeys(("synthesize", "plan", "scaling", "package"), "python"),
+    "Before a run": dict.fromkeys(("synthesize", "plan", "scaling", "package", CHECK), "python"),
     "A whole run": dict.fromkeys(("demo", "run"), "python"),
     "The steps of a run, in order": STEPS,
     "Questions to a run": dict.fromkeys(("verify", "inspect_utterance"), "python"),

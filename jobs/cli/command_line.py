@@ -1,7 +1,8 @@
 """Run steps and queries: open the job, run it, print its answer, exit with its code.
 
 Exit codes: 0 done (also when the step was finished before), 1 failed, 2 bad usage or recipe,
-3 loss budget exceeded. With --json one object goes to standard output; logs go to standard error.
+3 loss budget exceeded, 130 interrupted. With --json one object goes to standard output; logs go to
+standard error.
 """
 
 import argparse
@@ -108,6 +109,9 @@ def execute(command: Step | Query, arguments: argparse.Namespace) -> int:
         return fail(command.name, error, 2)
     try:
         answer = command.answer(job)
+    except KeyboardInterrupt:
+        print(f"{command.name}: interrupted: the same command resumes", file=sys.stderr, flush=True)
+        return 130
     except LossBudgetExceededError as error:
         return fail(command.name, error, 3)
     except ConfigurationError as error:

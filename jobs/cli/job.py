@@ -10,6 +10,7 @@ from infra.cluster import Cluster, load_cluster
 from infra.store.object_store import ObjectStore, join_uri, normalize_uri
 from infra.store.request_counts import TaskTotals
 from infra.torchrun import launched_rank
+from jobs.cli.parser import Parser
 from pipeline.runs.names import CORPUS_FOLDER
 from training.recipes import Recipe, read_recipe
 
@@ -36,7 +37,7 @@ class Job:
 
 def job_parser(name: str, description: str, exit_codes: str) -> argparse.ArgumentParser:
     """Return a parser of the arguments that every step and every query takes."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=f"megahour {name}", description=description, epilog=f"Exit codes: {exit_codes}"
     )
     add_recipe_arguments(parser)

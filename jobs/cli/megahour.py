@@ -5,6 +5,7 @@ import runpy
 import sys
 from collections.abc import Sequence
 
+from infra.ranges import printable
 from jobs.cli.catalogue import STORY, Starter, summary_of
 
 HEAD = """\
@@ -52,5 +53,5 @@ def _line(name: str, starter: Starter) -> str:
 def _refuse(name: str, names: Sequence[str]) -> int:
     nearest = difflib.get_close_matches(name, names, n=1)
     remedy = f"did you mean {nearest[0]}?" if nearest else "megahour --help lists all commands"
-    print(f"megahour: unknown command {name}: {remedy}", file=sys.stderr)
+    print(f"megahour: unknown command {printable(name)}: {remedy}", file=sys.stderr)
     return 2

@@ -206,7 +206,7 @@ PASSWORD = "hunter2/with/slashes"
         ("a=" + "9" * 20_000, r"Exceeds the limit|too large"),
         (
             f"a.b=s3://someone:{PASSWORD}@bucket",
-            r"--set a.b=s3://\*\*\*bucket: a = 1 is no section",
+            r"--set a.b=s3://\*\*\*@bucket: a = 1 is no section",
         ),
     ],
 )
@@ -236,7 +236,7 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
         (str(deep), "deep: not TOML: nested too deeply"),
         (str(digits), "digits: not TOML: Exceeds the limit"),
         (str(tmp_path / ("x" * 5000)), "cannot be read: File name too long"),
-        (f"s3://someone:{PASSWORD}@bucket/recipe.toml", r"s3://\*\*\*bucket"),
+        (f"s3://someone:{PASSWORD}@bucket/recipe.toml", r"s3://\*\*\*@bucket"),
     ):
         with pytest.raises(ConfigurationError, match=message) as refused:
             read_toml(path)

@@ -1,9 +1,13 @@
-"""A training step that `jobs.run` launches survives the loss of a rank."""
+"""A step that `jobs.run` launches ends with its own code, and once survives the loss of a rank."""
 
 import subprocess
+import sys
 from pathlib import Path
 
-from jobs.run import launches
+import pytest
+
+import jobs.run
+from jobs.run import Launch, launches, run_steps
 
 DIES_ONCE = """
 import os, sys, time
@@ -22,3 +26,56 @@ def test_a_training_step_is_started_once_more(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"rank {n} --run somewhere" for n in (0, 1)]
+
+
+ENDS = """
+import os, signal, sys, time
+how = sys.argv[1]
+if os.environ.get("RANK") == "0":
+    time.sleep(100)
+if how == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+sys.exit(int(how))
+"""
+
+
+def _training_step() -> Launch:
+    return next(each for each in launches("data", 2, 2) if each.step == "train_student")
+
+
+@pytest.mark.parametrize(("how", "code"), [("3", 3), ("killed", 137)])
+def test_torchrun_ends_as_the_rank_that_failed(tmp_path: Path, how: str, code: int) -> None:
+    """A rank's code remains, where torchrun's is always 1; a signal becomes a shell's code."""
+    script = tmp_path / "ends.py"
+    script.write_text(ENDS)
+    prefix = ["0" if part == "1" else part for part in _training_step().prefix]  # no second start
+    command = [*prefix, str(script), how]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == code, done.stderr
+    named = "was killed by signal 9 (SIGKILL), perhaps out of memory" in done.stderr
+    assert named == (how == "killed")
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "said"),
+    [
+        ("3", 3, "ends failed with exit code 3: fix the cause"),
+        ("killed", 137, "ends was killed by signal 9 (SIGKILL), perhaps out of memory: fix the"),
+    ],
+)
+def test_a_run_says_how_its_step_ended(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    how: str,
+    code: int,
+    said: str,
+) -> None:
+    """Its exit code is the step's, 128 + n for signal n; the steps after it are not begun."""
+    (tmp_path / "ends.py").write_text(ENDS)
+    monkeypatch.setattr(jobs.run, "JOBS", tmp_path)
+    steps = [Launch("ends", (sys.executable,)), Launch("never", (sys.executable,))]
+    assert run_steps(steps, [how]) == code
+    err = capfd.readouterr().err
+    assert said in err
+    assert "never" not in err

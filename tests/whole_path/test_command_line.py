@@ -54,7 +54,9 @@ def test_help_teaches(run_job: RunJob, step: str) -> None:
     assert "never done again" in text
 
 
-@pytest.mark.parametrize("program", ["run", "demo", "synthesize", "package", "plan", "scaling"])
+@pytest.mark.parametrize(
+    "program", ["run", "demo", "synthesize", "package", "plan", "scaling", "check"]
+)
 def test_help_of_the_programs_teaches(run_job: RunJob, program: str) -> None:
     """The programs that are no steps explain themselves and their exit codes, too."""
     said = run_job(program, "--help")

@@ -4,7 +4,9 @@ from functools import partial
 
 import torch
 
+from infra.configuration import ConfigurationError
 from infra.store.object_store import ObjectStore, join_uri
+from infra.torchrun import launched_ranks_per_host
 from pipeline.normalization import Moments
 from pipeline.records import Tally
 from pipeline.runs.commit import StepContext
@@ -40,6 +42,10 @@ def fit_model(fit: Fit, store: ObjectStore, run_uri: str, group: ProcessGroup) -
 
 def train_model(fit: Fit, group: ProcessGroup, context: StepContext) -> StepContents | None:
     """Train the model of `fit`; rank 0 stores it and returns the step's contents."""
+    try:
+        fit.trainer.check_ranks(group.size(), launched_ranks_per_host())
+    except ValueError as error:
+        raise ConfigurationError(f"{fit.name}: trainer: {error}") from error
     store, run_uri = context.store, context.run_uri
     labelled = read_manifest(store, run_uri, fit.labelled)
     # Ranks draw their own dropout; their initial weights are replaced by rank 0's.

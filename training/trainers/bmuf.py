@@ -245,6 +245,11 @@ class BmufConfig(BlockConfig):
     num_state_vectors: ClassVar[int] = 3
     """Both models of a block, and the filtered update."""
 
+    def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
+        """Raise ValueError if so many ranks give a block momentum below 0."""
+        del ranks_per_host
+        block_momentum_for(num_ranks, self.block_learning_rate, self.momentum_constant)
+
     def make_trainer(self, model: nn.Module, optimizer: Optimizer, group: ProcessGroup) -> Bmuf:
         """Wrap model and optimizer; all ranks of `group` must call this together."""
         return Bmuf(

@@ -133,6 +133,9 @@ class GtcConfig:
 
     __post_init__ = check_ranges
 
+    def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
+        """Accept any number of ranks."""
+
     def make_trainer(self, model: nn.Module, optimizer: Optimizer, group: ProcessGroup) -> Gtc:
         """Wrap model and optimizer; all ranks of `group` must call this together."""
         return Gtc(model, optimizer, group=group, gradient_threshold=self.gradient_threshold)

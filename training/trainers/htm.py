@@ -8,7 +8,7 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from infra.ranges import Range
-from training.algorithms.block_filter import Form
+from training.algorithms.block_filter import Form, block_momentum_for
 from training.distributed import process_group
 from training.trainers.bmuf import BlockConfig, Bmuf, OptimizerState
 from training.trainers.gtc import RESIDUAL_RULES, GradientThreshold, ThresholdedSum
@@ -63,12 +63,7 @@ class Htm(Bmuf):
     @property
     def num_models(self) -> int:
         """Count the groups, N := M in eq. (5)."""
-        if not (self.group_size >= 1 and self.group.size() % self.group_size == 0):
-            raise ValueError(
-                f"group_size = {self.group_size}: need a divisor of {self.group.size()}, the "
-                "number of ranks"
-            )
-        return self.group.size() // self.group_size
+        return num_groups(self.group.size(), self.group_size)
 
     def settings(self) -> dict[str, object]:
         """Name what must be equal on all ranks."""
@@ -134,6 +129,15 @@ class Htm(Bmuf):
         return replace(plan, rules={**plan.rules, **RESIDUAL_RULES})
 
 
+def num_groups(num_ranks: int, group_size: int) -> int:
+    """Count the groups of so many ranks; ValueError if one would have fewer than the others."""
+    if not (group_size >= 1 and num_ranks % group_size == 0):
+        raise ValueError(
+            f"group_size = {group_size}: need a divisor of {num_ranks}, the number of ranks"
+        )
+    return num_ranks // group_size
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HtmConfig(BlockConfig):
     """HTM: GTC within groups of ranks, BMUF across the groups; `group_size` 0: a host's ranks.
@@ -148,6 +152,11 @@ class HtmConfig(BlockConfig):
 
     num_state_vectors: ClassVar[int] = 4
     """BMUF's three, and the residual."""
+
+    def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
+        """Raise ValueError if so many ranks make no equal groups, or a block momentum below 0."""
+        num_models = num_groups(num_ranks, self.group_size or ranks_per_host)
+        block_momentum_for(num_models, self.block_learning_rate, self.momentum_constant)
 
     def make_trainer(self, model: nn.Module, optimizer: Optimizer, group: ProcessGroup) -> Htm:
         """Wrap model and optimizer; all ranks of `group` must call this together."""

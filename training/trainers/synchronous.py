@@ -31,6 +31,9 @@ class SynchronousConfig:
     num_state_vectors: ClassVar[int] = 0
     """Vectors of the model's size in the trainer's state."""
 
+    def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
+        """Accept any number of ranks."""
+
     def make_trainer(
         self, model: nn.Module, optimizer: Optimizer, group: ProcessGroup
     ) -> Synchronous:

@@ -1,0 +1,102 @@
+"""Check recipe, clusters and ranks before hours are spent on them.
+
+megahour check --recipe recorded --run runs/mine --kaldi-dir /data/mine
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from infra.cluster import Cluster, require_dependencies
+from infra.configuration import ConfigurationError
+from infra.ranges import Range, mebibytes, printable
+from infra.store.object_store import StoreError
+from jobs.cli.catalogue import CHECK, STEPS
+from jobs.cli.command_line import fail
+from jobs.cli.job import Job, job_parser, open_job
+from jobs.cli.parser import add_ranks_arguments
+from pipeline.runs.names import ALIGNER, BASELINE, STUDENT, TEACHER
+from training.decoding.lexicon import parse_lexicon
+from training.recipes import check_phones, check_ranks
+
+RANKS = Range(1, 1024)
+"""The ranks that one host may start."""
+
+
+def main() -> None:
+    """Parse the command line and check; exit with 0 or 2."""
+    arguments = _parser().parse_args()
+    try:
+        job = check(arguments)
+    except (ConfigurationError, StoreError) as error:
+        sys.exit(fail(CHECK, error, 2))
+    if not arguments.quiet:
+        found = {"recipe": job.recipe.name, "run": job.run_uri, "ranks": _ranks(arguments)}
+        print(json.dumps(found) if arguments.json else f"check: {job.recipe.name}: all is well")
+    sys.exit(0)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = job_parser(
+        CHECK,
+        "Check what a run would take hours to find out: the range of every value in the recipe and "
+        "the cluster files, ranks against groups, senones against phones and k, executors against "
+        "instances, and the installed versions. Nothing is written.",
+        "0 all is well, 2 something is not.",
+    )
+    add = parser.add_argument
+    add("--kaldi-dir", help="Kaldi data directory, whose lexicon.txt names the phones")
+    add_ranks_arguments(parser)
+    add("--quiet", action="store_true", help="print nothing if all is well")
+    return parser
+
+
+def check(arguments: argparse.Namespace) -> Job:
+    """Open every step as it will open itself; ConfigurationError names what cannot be done."""
+    ranks = _ranks(arguments)
+    jobs = [open_job(step, arguments) for step in STEPS]
+    for section, num_ranks in ranks.items():
+        check_ranks(jobs[0].recipe, section, num_ranks)
+    for job in jobs:
+        require_dependencies(job.cluster)
+        _check_memory(job.cluster)
+    if arguments.kaldi_dir:
+        check_phones(jobs[0].recipe, _num_phones(Path(arguments.kaldi_dir)))
+    return jobs[0]
+
+
+def _ranks(arguments: argparse.Namespace) -> Mapping[str, int]:
+    for name in ("supervised_ranks", "student_ranks"):
+        if not RANKS.admits(number := getattr(arguments, name)):
+            option = name.replace("_", "-")
+            raise ConfigurationError(f"--{option} {printable(str(number))}: need {RANKS.need}")
+    supervised = arguments.supervised_ranks
+    trained = {BASELINE: supervised, TEACHER: supervised, STUDENT: arguments.student_ranks}
+    return {ALIGNER: 1, **trained}
+
+
+def _check_memory(cluster: Cluster) -> None:
+    """Raise ConfigurationError if a driver on this host asks for more memory than it has."""
+    has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
+    if cluster.is_local and mebibytes(cluster.driver_memory) > has:
+        raise ConfigurationError(
+            f"driver_memory = {cluster.driver_memory!r}: need at most {has}m, the memory of this "
+            "host, on which a local master runs"
+        )
+
+
+def _num_phones(directory: Path) -> int:
+    if not directory.is_dir():
+        where = printable(str(directory))
+        raise ConfigurationError(f"--kaldi-dir {where} is not a directory: correct the path")
+    try:
+        return len(parse_lexicon((directory / "lexicon.txt").read_text(encoding="utf-8")).phones)
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or no lexicon
+        raise ConfigurationError(f"{directory}/lexicon.txt: {error}") from error
+
+
+if __name__ == "__main__":
+    main()
