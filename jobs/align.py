@@ -8,6 +8,7 @@ from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.training_steps import training_ranks
 from pipeline.runs.names import (
+    ALIGNER,
     LABELLED,
     UNLABELLED,
     features_step,
@@ -26,7 +27,8 @@ def run(job: Job) -> StepResults:
     where = job.store, job.run_uri, job.corpus_uri
     # Now, not after the hours of the bootstrap.
     check_ranks(recipe, ALIGNER, 1)
-    check_phones(recipe, len(read_lexicon(job.store, job.corpus_uri).phones))
+    lexicon = read_lexicon(*where, [features_step(LABELLED)]).parse()
+    check_phones(recipe, len(lexicon.phones))
     bootstrap(*where, recipe.bootstrap, recipe.senones, recipe.loss_budget)
     check_senones(recipe, read_tree(job.store, job.run_uri).num_senones)
     with process_group.open_world(), training_ranks() as group:
