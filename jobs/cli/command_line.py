@@ -83,7 +83,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Query:
-    """Query is a command that only reads a run: its function and its exit codes."""
+    """Query is a command that writes no manifest: its function and its exit codes."""
 
     name: str
     description: str

@@ -1,0 +1,134 @@
+"""Take rows back from the ledgers, so that the next run reads their audio again.
+
+megahour retry --recipe demo --run runs/demo --reason missing_object,access_denied
+"""
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
+from importlib import import_module
+from typing import Any, get_args
+
+from infra.configuration import ConfigurationError
+from infra.store.object_store import join_uri
+from jobs.cli.catalogue import EXTRACT_FEATURES, STEPS, WRITES
+from jobs.cli.command_line import Answer, Query, Step, main
+from jobs.cli.job import Job
+from pipeline.audio.errors import AudioReason
+from pipeline.runs.names import STEP_RECORDS_FOLDER
+from pipeline.runs.retry import LostRows, find_lost_rows, has_begun, remove_step, take_back
+from pipeline.steps.utterance_features import REFUSALS
+
+REASONS = (*REFUSALS.values(), *get_args(AudioReason))
+
+
+def retry(job: Job) -> Answer:
+    """Take rows back, and remove the later steps that were made from them if that is asked for."""
+    arguments = job.arguments
+    steps = [arguments.step] if arguments.step else list(WRITES[EXTRACT_FEATURES])
+    reasons = parse_reasons(arguments.reason)
+    rows = [
+        each for step in steps for each in find_lost_rows(job.store, job.run_uri, step, reasons)
+    ]
+    made_from = later_steps({each.step for each in rows})
+    later = [step for step in made_from if has_begun(job.store, job.run_uri, step)]
+    is_refused = bool(later) and not arguments.with_later_steps
+    is_done = bool(rows) and not is_refused and not arguments.dry_run
+    if is_done:
+        remove(job, rows, later)
+    document: dict[str, Any] = {
+        "step": "retry",
+        "status": "done" if is_done else "refused" if is_refused else "nothing done",
+        "run": job.run_uri,
+        "rows": [asdict(each) for each in rows],
+        "later_steps": later,
+    }
+    return Answer(not is_refused, describe(rows, later, document["status"]), document)
+
+
+def parse_reasons(text: str) -> list[str]:
+    """Split the reasons; ConfigurationError if one is no reason of audio."""
+    reasons = [reason.strip() for reason in text.split(",")]
+    for reason in reasons:
+        if reason not in REASONS:
+            raise ConfigurationError(f"--reason {reason!r}: need some of {', '.join(REASONS)}")
+    return reasons
+
+
+def later_steps(changed: Collection[str]) -> list[str]:
+    """Return the steps that read what changes, directly or through others, in a run's order."""
+    outdated, found = set(changed), list[str]()
+    for job in STEPS:
+        step: Step = import_module(f"jobs.{job}").STEP
+        if outdated & {*step.reads}:
+            outdated |= {*step.writes}
+            found += step.writes
+    return found
+
+
+def remove(job: Job, rows: Sequence[LostRows], later: Sequence[str]) -> None:
+    """Remove the later steps, the last one first, then the rows' tasks; jobs' records go first."""
+    changed = {*later, *(each.step for each in rows)}
+    for name, written in WRITES.items():
+        if changed & {*written}:
+            job.store.delete(join_uri(job.run_uri, STEP_RECORDS_FOLDER, f"{name}.json"))
+    for step in reversed(later):
+        remove_step(job.store, job.run_uri, step)
+    take_back(job.store, job.run_uri, rows)
+
+
+def describe(rows: Sequence[LostRows], later: Sequence[str], status: str) -> str:
+    """Format what is taken back and removed, and what to do next, as lines."""
+    if not rows:
+        return "retry: no ledger has rows of these reasons"
+    lines = []
+    for step in sorted({each.step for each in rows}):
+        tasks = [each for each in rows if each.step == step]
+        reasons: Counter[str] = sum((Counter(each.reasons) for each in tasks), Counter())
+        counts = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+        lines.append(f"{step}: {counts}, in {len(tasks)} tasks")
+    lines += [f"made from these: {step}" for step in later]
+    return "\n".join([*lines, f"retry: {OUTCOMES[status]}"])
+
+
+OUTCOMES = {
+    "done": "taken back; run the same command as before: it does these tasks and steps again",
+    "refused": "nothing done: the later steps would no longer fit; --with-later-steps removes them",
+    "nothing done": "nothing done, as --dry-run asks",
+}
+
+QUERY = Query(
+    name="retry",
+    description="Take rows back from the ledgers of feature extraction, for audio that can be read "
+    "now: access was denied, objects were missing, files have been replaced. The commits of the "
+    "tasks with such rows are removed, and the manifest of their step. The same `megahour run` or "
+    "`megahour extract_features` as before then does these tasks again, and the books balance. "
+    "Use it while no step of the run is at work. It may be killed and given again.",
+    exit_codes="0 done or nothing to do, 1 refused (later steps were made from these rows) or "
+    "failed, 2 bad usage or recipe.",
+    answer=retry,
+)
+
+if __name__ == "__main__":
+    parser = QUERY.parser()
+    parser.add_argument(
+        "--reason",
+        required=True,
+        metavar="REASON,...",
+        help=f"reasons of the rows to take back: {', '.join(REASONS)}",
+    )
+    parser.add_argument(
+        "--step",
+        choices=WRITES[EXTRACT_FEATURES],
+        help="take rows back from this step alone; default: from all three",
+    )
+    parser.add_argument(
+        "--with-later-steps",
+        action="store_true",
+        help="also remove the steps that were made from these rows, such as targets and models; "
+        "they are made again by the same `megahour run`",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="list what would be removed, and remove nothing"
+    )
+    main(QUERY, parser.parse_args())
