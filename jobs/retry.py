@@ -1,4 +1,4 @@
-"""Take rows back from the ledgers, so that the next run reads their audio again.
+"""Take ledger rows back, so that lost audio is read again.
 
 megahour retry --recipe demo --run runs/demo --reason missing_object,access_denied
 """
