@@ -62,7 +62,9 @@ def _unlike(
 ) -> Iterator[Finding]:
     before, after = earlier[1].written, [*later[1].written, *later[1].quarantined]
     remedy = f"do not use {later[0]}: run it again into a new --run"
+    # In both directions: nothing may be lost, and nothing invented.
     for pieces, others, fault in ((before, after, "lost"), (after, before, "not from there")):
+        # 64-bit hashes replace the ids: 8 bytes an utterance and step.
         wrong = np.setdiff1d(joined(pieces), joined(others))
         if len(wrong):
             found = f"{len(wrong):,} {fault}: {_named(store, run_uri, pieces, wrong)}"
@@ -86,6 +88,7 @@ def _shared_by_subsets(
     for one, other in combinations(selections, 2):
         for kind in ("written", "speakers"):
             mine, others = (getattr(holdings[name], kind) for name in (one, other))
+            # A held-out speaker that training heard would make word error rates too low.
             shared = np.intersect1d(joined(mine), joined(others))
             if len(shared):
                 names = _named(store, run_uri, mine, shared, kind == "speakers")
