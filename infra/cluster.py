@@ -18,7 +18,7 @@ _PLACEHOLDER = re.compile(r"\{(.*?)\}")
 Prefixes = Annotated[tuple[Annotated[str, Text(1, 4096)], ...], Items(0, 1000)]
 # Spark refuses a JVM of less than 450 MB; the largest instances have 32 TB.
 Memory = Annotated[str, MemorySize(450, 32 << 20)]
-Device = Annotated[str, Text(1, 100, r"[a-z]+(:\d+)?(#\d+)?", "cuda:0")]
+Device = Annotated[str, Text(3, 20, r"(cpu|cuda(:\d{1,3})?)(#\d{1,4})?", "cuda:0")]
 Master = Annotated[
     str, Text(1, 1000, r"local(-cluster)?(\[[\d*, ]+\])?|yarn|(spark|k8s|mesos)://\S+", "local[2]")
 ]

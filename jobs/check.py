@@ -10,17 +10,22 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
+
 from infra.cluster import Cluster, require_dependencies
 from infra.configuration import ConfigurationError
 from infra.ranges import Range, mebibytes, printable
 from infra.store.object_store import StoreError
-from jobs.cli.catalogue import CHECK, STEPS
+from infra.store.uris import require_within, resolve_prefix
+from jobs.cli.catalogue import CHECK, STEPS, WRITES
 from jobs.cli.command_line import fail
 from jobs.cli.job import Job, job_parser, open_job
 from jobs.cli.parser import add_ranks_arguments
+from jobs.planning.volumes.training_volumes import num_parameters
+from pipeline.runs.manifest import manifest_uri
 from pipeline.runs.names import ALIGNER, BASELINE, STUDENT, TEACHER
 from training.decoding.lexicon import parse_lexicon
-from training.recipes import check_phones, check_ranks
+from training.recipes import Recipe, check_phones, check_ranks
 
 RANKS = Range(1, 1024)
 """The ranks that one host may start."""
@@ -61,8 +66,13 @@ def check(arguments: argparse.Namespace) -> Job:
     for section, num_ranks in ranks.items():
         check_ranks(jobs[0].recipe, section, num_ranks)
     for job in jobs:
+        for name in WRITES[job.name]:
+            prefixes = map(resolve_prefix, job.cluster.writable(job.run_uri, job.corpus_uri))
+            require_within(manifest_uri(job.run_uri, name), list(prefixes))
         require_dependencies(job.cluster)
-        _check_memory(job.cluster)
+        if job.cluster.is_local:
+            _check_host(job.cluster)
+    _check_models(jobs[0].recipe, ranks)
     if arguments.kaldi_dir:
         check_phones(jobs[0].recipe, _num_phones(Path(arguments.kaldi_dir)))
     return jobs[0]
@@ -78,14 +88,38 @@ def _ranks(arguments: argparse.Namespace) -> Mapping[str, int]:
     return {ALIGNER: 1, **trained}
 
 
-def _check_memory(cluster: Cluster) -> None:
-    """Raise ConfigurationError if a driver on this host asks for more memory than it has."""
-    has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
-    if cluster.is_local and mebibytes(cluster.driver_memory) > has:
+def _check_host(cluster: Cluster) -> None:
+    """Raise ConfigurationError if this host has not the memory or a device of a local cluster."""
+    if mebibytes(cluster.driver_memory) > (has := _host_mebibytes()):
         raise ConfigurationError(
             f"driver_memory = {cluster.driver_memory!r}: need at most {has}m, the memory of this "
             "host, on which a local master runs"
         )
+    present = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    for device in cluster.devices:
+        place = device.partition("#")[0]
+        if place not in ("cpu", *present, *(["cuda"] if present else [])):
+            remedy = f"need cpu, or one of {', '.join(present)}" if present else "need cpu"
+            raise ConfigurationError(f"devices: {device!r} is not on this host: {remedy}")
+
+
+def _check_models(recipe: Recipe, ranks: Mapping[str, int]) -> None:
+    """Raise ConfigurationError if this host cannot hold what its ranks train, at the least."""
+    for section, num_ranks in ranks.items():
+        model = recipe.models.teacher if section == TEACHER else recipe.models.student
+        size = num_parameters(model, recipe.senones.max_senones)
+        # Weights, gradients, Adam's two moments, and what the trainer keeps, as float32.
+        num_vectors = 4 + getattr(recipe, section).trainer.num_state_vectors
+        needed = num_ranks * num_vectors * 4 * size >> 20
+        if needed > (has := _host_mebibytes()):
+            raise ConfigurationError(
+                f"{section}: a model of {size} parameters needs {needed} MB on {num_ranks} ranks: "
+                f"need at most {has} MB, the memory of this host: lower num_layers or num_units"
+            )
+
+
+def _host_mebibytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
 
 
 def _num_phones(directory: Path) -> int:

@@ -41,7 +41,7 @@ SOURCES = (features_step(UNLABELLED), TARGETS_STEP)
 class RepartitionConfig:
     """Training partitions of about `partition_hours` (the paper's 2), from groups of G shards."""
 
-    partition_hours: Annotated[float, Range(1e-6, 1e6)]
+    partition_hours: Annotated[float, Range(1e-6, 100)]
     num_source_shards: Annotated[int, Range(1, 10_000)]
     seed: Seed
 

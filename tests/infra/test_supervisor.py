@@ -1,8 +1,12 @@
 """A supervised command leaves no process behind; its code or signal is passed on."""
 
+import fcntl
+import os
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 import uuid
 from collections.abc import Iterator
@@ -132,3 +136,26 @@ def test_an_end_is_described(code: int, said: str, of_shell: int) -> None:
     """A signal has its number and name, and SIGKILL its likely cause."""
     assert (describe_end(code), shell_code(code)) == (said, of_shell)
     assert (signal_of(code) is None) == ("signal" not in said)
+
+
+def test_progress_bars_see_the_terminal() -> None:
+    """Where standard error is a terminal, the command's is one of the same width."""
+    program = "import os, sys; print(sys.stderr.isatty(), os.get_terminal_size(2), file=sys.stderr)"
+    reader, writer = os.openpty()
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 7, 93, 0, 0))
+    subprocess.run(command_of([sys.executable, "-c", program]), stderr=writer, check=True)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as terminal:
+        assert terminal.readline() == b"True os.terminal_size(columns=93, lines=7)\r\n"
+
+
+def test_a_reader_that_leaves_does_not_stop_the_command() -> None:
+    """Where nothing reads our standard error any more, the command's writes fail; none waits."""
+    program = "import sys\nfor _ in range(9999): sys.stderr.write('x' * 999)\n"
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        command_of([sys.executable, "-c", program]), stderr=writer, check=False, timeout=LIMIT_S
+    )
+    os.close(writer)
+    assert done.returncode != 0

@@ -52,6 +52,10 @@ def test_all_is_well(run_job: RunJob, kaldi_dir: Path) -> None:
         ),
         (("--set", "teacher.trainer.momentum_constant=0.1"), ("teacher: trainer: momentum",)),
         (("--set", "baseline.minibatch_frames=-1"), ("minibatch_frames = -1: need 1..10000000",)),
+        (
+            ("--set", "models.teacher.num_layers=100", "--set", "models.teacher.num_units=16384"),
+            ("teacher: a model of ", "parameters needs ", "the memory of this host: lower num_"),
+        ),
         (("--set", "targets.k=61"), ("k = 61: need at most senones.max_senones = 60",)),
         (("--cluster", "moon"), ("cluster 'moon'",)),
         (("--kaldi-dir", "nowhere"), ("--kaldi-dir nowhere is not a directory",)),
@@ -96,6 +100,18 @@ def test_a_driver_must_fit_into_this_host(run_job: RunJob, tmp_path: Path) -> No
     )
     said = check(run_job, "--cluster", str(own))
     require_refusal(said, "driver_memory = 512000 MB: need at most 499712 MB, the memory of p3.16x")
+
+
+def test_a_local_cluster_s_devices_must_be_here(run_job: RunJob, tmp_path: Path) -> None:
+    """A GPU that this host has not is named; so is a prefix that keeps a step from writing."""
+    demo = (Path(__file__).parents[2] / "infra" / "clusters" / "demo.toml").read_text()
+    own = tmp_path / "own.toml"
+    own.write_text(demo.replace('"cpu#1"', '"cuda:99"'))
+    require_refusal(check(run_job, "--cluster", str(own)), "devices: 'cuda:99' is not on this host")
+    own.write_text(
+        demo.replace('write_prefixes = ["{corpus}", ', 'write_prefixes = ["s3://other/x"]#')
+    )
+    require_refusal(check(run_job, "--cluster", str(own)), "ingest/manifest.json: outside the all")
 
 
 @pytest.mark.parametrize("program", ["run", "demo"])

@@ -298,3 +298,16 @@ def test_empty_metadata_is_explained(tmp_path: Path, run_job: RunJob) -> None:
     write_metadata(store, corpus_uri, "labelled", [])
     said = run_job(*usual("select_utterances", run_uri))
     require_message(said, 1, "metadata/labelled holds no record")
+
+
+def test_an_interrupted_step_is_one_line(
+    run_job: RunJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C has exit code 130, and the line says that the same command resumes."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pipeline.steps.selection.select.list_metadata", interrupt)
+    said = run_job(*usual("select_utterances", tmp_path))
+    require_message(said, 130, "select_utterances: interrupted: the same command resumes")

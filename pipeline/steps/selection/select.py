@@ -52,7 +52,7 @@ class SelectionConfig:
 
     # Fewer hours than 2e-7 round to 0 ms, which selects all.
     hours: Annotated[float, Range(2e-7, 1e9, zero="all")]
-    file_hours: Annotated[float, Range(1e-6, 1e6)]
+    file_hours: Annotated[float, Range(1e-6, 1000)]
     seed: Seed
     filters: SelectionFilters = field(default_factory=SelectionFilters)
 

@@ -19,12 +19,14 @@ from pipeline.runs.manifest import (
     read_manifest,
     read_output,
 )
+from pipeline.runs.names import PARTITIONS_STEP
 from pipeline.shards import read_features, read_partition, read_targets
 from pipeline.steps import audio_objects
 from pipeline.steps.features import ExtractionConfig, extract_features
 from pipeline.steps.repartition import RepartitionConfig, repartition
 from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
 from pipeline.steps.targets import TargetsConfig, generate_targets
+from tests import small_run
 from tests.small_corpus import (
     flac,
     local_store,
@@ -349,3 +351,16 @@ def test_manifests_read_back_as_written(tmp_path: Path) -> None:
     data = store.get(manifest_uri(run_uri, "features/unlabelled"))
     assert Manifest.from_bytes(data).to_bytes() == data
     assert json.loads(data)["tally_out"]["hours"] > 0
+
+
+def test_the_largest_seed_passes_through_all_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2^64 - 1 samples, shuffles and offsets as any other seed, and gives another order."""
+    orders = []
+    for seed in (2**63 - 1, 2**64 - 1):
+        monkeypatch.setattr(small_run, "SEED", seed)
+        store, run_uri = small_run.make_run(tmp_path / str(seed))
+        assert read_manifest(store, run_uri, PARTITIONS_STEP).config["seed"] == seed
+        orders.append(small_run.selected_ids(store, run_uri))
+    assert orders[0] != orders[1]

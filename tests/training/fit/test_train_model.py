@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from infra.configuration import ConfigurationError
 from infra.store.object_store import join_uri
 from pipeline.runs.manifest import Manifest, read_manifest
 from tests.training.fit.small_fits import fit as fit_on
@@ -57,3 +58,19 @@ def test_a_fitted_model_is_not_fitted_again(tmp_path: Path) -> None:
         fit_model(small_fit("bmuf"), store, run_uri, group)
     assert store.exists(join_uri(run_uri, "models/baseline/manifest.json"))
     assert read_manifest(store, run_uri, "models/baseline").statistics["curve"]
+
+
+def test_the_largest_seed_is_trained_with(tmp_path: Path) -> None:
+    """2^64 - 1 is a seed on every rank, though each adds its number to it."""
+    store, run_uri = write_run(tmp_path)
+    what = replace(small_fit(student=True), seed=2**64 - 1)
+    for result in simulate_ranks(2, partial(fit_model, what, store, run_uri)):
+        assert result.manifest.config["seed"] == 2**64 - 1
+
+
+def test_ranks_that_make_no_groups_are_bad_usage(tmp_path: Path) -> None:
+    """They are refused as a configuration, before any data is read."""
+    store, run_uri = write_run(tmp_path)
+    what = small_fit("htm", group_size=3)
+    with pytest.raises(ConfigurationError, match="baseline: trainer: group_size = 3: need a div"):
+        simulate_ranks(2, partial(fit_model, what, store, run_uri))
