@@ -122,10 +122,12 @@ class StepContext:
         """
         uri = self.commit_uri(record.task)
         data = replace(record, versions=self.versions).to_bytes()
+        # If-None-Match: of a task's attempts, retried or speculative, one record wins.
         if self.store.put_if_absent(uri, data):
             return record
         winner = read_checked(self.store, uri, Commit.from_bytes)
         self.require_ours(winner)
+        # Equal bytes may be this attempt's own, if the answer to its write was lost.
         if winner.to_bytes() == data:
             return record
         if self.repetition is Repetition.OTHER_LAST_BITS and winner.is_same_work(record):
@@ -229,5 +231,6 @@ def read_commits(store: ObjectStore, run_uri: str, step: str) -> list[Commit]:
         try:
             commits.append(Commit.from_bytes(found.data))
         except ValueError:
+            # A second read separates damage on the way from damage at rest.
             commits.append(read_checked(store, uri, Commit.from_bytes))
     return commits

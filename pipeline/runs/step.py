@@ -99,11 +99,13 @@ def run_step(
     and None on the others, which read it after the `barrier`. ValueError if another recipe or
     other inputs made the manifest.
     """
+    # Inputs count by their manifests' digests, so changed inputs change the fingerprint.
     inputs = {**input_digests(spec.store, spec.run_uri, spec.reads), **spec.digests}
     place = spec.store, spec.run_uri, spec.step
     context = step_context(*place, spec.config, inputs, spec.repetition)
     if (finished := finished_manifest(context, spec.config, inputs)) is not None:
         return StepResult(finished, was_finished=True)
+    # Until its manifest is stored, the step does not exist for its readers.
     contents = make(context)
     if contents is not None:
         manifest = _manifest(spec, inputs, context.versions, contents)
@@ -227,11 +229,13 @@ def run_tasks(context: StepContext, plan: TaskPlan[T]) -> StepContents:
 
     LossBudgetExceededError if too many utterances were quarantined.
     """
+    # After a kill, the commits of earlier attempts are the place to resume from.
     committed = committed_tasks(context)
     commits = commit_each(committed, plan.tasks, plan.run_task, plan.distribute, context.step)
     quarantined = sum((commit.quarantined for commit in commits), Tally())
     tally_in = sum((commit.tally_in for commit in commits), Tally())
     ledgers = tuple(commit.ledger for commit in commits if commit.ledger)
+    # The fingerprint leaves the budget out, so a raised one resumes from these commits.
     check_loss_budget(
         context.store, context.run_uri, ledgers, quarantined, tally_in, plan.loss_budget
     )
@@ -258,4 +262,5 @@ def commit_each(
     pending = [task for name, task in tasks.items() if name not in committed]
     new = distribute(pending, run_task, description)
     by_name = {**committed, **{commit.task: commit for commit in new}}
+    # The order of tasks, not of their ends, makes manifests of two runs byte-identical.
     return [by_name[name] for name in tasks]
