@@ -67,6 +67,9 @@ def build_report(job: Job) -> dict[str, Any]:
     manifests = {name: read_manifest(job.store, job.run_uri, name) for name in READS}
     (evaluation,) = manifests[EVALUATION_STEP].outputs
     steps = step_records(job)
+    if EVALUATE not in steps:
+        record = join_uri(job.run_uri, job_record(EVALUATE))
+        raise ValueError(f"{record} is missing: run megahour {EVALUATE} again, which stores it")
     targets = manifests[TARGETS_STEP]
     return {
         "run": job.run_uri,

@@ -1,9 +1,11 @@
 """Compare a corpus with what the run's steps read of it: metadata, lexicon, audio."""
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 import numpy as np
 
+from infra.prefetch import prefetch
 from infra.store.object_store import Fetched, ObjectNotFound, ObjectStore, StoreError, join_uri
 from infra.store.uris import is_s3
 from pipeline.audit.contents import AudioVersion, Hashes, hash_names, read_contents
@@ -24,6 +26,11 @@ from pipeline.steps.selection.select import metadata_uri
 from pipeline.steps.utterance_features import resolve_audio
 
 GETS_IN_FLIGHT = 16
+
+LISTS_IN_FLIGHT = 8
+
+MAX_FOLDERS = 10_000
+"""Above so many folders of audio, such as one a speaker, the folders above them are listed."""
 
 MAX_NAMED = 100
 """A step's findings name at most so many audio objects; one more counts the others."""
@@ -123,9 +130,10 @@ def audio_findings(
     read = holdings[INGEST_STEP].audio if INGEST_STEP in holdings else []
     confirmed = joined(read)
     if not reads_bytes:
-        folders = _outermost({folder for each in features.values() for folder in each.folders})
-        listed = [_listed_versions(store, folder) for folder in folders if is_s3(folder)]
-        confirmed = np.unique(np.concatenate([confirmed, *listed]))
+        folders = {folder for each in features.values() for folder in each.folders}
+        to_list = outermost({folder for folder in folders if is_s3(folder)})
+        listed = prefetch(partial(_listed_versions, store), to_list, LISTS_IN_FLIGHT)
+        confirmed = np.unique(np.concatenate([confirmed, *(hashes for _, hashes in listed)]))
     for step, holding in features.items():
         number = 0
         for output, hashes in holding.audio:
@@ -142,7 +150,10 @@ def audio_findings(
 _AUDIO_REMEDY = "put the audio back, or extract again into a new --run"
 
 
-def _outermost(folders: set[str]) -> list[str]:
+def outermost(folders: set[str]) -> list[str]:
+    """Return the folders in no other one; where there are very many, those that hold them."""
+    while len(folders) > MAX_FOLDERS:
+        folders = {folder.rpartition("/")[0] for folder in folders}
     kept: list[str] = []
     for folder in sorted(f"{each}/" for each in folders):
         if not kept or not folder.startswith(kept[-1]):

@@ -191,9 +191,9 @@ def _named_by_one(records: StepRecords) -> Iterator[Finding]:
     for output in records.objects:
         if output not in committed:
             yield Finding(output.key, "named alike by a commit", "by the manifest alone", remedy)
-    for key in sorted(set(map(records.expected_commit, records.objects))):
-        if key not in records.folder.keys:
-            yield Finding(key, "there, as the manifest names its objects", "missing", remedy)
+    expected = set(map(records.expected_commit, records.objects))
+    for key in sorted(expected.difference(records.folder.keys)):
+        yield Finding(key, "there, as the manifest names its objects", "missing", remedy)
     for output, commit in committed.items():
         if output not in listed:
             yield Finding(output.key, "named alike by the manifest", f"by {commit} alone", remedy)

@@ -3,8 +3,8 @@
 python -m tests.benchmarks.selection [--records 10000000] [--gzip] [--folder DIR] [--json]
 
 Makes the metadata (speakers of about 50 utterances, log-normal durations, six months) and selects a
-tenth of its hours on local Spark with two cores. Extrapolates to 1e9 records: processor time by the
-number of records, the driver's memory by building all that it would then keep.
+tenth of its hours on local Spark with two cores, then a small labelled subset, which is compared.
+Extrapolates to 1e9 records: processor time by the number of records, the driver's memory by building all that it would then keep.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from infra.cluster import load_cluster
 from infra.spark.session import run_tasks, spark_session
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Tally
-from pipeline.runs.commit import StepContext
+from pipeline.runs.commit import step_context
 from pipeline.runs.manifest import Manifest, Output
 from pipeline.steps.selection.buckets import Bucket
 from pipeline.steps.selection.deduplicate import RangeTask
@@ -49,6 +49,8 @@ NUM_CORES = 2
 PROJECTED_RECORDS = 10**9
 PROJECTED_BUCKETS, PROJECTED_DATES, PROJECTED_RANGES, PROJECTED_FILES = 1000, 180, 94, 200_000
 SHARE = 0.1
+LABELLED_RECORDS = 1000
+COMPARING_PASSES = ("hash the subsets", "compare the subsets")
 
 
 @dataclass(frozen=True)
@@ -130,9 +132,13 @@ def with_core_seconds(function: Callable[[T], R], element: T) -> tuple[R, float]
 
 @dataclass
 class Watch:
-    """Watch records core seconds of each pass, and peak memory of JVM and largest Python worker."""
+    """Watch records core seconds of each pass, and peak memory of JVM and largest Python worker.
+
+    `compared` holds those of the passes that compare the selection with another subset's.
+    """
 
     core_seconds: dict[str, float] = field(default_factory=dict)
+    compared: dict[str, float] = field(default_factory=dict)
     jvm_mb: float = 0.0
     worker_mb: float = 0.0
 
@@ -178,9 +184,16 @@ def select(folder: str, run_uri: str, hours: float, watch: Watch) -> Manifest:
         distribute = watch.timed(partial(run_tasks, session))
         uri = metadata_uri(folder, "unlabelled")
         with watch.memory():
-            return select_utterances(
+            manifest = select_utterances(
                 store, run_uri, "unlabelled", uri, config, 0.0, distribute
             ).manifest
+            other = Watch()
+            uri = metadata_uri(folder, "labelled")
+            make_bucket(Recipe(uri, LABELLED_RECORDS, compressed=False), NUM_BUCKETS)
+            distribute = other.timed(partial(run_tasks, session))
+            select_utterances(store, run_uri, "labelled", uri, config, 0.0, distribute)
+        watch.compared = {name: other.core_seconds[name] for name in COMPARING_PASSES}
+        return manifest
 
 
 def figures(
@@ -191,6 +204,9 @@ def figures(
     budget_ms = round(manifest.config["hours"] * 3_600_000)
     values = {name: (n / seconds, "records/s/core") for name, seconds in watch.core_seconds.items()}
     core_s = sum(watch.core_seconds.values())
+    num_compared = manifest.tally_out.utterances + LABELLED_RECORDS
+    for name, seconds in watch.compared.items():
+        values[name] = (num_compared / seconds, "selected records/s/core")
     values |= {
         "all passes": (n / core_s, "records/s/core"),
         "wall time": (wall_s, "s"),
@@ -247,7 +263,7 @@ def keep_what_the_driver_keeps() -> float:
     inputs = {
         uri: digest for each in buckets for uri, digest in zip(each.uris, each.digests, strict=True)
     }
-    context = StepContext(ObjectStore(()), "s3://bucket/run", "selection/unlabelled", "")
+    context = step_context(ObjectStore(()), "s3://bucket/run", "selection/unlabelled", {}, {})
     indexes = [outputs(PROJECTED_RANGES, f"scratch/{each.name}") for each in buckets]
     ranges = [
         RangeTask(context, number, each) for number, each in enumerate(zip(*indexes, strict=True))

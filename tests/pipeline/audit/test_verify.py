@@ -472,3 +472,13 @@ def test_the_run_of_these_tests_has_something_of_everything(undamaged: Run) -> N
     assert selection.quarantined.utterances == 1
     assert read_manifest(store, run_uri, f"features/{SUBSET}").quarantined.utterances == 1
     assert all(len(outputs(store, run_uri, step)) > 1 for step in STEPS)
+
+
+def test_few_folders_of_audio_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None within another; where each speaker has one, the folder of all speakers."""
+    nested = {"s3://b/a/x", "s3://b/a", "s3://b/ab", "s3://b/a/x/y"}
+    assert corpus_objects.outermost(nested) == ["s3://b/a", "s3://b/ab"]
+    monkeypatch.setattr(corpus_objects, "MAX_FOLDERS", 3)
+    speakers = {f"s3://b/audio/{number}" for number in range(9)}
+    assert corpus_objects.outermost(speakers) == ["s3://b/audio"]
+    assert corpus_objects.outermost({*speakers, "s3://other/x"}) == ["s3://b/audio", "s3://other"]
