@@ -4,7 +4,8 @@ python -m tests.benchmarks.selection [--records 10000000] [--gzip] [--folder DIR
 
 Makes the metadata (speakers of about 50 utterances, log-normal durations, six months) and selects a
 tenth of its hours on local Spark with two cores, then a small labelled subset, which is compared.
-Extrapolates to 1e9 records: processor time by the number of records, the driver's memory by building all that it would then keep.
+Extrapolates to 1e9 records: processor time by the number of records, the driver's memory by
+building all that it would then keep.
 """
 
 import argparse
