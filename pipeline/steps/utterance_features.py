@@ -115,7 +115,7 @@ def extract_utterance(
 def _energies(
     utterance: Utterance, data: bytes, engine: Engine
 ) -> Float32[np.ndarray, "frames 64"]:
-    samples = decode_utterance(data, utterance.utterance_id, utterance.duration_s)
+    samples = decode_utterance(data, utterance.utterance_id, utterance.duration_s, engine)
     energies = log_mel_energies(samples, engine)
     if len(energies) < MIN_FRAMES:
         detail = f"{len(energies)} frames of {FRAME_SHIFT_MS} ms: need at least {MIN_FRAMES}"

@@ -3,8 +3,8 @@
 `python -m tests.benchmarks.extraction [--rounds N] [--json]`; one process, one thread of
 arithmetic. Elapsed time shows what each side makes of two cores. Core time is its cost on all cores
 together, GETs in flight included. Beside the step as it is, which compares the MD5 of one FLAC in
-four, it runs with the MD5 of none and of all. lhotse takes part if it is installed, by its own
-compute-and-store on the same files.
+four, it runs with the MD5 of none and of all, by either filter bank. lhotse takes part if it is
+installed, by its own compute-and-store on the same files.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from infra.store.object_store import join_uri
 from pipeline.audio import decode
 from pipeline.audio.decode import decode_audio
 from pipeline.filterbank import NUM_BINS, SAMPLE_RATE_HZ
-from pipeline.filterbank.log_mel import log_mel_energies
+from pipeline.filterbank.log_mel import Engine, log_mel_energies
 from pipeline.records import Utterance
 from pipeline.steps.features import MAX_SHARD_FRAMES, ExtractionConfig
 from tests.benchmarks.an4_audio import Recording, recordings
@@ -63,10 +63,10 @@ def whole_step(folder: Path, config: ExtractionConfig) -> None:
     extract(folder, MAX_SHARD_FRAMES, config)
 
 
-def with_md5_of_one_in(count: int, folder: Path) -> None:
+def with_md5_of_one_in(count: int, folder: Path, engine: Engine = "fast") -> None:
     """Run the whole step with the MD5 of one FLAC in `count`."""
-    with patch.object(decode, "MD5_ONE_IN", count):
-        whole_step(folder, ExtractionConfig(GETS_IN_FLIGHT, 1))
+    with patch.object(decode, "MD5_ONE_IN", {engine: count}):
+        whole_step(folder, ExtractionConfig(GETS_IN_FLIGHT, 1, engine))
 
 
 def decode_and_filter(files: list[Recording]) -> None:
@@ -116,6 +116,8 @@ def figures(folder: Path, files: list[Recording], num_rounds: int) -> list[Figur
         ),
         "whole step, no MD5": lambda: with_md5_of_one_in(2**16, folder),
         "whole step, every MD5": lambda: with_md5_of_one_in(1, folder),
+        "kaldi, no MD5": lambda: with_md5_of_one_in(2**16, folder, "kaldi"),
+        "kaldi, every MD5": lambda: with_md5_of_one_in(1, folder, "kaldi"),
         "decode and filter bank alone": lambda: decode_and_filter(files),
         "the same by libFLAC": lambda: decode_by_libflac_and_filter(files),
     }

@@ -92,8 +92,8 @@ WAV, FLAC = encode(noise()), encode(noise(), "FLAC")
 VORBIS, OPUS = encode(noise(), "OGG", "VORBIS"), encode(noise(), "OGG", "OPUS")
 MP3 = encode(noise(), "MP3", "MPEG_LAYER_III")
 A_LAW, MU_LAW = encode(noise(), subtype="ALAW"), encode(noise(), subtype="ULAW")
-LONG_FLAC, LONG_MP3 = encode(noise(2**18), "FLAC"), encode(noise(2**21), "MP3", "MPEG_LAYER_III")
-LONG_VORBIS = encode(noise(2**20), "OGG", "VORBIS")
+LONG_FLAC, LONG_MP3 = encode(noise(2**18), "FLAC"), encode(noise(2**19), "MP3", "MPEG_LAYER_III")
+LONG_VORBIS = encode(noise(2**19), "OGG", "VORBIS")
 XING = MP3.index(b"Xing")  # a variable bit rate's frame without sound
 UNCOUNTED_MP3 = MP3[288:]
 UNTITLED_S = 30 * 576 / RATE_HZ  # with the encoder's and decoder's delay
@@ -207,11 +207,11 @@ LOSSY = {
         LONG_VORBIS[: LONG_VORBIS.index(b"OggS", 9000)]
         + LONG_VORBIS[LONG_VORBIS.index(b"OggS", LONG_VORBIS.index(b"OggS", 9000) + 4) :],
         "truncated",
-        declared_s=2**20 / RATE_HZ,
+        declared_s=2**19 / RATE_HZ,
     ),
     "OGG with CR LF for LF": Kind(with_newlines(VORBIS), "not_audio"),
     "OGG with LF for CR LF": Kind(
-        without_returns(LONG_VORBIS), "truncated", declared_s=2**20 / RATE_HZ
+        without_returns(LONG_VORBIS), "truncated", declared_s=2**19 / RATE_HZ
     ),
     "Opus with CR LF for LF": Kind(with_newlines(OPUS), "not_audio"),
     "OGG of Theora": Kind(ogg_page(b"\x80theora" + bytes(35)), "not_audio"),
@@ -232,7 +232,7 @@ LOSSY = {
     ),
     "MP3 with CR LF for LF": Kind(with_newlines(MP3), "truncated"),
     "MP3 with LF for CR LF": Kind(
-        without_returns(LONG_MP3), "truncated", declared_s=2**21 / RATE_HZ
+        without_returns(LONG_MP3), "truncated", declared_s=2**19 / RATE_HZ
     ),
     "MP3 of a tag and no frame": Kind(ID3, "not_audio"),
     "MP3 whose tag runs beyond its end": Kind(b"ID3\x03\0\0\x7f\x7f\x7f\x7f" + MP3, "not_audio"),
