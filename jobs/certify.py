@@ -6,6 +6,7 @@ megahour certify --recipe demo --run runs/demo
 import sys
 from typing import Any
 
+from infra.configuration import ConfigurationError
 from jobs.cli.catalogue import CERTIFY
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
@@ -24,7 +25,10 @@ def run(job: Job) -> StepResults:
     """Examine the first steps of the student's sub-epochs; print the table."""
     arguments = job.arguments
     num_ranks = arguments.ranks or trained_ranks(job)
-    config = CertificateConfig(num_ranks, arguments.steps, arguments.sub_epochs)
+    try:
+        config = CertificateConfig(num_ranks, arguments.steps, arguments.sub_epochs)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
     result = certify_run(student_fit(job.recipe), job.store, job.run_uri, config)
     table = format_certificate(result.manifest.statistics)
     print(table, file=sys.stderr if arguments.json else sys.stdout)

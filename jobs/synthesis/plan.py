@@ -1,8 +1,10 @@
 """Configure the corpus and divide it into tasks: speakers, and rooms with noise."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from infra.ranges import Range, Seed, check_ranges
 from jobs.synthesis.placements import PLACEMENTS
 from jobs.synthesis.rendering import AcousticsTask, SpeakerTask
 from jobs.synthesis.speakers import Speaker, draw_speakers, split_variants
@@ -11,32 +13,28 @@ from pipeline.runs.names import HELDOUT, LABELLED, SUBSETS, UNLABELLED
 _NOISE_S = 120.0
 _ACOUSTICS_KEY, _SPEECH_KEY = 3, 4
 
+Hours = Annotated[float, Range(1e-6, 1000)]
+NumSpeakers = Annotated[int, Range(1, 1_000_000)]
+
 
 @dataclass(frozen=True)
 class SynthesisConfig:
     """SynthesisConfig sets hours and speakers of the corpus; its values decide every byte."""
 
-    labelled_hours: float = 0.3
-    unlabelled_hours: float = 4.0
-    num_labelled_speakers: int = 12
-    num_unlabelled_speakers: int = 120
-    num_heldout_speakers: int = 12
-    heldout_utterances_per_placement: int = 120
-    seed: int = 0
+    labelled_hours: Hours = 0.3
+    unlabelled_hours: Hours = 4.0
+    num_labelled_speakers: NumSpeakers = 12
+    num_unlabelled_speakers: NumSpeakers = 120
+    num_heldout_speakers: NumSpeakers = 12
+    heldout_utterances_per_placement: Annotated[int, Range(1, 1_000_000)] = 120
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
-        for name in ("labelled_hours", "unlabelled_hours"):
-            if not 0 < getattr(self, name) <= 1000:
-                raise ValueError(f"{name} = {getattr(self, name)}: need more than 0, at most 1000")
-        for name, value in asdict(self).items():
-            if name.startswith("num_") and value < 1:
-                raise ValueError(f"{name} = {value}: need at least 1 speaker")
+        check_ranges(self)
         given, least = self.heldout_utterances_per_placement, self.num_heldout_speakers
         if given < least:
             bound = f"need at least {least}, one for each held-out speaker"
             raise ValueError(f"heldout_utterances_per_placement = {given}: {bound}")
-        if self.seed < 0:
-            raise ValueError(f"seed = {self.seed}: need 0 or more")
 
     def speakers(self) -> dict[str, tuple[Speaker, ...]]:
         """Draw the speakers of each subset."""

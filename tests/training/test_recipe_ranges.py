@@ -1,4 +1,4 @@
-"""Every field that a recipe or a cluster file can set has a range, and no value outside passes.
+"""Every field that a recipe, a cluster file or a calibration sets has a range, which holds.
 
 The values are made from the records: a field that is added later is tried too.
 """
@@ -18,8 +18,12 @@ from infra.cluster import load_cluster
 from infra.configuration import ConfigurationError, canonical_json, read_record
 from infra.ranges import Bound, Items, MemorySize, Range, Text, bounds_of, declared
 from infra.store.s3.s3_store import MAX_CONNECTIONS
+from jobs.planning.calibration.throughputs import read_published
+from jobs.planning.scaling_options import read_scaling
+from jobs.synthesis.plan import SynthesisConfig
 from pipeline.steps.features import ExtractionConfig
 from training.recipes import read_recipe
+from training.shuffle_audit.certificate import CertificateConfig
 from training.trainers.registry import TRAINERS
 
 TINY = Path(__file__).parents[1] / "whole_path" / "tiny.toml"
@@ -45,6 +49,8 @@ COMPANIONS: Mapping[tuple[str, str], Mapping[str, object]] = {
     ("StudentConfig", "initial_learning_rate"): {"final_learning_rate": 1e-12},
     ("StudentConfig", "final_learning_rate"): {"initial_learning_rate": 100},
     ("ModelConfig", "look_ahead"): {"bidirectional": False},
+    ("SynthesisConfig", "num_heldout_speakers"): {"heldout_utterances_per_placement": 1_000_000},
+    ("SynthesisConfig", "heldout_utterances_per_placement"): {"num_heldout_speakers": 1},
 }
 # Texts that are checked for more than their characters.
 TEXTS = {
@@ -90,13 +96,18 @@ def walk(record: Any) -> Iterator[Field]:
                 yield from walk(value if isinstance(value, member) else member())
         elif is_dataclass(value):
             yield from walk(value)
+        elif isinstance(value, dict) and any(map(is_dataclass, value.values())):
+            for each in value.values():
+                yield from walk(each)
         else:
             yield Field(record, name, annotation)
 
 
 def all_fields() -> list[Field]:
     assert len(TRAINERS) == 4
-    return [*walk(read_recipe(str(TINY))), *walk(load_cluster("demo"))]
+    roots = read_recipe(str(TINY)), load_cluster("demo"), read_published()
+    others = read_scaling("scaling_v100"), SynthesisConfig(), CertificateConfig(1, 2, 1)
+    return [field for root in (*roots, *others) for field in walk(root)]
 
 
 def undeclared(annotation: Any) -> bool:

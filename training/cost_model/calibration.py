@@ -1,11 +1,16 @@
 """Define what the cost model's seconds depend on: one rank, the links, and two fitted numbers."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from infra.ranges import Range, Text, check_ranges
 
 Pattern = Literal["ring", "direct"]
 """`ring`: each rank exchanges with its neighbour, in turns; `direct`: with all others at once."""
+
+Rate = Annotated[float, Range(1e-9, 1e18)]
+Latency = Annotated[float, Range(0, 1e9)]
+Share = Annotated[float, Range(0, 1000)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,13 +20,12 @@ class RankRates:
     Encoding a GTC message counts the model's elements; decoding counts the words received.
     """
 
-    frames_per_s: float
-    num_parameters: int
-    encoded_elements_per_s: float
-    decoded_words_per_s: float
+    frames_per_s: Rate
+    num_parameters: Annotated[int, Range(1, 10**15)]
+    encoded_elements_per_s: Rate
+    decoded_words_per_s: Rate
 
-    def __post_init__(self) -> None:
-        _require_positive(self, [each.name for each in fields(self)])
+    __post_init__ = check_ranges
 
     def frames_per_s_of(self, num_parameters: int) -> float:
         """Return the frames a second of a model of another size: time grows with the parameters."""
@@ -36,19 +40,16 @@ class Network:
     and one connection between hosts gets at most `connection_gbps`.
     """
 
-    ranks_per_host: int
-    within_gbps: float
-    within_latency_us: float
-    between_gbps: float
-    connection_gbps: float
-    between_latency_us: float
+    ranks_per_host: Annotated[int, Range(1, 1_000_000)]
+    within_gbps: Rate
+    within_latency_us: Latency
+    between_gbps: Rate
+    connection_gbps: Rate
+    between_latency_us: Latency
     all_gather: Pattern
     all_reduce: Pattern
 
-    def __post_init__(self) -> None:
-        names = ["ranks_per_host", "within_gbps", "between_gbps", "connection_gbps"]
-        _require_positive(self, names)
-        _require_not_negative(self, ["within_latency_us", "between_latency_us"])
+    __post_init__ = check_ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,30 +61,19 @@ class Fitted:
     link.
     """
 
-    waiting: float
-    congestion: float
+    waiting: Share
+    congestion: Share
 
-    def __post_init__(self) -> None:
-        _require_not_negative(self, ["waiting", "congestion"])
+    __post_init__ = check_ranges
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """Calibration holds all rates of a prediction, and `source` says where they come from."""
 
-    source: str
+    source: Annotated[str, Text(1, 1000)]
     rank: RankRates
     network: Network
     fitted: Fitted
 
-
-def _require_positive(record: object, names: Sequence[str]) -> None:
-    for name in names:
-        if not getattr(record, name) > 0:
-            raise ValueError(f"{name} = {getattr(record, name)}: need more than 0")
-
-
-def _require_not_negative(record: object, names: Sequence[str]) -> None:
-    for name in names:
-        if not getattr(record, name) >= 0:
-            raise ValueError(f"{name} = {getattr(record, name)}: need 0 or more")
+    __post_init__ = check_ranges

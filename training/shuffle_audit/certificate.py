@@ -10,10 +10,11 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
+from infra.ranges import Range, check_ranges
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.audit.provenance import STEPS, read_provenance
 from pipeline.runs.commit import StepContext
@@ -38,14 +39,11 @@ FORMS = {"chunks": False, "whole_utterances": True}
 class CertificateConfig:
     """CertificateConfig selects the first steps of the first unlabelled sub-epochs of a form."""
 
-    num_ranks: int
-    num_steps: int
-    num_sub_epochs: int
+    num_ranks: Annotated[int, Range(1, 1_000_000)]
+    num_steps: Annotated[int, Range(2, 1_000_000)]
+    num_sub_epochs: Annotated[int, Range(1, 1_000_000)]
 
-    def __post_init__(self) -> None:
-        for name, least in (("num_ranks", 1), ("num_steps", 2), ("num_sub_epochs", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} = {getattr(self, name)}: need at least {least}")
+    __post_init__ = check_ranges
 
 
 def certify_run(

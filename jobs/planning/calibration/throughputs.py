@@ -2,14 +2,20 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from importlib.resources import files
+from typing import Annotated
 
 from infra.configuration import ConfigurationError, read_file, read_record, read_toml
+from infra.ranges import Items, Range, Text, check_ranges
 
 PUBLISHED = files("jobs") / "calibrations" / "published.toml"
 HERE = "here"
 """Key of the measured device in `Calibration.devices`; the other keys are instance types."""
+
+Rate = Annotated[float, Range(1e-9, 1e18)]
+Source = Annotated[str, Text(1, 1000)]
+Name = Annotated[str, Text(1, 100)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,25 +26,23 @@ class CoreRates:
     second through a whole step, without the teacher. Logits are frames x senones.
     """
 
-    metadata_records_per_s: float
-    extraction_x_real_time: float
-    targets_x_real_time: float
-    repartition_x_real_time: float
-    kbest_logits_per_s: float
+    metadata_records_per_s: Rate
+    extraction_x_real_time: Rate
+    targets_x_real_time: Rate
+    repartition_x_real_time: Rate
+    kbest_logits_per_s: Rate
 
-    def __post_init__(self) -> None:
-        _require_positive(self)
+    __post_init__ = check_ranges
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRate:
     """ModelRate holds low-rate frames a second of a model; time is proportional to parameters."""
 
-    frames_per_s: float
-    num_parameters: int
+    frames_per_s: Rate
+    num_parameters: Annotated[int, Range(1, 10**15)]
 
-    def __post_init__(self) -> None:
-        _require_positive(self)
+    __post_init__ = check_ranges
 
     def of(self, num_parameters: int) -> float:
         """Return the frames a second of a model of another size."""
@@ -52,18 +56,15 @@ class DeviceRates:
     `trainer_efficiency` is the share of its speed that a rank keeps, by trainer.
     """
 
-    source: str
+    source: Source
     student_training: ModelRate
     teacher_training: ModelRate
     teacher_forward: ModelRate
-    trainer_efficiency: dict[str, float] = field(default_factory=dict)
+    trainer_efficiency: Annotated[dict[Name, Annotated[float, Range(1e-6, 1)]], Items(0, 100)] = (
+        field(default_factory=dict)
+    )
 
-    def __post_init__(self) -> None:
-        for name, share in self.trainer_efficiency.items():
-            if not 0 < share <= 1:
-                raise ValueError(
-                    f"trainer_efficiency {name} = {share}: need more than 0, at most 1"
-                )
+    __post_init__ = check_ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +74,16 @@ class StoreRates:
     A task waits `request_seconds` for an answer; the client computes `request_core_seconds`.
     """
 
-    source: str
-    request_seconds: float
-    request_core_seconds: float
-    bytes_per_s: float
-    instance_gbit_per_s: dict[str, float]
+    source: Source
+    request_seconds: Annotated[float, Range(0, 1e6)]
+    request_core_seconds: Annotated[float, Range(0, 1e6)]
+    bytes_per_s: Rate
+    instance_gbit_per_s: Annotated[dict[Name, Rate], Items(0, 1000)]
 
-    def __post_init__(self) -> None:
-        if min(self.request_seconds, self.request_core_seconds) < 0:
-            raise ValueError("request_seconds, request_core_seconds: need 0 or more")
-        if self.bytes_per_s <= 0:
-            raise ValueError(f"bytes_per_s = {self.bytes_per_s}: need more than 0")
+    __post_init__ = check_ranges
+
+
+Devices = Annotated[dict[Name, DeviceRates], Items(0, 1000)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +91,21 @@ class Published:
     """Published holds the figures that cannot be measured here: other devices, and S3."""
 
     store: StoreRates
-    devices: dict[str, DeviceRates]
+    devices: Devices
+
+    __post_init__ = check_ranges
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """Calibration holds all throughputs of a plan; `machine` names the measured one and the day."""
 
-    machine: str
+    machine: Source
     core: CoreRates
     store: StoreRates
-    devices: dict[str, DeviceRates]
+    devices: Devices
+
+    __post_init__ = check_ranges
 
     def device(self, instance_type: str) -> DeviceRates:
         """Return the rates of an instance type's devices, or else of the measured device."""
@@ -135,9 +139,3 @@ def json_object(data: bytes, where: str) -> Mapping[str, object]:
     if not isinstance(table, dict):
         raise ConfigurationError(f"{where}: need a JSON object of tables")
     return table
-
-
-def _require_positive(record: CoreRates | ModelRate) -> None:
-    for each in fields(record):
-        if not getattr(record, each.name) > 0:
-            raise ValueError(f"{each.name} = {getattr(record, each.name)}: need more than 0")

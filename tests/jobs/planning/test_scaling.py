@@ -141,7 +141,7 @@ def test_other_ranks_are_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--between-gbps", "0"), "between_gbps = 0.0: need more than 0"),
+        (("--between-gbps", "0"), "between_gbps = 0.0: need 1e-09"),
         (("--density", "2"), r"density = 2.0: need 0..1"),
         (("--block-size", "0"), "block_size = 0: need at least 1"),
         (("--parameters", "0"), "0 parameters"),

@@ -67,7 +67,7 @@ def test_published_figures_name_their_sources() -> None:
     [
         ({"cores": {}}, "unknown key cores: did you mean core"),
         ({"machine": None}, "machine"),
-        ({"core": {**asdict(CORE), "extraction_x_real_time": 0}}, "need more than 0"),
+        ({"core": {**asdict(CORE), "extraction_x_real_time": 0}}, "need 1e-09"),
         ({"core": {**asdict(CORE), "decoding_speed": 1}}, "unknown key decoding_speed"),
         ({"devices": {"v100": {"source": "s"}}}, "student_training is missing"),
     ],

@@ -264,11 +264,11 @@ def test_phone_inventory_is_small_and_named_in_ascii() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"labelled_hours": 0.0}, "labelled_hours = 0.0: need more than 0"),
+        ({"labelled_hours": 0.0}, r"labelled_hours = 0.0: need 1e-06\.\.1000"),
         ({"unlabelled_hours": float("nan")}, "unlabelled_hours = nan"),
-        ({"num_heldout_speakers": 0}, "num_heldout_speakers = 0: need at least 1"),
+        ({"num_heldout_speakers": 0}, r"num_heldout_speakers = 0: need 1\.\."),
         ({"heldout_utterances_per_placement": 3}, "= 3: need at least 12"),
-        ({"seed": -1}, "seed = -1: need 0 or more"),
+        ({"seed": -1}, r"seed = -1: need 0\.\.18446744073709551615"),
     ],
 )
 def test_configuration_out_of_bounds_is_refused(values: dict[str, float], message: str) -> None:
@@ -283,7 +283,7 @@ def test_command_exits_with_2_for_bad_values(
     """The command tells the bound on standard error and prints nothing else."""
     assert main(["--out", str(tmp_path / "corpus"), "--labelled-hours", "0"]) == 2
     printed = capsys.readouterr()
-    assert "need more than 0" in printed.err
+    assert "labelled_hours = 0.0: need 1e-06..1000" in printed.err
     assert printed.out == ""
 
 

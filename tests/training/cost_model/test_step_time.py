@@ -1,7 +1,7 @@
 """Check the limits of each trainer's step time: linear, equal to another's, or ever worse."""
 
 from dataclasses import replace
-from math import inf, log2
+from math import log2
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +13,7 @@ from training.cost_model.step_time import CostModel, Workload
 
 MODEL = CostModel(WORKLOAD, CALIBRATION)
 INFINITE = replace(
-    NETWORK, within_gbps=inf, between_gbps=inf, connection_gbps=inf, all_gather="ring"
+    NETWORK, within_gbps=1e18, between_gbps=1e18, connection_gbps=1e18, all_gather="ring"
 )
 
 
@@ -218,9 +218,9 @@ def test_impossible_workloads_are_refused(changes: dict[str, float], message: st
 
 def test_impossible_calibrations_are_refused() -> None:
     """Rates that are not positive and fitted costs below 0 are refused."""
-    with pytest.raises(ValueError, match=r"frames_per_s = 0.0: need more than 0"):
+    with pytest.raises(ValueError, match=r"frames_per_s = 0.0: need 1e-09\.\.1e\+18"):
         replace(RANK, frames_per_s=0.0)
-    with pytest.raises(ValueError, match=r"between_gbps = -1.0: need more than 0"):
+    with pytest.raises(ValueError, match=r"between_gbps = -1.0: need 1e-09\.\."):
         replace(NETWORK, between_gbps=-1.0)
-    with pytest.raises(ValueError, match=r"waiting = -0.1: need 0 or more"):
+    with pytest.raises(ValueError, match=r"waiting = -0.1: need 0\.\.1000"):
         Calibration("by hand", RANK, NETWORK, Fitted(waiting=-0.1, congestion=0.0))
