@@ -72,6 +72,9 @@ class _Tables:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        if (path / "segments").exists():
+            remedy = "write a file for each, as Kaldi's extract-segments does, and remove segments"
+            raise ValueError(f"{path}/segments: recordings are not cut into utterances: {remedy}")
         self.listed_path_of = _table(path, "wav.scp")
         for key, value in self.listed_path_of.items():
             _require_file_name(f"{path}/wav.scp: {key}", key, value)

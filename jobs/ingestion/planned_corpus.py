@@ -1,6 +1,7 @@
 """Plan a corpus before anything is written: metadata objects, audio files and ledger rows."""
 
 import errno
+import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,8 @@ from tqdm import tqdm
 
 from infra.prefetch import prefetch
 from jobs.ingestion.kaldi_directory import KaldiDirectory, KaldiUtterance
-from pipeline.audio.decode import MP3_PADDING, stated_duration_s
+from pipeline.audio.decode import MAX_DURATION_S as MAX_DECODED_S
+from pipeline.audio.decode import MP3_PADDING, max_file_bytes, stated_duration_s
 from pipeline.audio.duration import duration_tolerance
 from pipeline.metadata import read_records
 from pipeline.records import (
@@ -34,6 +36,8 @@ NUM_SPEAKER_BUCKETS = 4
 IN_FLIGHT = 16
 MAX_NAME_BYTES = 255
 """The longest name of a file on Linux."""
+MAX_FILE_BYTES = max_file_bytes(float(MAX_DECODED_S))
+"""Extraction refuses larger files too; several are in memory at a time."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SUFFIX = re.compile(r"\.[a-z0-9]{1,8}")
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
@@ -87,6 +91,14 @@ class _Kept:
     record: Utterance
 
 
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    """_Fault holds the reason of a ledger row, and its detail."""
+
+    reason: str
+    detail: str
+
+
 def plan_corpus(directory: KaldiDirectory) -> PlannedCorpus:
     """Read all audio, make all records, and read each record as selection will.
 
@@ -120,15 +132,9 @@ def _look(utterance: KaldiUtterance) -> AudioFile | Quarantined:
     name = f"{utterance.utterance_id}{suffix if _SUFFIX.fullmatch(suffix) else ''}"
     # S3 limits the rate of requests by prefix, so the hash comes early in the key.
     key = f"audio/{_hash(utterance.utterance_id):02x}/{name}"
-    if (num_bytes := len(name.encode())) > MAX_NAME_BYTES:
-        detail = f"its object's name has {num_bytes} bytes: need at most {MAX_NAME_BYTES}"
-        return _row(utterance, key, "bad_field", detail)
-    if found := _CONTROL_CHARACTER.search(utterance.text or ""):
-        detail = f"text has the control character {found[0]!r}: remove it"
-        return _row(utterance, key, "bad_field", detail)
-    if (data := _bytes_of(path)) is None:
-        detail = f"there is no such file as wav.scp names: {utterance.listed_path!r}"
-        return _row(utterance, key, "missing_object", detail)
+    if (fault := _fault(utterance, name)) is not None:
+        return _row(utterance, key, fault)
+    data = path.read_bytes()
     duration_s = stated_duration_s(data)
     if duration_s is None or duration_s > MAX_DURATION_S:
         return AudioFile(path, key, sha256(data), None)
@@ -136,14 +142,33 @@ def _look(utterance: KaldiUtterance) -> AudioFile | Quarantined:
     missing_s, surplus_s = duration_tolerance(declared_s, MP3_PADDING)
     if not -missing_s <= duration_s - declared_s <= surplus_s:
         detail = f"the file lasts {duration_s:.3f} s, utt2dur says {declared_s:.3f} s"
-        return _row(utterance, key, "duration_mismatch", detail)
+        return _row(utterance, key, _Fault("duration_mismatch", detail))
     return AudioFile(path, key, sha256(data), duration_s)
 
 
-def _bytes_of(path: Path) -> bytes | None:
-    """Read a file; None if there is none, as with a name that is too long for one."""
+def _fault(utterance: KaldiUtterance, name: str) -> _Fault | None:
+    """Return the reason not to read the file at all, if there is one."""
+    if (num_bytes := len(name.encode())) > MAX_NAME_BYTES:
+        detail = f"its object's name has {num_bytes} bytes: need at most {MAX_NAME_BYTES}"
+        return _Fault("bad_field", detail)
+    if found := _CONTROL_CHARACTER.search(utterance.text or ""):
+        return _Fault("bad_field", f"text has the control character {found[0]!r}: remove it")
+    if (size := _size_of(utterance.audio_path)) is None:
+        detail = f"there is no such file as wav.scp names: {utterance.listed_path!r}"
+        return _Fault("missing_object", detail)
+    if size > MAX_FILE_BYTES:
+        detail = f"{size} bytes: need at most {MAX_FILE_BYTES}, an hour in any format"
+        return _Fault("too_large", detail)
+    return None
+
+
+def _size_of(path: Path) -> int | None:
+    """Return a readable file's size; None if there is none, as with a name too long for one."""
     try:
-        return path.read_bytes() if path.is_file() else None
+        if not path.is_file():
+            return None
+        with path.open("rb") as file:
+            return os.fstat(file.fileno()).st_size
     except PermissionError as error:
         raise ValueError(f"{path}: permission denied: check its owner and mode") from error
     except OSError as error:
@@ -152,10 +177,10 @@ def _bytes_of(path: Path) -> bytes | None:
         raise
 
 
-def _row(utterance: KaldiUtterance, key: str, reason: str, detail: str) -> Quarantined:
+def _row(utterance: KaldiUtterance, key: str, fault: _Fault) -> Quarantined:
     declared_s = utterance.declared_duration_s or 0.0
     duration_ms = round(declared_s * 1000) if declared_s <= MAX_DURATION_S else 0
-    return Quarantined(utterance.utterance_id, key, reason, detail, 0, duration_ms)
+    return Quarantined(utterance.utterance_id, key, fault.reason, fault.detail, 0, duration_ms)
 
 
 def _judged(

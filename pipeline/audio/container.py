@@ -26,7 +26,7 @@ def require_one_wav(data: bytes) -> None:
     if len(data) == end:
         return
     if end and data.startswith(_SIGNATURES, end):
-        raise AudioError("several_streams", f"another file begins at byte {end}")
+        raise AudioError("joined_files", f"another file begins at byte {end}")
     # CR LF for LF, as a transfer as text makes it, moves all samples behind it by one byte.
     newlines = data.count(b"\n")
     is_plausible = newlines >= _MANY_NEWLINES or (end and newlines == len(data) - end)
@@ -95,22 +95,22 @@ class _Page:
     end: int
     flags: int
     granule: int
-    stream: int
+    serial: int
     number: int
 
 
 def ogg_num_samples(data: bytes) -> int:
     """Count samples by the last page's granule position; AudioError unless all pages are whole.
 
-    They must be of one stream, follow one another without a gap, and end the stream. For Opus,
+    They must be of one file, follow one another without a gap, and the last must end it. For Opus,
     its pre-skip is subtracted.
     """
     pages = list(_pages(data))
     last = pages[-1]
     for number, page in enumerate(pages):
-        is_another = page.stream != last.stream or (number and page.flags & _FIRST_OF_STREAM)
+        is_another = page.serial != last.serial or (number and page.flags & _FIRST_OF_STREAM)
         if is_another:
-            raise AudioError("several_streams", f"another stream begins at byte {page.position}")
+            raise AudioError("joined_files", f"another file begins at byte {page.position}")
         if page.number != pages[0].number + number:
             raise AudioError("truncated", f"page {number} is missing at byte {page.position}")
     if not last.flags & _END_OF_STREAM:
@@ -130,7 +130,7 @@ def _pages(data: bytes) -> Iterator[_Page]:
         if position + _OGG_HEADER.size > len(data):
             raise AudioError("truncated", f"page at byte {position} has half a header")
         header = _OGG_HEADER.unpack_from(data, position)
-        _, _, flags, granule, stream, number, checksum, num_segments = header
+        _, _, flags, granule, serial, number, checksum, num_segments = header
         start = position + _OGG_HEADER.size
         end = start + num_segments + sum(data[start : start + num_segments])
         if end > len(data):
@@ -139,7 +139,7 @@ def _pages(data: bytes) -> Iterator[_Page]:
             )
         if _ogg_checksum(data[position : position + 22], data[position + 26 : end]) != checksum:
             raise AudioError("truncated", f"page at byte {position} has another checksum")
-        yield _Page(position, end, flags, granule, stream, number)
+        yield _Page(position, end, flags, granule, serial, number)
         position = end
     if (lost := data.find(b"OggS", position)) >= 0:
         raise AudioError("truncated", f"no page between bytes {position} and {lost}")

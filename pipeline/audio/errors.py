@@ -6,7 +6,7 @@ AudioReason = Literal[
     "empty_object",
     "not_audio",
     "truncated",
-    "several_streams",
+    "joined_files",
     "newlines_converted",
     "checksum_mismatch",
     "wrong_sample_rate",

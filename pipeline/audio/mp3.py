@@ -2,7 +2,7 @@
 
 A frame is a header and its payload, and the next header follows at once (ISO 11172-3, 2.4.2.3).
 An "Xing" or "Info" frame may state the number. libsndfile trusts it; without it, libsndfile takes
-the first frame's bit rate for all, and decodes 58,104 of a variable stream's 160,000 samples.
+the first frame's bit rate for all, and decodes 58,104 of a variable one's 160,000 samples.
 """
 
 import struct
@@ -32,7 +32,7 @@ _BIT_RATE, _MIDDLE_BIT_RATE = 0x0000F000, 0x00008000  # room for the count at an
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Header holds the statements of a frame's header; all frames of a stream have one `kind`.
+    """Header holds the statements of a frame's header; all frames of a file have one `kind`.
 
     `side_end` is the number of bytes before its main data, where an "Info" frame has its mark.
     """
@@ -43,7 +43,7 @@ class Header:
     side_end: int
 
 
-@lru_cache(maxsize=256)  # a stream has a dozen: 0.6 us a frame instead of 4
+@lru_cache(maxsize=256)  # a file has a dozen: 0.6 us a frame instead of 4
 def parse_header(word: int) -> Header | None:
     """Read a frame header's 32 bits; None if they are none, or of free bit rate."""
     version, layer, rate = word >> 19 & 3, word >> 17 & 3, word >> 10 & 3
@@ -91,7 +91,7 @@ def _num_frames(data: bytes, first: Header) -> int:
     while header is not None:
         mark = position + header.side_end
         if header.kind != first.kind or (num_frames and data[mark : mark + 4] in _COUNT_MARKS):
-            raise AudioError("several_streams", f"another stream begins at byte {position}")
+            raise AudioError("joined_files", f"another file begins at byte {position}")
         num_frames += 1
         position += header.num_bytes
         header = parse_header(int.from_bytes(data[position : position + 4], "big"))
@@ -104,7 +104,7 @@ def _require_end(data: bytes, position: int, num_frames: int) -> None:
     if position > len(data):
         raise AudioError("truncated", f"the last frame needs {position - len(data)} more bytes")
     if rest.startswith(b"ID3"):
-        raise AudioError("several_streams", f"another file begins at byte {len(data) - len(rest)}")
+        raise AudioError("joined_files", f"another file begins at byte {len(data) - len(rest)}")
     if rest and not rest.startswith(_TAGS_AT_END):
         reason: AudioReason = "truncated" if num_frames > 1 else "not_audio"
         raise AudioError(reason, f"no frame at byte {position}, where frame {num_frames} ends")

@@ -143,8 +143,8 @@ WAVS = {
     "WAV with NaN": Kind(with_sample(np.nan), "non_finite"),
     "WAV with infinity": Kind(with_sample(np.inf), "non_finite"),
     "WAV with a peak of 1e30": Kind(with_sample(1e30), "clipped"),
-    "WAV twice in one object": Kind(WAV * 2, "several_streams", declared_s=1.0),
-    "WAV and a FLAC in one object": Kind(WAV + FLAC, "several_streams", declared_s=1.0),
+    "WAV twice in one object": Kind(WAV * 2, "joined_files", declared_s=1.0),
+    "WAV and a FLAC in one object": Kind(WAV + FLAC, "joined_files", declared_s=1.0),
     "WAV without its last byte": Kind(WAV[:-1], "truncated"),
     "WAV of open length, cut within a sample": Kind(
         patched(patched(WAV, 4, b"\xff" * 4), 40, b"\xff" * 4)[:-1], "truncated"
@@ -198,11 +198,11 @@ LOSSY = {
     "OGG of no position on its last page": Kind(
         patched(VORBIS, VORBIS.rindex(b"OggS") + 6, b"\xff" * 8), "truncated"
     ),
-    "OGG twice in one object": Kind(VORBIS * 2, "several_streams", declared_s=2.0),
-    "OGG of two streams, as long as the first": Kind(
-        VORBIS + encode(noise(8_000), "OGG", "VORBIS"), "several_streams"
+    "OGG twice in one object": Kind(VORBIS * 2, "joined_files", declared_s=2.0),
+    "OGG of two files, as long as the first": Kind(
+        VORBIS + encode(noise(8_000), "OGG", "VORBIS"), "joined_files"
     ),
-    "Opus twice in one object": Kind(OPUS * 2, "several_streams", declared_s=2.0),
+    "Opus twice in one object": Kind(OPUS * 2, "joined_files", declared_s=2.0),
     "OGG without a page in its middle": Kind(
         LONG_VORBIS[: LONG_VORBIS.index(b"OggS", 9000)]
         + LONG_VORBIS[LONG_VORBIS.index(b"OggS", LONG_VORBIS.index(b"OggS", 9000) + 4) :],
@@ -220,11 +220,11 @@ LOSSY = {
     "Opus cut in half": Kind(OPUS[: len(OPUS) // 2], "not_audio"),
     "MP3 cut in half": Kind(MP3[: len(MP3) // 2], "truncated"),
     "MP3 with a gap of zeros": Kind(MP3[:2000] + bytes(1000) + MP3[3000:], "truncated"),
-    "MP3 twice in one object": Kind(MP3 * 2, "several_streams", declared_s=2.0),
-    "MP3 twice, as long as the first": Kind(MP3 * 2, "several_streams"),
-    "MP3 twice with tags": Kind(ID3 + MP3 + ID3 + UNCOUNTED_MP3, "several_streams"),
+    "MP3 twice in one object": Kind(MP3 * 2, "joined_files", declared_s=2.0),
+    "MP3 twice, as long as the first": Kind(MP3 * 2, "joined_files"),
+    "MP3 twice with tags": Kind(ID3 + MP3 + ID3 + UNCOUNTED_MP3, "joined_files"),
     "MP3 and one of 48 kHz": Kind(
-        MP3 + encode(noise(), "MP3", "MPEG_LAYER_III", 48_000), "several_streams"
+        MP3 + encode(noise(), "MP3", "MPEG_LAYER_III", 48_000), "joined_files"
     ),
     "MP3 without its last byte": Kind(MP3[:-1], "truncated"),
     "MP3 of more frames than it has": Kind(

@@ -126,7 +126,7 @@ def test_there_are_many_kinds() -> None:
     assert len(BAD) >= 60
     assert {kind.reason for kind in BAD.values()} == {
         *("empty_object", "not_audio", "truncated", "unknown_length", "duration_mismatch"),
-        *("several_streams", "newlines_converted", "checksum_mismatch"),
+        *("joined_files", "newlines_converted", "checksum_mismatch"),
         *("wrong_sample_rate", "not_mono", "too_short", "too_long"),
         *("silent", "clipped", "non_finite"),
     }

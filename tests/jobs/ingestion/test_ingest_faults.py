@@ -185,6 +185,23 @@ def test_a_faulty_table_is_one_sentence_and_nothing_is_written(
     assert not corpus.exists()
 
 
+def test_a_file_of_a_terabyte_is_a_row(kaldi_dir: Path, tmp_path: Path) -> None:
+    """It is not read into memory: extraction would refuse it as well."""
+    corpus = tmp_path / "corpus"
+    with (kaldi_dir / "audio" / "ann-1.flac").open("ab") as file:
+        file.truncate(2**40)
+    (row,) = ingest(kaldi_dir, ObjectStore((str(corpus),)), str(corpus)).quarantined
+    assert row.reason == "too_large"
+    assert row.detail.startswith("1099511627776 bytes: need at most 47")
+
+
+def test_segments_of_recordings_are_refused(kaldi_dir: Path, tmp_path: Path) -> None:
+    """They would make each recording an utterance; the sentence says how to cut them."""
+    write(kaldi_dir, "segments", ["ann-1 ann 0.0 0.5"])
+    with pytest.raises(ValueError, match=r"segments: recordings are not cut .* extract-segments"):
+        ingest(kaldi_dir, ObjectStore((str(tmp_path),)), str(tmp_path / "corpus"))
+
+
 def test_a_file_that_changes_meanwhile_is_refused(kaldi_dir: Path, tmp_path: Path) -> None:
     """Its record would state a length that the stored bytes do not have."""
     corpus, path = tmp_path / "corpus", kaldi_dir / "audio" / "ann-1.flac"

@@ -66,11 +66,11 @@ def test_laws_need_a_byte_a_sample(tag: int) -> None:
 
 
 @pytest.mark.parametrize("follower", ["WAV", "FLAC", "OGG"])
-def test_a_file_behind_a_wav_is_another_stream(follower: str) -> None:
+def test_a_file_behind_a_wav_is_noticed(follower: str) -> None:
     """Its samples would be lost; other bytes behind a WAV are no audio."""
     data = encode("WAV", "PCM_16")
     other = encode(follower, "VORBIS" if follower == "OGG" else "PCM_16")
-    assert wav_reason(data + other) == "several_streams"
+    assert wav_reason(data + other) == "joined_files"
     require_one_wav(data + b"LIST and more")
 
 
@@ -94,9 +94,9 @@ def test_an_opus_stream_counts_its_samples() -> None:
 
 
 @pytest.mark.parametrize("subtype", ["VORBIS", "OPUS"])
-def test_a_chained_stream_is_another(subtype: str) -> None:
+def test_a_chained_file_is_another(subtype: str) -> None:
     """Decoders return the first one alone."""
-    with pytest.raises(AudioError, match=r"several_streams: another stream begins at byte \d+"):
+    with pytest.raises(AudioError, match=r"joined_files: another file begins at byte \d+"):
         ogg_num_samples(encode("OGG", subtype) + encode("OGG", subtype, 20000))
 
 

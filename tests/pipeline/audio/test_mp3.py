@@ -74,7 +74,7 @@ FAULTS = {
         "free bit rate": b"\xff\xf3\x08\xc4" + bytes(1000),
         "one frame before garbage": MP3[:288] + b"garbage",
     },
-    "several_streams": {
+    "joined_files": {
         "two files": MP3 + MP3,
         "another rate": MP3 + without_count(encode(22_050)),
         "another number of channels": without_count(MP3) + without_count(encode(channels=2)),
@@ -100,7 +100,7 @@ FAULTS = {
         for name, data in some.items()
     ],
 )
-def test_what_is_not_one_stream_of_frames_is_refused(reason: str, data: bytes) -> None:
+def test_what_is_not_one_file_of_frames_is_refused(reason: str, data: bytes) -> None:
     """Each fault by its reason, before any sample is decoded."""
     with pytest.raises(AudioError) as caught:
         counted_mp3(data)
