@@ -1,8 +1,12 @@
-"""Retry transient failures: exponential backoff with full jitter, bounded in number and time."""
+"""Retry transient failures: exponential backoff with full jitter, bounded in number and time.
+
+A throttled answer is no failure of an attempt: the store works, and asks for patience.
+"""
 
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from infra.store.request_counts import REQUESTS, RequestCounts
@@ -16,7 +20,14 @@ FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 20.0
 
 LIMIT_S = 180.0
-"""No attempt begins later than this after the first one."""
+"""No attempt begins after so many seconds of failed attempts and of waits between them."""
+
+THROTTLED_LIMIT_S = 1800.0
+"""Throttled answers use up no attempts while the store serves others. After half an hour, or
+LIMIT_S in which it served none of the host's, an operation fails."""
+
+LONGEST_THROTTLED_WAIT_S = 1.0
+"""The shared rate of requests does the waiting; this parts those that were throttled together."""
 
 MAX_ASKS = 4
 """If 3 % of answers deny what is there, one operation in a million is denied so often."""
@@ -33,33 +44,98 @@ class GaveUpError(Exception):
         self.last = last
 
 
+@dataclass(slots=True)
+class Attempts:
+    """Attempts counts the failures of one operation; times and chance are passed in."""
+
+    max_attempts: int
+    limit_s: float
+    num_failed: int = 0
+    failed_s: float = 0.0
+    num_throttled: int = 0
+
+    def after_failure(self, attempt_s: float, chance: float) -> float | None:
+        """Return the wait after a failed attempt that took `attempt_s`, or None to give up.
+
+        `chance` is uniform in 0..1: tasks that failed together must not retry together.
+        """
+        wait_s = chance * _backoff_s(self.num_failed, LONGEST_WAIT_S)
+        self.num_failed += 1
+        self.failed_s += attempt_s + wait_s
+        given_up = self.num_failed == self.max_attempts or self.failed_s > self.limit_s
+        return None if given_up else wait_s
+
+    def after_throttling(self, elapsed_s: float, unserved_s: float, chance: float) -> float | None:
+        """Return the wait after a throttled answer, or None to give up.
+
+        `elapsed_s` are the seconds since the operation began, and `unserved_s` those of them since
+        the store last served one of the host's operations.
+        """
+        wait_s = chance * _backoff_s(self.num_throttled, LONGEST_THROTTLED_WAIT_S)
+        self.num_throttled += 1
+        return None if is_in_vain(elapsed_s + wait_s, unserved_s) else wait_s
+
+
+def is_in_vain(elapsed_s: float, unserved_s: float) -> bool:
+    """Return whether an operation that is throttled should wait no longer."""
+    return elapsed_s > THROTTLED_LIMIT_S or unserved_s > LIMIT_S
+
+
+def _backoff_s(num_before: int, longest_s: float) -> float:
+    return min(FIRST_WAIT_S * 2.0 ** min(num_before, 60), longest_s)
+
+
+class Patience:
+    """Patience is what an operation has beyond its attempts; here it is none."""
+
+    def is_throttled(self, error: Exception) -> bool:
+        """Return whether the store only asks for fewer requests."""
+        del error
+        return False
+
+    def waited_s(self) -> float:
+        """Return the seconds that the operation has waited for its turns."""
+        return 0.0
+
+    def unserved_s(self) -> float:
+        """Return the seconds in which the store has served none of the host's operations."""
+        return 0.0
+
+
 def retry(
     action: Callable[[], R],
     is_transient: Callable[[Exception], bool],
     max_attempts: int | None = None,
     limit_s: float | None = None,
+    patience: Patience | None = None,
 ) -> R:
     """Call `action` until it succeeds; retry the errors for which `is_transient` is true.
 
     Raises the first error that is not transient as it is. Raises GaveUpError after
-    `max_attempts`, or when the next attempt would begin more than `limit_s` after the first.
+    `max_attempts`, or when these took more than `limit_s` with the waits between them. What
+    `patience` says was throttled, or spent in waiting for turns, does not count.
     """
-    max_attempts, limit_s = max_attempts or MAX_ATTEMPTS, limit_s or LIMIT_S
+    patience = patience or Patience()
+    attempts = Attempts(max_attempts or MAX_ATTEMPTS, LIMIT_S if limit_s is None else limit_s)
     started = time.monotonic()
-    for attempt in range(1, max_attempts + 1):
+    while True:
+        begun_s = time.monotonic() - patience.waited_s()
         try:
             return action()
         except Exception as error:
             if not is_transient(error):
                 raise
-            # Full jitter: tasks that failed together must not retry together.
-            wait_s = random.uniform(0, min(FIRST_WAIT_S * 2 ** (attempt - 1), LONGEST_WAIT_S))
-            elapsed_s = time.monotonic() - started
-            if attempt == max_attempts or elapsed_s + wait_s > limit_s:
-                raise GaveUpError(error, attempt, elapsed_s) from error
+            now_s, chance = time.monotonic(), random.random()
+            if patience.is_throttled(error):
+                elapsed_s, unserved_s = now_s - started, patience.unserved_s()
+                wait_s = attempts.after_throttling(elapsed_s, unserved_s, chance)
+            else:
+                wait_s = attempts.after_failure(now_s - patience.waited_s() - begun_s, chance)
+            if wait_s is None:
+                num_attempts = attempts.num_failed + attempts.num_throttled
+                raise GaveUpError(error, num_attempts, now_s - started) from error
         REQUESTS.add(RequestCounts(retries=1))
         time.sleep(wait_s)
-    raise ValueError(f"max_attempts = {max_attempts}: need at least 1")
 
 
 def confirm(action: Callable[[], R], refusal_of: Callable[[Exception], int]) -> R:

@@ -97,6 +97,10 @@ class CorruptTransferError(Exception):
     """CorruptTransferError says that the bytes received are not the bytes sent."""
 
 
+class NoTurnError(Exception):
+    """NoTurnError says that a throttled host's requests left no turn for this one."""
+
+
 # Failures between connecting and the last byte of an answer, or in its XML.
 _BROKEN = (
     ConnectTimeoutError,
@@ -110,7 +114,13 @@ _BROKEN = (
 )
 
 
-TRANSPORT_ERRORS = (BotoCoreError, ClientError, ResponseParserError, CorruptTransferError)
+TRANSPORT_ERRORS = (
+    BotoCoreError,
+    ClientError,
+    ResponseParserError,
+    CorruptTransferError,
+    NoTurnError,
+)
 """All errors that boto3 and our own checks raise when a request fails."""
 
 
@@ -174,7 +184,10 @@ def store_error(error: Exception, uri: str, how_often: str = "") -> StoreError:
         return AccessDenied(f"{uri}: no usable credentials ({cause}): {remedy}{_suffix(how_often)}")
     if isinstance(error, ParamValidationError):  # s3://bucket alone
         return ObjectNotFound(f"{uri}: names a bucket, not an object: check the key")
-    if isinstance(error, CorruptTransferError):
+    if isinstance(error, NoTurnError):
+        event = str(error)
+        remedy = "the store throttles: run fewer tasks at a time, or run the step again later"
+    elif isinstance(error, CorruptTransferError):
         event = str(error)
         remedy = "check the store's disks, and proxies that alter bytes on the way"
     else:

@@ -32,6 +32,7 @@ from infra.store.s3.errors import (
 )
 from infra.store.s3.file import S3File
 from infra.store.s3.listing import Page, confirmed_page
+from infra.store.s3.shared_rates import PacedRequests, place_of, rates_of_host
 from infra.store.s3.watchdog import Watch, current_watch, watch_requests
 from infra.store.uris import split_s3
 
@@ -64,6 +65,7 @@ class S3Store:
         self._session: Any = None
         self._making_client = threading.Lock()
         self._reached_buckets: set[str] = set()
+        self._rates = rates_of_host()
 
     def get(self, uri: str) -> bytes:
         """Read the whole object, as `fetch` does."""
@@ -82,7 +84,7 @@ class S3Store:
     def put(self, uri: str, data: bytes) -> None:
         """Write the object or replace it."""
         digest = hashlib.md5(data, usedforsecurity=False)
-        self._perform(uri, lambda client, address: _put(client, address, data, digest))
+        self._perform(uri, lambda client, address: _put(client, address, data, digest), "write")
 
     def put_if_absent(self, uri: str, data: bytes) -> bool:
         """Write the object unless there is one; return whether we wrote it."""
@@ -100,7 +102,7 @@ class S3Store:
                 return "damaged"
             return "ours"
 
-        written = self._perform(uri, attempt)
+        written = self._perform(uri, attempt, "write")
         if written == "damaged":
             REQUESTS.add(RequestCounts(retries=1))
             self.put(uri, data)
@@ -131,7 +133,7 @@ class S3Store:
 
     def delete(self, uri: str) -> None:
         """Remove the object, if it is there."""
-        self._perform(uri, lambda client, address: client.delete_object(**address))
+        self._perform(uri, lambda client, address: client.delete_object(**address), "write")
 
     def leftovers(self, prefix: str) -> Listing:
         """Return no objects, as a PUT that breaks off leaves none."""
@@ -145,24 +147,27 @@ class S3Store:
             prefix, lambda client, _: confirmed_page(client, bucket, folder, start_after)
         )
 
-    def _perform(self, uri: str, attempt: Callable[[Any, dict[str, str]], R]) -> R:
+    def _perform(
+        self, uri: str, attempt: Callable[[Any, dict[str, str]], R], kind: str = "read"
+    ) -> R:
         bucket, key = split_s3(uri)
         address = {"Bucket": bucket, "Key": key}
         try:
             self._reach(bucket)
-            ask = partial(self._ask, "_client", lambda client: attempt(client, address))
-            return retry(lambda: confirm(ask, refusal_of), is_transient)
+            paced = PacedRequests(self._rates, place_of(kind, bucket, key))
+            ask = partial(self._ask, paced, "_client", lambda client: attempt(client, address))
+            return retry(lambda: confirm(ask, refusal_of), is_transient, patience=paced)
         except GaveUpError as error:
             raise store_error(error.last, uri, str(error)) from error
         except TRANSPORT_ERRORS as error:
             raise store_error(error, uri) from error
 
-    def _ask(self, name: str, attempt: Callable[[Any], R]) -> R:
+    def _ask(self, paced: PacedRequests, name: str, attempt: Callable[[Any], R]) -> R:
         """Send one request by the client with this name; forget the client if its token lapsed."""
         client = None
         try:
             client = getattr(self, name)
-            return _watched(lambda: attempt(client))
+            return paced.send(client.meta.endpoint_url, lambda: _watched(lambda: attempt(client)))
         except (BotoCoreError, ClientError) as error:
             if is_lapsed(error):
                 self._forget(client)
@@ -182,8 +187,12 @@ class S3Store:
         if bucket in self._reached_buckets:
             return
 
+        paced = PacedRequests(self._rates, place_of("read", bucket, ""))
+
         def attempt() -> None:
-            ask = partial(self._ask, "_first_client", lambda it: it.head_bucket(Bucket=bucket))
+            ask = partial(
+                self._ask, paced, "_first_client", lambda it: it.head_bucket(Bucket=bucket)
+            )
             try:
                 confirm(ask, lambda error: refusal_of(error) if _is_missing(error) else 0)
             except ClientError as error:
@@ -196,7 +205,7 @@ class S3Store:
         def may_pass(error: Exception) -> bool:
             return is_transient(error) and not is_misconfigured(error)
 
-        retry(attempt, may_pass, limit_s=FIRST_CONTACT_LIMIT_S)
+        retry(attempt, may_pass, limit_s=FIRST_CONTACT_LIMIT_S, patience=paced)
         self._reached_buckets.add(bucket)
 
     @cached_property

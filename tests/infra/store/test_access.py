@@ -153,13 +153,21 @@ def test_what_waiting_may_heal_is_retried(server: ScriptedServer, status: int, c
     assert type(error) in {StoreError, AccessDenied}
 
 
-@pytest.mark.parametrize("code", ["SlowDown", "RequestTimeTooSkewed"])
-def test_patience_with_access_ends(server: ScriptedServer, code: str) -> None:
-    """Ten answers of any such kind are an error with the attempts, and not that of an object."""
-    server.refusals = [(403, code)] * 10
-    with pytest.raises(StoreError, match=rf"{URI}: .*403 {code}.*10 attempts") as caught:
+def test_patience_with_access_ends(server: ScriptedServer) -> None:
+    """Ten answers of such a kind are an error with the attempts, and not that of an object."""
+    server.refusals = [(403, "RequestTimeTooSkewed")] * 10
+    message = rf"{URI}: .*403 RequestTimeTooSkewed.*10 attempts"
+    with pytest.raises(StoreError, match=message) as caught:
         ObjectStore(("s3://bucket",)).get(URI)
     assert not isinstance(caught.value, ObjectNotFound | ObjectDenied)
+
+
+def test_throttling_uses_up_no_attempts(server: ScriptedServer) -> None:
+    """Twelve throttled answers of any status cost retries, and then the object comes."""
+    server.refusals = [(403, "SlowDown")] * 12
+    before = REQUESTS.total()
+    assert ObjectStore(("s3://bucket",)).get(URI) == b"audio"
+    assert (REQUESTS.total() - before).retries == 12
 
 
 LASTING = [
