@@ -58,11 +58,11 @@ def _supervise(asking: int, command: list[str]) -> int:
     _on_linux(_PR_SET_CHILD_SUBREAPER, 1)
     _on_linux(_PR_SET_PDEATHSIG, signal.SIGTERM)
     # A terminal sends both to all processes; the asking one decides what ends.
-    for ignored in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(ignored, signal.SIG_IGN)
+    before = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGINT, signal.SIGHUP)}
+    ignored = {each for each, action in before.items() if action == signal.SIG_IGN}
     signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     error = _StandardError()
-    child = _start(command, error.writer)
+    child = _start(command, error.writer, ignored)
     error.start()
     status = None
     # The asking process may have ended before the kernel was asked to say so.
@@ -121,13 +121,13 @@ def _write(data: bytes) -> None:
         rest = rest[os.write(2, rest) :]
 
 
-def _start(command: list[str], writer: int) -> int:
+def _start(command: list[str], writer: int, ignored: set[signal.Signals]) -> int:
     child = os.fork()
     if child:
         return child
     try:
         os.setpgid(0, 0)  # a terminal's Ctrl-C is for the asking process
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in {signal.SIGTERM, signal.SIGINT, signal.SIGHUP} - ignored:  # as under nohup
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _AWAITED)
         _on_linux(_PR_SET_PDEATHSIG, signal.SIGKILL)

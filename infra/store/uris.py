@@ -38,7 +38,8 @@ def normalize_uri(uri: str) -> str:
     if scheme[1] == "file":
         return _file_uri_path(uri)
     if scheme[1] != "s3":
-        where = printable(uri)
+        # A password may hold anything, spaces too.
+        where = f"{scheme[1]}://***" if "@" in uri else printable(uri)
         raise PrefixError(f"{where}: unknown scheme {scheme[1]}://, need s3:// or a local path")
     bucket, key = split_s3(uri)
     if ":" in bucket or "@" in bucket:
@@ -58,7 +59,7 @@ def normalize_uri(uri: str) -> str:
 def _file_uri_path(uri: str) -> str:
     path = unquote(uri.removeprefix("file://"))
     if not path.startswith("/") or "\0" in path:
-        raise PrefixError(f"{uri}: need file:///absolute/path, without a host or NUL")
+        raise PrefixError("file://***: need file:///absolute/path, without a host or NUL")
     return path if path == "/" else path.rstrip("/")
 
 

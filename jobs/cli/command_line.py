@@ -116,7 +116,7 @@ def execute(command: Step | Query, arguments: argparse.Namespace) -> int:
         return fail(command.name, error, 3)
     except ConfigurationError as error:
         return fail(command.name, error, 2)
-    except (ValueError, OSError, StoreError, RuntimeError) as error:
+    except (ValueError, ArithmeticError, OSError, StoreError, RuntimeError) as error:
         return fail(command.name, error, 1)
     if job.is_leader:
         print(json.dumps(answer.document) if arguments.json else answer.text, flush=True)

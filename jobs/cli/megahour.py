@@ -34,7 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if name not in names:
         sys.exit(_refuse(name, names))
     sys.argv = [name, *options]
-    runpy.run_module(f"jobs.{name}", run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(f"jobs.{name}", run_name="__main__", alter_sys=True)
+    except KeyboardInterrupt:  # while it imports
+        print(f"{name}: interrupted: the same command resumes", file=sys.stderr)
+        sys.exit(130)
 
 
 def listing() -> str:
