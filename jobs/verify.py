@@ -8,9 +8,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from jobs.cli.catalogue import WRITES
+from infra.store.object_store import ObjectNotFound, join_uri
+from jobs.cli.catalogue import TRAIN_BASELINE, TRAIN_STUDENT, TRAIN_TEACHER, WRITES
 from jobs.cli.command_line import Answer, Query, main
-from jobs.cli.job import Job
+from jobs.cli.job import Job, recipe_path
 from pipeline.audit.step_records import Finding
 from pipeline.audit.verify import Expectation, Verification, sweep, verify_run
 from pipeline.runs.names import (
@@ -23,11 +24,13 @@ from pipeline.runs.names import (
     SUBSETS,
     TARGETS_STEP,
     features_step,
+    job_record,
     model_step,
     selection_step,
 )
+from pipeline.runs.sealed_json import unseal
 from training.fit.model_specs import aligner_fit, baseline_fit, student_fit, teacher_fit
-from training.recipes import Recipe
+from training.recipes import Recipe, read_recipe
 
 
 def verify(job: Job) -> Answer:
@@ -38,7 +41,7 @@ def verify(job: Job) -> Answer:
             bar.total = total
             bar.update(num_bytes)
 
-        expectation = Expectation(step_configs(job.recipe), WRITES)
+        expectation = Expectation(step_configs(job.recipe, trained_recipe(job)), WRITES)
         place = (job.store, job.run_uri, job.corpus_uri)
         found = verify_run(*place, progress, expectation, job.arguments.audio)
     if not found.steps:
@@ -56,9 +59,23 @@ def verify(job: Job) -> Answer:
     return Answer(is_good, describe(found, outcome), document)
 
 
-def step_configs(recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """Return the settings of each step's manifest that the recipe decides."""
-    models = (aligner_fit(recipe), baseline_fit(recipe), teacher_fit(recipe), student_fit(recipe))
+def trained_recipe(job: Job) -> Recipe:
+    """Return the recipe with the trainers that --trainer chose, as the jobs' records say."""
+    trainers: dict[str, str] = {}
+    for name in (TRAIN_BASELINE, TRAIN_TEACHER, TRAIN_STUDENT):
+        try:
+            record = unseal(job.store.get(join_uri(job.run_uri, job_record(name))), "")
+        except (ObjectNotFound, ValueError):
+            continue  # not trained yet, or damaged, which is a finding
+        trainers |= record.get("trainers", {})
+    if not trainers:
+        return job.recipe
+    return read_recipe(recipe_path(job.arguments.recipe), job.arguments.set, trainers)
+
+
+def step_configs(recipe: Recipe, trained: Recipe) -> dict[str, dict[str, Any]]:
+    """Return the settings that recipes decide by step; `trained` has the trainers of the models."""
+    fits = (aligner_fit, baseline_fit, teacher_fit, student_fit)
     return {
         **{selection_step(subset): asdict(recipe.selection) for subset in SUBSETS},
         **{features_step(subset): asdict(recipe.features) for subset in SUBSETS},
@@ -67,7 +84,7 @@ def step_configs(recipe: Recipe) -> dict[str, dict[str, Any]]:
             "senones": asdict(recipe.senones),
         },
         ALIGNMENT_STEP: {"acoustic_scale": recipe.evaluation.acoustic_scale},
-        **{model_step(fit.name): fit.config for fit in models},
+        **{model_step(fit.name): fit.config for fit in (make(trained) for make in fits)},
         TARGETS_STEP: asdict(recipe.targets),
         PARTITIONS_STEP: asdict(recipe.partitions),
         EVALUATION_STEP: asdict(recipe.evaluation),
@@ -132,7 +149,7 @@ if __name__ == "__main__":
     parser.add_argument(
         "--audio",
         action="store_true",
-        help="read the bytes of audio in S3 too, instead of comparing a listing's sizes and ETags "
-        "with those that ingest and extraction recorded; local audio is always read",
+        help="read all audio in S3, also what a listing confirms to be as extraction read it; "
+        "local audio is always read",
     )
     main(QUERY, parser.parse_args())

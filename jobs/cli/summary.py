@@ -80,6 +80,7 @@ def store_record(job: Job, summary: dict[str, Any], steps: Sequence[str], is_fre
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "recipe_digest": digest(job.recipe),
         "recipe": json.loads(canonical_json(job.recipe)),
+        "trainers": job.arguments.trainers,
     }
     job.store.put(uri, seal(naming(record, made), indent=1))
 

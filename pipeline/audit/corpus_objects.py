@@ -1,6 +1,6 @@
 """Compare a corpus with what the run's steps read of it: metadata, lexicon, audio."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -16,7 +16,6 @@ from pipeline.runs.names import (
     AUDIO_FOLDER,
     FEATURES_FOLDER,
     INGEST_STEP,
-    LEDGER_SUFFIX,
     LEXICON_FILE,
     SELECTION_FOLDER,
     folder_of,
@@ -51,9 +50,26 @@ def corpus_findings(
         yield from _ingested_findings(store, corpus_uri, ingested)
 
 
-def is_audio(output: Output) -> bool:
-    """Return True for the audio among the outputs of ingest."""
-    return output.key.startswith(f"{AUDIO_FOLDER}/")
+def in_doubt(
+    store: ObjectStore,
+    corpus_uri: str,
+    ingested: Sequence[Output],
+    holdings: Mapping[str, Holding],
+) -> list[Output]:
+    """Return the outputs of ingest without the audio whose listed ETag is the one extraction read.
+
+    The ETags of a local listing are no digests, so that no local audio is left out.
+    """
+    listed = store.list(join_uri(corpus_uri, AUDIO_FOLDER))
+    etags = {found.uri: found.etag for found in listed}
+    heard = np.unique(joined(piece for holding in holdings.values() for piece in holding.audio))
+    versions = [
+        AudioVersion(output.key, etags.get(join_uri(corpus_uri, output.key), ""))
+        for output in ingested
+    ]
+    names = hash_names([version_name(corpus_uri, each) for each in versions])
+    is_heard = np.isin(names, heard).tolist()
+    return [output for output, found in zip(ingested, is_heard, strict=True) if not found]
 
 
 def _metadata_findings(
@@ -95,23 +111,12 @@ def _lexicon_findings(
 def _ingested_findings(
     store: ObjectStore, corpus_uri: str, ingested: Manifest
 ) -> Iterator[Finding]:
-    """Compare names and sizes; bytes are compared where the objects are read."""
-    outputs = {
-        join_uri(corpus_uri, output.key): output
-        for output in ingested.outputs
-        if not output.key.endswith(LEDGER_SUFFIX)
-    }
-    listed = {found.uri: found.num_bytes for found in store.list(corpus_uri)}
-    remedy = "put the corpus back as it was ingested, or ingest into a new --run"
-    for uri, output in outputs.items():
-        if is_audio(output) and listed.get(uri) != output.num_bytes:
-            there = f"{listed[uri]:,} bytes" if uri in listed else "missing"
-            yield Finding(uri, f"{output.num_bytes:,} bytes, as ingested", there, remedy)
-    for uri in listed:
-        if uri not in outputs:
-            found = "an object that ingest did not store"
-            remedy = "find its writer, and move it out of the corpus"
-            yield Finding(uri, "only the corpus that was ingested", found, remedy)
+    outputs = {join_uri(corpus_uri, output.key) for output in ingested.outputs}
+    remedy = "find its writer, and move it out of the corpus"
+    for found in store.list(corpus_uri):
+        if found.uri not in outputs:
+            there = "an object that ingest did not store"
+            yield Finding(found.uri, "only the corpus that was ingested", there, remedy)
 
 
 def audio_findings(

@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from infra.store.object_store import ObjectStore, join_uri
-from infra.store.uris import is_s3
 from pipeline.audit.conservation import chain_findings
-from pipeline.audit.corpus_objects import audio_findings, corpus_findings, is_audio
+from pipeline.audit.corpus_objects import audio_findings, corpus_findings, in_doubt
 from pipeline.audit.run_listing import RunListing, is_partial, list_run
 from pipeline.audit.sealed_records import RunRecords, read_records, record_faults
 from pipeline.audit.step_records import (
@@ -68,8 +67,8 @@ def verify_run(
 ) -> Verification:
     """Read all objects that the run's manifests and records name, and compare them with these.
 
-    Of each utterance and step 8 bytes are kept; shards are read 8 at a time. Audio in S3 is
-    compared by a listing's sizes and ETags, unless `reads_audio`; local audio is read.
+    Of each utterance and step 8 bytes are kept; shards are read 8 at a time. Audio in S3 that a
+    listing's ETags confirm is not read, unless `reads_audio`; local audio is read.
     """
     # Listed before commits are read: what a task commits meanwhile is then no orphan.
     listing = list_run(store, run_uri, corpus_uri)
@@ -84,13 +83,13 @@ def verify_run(
     for name, found in finished.items():
         findings += [*record_findings(found), *input_findings(found, steps)]
         findings += _recipe_findings(found, expectation.configs.get(name))
-    work = _Work(store, run_uri, corpus_uri, finished, records, reads_audio)
-    findings += work.findings(progress)
+    work = _Work(store, run_uri, corpus_uri, finished, records)
+    findings += work.findings(progress, reads_audio)
     orphans, strays = _unnamed(listing, steps, records)
     return Verification(
         steps=tuple(steps),
-        num_objects=len(work.objects),
-        num_bytes=sum(output.num_bytes for output in work.objects),
+        num_objects=work.num_objects,
+        num_bytes=work.num_bytes,
         findings=(*findings, *strays),
         orphans=orphans,
         scratch=tuple(
@@ -100,60 +99,60 @@ def verify_run(
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Work:
-    """The objects to read of a run and its corpus."""
+    """The objects of a run and its corpus, and how many of them have been read."""
 
     store: ObjectStore
     run_uri: str
     corpus_uri: str
     finished: Mapping[str, StepRecords]
     records: RunRecords
-    reads_audio: bool
+    num_objects: int = 0
+    num_bytes: int = 0
 
-    @property
-    def objects(self) -> list[Output]:
-        """All objects whose bytes are compared."""
-        of_steps = (each for found in self.finished.values() for each in self._of_step(found))
-        return [*of_steps, *self.records.named]
-
-    def findings(self, progress: Progress) -> Iterator[Finding]:
+    def findings(self, progress: Progress, reads_audio: bool) -> Iterator[Finding]:
         """Read the objects, and yield what is wrong with them and with their utterances."""
-        total = sum(each.num_bytes for each in self.objects)
+        outputs = {name: found.objects for name, found in self.finished.items()}
+        named = self.records.named
+        place = (self.store, self.run_uri, self.corpus_uri)
 
         def advance(num_bytes: int) -> None:
+            self.num_objects, self.num_bytes = self.num_objects + 1, self.num_bytes + num_bytes
             progress(num_bytes, total)
 
-        reader = Reader(self.store, self.run_uri, self.corpus_uri, advance)
-        place = (self.store, self.run_uri)
-        holdings: dict[str, Holding] = {}
+        total = sum(each.num_bytes for part in (*outputs.values(), named) for each in part)
+        reader, holdings = Reader(*place, advance), dict[str, Holding]()
         # Features first: what is kept of their audio goes before other steps' utterances come.
-        hear = [name for name in self.finished if folder_of(name) in (INGEST_STEP, FEATURES_FOLDER)]
-        yield from self._read_steps(reader, hear, holdings)
-        yield from audio_findings(*place, self.corpus_uri, holdings, self.reads_audio)
+        features = [name for name in outputs if folder_of(name) == FEATURES_FOLDER]
+        yield from self._read_steps(reader, features, outputs, holdings)
+        if INGEST_STEP in outputs and not reads_audio:
+            everything = outputs[INGEST_STEP]
+            outputs[INGEST_STEP] = in_doubt(self.store, self.corpus_uri, everything, holdings)
+            total -= sum(each.num_bytes for each in set(everything) - set(outputs[INGEST_STEP]))
+        ingested = [name for name in outputs if name == INGEST_STEP]
+        yield from self._read_steps(reader, ingested, outputs, holdings)
+        yield from audio_findings(*place, holdings, reads_audio)
         for holding in holdings.values():
             holding.audio.clear()
-        others = [name for name in self.finished if name not in hear]
-        yield from self._read_steps(reader, others, holdings)
-        yield from reader.read_named(self.records.named)
+        others = [name for name in outputs if name not in (*features, *ingested)]
+        yield from self._read_steps(reader, others, outputs, holdings)
+        yield from reader.read_named(named)
         yield from corpus_findings(self.store, self.corpus_uri, self.finished)
-        yield from chain_findings(*place, self.finished, holdings)
+        yield from chain_findings(self.store, self.run_uri, self.finished, holdings)
 
     def _read_steps(
-        self, reader: Reader, names: Sequence[str], holdings: dict[str, Holding]
+        self,
+        reader: Reader,
+        names: Sequence[str],
+        outputs: Mapping[str, Sequence[Output]],
+        holdings: dict[str, Holding],
     ) -> Iterator[Finding]:
         for name in names:
-            found = self.finished[name]
-            holding, damaged = reader.read_step(found, self._of_step(found))
+            holding, damaged = reader.read_step(self.finished[name], outputs[name])
             yield from damaged
             if holding is not None:
                 holdings[name] = holding
-
-    def _of_step(self, found: StepRecords) -> list[Output]:
-        reads_all = self.reads_audio or not is_s3(self.corpus_uri)
-        if found.step != INGEST_STEP or reads_all:
-            return found.objects
-        return [output for output in found.objects if not is_audio(output)]
 
 
 def _recipe_findings(records: StepRecords, config: Mapping[str, Any] | None) -> Iterator[Finding]:

@@ -153,7 +153,8 @@ class Copy:
     def verify(self) -> Verification:
         """Verify as megahour verify does."""
         store, uri = ObjectStore((str(self.folder),)), str(self.folder)
-        expectation = Expectation(step_configs(read_recipe(str(TINY))), WRITES)
+        recipe = read_recipe(str(TINY))
+        expectation = Expectation(step_configs(recipe, recipe), WRITES)
         return verify_run(store, uri, join_uri(uri, "corpus"), lambda *_: None, expectation)
 
     def named(self) -> set[str]:

@@ -8,6 +8,7 @@ from infra.store.object_store import ObjectStore, join_uri
 from infra.store.request_counts import REQUESTS
 from pipeline.audit.trace import trace
 from pipeline.audit.verify import Verification, sweep, verify_run
+from pipeline.runs.manifest import Manifest, Output, sha256
 from tests.small_run import SUBSET, make_run, outputs, selected_ids
 
 
@@ -65,3 +66,30 @@ def test_a_listing_confirms_audio(run: tuple[ObjectStore, str]) -> None:
         (finding,) = verify(store, run_uri, reads_audio).findings
         assert finding.object == changed
         assert f"as features/{SUBSET} read it" in finding.expected
+
+
+def test_ingested_audio_that_was_not_extracted_is_read(run: tuple[ObjectStore, str]) -> None:
+    """No ETag of a feature row confirms it: its SHA-256 is compared; foreign audio is named."""
+    store, run_uri = run
+    base = join_uri(run_uri, "corpus")
+    objects = {found.uri.removeprefix(f"{base}/"): found.uri for found in store.list(base)}
+    outputs_of_ingest = tuple(
+        Output(key, len(data), sha256(data), 0, 0)
+        for key, data in ((key, store.get(uri)) for key, uri in objects.items())
+    )
+    ingest = Manifest("ingest", {}, {}, outputs_of_ingest)
+    before = verify(store, run_uri)
+    store.put(join_uri(run_uri, "ingest", "manifest.json"), ingest.to_bytes())
+    found = verify(store, run_uri)
+    num_rows = sum(output.utterances for output in outputs(store, run_uri, "features"))
+    assert found.findings == ()
+    assert found.num_objects == before.num_objects + len(objects) - num_rows
+    assert verify(store, run_uri, reads_audio=True).num_objects == found.num_objects + num_rows
+    extracted = set(selected_ids(store, run_uri))
+    key = next(key for key in objects if key[6:-5] not in extracted and key.startswith("audio/"))
+    data = store.get(objects[key])
+    store.put(objects[key], data[:99] + bytes([data[99] ^ 1]) + data[100:])
+    store.put(join_uri(base, "audio", "foreign.flac"), data)
+    told = {each.object: each.found for each in verify(store, run_uri).findings}
+    assert told.keys() == {objects[key], join_uri(base, "audio", "foreign.flac")}
+    assert told[join_uri(base, "audio", "foreign.flac")] == "an object that ingest did not store"

@@ -10,8 +10,12 @@ import pytest
 
 from infra.store.object_store import ObjectStore, join_uri
 from jobs.run import JOBS
+from pipeline.runs.manifest import Manifest
+from pipeline.runs.sealed_json import NamedObject, naming, seal
 from tests.small_run import SETTINGS, copy_run, make_run, outputs, selected_ids
 from tests.whole_path.processes import TINY
+from training.fit.model_specs import student_fit
+from training.recipes import read_recipe
 
 Run = tuple[ObjectStore, str]
 Ask = Callable[..., tuple[int, str, str]]
@@ -68,6 +72,23 @@ def test_verify_compares_the_recipe(ask: Ask, undamaged: Run) -> None:
         "2 findings",
     ):
         assert part in out
+
+
+@pytest.mark.parametrize("chosen", [{}, {"student": "gtc"}])
+def test_a_trainer_chosen_on_the_command_line_is_the_recipes(
+    ask: Ask, tmp_path: Path, chosen: dict[str, str]
+) -> None:
+    """The job's record says what --trainer was; without it, the recipe's trainer is compared."""
+    store, run_uri = ObjectStore((str(tmp_path),)), str(tmp_path)
+    config = student_fit(read_recipe(str(TINY), SETTINGS, {"student": "gtc"})).config
+    manifest = Manifest("models/student", config, {}, ()).to_bytes()
+    named = [NamedObject.of("models/student/manifest.json", manifest)]
+    record = naming({"step": "train_student", "trainers": chosen}, named)
+    store.put(join_uri(run_uri, "models/student/manifest.json"), manifest)
+    store.put(join_uri(run_uri, "steps/train_student.json"), seal(record, indent=1))
+    code, out, _ = ask("verify", run_uri)
+    assert code == (0 if chosen else 1)
+    assert ('trainer.name is "gtc", now "htm"' in out) is not bool(chosen)
 
 
 def test_verify_of_a_damaged_run(ask: Ask, undamaged: Run, tmp_path: Path) -> None:
