@@ -18,6 +18,7 @@ from pipeline.runs.names import (
     ALIGNMENT_STEP,
     BOOTSTRAP_STEP,
     FEATURES_FOLDER,
+    INGEST_STEP,
     LABELLED,
     MANIFEST_FILE,
     METADATA_FOLDER,
@@ -143,7 +144,7 @@ class _Tracer:
                 self._add(manifest, "quarantined", hit, hit.facts)
                 return hit.facts
         if found is None:
-            raise UnknownUtteranceError(self._unknown(selections))
+            return self._left_out_by_ingest(selections)
         subset, utterance = found
         manifest = selections[subset]
         if isinstance(utterance, Utterance):
@@ -154,6 +155,13 @@ class _Tracer:
             reason = {"why": why_unselected(manifest, subset, utterance)}
             self._add(manifest, "not selected", Hit("", 0, {}), reason)
         return record
+
+    def _left_out_by_ingest(self, selections: Mapping[str, Manifest | None]) -> Mapping[str, Any]:
+        ingested = self._manifest(INGEST_STEP)
+        if ingested and (hit := self._in_lines(ingested.ledgers)):
+            self._add(ingested, "quarantined", hit, hit.facts)
+            return hit.facts
+        raise UnknownUtteranceError(self._unknown(selections))
 
     def _metadata(
         self, subsets: Sequence[str], created_at: str | None

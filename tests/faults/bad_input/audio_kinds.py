@@ -254,8 +254,8 @@ SIGNALS = {
     "shorter than declared": Kind(FLAC, "duration_mismatch", declared_s=3.0),
     "a second off": Kind(FLAC, "duration_mismatch", declared_s=2.0),
     **{
-        f"half an utterance of 2.7 s as {name}": Kind(
-            encode(noise(21_600), *form), "duration_mismatch", declared_s=2.7
+        f"half an utterance of 1.9 s as {name}": Kind(
+            encode(noise(15_200), *form), "duration_mismatch", declared_s=1.9
         )
         for name, form in {
             "WAV": (),

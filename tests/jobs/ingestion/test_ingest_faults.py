@@ -274,6 +274,9 @@ def test_the_loss_budget_bounds_what_ingest_leaves_out(
     assert manifest.ledgers[0].key == join_uri(*path.parts[-3:])
     assert (manifest.tally_in.utterances, manifest.tally_out.utterances) == (6, 5)
     assert run_job("verify", *arguments[:4]).code == 0
+    traced = run_job("inspect_utterance", *arguments[:4], "--utterance", "ann-2").out
+    assert "quarantined" in traced
+    assert "missing_object" in traced
 
 
 def test_an_mp3_without_a_frame_count_is_declared_whole(kaldi_dir: Path, tmp_path: Path) -> None:
