@@ -16,6 +16,7 @@ from training.checkpoints.record import (
     read_record,
 )
 from training.checkpoints.resharding import reshard
+from training.distributed.agreement import Claims, check_equal
 from training.distributed.gather import gather_text
 from training.distributed.process_group import ProcessGroup
 from training.tensor_encoding import encode_state
@@ -51,8 +52,13 @@ class Checkpointer:
         self._kept: list[CheckpointRecord] = []  # the newest last; rank 0's
 
     def save(self, step: int, state: dict[str, Any]) -> None:
-        """Store this rank's state after `step` steps; it counts once every rank's is stored."""
-        data = encode_state(state)
+        """Store this rank's state after `step` steps; it counts once every rank's is stored.
+
+        Raises ValueError, on all ranks and before anything is stored, where the states of ranks
+        differ in what `whole_state()` says must be equal.
+        """
+        check_equal(self._gather(state.get("claims", Claims().to_json())))
+        data = encode_state({name: part for name, part in state.items() if name != "claims"})
         stored = RankObject.of(step, self.group.rank(), data)
         # Every rank's object precedes the record, so a kill never leaves half a checkpoint.
         self.store.put(join_uri(self.uri, stored.key), data)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from training.trainers.optimizer_state import is_moment
 from training.trainers.resharding import EntryPath, Rule, State
 from training.trainers.trainer import Trainer
 
@@ -53,8 +54,7 @@ def _own_rules(state: State) -> dict[EntryPath, Rule]:
         ("optimizer", "state", number, name): "mean"
         for number, moments in state["optimizer"]["state"].items()
         for name, value in moments.items()
-        # Step counters have no shape, and are equal anyway.
-        if isinstance(value, Tensor) and value.dim() > 0 and value.is_floating_point()
+        if is_moment(name, value)
     }
     return rules | {("totals",): "sum"} if "totals" in state else rules
 

@@ -11,7 +11,8 @@ from training.trainers.trainer import Trainer
 def whole_state(model: nn.Module, optimizer: Optimizer, trainer: Trainer) -> State:
     """Return all that training resumes from; this changes nothing and draws no random number.
 
-    Store it before the next step: the tensors of model and optimizer are not copies.
+    Store it before the next step: the tensors of model and optimizer are not copies. "claims" is
+    not resumed from: `Checkpointer.save` compares it, and refuses ranks that have drifted apart.
     """
     random = {"cpu": torch.get_rng_state()}
     if trainer.parameters.device.type == "cuda":
@@ -21,6 +22,7 @@ def whole_state(model: nn.Module, optimizer: Optimizer, trainer: Trainer) -> Sta
         "optimizer": optimizer.state_dict(),
         "trainer": trainer.state_dict(),
         "random": random,
+        "claims": trainer.replica().claims().to_json(),
     }
 
 

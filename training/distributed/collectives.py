@@ -5,10 +5,12 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from training.distributed.process_group import ProcessGroup, explaining_failure
+from training.distributed.traffic import count_sent
 
 
 def all_reduce_sum(values: Shaped[Tensor, "..."], group: ProcessGroup) -> None:
     """Replace `values` by their sum over the ranks, bitwise the same on each rank."""
+    count_sent(values, group)
     with explaining_failure("sum", group):
         group.allreduce(values).wait()
 
@@ -36,6 +38,8 @@ def broadcast(values: Shaped[Tensor, "..."], group: ProcessGroup) -> None:
     """Replace `values`, of any type, by those of the group's rank 0."""
     if values.numel() == 0:
         return
+    if group.rank() == 0:
+        count_sent(values, group)
     # As bytes: gloo knows neither bool nor complex numbers.
     data = values.detach().clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
     with explaining_failure("broadcast", group):

@@ -10,10 +10,11 @@ from weakref import WeakKeyDictionary
 from zlib import crc32
 
 import torch
-from jaxtyping import Int32
+from jaxtyping import Int32, Shaped
 from torch import Tensor
 
 from training.distributed.process_group import ProcessGroup, explaining_failure
+from training.distributed.traffic import count_sent
 
 MAX_EAGER_VALUES = 2**16
 """Values that may travel along with their number: from 1 MB on a ring is faster than copies."""
@@ -31,6 +32,7 @@ def gather_ragged(
     Raises CollectiveError if a rank gathers for another purpose, so that values of one exchange are
     never mistaken for those of the next.
     """
+    count_sent(values, group)
     lengths, eager_rows = _gather_eagerly(values, group, purpose)
     longest = max(lengths)
     if longest <= eager_rows.shape[1]:
@@ -39,7 +41,7 @@ def gather_ragged(
         # gloo's ragged all-gather fails, so all ranks pad to the longest.
         padded = values.new_zeros(longest)
         padded[: len(values)] = values
-        rows = gather_equal(padded, group, purpose)
+        rows = _gather_rows(padded, group, purpose)
     return [row[:length] for row, length in zip(rows, lengths, strict=True)]
 
 
@@ -106,10 +108,57 @@ def gather_equal(
     values: Int32[Tensor, " values"], group: ProcessGroup, purpose: str
 ) -> Int32[Tensor, "ranks values"]:
     """Return every rank's `values`, equally many on all; the host does not wait for a GPU."""
+    count_sent(values, group)
+    return _gather_rows(values, group, purpose)
+
+
+def _gather_rows(
+    values: Int32[Tensor, " values"], group: ProcessGroup, purpose: str
+) -> Int32[Tensor, "ranks values"]:
     gathered = values.new_empty(group.size() * len(values))
     with explaining_failure(f"gather of {purpose}", group):
         group.all_gather_single(gathered, values).wait()
     return gathered.view(group.size(), len(values))
+
+
+class PendingGather:
+    """PendingGather is a gather of equally many values under way, while this rank works on."""
+
+    def __init__(self, values: Int32[Tensor, " values"], group: ProcessGroup, purpose: str) -> None:
+        self._group, self._purpose = group, purpose
+        self._shape = (group.size(), len(values))
+        self._gathered = values.new_empty(group.size() * len(values))
+        with explaining_failure(f"gather of {purpose}", group):
+            self._work = group.all_gather_single(self._gathered, values)
+            self._arrival: Arrival | None = None
+            if values.is_cuda:
+                self._work.wait()  # the GPU's stream waits, its host does not
+                self._arrival = Arrival(self._gathered)
+
+    def rows(self) -> Int32[Tensor, "ranks values"]:
+        """Wait for every rank's values; return them on the CPU."""
+        if self._arrival is not None:
+            return self._arrival.values().view(self._shape)
+        with explaining_failure(f"gather of {self._purpose}", self._group):
+            self._work.wait()
+        return self._gathered.view(self._shape)
+
+
+class Arrival:
+    """Arrival holds values on their way to the host, which works on meanwhile."""
+
+    def __init__(self, values: Shaped[Tensor, "..."]) -> None:
+        self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=values.is_cuda)
+        self._values.copy_(values.contiguous(), non_blocking=True)
+        self._event = torch.cuda.Event() if values.is_cuda else None  # type: ignore[no-untyped-call]
+        if self._event is not None:
+            self._event.record()
+
+    def values(self) -> Shaped[Tensor, "..."]:
+        """Wait for them: the device is then one step behind, at most, and has work to do."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._values
 
 
 def gather_text(text: str, group: ProcessGroup, purpose: str, device: torch.device) -> list[str]:

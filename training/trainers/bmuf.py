@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
@@ -17,7 +16,21 @@ from training.algorithms.block_filter import (
     block_momentum_for,
 )
 from training.distributed import collectives
-from training.trainers.resharding import EntryPath, ReshardingPlan, Rule, State
+from training.distributed.finiteness import FiniteCheck, FirstFault
+from training.trainers.optimizer_state import average_moments
+from training.trainers.parameters import FlatParameters
+from training.trainers.resharding import (
+    BLOCK_VECTORS,
+    EntryPath,
+    ReshardingPlan,
+    Rule,
+    State,
+    check_block,
+    check_settings,
+    ended_block,
+    is_within_block,
+)
+from training.trainers.statistics import BmufStatistics, HtmStatistics, norm_of
 from training.trainers.trainer import Trainer
 
 OptimizerState = Literal["keep", "average", "reset"]
@@ -58,7 +71,10 @@ class Bmuf(Trainer):
         self.filter = BlockFilter(block_learning_rate, block_momentum, form)
         self.optimizer_state = optimizer_state
         self.num_steps_in_block = 0
+        self.num_blocks = 0
         self._state: BlockState | None = None
+        self._fault = FirstFault(self.parameters.device)
+        self._finite = FiniteCheck(group)
 
     @property
     def num_models(self) -> int:
@@ -74,8 +90,33 @@ class Bmuf(Trainer):
             "num_steps_in_block": self.num_steps_in_block,
         }
 
+    def shared_tensors(self) -> Mapping[str, Tensor]:
+        """Return the global model and the update; the parameters differ within a block."""
+        return {**self._vectors("global_model"), **self._vectors("update")}
+
+    def shared_state(self) -> Mapping[str, Tensor]:
+        """Return the filtered update, from which the next block begins."""
+        return self._vectors("update")
+
+    def _vectors(self, part: str) -> Mapping[str, Tensor]:
+        views = self.parameters.views(getattr(self._state, part)) if self._state else {}
+        return {f"{part} of parameter {name}": view for name, view in views.items()}
+
+    def is_comparison_due(self) -> bool:
+        """Return whether ranks compare their replicas after this step: at blocks' ends alone."""
+        return self.num_steps_in_block + 1 >= self.block_size and super().is_comparison_due()
+
+    def carry_over(self, old: FlatParameters) -> None:
+        """Keep the update of tensors that are still trained; new ones begin with an update of 0."""
+        if self._state is not None:
+            update = self.parameters.carry_over(self._state.update, old)
+            # `begin` takes the models from what rank 0 has.
+            self._state = self.filter.begin(self.parameters.weights(), update)
+
     def exchange_gradients(self) -> None:
         """Exchange nothing: within a block each rank applies its own gradients."""
+        self._finite.check()
+        self._fault.note(self.num_steps + 1, self.parameters.present_gradients())
         # Intra-block parallel optimization is local SGD, without any synchronization (003 VI-B).
         self.parameters.fill_missing_gradients()
 
@@ -92,7 +133,7 @@ class Bmuf(Trainer):
     def end_step(self) -> None:
         """Count the step; at the block's end, synchronize."""
         self.num_steps_in_block += 1
-        if self.num_steps_in_block == self.block_size:
+        if self.num_steps_in_block >= self.block_size:
             self.synchronize()
 
     def synchronize(self) -> None:
@@ -101,42 +142,73 @@ class Bmuf(Trainer):
         # Eq. (1) of 000 averages the N models; every rank weighs the same, however few its frames.
         mean_model = self.parameters.weights()
         self.average(mean_model)
+        self._finite.examine(self.num_steps, mean_model, lambda: self._fault.step)
         self._synchronize_optimizer()
         # Eqs. (2) to (4) run on every rank alike, so the new global model needs no broadcast.
         self._start_block(self.filter.end_block(self._state, mean_model))
+        self.num_blocks += 1
+
+    def find_undone(self) -> str:
+        """Return the error of a change since the block's end: leaving would replace it by W."""
+        self._finite.check()
+        if self._state is None or not self._is_open or self.num_steps_in_block > 0:
+            return ""
+        if not (name := self.parameters.first_difference(self._state.broadcast_model)):
+            return ""
+        return (
+            f"parameter {name} was changed in this block without a step of the trainer's "
+            "optimizer, and leaving would undo it: step that optimizer, or change it after leaving"
+        )
 
     def conclude(self) -> None:
         """End a partial block; leave the global model, not the look-ahead, to be evaluated."""
         # A partial block moves the model by the same eta and zeta as a whole one.
         if self.num_steps_in_block > 0:
             self.synchronize()
+        self._finite.check()
         assert self._state is not None
         self.parameters.set_weights(self._state.global_model)
 
+    def statistics(self) -> BmufStatistics | HtmStatistics:
+        """Return the steps, the blocks, and the norm of the last block's filtered update."""
+        return BmufStatistics(
+            num_steps=self.num_steps, bytes_sent=self._traffic.num_bytes, **self._block_statistics()
+        )
+
+    def _block_statistics(self) -> dict[str, Any]:
+        norm = norm_of(self._state.update) if self._state else 0.0
+        return {"num_blocks": self.num_blocks, "block_update_norm": norm}
+
     def state_dict(self) -> dict[str, Any]:
-        """Add the steps taken in the block, both models, the filtered update and the filter."""
+        """Add the place in the block, both models, the filtered update and the settings.
+
+        Raises FloatingPointError where a gradient of this rank was not finite in this block.
+        """
+        self._finite.check()
+        self._fault.check(self.group.rank())
         state = super().state_dict() | {
             "num_steps_in_block": self.num_steps_in_block,
+            "block_size": self.block_size,
             "num_models": self.num_models,
             "block_filter": asdict(self.filter),
             "optimizer_state": self.optimizer_state,
         }
         if self._state is not None:
-            by_name = self.parameters.by_name
-            state["global_model"] = by_name(self._state.global_model)
-            state["broadcast_model"] = by_name(self._state.broadcast_model)
-            state["update"] = by_name(self._state.update)
+            for part in BLOCK_VECTORS:
+                state[part] = self.parameters.by_name(getattr(self._state, part))
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict()`; ValueError within a block of another number of models."""
+        """Restore `state_dict()`; ValueError for other settings, and in a block of other models.
+
+        Another block size is taken over where the block is not too long for it already.
+        """
         super().load_state_dict(state)
-        # Within a block the N models differ, and eta belongs to this N by eq. (5).
-        if state["is_open"] and state["num_models"] != self.num_models:
-            raise ValueError(
-                f"the checkpoint is within a block of {state['num_models']} models, now there are "
-                f"{self.num_models}: end the block by training.checkpoints.resharding"
-            )
+        check_block(state, self.block_size, self.num_models)
+        own = {**asdict(self.filter), "optimizer_state": self.optimizer_state}
+        if state["num_models"] != self.num_models:
+            del own["block_momentum"]  # eq. (5) gives another number of models another one
+        check_settings(state["block_filter"] | state, own)
         self._state = None
         if "update" in state:
             flatten = self.parameters.flatten
@@ -152,7 +224,7 @@ class Bmuf(Trainer):
         """Average the models' trained parameters within a block, where they differ."""
         trainer = state["trainer"]
         rules: dict[EntryPath, Rule] = {}
-        if _is_within_block(trainer):
+        if is_within_block(trainer):
             # Only within a block do the models differ; elsewhere rank 0's is everyone's.
             rules = {("model", name): "mean" for name in trainer["update"]}
         return ReshardingPlan(trainer["num_models"], rules)
@@ -163,8 +235,8 @@ class Bmuf(Trainer):
         trainer, closed = state["trainer"], super().end_resharding(state)
         if not trainer["is_open"] or "update" not in trainer:
             return closed
-        if _is_within_block(trainer):
-            closed["trainer"] |= _ended_block(trainer, state["model"])
+        if is_within_block(trainer):
+            closed["trainer"] |= ended_block(trainer, state["model"])
             if trainer["optimizer_state"] == "reset":
                 closed["optimizer"] = {**state["optimizer"], "state": {}}
         # New ranks start from W, not from the look-ahead W + eta Delta.
@@ -173,50 +245,18 @@ class Bmuf(Trainer):
 
     def _start_block(self, state: BlockState) -> None:
         self._state = state
+        self._fault.clear()
         self.num_steps_in_block = 0
         self.parameters.set_weights(state.broadcast_model)
 
     def _synchronize_optimizer(self) -> None:
         # The papers leave open what the optimizer's momenta become at a block's end.
+        parameters = self.parameters.named.values()
         if self.optimizer_state == "reset":
-            for parameter in self.parameters.named.values():
+            for parameter in parameters:
                 self.optimizer.state.pop(parameter, None)
         elif self.optimizer_state == "average":
-            self._average_optimizer()
-
-    def _average_optimizer(self) -> None:
-        """Average what has a parameter's shape; step counters are equal anyway."""
-        momenta = [
-            value
-            for parameter in self.parameters.named.values()
-            for _, value in sorted(self.optimizer.state[parameter].items())
-            if isinstance(value, Tensor) and value.shape == parameter.shape
-        ]
-        if momenta:
-            flat = torch.cat([momentum.reshape(-1) for momentum in momenta])
-            self.average(flat)
-            means = flat.split_with_sizes([momentum.numel() for momentum in momenta])
-            for momentum, mean in zip(momenta, means, strict=True):
-                momentum.copy_(mean.view(momentum.shape))
-
-
-def _is_within_block(trainer: Mapping[str, Any]) -> bool:
-    return bool(trainer["is_open"] and trainer["num_steps_in_block"] > 0)
-
-
-def _ended_block(trainer: Mapping[str, Any], mean_model: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Filter the mean of the models, a parameter at a time (000 eqs. 2-4)."""
-    block_filter = BlockFilter(**trainer["block_filter"])
-    parts = ("global_model", "broadcast_model", "update")
-    ended: dict[str, Any] = {part: {} for part in parts} | {"num_steps_in_block": 0}
-    # The filter is elementwise, so parameters one by one give the bits of the whole vector.
-    for name in trainer["update"]:
-        mean = mean_model[name]
-        before = BlockState(*(trainer[part][name].reshape(-1) for part in parts))
-        after = block_filter.end_block(before, mean.reshape(-1))
-        for part in parts:
-            ended[part][name] = getattr(after, part).view(mean.shape)
-    return ended
+            average_moments(self.optimizer, parameters, self.average)
 
 
 def check_block_size(block_size: int) -> None:

@@ -12,8 +12,11 @@ from torch.optim import Optimizer
 from infra.ranges import Range, check_ranges
 from training.algorithms.gtc.gradient_threshold import check_gradient_threshold
 from training.distributed import collectives
+from training.distributed.finiteness import FiniteCheck, FirstFault
 from training.trainers.messages import ExactMessages, FixedMessages, Messages
-from training.trainers.resharding import EntryPath, ReshardingPlan, Rule, State
+from training.trainers.parameters import FlatParameters
+from training.trainers.resharding import EntryPath, ReshardingPlan, Rule, State, check_settings
+from training.trainers.statistics import GtcStatistics, density, norm_of
 from training.trainers.trainer import Trainer
 
 RESIDUAL_RULES: Mapping[EntryPath, Rule] = {("trainer", "residuals"): "sum"}
@@ -36,6 +39,10 @@ class ThresholdedSum:
             if residual.is_cuda
             else ExactMessages(residual, gradient_threshold)
         )
+        self._finite: FiniteCheck | None = None
+        self._num_steps = 0
+        self._num_elements = 0
+        self._num_sent_before = 0
 
     def of(
         self, gradients: Float[Tensor, " elements"], group: ProcessGroup
@@ -46,25 +53,67 @@ class ThresholdedSum:
         residual would hide a NaN for ever. On a GPU the next step raises it, or `check`.
         """
         # A tiny tau starves the model instead of becoming synchronous SGD, so 0 means unquantized.
+        self._num_elements += len(gradients)
         if self.gradient_threshold == 0:
-            collectives.all_reduce_sum(gradients, group)
-            return gradients
+            return self._unquantized(gradients, group)
         counts = self._messages.sum_signs(self.residual, gradients, group)
         # Signs are summed as integers and meet tau once, so the order of ranks changes no bit.
         return gradients.copy_(counts).mul_(self.gradient_threshold)
 
+    def _unquantized(
+        self, gradients: Float[Tensor, " elements"], group: ProcessGroup
+    ) -> Float[Tensor, " elements"]:
+        self._finite = self._finite or FiniteCheck(group)
+        self._finite.check()
+        self._num_steps += 1
+        fault = FirstFault(gradients.device)
+        fault.note(self._num_steps, [gradients])
+        collectives.all_reduce_sum(gradients, group)
+        self._finite.examine(self._num_steps, gradients, lambda: fault.step)
+        return gradients
+
     def check(self) -> None:
         """Raise FloatingPointError, on all ranks, where the last step's gradients call for it."""
         self._messages.check()
+        if self._finite is not None:
+            self._finite.check()
+
+    def statistics(self) -> dict[str, Any]:
+        """Return what `GtcStatistics` says of the residual; waits for its device."""
+        num_sent = self._num_sent()
+        return {
+            "num_elements": self._num_elements,
+            "num_elements_sent": num_sent,
+            "density": density(num_sent, self._num_elements),
+            "residual_norm": norm_of(self.residual),
+        }
+
+    def _num_sent(self) -> int:
+        if self.gradient_threshold == 0:
+            return self._num_elements
+        return self._num_sent_before + self._messages.num_sent
 
     def state(self) -> dict[str, int]:
         """Return what later sums depend on, besides the residual; raises as `check` does."""
+        self.check()
         return self._messages.state()
 
     def restore(self, residual: Float[Tensor, " elements"], state: Mapping[str, Any]) -> None:
         """Resume from a residual and `state()`."""
         self.residual = residual
+        self._num_steps = state.get("num_steps", 0)
         self._messages.restore(state)
+
+    def carried_over(
+        self, old: FlatParameters, new: FlatParameters, num_steps: int
+    ) -> "ThresholdedSum":
+        """Return a sum for the `new` parameters, which takes over the residual by their names."""
+        residual = new.carry_over(self.residual, old)
+        carried = ThresholdedSum(residual, self.gradient_threshold)
+        carried.restore(residual, {"num_steps": num_steps})
+        carried._num_elements = self._num_elements
+        carried._num_sent_before = self._num_sent()
+        return carried
 
 
 class Gtc(Trainer):
@@ -89,6 +138,10 @@ class Gtc(Trainer):
         """Name what must be equal on all ranks."""
         return super().settings() | {"gradient_threshold": self._sum.gradient_threshold}
 
+    def carry_over(self, old: FlatParameters) -> None:
+        """Keep the residual of tensors that are still trained; that of frozen ones is dropped."""
+        self._sum = self._sum.carried_over(old, self.parameters, self.num_steps)
+
     def exchange_gradients(self) -> None:
         """Replace each gradient by the sum of what all ranks sent, this one included."""
         # A rank applies its own +-tau: its raw gradient would count again through the residual.
@@ -101,12 +154,20 @@ class Gtc(Trainer):
     def state_dict(self) -> dict[str, Any]:
         """Add the residuals, by parameter, and on a GPU the messages' length and beginning."""
         residuals = self.parameters.by_name(self._sum.residual)
-        return super().state_dict() | {"residuals": residuals} | self._sum.state()
+        settings = {"gradient_threshold": self._sum.gradient_threshold}
+        return super().state_dict() | settings | {"residuals": residuals} | self._sum.state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict()`."""
+        """Restore `state_dict()`; ValueError where it is of another threshold."""
         super().load_state_dict(state)
+        check_settings(state, {"gradient_threshold": self._sum.gradient_threshold})
         self._sum.restore(self.parameters.flatten(state["residuals"]), state)
+
+    def statistics(self) -> GtcStatistics:
+        """Return the steps, what was sent, and the norm of what waits in the residual."""
+        return GtcStatistics(
+            num_steps=self.num_steps, bytes_sent=self._traffic.num_bytes, **self._sum.statistics()
+        )
 
     @classmethod
     def resharding_plan(cls, state: State) -> ReshardingPlan:

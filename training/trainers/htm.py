@@ -1,5 +1,6 @@
 """The hybrid two-tier method: GTC within groups, BMUF across them (paper 000 2.3)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -12,8 +13,11 @@ from training.algorithms.block_filter import Form, block_momentum_for
 from training.distributed import process_group
 from training.trainers.bmuf import BlockConfig, Bmuf, OptimizerState
 from training.trainers.gtc import RESIDUAL_RULES, GradientThreshold, ThresholdedSum
-from training.trainers.resharding import ReshardingPlan, State
+from training.trainers.parameters import FlatParameters
+from training.trainers.resharding import ReshardingPlan, State, check_settings
+from training.trainers.statistics import HtmStatistics
 from training.trainers.tiers import Tiers, ranks_per_host
+from training.trainers.trainer import Trainer
 
 
 class Htm(Bmuf):
@@ -67,10 +71,47 @@ class Htm(Bmuf):
 
     def settings(self) -> dict[str, object]:
         """Name what must be equal on all ranks."""
-        return super().settings() | {
+        return super().settings() | self._own_settings()
+
+    def _own_settings(self) -> dict[str, object]:
+        return {
             "group_size": self.group_size,
             "gradient_threshold": self._sum.gradient_threshold,
         }
+
+    def groups(self) -> set[ProcessGroup]:
+        """Return the whole group and those of the two tiers."""
+        tiers = self._tiers
+        found = {tiers.lower, tiers.upper} if tiers is not None else set()
+        return {self.group} | {group for group in found if group is not None}
+
+    @property
+    def part(self) -> int:
+        """Number this rank's group."""
+        return self.group.rank() // self.group_size
+
+    def shared_tensors(self) -> Mapping[str, Tensor]:
+        """Return BMUF's block state; with one group, the parameters, as GTC does."""
+        return Trainer.shared_tensors(self) if self._is_one_tier else super().shared_tensors()
+
+    def part_tensors(self) -> Mapping[str, Tensor]:
+        """Return the parameters, which GTC keeps equal within a group."""
+        return {} if self._is_one_tier else Trainer.shared_tensors(self)
+
+    def shared_state(self) -> Mapping[str, Tensor]:
+        """Return BMUF's update; with one group, the optimizer's state, as GTC does."""
+        return Trainer.shared_state(self) if self._is_one_tier else super().shared_state()
+
+    def is_comparison_due(self) -> bool:
+        """Return whether ranks compare their replicas after this step, as BMUF or as GTC."""
+        if self._is_one_tier:
+            return Trainer.is_comparison_due(self)
+        return super().is_comparison_due()
+
+    def carry_over(self, old: FlatParameters) -> None:
+        """Keep residual and update of tensors that are still trained."""
+        super().carry_over(old)
+        self._sum = self._sum.carried_over(old, self.parameters, self.num_steps)
 
     def connect(self) -> None:
         """Make the two tiers of groups, once."""
@@ -84,6 +125,7 @@ class Htm(Bmuf):
         if self._tiers.lower is None:
             super().exchange_gradients()
         else:
+            self._finite.check()
             gradients = self._sum.of(self.parameters.gradients(), self._tiers.lower)
             self.parameters.set_gradients(gradients)
 
@@ -115,12 +157,27 @@ class Htm(Bmuf):
     def state_dict(self) -> dict[str, Any]:
         """Add the residuals, by parameter, and on a GPU the messages' length and beginning."""
         residuals = self.parameters.by_name(self._sum.residual)
-        return super().state_dict() | {"residuals": residuals} | self._sum.state()
+        return (
+            super().state_dict() | self._own_settings() | {"residuals": residuals}
+        ) | self._sum.state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict()`."""
+        """Restore `state_dict()`; ValueError for other settings, in a block for other groups."""
         super().load_state_dict(state)
+        own = self._own_settings()
+        if not state["is_open"]:
+            del own["group_size"]  # there, as after resharding, all ranks start from one model
+        check_settings(state, own)
         self._sum.restore(self.parameters.flatten(state["residuals"]), state)
+
+    def statistics(self) -> HtmStatistics:
+        """Return GTC's numbers of this rank, and BMUF's."""
+        return HtmStatistics(
+            num_steps=self.num_steps,
+            bytes_sent=self._traffic.num_bytes,
+            **self._sum.statistics(),
+            **self._block_statistics(),
+        )
 
     @classmethod
     def resharding_plan(cls, state: State) -> ReshardingPlan:

@@ -15,13 +15,18 @@ from training.algorithms.gtc.gradient_threshold import (
     add_message,
     num_map_words,
 )
-from training.distributed.gather import gather_equal, gather_ragged
+from training.distributed.finiteness import not_finite
+from training.distributed.gather import Arrival, gather_equal, gather_ragged
 
 MIN_CAPACITY = 2**13
 
 
 class Messages(Protocol):
     """Messages exchanges what ranks send of their gradients; the rest stays in the residuals."""
+
+    @property
+    def num_sent(self) -> int:
+        """Count this rank's elements that reached the threshold, in all steps of this object."""
 
     def sum_signs(
         self,
@@ -47,6 +52,8 @@ class ExactMessages:
     def __init__(self, residual: Float[Tensor, " elements"], gradient_threshold: float) -> None:
         self._gradient_threshold = gradient_threshold
         self._counts: Tensor | None = None
+        self._num_steps = 0
+        self.num_sent = 0
         # Without a C compiler NumPy writes the same messages, at about half the speed.
         is_compiled = compiled_encoding.is_compiled()
         self._add_message = compiled_encoding.add_message if is_compiled else add_message
@@ -66,7 +73,9 @@ class ExactMessages:
         message = self._take_message(residual, gradients, self._gradient_threshold)
         # This exchange at every minibatch ends GTC's speed-up beyond 32 ranks (000 4.1).
         messages = gather_ragged(message, group, "gradients")
-        _check_finite([int(message[0]) for message in messages])
+        self._num_steps += 1
+        _check_finite([int(message[0]) for message in messages], self._num_steps)
+        self.num_sent += int(message[1])
         if self._counts is None:  # once: new memory is slower than the work on it
             self._counts = torch.empty_like(residual, dtype=torch.int32)
         self._counts.zero_()
@@ -82,7 +91,8 @@ class ExactMessages:
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Do nothing, as there is no state."""
+        """Resume the count of steps."""
+        self._num_steps = state.get("num_steps", 0)
 
 
 class FixedMessages:
@@ -99,8 +109,15 @@ class FixedMessages:
         self._num_elements = len(residual)
         # Messages take blocks round the model from here, so no element waits without bound.
         self._first_block = torch.zeros((), dtype=torch.int32, device=residual.device)
-        self._arrival: _Arrival | None = None
+        self._arrival: Arrival | None = None
+        self._num_sent = torch.zeros((), dtype=torch.int64, device=residual.device)
+        self._num_steps = 0
         self.capacity = num_map_words(len(residual))
+
+    @property
+    def num_sent(self) -> int:
+        """Count this rank's elements that reached the threshold; waits for the device."""
+        return int(self._num_sent)
 
     def sum_signs(
         self,
@@ -118,7 +135,9 @@ class FixedMessages:
                 residual, gradients, self._gradient_threshold, self.capacity, self._first_block
             )
             messages = gather_equal(message, group, "gradients")
-            self._arrival = _Arrival(messages[:, :HEADER_WORDS])
+            self._num_steps += 1
+            self._num_sent += message[1]
+            self._arrival = Arrival(messages[:, :HEADER_WORDS])
             counts = torch.zeros_like(residual, dtype=torch.int32)
             cuda_encoding.add_messages(counts, messages)
         return counts
@@ -127,9 +146,9 @@ class FixedMessages:
         """Look at the last step's headers: raise FloatingPointError, or choose the next length."""
         if self._arrival is None:
             return
-        encodings, wanted = self._arrival.headers().T.tolist()
+        encodings, wanted = self._arrival.values().T.tolist()
         self._arrival = None
-        _check_finite(encodings)
+        _check_finite(encodings, self._num_steps)
         # A fixed N / 16 would send 6.25 MB a rank at 25 M elements where 0.1 MB do.
         self.capacity = capacity_for(max(wanted), self._num_elements)
 
@@ -141,25 +160,9 @@ class FixedMessages:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Resume from `state()`; entries that it lacks start from their initial values."""
         self._arrival = None
+        self._num_steps = state.get("num_steps", 0)
         self.capacity = state.get("message_capacity", num_map_words(self._num_elements))
         self._first_block.fill_(state.get("first_block", 0))
-
-
-class _Arrival:
-    """_Arrival holds headers on their way to the host, which works on meanwhile."""
-
-    def __init__(self, headers: Int32[Tensor, "ranks 2"]) -> None:
-        self._headers = torch.empty(headers.shape, dtype=headers.dtype, pin_memory=headers.is_cuda)
-        self._headers.copy_(headers.contiguous(), non_blocking=True)
-        self._event = torch.cuda.Event() if headers.is_cuda else None  # type: ignore[no-untyped-call]
-        if self._event is not None:
-            self._event.record()
-
-    def headers(self) -> Int32[Tensor, "ranks 2"]:
-        """Wait for them: the device is then one step behind, at most, and has work to do."""
-        if self._event is not None:
-            self._event.synchronize()
-        return self._headers
 
 
 def capacity_for(num_wanted: int, num_elements: int) -> int:
@@ -168,10 +171,7 @@ def capacity_for(num_wanted: int, num_elements: int) -> int:
     return min(max(doubled, MIN_CAPACITY), num_map_words(num_elements))
 
 
-def _check_finite(encodings: Sequence[int]) -> None:
+def _check_finite(encodings: Sequence[int], step: int) -> None:
     for rank, found in enumerate(encodings):
         if found == Encoding.NOT_FINITE:
-            raise FloatingPointError(
-                f"the gradient of rank {rank} holds a NaN or an infinity: look at that rank's "
-                "data, or lower the learning rate, and resume from a checkpoint"
-            )
+            raise not_finite(rank, step)

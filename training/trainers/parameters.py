@@ -35,6 +35,12 @@ class FlatParameters:
         self.num_elements = sum(p.numel() for p in self.named.values())
         self._gradients: Tensor | None = None
 
+    def is_same(self, other: "FlatParameters") -> bool:
+        """Return whether `other` holds the same tensors by the same names, of the same kind."""
+        kinds = [(each.dtype, each.device, list(each.named)) for each in (self, other)]
+        tensors = zip(self.named.values(), other.named.values(), strict=False)
+        return kinds[0] == kinds[1] and all(p is q for p, q in tensors)
+
     def describe(self) -> dict[str, str]:
         """Name every parameter's type and shape, to compare ranks."""
         return {
@@ -54,6 +60,13 @@ class FlatParameters:
         for p, values in self._with_views(flat):
             p.detach().copy_(values)
 
+    def first_difference(self, flat: Float[Tensor, " elements"]) -> str:
+        """Return the name of the first parameter that is not as in `flat`, or nothing."""
+        for name, view in self.views(flat).items():
+            if not torch.equal(self.named[name].detach(), view.to(self.dtype)):
+                return name
+        return ""
+
     def gradients(self) -> Float[Tensor, " elements"]:
         """Copy the gradients to a vector, the same one each time; a missing one is zeros."""
         # A new vector's page faults would cost as much as encoding a message.
@@ -62,15 +75,19 @@ class FlatParameters:
         for p, values in self._with_views(self._gradients):
             if p.grad is None:
                 values.zero_()
-            else:
-                values.copy_(p.grad)
+            else:  # the rows that an embedding's sparse gradient lacks are zeros
+                values.copy_(p.grad.to_dense() if p.grad.is_sparse else p.grad)
         return self._gradients
+
+    def present_gradients(self) -> list[Tensor]:
+        """Return the gradients that are not missing, themselves."""
+        return [p.grad for p in self.named.values() if p.grad is not None]
 
     def set_gradients(self, flat: Float[Tensor, " elements"]) -> None:
         """Overwrite the gradients; make the missing ones."""
-        self.fill_missing_gradients()
         for p, values in self._with_views(flat):
-            assert p.grad is not None
+            if p.grad is None or p.grad.is_sparse:
+                p.grad = torch.zeros_like(p)
             p.grad.copy_(values)
 
     def fill_missing_gradients(self) -> None:
@@ -83,8 +100,11 @@ class FlatParameters:
         """Copy a vector to tensors keyed and shaped as the parameters, for a checkpoint."""
         # Residuals are keyed by parameter, so their checkpoint outlives another layout of the
         # vector.
-        views = self._with_views(flat)
-        return {name: view.clone() for name, (_, view) in zip(self.named, views, strict=True)}
+        return {name: view.clone() for name, view in self.views(flat).items()}
+
+    def views(self, flat: Float[Tensor, " elements"]) -> dict[str, Tensor]:
+        """Return the parts of a vector, keyed and shaped as the parameters, without copying."""
+        return dict(zip(self.named, self._views(flat), strict=True))
 
     def flatten(self, by_name: Mapping[str, Tensor]) -> Float[Tensor, " elements"]:
         """Invert `by_name`; raise ValueError where names or shapes are not the model's."""
@@ -97,9 +117,20 @@ class FlatParameters:
                 "need the model and optimizer that the checkpoint was written with"
             )
         flat = self.zeros()
-        for name, view in zip(self.named, self._views(flat), strict=True):
+        for name, view in self.views(flat).items():
             view.copy_(by_name[name])
         return flat
+
+    def carry_over(
+        self, flat: Float[Tensor, " old_elements"], old: "FlatParameters"
+    ) -> Float[Tensor, " elements"]:
+        """Lay out a vector of the `old` parameters for these; where there is none, it is zeros."""
+        by_name = old.by_name(flat)
+        carried = self.zeros()
+        for name, view in self.views(carried).items():
+            if name in by_name and by_name[name].shape == view.shape:
+                view.copy_(by_name[name])
+        return carried
 
     def _views(self, flat: Tensor) -> list[Tensor]:
         parts = flat.split_with_sizes([p.numel() for p in self.named.values()])

@@ -1,25 +1,55 @@
 """Synchronous SGD: every step applies the sum of all ranks' gradients, uncompressed."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from training.distributed import collectives
+from training.distributed.finiteness import FiniteCheck, FirstFault
 from training.distributed.process_group import ProcessGroup
+from training.trainers.statistics import SynchronousStatistics
 from training.trainers.trainer import Trainer
 
 
 class Synchronous(Trainer):
-    """Synchronous is every table's baseline: one process that sees all ranks' data in each step."""
+    """Synchronous is every table's baseline: one process that sees all ranks' data in each step.
+
+    A step, or on a GPU the next one, raises FloatingPointError on all ranks, where the gradient of
+    one is not finite.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, *, group: ProcessGroup) -> None:
+        super().__init__(model, optimizer, group=group)
+        self._finite = FiniteCheck(group)
 
     def exchange_gradients(self) -> None:
         """Replace each gradient by its sum over the ranks."""
+        self._finite.check()
         gradients = self.parameters.gradients()
         # The sum makes N ranks equal one process on N minibatches, also of unequal lengths.
         collectives.all_reduce_sum(gradients, self.group)
+        self._finite.examine(self.num_steps + 1, gradients, self._own_fault)
         self.parameters.set_gradients(gradients)
+
+    def conclude(self) -> None:
+        """Leave the model as it is; raises what the last step's gradients call for."""
+        self._finite.check()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copy the whole state; raises what the last step's gradients call for."""
+        self._finite.check()
+        return super().state_dict()
+
+    def statistics(self) -> SynchronousStatistics:
+        """Return the steps, and the bytes of gradients that this process sent."""
+        return SynchronousStatistics(num_steps=self.num_steps, bytes_sent=self._traffic.num_bytes)
+
+    def _own_fault(self) -> Tensor:
+        fault = FirstFault(self.parameters.device)
+        fault.note(self.num_steps + 1, self.parameters.present_gradients())
+        return fault.step
 
 
 @dataclass(frozen=True, slots=True)

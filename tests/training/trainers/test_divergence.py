@@ -1,0 +1,295 @@
+"""Ranks that come to train different things get an error that names the tensor and the rank."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from infra.store.object_store import ObjectStore
+from tests.training.trainers.ranks import RankPool, all_equal, sgd, small_model, take_step, weights
+from training.checkpoints.checkpointer import Checkpointer
+from training.checkpoints.training_state import whole_state
+from training.distributed.simulated_group import simulate_ranks
+from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
+from training.trainers.trainer import STEPS_BETWEEN_COMPARISONS
+
+TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
+    "synchronous": (Synchronous, {}),
+    "gtc": (Gtc, {"gradient_threshold": 1 / 64}),
+    "bmuf": (Bmuf, {"block_size": 3}),
+    "htm": (Htm, {"group_size": 2, "block_size": 3, "gradient_threshold": 1 / 64}),
+    "htm in one tier": (Htm, {"group_size": 4, "block_size": 3, "gradient_threshold": 1 / 64}),
+}
+NAMES = sorted(TRAINERS)
+NUM_RANKS = 4
+Parts = tuple[nn.Module, torch.optim.Optimizer, Trainer]
+
+
+def build(group: ProcessGroup, name: str) -> Parts:
+    model = small_model()
+    optimizer = sgd(model)
+    trainer_class, settings = TRAINERS[name]
+    return model, optimizer, trainer_class(model, optimizer, group=group, **settings)
+
+
+def train(
+    group: ProcessGroup,
+    name: str,
+    change: Callable[[Parts, int], None],
+    num_steps: int,
+    change_after: int,
+) -> Tensor:
+    """Take steps, after one of which this rank makes a change."""
+    parts = build(group, name)
+    with parts[2]:
+        for step in range(num_steps):
+            take_step(parts[0], parts[1], step, group.rank())
+            if step + 1 == change_after:
+                change(parts, group.rank())
+    return weights(parts[0])
+
+
+def unfreeze(parts: Parts, _: int) -> None:
+    parts[0][2].bias.requires_grad_(False)
+
+
+def add_group(parts: Parts, _: int) -> None:
+    parts[1].add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_trained_set_is_that_of_entering(name: str) -> None:
+    """A layer frozen between two steps, and a new parameter group, are named before the step."""
+    with pytest.raises(ValueError, match=r"parameter 2\.bias was frozen.* enter it again"):
+        simulate_ranks(NUM_RANKS, train, name, unfreeze, 3, 2)
+    with pytest.raises(ValueError, match="a tensor was frozen, unfrozen, added to the optimizer"):
+        simulate_ranks(NUM_RANKS, train, name, add_group, 3, 2)
+
+
+def thaw_between(group: ProcessGroup, name: str) -> dict[str, Any]:
+    """Train with the first layer frozen, then with all; the last layer differs on every rank."""
+    parts = build(group, name)
+    model, optimizer, trainer = parts
+    model[0].requires_grad_(False)
+    trainer = type(trainer)(model, optimizer, group=group, **TRAINERS[name][1])
+    with trainer:
+        for step in range(4):
+            take_step(model, optimizer, step, group.rank())
+    state_before = trainer.state_dict()
+    model[0].requires_grad_(True)
+    with torch.no_grad():
+        model[0].weight += group.rank()
+    with trainer:
+        first = weights(model)
+        state = trainer.state_dict()
+        for step in range(4, 11):
+            take_step(model, optimizer, step, group.rank())
+    return {"first": first, "last": weights(model), "before": state_before, "state": state}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_entering_again_agrees_on_a_new_set(name: str) -> None:
+    """An unfrozen tensor begins with rank 0's weights, residual 0 and update 0; others keep theirs.
+
+    All are trained from then on, the same on all ranks.
+    """
+    ranks = simulate_ranks(NUM_RANKS, thaw_between, name)
+    assert all_equal([rank["last"] for rank in ranks])
+    unfrozen = slice(0, 35)  # the first layer's weight
+    if name.startswith(("synchronous", "gtc")):
+        assert all_equal([rank["first"] for rank in ranks])
+    assert not torch.any(ranks[0]["first"][unfrozen] == ranks[0]["last"][unfrozen])
+    for part in ("residuals", "update"):
+        if part in ranks[1]["state"]:
+            before, after = ranks[1]["before"][part], ranks[1]["state"][part]
+            assert before.keys() == {"2.weight", "2.bias"}
+            assert not after["0.weight"].any()
+            assert torch.equal(after["2.weight"], before["2.weight"])
+            assert torch.any(after["2.weight"] != 0)
+
+
+def step_another(parts: Parts, _: int) -> None:
+    torch.optim.SGD(parts[0].parameters(), lr=0.1).step()
+
+
+def step_another_only(group: ProcessGroup, name: str) -> None:
+    model, _, trainer = build(group, name)
+    other = sgd(model)
+    with trainer:
+        for step in range(4):
+            take_step(model, other, step, group.rank())
+
+
+def step_another_of_a_frozen_layer(group: ProcessGroup, name: str) -> None:
+    model = nn.Sequential(small_model(), nn.Linear(3, 3))
+    optimizer, other = sgd(model[0]), sgd(model[1])
+    trainer_class, settings = TRAINERS[name]
+    with trainer_class(model, optimizer, group=group, **settings):
+        take_step(model, optimizer, 0, group.rank())
+        other.step()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_of_another_optimizer_is_refused(name: str) -> None:
+    """Before it changes a parameter, trained or not, that no trainer exchanges for it."""
+    with pytest.raises(ValueError, match=r"parameter 0\.weight: a step of another SGD"):
+        simulate_ranks(NUM_RANKS, train, name, step_another, 2, 1)
+    with pytest.raises(ValueError, match=r"parameter 0\.weight: a step of another SGD"):
+        simulate_ranks(NUM_RANKS, step_another_only, name)
+    with pytest.raises(ValueError, match=r"parameter 1\.weight: a step of another SGD"):
+        simulate_ranks(NUM_RANKS, step_another_of_a_frozen_layer, name)
+
+
+def train_by_two(group: ProcessGroup) -> Tensor:
+    """Two optimizers, each with a trainer of its own, and a third of another model."""
+    model, teacher = nn.Sequential(small_model(), nn.Linear(3, 3)), small_model()
+    optimizers = [sgd(model[0]), sgd(model[1]), sgd(teacher)]
+    with (
+        Synchronous(model, optimizers[0], group=group),
+        Bmuf(model, optimizers[1], group=group, block_size=3),
+    ):
+        for step in range(2 * STEPS_BETWEEN_COMPARISONS + 1):
+            take_step(model, optimizers[0], step, group.rank())
+            optimizers[1].step()
+            take_step(teacher, optimizers[2], step, group.rank())
+    return weights(model)
+
+
+def test_two_trainers_share_a_model() -> None:
+    """Each exchanges for its own optimizer, and a third of another model has none."""
+    assert all_equal(simulate_ranks(2, train_by_two))
+
+
+@torch.no_grad()
+def drift(parts: Parts, rank: int) -> None:
+    parts[0][2].weight[0, 0] += 1e-3 * (rank == 1)
+
+
+@torch.no_grad()
+def clip(parts: Parts, _: int) -> None:
+    parts[0][2].weight.clamp_(-0.1, 0.1)
+
+
+@pytest.mark.parametrize("name", ["synchronous", "gtc", "htm", "htm in one tier"])
+def test_a_replica_that_drifts_is_found(name: str) -> None:
+    """At the next comparison of the steps, and at leaving: it names tensor and rank, of many."""
+    message = r"parameter 2\.weight: digest \w{16} on rank 1, digest \w{16} on rank 0: replicas"
+    last = STEPS_BETWEEN_COMPARISONS + 5
+    with pytest.raises(ValueError, match=message):
+        simulate_ranks(NUM_RANKS, train, name, drift, last, last - 7)
+    with pytest.raises(ValueError, match=message):
+        simulate_ranks(NUM_RANKS, train, name, drift, 2, 2)
+
+
+def test_real_ranks_find_a_drift(rank_pool: RankPool) -> None:
+    """The comparison under way between gloo's ranks raises on every one of them."""
+    for name in ("synchronous", "htm"):
+        for message in rank_pool.run(NUM_RANKS, message_of_drift, name):
+            assert "parameter 2.weight: digest" in message
+            assert "on rank 1, digest" in message
+
+
+def message_of_drift(group: ProcessGroup, name: str) -> str:
+    last = STEPS_BETWEEN_COMPARISONS + 7
+    try:
+        train(group, name, drift, last, STEPS_BETWEEN_COMPARISONS - 1)
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_changes_that_all_ranks_make_are_legal(name: str) -> None:
+    """Weights clipped after a step remain so: replicas are equal, or a block averages them."""
+    last = STEPS_BETWEEN_COMPARISONS + 8
+    assert all_equal(simulate_ranks(NUM_RANKS, train, name, clip, last, last - 7))
+
+
+@pytest.mark.parametrize("name", ["bmuf", "htm"])
+def test_what_leaving_would_undo_is_refused(name: str) -> None:
+    """A change between a block's end and leaving would be replaced by the global model."""
+    with pytest.raises(ValueError, match=r"parameter 2\.weight was changed in this block without"):
+        simulate_ranks(NUM_RANKS, train, name, clip, 3, 3)
+
+
+def change_rate(parts: Parts, rank: int) -> None:
+    parts[1].param_groups[0]["lr"] = 0.01 if rank == 2 else 0.02
+
+
+def change_rate_for_a_step(parts: Parts, rank: int) -> None:
+    settings, is_odd = parts[1].param_groups[0], rank == 2
+    settings["lr"] = 0.01 if is_odd else 0.05
+    parts[1].register_step_post_hook(lambda *_: settings.update(lr=0.05))
+
+
+def schedule(parts: Parts, _: int) -> None:
+    parts[1].param_groups[0]["lr"] *= 0.5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rates_are_compared(name: str) -> None:
+    """A rate of one rank is named; also one of a single step, which is set back afterwards."""
+    with pytest.raises(ValueError, match=r"optimizer: .*'lr': 0\.01.* on rank 2, .* on rank 0"):
+        simulate_ranks(NUM_RANKS, train, name, change_rate, 3, 2)
+    with pytest.raises(ValueError, match=r"of the steps since entering: .* on rank 2"):
+        simulate_ranks(NUM_RANKS, train, name, change_rate_for_a_step, 4, 2)
+    assert all_equal(simulate_ranks(NUM_RANKS, train, name, schedule, 4, 2))
+
+
+def change_frozen(group: ProcessGroup, name: str) -> None:
+    """Average a frozen copy of the weights by hand, as some losses do."""
+    model = nn.ModuleList([small_model(), small_model().requires_grad_(False)])
+    optimizer = sgd(model[0])
+    trainer_class, settings = TRAINERS[name]
+    with trainer_class(model, optimizer, group=group, **settings):
+        for step in range(2):
+            take_step(model[0], optimizer, step, group.rank())
+            with torch.no_grad():
+                for average, parameter in zip(
+                    model[1].parameters(), model[0].parameters(), strict=True
+                ):
+                    average.lerp_(parameter, 0.5)
+
+
+def test_frozen_parameters_must_be_equal() -> None:
+    """Of different models within a block their averages differ, and no equation averages them."""
+    simulate_ranks(NUM_RANKS, change_frozen, "synchronous")
+    with pytest.raises(ValueError, match=r"parameter 1\.0\.weight: digest"):
+        simulate_ranks(NUM_RANKS, change_frozen, "bmuf")
+
+
+def enter_with_other_momentum(group: ProcessGroup, name: str) -> None:
+    model, optimizer, trainer = build(group, name)
+    if group.rank() == 0:  # as one who restores on rank 0 alone
+        take_step(model, optimizer, 0, 0)
+    with trainer:
+        pass
+
+
+def test_optimizer_state_is_compared_on_entering() -> None:
+    """Where gradients are summed; BMUF's ranks keep their own."""
+    with pytest.raises(ValueError, match=r"momentum_buffer of parameter 0\.weight: digest.*rank 0"):
+        simulate_ranks(NUM_RANKS, enter_with_other_momentum, "gtc")
+    simulate_ranks(NUM_RANKS, enter_with_other_momentum, "bmuf")
+
+
+def save_drifted(group: ProcessGroup, folder: Path, name: str) -> None:
+    parts = build(group, name)
+    checkpoints = Checkpointer(ObjectStore((str(folder),)), str(folder), "mine", group)
+    with parts[2]:
+        take_step(parts[0], parts[1], 0, group.rank())
+        checkpoints.save(1, whole_state(*parts))
+        drift(parts, group.rank())
+        checkpoints.save(2, whole_state(*parts))
+
+
+@pytest.mark.parametrize("name", ["synchronous", "htm"])
+def test_drifted_ranks_are_not_saved(tmp_path: Path, name: str) -> None:
+    """The error comes before anything is stored; the checkpoint before it remains."""
+    with pytest.raises(ValueError, match=r"parameter 2\.weight: digest \w{16} on rank 1"):
+        simulate_ranks(NUM_RANKS, save_drifted, tmp_path, name)
+    assert {path.name[:12] for path in tmp_path.iterdir()} == {"000000000001"}

@@ -1,0 +1,92 @@
+"""Define what trainers do with an optimizer: its state, its hyperparameters and its step."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer, SparseAdam
+
+SCHEDULE_STATE = ("eta", "mu", "mu_product", "step")
+"""Entries of torch's optimizers that follow from the number of steps, and so are equal anyway."""
+
+
+def is_moment(name: str, value: object) -> bool:
+    """Return whether an entry of an optimizer's state is averaged: Adafactor's row means too."""
+    return isinstance(value, Tensor) and value.is_floating_point() and name not in SCHEDULE_STATE
+
+
+def average_moments(
+    optimizer: Optimizer, parameters: Iterable[nn.Parameter], average: Callable[[Tensor], None]
+) -> None:
+    """Average the moments of `parameters`, of any shape; step counters are equal anyway."""
+    moments = [
+        value
+        for parameter in parameters
+        for name, value in sorted(optimizer.state[parameter].items())
+        if is_moment(name, value)
+    ]
+    if moments:
+        flat = torch.cat([moment.reshape(-1) for moment in moments])
+        average(flat)
+        means = flat.split_with_sizes([moment.numel() for moment in moments])
+        for moment, mean in zip(moments, means, strict=True):
+            moment.copy_(mean.view(moment.shape))
+
+
+def state_tensors(
+    optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]
+) -> dict[str, Tensor]:
+    """Return the state's tensors, keyed by entry and parameter."""
+    return {
+        f"{key} of parameter {name}": value
+        for name, parameter in parameters.items()
+        for key, value in sorted(optimizer.state.get(parameter, {}).items())
+        if isinstance(value, Tensor)
+    }
+
+
+def hyperparameters(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Return those of each parameter group that the host can read without waiting for a device."""
+    return [
+        {
+            name: value
+            for name, value in settings.items()
+            if name != "params" and not (isinstance(value, Tensor) and value.is_cuda)
+        }
+        for settings in optimizer.param_groups
+    ]
+
+
+def hyperparameter_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
+    """Return the hyperparameters that are tensors, such as a learning rate on a GPU."""
+    return {
+        f"{name} of parameter group {number}": value
+        for number, settings in enumerate(optimizer.param_groups)
+        for name, value in settings.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def check_optimizer(optimizer: Optimizer) -> None:
+    """Raise ValueError for an optimizer that takes no dense gradients."""
+    if isinstance(optimizer, SparseAdam):
+        raise ValueError(
+            "SparseAdam takes sparse gradients alone, and ranks exchange dense ones: use Adam or "
+            "SGD, to which a trainer gives an embedding's sparse gradient as a dense one"
+        )
+
+
+def check_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Raise ValueError for a step whose gradients are not there yet, or are scaled."""
+    if len(args) > 1 or kwargs.get("closure") is not None:
+        raise ValueError(
+            "step(closure) computes gradients after they were exchanged: call backward() first, "
+            "then step()"
+        )
+    # A fused optimizer divides by the scale within its step, after the gradients were exchanged.
+    if getattr(optimizer, "grad_scale", None) is not None or "grad_scaler" in kwargs:
+        raise ValueError(
+            "a GradScaler gave the fused optimizer scaled gradients, which ranks cannot sum: use "
+            "torch.autocast with bfloat16 and no scaler, or an optimizer with fused=False"
+        )

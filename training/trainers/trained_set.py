@@ -1,0 +1,133 @@
+"""Watch which tensors are trained, by which optimizer and at which rates, between two exchanges."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeAlias
+from zlib import crc32
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from training.distributed.agreement import Facts
+from training.trainers.optimizer_state import hyperparameters
+
+Held: TypeAlias = tuple[tuple[tuple[int, bool], ...], ...]
+
+
+class TrainedSet:
+    """TrainedSet is what `optimizer` trains while a trainer is entered, and the rates of its steps.
+
+    All of it is local and costs some microseconds a step.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        self._names = {id(tensor): name for name, tensor in model.named_parameters()}
+        self._optimizer = optimizer
+        self._held = self._now_held()
+        self._hyperparameters = ""
+        self._history = 0
+
+    def check(self) -> None:
+        """Raise ValueError, naming a tensor, where the optimizer trains others than on entering."""
+        if (held := self._now_held()) == self._held:
+            return
+        before, now = ({entry for part in parts for entry in part} for parts in (self._held, held))
+        name = self._name_of(now ^ before)
+        raise ValueError(
+            f"{name} was frozen, unfrozen, added to the optimizer or moved within it since the "
+            "trainer was entered: leave the with block and enter it again, so that all ranks "
+            "train the same tensors"
+        )
+
+    def note_rates(self, step: int) -> None:
+        """Remember the hyperparameters of the step about to be taken, if they are others."""
+        if (now := str(hyperparameters(self._optimizer))) != self._hyperparameters:
+            self._hyperparameters = now
+            self._history = crc32(f"{step}: {now}".encode(), self._history)
+
+    def facts(self) -> Facts:
+        """Describe the hyperparameters of all steps since entering, to compare ranks."""
+        return {
+            "hyperparameters of the last step": self._hyperparameters,
+            "hyperparameters of the steps since entering": f"{self._history:08x}",
+        }
+
+    def _now_held(self) -> Held:
+        return tuple(
+            tuple((id(tensor), tensor.requires_grad) for tensor in settings["params"])
+            for settings in self._optimizer.param_groups
+        )
+
+    def _name_of(self, entries: set[tuple[int, bool]]) -> str:
+        names = [self._names.get(number) for number, _ in entries]
+        known = sorted(name for name in names if name is not None)
+        return f"parameter {known[0]}" if known else "a tensor"
+
+
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    """_Watch says that a trainer is entered whose model has the parameter `name`."""
+
+    name: str
+    optimizer: Optimizer
+    is_trained: bool
+
+
+_watches: dict[int, list[_Watch]] = {}
+_hook: list[RemovableHandle] = []
+
+
+@contextmanager
+def refusing_other_optimizers(model: nn.Module, optimizer: Optimizer) -> Iterator[None]:
+    """Refuse, within, steps of an optimizer that no entered trainer exchanges gradients for.
+
+    ValueError before the step, where it would change a parameter of `model`.
+    """
+    trained = {id(tensor) for settings in optimizer.param_groups for tensor in settings["params"]}
+    watches = {
+        id(tensor): _Watch(name, optimizer, tensor.requires_grad and id(tensor) in trained)
+        for name, tensor in model.named_parameters()
+    }
+    for number, watch in watches.items():
+        _watches.setdefault(number, []).append(watch)
+    if not _hook:
+        check = torch.compiler.disable(_check_optimizer)  # type: ignore[no-untyped-call]
+        _hook.append(register_optimizer_step_pre_hook(check))
+    try:
+        yield
+    finally:
+        for number, watch in watches.items():
+            _watches[number].remove(watch)
+            if not _watches[number]:
+                del _watches[number]
+        if not _watches:
+            _hook.pop().remove()
+
+
+def constant_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """Return the parameters that no entered trainer trains; entering made them rank 0's."""
+    trained = {id(tensor) for settings in optimizer.param_groups for tensor in settings["params"]}
+    return {
+        f"parameter {name}": parameter
+        for name, parameter in model.named_parameters()
+        if not (id(parameter) in trained and parameter.requires_grad)
+        and not any(watch.is_trained for watch in _watches.get(id(parameter), []))
+    }
+
+
+def _check_optimizer(optimizer: Optimizer, *_: object) -> None:
+    for settings in optimizer.param_groups:
+        for tensor in settings["params"]:
+            watches = _watches.get(id(tensor))
+            if not watches or tensor.grad is None:
+                continue
+            if not any(watch.optimizer is optimizer for watch in watches):
+                raise ValueError(
+                    f"parameter {watches[0].name}: a step of another {type(optimizer).__name__}, "
+                    "whose gradients no trainer exchanges, would drift apart or be undone: train "
+                    "it in a parameter group of the trainer's optimizer, or by a trainer of its own"
+                )
