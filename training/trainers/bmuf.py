@@ -27,7 +27,7 @@ from training.trainers.resharding import (
     State,
     check_block,
     check_settings,
-    ended_block,
+    end_block,
     is_within_block,
 )
 from training.trainers.statistics import BmufStatistics, HtmStatistics, norm_of
@@ -211,12 +211,8 @@ class Bmuf(Trainer):
         check_settings(state["block_filter"] | state, own)
         self._state = None
         if "update" in state:
-            flatten = self.parameters.flatten
-            self._state = BlockState(
-                flatten(state["global_model"]),
-                flatten(state["broadcast_model"]),
-                flatten(state["update"]),
-            )
+            vectors = (self.parameters.flatten(state[part]) for part in BLOCK_VECTORS)
+            self._state = BlockState(*vectors)
         self.num_steps_in_block = state["num_steps_in_block"]
 
     @classmethod
@@ -232,16 +228,7 @@ class Bmuf(Trainer):
     @classmethod
     def end_resharding(cls, state: State) -> State:
         """End the block with the mean of the models; new ranks start from the global model."""
-        trainer, closed = state["trainer"], super().end_resharding(state)
-        if not trainer["is_open"] or "update" not in trainer:
-            return closed
-        if is_within_block(trainer):
-            closed["trainer"] |= ended_block(trainer, state["model"])
-            if trainer["optimizer_state"] == "reset":
-                closed["optimizer"] = {**state["optimizer"], "state": {}}
-        # New ranks start from W, not from the look-ahead W + eta Delta.
-        closed["model"] = {**state["model"], **closed["trainer"]["global_model"]}
-        return closed
+        return super().end_resharding(end_block(state))
 
     def _start_block(self, state: BlockState) -> None:
         self._state = state

@@ -66,7 +66,21 @@ def is_within_block(trainer: Mapping[str, Any]) -> bool:
     return bool(trainer["is_open"] and trainer["num_steps_in_block"] > 0)
 
 
-def ended_block(trainer: Mapping[str, Any], mean_model: Mapping[str, Tensor]) -> dict[str, Any]:
+def end_block(state: State) -> State:
+    """End a block of BMUF in a resharded whole state, whose model is the mean of the models."""
+    trainer = state["trainer"]
+    if not trainer["is_open"] or "update" not in trainer:
+        return state
+    ended = state
+    if is_within_block(trainer):
+        ended = {**state, "trainer": trainer | _ended_block(trainer, state["model"])}
+        if trainer["optimizer_state"] == "reset":
+            ended["optimizer"] = {**state["optimizer"], "state": {}}
+    # New ranks start from W, not from the look-ahead W + eta Delta.
+    return {**ended, "model": {**state["model"], **ended["trainer"]["global_model"]}}
+
+
+def _ended_block(trainer: Mapping[str, Any], mean_model: Mapping[str, Tensor]) -> dict[str, Any]:
     """Filter the mean of the models, a parameter at a time (000 eqs. 2-4)."""
     block_filter = BlockFilter(**trainer["block_filter"])
     ended: dict[str, Any] = {part: {} for part in BLOCK_VECTORS} | {"num_steps_in_block": 0}
