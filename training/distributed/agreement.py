@@ -1,7 +1,7 @@
 """Compare what must be equal on ranks: settings by their values, tensors by digests of their bits.
 
-A `Replica` is one rank's side at one moment. Sixteen bytes of it say whether ranks differ; its
-whole text, which only ranks that differ exchange, says in what.
+A `Replica` is one rank's side at one moment. Its fingerprint of 32 bytes says whether ranks differ;
+its claims, a text that ranks exchange where they do, say in what.
 """
 
 import json
@@ -78,7 +78,7 @@ class Replica:
         return Claims(problem, self.settings, self.tensors.facts(), self.part, of_part)
 
     def fingerprint(self) -> Int32[Tensor, " words"]:
-        """Return 16 bytes for all ranks and 8 for those of the part, without any waiting."""
+        """Return 16 bytes for all ranks and 16 of the part; the host does not wait."""
         tensors = self.tensors.fingerprint()
         settings = torch.full_like(tensors, crc32(json.dumps(dict(self.settings)).encode()))
         part = torch.full_like(tensors, self.part)
