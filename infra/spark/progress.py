@@ -1,6 +1,7 @@
 """Wait for a Spark job with a progress bar, and give up if no executor takes its tasks."""
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import TypeVar
 
@@ -26,14 +27,17 @@ def await_tasks(
     num_tasks: int,
     description: str,
     idle_limit_s: float,
+    watch: Callable[[], object],
 ) -> None:
     """Wait until `future`, which runs the job group, has a result or an error; raise neither.
 
-    Raises TaskError when no task of the group has run for `idle_limit_s`.
+    Calls `watch` five times a second; its errors are raised. Raises TaskError when no task of the
+    group has run for `idle_limit_s`.
     """
     busy_at = time.monotonic()
     with tqdm(total=num_tasks, desc=description, unit="task", disable=None) as bar:
         while wait([future], timeout=_POLL_INTERVAL_S).not_done:
+            watch()
             num_active, num_completed = _num_tasks(tracker, group)
             if num_active or num_completed != bar.n:
                 busy_at = time.monotonic()

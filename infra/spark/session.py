@@ -8,12 +8,19 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 import pyspark
 from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
-from pyspark import SparkConf, SparkContext, inheritable_thread_target
+from pyspark import (
+    Accumulator,
+    AccumulatorParam,
+    SparkConf,
+    SparkContext,
+    inheritable_thread_target,
+)
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -23,6 +30,7 @@ from infra.spark.progress import IDLE_LIMIT_S, TaskError, await_tasks
 
 T = TypeVar("T")
 R = TypeVar("R")
+S = TypeVar("S")
 
 # py4j raises these once the driver's JVM has ended.
 _JVM_LOST = (Py4JError, ConnectionError)
@@ -113,15 +121,52 @@ def spark_session(app_name: str, cluster: Cluster) -> Iterator[SparkSession]:
             session.stop()
 
 
+@dataclass(frozen=True, slots=True)
+class Observer(Generic[R, S]):
+    """Observer summarizes each result on its worker, and sees the summary in the driver at once.
+
+    An error of `see` cancels the job and is raised.
+    """
+
+    summarize: Callable[[R], S]
+    see: Callable[[S], None]
+
+
+class _Summaries(AccumulatorParam[list[Any]]):
+    """_Summaries adds up lists of summaries; Spark counts those of an attempt that counts, once."""
+
+    def zero(self, value: list[Any]) -> list[Any]:
+        del value
+        return []
+
+    def addInPlace(self, value1: list[Any], value2: list[Any]) -> list[Any]:  # noqa: N802
+        value1.extend(value2)
+        return value1
+
+
+@dataclass(frozen=True, slots=True)
+class _Observed(Generic[T, R]):
+    function: Callable[[T], R]
+    summarize: Callable[[R], Any]
+    summaries: Accumulator[list[Any]]
+
+    def __call__(self, task: T) -> R:
+        result = self.function(task)
+        self.summaries.add([self.summarize(result)])
+        return result
+
+
 def run_tasks(
     session: SparkSession,
     tasks: Sequence[T],
     function: Callable[[T], R],
     description: str,
     idle_limit_s: float = IDLE_LIMIT_S,
+    observer: Observer[R, S] | None = None,
 ) -> list[R]:
     """Run `function` on each of `tasks`, one Spark task each; results keep the order of `tasks`.
 
+    The `observer` sees each result's summary soon after its task has ended.
     Spark retries a failed task as often as its master allows; local masters do not retry. Raises
     TaskError after the last attempt, when the JVM ends, or when no task ran for `idle_limit_s`.
     Other exceptions, such as KeyboardInterrupt, cancel the job. Progress goes to a terminal.
@@ -129,7 +174,20 @@ def run_tasks(
     if not tasks:
         return []
     try:
-        return _collect(session, tasks, function, description, idle_limit_s)
+        if observer is None:
+            return _collect(session, tasks, function, description, idle_limit_s, lambda: None)
+        summaries = session.sparkContext.accumulator(list[Any](), _Summaries())
+        observed = _Observed(function, observer.summarize, summaries)
+        num_seen = 0
+
+        def watch() -> None:
+            nonlocal num_seen
+            new = summaries.value[num_seen:]
+            num_seen += len(new)
+            for each in new:
+                observer.see(each)
+
+        return _collect(session, tasks, observed, description, idle_limit_s, watch)
     except _JVM_LOST as error:  # also while reading a failure or cancelling a job
         lost = "the driver's JVM has ended, killed or out of memory: run the step again"
         raise TaskError(f"{description}: {lost}; it resumes from its commits") from error
@@ -141,6 +199,7 @@ def _collect(
     function: Callable[[T], R],
     description: str,
     idle_limit_s: float,
+    watch: Callable[[], object],
 ) -> list[R]:
     context = session.sparkContext
     group = uuid.uuid4().hex
@@ -153,7 +212,7 @@ def _collect(
         try:
             future = pool.submit(inheritable_thread_target(session)(collect))
             tracker = context.statusTracker()
-            await_tasks(future, tracker, group, len(tasks), description, idle_limit_s)
+            await_tasks(future, tracker, group, len(tasks), description, idle_limit_s, watch)
             results: list[R] = future.result()
         except (Py4JJavaError, PySparkException) as error:
             raise TaskError(f"{description}: {_cause(error)}") from error

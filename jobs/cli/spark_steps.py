@@ -3,11 +3,13 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from infra.spark.session import run_tasks, spark_session
-from infra.store.request_counts import MeasuredFunction
+from infra.spark.session import Observer, run_tasks, spark_session
+from infra.store.request_counts import Measured, MeasuredFunction
 from jobs.cli.job import Job
+from pipeline.runs.commit import Commit
+from pipeline.runs.loss_watch import Loss, Overrun, WatchedFunction, loss_of
 from pipeline.runs.step import Distribute
 
 T = TypeVar("T")
@@ -28,7 +30,16 @@ def distribute_on_spark(job: Job) -> Iterator[Distribute]:
         def distribute(
             elements: Sequence[T], function: Callable[[T], R], description: str
         ) -> list[R]:
-            measured = run_tasks(start(), elements, MeasuredFunction(function), description)
-            return [job.tasks.add(each) for each in measured]
+            run_task: Callable[[T], Any] = function
+            observer = None
+            if isinstance(function, WatchedFunction):
+                run_task, observer = function.run_task, Observer(_loss_of, function.watch.see)
+            measured = MeasuredFunction(run_task)
+            found = run_tasks(start(), elements, measured, description, observer=observer)
+            return [job.tasks.add(each) for each in found]
 
         yield distribute
+
+
+def _loss_of(measured: Measured[Commit | Overrun]) -> Loss | Overrun:
+    return loss_of(measured.result)

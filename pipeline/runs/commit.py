@@ -176,13 +176,14 @@ class Task(Protocol):
 
 
 T = TypeVar("T", bound=Task)
+R = TypeVar("R")
 
 
-def once(run_task: Callable[Concatenate[T, P], Commit]) -> Callable[Concatenate[T, P], Commit]:
+def once(run_task: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], Commit | R]:
     """Let a task's function return the commit of an earlier attempt instead of working again."""
 
     @functools.wraps(run_task)
-    def run_once(task: T, /, *args: P.args, **kwargs: P.kwargs) -> Commit:
+    def run_once(task: T, /, *args: P.args, **kwargs: P.kwargs) -> Commit | R:
         task.context.require_versions()
         return task.context.committed(task.name) or run_task(task, *args, **kwargs)
 

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
@@ -11,6 +12,23 @@ from pipeline.runs.manifest import Output, read_output
 
 class LossBudgetExceededError(Exception):
     """More utterances were quarantined than the recipe's loss budget allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossLimit:
+    """LossLimit holds a step's loss budget, as a share, and how many utterances the step reads."""
+
+    loss_budget: float
+    num_utterances: int
+
+    @property
+    def max_lost(self) -> int:
+        """The most utterances that may be lost."""
+        return int(self.loss_budget * self.num_utterances)
+
+    def allows(self, num_lost: int) -> bool:
+        """Return whether so many may be lost."""
+        return num_lost <= self.max_lost
 
 
 def check_loss_budget(
@@ -22,13 +40,20 @@ def check_loss_budget(
     loss_budget: float,
 ) -> None:
     """Fail if more than `loss_budget` (a fraction) of a step's utterances were quarantined."""
-    lost, total = quarantined.utterances, tally_in.utterances
-    if lost <= loss_budget * total:
-        return
-    reasons = dict(ledger_reasons(store, run_uri, ledgers).most_common())
-    raise LossBudgetExceededError(
-        f"{lost} of {total} utterances quarantined, the loss budget is {loss_budget:.2%}; reasons: "
-        f"{reasons}. See the ledgers, such as {ledgers[0].key}; fix the data, or raise loss_budget"
+    limit = LossLimit(loss_budget, tally_in.utterances)
+    if not limit.allows(quarantined.utterances):
+        reasons = ledger_reasons(store, run_uri, ledgers)
+        raise loss_error(quarantined.utterances, limit, reasons, ledgers[0].key)
+
+
+def loss_error(
+    num_lost: int, limit: LossLimit, reasons: Counter[str], example: str
+) -> LossBudgetExceededError:
+    """Make the error of a step that has lost too much: value, bound, reasons and remedy."""
+    return LossBudgetExceededError(
+        f"{num_lost} of {limit.num_utterances} utterances quarantined, the loss budget is "
+        f"{limit.loss_budget:.2%}; reasons: {dict(reasons.most_common())}. See the ledgers, such "
+        f"as {example}; fix the data (megahour retry reads lost audio again), or raise loss_budget"
     )
 
 

@@ -19,7 +19,8 @@ from pipeline.runs.commit import (
     fingerprint,
     step_context,
 )
-from pipeline.runs.ledger import check_loss_budget
+from pipeline.runs.ledger import LossLimit, check_loss_budget
+from pipeline.runs.loss_watch import LossWatch, Overrun, WatchedFunction, loss_of
 from pipeline.runs.manifest import Manifest, Output, input_digests, manifest_uri, read_manifest
 
 T = TypeVar("T")
@@ -214,14 +215,19 @@ def store_again(store: ObjectStore, uri: str, data: bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TaskPlan(Generic[T]):
-    """TaskPlan holds a step's tasks by name, their function, and how their commits add up."""
+    """TaskPlan holds a step's tasks by name, their function, and how their commits add up.
+
+    `num_utterances` is the number that all tasks read together, where it is known before: then
+    the step ends as soon as its tasks have lost more than the loss budget.
+    """
 
     tasks: Mapping[str, T]
-    run_task: Callable[[T], Commit]
+    run_task: Callable[[T], Commit | Overrun]
     distribute: Distribute
     loss_budget: float
     output_order: Callable[[list[Output]], list[Output]] = list
     statistics: Callable[[list[Commit]], Mapping[str, Any]] = lambda _: {}
+    num_utterances: int | None = None
 
 
 def run_tasks(context: StepContext, plan: TaskPlan[T]) -> StepContents:
@@ -231,7 +237,11 @@ def run_tasks(context: StepContext, plan: TaskPlan[T]) -> StepContents:
     """
     # After a kill, the commits of earlier attempts are the place to resume from.
     committed = committed_tasks(context)
-    commits = commit_each(committed, plan.tasks, plan.run_task, plan.distribute, context.step)
+    watch = None
+    if plan.num_utterances is not None:
+        watch = LossWatch(context, LossLimit(plan.loss_budget, plan.num_utterances))
+    arguments = plan.tasks, plan.run_task, plan.distribute, context.step, watch
+    commits = commit_each(committed, *arguments)
     quarantined = sum((commit.quarantined for commit in commits), Tally())
     tally_in = sum((commit.tally_in for commit in commits), Tally())
     ledgers = tuple(commit.ledger for commit in commits if commit.ledger)
@@ -254,13 +264,26 @@ def run_tasks(context: StepContext, plan: TaskPlan[T]) -> StepContents:
 def commit_each(
     committed: Mapping[str, Commit],
     tasks: Mapping[str, T],
-    run_task: Callable[[T], Commit],
+    run_task: Callable[[T], Commit | Overrun],
     distribute: Distribute,
     description: str,
+    watch: LossWatch | None = None,
 ) -> list[Commit]:
-    """Run the tasks that are not among the `committed`; return all commits in the tasks' order."""
+    """Run the tasks that are not among the `committed`; return all commits in the tasks' order.
+
+    LossBudgetExceededError as soon as `watch` has seen too much lost.
+    """
     pending = [task for name, task in tasks.items() if name not in committed]
-    new = distribute(pending, run_task, description)
-    by_name = {**committed, **{commit.task: commit for commit in new}}
-    # The order of tasks, not of their ends, makes manifests of two runs byte-identical.
+    if watch is None:
+        new = distribute(pending, run_task, description)
+    else:
+        for commit in committed.values():
+            watch.see(loss_of(commit))
+        new = distribute(pending, WatchedFunction(run_task, watch), description)
+        for result in new:  # a cluster shows the last ones only now
+            watch.see(loss_of(result))
+    by_name = dict(committed)
+    for result in new:
+        assert isinstance(result, Commit), "a watch has ended the step at an overrun"
+        by_name[result.task] = result
     return [by_name[name] for name in tasks]

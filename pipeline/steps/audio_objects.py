@@ -53,6 +53,11 @@ class AudioObjects:
         self._is_repeated = False
         self.must_be_repeated = False
 
+    @property
+    def has_answered(self) -> bool:
+        """True once an object was read."""
+        return self._neighbour != ""
+
     def read(self) -> Iterator[Fetched | StoreError]:
         """Yield each object, or the error of this object."""
         self.must_be_repeated, lost = False, dict(self._lost)
@@ -67,8 +72,13 @@ class AudioObjects:
             elif isinstance(found, Refusal) and uri not in lost:
                 found = self._decided(uri, bound, found)
             yield found
-        self.must_be_repeated = not self._is_repeated and self._decide(self._refused)
-        self._is_repeated = True
+        self.end_reading()
+
+    def end_reading(self) -> None:
+        """Decide about all that was refused in the first reading, however far it went."""
+        if not self._is_repeated:
+            self._is_repeated = True
+            self.must_be_repeated = self._decide(self._refused)
 
     def _decided(self, uri: str, bound: SizeBound, refusal: Refusal) -> Fetched | StoreError:
         if not self._is_repeated:

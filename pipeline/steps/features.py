@@ -5,7 +5,7 @@ stream for the causal mean. A file makes one shard, or as many as keep a task's 
 however long its speakers are; each is shuffled, its moments are kept with the commit.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
@@ -15,6 +15,8 @@ from pipeline.filterbank.log_mel import Engine
 from pipeline.normalization import Moments
 from pipeline.records import Quarantined, Tally, Utterance, parse_utterance
 from pipeline.runs.commit import Commit, StepContext, once
+from pipeline.runs.ledger import LossLimit
+from pipeline.runs.loss_watch import Overrun
 from pipeline.runs.manifest import Output, read_manifest, read_output
 from pipeline.runs.names import features_step, selection_step, task_name
 from pipeline.runs.step import (
@@ -59,6 +61,7 @@ class FileTask:
     name: str
     selection: Output
     corpus_uri: str
+    max_lost: int
 
 
 def extract_features(
@@ -74,9 +77,13 @@ def extract_features(
     selection = selection_step(subset)
 
     def extract(context: StepContext) -> StepContents:
+        selected = read_manifest(store, run_uri, selection)
+        num_utterances = selected.tally_out.utterances
+        max_lost = LossLimit(loss_budget, num_utterances).max_lost
+        names = map(task_name, range(len(selected.outputs)))
         tasks = {
-            task_name(number): FileTask(context, config, task_name(number), output, corpus_uri)
-            for number, output in enumerate(read_manifest(store, run_uri, selection).outputs)
+            name: FileTask(context, config, name, output, corpus_uri, max_lost)
+            for name, output in zip(names, selected.outputs, strict=True)
         }
         plan = TaskPlan(
             tasks,
@@ -86,6 +93,7 @@ def extract_features(
             # The shuffle's upper level puts the shards in a global random order (003 IV-A2).
             lambda outputs: shuffle(outputs, config.seed),
             lambda commits: {"moments": merge_moments(commits).to_dict()},
+            num_utterances,
         )
         return run_tasks(context, plan)
 
@@ -112,15 +120,21 @@ class Extracted:
 
 
 @once
-def extract_file(task: FileTask, max_shard_frames: int = MAX_SHARD_FRAMES) -> Commit:
-    """Fetch, decode, filter, normalize, shuffle and store one file's utterances."""
+def extract_file(task: FileTask, max_shard_frames: int = MAX_SHARD_FRAMES) -> Commit | Overrun:
+    """Fetch, decode, filter, normalize, shuffle and store one file's utterances.
+
+    The task ends as an Overrun if it alone loses more than its step may.
+    """
     store = task.context.store
     lines = read_output(store, task.context.run_uri, task.selection).decode()
     utterances = [parse_utterance(line) for line in lines.splitlines()]
     audio = audio_objects(store, task.corpus_uri, utterances, task.config.gets_in_flight)
     extracted = extract_shards(task, utterances, audio, max_shard_frames)
+    audio.end_reading()
     if audio.must_be_repeated:
         extracted = extract_shards(task, utterances, audio, max_shard_frames)
+    if len(extracted.quarantined) > task.max_lost:
+        return Overrun.of(task.name, extracted.quarantined)
     record = Commit(
         task=task.name,
         fingerprint=task.context.fingerprint,
@@ -140,8 +154,13 @@ def extract_shards(
     rows = extract_rows(utterances, audio.read(), task.config.engine, task.config.storage)
     quarantined: list[Quarantined] = []
     outputs, moments = [], Moments.zero()
+
+    def loses_too_much() -> bool:
+        # Before any object has answered, all may be refused for want of access.
+        return len(quarantined) > task.max_lost and audio.has_answered
+
     # Cut so, one speaker's 24 hours take 0.75 to 1.16 GiB of a worker.
-    for number, shard in enumerate(cut(rows, quarantined, max_frames)):
+    for number, shard in enumerate(cut(rows, quarantined, max_frames, loses_too_much)):
         if audio.must_be_repeated:
             break
         # Utterance by utterance in stream order: the same sums wherever the shards are cut.
@@ -152,14 +171,22 @@ def extract_shards(
 
 
 def cut(
-    rows: Iterable[FeatureRow | Quarantined], quarantined: list[Quarantined], max_frames: int
+    rows: Iterable[FeatureRow | Quarantined],
+    quarantined: list[Quarantined],
+    max_frames: int,
+    loses_too_much: Callable[[], bool],
 ) -> Iterator[list[FeatureRow]]:
-    """Cut the stream of rows where `max_frames` are reached; ledger rows go to `quarantined`."""
+    """Cut the stream of rows where `max_frames` are reached; ledger rows go to `quarantined`.
+
+    End, without the last shard, when a row has gone there and the task `loses_too_much`.
+    """
     shard: list[FeatureRow] = []
     num_frames = 0
     for row in rows:
         if isinstance(row, Quarantined):
             quarantined.append(row)
+            if loses_too_much():
+                return
             continue
         shard.append(row)
         num_frames += len(row.features)

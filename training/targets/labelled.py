@@ -123,7 +123,15 @@ def write_aligned(
         }
 
     tasks = {name: name for name in shards}
-    plan = TaskPlan(tasks, write_shard, one_after_another, loss_budget, statistics=sum_counts)
+    num_utterances = sum(map(len, shards.values()))
+    plan = TaskPlan(
+        tasks,
+        write_shard,
+        one_after_another,
+        loss_budget,
+        statistics=sum_counts,
+        num_utterances=num_utterances,
+    )
     return run_tasks(context, plan)
 
 

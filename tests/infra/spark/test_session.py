@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from infra.cluster import load_cluster
 from infra.spark.progress import TaskError
-from infra.spark.session import run_tasks, spark_environment, spark_session
+from infra.spark.session import Observer, run_tasks, spark_environment, spark_session
 from tests.infra.spark.java_free import java_free_environment
 
 PROGRAM = str(Path(__file__).with_name("spark_program.py"))
@@ -37,6 +37,39 @@ def test_results_keep_the_order_of_the_tasks(session: SparkSession) -> None:
     tasks = [f"task {i}" for i in range(7)]
     assert run_tasks(session, tasks, place, "places") == list(zip(tasks, range(7), strict=True))
     assert run_tasks(session, [], place, "nothing") == []
+
+
+def test_an_observer_sees_results_while_others_are_at_work(session: SparkSession) -> None:
+    """Each summary once, the first ones long before the last task ends."""
+    seen: list[tuple[float, float]] = []
+
+    def nap(seconds: float) -> float:
+        time.sleep(seconds)
+        return seconds
+
+    observer = Observer(lambda nap: nap + 1, lambda each: seen.append((each, time.monotonic())))
+    naps = [0.0, 5.0, 0.0, 0.0]
+    assert run_tasks(session, naps, nap, "naps", observer=observer) == naps
+    ended = time.monotonic()
+    assert [each for each, _ in seen if each == 1.0] == [1.0] * 3
+    assert all(ended - at > 2 for each, at in seen if each == 1.0)
+
+
+def test_an_observer_ends_the_work(session: SparkSession) -> None:
+    """Its error is raised at once, as it is, and the tasks at work are cancelled."""
+
+    class EnoughError(Exception):
+        """EnoughError ends the work."""
+
+    def refuse(_: float) -> None:
+        raise EnoughError
+
+    begin = time.monotonic()
+    observer: Observer[None, str] = Observer(str, refuse)
+    with pytest.raises(EnoughError):
+        run_tasks(session, [0.0, 60.0, 60.0], time.sleep, "naps", observer=observer)
+    assert time.monotonic() - begin < 30
+    assert run_tasks(session, [0.0], time.sleep, "a nap") == [None]
 
 
 def test_a_failing_task_is_named(session: SparkSession) -> None:

@@ -1,0 +1,100 @@
+"""End a step as soon as its tasks have lost more than its loss budget can hold."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from pipeline.records import Quarantined
+from pipeline.runs.commit import Commit, StepContext, committed_tasks
+from pipeline.runs.ledger import LossBudgetExceededError, LossLimit, ledger_reasons, loss_error
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Overrun:
+    """Overrun ends a task that alone loses more than its step may; the task is not committed.
+
+    It is a result and no error, since Spark would repeat a task that fails.
+    """
+
+    task: str
+    reasons: Mapping[str, int]
+    example: str
+
+    @classmethod
+    def of(cls, task: str, rows: Sequence[Quarantined]) -> "Overrun":
+        """Count the rows that the task has found before it ended."""
+        example = f"{rows[-1].utterance_id} ({rows[-1].detail})"
+        return cls(task, Counter(row.reason for row in rows), example)
+
+    @property
+    def num_lost(self) -> int:
+        """The number of its rows."""
+        return sum(self.reasons.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Loss counts the utterances that a committed task has lost; its ledger says why."""
+
+    task: str
+    num_lost: int
+
+
+def loss_of(result: Commit | Overrun) -> Loss | Overrun:
+    """Return what the driver must know of a task's result while others run."""
+    if isinstance(result, Overrun):
+        return result
+    return Loss(result.task, result.quarantined.utterances)
+
+
+class LossWatch:
+    """LossWatch adds up what the tasks of a step have lost, in the driver, as they end."""
+
+    def __init__(self, context: StepContext, limit: LossLimit) -> None:
+        self.context = context
+        self.limit = limit
+        self.overruns: list[Overrun] = []
+        self.seen: set[str] = set()
+        self.num_lost = 0
+
+    def see(self, loss: Loss | Overrun) -> None:
+        """Count a task's loss, once; LossBudgetExceededError when the step has lost too much."""
+        if loss.task in self.seen:
+            return
+        self.seen.add(loss.task)
+        self.num_lost += loss.num_lost
+        if isinstance(loss, Overrun):
+            self.overruns.append(loss)
+        if not self.limit.allows(self.num_lost):
+            raise self._error()
+
+    def _error(self) -> LossBudgetExceededError:
+        # Of committed tasks alone: others may be at work still.
+        commits = committed_tasks(self.context)
+        ledgers = [each.ledger for each in commits.values() if each.ledger]
+        reasons = ledger_reasons(self.context.store, self.context.run_uri, ledgers)
+        examples = [ledger.key for ledger in ledgers]
+        for overrun in self.overruns:
+            reasons.update(overrun.reasons)
+            examples.append(overrun.example)
+        return loss_error(self.num_lost, self.limit, reasons, examples[0])
+
+
+class WatchedFunction(Generic[T]):
+    """WatchedFunction runs a task and lets the watch see its loss, as a plain loop needs it.
+
+    A cluster runs `run_task` on its workers, and gives `watch` in the driver each result's loss.
+    """
+
+    def __init__(self, run_task: Callable[[T], Commit | Overrun], watch: LossWatch) -> None:
+        self.run_task = run_task
+        self.watch = watch
+
+    def __call__(self, task: T) -> Commit | Overrun:
+        """Run the task; LossBudgetExceededError when all tasks so far have lost too much."""
+        result = self.run_task(task)
+        self.watch.see(loss_of(result))
+        return result

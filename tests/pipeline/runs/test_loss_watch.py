@@ -1,0 +1,152 @@
+"""A step ends as soon as what is lost no longer fits into its loss budget."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.store.object_store import ObjectStore, join_uri
+from infra.store.request_counts import REQUESTS
+from pipeline.records import Quarantined, Tally
+from pipeline.runs.commit import Commit, StepContext, once, read_commits
+from pipeline.runs.ledger import LossBudgetExceededError
+from pipeline.runs.loss_watch import Overrun
+from pipeline.runs.manifest import manifest_uri, read_manifest, read_output
+from pipeline.runs.step import StepSpec, TaskPlan, run_step, run_tasks
+from pipeline.steps import audio_objects
+from pipeline.steps.features import ExtractionConfig, extract_features
+from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
+from tests.pipeline.runs.small_commits import CONFIG, INPUTS, context
+from tests.small_corpus import local_store, serially, write_corpus
+
+__all__ = ["context"]
+
+
+@dataclass(frozen=True)
+class LossyTask:
+    """A task of 25 utterances that loses some, or ends as an overrun."""
+
+    context: StepContext
+    name: str
+    num_lost: int
+    overruns: bool = False
+
+
+@once
+def lose(task: LossyTask) -> Commit | Overrun:
+    rows = [Quarantined(f"u{each}", "", "truncated", "", 9, 7) for each in range(task.num_lost)]
+    if task.overruns:
+        return Overrun.of(task.name, rows)
+    tally = Tally(25 - task.num_lost, 30)
+    output = task.context.put_output(task.name, ".parquet", task.name.encode(), tally)
+    ledger, lost = task.context.put_ledger(task.name, rows), Tally.of(rows)
+    fingerprint = task.context.fingerprint
+    return task.context.commit(
+        Commit(task.name, fingerprint, (output,), ledger, tally + lost, quarantined=lost)
+    )
+
+
+def run(context: StepContext, losses: Sequence[int], budget: float, **overruns: bool) -> list[str]:
+    """Run four tasks of 25 utterances; return those that ran."""
+    ran: list[str] = []
+    spec = StepSpec(context.store, context.run_uri, context.step, CONFIG, digests=INPUTS)
+
+    def counting(task: LossyTask) -> Commit | Overrun:
+        ran.append(task.name)
+        return lose(task)
+
+    def make(fresh: StepContext) -> Any:
+        tasks = {
+            str(number): LossyTask(fresh, str(number), lost, overruns.get(f"task_{number}", False))
+            for number, lost in enumerate(losses)
+        }
+        return run_tasks(fresh, TaskPlan(tasks, counting, serially, budget, num_utterances=100))
+
+    try:
+        run_step(spec, make)
+    except LossBudgetExceededError as error:
+        return [*ran, str(error)]
+    return ran
+
+
+def test_a_step_ends_at_the_task_that_exceeds_its_budget(context: StepContext) -> None:
+    """Five of 100 may be lost: the sixth, in the second of four tasks, ends the step."""
+    *ran, message = run(context, [3, 3, 0, 0], 0.05)
+    assert ran == ["0", "1"]
+    assert message.startswith(
+        "6 of 100 utterances quarantined, the loss budget is 5.00%; reasons: {'truncated': 6}. "
+        "See the ledgers, such as features/x/"
+    )
+    assert message.endswith("or raise loss_budget")
+    assert not context.store.exists(manifest_uri(context.run_uri, "features/x"))
+    commits = read_commits(context.store, context.run_uri, "features/x")
+    assert [commit.task for commit in commits] == ["0", "1"]
+    assert run(context, [3, 3, 0, 0], 0.06) == ["2", "3"]
+
+
+def test_the_budget_itself_is_within(context: StepContext) -> None:
+    """Five of five are lost, and all tasks run."""
+    assert run(context, [3, 2, 0, 0], 0.05) == ["0", "1", "2", "3"]
+
+
+def test_earlier_commits_count(context: StepContext) -> None:
+    """A step that was stopped ends again before any task runs, with the same message."""
+    first = run(context, [3, 3, 0, 0], 0.05)[-1]
+    assert run(context, [3, 3, 0, 0], 0.05) == [first]
+
+
+def test_an_overrun_is_not_committed(context: StepContext) -> None:
+    """What a task found before it ended counts with the ledgers of the others."""
+    *ran, message = run(context, [1, 6, 0, 0], 0.05, task_1=True)
+    assert ran == ["0", "1"]
+    assert message.startswith("7 of 100 utterances quarantined, the loss budget is 5.00%")
+    commits = read_commits(context.store, context.run_uri, "features/x")
+    assert [commit.task for commit in commits] == ["0"]
+    (alone,) = run(replace(context, step="features/y"), [6, 0, 0, 0], 0.05, task_0=True)[1:]
+    assert "See the ledgers, such as u5 ()" in alone
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> tuple[ObjectStore, str, str]:
+    """Select forty utterances into one file."""
+    store, run_uri, corpus_uri = local_store(tmp_path)
+    write_corpus(store, corpus_uri, "unlabelled", 4, 10)
+    source, config = metadata_uri(corpus_uri, "unlabelled"), SelectionConfig(0.0, 1.0, 3)
+    select_utterances(store, run_uri, "unlabelled", source, config, 0.0, serially)
+    return store, run_uri, corpus_uri
+
+
+def extract(corpus: tuple[ObjectStore, str, str], loss_budget: float) -> int:
+    """Extract the file; return the GETs that this took."""
+    store, run_uri, corpus_uri = corpus
+    before, config = REQUESTS.total(), ExtractionConfig(gets_in_flight=2, seed=3)
+    arguments = (store, run_uri, "unlabelled", corpus_uri, config, loss_budget, serially)
+    with pytest.raises(LossBudgetExceededError, match=r"5 of 40 .* budget is 10\.00%"):
+        extract_features(*arguments)
+    return (REQUESTS.total() - before).get
+
+
+def test_a_long_task_ends_at_its_fifth_bad_file(corpus: tuple[ObjectStore, str, str]) -> None:
+    """Of forty files that are no audio, four may be lost; few more than five are read."""
+    store, run_uri, corpus_uri = corpus
+    for found in store.list(join_uri(corpus_uri, "audio")):
+        store.put(found.uri, b"no audio")
+    assert extract(corpus, 0.1) < 15
+    assert read_commits(store, run_uri, "features/unlabelled") == []
+    assert [each.uri for each in store.list(join_uri(run_uri, "features"))] == []
+
+
+def test_a_long_task_ends_at_its_fifth_missing_file(
+    corpus: tuple[ObjectStore, str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but the first are missing: five are asked for again, and the other 34 never are."""
+    monkeypatch.setattr(audio_objects, "CONFIRMING_WAITS_S", (0.0,) * 3)
+    store, run_uri, corpus_uri = corpus
+    (selected,) = read_manifest(store, run_uri, "selection/unlabelled").outputs
+    records = map(json.loads, read_output(store, run_uri, selected).splitlines())
+    for record in list(records)[1:]:
+        store.delete(join_uri(corpus_uri, record["audio_uri"]))
+    assert extract(corpus, 0.1) < 15 + 3 * (5 + 2)
