@@ -123,15 +123,8 @@ def write_aligned(
         }
 
     tasks = {name: name for name in shards}
-    num_utterances = sum(map(len, shards.values()))
-    plan = TaskPlan(
-        tasks,
-        write_shard,
-        one_after_another,
-        loss_budget,
-        statistics=sum_counts,
-        num_utterances=num_utterances,
-    )
+    total, run_here = sum(map(len, shards.values())), one_after_another
+    plan = TaskPlan(tasks, write_shard, run_here, loss_budget, list, sum_counts, total)
     return run_tasks(context, plan)
 
 
