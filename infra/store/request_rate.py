@@ -15,6 +15,9 @@ FIRST_PER_S = 5500.0
 LEAST_PER_S = 1.0
 """While a store throttles everything, a host asks this often for each prefix."""
 
+LEAST_SERVED_PER_S = 20.0
+"""While it serves some, a host asks this often: 503s that no rate causes would else stop it."""
+
 INCREASE_PER_S = 2.0
 WINDOW_S = 0.5
 """Answers of so many seconds make one decision."""
@@ -94,7 +97,8 @@ def _decide(rate: RequestRate, now_s: float) -> RequestRate:
     per_s, cut_s = rate.per_s, rate.cut_s
     if rate.num_throttled:
         share = rate.num_served / (rate.num_served + rate.num_throttled)
-        per_s = max(min(per_s, sent_per_s) * max(share, _LEAST_SHARE), LEAST_PER_S)
+        least_per_s = LEAST_SERVED_PER_S if share else LEAST_PER_S
+        per_s = max(min(per_s, sent_per_s) * max(share, _LEAST_SHARE), least_per_s)
         cut_s = now_s
     elif sent_per_s >= _PRESSED_SHARE * per_s:
         per_s += _increase_per_s(now_s - rate.throttled_s)

@@ -1,6 +1,7 @@
 """Run an S3 server whose answers a test writes byte by byte, on plain sockets."""
 
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -42,15 +43,21 @@ class Request:
 
 
 @contextmanager
-def scripted_server(script: Script, receive: int = 2**20) -> Iterator[str]:
+def scripted_server(
+    script: Script, receive: int = 2**20, tls: ssl.SSLContext | None = None
+) -> Iterator[str]:
     """Answer each request by `script`, after its body was taken in by `receive` bytes a 0.1 s."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=128)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
     closing = threading.Event()
 
-    def serve(connection: socket.socket) -> None:
+    def serve(accepted: socket.socket) -> None:
         # An OSError: the client has given up.
-        with suppress(OSError), connection, connection.makefile("rb") as lines:
+        with suppress(OSError), accepted:
+            answer(tls.wrap_socket(accepted, server_side=True) if tls else accepted)
+
+    def answer(connection: socket.socket) -> None:
+        with connection, connection.makefile("rb") as lines:
             while line := lines.readline():
                 method, path, _ = line.decode().split(" ", 2)
                 pairs = iter(lambda: lines.readline().decode().strip().lower(), "")
@@ -71,7 +78,7 @@ def scripted_server(script: Script, receive: int = 2**20) -> Iterator[str]:
             threading.Thread(target=serve, args=(connection,), daemon=True).start()
 
     threading.Thread(target=accept, daemon=True).start()
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    yield f"http{'s' if tls else ''}://127.0.0.1:{listener.getsockname()[1]}"
     closing.set()
     listener.shutdown(socket.SHUT_RDWR)
     listener.close()

@@ -135,7 +135,7 @@ def test_files_read_in_parts_name_the_error(server: Server, start_proxy: StartPr
     with pytest.raises(ValueError, match=f"{uri}: the parts do not make the whole"):
         scan_checked(store, uri, digest_of)
     proxy.rate = 1.0
-    proxy.weights = dict.fromkeys(["corrupt_body", "stall", *REFUSALS], 0.0)
+    proxy.weights = dict.fromkeys(["corrupt_body", "stall", "slow_down", *REFUSALS], 0.0)
     with pytest.raises(StoreError, match=rf"{uri}: .*10 attempts"):
         scan_checked(store, uri, digest_of)
 

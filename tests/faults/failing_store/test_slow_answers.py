@@ -2,13 +2,20 @@
 
 import re
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from infra.store import retry
 from infra.store.object_store import ObjectStore, StoreError
@@ -115,6 +122,50 @@ def test_a_byte_now_and_then_does_not_extend_the_deadline(monkeypatch: pytest.Mo
         for phase, (error, seconds) in zip(PHASES, pool.map(outcome_of, PHASES), strict=True):
             assert re.search(r"cut after 0\.5\d* s .*2 attempts", error), phase
             assert 2 * PATIENCE_S <= seconds < 2 * PATIENCE_S + 5, phase
+
+
+def own_certificate(folder: Path) -> Path:
+    """Write a key and its self-signed certificate for 127.0.0.1 into one file."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False
+        )
+        .sign(key, hashes.SHA256())
+    )
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    form = serialization.PrivateFormat.PKCS8
+    path = folder / "certificate.pem"
+    path.write_bytes(key.private_bytes(pem, form, plain) + certificate.public_bytes(pem))
+    return path
+
+
+@pytest.mark.usefixtures("impatient")
+def test_deadlines_hold_under_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Encrypted answers are read, a connection is kept, and a dripped answer is cut."""
+    path = own_certificate(tmp_path)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(path)
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(path))
+    connections = set()
+
+    def script(request: Request) -> None:
+        connections.add(id(request.connection))
+        if "get-body" in request.path:
+            slow_body(request)
+        else:
+            request.answer(b"audio")
+
+    with scripted_server(script, tls=tls) as endpoint:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        assert [STORE.get(URI) for _ in range(5)] == [b"audio"] * 5
+        assert len(connections) == 2  # the first contact's, and that of all GETs
+        assert re.search(r"cut after 0\.5\d* s .*2 attempts", outcome_of("get-body")[0])
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from infra.store.request_rate import (
     FIRST_PER_S,
     INCREASE_PER_S,
     LEAST_PER_S,
+    LEAST_SERVED_PER_S,
     UNLIMITED,
     WINDOW_S,
     RequestRate,
@@ -72,9 +73,24 @@ def test_the_cut_is_to_the_share_that_was_served() -> None:
 
 
 def test_one_window_cuts_to_a_tenth_at_most() -> None:
-    """All of a window may be bad luck; and a host always asks once a second."""
-    assert window(LIMIT, 50, 49).per_s == pytest.approx(10.0)
-    assert window(LIMIT._replace(per_s=2.0), 2, 1).per_s == LEAST_PER_S
+    """All of a window may be bad luck; and a host always asks once a second, or 20 if served."""
+    assert window(LIMIT._replace(per_s=500.0), 250, 249).per_s == pytest.approx(50.0)
+    assert window(LIMIT, 50, 49).per_s == LEAST_SERVED_PER_S
+    rate = LIMIT._replace(num_sent=3.0)
+    for number in range(3):
+        rate = after_answer(rate, 10.2 + 0.2 * number, 10.0, is_throttled=True)
+    assert rate.per_s == LEAST_PER_S
+
+
+def test_503s_that_no_rate_causes_do_not_stop_a_host() -> None:
+    """A store that answers three of ten requests with 503, however few they are, serves 14/s."""
+    chance, rate, now_s, num_served = random.Random(1), UNLIMITED, 0.0, 0
+    while now_s < 60.0:
+        rate, sent_s = take_turn(rate, now_s)
+        now_s, is_throttled = sent_s + 0.01, chance.random() < 0.3
+        rate = after_answer(rate, now_s, sent_s, is_throttled)
+        num_served += not is_throttled
+    assert num_served > 60 * 0.7 * LEAST_SERVED_PER_S
 
 
 def test_one_overload_is_cut_once() -> None:
