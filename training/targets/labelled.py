@@ -110,22 +110,25 @@ def write_aligned(
         )
         return context.commit(record)
 
-    def sum_counts(commits: list[Commit]) -> dict[str, Any]:
-        counts = np.zeros(tree.num_senones, np.int64)
-        for commit in commits:
-            # These counts become the senone priors that decoding divides by (003 II-A2).
-            for senone, count in commit.statistics["senones"]:
-                counts[senone] += count
-        return {
-            "num_senones": tree.num_senones,
-            "senone_tree": tree.to_json(),
-            "senone_counts": counts.tolist(),
-        }
-
     tasks = {name: name for name in shards}
     total, run_here = sum(map(len, shards.values())), one_after_another
-    plan = TaskPlan(tasks, write_shard, run_here, loss_budget, list, sum_counts, total)
+    plan = TaskPlan(
+        tasks, write_shard, run_here, loss_budget, list, partial(sum_counts, tree), total
+    )
     return run_tasks(context, plan)
+
+
+def sum_counts(tree: SenoneTree, commits: list[Commit]) -> dict[str, Any]:
+    """Add up the senones' frames over all shards, beside the tree that names the senones."""
+    counts = np.zeros(tree.num_senones, np.int64)
+    for commit in commits:
+        for senone, count in commit.statistics["senones"]:
+            counts[senone] += count
+    return {
+        "num_senones": tree.num_senones,
+        "senone_tree": tree.to_json(),
+        "senone_counts": counts.tolist(),
+    }
 
 
 def one_after_another(elements: Any, function: Any, description: str) -> list[Any]:  # noqa: ANN401
