@@ -116,9 +116,13 @@ def _job_faults(
         yield Finding(record.key, f"the record of {job}", found, record.remedy)
     named = {each.key for each in record.objects}
     for step in made:
-        key = steps[step].folder.manifest_key
-        if key not in named:
-            yield Finding(record.key, f"{key} named", "not named", record.remedy)
+        folder = steps[step].folder
+        if folder.manifest_key not in named:
+            found = f"{folder.manifest_key} not among them"
+            yield Finding(record.key, "the manifests of its steps named", found, record.remedy)
+        # Once a model is finished, no checkpoint is added to those that its job named.
+        for key in set(folder.checkpoint_keys) - named:
+            yield Finding(key, f"named by {record.key}", "not named", _CHECKPOINT_REMEDY)
 
 
 def _report_faults(record: SealedRecord, report: StepRecords) -> Iterator[Finding]:

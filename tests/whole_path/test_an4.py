@@ -233,7 +233,7 @@ def test_all_objects_of_other_lengths_are_found(copy: Copy, change: Any) -> None
 
 
 def test_a_foreign_object_in_any_folder_is_found(copy: Copy) -> None:
-    """Of a name that its folder's own objects could have, and of another one."""
+    """Of any name, and a copy of each kind of object under another name."""
     some = {keys[0] for keys in copy.kinds.values()}
     for name in ("notes.txt", "x.json", ".partial-0123"):
         foreign = {f"{folder}/{name}": b"{}" for folder in folders(some)}
@@ -241,6 +241,12 @@ def test_a_foreign_object_in_any_folder_is_found(copy: Copy) -> None:
             foreign = {key: data for key, data in foreign.items() if not key.startswith("corpus")}
         with replaced(copy.folder, foreign):
             assert set(foreign) - copy.named() == set()
+    copies = {
+        f"{folder}/copy-of-{name}": (copy.folder / folder / name).read_bytes()
+        for folder, _, name in (key.rpartition("/") for key in some)
+    }
+    with replaced(copy.folder, copies):
+        assert set(copies) - copy.named() == set()
 
 
 def test_scratch_may_be_deleted(copy: Copy) -> None:
