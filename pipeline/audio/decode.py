@@ -144,6 +144,8 @@ def _read_flac(data: bytes) -> Float32[np.ndarray, " samples"]:
         raise AudioError("truncated", str(error)) from error
     _require_samples(len(samples), info.num_samples)
     if len(samples) > info.num_samples:
+        if (position := data.find(b"fLaC", 1)) > 0:
+            raise AudioError("joined_files", f"another file begins at byte {position}")
         detail = f"more than the {info.num_samples} samples that the header says"
         raise AudioError("duration_mismatch", detail)
     return samples

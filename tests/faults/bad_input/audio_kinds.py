@@ -173,7 +173,7 @@ FLACS = {
     "FLAC of more samples than stated": Kind(
         patched(FLAC, 22, struct.pack(">I", 8_000)), "duration_mismatch", declared_s=2.0
     ),
-    "FLAC twice in one object": Kind(FLAC * 2, "duration_mismatch", declared_s=2.0),
+    "FLAC twice in one object": Kind(FLAC * 2, "joined_files", declared_s=2.0),
     "FLAC with CR LF for LF": Kind(with_newlines(FLAC), "truncated"),
     "FLAC with LF for CR LF": Kind(
         without_returns(LONG_FLAC), "truncated", declared_s=2**18 / RATE_HZ
