@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
+from infra.ranges import Range
 from infra.torchrun import is_launched
 from jobs.cli.command_line import Step, fail
 from training.distributed import process_group
@@ -16,6 +17,9 @@ from training.trainers.registry import TRAINERS, describe_trainers
 
 TIME_LIMIT_S = 300.0
 """Longer than the store retries one object (180 s and an attempt, infra.store.retry)."""
+
+TIME_LIMITS_S = Range(1, 1_000_000)
+"""The limits that a training step may be given."""
 
 
 def training_arguments(step: Step, section: str) -> argparse.Namespace:
@@ -36,6 +40,8 @@ def training_arguments(step: Step, section: str) -> argparse.Namespace:
         f"longest time that one rank works alone; default {TIME_LIMIT_S:g}",
     )
     arguments = parser.parse_args()
+    if not TIME_LIMITS_S.admits(arguments.time_limit_s):
+        parser.error(f"--time-limit-s {arguments.time_limit_s}: need {TIME_LIMITS_S.need}")
     if arguments.trainer:
         arguments.trainers = {section: arguments.trainer}
     return arguments

@@ -60,6 +60,13 @@ def test_a_lone_speaker_leaves_the_others_files_as_long_as_asked_for() -> None:
     assert [len(file) for file in others] == [5] * 20
 
 
+@pytest.mark.parametrize(("hours", "num_files"), [(100, 20), (101, 20), (102, 21), (3, 1)])
+def test_beside_a_lone_speaker_no_file_is_overfilled(hours: int, num_files: int) -> None:
+    """Files of five hours exceed them by 1.25 % at most, however few there are."""
+    durations = {f"spk-{number:03}": HOUR_MS for number in range(hours)} | {"long": 6 * HOUR_MS}
+    assert len(pack_speakers(durations, 5.0)) == 1 + num_files
+
+
 def test_packing_without_lone_speakers_is_as_it_was() -> None:
     """A speaker as long as a file is not alone by rule; files, order and number are the same."""
     hours = {"a": 5, "b": 3, "c": 2, "d": 2}

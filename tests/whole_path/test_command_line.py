@@ -77,6 +77,16 @@ def test_any_trainer_can_be_chosen_for_any_recipe(run_job: RunJob, tmp_path: Pat
     assert "invalid choice: 'hmt' (choose from" in said.err
 
 
+@pytest.mark.parametrize("limit", ["-1", "0", "nan", "inf", "1e300"])
+def test_a_time_limit_that_is_none_is_bad_usage(
+    run_job: RunJob, tmp_path: Path, limit: str
+) -> None:
+    """The exit code is 2, with the range."""
+    said = run_job(*usual("train_student", tmp_path, "--time-limit-s", limit))
+    assert said.code == 2
+    assert "need 1..1000000" in said.err
+
+
 def test_missing_arguments_are_bad_usage(run_job: RunJob) -> None:
     """The exit code is 2, with the usage."""
     said = run_job("evaluate", "--run", "somewhere")
