@@ -26,8 +26,8 @@ def block_momentum_for(
 class BlockState:
     """BlockState is the filter's state between two blocks, each part one vector of parameters.
 
-    `global_model` is W_g, the model to evaluate. Ranks start a block from `broadcast_model`.
-    `update` is Delta, the filtered update of the last block.
+    `global_model` is W_g, the model to evaluate. Ranks start a block from `broadcast_model`, as
+    their parameters round it. `update` is Delta, the filtered update of the last block.
     """
 
     global_model: Float[Tensor, " elements"]
@@ -74,7 +74,9 @@ class BlockFilter:
         # Eq. (3): the filtered update Delta(t).
         update = self.block_momentum * state.update + self.block_learning_rate * block_gradient
         if self.block_momentum == 0 and self.block_learning_rate == 1:
-            # Model averaging: W + (mean - W) is not the mean in floats.
+            # Model averaging: W + (mean - W) is not the mean in floats. W keeps what the broadcast
+            # model lost to rounding; where it lost nothing, this subtracts +0 and changes no bit.
+            mean_model = mean_model - (state.broadcast_model - state.global_model)
             return BlockState(mean_model, mean_model, update)
         # Eq. (4): W_g + Delta, and eta Delta more, which is Nesterov's step.
         global_model = state.global_model + update

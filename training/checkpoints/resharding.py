@@ -30,7 +30,7 @@ def reshard(
     trainer.check_own_state(first["trainer"])
     plan = trainer.resharding_plan(first)
     rules = {**plan.rules, **_own_rules(first)}
-    taken = {path: _entry(first, path) for path in rules}
+    taken = {path: _exact(_entry(first, path)) for path in rules}
     # Old rank 0's sums are new rank 0's, so the other ranks begin from zero.
     if rank > 0:
         taken |= {path: _zeros(taken[path]) for path, rule in rules.items() if rule == "sum"}
@@ -40,7 +40,7 @@ def reshard(
         takes = {"mean": old_rank % ranks_per_model == 0, "sum": old_rank % num_new == rank}
         for path, rule in rules.items():
             if takes[rule]:
-                taken[path] = _sum(taken[path], _entry(state, path))
+                taken[path] = _sum(taken[path], _exact(_entry(state, path)))
     resharded = first
     for path, value in taken.items():
         is_mean = rules[path] == "mean" and plan.num_models > 1
@@ -69,6 +69,15 @@ def _replaced(state: Any, path: EntryPath, value: object) -> Any:  # noqa: ANN40
     if not path:
         return value
     return {**state, path[0]: _replaced(state[path[0]], path[1:], value)}
+
+
+def _exact(value: Any) -> Any:  # noqa: ANN401
+    """Widen bfloat16 and float16 to float32, in which sums and means keep what they add up."""
+    if isinstance(value, dict):
+        return {name: _exact(inner) for name, inner in value.items()}
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return value.to(torch.promote_types(value.dtype, torch.float32))
+    return value
 
 
 def _sum(first: Any, second: Any) -> Any:  # noqa: ANN401

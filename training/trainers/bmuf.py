@@ -1,7 +1,7 @@
 """Blockwise model-update filtering: ranks train alone, and meet at a block's end (003 VI-B)."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from torch import Tensor, nn
@@ -109,9 +109,10 @@ class Bmuf(Trainer):
     def carry_over(self, old: FlatParameters) -> None:
         """Keep the update of tensors that are still trained; new ones begin with an update of 0."""
         if self._state is not None:
+            model = self.parameters.carry_over(self._state.global_model, old)
             update = self.parameters.carry_over(self._state.update, old)
-            # `begin` takes the models from what rank 0 has.
-            self._state = self.filter.begin(self.parameters.weights(), update)
+            # `begin` takes the weights from what rank 0 has.
+            self._state = self.filter.begin(model, update)
 
     def exchange_gradients(self) -> None:
         """Exchange nothing: within a block each rank applies its own gradients."""
@@ -126,9 +127,13 @@ class Bmuf(Trainer):
 
     def begin(self) -> None:
         """Start a block from the shared model and the update that an earlier stage left."""
+        if self._state is None:
+            self._start_block(self.filter.begin(self.parameters.weights()))
+            return
+        # Leaving rounded a float32 global model to bfloat16 parameters: this W is still theirs.
+        model = self.parameters.refined(self._state.global_model)
         # Without Delta(t-1) the first block of each stage would move without block momentum.
-        update = None if self._state is None else self._state.update
-        self._start_block(self.filter.begin(self.parameters.weights(), update))
+        self._start_block(self.filter.begin(model, self._state.update))
 
     def end_step(self) -> None:
         """Count the step; at the block's end, synchronize."""
@@ -231,10 +236,13 @@ class Bmuf(Trainer):
         return super().end_resharding(end_block(state))
 
     def _start_block(self, state: BlockState) -> None:
-        self._state = state
+        # A block's gradient is what the ranks change, so it is measured from the model as they
+        # hold it: measured from W + eta Delta, rounding to bfloat16 would count as training.
+        broadcast_model = self.parameters.rounded(state.broadcast_model)
+        self._state = replace(state, broadcast_model=broadcast_model)
         self._fault.clear()
         self.num_steps_in_block = 0
-        self.parameters.set_weights(state.broadcast_model)
+        self.parameters.set_weights(broadcast_model)
 
     def _synchronize_optimizer(self) -> None:
         # The papers leave open what the optimizer's momenta become at a block's end.

@@ -28,6 +28,8 @@ def average_moments(
     ]
     if moments:
         flat = torch.cat([moment.reshape(-1) for moment in moments])
+        # A sum of bfloat16 rounds to 1/256 at every rank.
+        flat = flat.to(torch.promote_types(flat.dtype, torch.float32))
         average(flat)
         means = flat.split_with_sizes([moment.numel() for moment in moments])
         for moment, mean in zip(moments, means, strict=True):

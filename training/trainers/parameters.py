@@ -32,6 +32,9 @@ class FlatParameters:
                 "least one parameter"
             )
         ((self.dtype, self.device),) = kinds
+        # A vector of bfloat16 forgets what is below 1/256 of an element: sums, residuals and BMUF's
+        # models drifted 2.3 % in 30 blocks. So vectors are float32 at least.
+        self.vector_dtype = torch.promote_types(self.dtype, torch.float32)
         self.num_elements = sum(p.numel() for p in self.named.values())
         self._gradients: Tensor | None = None
 
@@ -48,17 +51,30 @@ class FlatParameters:
         }
 
     def zeros(self) -> Float[Tensor, " elements"]:
-        """Make a vector of zeros, one for each parameter."""
-        return torch.zeros(self.num_elements, dtype=self.dtype, device=self.device)
+        """Make a vector of zeros, one for each parameter, in float32 at least."""
+        return torch.zeros(self.num_elements, dtype=self.vector_dtype, device=self.device)
 
     def weights(self) -> Float[Tensor, " elements"]:
         """Copy the parameters to a vector."""
-        return torch.cat([p.detach().reshape(-1) for p in self.named.values()])
+        return torch.cat([p.detach().reshape(-1) for p in self.named.values()]).to(
+            self.vector_dtype
+        )
 
     def set_weights(self, flat: Float[Tensor, " elements"]) -> None:
-        """Overwrite the parameters."""
+        """Overwrite the parameters, which round to their own type."""
         for p, values in self._with_views(flat):
             p.detach().copy_(values)
+
+    def rounded(self, flat: Float[Tensor, " elements"]) -> Float[Tensor, " elements"]:
+        """Return what the parameters keep of a vector; float32 ones keep all, the vector itself."""
+        return flat.to(self.dtype).to(self.vector_dtype)
+
+    def refined(self, flat: Float[Tensor, " elements"]) -> Float[Tensor, " elements"]:
+        """Return the parameters, more exactly where they are those of `flat`, rounded."""
+        weights = self.weights()
+        if self.dtype == self.vector_dtype:
+            return weights
+        return torch.where(self.rounded(flat) == weights, flat, weights)
 
     def first_difference(self, flat: Float[Tensor, " elements"]) -> str:
         """Return the name of the first parameter that is not as in `flat`, or nothing."""

@@ -42,8 +42,7 @@ def check_gradient_threshold(gradient_threshold: float, residual: Tensor) -> Non
         return
     if residual.dtype not in (torch.float32, torch.float64):
         raise ValueError(
-            f"parameters of {residual.dtype}: need float32 or float64, or the residual loses "
-            "small gradients; compute in half precision by torch.autocast"
+            f"a residual of {residual.dtype}: need float32 or float64, or it loses small gradients"
         )
     if not 0 < float(residual.new_tensor(gradient_threshold)) < math.inf:
         raise ValueError(f"gradient_threshold = {gradient_threshold}: not within {residual.dtype}")
