@@ -12,7 +12,7 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import MISSING, Field, asdict, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import StrEnum
 from importlib.resources.abc import Traversable
 from typing import Any, TypeVar
@@ -26,6 +26,12 @@ TAG = "name"
 
 MAX_FILE_BYTES = 1 << 20
 """The largest configuration that is read; the longest recipe has 5 kB."""
+
+LATER = {"later": True}
+"""Metadata of a field that its record did not always have; its default is what held before.
+
+`plain` leaves it out at its default, so that older files keep their digests.
+"""
 
 MAX_KEYS = 16
 """The most keys of one override; recipes nest four deep."""
@@ -253,10 +259,22 @@ def _describe(annotation: Any) -> str:  # noqa: ANN401
     return names.get(hint, "text in quotes")
 
 
+def plain(value: Any) -> Any:  # noqa: ANN401
+    """Return a record as tables, lists and values, as `dataclasses.asdict` does."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {
+            each.name: plain(getattr(value, each.name))
+            for each in fields(value)
+            if each.metadata != LATER or getattr(value, each.name) != each.default
+        }
+    if isinstance(value, Mapping):
+        return {name: plain(each) for name, each in value.items()}
+    return [plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
 def canonical_json(record: object) -> str:
     """Write the record as JSON with sorted keys, so that equal records give equal text."""
-    plain = asdict(typing.cast(Any, record))
-    return json.dumps(plain, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    return json.dumps(plain(record), sort_keys=True, ensure_ascii=False, allow_nan=False)
 
 
 def digest(record: object) -> str:

@@ -108,8 +108,9 @@ def _check_models(recipe: Recipe, ranks: Mapping[str, int]) -> None:
     for section, num_ranks in ranks.items():
         model = recipe.models.teacher if section == TEACHER else recipe.models.student
         size = num_parameters(model, recipe.senones.max_senones)
-        # Weights, gradients, Adam's two moments, and what the trainer keeps, as float32.
-        num_vectors = 4 + getattr(recipe, section).trainer.num_state_vectors
+        config = getattr(recipe, section)
+        # Weights, gradients, and what optimizer and trainer keep, as float32.
+        num_vectors = 2 + config.optimizer.num_state_vectors + config.trainer.num_state_vectors
         needed = num_ranks * num_vectors * 4 * size >> 20
         if needed > (has := _host_mebibytes()):
             raise ConfigurationError(

@@ -1,30 +1,39 @@
 """The recipe: every step's configuration in one frozen, typed record, read from TOML."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources.abc import Traversable
 from types import MappingProxyType
 from typing import Annotated, Literal
 
-from infra.configuration import ConfigurationError, apply_overrides, read_record, read_toml
+from infra.configuration import (
+    LATER,
+    ConfigurationError,
+    apply_overrides,
+    read_record,
+    read_toml,
+)
 from infra.ranges import Items, Range, Seed, Text, check_ranges
 from pipeline.steps.features import ExtractionConfig
 from pipeline.steps.repartition import RepartitionConfig
 from pipeline.steps.selection.select import SelectionConfig
 from pipeline.steps.targets import TargetsConfig
 from training.algorithms.learning_rates import check_decay, check_newbob_rates
+from training.algorithms.optimizers import AdamConfig, OptimizerConfig
 from training.decoding.bootstrap.hmm import BootstrapConfig
 from training.decoding.senones.tree_growing import TreeConfig
 from training.models.acoustic_model import ModelConfig
 from training.trainers.registry import TrainerConfig, with_trainer
 
 ScheduleName = Literal["exponential", "newbob"]
+WarmStart = Literal["none", "aligner", "baseline"]
 
 
 Uri = Annotated[str, Text(0, 4096)]
 LearningRate = Annotated[float, Range(1e-12, 100)]
 MinibatchFrames = Annotated[int, Range(1, 10_000_000)]
 GradientNorm = Annotated[float, Range(1e-9, 1e9)]
+WarmUpSteps = Annotated[int, Range(1, 1_000_000_000, zero="none")]
 Count = Annotated[int, Range(1, 10_000)]
 
 MAX_SUB_EPOCHS = 100_000
@@ -61,6 +70,7 @@ class SupervisedConfig:
 
     With `schedule = "newbob"` (000 3.2) the final rate is the least, `num_epochs` the most epochs,
     and one utterance in `validation_one_in` is left out of training to measure the loss on.
+    `warm_start` names an earlier model of the run, whose weights training begins with.
     """
 
     num_epochs: Count
@@ -73,6 +83,9 @@ class SupervisedConfig:
     trainer: TrainerConfig
     schedule: ScheduleName = "exponential"
     validation_one_in: Annotated[int, Range(2, 1_000_000, zero="none, for another schedule")] = 20
+    optimizer: OptimizerConfig = field(default=AdamConfig(), metadata=LATER)
+    warm_up_steps: WarmUpSteps = field(default=0, metadata=LATER)
+    warm_start: WarmStart = field(default="none", metadata=LATER)
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -91,7 +104,10 @@ class SupervisedConfig:
 
 @dataclass(frozen=True, slots=True)
 class StudentConfig:
-    """StudentConfig: scheduled learning on k-best targets and labelled data (003 V-D)."""
+    """StudentConfig: scheduled learning on k-best targets and labelled data (003 V-D).
+
+    `warm_start` names an earlier model of the run, whose weights training begins with (000 3.2).
+    """
 
     num_sub_epochs: Count
     num_passes: Count
@@ -104,6 +120,9 @@ class StudentConfig:
     max_gradient_norm: GradientNorm
     seed: Seed
     trainer: TrainerConfig
+    optimizer: OptimizerConfig = field(default=AdamConfig(), metadata=LATER)
+    warm_up_steps: WarmUpSteps = field(default=0, metadata=LATER)
+    warm_start: WarmStart = field(default="none", metadata=LATER)
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -140,6 +159,15 @@ class EvaluationConfig:
     __post_init__ = check_ranges
 
 
+EARLIER_MODELS: Mapping[str, Sequence[WarmStart]] = {
+    "aligner": ("none",),
+    "baseline": ("none", "aligner"),
+    "teacher": ("none",),
+    "student": ("none", "aligner", "baseline"),
+}
+"""What each model may begin from; the teacher alone is bidirectional."""
+
+
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """Recipe holds all that decides a run; `loss_budget` is the share of utterances it may lose."""
@@ -169,6 +197,13 @@ class Recipe:
                 f"targets: k = {self.targets.k}: need at most senones.max_senones = "
                 f"{self.senones.max_senones}"
             )
+        for section, earlier in EARLIER_MODELS.items():
+            name = getattr(self, section).warm_start
+            if name not in earlier:
+                raise ValueError(
+                    f"{section}: warm_start = {name!r}: need one of {', '.join(earlier)}: a model "
+                    "of the same form that is trained before it"
+                )
 
 
 def check_ranks(recipe: Recipe, section: str, num_ranks: int) -> None:

@@ -79,9 +79,9 @@ class Field:
 def plain(value: Any) -> Any:
     """Return a record as TOML would hold it."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {name: plain(each) for name, each in asdict(value).items()}
+        return plain(asdict(value))
     if isinstance(value, dict):
-        return {name: plain(each) for name, each in value.items()}
+        return {name: plain(each) for name, each in value.items() if each is not None}
     return [plain(each) for each in value] if isinstance(value, tuple | list) else value
 
 
@@ -100,7 +100,13 @@ def walk(record: Any) -> Iterator[Field]:
             for each in value.values():
                 yield from walk(each)
         else:
-            yield Field(record, name, annotation)
+            # An option is left out of a file, or has a value of the one other type.
+            (option,) = members_of(hint) if type(None) in typing.get_args(hint) else (annotation,)
+            yield Field(record, name, option)
+
+
+def members_of(union: Any) -> list[Any]:
+    return [each for each in typing.get_args(union) if each is not types.NoneType]
 
 
 def all_fields() -> list[Field]:

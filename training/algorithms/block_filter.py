@@ -1,13 +1,18 @@
 """Filter the block updates of averaged models (BMUF; paper 003 VI-B, 000 2.2)."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from infra.configuration import LATER
+from infra.ranges import Range, check_ranges
+
 Form = Literal["nesterov", "as_printed"]
+OptimizerState = Literal["keep", "average", "reset"]
+"""What becomes of the optimizer's moments at a block's end."""
 
 
 def block_momentum_for(
@@ -84,3 +89,27 @@ class BlockFilter:
         if self.form == "as_printed":
             return BlockState(nesterov_model, nesterov_model, update)
         return BlockState(global_model, nesterov_model, update)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockConfig:
+    """BlockConfig: zeta, and C of eq. (5); the defaults are those of paper 000 3.2.
+
+    A `block_momentum` takes the place of eq. (5) and its C; 0 is model averaging.
+    """
+
+    block_size: Annotated[int, Range(1, 1_000_000)] = 50
+    block_learning_rate: Annotated[float, Range(1e-6, 1000)] = 1.0
+    momentum_constant: Annotated[float, Range(1e-6, 1000)] = 1.0
+    block_momentum: Annotated[float, Range(0, 1, below=True)] | None = field(
+        default=None, metadata=LATER
+    )
+    form: Form = field(default="nesterov", metadata=LATER)
+    optimizer_state: OptimizerState = field(default="keep", metadata=LATER)
+
+    __post_init__ = check_ranges
+
+    def check_models(self, num_models: int) -> None:
+        """Raise ValueError if eq. (5) gives so many models a block momentum below 0."""
+        if self.block_momentum is None:
+            block_momentum_for(num_models, self.block_learning_rate, self.momentum_constant)

@@ -1,4 +1,4 @@
-"""Compute the epochs' learning rates: exponential decay, min-rate newbob (003 II-B, 000 3.2)."""
+"""Compute learning rates: exponential decay, min-rate newbob, warm-up (003 II-B, V-F, 000 3.2)."""
 
 import math
 from dataclasses import dataclass
@@ -10,6 +10,14 @@ def exponential_decay(initial: float, final: float, num_epochs: int) -> list[flo
     # 003 II-B names an exponential decay without its factor, so both ends are given.
     progress = [epoch / max(num_epochs - 1, 1) for epoch in range(num_epochs)]
     return [float(initial * (final / initial) ** part) for part in progress]
+
+
+def warm_up_factor(num_steps: int, warm_up_steps: int) -> float:
+    """Return the share of the learning rate at a step, after `num_steps` others: a linear rise.
+
+    Many ranks are a large minibatch, whose first steps a warm-up keeps small (003 V-F).
+    """
+    return min((num_steps + 1) / warm_up_steps, 1.0) if warm_up_steps else 1.0
 
 
 def check_decay(initial: float, final: float, num_epochs: int) -> None:

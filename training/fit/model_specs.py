@@ -1,9 +1,10 @@
 """The four models of a run, as the recipe describes them (paper 003 V-A, VII-C)."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
+from infra.configuration import LATER, plain
 from pipeline.runs.names import (
     ALIGNER,
     ALIGNMENT_STEP,
@@ -15,8 +16,10 @@ from pipeline.runs.names import (
     TEACHER,
     UNLABELLED,
     features_step,
+    model_step,
 )
 from training.algorithms.learning_rates import MinRateNewbob, exponential_decay
+from training.algorithms.optimizers import AdamConfig, OptimizerConfig
 from training.data.sub_epochs import (
     SubEpoch,
     scheduled_learning_sub_epochs,
@@ -24,7 +27,7 @@ from training.data.sub_epochs import (
 )
 from training.fit.steps import LoopConfig
 from training.models.acoustic_model import ModelConfig
-from training.recipes import CheckpointConfig, Recipe, SupervisedConfig
+from training.recipes import CheckpointConfig, Recipe, StudentConfig, SupervisedConfig, WarmStart
 from training.trainers.registry import TrainerConfig
 
 
@@ -33,7 +36,8 @@ class Fit:
     """Fit describes one model's training: its name, form, data, sub-epochs and trainer.
 
     With `newbob` the sub-epochs are the most that are made, at its rates; the loss is that of one
-    labelled utterance in `validation_one_in`, which training leaves out.
+    labelled utterance in `validation_one_in`, which training leaves out. `warm_start` is the model
+    of the run from which training begins, or "none".
     """
 
     name: str
@@ -46,6 +50,8 @@ class Fit:
     seed: int
     newbob: MinRateNewbob | None = None
     validation_one_in: int = 0
+    optimizer: OptimizerConfig = field(default=AdamConfig(), metadata=LATER)
+    warm_start: WarmStart = field(default="none", metadata=LATER)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
 
     def __post_init__(self) -> None:
@@ -60,14 +66,20 @@ class Fit:
         """Return the steps whose manifests this model depends on."""
         # The frozen global mean and variance make each model depend on both subsets.
         moments = [features_step(LABELLED), features_step(UNLABELLED)]
-        return [self.labelled, *([self.unlabelled] if self.unlabelled else []), *moments]
+        steps = [self.labelled, *([self.unlabelled] if self.unlabelled else []), *moments]
+        return steps if self.warm_start == "none" else [*steps, model_step(self.warm_start)]
 
     @property
     def config(self) -> dict[str, Any]:
         """Return all that decides the model; how often training is saved does not."""
-        config = asdict(self)
+        config: dict[str, Any] = plain(self)
         del config["checkpoints"]
         return config
+
+
+def loop_of(config: SupervisedConfig | StudentConfig) -> LoopConfig:
+    """Return the settings of the training loop."""
+    return LoopConfig(config.minibatch_frames, config.max_gradient_norm, config.warm_up_steps)
 
 
 def _supervised(name: str, config: SupervisedConfig, recipe: Recipe, labelled: str) -> Fit:
@@ -81,11 +93,13 @@ def _supervised(name: str, config: SupervisedConfig, recipe: Recipe, labelled: s
         labelled=labelled,
         unlabelled=None,
         sub_epochs=supervised_sub_epochs(decay, config.num_chunked_epochs),
-        loop=LoopConfig(config.minibatch_frames, config.max_gradient_norm),
+        loop=loop_of(config),
         trainer=config.trainer,
         seed=config.seed,
         newbob=MinRateNewbob(*rates) if is_newbob else None,
         validation_one_in=config.validation_one_in if is_newbob else 0,
+        optimizer=config.optimizer,
+        warm_start=config.warm_start,
         checkpoints=recipe.checkpoints,
     )
 
@@ -123,8 +137,10 @@ def student_fit(recipe: Recipe) -> Fit:
         labelled=ALIGNMENT_STEP,
         unlabelled=PARTITIONS_STEP,
         sub_epochs=sub_epochs,
-        loop=LoopConfig(config.minibatch_frames, config.max_gradient_norm),
+        loop=loop_of(config),
         trainer=config.trainer,
         seed=config.seed,
+        optimizer=config.optimizer,
+        warm_start=config.warm_start,
         checkpoints=recipe.checkpoints,
     )

@@ -3,11 +3,12 @@
 import math
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
+from infra.configuration import LATER
 from training.data.dataset import Dataset
 from training.data.minibatch import Minibatch
 from training.data.sub_epochs import SubEpoch
@@ -36,10 +37,14 @@ class FrameTotals:
 
 @dataclass(frozen=True, slots=True)
 class LoopConfig:
-    """LoopConfig: gradients are sums over about `minibatch_frames`, clipped at a norm a frame."""
+    """LoopConfig: gradients are sums over about `minibatch_frames`, clipped at a norm a frame.
+
+    The learning rate rises over the first `warm_up_steps` of all training.
+    """
 
     minibatch_frames: int
     max_gradient_norm: float
+    warm_up_steps: int = field(default=0, metadata=LATER)
 
 
 def take_steps(

@@ -26,7 +26,7 @@ from training.distributed.process_group import ProcessGroup
 from training.fit.model_specs import Fit
 from training.fit.training_loop import Fitting
 from training.models.acoustic_model import AcousticModel
-from training.models.store import TrainedModel, log_priors, store_model
+from training.models.store import TrainedModel, load_model, log_priors, store_model
 
 
 def fit_model(fit: Fit, store: ObjectStore, run_uri: str, group: ProcessGroup) -> StepResult:
@@ -51,6 +51,8 @@ def train_model(fit: Fit, group: ProcessGroup, context: StepContext) -> StepCont
     # Ranks draw their own dropout; their initial weights are replaced by rank 0's.
     torch.manual_seed((fit.seed + group.rank()) % 2**64)  # the largest seed is 2^64 - 1
     model = AcousticModel(fit.model, len(labelled.statistics["senone_counts"]))
+    if fit.warm_start != "none":
+        warm_start(model, load_model(store, run_uri, fit.warm_start).model, fit)
     model.freeze_normalization(global_moments(store, run_uri))
     dataset = open_dataset(fit, store, run_uri, labelled.outputs, group)
     curve = Fitting(fit, model, dataset, checkpoints_of(fit, context, group), group).run()
@@ -60,6 +62,20 @@ def train_model(fit: Fit, group: ProcessGroup, context: StepContext) -> StepCont
     if group.rank() != 0:
         return None
     return store_model(context, trained, data, {"curve": curve, "num_ranks": group.size()})
+
+
+def warm_start(model: AcousticModel, trained: AcousticModel, fit: Fit) -> None:
+    """Begin from the weights of a model that was trained on a part of the data (000 3.2).
+
+    Raises ConfigurationError where that model is of another form.
+    """
+    forms = [(each.config, each.num_senones) for each in (model, trained)]
+    if forms[0] != forms[1]:
+        raise ConfigurationError(
+            f"{fit.name}: warm_start = {fit.warm_start!r}: is {forms[1]}, and this model is "
+            f"{forms[0]}: need a model of the same form, or warm_start = 'none'"
+        )
+    model.load_state_dict(trained.state_dict())
 
 
 def global_moments(store: ObjectStore, run_uri: str) -> Moments:

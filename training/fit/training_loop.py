@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from training.algorithms.learning_rates import warm_up_factor
 from training.checkpoints.checkpointer import Checkpointer
 from training.checkpoints.training_state import load_whole_state, whole_state
 from training.data.dataset import Dataset
@@ -37,8 +38,7 @@ class Fitting:
         self.dataset = dataset
         self.checkpoints = checkpoints
         self.group = group
-        # The papers use SGD, whose rate must be found for each corpus; Adam's need not.
-        self.optimizer = torch.optim.Adam(model.parameters())
+        self.optimizer = fit.optimizer.make_optimizer(model.parameters())
         self.trainer = fit.trainer.make_trainer(model, self.optimizer, group)
         self.progress = Progress(newbob=fit.newbob.begin() if fit.newbob else None)
 
@@ -85,8 +85,7 @@ class Fitting:
     def _train(self, sub_epoch: SubEpoch) -> None:
         """Take the steps that are left of the sub-epoch."""
         # Rates decay by sub-epoch, and are slightly higher on labelled data (003 V-D).
-        for settings in self.optimizer.param_groups:
-            settings["lr"] = sub_epoch.learning_rate
+        self._set_rate(sub_epoch.learning_rate)
         cursor, minibatches = shard_sub_epoch(
             sub_epoch, self.progress.cursor, self.dataset, self.group
         )
@@ -98,10 +97,17 @@ class Fitting:
             for result in steps:
                 self.progress.totals.add(result)
                 self.progress.cursor = cursor = cursor.stepped()
+                self._set_rate(sub_epoch.learning_rate)
                 # After a sub-epoch's last step the sub-epoch's end is saved.
                 is_due = self.fit.checkpoints.is_due(self.trainer.num_steps)
                 if is_due and cursor.num_steps_left:
                     self._save()
+
+    def _set_rate(self, learning_rate: float) -> None:
+        """Set the next step's rate, which rises over the warm-up, counted from the first step."""
+        factor = warm_up_factor(self.trainer.num_steps, self.fit.loop.warm_up_steps)
+        for settings in self.optimizer.param_groups:
+            settings["lr"] = learning_rate * factor
 
     def _validate(self) -> dict[str, Any]:
         """Give newbob the validation loss of the model that leaving the trainer left."""

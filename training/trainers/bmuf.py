@@ -2,17 +2,18 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from infra.ranges import Range, check_ranges
 from training.algorithms.block_filter import (
+    BlockConfig,
     BlockFilter,
     BlockState,
     Form,
+    OptimizerState,
     block_momentum_for,
 )
 from training.distributed import collectives
@@ -32,8 +33,6 @@ from training.trainers.resharding import (
 )
 from training.trainers.statistics import BmufStatistics, HtmStatistics, norm_of
 from training.trainers.trainer import Trainer
-
-OptimizerState = Literal["keep", "average", "reset"]
 
 
 class Bmuf(Trainer):
@@ -261,17 +260,6 @@ def check_block_size(block_size: int) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockConfig:
-    """BlockConfig: zeta, and C of eq. (5); the defaults are those of paper 000 3.2."""
-
-    block_size: Annotated[int, Range(1, 1_000_000)] = 50
-    block_learning_rate: Annotated[float, Range(1e-6, 1000)] = 1.0
-    momentum_constant: Annotated[float, Range(1e-6, 1000)] = 1.0
-
-    __post_init__ = check_ranges
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BmufConfig(BlockConfig):
     """BMUF: the models of all ranks are averaged after every block of steps, and filtered."""
 
@@ -283,7 +271,7 @@ class BmufConfig(BlockConfig):
     def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
         """Raise ValueError if so many ranks give a block momentum below 0."""
         del ranks_per_host
-        block_momentum_for(num_ranks, self.block_learning_rate, self.momentum_constant)
+        self.check_models(num_ranks)
 
     def make_trainer(self, model: nn.Module, optimizer: Optimizer, group: ProcessGroup) -> Bmuf:
         """Wrap model and optimizer; all ranks of `group` must call this together."""
@@ -293,5 +281,8 @@ class BmufConfig(BlockConfig):
             group=group,
             block_size=self.block_size,
             block_learning_rate=self.block_learning_rate,
+            block_momentum=self.block_momentum,
             momentum_constant=self.momentum_constant,
+            form=self.form,
+            optimizer_state=self.optimizer_state,
         )

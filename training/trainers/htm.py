@@ -9,9 +9,9 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from infra.ranges import Range
-from training.algorithms.block_filter import Form, block_momentum_for
+from training.algorithms.block_filter import BlockConfig, Form, OptimizerState
 from training.distributed import process_group
-from training.trainers.bmuf import BlockConfig, Bmuf, OptimizerState
+from training.trainers.bmuf import Bmuf
 from training.trainers.gtc import RESIDUAL_RULES, GradientThreshold, ThresholdedSum
 from training.trainers.parameters import FlatParameters
 from training.trainers.resharding import ReshardingPlan, State, check_settings
@@ -212,8 +212,7 @@ class HtmConfig(BlockConfig):
 
     def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
         """Raise ValueError if so many ranks make no equal groups, or a block momentum below 0."""
-        num_models = num_groups(num_ranks, self.group_size or ranks_per_host)
-        block_momentum_for(num_models, self.block_learning_rate, self.momentum_constant)
+        self.check_models(num_groups(num_ranks, self.group_size or ranks_per_host))
 
     def make_trainer(self, model: nn.Module, optimizer: Optimizer, group: ProcessGroup) -> Htm:
         """Wrap model and optimizer; all ranks of `group` must call this together."""
@@ -225,5 +224,8 @@ class HtmConfig(BlockConfig):
             gradient_threshold=self.gradient_threshold,
             block_size=self.block_size,
             block_learning_rate=self.block_learning_rate,
+            block_momentum=self.block_momentum,
             momentum_constant=self.momentum_constant,
+            form=self.form,
+            optimizer_state=self.optimizer_state,
         )

@@ -15,8 +15,6 @@ from training.models.acoustic_model import AcousticModel, ModelConfig
 from training.recipes import Recipe
 
 WEIGHT_BYTES = 4
-MODEL_AND_ADAM_VECTORS = 3
-"""Numbers a weight in a rank's checkpoint besides the trainer's: itself and Adam's two moments."""
 WHOLE_SHARDS_A_RANK = 4
 """With so many shards a rank and share, each rank reads whole shards (training.data.sharding)."""
 
@@ -61,7 +59,8 @@ def training_volume(
                 times = 1 / sub_epoch.num_shares if whole else num_ranks
                 reads, num_bytes = reads + times * shards, num_bytes + times * size
     weights = WEIGHT_BYTES * num_parameters(fit.model, num_senones)
-    copies = MODEL_AND_ADAM_VECTORS + fit.trainer.num_state_vectors
+    # A rank's checkpoint has the weights, and what optimizer and trainer keep.
+    copies = 1 + fit.optimizer.num_state_vectors + fit.trainer.num_state_vectors
     saves = len(fit.sub_epochs)
     if fit.checkpoints.steps:
         step_frames = num_ranks * fit.loop.minibatch_frames

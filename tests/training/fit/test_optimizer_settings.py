@@ -1,0 +1,195 @@
+"""A recipe's optimizer, block momentum, warm-up and warm start decide what a fit does."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from infra.configuration import ConfigurationError, canonical_json, digest
+from jobs.cli.job import recipe_path
+from tests.training.fit.small_fits import copy_stopped, fit, small_fit, steps_saved, write_run
+from training.algorithms.block_filter import BlockFilter
+from training.algorithms.optimizers import AdamConfig, AdamwConfig, OptimizerConfig, SgdConfig
+from training.distributed.simulated_group import simulate_ranks
+from training.fit.model_specs import Fit, baseline_fit, student_fit
+from training.models.acoustic_model import ModelConfig
+from training.models.store import decode_model
+from training.recipes import CheckpointConfig, Recipe, read_recipe
+from training.trainers import Bmuf, Htm
+from training.trainers.bmuf import BmufConfig
+from training.trainers.htm import HtmConfig
+
+EVERY_STEP = CheckpointConfig(steps=1, num_kept=1000)
+
+
+def recipe(*overrides: str) -> Recipe:
+    return read_recipe(recipe_path("demo"), overrides)
+
+
+@pytest.fixture
+def steps_taken() -> Iterator[list[tuple[type[Optimizer], dict[str, Any]]]]:
+    """Each step's optimizer and hyperparameters, in the order in which simulated ranks step."""
+    taken: list[tuple[type[Optimizer], dict[str, Any]]] = []
+
+    def note(optimizer: Optimizer, *_: object) -> None:
+        taken.append((type(optimizer), dict(optimizer.param_groups[0])))
+
+    handle = register_optimizer_step_pre_hook(note)
+    yield taken
+    handle.remove()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "made", "settings"),
+    [
+        (SgdConfig(momentum=0.8), SGD, {"momentum": 0.8, "weight_decay": 0}),
+        (AdamConfig(beta1=0.8, epsilon=1e-7), Adam, {"betas": (0.8, 0.999), "eps": 1e-7}),
+        (AdamwConfig(beta2=0.99), AdamW, {"betas": (0.9, 0.99), "weight_decay": 0.01}),
+    ],
+    ids=lambda each: getattr(each, "name", ""),
+)
+def test_a_fit_steps_the_optimizer_that_it_names(
+    tmp_path: Path,
+    steps_taken: list[tuple[type[Optimizer], dict[str, Any]]],
+    optimizer: OptimizerConfig,
+    made: type[Optimizer],
+    settings: dict[str, object],
+) -> None:
+    """With its settings, at every step; the loss falls."""
+    write_run(tmp_path)
+    manifest, _ = simulate_ranks(1, fit, tmp_path, replace(small_fit(), optimizer=optimizer))[0]
+    assert {each for each, _ in steps_taken} == {made}
+    assert all(settings.items() <= taken.items() for _, taken in steps_taken)
+    losses = [point["cross_entropy"] for point in manifest.statistics["curve"]]
+    assert losses[-1] < losses[0]
+
+
+def test_recipes_choose_the_optimizer() -> None:
+    """By its name; Adam's defaults are torch's; another optimizer's setting is refused."""
+    chosen = student_fit(recipe("student.optimizer.name=sgd", "student.optimizer.momentum=0.5"))
+    assert chosen.optimizer == SgdConfig(momentum=0.5)
+    parameters = [torch.nn.Parameter(torch.zeros(1))]
+    for config, made in ((AdamConfig(), Adam), (AdamwConfig(), AdamW)):
+        assert config.make_optimizer(parameters).defaults == made(parameters).defaults
+    with pytest.raises(ConfigurationError, match="unknown key momentum: known: name, beta1"):
+        recipe("student.optimizer.name=adam", "student.optimizer.momentum=0.5")
+    with pytest.raises(ConfigurationError, match="optimizer: name = 'sgdm': need one of 'sgd'"):
+        recipe("student.optimizer.name=sgdm")
+
+
+@pytest.mark.parametrize("trainer", [BmufConfig, HtmConfig])
+def test_recipes_choose_the_block_filter(trainer: type[BmufConfig] | type[HtmConfig]) -> None:
+    """Form, block momentum and the optimizer's state reach the trainer; eq. (5) is the default."""
+    chosen = trainer(block_momentum=0.25, form="as_printed", optimizer_state="average")
+    made, usual = (simulate_ranks(4, make, each)[0] for each in (chosen, trainer()))
+    assert made.filter == BlockFilter(1.0, 0.25, "as_printed")
+    assert made.optimizer_state == "average"
+    assert usual.filter == BlockFilter(1.0, 0.0 if isinstance(usual, Htm) else 0.75, "nesterov")
+    assert usual.optimizer_state == "keep"
+
+
+def make(group: Any, config: BmufConfig | HtmConfig) -> Bmuf:
+    model = torch.nn.Linear(2, 2)
+    return config.make_trainer(model, torch.optim.SGD(model.parameters()), group)
+
+
+def test_a_given_block_momentum_needs_no_eq_5() -> None:
+    """C = 0.1 gives 4 models a negative block momentum, which a given one takes the place of."""
+    with pytest.raises(ValueError, match=r"momentum_constant = 0\.1: need at least"):
+        BmufConfig(momentum_constant=0.1).check_ranks(4, 4)
+    BmufConfig(momentum_constant=0.1, block_momentum=0.0).check_ranks(4, 4)
+
+
+def warmed_up() -> Fit:
+    what = small_fit("bmuf", checkpoints=EVERY_STEP)
+    return replace(what, loop=replace(what.loop, warm_up_steps=5))
+
+
+def test_the_rate_rises_over_the_warm_up(
+    tmp_path: Path, steps_taken: list[tuple[type[Optimizer], dict[str, Any]]]
+) -> None:
+    """From a fifth by a fifth each step, across sub-epochs; then the sub-epochs' own rates."""
+    what = warmed_up()
+    write_run(tmp_path)
+    simulate_ranks(1, fit, tmp_path, what)
+    rates = [taken["lr"] for _, taken in steps_taken]
+    steps = len(rates) // len(what.sub_epochs)
+    expected = [each.learning_rate for each in what.sub_epochs for _ in range(steps)]
+    assert steps < 5 < len(rates)
+    warm = [(number + 1) / 5 * rate for number, rate in enumerate(expected[:4])]
+    assert rates == [*warm, *expected[4:]]
+
+
+def test_the_warm_up_resumes(tmp_path: Path) -> None:
+    """Its steps are counted over all of training, so that resuming is bitwise."""
+    what = warmed_up()
+    write_run(tmp_path / "whole")
+    expected = simulate_ranks(2, fit, tmp_path / "whole", what)
+    for step in steps_saved(tmp_path / "whole", what)[:4]:
+        copy_stopped(tmp_path / "whole", what, step, tmp_path / f"stopped-{step}")
+        assert simulate_ranks(2, fit, tmp_path / f"stopped-{step}", what) == expected
+
+
+def warm_student() -> Fit:
+    """A student that begins from the baseline, and whose rate leaves it there."""
+    what = replace(small_fit(student=True), warm_start="baseline")
+    still = [replace(each, learning_rate=1e-30) for each in what.sub_epochs[:1]]
+    return replace(what, sub_epochs=still)
+
+
+def test_a_warm_start_begins_from_an_earlier_model(tmp_path: Path) -> None:
+    """Its weights are the baseline's, on all ranks; the baseline is one of its inputs."""
+    write_run(tmp_path)
+    _, baseline = simulate_ranks(2, fit, tmp_path, small_fit())[0]
+    manifest, student = simulate_ranks(2, fit, tmp_path, warm_student())[0]
+    before, after = (decode_model(each).model.state_dict() for each in (baseline, student))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert "models/baseline" in manifest.inputs
+    assert "models/baseline" not in small_fit(student=True).inputs
+
+
+def test_a_warm_start_needs_a_model_of_the_same_form(tmp_path: Path) -> None:
+    """Both forms are named; so is a model that a recipe cannot begin from."""
+    write_run(tmp_path)
+    simulate_ranks(1, fit, tmp_path, small_fit())
+    wider = replace(warm_student(), model=ModelConfig(2, 9, False, 1, 0.1))
+    with pytest.raises(ConfigurationError, match=r"'baseline': is .*num_units=8.* num_units=9"):
+        simulate_ranks(1, fit, tmp_path, wider)
+    assert student_fit(recipe("student.warm_start=aligner")).warm_start == "aligner"
+    for section in ("aligner", "teacher"):
+        with pytest.raises(ConfigurationError, match="warm_start = 'aligner': need one of none:"):
+            recipe(f"{section}.warm_start=aligner")
+    with pytest.raises(ConfigurationError, match="baseline: warm_start = 'baseline': need one of"):
+        recipe("baseline.warm_start=baseline")
+
+
+@pytest.mark.parametrize(
+    ("setting", "default", "other"),
+    [
+        ("student.optimizer.name", "adam", "adamw"),
+        ("student.warm_up_steps", "0", "1"),
+        ("student.warm_start", "none", "baseline"),
+        ("baseline.optimizer.name", "adam", "sgd"),
+        ("baseline.warm_up_steps", "0", "7"),
+        ("baseline.warm_start", "none", "aligner"),
+        ("student.trainer.form", "nesterov", "as_printed"),
+        ("student.trainer.optimizer_state", "keep", "reset"),
+        ("student.trainer.block_momentum", "", "0.5"),
+    ],
+)
+def test_settings_of_later_versions_keep_digests(setting: str, default: str, other: str) -> None:
+    """A recipe, and a fit, that do not use one have the digests that they had without it."""
+    before, changed = recipe(), recipe(f"{setting}={other}")
+    if default:
+        assert recipe(f"{setting}={default}") == before
+    describe = {"student": student_fit, "baseline": baseline_fit}[setting.partition(".")[0]]
+    name = setting.removesuffix(".name").rsplit(".", 1)[-1]
+    assert f"'{name}'" not in str(describe(before).config)
+    assert f'"{name}"' not in canonical_json(before)
+    assert digest(changed) != digest(before)
+    assert describe(changed).config != describe(before).config
