@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
 from pipeline.runs.manifest import Output, read_output
+from pipeline.runs.names import ACCESS_DENIED, MISSING_OBJECT
 
 
 class LossBudgetExceededError(Exception):
@@ -50,10 +51,12 @@ def loss_error(
     num_lost: int, limit: LossLimit, reasons: Counter[str], example: str
 ) -> LossBudgetExceededError:
     """Make the error of a step that has lost too much: value, bound, reasons and remedy."""
+    may_be_back = {MISSING_OBJECT, ACCESS_DENIED} & reasons.keys()
+    retry = "once audio is back, megahour retry reads it again; " if may_be_back else ""
     return LossBudgetExceededError(
         f"{num_lost} of {limit.num_utterances} utterances quarantined, the loss budget is "
         f"{limit.loss_budget:.2%}; reasons: {dict(reasons.most_common())}. See the ledgers, such "
-        f"as {example}; fix the data (megahour retry reads lost audio again), or raise loss_budget"
+        f"as {example}; {retry}fix the data, or raise loss_budget"
     )
 
 

@@ -34,6 +34,9 @@ SCRATCH_FOLDER = "scratch"
 CHECKPOINTS_FOLDER = "checkpoints"
 LEDGER_SUFFIX = ".ledger.jsonl"
 
+MISSING_OBJECT, ACCESS_DENIED = "missing_object", "access_denied"
+"""Reasons in a ledger for audio that was not there, and may be there later."""
+
 # Within a run, beside the steps; and within a corpus.
 STEP_RECORDS_FOLDER = "steps"
 PLAN_DOCUMENT = "plan/plan.json"

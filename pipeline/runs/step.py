@@ -277,8 +277,8 @@ def commit_each(
     if watch is None:
         new = distribute(pending, run_task, description)
     else:
-        for commit in committed.values():
-            watch.see(loss_of(commit))
+        for name in tasks.keys() & committed.keys():
+            watch.see(loss_of(committed[name]))
         new = distribute(pending, WatchedFunction(run_task, watch), description)
         for result in new:  # a cluster shows the last ones only now
             watch.see(loss_of(result))

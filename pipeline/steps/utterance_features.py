@@ -22,6 +22,7 @@ from pipeline.filterbank import FRAME_SHIFT_MS, SAMPLE_RATE_HZ
 from pipeline.filterbank.log_mel import Engine, log_mel_energies
 from pipeline.normalization import CausalMean
 from pipeline.records import Quarantined, Utterance
+from pipeline.runs.names import ACCESS_DENIED, MISSING_OBJECT
 from pipeline.shards import FeatureRow, Storage, as_stored
 from pipeline.splicing import STACK
 from pipeline.steps.audio_objects import AudioObjects
@@ -32,8 +33,8 @@ MIN_FRAMES = 2 * STACK - 1
 PCM_BYTES_PER_S = 2 * SAMPLE_RATE_HZ
 
 REFUSALS = {
-    ObjectNotFound: "missing_object",
-    ObjectDenied: "access_denied",
+    ObjectNotFound: MISSING_OBJECT,
+    ObjectDenied: ACCESS_DENIED,
     PrefixError: "outside_prefixes",
     ObjectTooLarge: "too_large",
 }

@@ -16,6 +16,8 @@ from infra.store.object_store import ObjectStore, join_uri
 from pipeline.filters import SelectionFilters
 from pipeline.packing import group_buckets
 from pipeline.runs.commit import Commit, StepContext, committed_tasks
+from pipeline.runs.ledger import LossLimit
+from pipeline.runs.loss_watch import LossWatch
 from pipeline.runs.names import METADATA_FOLDER, SCRATCH_FOLDER, UNLABELLED, selection_step
 from pipeline.runs.step import (
     Distribute,
@@ -91,7 +93,7 @@ def select_utterances(
     def select(context: StepContext) -> StepContents:
         ranges = num_ranges([found for objects in listing.values() for found in objects])
         indexes, selected = select_records(
-            context, applied, metadata_uri, buckets, ranges, distribute
+            context, applied, metadata_uri, buckets, ranges, loss_budget, distribute
         )
         plan = TaskPlan(
             plan_files(context, applied, selected),
@@ -116,6 +118,7 @@ def select_records(
     metadata_uri: str,
     buckets: Sequence[Bucket],
     ranges: int,
+    loss_budget: float,
     distribute: Distribute,
 ) -> tuple[list[Commit], list[Commit]]:
     """Index each bucket, find the cutoff, and select from each bucket; the commits of both passes.
@@ -136,9 +139,15 @@ def select_records(
         SelectTask(scratch, rules, cutoff.last_priority, bucket, number, cutoff.duplicates[number])
         for number, bucket in enumerate(buckets)
     ]
-    to_select = {task.name: task for task in tasks}
+    # The buckets with most bad records come first, so that the loss budget ends the pass early.
+    worst_first = sorted(tasks, key=lambda task: -indexes[task.number].quarantined.utterances)
+    to_select = {task.name: task for task in worst_first}
+    num_records = sum(index.tally_in.utterances for index in indexes)
+    watch = LossWatch(scratch, LossLimit(loss_budget, num_records))
     description = "select from the buckets"
-    return indexes, commit_each(committed, to_select, select_bucket, distribute, description)
+    selected = commit_each(committed, to_select, select_bucket, distribute, description, watch)
+    by_name = {commit.task: commit for commit in selected}
+    return indexes, [by_name[task.name] for task in tasks]
 
 
 def plan_files(
