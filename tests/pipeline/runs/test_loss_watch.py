@@ -120,7 +120,7 @@ def corpus(tmp_path: Path) -> tuple[ObjectStore, str, str]:
 
 
 def extract(corpus: tuple[ObjectStore, str, str], remedy: str) -> int:
-    """Extract the file until 5 of 40 are lost, of which 4 may be; return the GETs that this took."""
+    """Extract the file until 5 of 40 are lost, where 4 may be; return the GETs that this took."""
     store, run_uri, corpus_uri = corpus
     before, config = REQUESTS.total(), ExtractionConfig(gets_in_flight=2, seed=3)
     arguments = (store, run_uri, "unlabelled", corpus_uri, config, 0.1, serially)
