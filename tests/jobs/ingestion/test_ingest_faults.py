@@ -122,6 +122,17 @@ def test_a_faulty_utterance_is_a_row_and_the_others_are_ingested(
     assert len(list(corpus.glob("audio/*/*"))) == 6
 
 
+def test_an_id_may_be_as_long_as_a_files_name(kaldi_dir: Path, tmp_path: Path) -> None:
+    """With its suffix 255 bytes; of 256 it is a row."""
+    for name in ("b" * 250, "c" * 251):
+        for table, line in added(name).items():
+            append(kaldi_dir, table, line)
+    corpus = tmp_path / "corpus"
+    found = ingest(kaldi_dir, ObjectStore((str(corpus),)), str(corpus))
+    assert [row.utterance_id for row in found.quarantined] == ["c" * 251]
+    assert len(list(corpus.glob(f"audio/*/{'b' * 250}.flac"))) == 1
+
+
 EXTREMES = {
     "9999-12-31T23:59:59-14:00": "date=9999-12-31",
     "0001-01-01T00:00:00+14:00": "date=0001-01-01",

@@ -74,6 +74,18 @@ def test_a_file_behind_a_wav_is_noticed(follower: str) -> None:
     require_one_wav(data + b"LIST and more")
 
 
+@pytest.mark.parametrize("num_newlines", [7, 8])
+def test_eight_newlines_show_it_where_no_length_is_stated(num_newlines: int) -> None:
+    """Fewer may follow carriage returns by chance: one in 256 does."""
+    data = bytearray(encode("WAV", "PCM_16", 400).replace(b"\n", b"\0"))
+    data[4:8] = data[40:44] = b"\xff" * 4
+    data[100 : 100 + 2 * num_newlines] = b"\r\n" * num_newlines
+    if num_newlines == 8:
+        assert wav_reason(bytes(data), 400) == "newlines_converted"
+    else:
+        require_wav(bytes(data), 400)
+
+
 @pytest.mark.parametrize("subtype", ["PCM_16", "ALAW"])
 def test_newlines_of_text_are_noticed(subtype: str) -> None:
     """Each line feed gained a carriage return, however few there are: as many as bytes too many."""

@@ -8,7 +8,12 @@ import soundfile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.audio.decode import AudioError, decode_audio
+from pipeline.audio.decode import (
+    AudioError,
+    decode_audio,
+    decode_utterance,
+    stated_duration_s,
+)
 from pipeline.filterbank.log_mel import log_mel_energies
 
 FORMATS = [
@@ -161,3 +166,44 @@ def test_real_recordings_pass(an4_dir: Path) -> None:
     """AN4's audio decodes; its durations are those of the files' headers."""
     for path in sorted(an4_dir.glob("audio/*/*.flac"))[:40]:
         assert len(decode_audio(path.read_bytes())) == soundfile.info(path).frames
+
+
+PADDING = {"WAV": 0, "FLAC": 0, "VORBIS": 0, "OPUS": 1_600, "MPEG_LAYER_III": 2_304}
+
+
+@pytest.mark.parametrize(("container", "subtype"), FORMATS)
+def test_a_codec_may_add_its_padding(container: str, subtype: str) -> None:
+    """Declared as 2.7 s, 10 % more may be decoded and the codec's padding, and no sample more."""
+    longest = round(1.1 * 2.7 * 16_000) + PADDING.get(subtype, 0)
+    decode_utterance(encode(noise(longest), container, subtype), "utt", 2.7)
+    with pytest.raises(AudioError, match="duration_mismatch"):
+        decode_utterance(encode(noise(longest + 2), container, subtype), "utt", 2.7)
+
+
+def id3(content: bytes, flags: int = 0) -> bytes:
+    size = bytes(len(content) >> shift & 0x7F for shift in (21, 14, 7, 0))
+    return b"ID3\4\0" + bytes([flags]) + size + content
+
+
+@pytest.mark.parametrize("container", ["FLAC", "MP3", "WAV"])
+def test_tags_before_the_audio_are_skipped(container: str) -> None:
+    """One or two, of more than 127 bytes, and one with a footer as long as its header."""
+    subtype = "MPEG_LAYER_III" if container == "MP3" else "PCM_16"
+    data = encode(noise(), container, subtype)
+    samples = decode_audio(data)
+    for tags in (id3(bytes(300)), id3(b"one") + id3(b""), id3(bytes(20), flags=0x10) + bytes(10)):
+        np.testing.assert_array_equal(decode_audio(tags + data), samples)
+        assert stated_duration_s(tags + data) == 2.0
+
+
+@pytest.mark.parametrize("rate_hz", [8_000, 16_000, 44_100])
+def test_a_file_states_its_length_at_any_rate(rate_hz: int) -> None:
+    """Without decoding; what is no audio, or was written to a pipe, states none."""
+    for container, subtype in FORMATS:
+        if (subtype, rate_hz) != ("OPUS", 44_100):
+            data = encode(noise(2 * rate_hz), container, subtype, rate_hz)
+            assert stated_duration_s(data) == pytest.approx(2.0, abs=0.001)
+    flac = encode(noise(), "FLAC")
+    assert stated_duration_s(flac[:22] + bytes(4) + flac[26:]) is None
+    assert stated_duration_s(b"not audio") is None
+    assert stated_duration_s(b"\xff\xfbgarbage") is None
