@@ -20,9 +20,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-ORDERLY_S, GRACE_S = 2.0, 5.0
+ORDERLY_S, GRACE_S, UNKILLABLE_S = 2.0, 5.0, 30.0
 _ROUND_S = 0.05
 _AWAITED = {signal.SIGCHLD, signal.SIGTERM}
+# By this program, and by Python as it starts.
+_CHANGED = {signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ}
 # linux/prctl.h
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -127,7 +129,7 @@ def _start(command: list[str], writer: int, ignored: set[signal.Signals]) -> int
         return child
     try:
         os.setpgid(0, 0)  # a terminal's Ctrl-C is for the asking process
-        for number in {signal.SIGTERM, signal.SIGINT, signal.SIGHUP} - ignored:  # as under nohup
+        for number in _CHANGED - ignored:  # ignored as under nohup
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _AWAITED)
         _on_linux(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -148,6 +150,8 @@ def _end_all(child: int) -> int:
     asked = {os.getpid()}
     while left := _descendants(os.getpid()):
         waited = time.monotonic() - begun
+        if waited > UNKILLABLE_S:  # in a call to a device or file system that does not return
+            break
         is_late = waited > GRACE_S
         due = left if waited > ORDERLY_S or child not in left else {child}
         for process in left if is_late else due - asked:

@@ -159,3 +159,12 @@ def test_a_reader_that_leaves_does_not_stop_the_command() -> None:
     )
     os.close(writer)
     assert done.returncode != 0
+
+
+def test_the_command_has_the_usual_signals() -> None:
+    """A command that writes where nothing reads ends by SIGPIPE, as it would by itself."""
+    script = "sh -c 'kill -PIPE $$; echo survived'; echo $?"
+    done = subprocess.run(
+        command_of(["sh", "-c", script]), capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "141\n"
