@@ -16,7 +16,7 @@ from pipeline.runs.ledger import LossBudgetExceededError
 from pipeline.runs.loss_watch import Overrun
 from pipeline.runs.manifest import manifest_uri, read_manifest, read_output
 from pipeline.runs.step import StepSpec, TaskPlan, run_step, run_tasks
-from pipeline.steps import audio_objects
+from pipeline.steps import audio_objects, features
 from pipeline.steps.features import ExtractionConfig, extract_features
 from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
 from tests.pipeline.runs.small_commits import CONFIG, INPUTS, context
@@ -119,18 +119,21 @@ def corpus(tmp_path: Path) -> tuple[ObjectStore, str, str]:
     return store, run_uri, corpus_uri
 
 
-def extract(corpus: tuple[ObjectStore, str, str], remedy: str) -> int:
-    """Extract the file until 5 of 40 are lost, where 4 may be; return the GETs that this took."""
+def extract(corpus: tuple[ObjectStore, str, str], remedy: str, num_lost: int = 5) -> int:
+    """Extract the file until too many are lost, where 4 may be; return the GETs that this took."""
     store, run_uri, corpus_uri = corpus
     before, config = REQUESTS.total(), ExtractionConfig(gets_in_flight=2, seed=3)
     arguments = (store, run_uri, "unlabelled", corpus_uri, config, 0.1, serially)
-    with pytest.raises(LossBudgetExceededError, match=rf"5 of 40 .* is 10\.00%.*\); {remedy}"):
+    with pytest.raises(LossBudgetExceededError, match=rf"{num_lost} of 40 .*10\.00%.*; {remedy}"):
         extract_features(*arguments)
     return (REQUESTS.total() - before).get
 
 
-def test_a_long_task_ends_at_its_fifth_bad_file(corpus: tuple[ObjectStore, str, str]) -> None:
+def test_a_long_task_ends_at_its_fifth_bad_file(
+    corpus: tuple[ObjectStore, str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of forty files that are no audio, four may be lost; few more than five are read."""
+    monkeypatch.setattr(features, "LOSS_INTERVAL", 1)
     store, run_uri, corpus_uri = corpus
     for found in store.list(join_uri(corpus_uri, "audio")):
         store.put(found.uri, b"no audio")
@@ -139,17 +142,28 @@ def test_a_long_task_ends_at_its_fifth_bad_file(corpus: tuple[ObjectStore, str, 
     assert [each.uri for each in store.list(join_uri(run_uri, "features"))] == []
 
 
+def test_a_short_task_has_a_whole_ledger(corpus: tuple[ObjectStore, str, str]) -> None:
+    """Of fewer than a hundred utterances all are read, so that the ledger names every loss."""
+    store, run_uri, corpus_uri = corpus
+    for found in store.list(join_uri(corpus_uri, "audio"))[:7]:
+        store.put(found.uri, b"no audio")
+    assert extract(corpus, "fix the data, or raise", 7) > 40
+    (commit,) = read_commits(store, run_uri, "features/unlabelled")
+    assert commit.quarantined.utterances == 7
+
+
 def test_a_long_task_ends_at_its_fifth_missing_file(
     corpus: tuple[ObjectStore, str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All but the first are missing: five are asked for again, and the other 34 never are."""
     monkeypatch.setattr(audio_objects, "CONFIRMING_WAITS_S", (0.0,) * 3)
+    monkeypatch.setattr(features, "LOSS_INTERVAL", 1)
     store, run_uri, corpus_uri = corpus
     (selected,) = read_manifest(store, run_uri, "selection/unlabelled").outputs
     records = map(json.loads, read_output(store, run_uri, selected).splitlines())
     for record in list(records)[1:]:
         store.delete(join_uri(corpus_uri, record["audio_uri"]))
-    assert extract(corpus, "once audio is back, megahour retry") < 15 + 3 * (5 + 2)
+    assert extract(corpus, "once audio is back, megahour retry") < 45
 
 
 def test_bad_metadata_ends_a_selection_at_its_worst_bucket(tmp_path: Path) -> None:
