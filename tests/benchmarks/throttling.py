@@ -12,6 +12,7 @@ import heapq
 import json
 import random
 from collections import deque
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 
 from infra.store.request_rate import UNLIMITED, RequestRate, after_answer, take_turn
@@ -21,7 +22,6 @@ PREFIX_PER_S = 5500.0
 BURST_S = 0.01
 LATENCY_S = (0.02, 0.06)
 START_S = 0.5  # tasks do not begin at the same moment
-OBJECTS = {1: 400, 4: 500, 16: 800, 64: 2000}  # of a task: 3.6 s or more at the full rate
 PEERS_PREFIXES, PEERS_OBJECTS = 16, 4000  # a file of five hours holds 2,000 to 6,000 utterances
 
 
@@ -217,22 +217,36 @@ def main() -> None:
     parser.add_argument("--prefixes", type=int, nargs="+", default=[1, 4, 16, 64])
     arguments = parser.parse_args()
     sizes = arguments.hosts, arguments.tasks, arguments.in_flight
-    runs = [(prefixes, OBJECTS[prefixes], True) for prefixes in arguments.prefixes]
+    settings = [
+        Setting(*sizes, 400 + 25 * prefixes, prefixes, is_adaptive=True)
+        for prefixes in arguments.prefixes
+    ]
     if PEERS_PREFIXES in arguments.prefixes:
-        runs.insert(0, (PEERS_PREFIXES, PEERS_OBJECTS, False))
-    for num_prefixes, num_objects, is_adaptive in runs:
-        setting = Setting(*sizes, num_objects, num_prefixes, is_adaptive)
-        outcome = Simulation(setting).run()
+        settings.append(Setting(*sizes, PEERS_OBJECTS, PEERS_PREFIXES, is_adaptive=False))
+    with ProcessPoolExecutor() as pool:
+        # The longest begins: each simulation is one process's.
+        outcomes = list(pool.map(simulate, reversed(settings)))[::-1]
+    for setting, outcome in zip(settings, outcomes, strict=True):
         if arguments.json:
             print(json.dumps({**asdict(setting), **asdict(outcome)}))
-            continue
-        name = "shared rate" if is_adaptive else "backoff alone"
-        print(
-            f"{num_prefixes:3} prefixes, {name:13}: {outcome.num_failed:3} of "
-            f"{outcome.num_tasks} tasks failed, {outcome.share:6.1%} of the store's rate "
-            f"({outcome.overall_share:.1%} to the end, {outcome.seconds:.1f} s), "
-            f"{outcome.throttled_share:.1%} of the answers throttled"
-        )
+        else:
+            print(show(setting, outcome))
+
+
+def simulate(setting: Setting) -> Outcome:
+    """Run one simulation."""
+    return Simulation(setting).run()
+
+
+def show(setting: Setting, outcome: Outcome) -> str:
+    """Lay out what became of the tasks."""
+    name = "shared rate" if setting.is_adaptive else "backoff alone"
+    return (
+        f"{setting.num_prefixes:3} prefixes, {name:13}: {outcome.num_failed:3} of "
+        f"{outcome.num_tasks} tasks failed, {outcome.share:6.1%} of the store's rate "
+        f"({outcome.overall_share:.1%} to the end, {outcome.seconds:.1f} s), "
+        f"{outcome.throttled_share:.1%} of the answers throttled"
+    )
 
 
 if __name__ == "__main__":

@@ -167,6 +167,18 @@ def test_local_errors_have_names(tmp_path: Path) -> None:
         store.put(str(tmp_path / "directory"), b"")
 
 
+def test_a_file_that_is_replaced_is_not_read_as_a_mixture(bucket: str) -> None:
+    """Blocks of two objects are never one file's: the second block is refused."""
+    store, uri = ObjectStore((f"s3://{bucket}",)), f"s3://{bucket}/x"
+    store.put(uri, b"a" * 20_000_000)
+    with store.open(uri) as file:
+        assert file.read(10) == b"a" * 10
+        store.put(uri, b"b" * 20_000_000)
+        file.seek(19_000_000)
+        with pytest.raises(StoreError, match=rf"{uri}: the store answered 412"):
+            file.read(10)
+
+
 @pytest.mark.usefixtures("bucket")
 def test_missing_bucket_is_reported_at_once() -> None:
     """Every operation on an absent bucket names it, the server and the variable."""
