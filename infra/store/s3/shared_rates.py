@@ -13,7 +13,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
@@ -90,10 +90,11 @@ class SharedRates:
         return result
 
     def _read(self, cell: int) -> RequestRate:
-        if self._descriptor is None:
+        descriptor = self._descriptor
+        if descriptor is None:
             packed = self._cells.get(cell, b"")
         else:
-            packed = os.pread(self._descriptor, _CELL.size, cell * _CELL.size)
+            packed = os.pread(descriptor, _CELL.size, cell * _CELL.size)
         if len(packed) < _CELL.size:  # beyond the end: no process was throttled there
             return UNLIMITED
         rate = RequestRate(*_CELL.unpack(packed))
@@ -122,7 +123,8 @@ class SharedRates:
         try:
             yield
         finally:
-            fcntl.lockf(descriptor, fcntl.LOCK_UN, *place)
+            with suppress(OSError):
+                fcntl.lockf(descriptor, fcntl.LOCK_UN, *place)
 
 
 class PacedRequests(Patience):
@@ -177,8 +179,10 @@ def place_of(kind: str, bucket: str, key: str) -> str:
 def _try_lock(descriptor: int, num_bytes: int, start: int) -> bool:
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, num_bytes, start)
-    except OSError:
+    except (BlockingIOError, PermissionError):  # another process holds it
         return False
+    except OSError:  # a file system without locks: the rate is then a little off
+        return True
     return True
 
 
