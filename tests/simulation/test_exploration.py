@@ -1,0 +1,154 @@
+"""All schedules of a step's drivers keep the properties of the commit protocol."""
+
+from dataclasses import dataclass, field
+from functools import partial
+
+import pytest
+
+from tests.simulation.exploration import Exploration, Scenario, explore, run_at_random
+from tests.simulation.properties import Properties
+from tests.simulation.replayed_code import run_code
+from tests.simulation.schedules import Faults, Machine, State
+from tests.simulation.simulated_s3 import BUCKET, SimulatedStore, simulated_network
+from tests.simulation.simulated_step import Recipe
+
+RECIPES = (Recipe(20), Recipe(21))
+SAME, OTHER = (0, 0), (0, 1)
+DEVICES = (Recipe(20, "one GPU"), Recipe(20, "another GPU"))
+
+
+@pytest.fixture(autouse=True)
+def network():
+    with simulated_network():
+        yield
+
+
+def explore_all(
+    drivers: tuple[int, ...],
+    num_tasks: int,
+    faults: Faults,
+    recipes: tuple[Recipe, ...] = RECIPES,
+) -> Exploration:
+    found = explore(Properties(recipes, num_tasks).scenario(*drivers), faults)
+    print(f"{drivers} of {recipes} with {num_tasks} tasks and {faults}: {found}")
+    assert found.num_schedules > 1000
+    return found
+
+
+@pytest.mark.parametrize(
+    ("drivers", "num_tasks", "faults"),
+    [
+        (SAME, 0, Faults(crashes=2, lost=1, busy=1)),
+        (OTHER, 0, Faults(crashes=2, lost=1, busy=1)),
+        (SAME, 2, Faults(crashes=2)),
+        (OTHER, 2, Faults(crashes=1)),
+    ],
+)
+def test_all_schedules(drivers: tuple[int, ...], num_tasks: int, faults: Faults) -> None:
+    """Two drivers of one recipe or of two, with a step of no tasks and with one of two."""
+    explore_all(drivers, num_tasks, faults)
+
+
+def test_all_schedules_on_devices_that_differ() -> None:
+    """Each task's first commit is taken, whichever device made it, and no driver fails."""
+    explore_all(OTHER, 2, Faults(crashes=1), DEVICES)
+
+
+@pytest.mark.parametrize("drivers", [SAME, OTHER])
+def test_all_schedules_with_late_and_altered_answers(drivers: tuple[int, ...]) -> None:
+    """A write that takes effect after its sender has given it up; bytes that change on the way."""
+    explore_all(drivers, 1, Faults(crashes=1, lost=1, late=1, altered=1))
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("drivers", [SAME, OTHER])
+def test_all_schedules_of_two_crashes_and_more(drivers: tuple[int, ...]) -> None:
+    """Two drivers, two tasks, two crashes, a lost answer and a 503: two million states in all."""
+    found = explore_all(drivers, 2, Faults(crashes=2, lost=1, busy=1))
+    assert found.num_states > 200_000
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("num_schedules", [100, pytest.param(100_000, marks=pytest.mark.cluster)])
+def test_random_schedules(num_schedules: int) -> None:
+    """Three drivers of four tasks, with fourteen faults: seeds make the choices."""
+    properties = Properties(RECIPES, 4)
+    scenarios = [properties.scenario(*drivers) for drivers in ((0, 0, 0), (0, 0, 1))]
+    faults = Faults(crashes=4, busy=3, lost=3, late=2, altered=2)
+    steps = sum(
+        run_at_random(scenarios[seed % len(scenarios)], faults, seed)
+        for seed in range(num_schedules)
+    )
+    print(f"{num_schedules} schedules of {steps / num_schedules:.0f} steps")
+    assert steps > 40 * num_schedules
+
+
+@dataclass
+class Ends:
+    """Checks nothing; holds how schedules end: the store, and the drivers' outcomes."""
+
+    machine: Machine
+    found: set[tuple[int, tuple[str, ...]]] = field(default_factory=set)
+
+    def check(self, state: State) -> None:
+        pass
+
+    def check_step(self, before: State, after: State) -> None:
+        pass
+
+    def check_end(self, state: State) -> None:
+        if not any(self.machine.actions(state)):
+            outcomes = (self.machine.outcomes[driver.place] for driver in state.drivers)
+            self.found.add((state.store, tuple(map(str, outcomes))))
+
+
+@pytest.mark.parametrize(("num_tasks", "winners"), [(0, {1}), (2, {0, 1})])
+def test_one_of_two_recipes_wins(num_tasks: int, winners: set[int]) -> None:
+    """In a step of tasks none does, if each recipe has committed a task before the other did.
+
+    Both drivers then say which task, and that a fresh --run is needed.
+    """
+    machine = Properties(RECIPES, num_tasks).machine
+    ends = Ends(machine)
+    explore(Scenario(machine, ends, OTHER), Faults(crashes=1))
+    successes = [
+        sum(outcome.startswith("StepResult") for outcome in outcomes) for _, outcomes in ends.found
+    ]
+    assert set(successes) == winners
+
+
+@pytest.mark.parametrize("faults", [Faults(crashes=1), Faults(busy=1, lost=1, late=1)])
+@pytest.mark.parametrize("drivers", [SAME, OTHER])
+def test_orders_that_are_left_out_make_no_difference(
+    drivers: tuple[int, ...], faults: Faults
+) -> None:
+    """Without the reduction there are more states and schedules, and the same ends."""
+    machine = Properties(RECIPES, 1).machine
+    reduced, whole = Ends(machine), Ends(machine)
+    few = explore(Scenario(machine, reduced, drivers), faults)
+    all_orders = explore(Scenario(machine, whole, drivers), faults, reduce=False)
+    assert few.num_states < all_orders.num_states
+    assert few.num_schedules < all_orders.num_schedules / 100
+    assert reduced.found == whole.found
+    assert len(whole.found) > 1 or drivers == SAME
+
+
+def writes(name: str) -> None:
+    for number in range(3):
+        SimulatedStore((f"s3://{BUCKET}",)).put(f"s3://{BUCKET}/{name}/{number}", b"")
+
+
+def test_schedules_are_counted() -> None:
+    """Two times three writes have 20 orders and 16 states; one order stands for all."""
+    machine = Machine([partial(writes, "a"), partial(writes, "b")])
+    scenario = Scenario(machine, Ends(machine), (0, 1))
+    assert explore(scenario, Faults(), reduce=False) == Exploration(16, 24, 20)
+    assert explore(scenario, Faults()) == Exploration(7, 6, 1)
+
+
+def test_code_that_does_not_repeat_itself_is_noticed() -> None:
+    """The exploration would be of no code at all."""
+    names = iter("abcdef")
+    point = run_code(lambda: writes(next(names)))
+    with pytest.raises(AssertionError, match=r"the same answers led to .*b/0.*, before to .*a/0"):
+        point.resume(run_code(lambda: None).outcome)
