@@ -143,7 +143,8 @@ class Checkpointer:
         if any(record.fingerprint != self.fingerprint for record in records):
             raise ValueError(
                 f"{self.uri} belongs to another recipe or other inputs: use another --run, "
-                "or remove the checkpoints to train again"
+                "or remove the checkpoints to train again (other versions of megahour, NumPy or "
+                "torch also make another model)"
             )
 
     def _read(self, record: CheckpointRecord, trainer: type[Trainer]) -> dict[str, Any] | None:
