@@ -101,16 +101,18 @@ class FlatParameters:
 
     def set_gradients(self, flat: Float[Tensor, " elements"]) -> None:
         """Overwrite the gradients; make the missing ones."""
+        self.fill_missing_gradients()
         for p, values in self._with_views(flat):
-            if p.grad is None or p.grad.is_sparse:
-                p.grad = torch.zeros_like(p)
+            assert p.grad is not None
             p.grad.copy_(values)
 
     def fill_missing_gradients(self) -> None:
-        """Make missing gradients zeros, so that the optimizer takes the same steps on all ranks."""
+        """Make missing gradients zeros and sparse ones dense, so that ranks take equal steps."""
         for p in self.named.values():
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
+            elif p.grad.is_sparse:
+                p.grad = p.grad.to_dense()
 
     def by_name(self, flat: Float[Tensor, " elements"]) -> dict[str, Tensor]:
         """Copy a vector to tensors keyed and shaped as the parameters, for a checkpoint."""

@@ -23,8 +23,9 @@ class SynchronousStatistics:
 class GtcStatistics:
     """GtcStatistics adds to `SynchronousStatistics` what becomes of this rank's gradients.
 
-    `density` is the share of gradient elements whose residual reached the threshold. A
-    `residual_norm` (Euclidean) that grows and grows means that the threshold is too large.
+    `density` is the share of gradient elements whose residual reached the threshold. A Euclidean
+    `residual_norm` that keeps growing means a threshold too small at a high density, as an element
+    sends the threshold once a step at most, and one too large at a density near 0.
     """
 
     num_steps: int

@@ -1,0 +1,251 @@
+"""Optimizers and steps beyond the plain: fused, sparse, compiled, factored, not finite."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from tests.training.trainers.ranks import (
+    RankPool,
+    all_equal,
+    minibatch,
+    sgd,
+    small_model,
+    take_step,
+    weights,
+)
+from training.distributed.simulated_group import simulate_ranks
+from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
+
+TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
+    "synchronous": (Synchronous, {}),
+    "gtc": (Gtc, {"gradient_threshold": 1 / 64}),
+    "gtc unquantized": (Gtc, {"gradient_threshold": 0.0}),
+    "bmuf": (Bmuf, {"block_size": 3}),
+    "htm": (Htm, {"group_size": 2, "block_size": 3, "gradient_threshold": 1 / 64}),
+}
+NAMES = sorted(TRAINERS)
+MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
+
+
+def make(group: ProcessGroup, name: str, model: nn.Module, optimizer: Any) -> Trainer:
+    trainer_class, settings = TRAINERS[name]
+    return trainer_class(model, optimizer, group=group, **settings)
+
+
+def train_scaled(group: ProcessGroup, name: str, fused: bool, unscale: bool) -> Tensor:
+    """A loop with `GradScaler`, whose scale 2**10 changes no bit of float32."""
+    model = small_model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with make(group, name, model, optimizer):
+        for step in range(4):
+            optimizer.zero_grad()
+            inputs, targets = minibatch(step, group.rank())
+            scaler.scale(nn.functional.cross_entropy(model(inputs), targets)).backward()
+            if unscale:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+    return weights(model)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_scaled_gradients_of_a_fused_optimizer_are_refused(name: str) -> None:
+    """It would divide the sum by the scale only after GTC compared it with the threshold."""
+    with pytest.raises(ValueError, match=r"use torch\.autocast with bfloat16 and no scaler, or an"):
+        simulate_ranks(4, train_scaled, name, True, False)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_unscaled_gradients_are_exchanged(name: str) -> None:
+    """Those that the scaler has unscaled before the step give the same as an unfused Adam's."""
+    fused, plain = (simulate_ranks(4, train_scaled, name, fused, True) for fused in (True, False))
+    assert all_equal(fused)
+    torch.testing.assert_close(fused[0], plain[0])
+
+
+class Bag(nn.Module):
+    """An embedding of many rows, of which a minibatch touches few."""
+
+    def __init__(self, sparse: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(50, 3, sparse=sparse)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.table(rows).square().sum()
+
+
+def train_sparse(group: ProcessGroup, name: str, sparse: bool) -> Tensor:
+    model = Bag(sparse)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    with make(group, name, model, optimizer):
+        for step in range(7):
+            optimizer.zero_grad()
+            if step != group.rank():  # a rank without data has no gradient at all
+                rows = torch.arange(3) * 7 + step + group.rank()
+                model(torch.cat([rows, rows])).backward()
+            optimizer.step()
+    return weights(model)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sparse_gradients_are_exchanged_as_dense_ones(name: str) -> None:
+    """An embedding with `sparse=True` is trained bitwise as one with dense gradients."""
+    sparse, dense = (simulate_ranks(4, train_sparse, name, sparse) for sparse in (True, False))
+    assert all_equal([*sparse, *dense])
+
+
+def test_sparse_adam_is_refused() -> None:
+    """It takes no dense gradient; the message says what does."""
+
+    def scenario(group: ProcessGroup) -> None:
+        model = Bag(True)
+        make(group, "bmuf", model, torch.optim.SparseAdam(model.parameters()))
+
+    with pytest.raises(
+        ValueError, match=r"SparseAdam takes sparse gradients alone.*use Adam or SGD"
+    ):
+        simulate_ranks(1, scenario)
+
+
+def train_compiled(group: ProcessGroup, name: str, backend: str) -> Tensor:
+    model = small_model()
+    optimizer = sgd(model)
+    step_once = torch.compile(optimizer.step, backend=backend) if backend else optimizer.step
+    with make(group, name, model, optimizer):
+        for step in range(4):
+            optimizer.zero_grad()
+            inputs, targets = minibatch(step, group.rank())
+            nn.functional.cross_entropy(model(inputs), targets).backward()
+            step_once()
+    return weights(model)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_compiled_step_exchanges(rank_pool: RankPool, name: str) -> None:
+    """`torch.compile` around `optimizer.step` leaves the exchanges to Python, bit for bit."""
+    compiled, plain = (rank_pool.run(2, train_compiled, name, each) for each in ("aot_eager", ""))
+    assert all_equal([*compiled, *plain])
+
+
+def factored_moments(group: ProcessGroup, optimizer_state: str) -> dict[str, Tensor]:
+    """Adafactor's state after a block: row and column means, and the step counter."""
+    model = small_model()
+    optimizer = torch.optim.Adafactor(model.parameters(), lr=0.05)
+    trainer = Bmuf(model, optimizer, group=group, block_size=3, optimizer_state=optimizer_state)
+    with trainer:
+        for step in range(3):
+            take_step(model, optimizer, step, group.rank())
+    return {
+        f"{name} {key}": value.clone()
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state[parameter].items()
+    }
+
+
+def test_factored_moments_are_averaged() -> None:
+    """Those of rows and columns have not the parameter's shape; counters remain as they are."""
+    kept = simulate_ranks(3, factored_moments, "keep")
+    averaged = simulate_ranks(3, factored_moments, "average")
+    assert {"0.weight row_var", "0.weight col_var", "0.bias variance"} < kept[0].keys()
+    for name, value in averaged[0].items():
+        assert all_equal([rank[name] for rank in averaged])
+        mean = torch.stack([rank[name] for rank in kept]).mean(0)
+        torch.testing.assert_close(value, mean)
+        assert name.endswith("step") == all_equal([rank[name] for rank in kept])
+
+
+def train_with_a_nan(group: ProcessGroup, name: str, what: float, bad_step: int) -> str:
+    """Rank 1's gradient holds a value in one element of one step."""
+    model = small_model()
+    optimizer = sgd(model)
+    try:
+        with make(group, name, model, optimizer):
+            for step in range(7):
+                optimizer.zero_grad()
+                inputs, targets = minibatch(step, group.rank())
+                nn.functional.cross_entropy(model(inputs), targets).backward()
+                if group.rank() == 1 and step + 1 == bad_step:
+                    model[0].weight.grad[0, 0] = what
+                optimizer.step()
+    except FloatingPointError as error:
+        return f"after {step} steps: {error}"
+    return "no error"
+
+
+@pytest.mark.parametrize("what", [float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    ("name", "num_before"),
+    [("synchronous", 1), ("gtc", 1), ("gtc unquantized", 1), ("bmuf", 2)],
+)
+def test_a_gradient_that_is_not_finite_ends_all_ranks(
+    rank_pool: RankPool, name: str, num_before: int, what: float
+) -> None:
+    """At its step, or at the block's end: all ranks name the rank and the step where it was."""
+    for message in rank_pool.run(2, train_with_a_nan, name, what, 2):
+        assert message.startswith(f"after {num_before} steps: the gradient of rank 1 holds a NaN")
+        assert "first at step 2" in message
+
+
+def test_a_partial_block_is_looked_at_on_leaving() -> None:
+    """Step 7 is the first of the last block, which leaving ends."""
+    for message in simulate_ranks(2, train_with_a_nan, "bmuf", float("nan"), 7):
+        assert "the gradient of rank 1 holds a NaN or an infinity, first at step 7" in message
+
+
+def test_large_gradients_are_finite() -> None:
+    """Their sum overflows on every rank, though none is infinite, nor is the sum over ranks."""
+
+    def scenario(group: ProcessGroup, name: str) -> None:
+        model = nn.Linear(20, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-38)
+        with make(group, name, model, optimizer):
+            for parameter in model.parameters():
+                parameter.grad = torch.full_like(parameter, 3e37)
+            optimizer.step()
+
+    for name in ("synchronous", "bmuf"):
+        simulate_ranks(2, scenario, name)
+
+
+def test_a_sum_that_overflows_is_said_so() -> None:
+    """No rank is at fault, and the message names none."""
+
+    def scenario(group: ProcessGroup) -> None:
+        model = nn.Linear(2, 1)
+        optimizer = sgd(model)
+        with make(group, "synchronous", model, optimizer):
+            for parameter in model.parameters():
+                parameter.grad = torch.full_like(parameter, 3e38)
+            optimizer.step()
+
+    with pytest.raises(FloatingPointError, match="exchanged at step 1 overflows, though each"):
+        simulate_ranks(2, scenario)
+
+
+def save_after_a_nan(group: ProcessGroup, name: str) -> str:
+    model = small_model()
+    optimizer = sgd(model)
+    with make(group, name, model, optimizer) as trainer:
+        take_step(model, optimizer, 0, group.rank())
+        trainer.state_dict()
+        optimizer.zero_grad()
+        if group.rank() == 1:
+            model[0].bias.grad = torch.full((7,), float("nan"))
+        optimizer.step()
+        try:
+            trainer.state_dict()
+        except FloatingPointError as error:
+            raise ZeroDivisionError(str(error)) from None
+    return "no error"
+
+
+def test_bmufs_state_is_not_spoilt() -> None:
+    """Within a block the rank at fault has the only such model, and does not hand it out."""
+    with pytest.raises(ZeroDivisionError, match=r"the gradient of rank 1 holds.*first at step 2"):
+        simulate_ranks(2, save_after_a_nan, "bmuf")

@@ -1,0 +1,167 @@
+"""Trainers say in numbers what they do."""
+
+from dataclasses import asdict, fields
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed import ProcessGroup
+
+from tests.training.trainers.ranks import RankPool, sgd, small_model, take_step
+from training.distributed.simulated_group import simulate_ranks
+from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
+from training.trainers.statistics import Statistics, between
+
+NUM_STEPS = 7
+NUM_ELEMENTS = 66
+WORD_BYTES = 4
+
+
+def train(
+    group: ProcessGroup, make: type[Trainer], settings: dict[str, Any]
+) -> tuple[list[Statistics], dict[str, Any]]:
+    """The statistics before each step and after the last, and the state at the end."""
+    model = small_model()
+    optimizer = sgd(model)
+    found = []
+    with make(model, optimizer, group=group, **settings) as trainer:
+        for step in range(NUM_STEPS):
+            found.append(trainer.statistics())
+            take_step(model, optimizer, step, group.rank())
+        found.append(trainer.statistics())
+        return found, trainer.state_dict()
+
+
+def test_synchronous_sends_every_gradient() -> None:
+    """Each rank gives 4 bytes an element to each step's sum; alone, nothing is sent."""
+    (found, _), *_ = simulate_ranks(2, train, Synchronous, {})
+    for step, statistics in enumerate(found):
+        expected = step * WORD_BYTES * NUM_ELEMENTS
+        assert asdict(statistics) == {"num_steps": step, "bytes_sent": expected}
+    ((found, _),) = simulate_ranks(1, train, Synchronous, {})
+    assert found[-1].bytes_sent == 0
+
+
+def test_gtc_counts_what_it_sends() -> None:
+    """Density and bytes are those of the messages; the norm is that of the residual in the state.
+
+    Nothing that checks or saves counts.
+    """
+    for found, state in simulate_ranks(2, train, Gtc, {"gradient_threshold": 1 / 16}):
+        last = found[-1]
+        assert last.num_elements == NUM_STEPS * NUM_ELEMENTS
+        assert last.density == last.num_elements_sent / last.num_elements
+        assert 0.05 < last.density < 0.95
+        residual = torch.cat([each.reshape(-1) for each in state["residuals"].values()])
+        assert last.residual_norm == pytest.approx(float(residual.norm()))
+        words = [
+            2
+            + min(step.num_elements_sent, 2 * 3)  # above 6 elements a map of two planes is shorter
+            for step in (between(*pair) for pair in pairwise(found))
+        ]
+        assert last.bytes_sent == WORD_BYTES * sum(words)
+
+
+@pytest.mark.parametrize("block_size", [2, 3])
+def test_bmuf_counts_blocks(block_size: int) -> None:
+    """A block's end gives the model to the mean; the norm is that of the update in the state."""
+    for found, state in simulate_ranks(2, train, Bmuf, {"block_size": block_size}):
+        update = torch.cat([each.reshape(-1) for each in state["update"].values()])
+        num_blocks = NUM_STEPS // block_size
+        assert asdict(found[-1]) == {
+            "num_steps": NUM_STEPS,
+            "bytes_sent": num_blocks * WORD_BYTES * NUM_ELEMENTS,
+            "num_blocks": num_blocks,
+            "block_update_norm": pytest.approx(float(update.norm())),
+        }
+
+
+def test_htm_counts_both_tiers() -> None:
+    """A group's leader averages with others and sends the mean to its group; others send less."""
+    settings = {"group_size": 2, "block_size": 3, "gradient_threshold": 1 / 16}
+    ranks = [found[-1] for found, _ in simulate_ranks(4, train, Htm, settings)]
+    model_bytes = WORD_BYTES * NUM_ELEMENTS
+    alone = [found[-1] for found, _ in simulate_ranks(4, train, Htm, settings | {"block_size": 99})]
+    assert [rank.num_blocks for rank in ranks] == [2] * 4
+    for rank, statistics in enumerate(ranks):
+        of_gradients = statistics.bytes_sent - 2 * model_bytes * 2 * (rank % 2 == 0)
+        assert of_gradients <= WORD_BYTES * NUM_STEPS * (2 + 6)
+        assert statistics.block_update_norm > 0 == alone[rank].block_update_norm
+        assert 0 < statistics.density < 1
+
+
+def test_real_ranks_count_as_simulated_ones(rank_pool: RankPool) -> None:
+    """The gather may pad a message, which is counted as it was made."""
+    settings = {"group_size": 2, "block_size": 3, "gradient_threshold": 1 / 16}
+    for make, its in ((Htm, settings), (Gtc, {"gradient_threshold": 1 / 16})):
+        real = [found for found, _ in rank_pool.run(4, train, make, its)]
+        assert real == [found for found, _ in simulate_ranks(4, train, make, its)]
+
+
+def wind_up(group: ProcessGroup, gradient_threshold: float) -> list[float]:
+    """The residual's norm after each of 60 steps of gradients that always point one way."""
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    norms = []
+    with Gtc(model, optimizer, group=group, gradient_threshold=gradient_threshold) as trainer:
+        for _ in range(60):
+            for parameter in model.parameters():
+                parameter.grad = torch.full_like(parameter, 1.0)
+            optimizer.step()
+            norms.append(trainer.statistics().residual_norm)
+    return norms
+
+
+def test_a_residual_that_winds_up_is_seen() -> None:
+    """It grows with every step where an element can send less a step than it receives.
+
+    At a threshold of 2 for gradients of 1 it stays below the threshold.
+    """
+    below, above = (simulate_ranks(2, wind_up, tau)[0] for tau in (2.0, 0.5))
+    assert max(below) <= 2.0 * 5**0.5
+    assert all(later > earlier for earlier, later in pairwise(above))
+    assert above[-1] == pytest.approx(60 * 0.5 * 5**0.5)
+
+
+def starve(group: ProcessGroup, gradient_threshold: float) -> list[Statistics]:
+    model = small_model()
+    optimizer = sgd(model)
+    found = []
+    with Gtc(model, optimizer, group=group, gradient_threshold=gradient_threshold) as trainer:
+        for step in range(60):
+            take_step(model, optimizer, step % 3, group.rank())
+            found.append(trainer.statistics())
+    return found
+
+
+def test_a_threshold_that_does_not_fit_is_seen() -> None:
+    """The residual grows on: below it, because one step sends too little; above it, nearly nothing.
+
+    The density says which.
+    """
+    small, fitting, large = (simulate_ranks(2, starve, tau)[0] for tau in (1 / 64, 1 / 4, 4.0))
+    for found in (small, large):
+        norms = [found[step].residual_norm for step in (4, 9, 19, 39, 59)]
+        assert all(later > earlier for earlier, later in pairwise(norms))
+        assert norms[-1] > 10 * fitting[-1].residual_norm
+    assert fitting[-1].residual_norm < 1.5 * fitting[19].residual_norm
+    assert small[-1].density > 0.8
+    assert 0.1 < fitting[-1].density < 0.2
+    assert large[-1].density < 0.05
+
+
+def test_all_numbers_are_plain() -> None:
+    """A loop may log them as JSON; the unquantized sum sends every element."""
+    for make, settings in (
+        (Synchronous, {}),
+        (Gtc, {"gradient_threshold": 0.0}),
+        (Bmuf, {"block_size": 3}),
+        (Htm, {"group_size": 2, "block_size": 3, "gradient_threshold": 0.0}),
+    ):
+        (found, _), *_ = simulate_ranks(2, train, make, settings)
+        for field in fields(found[-1]):
+            assert type(getattr(found[-1], field.name)) in (int, float)
+        if hasattr(found[-1], "density"):
+            assert found[-1].density == 1.0
