@@ -1,12 +1,13 @@
 """Render the page: word error rates first, then curves, data, targets, shuffle and steps."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
+from typing import Any
 
 from jobs.report_page.markup import details, figure, number, paragraph, section, text
 from jobs.report_page.planned import plan_note, plan_table
-from jobs.report_page.plots import learning_curve, step_bars, word_error_bars
+from jobs.report_page.plots import learning_curve, step_bars, trainer_curve, word_error_bars
 from jobs.report_page.scores import Report, at_paper_placements, headline, in_order
 from jobs.report_page.shuffled import shuffle_note, shuffle_table
 from jobs.report_page.tables import (
@@ -92,11 +93,23 @@ def _word_error_note(report: Report) -> str:
 
 def _curves(report: Report) -> list[str]:
     curves = report.get("curves") or {}
-    return [
-        figure(learning_curve(name, index, curves[name]), _curve_caption(report, name))
-        for index, name in enumerate(in_order(curves))
-        if curves[name]
-    ]
+    figures = []
+    for index, name in enumerate(in_order(curves)):
+        if curves[name]:
+            drawn = learning_curve(name, index, curves[name])
+            figures.append(figure(drawn, _curve_caption(report, name)))
+            if exchanged := trainer_curve(name, index, curves[name]):
+                figures.append(figure(exchanged, _trainer_caption(curves[name])))
+    return figures
+
+
+def _trainer_caption(curve: Sequence[Mapping[str, Any]]) -> str:
+    num_bytes = sum(point["trainer"]["bytes_sent"] for point in curve)
+    return (
+        f"{num_bytes / 1e6:,.1f} MB of gradients and models were sent, of all ranks together. A "
+        "residual that keeps growing means a threshold too small where many gradients are sent, "
+        "and too large where few are"
+    )
 
 
 def _curve_caption(report: Report, name: str) -> str:

@@ -18,6 +18,11 @@ SUB_EPOCHS = {
     True: ("labelled sub-epochs", "o", SERIES[2]),
     False: ("unlabelled sub-epochs", "s", SERIES[1]),
 }
+TRAINER_TITLES = {
+    "density": "gradients sent, %",
+    "residual_norm": "norm of a rank's residual",
+    "block_update_norm": "norm of the block update",
+}
 Curve = Sequence[Mapping[str, Any]]
 
 
@@ -62,6 +67,29 @@ def learning_curve(name: str, index: int, curve: Curve) -> str:
         if len({point["labelled"] for point in curve}) > 1:
             _legend(figure)
         return inline_svg(figure, f"curve-{index}", _curve_label(name, curve))
+
+
+def trainer_curve(name: str, index: int, curve: Curve) -> str:
+    """Draw what a model's trainer exchanged by sub-epoch: density and norms, as far as it has them.
+
+    An empty text for synchronous SGD, which sends every gradient, and for reports before these.
+    """
+    points = [point.get("trainer", {}) for point in curve]
+    shown = [key for key in TRAINER_TITLES if all(key in point for point in points)]
+    if not shown:
+        return ""
+    with page_style():
+        figure = Figure(figsize=(WIDTH_INCHES, 2.3))
+        panels = figure.subplots(1, len(shown), squeeze=False)[0]
+        for axes, key in zip(panels, shown, strict=True):
+            axes.set_title(TRAINER_TITLES[key], loc="left")
+            flat = [{**point, **point["trainer"]} for point in curve]
+            _plot_sub_epochs(axes, flat, key, 100.0 if key == "density" else 1.0)
+            axes.set_ylim(bottom=0)
+        ends = {key: points[-1][key] * (100 if key == "density" else 1) for key in shown}
+        values = ", ".join(f"{TRAINER_TITLES[key]} {ends[key]:.3g}" for key in shown)
+        label = f"What the trainer of {printable(name)} exchanged; at the end: {printable(values)}"
+        return inline_svg(figure, f"trainer-{index}", label)
 
 
 def _curve_label(name: str, curve: Curve) -> str:

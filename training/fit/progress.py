@@ -1,11 +1,26 @@
 """Keep a fit's progress, which its checkpoints hold beside the whole state of training."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from training.algorithms.learning_rates import NewbobState
 from training.data.cursor import DataCursor
 from training.fit.steps import FrameTotals
+from training.trainers.statistics import Statistics
+
+
+@dataclass(slots=True)
+class ExchangeTotals:
+    """ExchangeTotals: one rank's sums over a sub-epoch of what its trainer gave to exchanges."""
+
+    bytes_sent: int = 0
+    num_elements: int = 0
+    num_elements_sent: int = 0
+
+    def add(self, counted: Statistics) -> None:
+        """Add the counts of some steps."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(counted, each.name, 0))
 
 
 @dataclass(slots=True)
@@ -17,6 +32,7 @@ class Progress:
 
     cursor: DataCursor = field(default_factory=DataCursor)
     totals: FrameTotals = field(default_factory=FrameTotals)
+    exchanged: ExchangeTotals = field(default_factory=ExchangeTotals)
     curve: list[dict[str, Any]] = field(default_factory=list)
     newbob: NewbobState | None = None
 
@@ -24,7 +40,7 @@ class Progress:
         """Return plain values for a checkpoint."""
         return {
             "cursor": asdict(self.cursor),
-            "totals": asdict(self.totals),
+            "totals": asdict(self.totals) | {"exchanged": asdict(self.exchanged)},
             "curve": list(self.curve),
             "newbob": None if self.newbob is None else asdict(self.newbob),
         }
@@ -32,9 +48,11 @@ class Progress:
     @classmethod
     def from_state(cls, state: dict[str, Any], num_ranks: int) -> "Progress":
         """Resume on `num_ranks` ranks from the values of `to_state`."""
+        totals = {name: value for name, value in state["totals"].items() if name != "exchanged"}
         return cls(
             DataCursor(**state["cursor"]).resumed(num_ranks),
-            FrameTotals(**state["totals"]),
+            FrameTotals(**totals),
+            ExchangeTotals(**state["totals"].get("exchanged", {})),
             state["curve"],
             None if state["newbob"] is None else NewbobState(**state["newbob"]),
         )

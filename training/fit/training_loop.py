@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -17,9 +17,17 @@ from training.data.sub_epochs import SubEpoch
 from training.distributed import collectives
 from training.distributed.process_group import ProcessGroup
 from training.fit.model_specs import Fit
-from training.fit.progress import Progress
+from training.fit.progress import ExchangeTotals, Progress
 from training.fit.steps import FrameTotals, take_steps, validation_loss
 from training.models.acoustic_model import AcousticModel
+from training.trainers.statistics import (
+    BmufStatistics,
+    GtcStatistics,
+    HtmStatistics,
+    Statistics,
+    between,
+    density,
+)
 
 
 class Fitting:
@@ -41,6 +49,7 @@ class Fitting:
         self.optimizer = fit.optimizer.make_optimizer(model.parameters())
         self.trainer = fit.trainer.make_trainer(model, self.optimizer, group)
         self.progress = Progress(newbob=fit.newbob.begin() if fit.newbob else None)
+        self._statistics = self.trainer.statistics()
 
     def run(self) -> list[dict[str, Any]]:
         """Train to the end, from the newest checkpoint if any; return the learning curve."""
@@ -121,12 +130,20 @@ class Fitting:
     def _end(self, sub_epoch: SubEpoch, facts: dict[str, Any] | None = None) -> None:
         """Add the sub-epoch to the curve, and save."""
         point = curve_point(sub_epoch, self.progress.totals, self.group)
+        self._count_exchanges()
+        point["trainer"] = trainer_point(self.progress.exchanged, self._statistics, self.group)
         self.progress.curve.append(point | (facts or {}))
         self.progress.cursor = self.progress.cursor.next_sub_epoch()
         self.progress.totals = FrameTotals()
+        self.progress.exchanged = ExchangeTotals()
         self._save()
 
+    def _count_exchanges(self) -> None:
+        before, self._statistics = self._statistics, self.trainer.statistics()
+        self.progress.exchanged.add(between(before, self._statistics))
+
     def _save(self) -> None:
+        self._count_exchanges()
         state = whole_state(self.model, self.optimizer, self.trainer)
         self.checkpoints.save(self.trainer.num_steps, state | self.progress.to_state())
 
@@ -146,3 +163,23 @@ def curve_point(sub_epoch: SubEpoch, result: FrameTotals, group: ProcessGroup) -
         "cross_entropy": cross_entropy / max(num_frames, 1),
         "frame_accuracy": num_correct / max(num_frames, 1),
     }
+
+
+def trainer_point(
+    exchanged: ExchangeTotals, statistics: Statistics, group: ProcessGroup
+) -> dict[str, Any]:
+    """Return what the trainer exchanged in a sub-epoch, and its norms at the sub-epoch's end.
+
+    Bytes are the sum over the ranks, the residual's norm is the root mean square.
+    """
+    residual_norm = getattr(statistics, "residual_norm", 0.0)
+    totals = torch.tensor([*asdict(exchanged).values(), residual_norm**2], dtype=torch.float64)
+    collectives.all_reduce_sum(totals, group)
+    bytes_sent, num_elements, num_elements_sent, squares = totals.tolist()
+    point: dict[str, Any] = {"bytes_sent": int(bytes_sent)}
+    if isinstance(statistics, GtcStatistics | HtmStatistics):
+        point["density"] = density(int(num_elements_sent), int(num_elements))
+        point["residual_norm"] = (squares / group.size()) ** 0.5
+    if isinstance(statistics, BmufStatistics | HtmStatistics):
+        point["block_update_norm"] = statistics.block_update_norm
+    return point

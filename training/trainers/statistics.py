@@ -64,7 +64,7 @@ class HtmStatistics:
 
 
 Statistics: TypeAlias = SynchronousStatistics | GtcStatistics | BmufStatistics | HtmStatistics
-S = TypeVar("S", SynchronousStatistics, GtcStatistics, BmufStatistics, HtmStatistics)
+S = TypeVar("S", bound=Statistics)
 
 COUNTS = ("num_steps", "bytes_sent", "num_elements", "num_elements_sent", "num_blocks")
 
