@@ -105,10 +105,12 @@ def _curves(report: Report) -> list[str]:
 
 def _trainer_caption(curve: Sequence[Mapping[str, Any]]) -> str:
     num_bytes = sum(point["trainer"]["bytes_sent"] for point in curve)
+    sent = f"{num_bytes / 1e6:,.1f} MB of gradients and models were sent, by all ranks together"
+    if "residual_norm" not in curve[-1]["trainer"]:
+        return sent
     return (
-        f"{num_bytes / 1e6:,.1f} MB of gradients and models were sent, of all ranks together. A "
-        "residual that keeps growing means a threshold too small where many gradients are sent, "
-        "and too large where few are"
+        f"{sent}. A residual that keeps growing means a gradient threshold too small where many "
+        "gradients are sent, and too large where few are"
     )
 
 

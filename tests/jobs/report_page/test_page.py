@@ -152,6 +152,37 @@ def test_tables_and_pictures_speak(report: dict[str, Any]) -> None:
     assert all(drawing.get("role") == "img" and drawing.get("aria-label") for drawing in drawings)
 
 
+@pytest.mark.parametrize(
+    ("numbers", "titles"),
+    [
+        ({}, set()),
+        ({"density": 0.125, "residual_norm": 3.5}, {"gradients sent, %", "a rank's residual"}),
+        ({"block_update_norm": 0.25}, {"the block update"}),
+        (
+            {"density": 0.125, "residual_norm": 3.5, "block_update_norm": 0.25},
+            {"gradients sent, %", "a rank's residual", "the block update"},
+        ),
+    ],
+)
+def test_what_trainers_exchanged_is_drawn(
+    report: dict[str, Any], numbers: dict[str, float], titles: set[str]
+) -> None:
+    """A panel for each number that the model's trainer has; none for synchronous SGD."""
+    for point in report["curves"]["student"]:
+        point["trainer"] = {"bytes_sent": 1_500_000, **numbers}
+    root = parse(render_report(report))
+    labels = [each.get("aria-label") or "" for each in root.iter("svg")]
+    drawn = [label for label in labels if label.startswith("What the trainer of student exchanged")]
+    assert len(drawn) == bool(numbers)
+    shown = " ".join(root.itertext())
+    assert ("9.0 MB of gradients and models were sent" in shown) == bool(numbers)
+    assert ("A residual that keeps growing" in shown) == ("residual_norm" in numbers)
+    for title in ("gradients sent, %", "a rank's residual", "the block update"):
+        assert (title in " ".join(drawn)) == (title in titles)
+    if "density" in numbers:
+        assert "gradients sent, % 12.5" in drawn[0]
+
+
 def test_headline_when_better_everywhere(report: dict[str, Any]) -> None:
     """The mean WERR is the mean of the placements', and the student is said to win at all."""
     expected = "by 30.0 % on average (mean WERR); it beats the baseline at every placement."

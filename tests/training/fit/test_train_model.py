@@ -15,6 +15,7 @@ from training.distributed import process_group
 from training.distributed.simulated_group import simulate_ranks
 from training.fit.model_specs import Fit
 from training.fit.train_model import fit_model
+from training.models.store import load_model
 from training.recipes import CheckpointConfig
 from training.trainers.registry import TRAINERS
 
@@ -34,6 +35,33 @@ def test_every_trainer_learns(tmp_path: Path, trainer: str, student: bool) -> No
     labelled = [point for point in manifest.statistics["curve"] if point["labelled"]]
     assert labelled[-1]["cross_entropy"] < labelled[0]["cross_entropy"]
     assert manifest.tally_out.utterances == (16 if student else 8)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "numbers"),
+    [
+        ("synchronous", set()),
+        ("gtc", {"density", "residual_norm"}),
+        ("bmuf", {"block_update_norm"}),
+        ("htm", {"density", "residual_norm", "block_update_norm"}),
+    ],
+)
+def test_the_curve_says_what_was_exchanged(tmp_path: Path, trainer: str, numbers: set[str]) -> None:
+    """Bytes of each sub-epoch of both ranks, and the numbers that this trainer has."""
+    store, run_uri = write_run(tmp_path)
+    what = replace(small_fit(trainer, group_size=2), sub_epochs=small_fit().sub_epochs[:2])
+    manifest = simulate_ranks(2, partial(fit_model, what, store, run_uri))[0].manifest
+    points = [point["trainer"] for point in manifest.statistics["curve"]]
+    assert all(point.keys() == {"bytes_sent"} | numbers for point in points)
+    sent = [point["bytes_sent"] for point in points]
+    assert sum(sent) > 0
+    if trainer == "synchronous":
+        model = load_model(store, run_uri, "baseline").model
+        num_trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        assert all(each % (2 * 4 * num_trained) == 0 < each for each in sent)
+    for point in points:
+        assert 0 < point.get("density", 0.5) < 1
+        assert point.get("residual_norm", 1.0) > 0
 
 
 def test_the_same_seed_gives_the_same_model(tmp_path: Path) -> None:
