@@ -153,7 +153,9 @@ class StepContext:
 
     def require_versions(self) -> None:
         """Raise a ValueError if this worker has other versions than the driver."""
-        if changed := changed_versions(self.versions, step_versions(self.step)):
+        installed = step_versions(self.step)
+        of_driver = {name: self.versions.get(name, "none") for name in installed}
+        if changed := changed_versions(of_driver, installed):
             raise ValueError(
                 f"{self.step}: the driver and this worker differ in versions ({changed}): "
                 "install the driver's on the cluster (megahour package)"

@@ -1,6 +1,7 @@
 """The versions that a step's bytes depend on: of megahour, and of the engines that compute them."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import metadata
 
 from pipeline.runs.names import (
@@ -34,9 +35,13 @@ ENGINES: Mapping[str, tuple[str, ...]] = {
 
 
 def step_versions(step: str) -> dict[str, str]:
-    """Return the installed versions that the bytes of `step` depend on, by distribution."""
-    names = (MEGAHOUR, *ENGINES.get(folder_of(step), ()))
-    return {name: metadata.version(name) for name in names}
+    """Return the versions that the bytes of `step` depend on, by distribution; installed ones."""
+    versions = {}
+    for name in (MEGAHOUR, *ENGINES.get(folder_of(step), ())):
+        # A cluster may lack an engine that its recipe does not choose.
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def changed_versions(before: Mapping[str, str], now: Mapping[str, str]) -> str:

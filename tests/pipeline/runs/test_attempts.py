@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from infra.cluster import load_cluster
+from infra.spark.packaging import closure
 from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest
 from pipeline.records import Tally
@@ -176,6 +178,33 @@ def test_a_worker_has_the_drivers_versions(
         work(task)
     other_numpy.undo()
     assert work(task).task == "0"
+
+
+def test_a_worker_may_lack_an_engine(context: StepContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recipe that chooses the other filter bank needs no kaldi-native-fbank on its cluster."""
+    installed = metadata.version
+
+    def without_kaldi(name: str) -> str:
+        if name == "kaldi-native-fbank":
+            raise metadata.PackageNotFoundError(name)
+        return installed(name)
+
+    monkeypatch.setattr(metadata, "version", without_kaldi)
+    assert work(NamedTask(context, "0", [])).task == "0"
+
+
+@pytest.mark.parametrize(
+    ("cluster", "kind"),
+    [
+        ("select_utterances", "selection"),
+        ("extract_features", "features"),
+        ("generate_targets", "targets"),
+        ("repartition", "partitions"),
+    ],
+)
+def test_our_clusters_have_the_engines_of_their_step(cluster: str, kind: str) -> None:
+    """So a packaged executor can compare all of them with the driver's."""
+    assert {*ENGINES[kind]} <= closure(load_cluster(cluster).python_dependencies).keys()
 
 
 def test_manifest_and_commit_name_the_versions(context: StepContext) -> None:
