@@ -9,8 +9,8 @@ from infra.spark.session import Observer, run_tasks, spark_session
 from infra.store.request_counts import Measured, MeasuredFunction
 from jobs.cli.job import Job
 from pipeline.runs.commit import Commit
-from pipeline.runs.loss_watch import Loss, Overrun, WatchedFunction, loss_of
-from pipeline.runs.step import Distribute
+from pipeline.runs.loss_watch import Loss, Overrun, loss_of
+from pipeline.runs.step import Distribute, WatchedFunction
 
 T = TypeVar("T")
 R = TypeVar("R")

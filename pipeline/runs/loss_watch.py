@@ -1,15 +1,12 @@
 """End a step as soon as its tasks have lost more than its loss budget can hold."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from pipeline.records import Quarantined
 from pipeline.runs.commit import Commit, StepContext, committed_tasks
 from pipeline.runs.ledger import LossBudgetExceededError, LossLimit, ledger_reasons, loss_error
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +78,3 @@ class LossWatch:
             reasons.update(overrun.reasons)
             examples.append(overrun.example)
         return loss_error(self.num_lost, self.limit, reasons, examples[0])
-
-
-class WatchedFunction(Generic[T]):
-    """WatchedFunction runs a task and lets the watch see its loss, as a plain loop needs it.
-
-    A cluster runs `run_task` on its workers, and gives `watch` in the driver each result's loss.
-    """
-
-    def __init__(self, run_task: Callable[[T], Commit | Overrun], watch: LossWatch) -> None:
-        self.run_task = run_task
-        self.watch = watch
-
-    def __call__(self, task: T) -> Commit | Overrun:
-        """Run the task; LossBudgetExceededError when all tasks so far have lost too much."""
-        result = self.run_task(task)
-        self.watch.see(loss_of(result))
-        return result

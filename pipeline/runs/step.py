@@ -20,7 +20,7 @@ from pipeline.runs.commit import (
     step_context,
 )
 from pipeline.runs.ledger import LossLimit, check_loss_budget
-from pipeline.runs.loss_watch import LossWatch, Overrun, WatchedFunction, loss_of
+from pipeline.runs.loss_watch import LossWatch, Overrun, loss_of
 from pipeline.runs.manifest import Manifest, Output, input_digests, manifest_uri, read_manifest
 
 T = TypeVar("T")
@@ -211,6 +211,23 @@ def store_again(store: ObjectStore, uri: str, data: bytes) -> None:
     except ObjectNotFound:
         pass
     store.put(uri, data)
+
+
+class WatchedFunction(Generic[T]):
+    """WatchedFunction runs a task and lets the watch see its loss, as a plain loop needs it.
+
+    A cluster runs `run_task` on its workers, and gives `watch` in the driver each result's loss.
+    """
+
+    def __init__(self, run_task: Callable[[T], Commit | Overrun], watch: LossWatch) -> None:
+        self.run_task = run_task
+        self.watch = watch
+
+    def __call__(self, task: T) -> Commit | Overrun:
+        """Run the task; LossBudgetExceededError when all tasks so far have lost too much."""
+        result = self.run_task(task)
+        self.watch.see(loss_of(result))
+        return result
 
 
 @dataclass(frozen=True, slots=True)

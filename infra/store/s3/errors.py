@@ -181,7 +181,7 @@ def store_error(error: Exception, uri: str, how_often: str = "") -> StoreError:
     if isinstance(error, _NO_CREDENTIALS):
         remedy = "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         cause = type(error).__name__
-        return AccessDenied(f"{uri}: no usable credentials ({cause}): {remedy}{_suffix(how_often)}")
+        return AccessDenied(f"{uri}: no usable credentials: {remedy} ({cause}){_suffix(how_often)}")
     if isinstance(error, ParamValidationError):  # s3://bucket alone
         return ObjectNotFound(f"{uri}: names a bucket, not an object: check the key")
     if isinstance(error, NoTurnError):
