@@ -22,7 +22,13 @@ settings.load_profile("untimed")
 pytest_plugins = ["tests.s3_server", "tests.ceph_server", "tests.job_programs"]
 
 # Each takes minutes: begun last, it would leave the other processes idle.
-LONG_FILES = ("test_chaos.py", "test_rank_chaos.py", "test_an4.py", "test_s3.py")
+LONG_FILES = (
+    "test_chaos.py",
+    "test_rank_chaos.py",
+    "test_an4.py",
+    "test_s3.py",
+    "test_exploration.py",
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
