@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from tests.training.trainers.ranks import RankPool, all_equal, sgd, small_model, take_step, weights
-from training.trainers import Bmuf
+from training.distributed.simulated_group import simulate_ranks
+from training.trainers import Bmuf, Htm
 
 BLOCK_SIZE = 3
 
@@ -131,3 +132,33 @@ def test_leaving_at_a_blocks_end_changes_nothing(rank_pool: RankPool, num_ranks:
     """Left to be evaluated and entered again, training continues bitwise as if never left."""
     for finals in rank_pool.run(num_ranks, train_in_two_parts):
         assert torch.equal(*finals)
+
+
+def train_on_minibatches(
+    group: ProcessGroup, counts: list[int], settings: dict[str, Any]
+) -> Tensor:
+    """Gradients of -1 for as many steps as a rank has minibatches, and then none."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    make_trainer = Htm if "group_size" in settings else Bmuf
+    with make_trainer(model, optimizer, group=group, block_size=4, **settings):
+        for step in range(8):
+            optimizer.zero_grad()
+            if step % 4 < counts[group.rank()]:
+                model.weight.grad = -torch.ones_like(model.weight)
+            optimizer.step()
+    return weights(model)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"block_momentum": 0.0}, {"group_size": 2, "gradient_threshold": 0.0}]
+)
+def test_a_minibatch_counts_the_same_on_any_rank(settings: dict[str, Any]) -> None:
+    """Eight minibatches a block move the model as far on two ranks as on four, or on three."""
+    moved = [
+        simulate_ranks(4, train_on_minibatches, counts, settings)
+        for counts in ([2, 2, 2, 2], [4, 4, 0, 0], [4, 3, 1, 0], [0, 4, 0, 4])
+    ]
+    assert all_equal([final for finals in moved for final in finals])
+    assert moved[0][0] > 0
