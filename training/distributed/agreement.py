@@ -1,6 +1,6 @@
 """Compare what must be equal on ranks: settings by their values, tensors by digests of their bits.
 
-A `Replica` is one rank's side at one moment. Its fingerprint of 32 bytes says whether ranks differ;
+A `Replica` is one rank's side at one moment. Its checksum of 32 bytes says whether ranks differ;
 its claims, a text that ranks exchange where they do, say in what.
 """
 
@@ -34,7 +34,7 @@ class TensorDigests:
         self._names = list(tensors)
         self._values: Int64[Tensor, " tensors"] = digests(list(tensors.values()), device)
 
-    def fingerprint(self) -> Int64[Tensor, ""]:
+    def checksum(self) -> Int64[Tensor, ""]:
         """Return one number for all."""
         return combine(self._values)
 
@@ -77,12 +77,12 @@ class Replica:
         of_part = self.of_part.facts()
         return Claims(problem, self.settings, self.tensors.facts(), self.part, of_part)
 
-    def fingerprint(self) -> Int32[Tensor, " words"]:
+    def checksum(self) -> Int32[Tensor, " words"]:
         """Return 16 bytes for all ranks and 16 of the part; the host does not wait."""
-        tensors = self.tensors.fingerprint()
+        tensors = self.tensors.checksum()
         settings = torch.full_like(tensors, crc32(json.dumps(dict(self.settings)).encode()))
         part = torch.full_like(tensors, self.part)
-        numbers = [tensors, settings, part, self.of_part.fingerprint()]
+        numbers = [tensors, settings, part, self.of_part.checksum()]
         return torch.stack(numbers).view(torch.int32)
 
 
@@ -92,17 +92,17 @@ class Comparison:
     def __init__(self, replica: Replica, group: ProcessGroup) -> None:
         self._replica = replica
         self._group = group
-        self._fingerprints = PendingGather(replica.fingerprint(), group, "fingerprints")
+        self._checksums = PendingGather(replica.checksum(), group, "checksums")
 
     def check(self) -> None:
         """Raise ValueError, on all ranks, where ranks differed; it names the rank and in what."""
-        rows = self._fingerprints.rows()
+        rows = self._checksums.rows()
         device = rows.device
         numbers: list[list[int]] = rows.view(torch.int64).tolist()
         everywhere = {tuple(row[:2]) for row in numbers}
         of_parts = {tuple(row[2:]) for row in numbers}
         if len(everywhere) > 1 or len(of_parts) > len({part for part, _ in of_parts}):
-            # The claims are of the fingerprints' moment, so they differ as the fingerprints did.
+            # The claims are of the checksums' moment, so they differ as the checksums did.
             compare(self._replica.claims(), self._group, device)
 
 
