@@ -59,8 +59,10 @@ class FiniteCheck:
     later on a GPU.
     """
 
-    def __init__(self, group: ProcessGroup) -> None:
+    def __init__(self, group: ProcessGroup, device: torch.device) -> None:
         self._group = group
+        self._device = device
+        self._is_late = device.type != "cpu"
         self._pending: tuple[int, Arrival] | None = None
 
     def examine(
@@ -71,10 +73,10 @@ class FiniteCheck:
     ) -> None:
         """Look at what all ranks now hold; `fault` returns this rank's `FirstFault.step`."""
         is_finite = all_finite([exchanged])
-        if exchanged.is_cuda:
+        if self._is_late:
             self._pending = step, Arrival(torch.stack([is_finite.long(), fault()]))
         elif not is_finite:
-            self._report(step, int(fault()), exchanged.device)
+            self._report(step, int(fault()))
 
     def check(self) -> None:
         """Raise FloatingPointError, on all ranks, where the last examination on a GPU found one."""
@@ -83,10 +85,10 @@ class FiniteCheck:
         (step, arrival), self._pending = self._pending, None
         is_finite, fault = arrival.values().tolist()
         if not is_finite:
-            self._report(step, fault, torch.device("cuda", torch.cuda.current_device()))
+            self._report(step, fault)
 
-    def _report(self, step: int, fault: int, device: torch.device) -> None:
-        own = torch.tensor([fault], dtype=torch.int32, device=device)
+    def _report(self, step: int, fault: int) -> None:
+        own = torch.tensor([fault], dtype=torch.int32, device=self._device)
         faults = gather_equal(own, self._group, "gradients that are not finite").flatten().tolist()
         found = [(first, rank) for rank, first in enumerate(faults) if first]
         if found:

@@ -73,7 +73,7 @@ class Bmuf(Trainer):
         self.num_blocks = 0
         self._state: BlockState | None = None
         self._fault = FirstFault(self.parameters.device)
-        self._finite = FiniteCheck(group)
+        self._finite = FiniteCheck(group, self.parameters.device)
 
     @property
     def num_models(self) -> int:

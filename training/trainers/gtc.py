@@ -63,7 +63,7 @@ class ThresholdedSum:
     def _unquantized(
         self, gradients: Float[Tensor, " elements"], group: ProcessGroup
     ) -> Float[Tensor, " elements"]:
-        self._finite = self._finite or FiniteCheck(group)
+        self._finite = self._finite or FiniteCheck(group, gradients.device)
         self._finite.check()
         self._num_steps += 1
         fault = FirstFault(gradients.device)

@@ -22,7 +22,7 @@ class Synchronous(Trainer):
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, *, group: ProcessGroup) -> None:
         super().__init__(model, optimizer, group=group)
-        self._finite = FiniteCheck(group)
+        self._finite = FiniteCheck(group, self.parameters.device)
 
     def exchange_gradients(self) -> None:
         """Replace each gradient by its sum over the ranks."""

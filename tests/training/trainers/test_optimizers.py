@@ -17,6 +17,7 @@ from tests.training.trainers.ranks import (
     take_step,
     weights,
 )
+from training.distributed.finiteness import FiniteCheck
 from training.distributed.simulated_group import simulate_ranks
 from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
 
@@ -249,3 +250,44 @@ def test_bmufs_state_is_not_spoilt() -> None:
     """Within a block the rank at fault has the only such model, and does not hand it out."""
     with pytest.raises(ZeroDivisionError, match=r"the gradient of rank 1 holds.*first at step 2"):
         simulate_ranks(2, save_after_a_nan, "bmuf")
+
+
+@pytest.mark.parametrize("name", ["synchronous", "bmuf"])
+@pytest.mark.parametrize("saves", [False, True])
+def test_a_gpus_ranks_stop_one_step_later(
+    monkeypatch: pytest.MonkeyPatch, name: str, saves: bool
+) -> None:
+    """Where the host does not wait for the device: at the next step, or before the state is taken.
+
+    The same code, on a CPU whose results are looked at late.
+    """
+    made = FiniteCheck.__init__
+
+    def make_late(self: FiniteCheck, group: ProcessGroup, device: torch.device) -> None:
+        made(self, group, device)
+        self._is_late = True
+
+    monkeypatch.setattr(FiniteCheck, "__init__", make_late)
+
+    def scenario(group: ProcessGroup) -> str:
+        model = small_model()
+        optimizer = sgd(model)
+        taken = 0
+        try:
+            with make(group, name, model, optimizer) as trainer:
+                for step in range(7):
+                    take_step(model, optimizer, step, group.rank())
+                    if step == 1 and group.rank() == 1:
+                        with torch.no_grad():
+                            model[0].weight[0, 0] = float("nan")
+                    taken += 1
+                    if saves and step >= 2:
+                        trainer.state_dict()
+        except FloatingPointError as error:
+            return f"after {taken} steps: {error}"
+        return "no error"
+
+    # Rank 1's model is spoilt after step 2, so the gradient of step 3 is; a block ends with step 3.
+    expected = "the gradient of rank 1 holds a NaN or an infinity, first at step 3"
+    for message in simulate_ranks(2, scenario):
+        assert message.startswith(f"after 3 steps: {expected}")
