@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.algorithms.learning_rates import MinRateNewbob, NewbobState, exponential_decay
+from training.algorithms.learning_rates import (
+    MinRateNewbob,
+    NewbobState,
+    exponential_decay,
+    warm_up_factor,
+)
 
 
 def test_decay_goes_from_initial_to_final_by_a_constant_factor() -> None:
@@ -133,3 +138,10 @@ def test_newbob_refuses_a_loss_that_is_none(loss: float) -> None:
     newbob = MinRateNewbob(1.0, 0.1)
     with pytest.raises(ValueError, match=f"^loss = {loss}: .* diverged"):
         newbob.after_epoch(newbob.begin(), loss)
+
+
+def test_the_warm_up_is_a_line_to_the_rate() -> None:
+    """A share of 1/4, 2/4, 3/4 and 1 in four steps, then 1; no step is at 0, and 0 steps are none."""
+    assert [warm_up_factor(step, 4) for step in range(6)] == [0.25, 0.5, 0.75, 1, 1, 1]
+    assert [warm_up_factor(step, 1) for step in range(2)] == [1, 1]
+    assert warm_up_factor(0, 0) == 1

@@ -16,7 +16,7 @@ from tests.training.fit.small_fits import copy_stopped, fit, small_fit, steps_sa
 from training.algorithms.block_filter import BlockFilter
 from training.algorithms.optimizers import AdamConfig, AdamwConfig, OptimizerConfig, SgdConfig
 from training.distributed.simulated_group import simulate_ranks
-from training.fit.model_specs import Fit, baseline_fit, student_fit
+from training.fit.model_specs import Fit, aligner_fit, baseline_fit, student_fit, teacher_fit
 from training.models.acoustic_model import ModelConfig
 from training.models.store import decode_model
 from training.recipes import CheckpointConfig, Recipe, read_recipe
@@ -80,6 +80,16 @@ def test_recipes_choose_the_optimizer() -> None:
         recipe("student.optimizer.name=adam", "student.optimizer.momentum=0.5")
     with pytest.raises(ConfigurationError, match="optimizer: name = 'sgdm': need one of 'sgd'"):
         recipe("student.optimizer.name=sgdm")
+
+
+def test_the_papers_recipe_is_sgd_from_a_warm_start() -> None:
+    """All models of hours_1m are trained by SGD; the student begins with the baseline (000 3.2)."""
+    papers = read_recipe(recipe_path("hours_1m"))
+    fits = [describe(papers) for describe in (aligner_fit, baseline_fit, teacher_fit, student_fit)]
+    assert {each.optimizer for each in fits} == {SgdConfig(momentum=0.9)}
+    assert [each.warm_start for each in fits] == ["none", "none", "none", "baseline"]
+    assert isinstance(fits[3].trainer, BmufConfig)
+    assert (fits[3].trainer.form, fits[3].trainer.block_momentum) == ("nesterov", None)
 
 
 @pytest.mark.parametrize("trainer", [BmufConfig, HtmConfig])
