@@ -32,7 +32,7 @@ class FlatParameters:
                 "least one parameter"
             )
         ((self.dtype, self.device),) = kinds
-        # A vector of bfloat16 forgets what is below 1/256 of an element: in it, BMUF's models drifted
+        # A vector of bfloat16 forgets what is below 1/256 of an element: BMUF's models drifted in it
         # by up to 1.7 % in 30 blocks at a rate of 0. So vectors are float32 at least.
         self.vector_dtype = torch.promote_types(self.dtype, torch.float32)
         self.num_elements = sum(p.numel() for p in self.named.values())

@@ -141,7 +141,7 @@ def test_newbob_refuses_a_loss_that_is_none(loss: float) -> None:
 
 
 def test_the_warm_up_is_a_line_to_the_rate() -> None:
-    """A share of 1/4, 2/4, 3/4 and 1 in four steps, then 1; no step is at 0, and 0 steps are none."""
+    """Shares of 1/4, 2/4, 3/4 and 1 in four steps, then 1; no step is at 0."""
     assert [warm_up_factor(step, 4) for step in range(6)] == [0.25, 0.5, 0.75, 1, 1, 1]
     assert [warm_up_factor(step, 1) for step in range(2)] == [1, 1]
     assert warm_up_factor(0, 0) == 1
