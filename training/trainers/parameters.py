@@ -32,8 +32,8 @@ class FlatParameters:
                 "least one parameter"
             )
         ((self.dtype, self.device),) = kinds
-        # A vector of bfloat16 forgets what is below 1/256 of an element: BMUF's models drifted in it
-        # by up to 1.7 % in 30 blocks at a rate of 0. So vectors are float32 at least.
+        # A vector of bfloat16 forgets what is below 1/256 of an element: BMUF's models drifted in
+        # it by up to 1.7 % in 30 blocks at a rate of 0. So vectors are float32 at least.
         self.vector_dtype = torch.promote_types(self.dtype, torch.float32)
         self.num_elements = sum(p.numel() for p in self.named.values())
         self._gradients: Tensor | None = None
