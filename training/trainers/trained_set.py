@@ -28,6 +28,13 @@ class TrainedSet:
         self._names = {id(tensor): name for name, tensor in model.named_parameters()}
         self._optimizer = optimizer
         self._held = self._now_held()
+        # Ranks that hold a tensor in other groups would train it at other rates.
+        self._places = {
+            f"place of parameter {self._names[id(tensor)]}": f"{place} of parameter group {number}"
+            for number, settings in enumerate(optimizer.param_groups)
+            for place, tensor in enumerate(settings["params"])
+            if id(tensor) in self._names
+        }
         self._hyperparameters = ""
         self._history = 0
 
@@ -50,8 +57,9 @@ class TrainedSet:
             self._history = crc32(f"{step}: {now}".encode(), self._history)
 
     def facts(self) -> Facts:
-        """Describe the hyperparameters of all steps since entering, to compare ranks."""
+        """Describe places in the optimizer, and the rates of all steps since entering."""
         return {
+            **self._places,
             "hyperparameters of the last step": self._hyperparameters,
             "hyperparameters of the steps since entering": f"{self._history:08x}",
         }

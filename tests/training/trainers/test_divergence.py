@@ -262,6 +262,24 @@ def test_frozen_parameters_must_be_equal() -> None:
         simulate_ranks(NUM_RANKS, change_frozen, "bmuf")
 
 
+def enter_with_other_groups(group: ProcessGroup) -> None:
+    model = small_model()
+    parts = [list(model[0].parameters()), list(model[2].parameters())]
+    first, second = parts if group.rank() < 3 else reversed(parts)
+    settings = [{"params": first, "lr": 0.1}, {"params": second, "lr": 0.01}]
+    with Synchronous(model, torch.optim.SGD(settings), group=group):
+        pass
+
+
+def test_parameter_groups_are_compared() -> None:
+    """Equal rates of groups that hold other tensors are other rates of each tensor."""
+    message = (
+        r"place of parameter 0\.weight: 0 of parameter group 1 on rank 3, 0 of .* group 0 on r"
+    )
+    with pytest.raises(ValueError, match=message):
+        simulate_ranks(NUM_RANKS, enter_with_other_groups)
+
+
 def enter_with_other_momentum(group: ProcessGroup, name: str) -> None:
     model, optimizer, trainer = build(group, name)
     if group.rank() == 0:  # as one who restores on rank 0 alone
