@@ -17,7 +17,7 @@ from pipeline.audit.step_records import (
     record_findings,
 )
 from pipeline.audit.stored_objects import Holding, Reader
-from pipeline.runs.manifest import Output
+from pipeline.runs.manifest import Output, differences
 from pipeline.runs.names import (
     FEATURES_FOLDER,
     INGEST_STEP,
@@ -26,7 +26,6 @@ from pipeline.runs.names import (
     REPORT_PAGE,
     folder_of,
 )
-from pipeline.runs.step import differences
 
 Progress = Callable[[int, int], None]
 """Receives the bytes just read, and the bytes to be read in all."""

@@ -13,6 +13,9 @@ from pipeline.records import Tally
 from pipeline.runs.names import MANIFEST_FILE
 from pipeline.runs.sealed_json import seal, unseal
 
+# An error names so many differing settings and inputs, with so many letters of each value.
+_MAX_NAMED, _MAX_SHOWN = 5, 24
+
 
 @dataclass(frozen=True, slots=True)
 class Output:
@@ -113,6 +116,31 @@ def _read_manifest(store: ObjectStore, run_uri: str, step: str) -> tuple[Manifes
         return read_checked(store, uri, lambda data: (Manifest.from_bytes(data), sha256(data)))
     except ObjectNotFound as error:
         raise ValueError(f"{uri} is missing: run the step that writes {step} first") from error
+
+
+def differences(manifest: Manifest, config: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
+    """Name the first settings and inputs in which `manifest` differs, as in ": k is 20, now 21"."""
+    there = {**_flat(manifest.config), **_flat(manifest.inputs)}
+    now = {**_flat(config), **_flat(inputs)}
+    named = [
+        f"{name} is {there.get(name, 'absent')[:_MAX_SHOWN]}, "
+        f"now {now.get(name, 'absent')[:_MAX_SHOWN]}"
+        for name in sorted(there.keys() | now.keys())
+        if there.get(name) != now.get(name)
+    ]
+    more = f"; and {len(named) - _MAX_NAMED} more" if len(named) > _MAX_NAMED else ""
+    return f": {'; '.join(named[:_MAX_NAMED])}{more}" if named else ""
+
+
+def _flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Write each value of nested settings as JSON, under its dotted name."""
+    values: dict[str, str] = {}
+    for name, value in document.items():
+        if isinstance(value, Mapping):
+            values |= _flat(value, f"{prefix}{name}.")
+        else:
+            values[f"{prefix}{name}"] = json.dumps(value, sort_keys=True)
+    return values
 
 
 def read_output(store: ObjectStore, run_uri: str, output: Output) -> bytes:

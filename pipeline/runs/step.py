@@ -3,7 +3,6 @@
 A step with tasks runs those that no commit names yet, and adds up all commits.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
@@ -21,13 +20,17 @@ from pipeline.runs.commit import (
 )
 from pipeline.runs.ledger import LossLimit, check_loss_budget
 from pipeline.runs.loss_watch import LossWatch, Overrun, loss_of
-from pipeline.runs.manifest import Manifest, Output, input_digests, manifest_uri, read_manifest
+from pipeline.runs.manifest import (
+    Manifest,
+    Output,
+    differences,
+    input_digests,
+    manifest_uri,
+    read_manifest,
+)
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-# An error names so many differing settings and inputs, with so many letters of each value.
-_MAX_NAMED, _MAX_SHOWN = 5, 24
 
 
 @runtime_checkable
@@ -159,31 +162,6 @@ def finished_manifest(
             f"--run, or remove {context.step}"
         )
     return manifest
-
-
-def differences(manifest: Manifest, config: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
-    """Name the first settings and inputs in which `manifest` differs, as in ": k is 20, now 21"."""
-    there = {**_flat(manifest.config), **_flat(manifest.inputs)}
-    now = {**_flat(config), **_flat(inputs)}
-    named = [
-        f"{name} is {there.get(name, 'absent')[:_MAX_SHOWN]}, "
-        f"now {now.get(name, 'absent')[:_MAX_SHOWN]}"
-        for name in sorted(there.keys() | now.keys())
-        if there.get(name) != now.get(name)
-    ]
-    more = f"; and {len(named) - _MAX_NAMED} more" if len(named) > _MAX_NAMED else ""
-    return f": {'; '.join(named[:_MAX_NAMED])}{more}" if named else ""
-
-
-def _flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Write each value of nested settings as JSON, under its dotted name."""
-    values: dict[str, str] = {}
-    for name, value in document.items():
-        if isinstance(value, Mapping):
-            values |= _flat(value, f"{prefix}{name}.")
-        else:
-            values[f"{prefix}{name}"] = json.dumps(value, sort_keys=True)
-    return values
 
 
 def write_manifest(context: StepContext, manifest: Manifest) -> None:

@@ -51,7 +51,7 @@ def speech_like(num_samples: int, seed: int) -> np.ndarray:
 
 
 def assert_equal_engines(signals: Sequence[np.ndarray]) -> None:
-    """The issue's bounds: as many frames; 99.9 % of the differences <= 1e-4, all <= 2e-3."""
+    """As many frames; 99.9 % of the differences <= 1e-4, all <= 2e-3."""
     pairs = [(log_mel_energies(x, "fast"), log_mel_energies(x, "kaldi")) for x in signals]
     assert [fast.shape for fast, _ in pairs] == [kaldi.shape for _, kaldi in pairs]
     differences = np.concatenate([np.abs(fast - kaldi).ravel() for fast, kaldi in pairs])
