@@ -23,7 +23,7 @@ Facts: TypeAlias = Mapping[str, str]
 
 DRIFTED = (
     "replicas have drifted apart: change the model on all ranks alike, or by steps of the "
-    "trainer's optimizer alone, and resume from a checkpoint"
+    "trainer's optimizer alone, use hosts of one processor type, and resume from a checkpoint"
 )
 
 
