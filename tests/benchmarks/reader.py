@@ -22,8 +22,9 @@ import torch
 from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest
 from pipeline.records import Tally
-from pipeline.runs.commit import StepContext
+from pipeline.runs.commit import step_context
 from pipeline.runs.manifest import Output
+from pipeline.runs.names import PARTITIONS_STEP
 from pipeline.shards import Alignment, PartitionRow, Storage, write_partition
 from tests.benchmarks.measure import Figure, interleaved, ratios, show
 from training.data import batching
@@ -98,7 +99,7 @@ def partitions(
     """Store that many partitions of that many hours each; all have the same rows."""
     rows = list(utterances(num_hours, *form))  # type: ignore[arg-type]
     data, tally = write_partition(rows), Tally(len(rows), 0)
-    context = StepContext(store, run_uri, "partitions/unlabelled", "")
+    context = step_context(store, run_uri, PARTITIONS_STEP, {}, {})
     return tuple(
         context.put_output(
             f"{num_hours}-{'-'.join(map(str, form))}-{number}", ".parquet", data, tally

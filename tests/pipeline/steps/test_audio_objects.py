@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -48,7 +49,8 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
         found.append(seconds)
         RefusingStore.seconds += seconds
 
-    monkeypatch.setattr(audio_objects.time, "sleep", sleep)
+    # Of this module alone: threads of other tests sleep too.
+    monkeypatch.setattr(audio_objects, "time", SimpleNamespace(sleep=sleep))
     monkeypatch.setattr(RefusingStore, "seconds", 0.0)
     yield found
     RefusingStore.refuse = staticmethod(refuse_nothing)

@@ -7,8 +7,9 @@ import numpy as np
 from infra.store.object_store import ObjectStore
 from pipeline.kbest import select_kbest
 from pipeline.records import Tally
-from pipeline.runs.commit import StepContext
+from pipeline.runs.commit import step_context
 from pipeline.runs.manifest import Output
+from pipeline.runs.names import PARTITIONS_STEP
 from pipeline.shards import Alignment, PartitionRow, write_partition
 from training.data.dataset import Dataset
 
@@ -35,7 +36,7 @@ def row(number: int, num_frames: int, soft: bool = False) -> PartitionRow:
 
 def write(store: ObjectStore, run_uri: str, name: str, rows: Sequence[PartitionRow]) -> Output:
     """Store the rows as one training partition."""
-    context = StepContext(store, run_uri, "partitions/unlabelled", "")
+    context = step_context(store, run_uri, PARTITIONS_STEP, {}, {})
     return context.put_output(name, ".parquet", write_partition(rows), Tally(len(rows), 0))
 
 
