@@ -5,7 +5,7 @@ from typing import Any
 
 from training.algorithms.learning_rates import NewbobState
 from training.data.cursor import DataCursor
-from training.fit.steps import FrameTotals
+from training.fit.steps import FrameTotals, RunningTotals
 from training.trainers.statistics import Statistics
 
 
@@ -31,16 +31,16 @@ class Progress:
     """
 
     cursor: DataCursor = field(default_factory=DataCursor)
-    totals: FrameTotals = field(default_factory=FrameTotals)
+    totals: RunningTotals = field(default_factory=RunningTotals)
     exchanged: ExchangeTotals = field(default_factory=ExchangeTotals)
     curve: list[dict[str, Any]] = field(default_factory=list)
     newbob: NewbobState | None = None
 
     def to_state(self) -> dict[str, Any]:
-        """Return plain values for a checkpoint."""
+        """Return plain values for a checkpoint; the host waits for the totals' device."""
         return {
             "cursor": asdict(self.cursor),
-            "totals": asdict(self.totals) | {"exchanged": asdict(self.exchanged)},
+            "totals": asdict(self.totals.read()) | {"exchanged": asdict(self.exchanged)},
             "curve": list(self.curve),
             "newbob": None if self.newbob is None else asdict(self.newbob),
         }
@@ -51,7 +51,7 @@ class Progress:
         totals = {name: value for name, value in state["totals"].items() if name != "exchanged"}
         return cls(
             DataCursor(**state["cursor"]).resumed(num_ranks),
-            FrameTotals(**totals),
+            RunningTotals.of(FrameTotals(**totals)),
             ExchangeTotals(**state["totals"].get("exchanged", {})),
             state["curve"],
             None if state["newbob"] is None else NewbobState(**state["newbob"]),

@@ -1,11 +1,13 @@
 """Steps of training around an untouched optimizer, and the validation loss (paper 003 V-D)."""
 
 import math
+from collections import deque
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 
 import torch
+from jaxtyping import Float, Num
 from torch import Tensor, nn
 
 from infra.configuration import LATER
@@ -13,6 +15,8 @@ from training.data.dataset import Dataset
 from training.data.minibatch import Minibatch
 from training.data.sub_epochs import SubEpoch
 from training.distributed import collectives
+from training.distributed.finiteness import is_read_at_once
+from training.distributed.gather import Arrival
 from training.distributed.process_group import ProcessGroup
 from training.models.acoustic_model import AcousticModel
 
@@ -20,19 +24,79 @@ VALIDATION = SubEpoch(True, 0, 1, 0, False, 0.0, is_validation=True)
 """The utterances left out, in chunks, always at offset 0: losses of epochs are comparable."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class FrameTotals:
-    """FrameTotals: one rank's sums over the frames of a sub-epoch."""
+    """FrameTotals: one rank's sums over frames, as numbers."""
 
     num_frames: int = 0
     cross_entropy: float = 0.0
     num_correct: int = 0
 
-    def add(self, other: "FrameTotals") -> None:
-        """Add the totals of one minibatch."""
+
+def _zero() -> Tensor:
+    return torch.zeros((), dtype=torch.float64)
+
+
+@dataclass(slots=True)
+class RunningTotals:
+    """RunningTotals: sums over frames that stay on the model's device until they are read."""
+
+    num_frames: int = 0
+    cross_entropy: Float[Tensor, ""] = field(default_factory=_zero)
+    num_correct: Num[Tensor, ""] = field(default_factory=_zero)
+
+    @classmethod
+    def of(cls, totals: FrameTotals) -> "RunningTotals":
+        """Continue from totals that were read."""
+        sums = (totals.cross_entropy, totals.num_correct)
+        cross_entropy, num_correct = (torch.tensor(each, dtype=torch.float64) for each in sums)
+        return cls(totals.num_frames, cross_entropy, num_correct)
+
+    def add(self, other: "RunningTotals") -> None:
+        """Add the totals of one minibatch, in float64; the host does not wait for a device."""
+        # A CPU's scalar may be added to a device's, so the sums follow the losses to their device.
         self.num_frames += other.num_frames
-        self.cross_entropy += other.cross_entropy
-        self.num_correct += other.num_correct
+        self.cross_entropy = self.cross_entropy + other.cross_entropy
+        self.num_correct = self.num_correct + other.num_correct
+
+    def read(self) -> FrameTotals:
+        """Return the numbers; the host waits for the device, once."""
+        cross_entropy, num_correct = torch.stack([self.cross_entropy, self.num_correct]).tolist()
+        return FrameTotals(self.num_frames, cross_entropy, int(num_correct))
+
+
+class GradientNorms:
+    """GradientNorms looks at the norm of each of a rank's gradients, from `num_steps` on.
+
+    A norm that is not finite raises FloatingPointError: at once on a CPU; on a device a step later,
+    and before each save, so that the host does not wait for the device within a step.
+    """
+
+    def __init__(self, rank: int, num_steps: int) -> None:
+        self._rank = rank
+        self._num_steps = num_steps
+        self._pending: deque[tuple[int, Arrival]] = deque()
+
+    def examine(self, norm: Float[Tensor, ""]) -> None:
+        """Look at the norm of the next step, or let it begin its way to the host."""
+        self._num_steps += 1
+        if is_read_at_once(norm.device):
+            self._require_finite(self._num_steps, float(norm))
+        else:
+            self._pending.append((self._num_steps, Arrival(norm.detach())))
+
+    def check(self, num_left: int = 0) -> None:
+        """Look at the norms that are on their way, except the last `num_left`."""
+        while len(self._pending) > num_left:
+            step, arrival = self._pending.popleft()
+            self._require_finite(step, float(arrival.values()))
+
+    def _require_finite(self, step: int, norm: float) -> None:
+        if not math.isfinite(norm):
+            raise FloatingPointError(
+                f"rank {self._rank}, step {step}: the gradient's norm is {norm}: look at this "
+                "rank's last minibatch, or lower the learning rate, and resume from a checkpoint"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,46 +117,43 @@ def take_steps(
     minibatches: Iterator[Minibatch],
     num_steps: int,
     config: LoopConfig,
-) -> Iterator[FrameTotals]:
+    norms: GradientNorms,
+) -> Iterator[RunningTotals]:
     """Take one step after the other, and yield each one's totals when it is taken.
 
     A rank whose data ends first continues with empty steps, so that no rank waits. Raises
-    FloatingPointError for a gradient that is not finite, before another rank or a checkpoint
-    receives it.
+    FloatingPointError for a gradient that is not finite: on a CPU before another rank receives it,
+    on a device a step later. No step waits for the device; a save calls `norms.check()` first.
     """
     model.train()
     for _ in range(num_steps):
         optimizer.zero_grad()
         minibatch = next(minibatches, None)
-        result = FrameTotals()
+        result = RunningTotals()
         if minibatch is not None:
             loss, result = minibatch_loss(model, minibatch)
             loss.backward()  # type: ignore[no-untyped-call]
             # The gradient is a sum over frames, so its bound grows with the minibatch.
             bound = config.max_gradient_norm * config.minibatch_frames
-            _require_finite(nn.utils.clip_grad_norm_(model.parameters(), bound))
+            norms.examine(nn.utils.clip_grad_norm_(model.parameters(), bound))
         # Out of data, a rank still sends what GTC's residual holds.
         optimizer.step()
+        # The trainer looked first, within step(): where it finds a NaN, all ranks raise together.
+        norms.check(num_left=1)
         yield result
+    norms.check()
 
 
-def _require_finite(gradient_norm: Tensor) -> None:
-    if not math.isfinite(norm := float(gradient_norm)):
-        raise FloatingPointError(
-            f"the gradient's norm is {norm}: look at this rank's last minibatch, or lower the "
-            "learning rate, and resume from a checkpoint"
-        )
-
-
-def minibatch_loss(model: AcousticModel, minibatch: Minibatch) -> tuple[Tensor, FrameTotals]:
-    """Return a minibatch's summed cross-entropy, to differentiate, and its totals as numbers."""
+def minibatch_loss(model: AcousticModel, minibatch: Minibatch) -> tuple[Tensor, RunningTotals]:
+    """Return a minibatch's summed cross-entropy, to differentiate, and its totals."""
+    # Lengths remain on the host, where packing needs them, so nothing here waits for a device.
     padded = bool((minibatch.lengths < minibatch.features.shape[1]).any())
     # Packing matters only where padding could reach real frames: backwards in time.
     pack = padded and model.config.bidirectional
     logits = model(minibatch.features, minibatch.lengths if pack else None)
     loss = minibatch.targets.cross_entropy(logits)
     correct = minibatch.targets.num_correct(logits)
-    return loss, FrameTotals(minibatch.num_frames, float(loss.detach()), correct)
+    return loss, RunningTotals(minibatch.num_frames, loss.detach(), correct)
 
 
 def validation_loss(model: AcousticModel, dataset: Dataset, group: ProcessGroup) -> float:
@@ -101,10 +162,11 @@ def validation_loss(model: AcousticModel, dataset: Dataset, group: ProcessGroup)
     Draws no random number. Raises ValueError if no utterance is left out.
     """
     model.eval()
-    total = FrameTotals()
+    running = RunningTotals()
     with torch.no_grad(), closing(dataset.plan(VALIDATION, 0).minibatches()) as minibatches:
         for minibatch in minibatches:
-            total.add(minibatch_loss(model, minibatch)[1])
+            running.add(minibatch_loss(model, minibatch)[1])
+    total = running.read()
     sums = torch.tensor([total.num_frames, total.cross_entropy], dtype=torch.float64)
     collectives.all_reduce_sum(sums, group)
     num_frames, cross_entropy = map(float, sums)

@@ -18,7 +18,13 @@ from training.distributed import collectives
 from training.distributed.process_group import ProcessGroup
 from training.fit.model_specs import Fit
 from training.fit.progress import ExchangeTotals, Progress
-from training.fit.steps import FrameTotals, take_steps, validation_loss
+from training.fit.steps import (
+    FrameTotals,
+    GradientNorms,
+    RunningTotals,
+    take_steps,
+    validation_loss,
+)
 from training.models.acoustic_model import AcousticModel
 from training.trainers.statistics import (
     BmufStatistics,
@@ -49,6 +55,7 @@ class Fitting:
         self.optimizer = fit.optimizer.make_optimizer(model.parameters())
         self.trainer = fit.trainer.make_trainer(model, self.optimizer, group)
         self.progress = Progress(newbob=fit.newbob.begin() if fit.newbob else None)
+        self._norms = GradientNorms(group.rank(), self.trainer.num_steps)
         self._statistics = self.trainer.statistics()
 
     def run(self) -> list[dict[str, Any]]:
@@ -99,9 +106,15 @@ class Fitting:
             sub_epoch, self.progress.cursor, self.dataset, self.group
         )
         self.progress.cursor = cursor
+        self._norms = GradientNorms(self.group.rank(), self.trainer.num_steps)
         with closing(minibatches):
             steps = take_steps(
-                self.model, self.optimizer, minibatches, cursor.num_steps_left, self.fit.loop
+                self.model,
+                self.optimizer,
+                minibatches,
+                cursor.num_steps_left,
+                self.fit.loop,
+                self._norms,
             )
             for result in steps:
                 self.progress.totals.add(result)
@@ -129,12 +142,12 @@ class Fitting:
 
     def _end(self, sub_epoch: SubEpoch, facts: dict[str, Any] | None = None) -> None:
         """Add the sub-epoch to the curve, and save."""
-        point = curve_point(sub_epoch, self.progress.totals, self.group)
+        point = curve_point(sub_epoch, self.progress.totals.read(), self.group)
         self._count_exchanges()
         point["trainer"] = trainer_point(self.progress.exchanged, self._statistics, self.group)
         self.progress.curve.append(point | (facts or {}))
         self.progress.cursor = self.progress.cursor.next_sub_epoch()
-        self.progress.totals = FrameTotals()
+        self.progress.totals = RunningTotals()
         self.progress.exchanged = ExchangeTotals()
         self._save()
 
@@ -143,6 +156,8 @@ class Fitting:
         self.progress.exchanged.add(between(before, self._statistics))
 
     def _save(self) -> None:
+        # On a device the last step's norm was not looked at: nothing broken is saved.
+        self._norms.check()
         self._count_exchanges()
         state = whole_state(self.model, self.optimizer, self.trainer)
         self.checkpoints.save(self.trainer.num_steps, state | self.progress.to_state())

@@ -23,7 +23,7 @@ class HardTargets:
         """Sum the cross-entropy over the frames."""
         return hard_cross_entropy(logits, self.labels)
 
-    def num_correct(self, logits: Float[Tensor, "batch frames senones"]) -> int:
+    def num_correct(self, logits: Float[Tensor, "batch frames senones"]) -> Int64[Tensor, ""]:
         """Count the frames of which the best senone is the label."""
         return num_correct(logits, self.labels)
 

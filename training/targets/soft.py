@@ -24,7 +24,7 @@ class SoftTargets:
         """Sum the cross-entropy over the frames."""
         return kbest_cross_entropy(logits, self.senones, self.probabilities)
 
-    def num_correct(self, logits: Float[Tensor, "batch frames senones"]) -> int:
+    def num_correct(self, logits: Float[Tensor, "batch frames senones"]) -> Int64[Tensor, ""]:
         """Count the frames of which the best senone is the teacher's best."""
         has_target = self.probabilities[..., 0] > 0
         return num_correct(logits, self.senones[..., 0].where(has_target, NO_LABEL))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from training.data.minibatch import Minibatch
-from training.fit.steps import LoopConfig, take_steps
+from training.fit.steps import GradientNorms, LoopConfig, take_steps
 from training.models.acoustic_model import AcousticModel, ModelConfig
 from training.targets.hard import HardTargets
 
@@ -23,9 +23,12 @@ def test_a_broken_gradient_ends_training_before_it_is_applied(broken: float) -> 
     """Whatever the trainer: weights stay what they were, so that no checkpoint can hold a NaN."""
     model = AcousticModel(ModelConfig(1, 8, False, 0, 0.0), 5)
     optimizer = torch.optim.Adam(model.parameters())
-    steps = take_steps(model, optimizer, iter([minibatch(0), minibatch(broken)]), 2, CONFIG)
+    minibatches = iter([minibatch(0), minibatch(broken)])
+    steps = take_steps(model, optimizer, minibatches, 2, CONFIG, GradientNorms(3, 40))
     next(steps)
     weights = [parameter.detach().clone() for parameter in model.parameters()]
-    with pytest.raises(FloatingPointError, match="gradient's norm is nan: look at this rank's"):
+    with pytest.raises(
+        FloatingPointError, match="rank 3, step 42: the gradient's norm is nan: look at"
+    ):
         next(steps)
     assert all(map(torch.equal, weights, model.parameters()))

@@ -1,0 +1,156 @@
+"""No training step makes the host wait for a device: the job's loop on a CPU that is watched."""
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.training.fit.host_reads import HostReads, look_late, send_as_on_a_gpu
+from tests.training.fit.small_fits import fit, small_fit, steps_saved, write_run
+from training.data.minibatch import Minibatch
+from training.distributed.gather import Arrival
+from training.distributed.simulated_group import simulate_ranks
+from training.fit import training_loop
+from training.fit.steps import FrameTotals, RunningTotals, take_steps
+from training.fit.training_loop import Fitting
+from training.recipes import CheckpointConfig
+
+TRAINERS = ["synchronous", "gtc", "bmuf", "htm"]
+
+
+class Watch:
+    """Watch holds the reads of all ranks, by the part of the loop that made them."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, list[str]] = defaultdict(list)
+        self.counts: dict[str, int] = defaultdict(int)
+        self.on_host: dict[int, Tensor] = {}
+        self._local = threading.local()
+
+    def reads(self) -> HostReads:
+        """Return those of this rank, which is a thread."""
+        if not hasattr(self._local, "reads"):
+            self._local.reads = HostReads(self.on_host)
+        return self._local.reads
+
+    def over(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `function`, watched."""
+
+        def watched(*args: Any) -> Any:
+            with self.reads() as reads:
+                result = function(*args)
+            self.found[name] += reads.found
+            self.counts[name] += 1
+            reads.found.clear()
+            return result
+
+        return watched
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
+    """Watch the loop: reader, model, loss, clipping, trainer, optimizer, totals."""
+    watch = Watch()
+    look_late(monkeypatch)
+    send_as_on_a_gpu(monkeypatch, watch.reads)
+
+    def lengths_on_host(minibatches: Iterator[Minibatch]) -> Iterator[Minibatch]:
+        for minibatch in minibatches:
+            watch.on_host[id(minibatch.lengths)] = minibatch.lengths
+            yield minibatch
+
+    def steps(model: Any, optimizer: Any, minibatches: Any, *rest: Any) -> Iterator[RunningTotals]:
+        yield from take_steps(model, optimizer, lengths_on_host(minibatches), *rest)
+
+    end, save = Fitting._end, Fitting._save
+
+    def save_unwatched(self: Fitting) -> None:
+        with watch.reads().not_watching():
+            save(self)
+
+    monkeypatch.setattr(training_loop, "take_steps", steps)
+    monkeypatch.setattr(Fitting, "_save", save_unwatched)
+    monkeypatch.setattr(Fitting, "_train", watch.over("steps", Fitting._train))
+    monkeypatch.setattr(Fitting, "_end", watch.over("ends", end))
+    return watch
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_no_step_waits_for_the_device(tmp_path: Path, watch: Watch, name: str) -> None:
+    """Steps on hard and on soft targets read nothing; two groups of one rank for HTM."""
+    write_run(tmp_path)
+    simulate_ranks(2, fit, tmp_path, small_fit(name, student=True, minibatch_frames=32))
+    assert watch.counts["steps"] == 2 * 8
+    assert watch.found["steps"] == []
+    # The totals, once; and for the learning curve what the trainer counts: GTC's elements and the
+    # norm of its residual, the norm of BMUF's update.
+    num_reads = {"synchronous": 1, "gtc": 3, "bmuf": 2, "htm": 4}[name]
+    assert len(watch.found["ends"]) == num_reads * watch.counts["ends"]
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        float,
+        bool,
+        int,
+        Tensor.item,
+        Tensor.tolist,
+        Tensor.numpy,
+        Tensor.cpu,
+        lambda values: values.to("cpu"),
+        lambda values: torch.empty(1).copy_(values),
+        lambda values: (values > 0).nonzero(),
+        lambda values: torch.equal(values, torch.zeros(1)),
+    ],
+)
+def test_every_way_to_read_is_seen(read: Callable[[Tensor], object]) -> None:
+    """Of a device's tensor, and of what is computed from one; never of the host's own."""
+    on_device = torch.ones(1)
+    with HostReads({}) as reads:
+        read(on_device + 1)
+        assert len(reads.found) == 1
+        read(torch.ones(1) + 1)
+        Arrival(on_device).values().tolist()
+    assert len(reads.found) == 1
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+@pytest.mark.parametrize("checkpoint_steps", [0, 1])
+def test_a_broken_norm_is_found_a_step_later_and_never_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, checkpoint_steps: int
+) -> None:
+    """The error names rank and step, of a sum of squares too that overflows where no sum does."""
+    look_late(monkeypatch)
+    clip, taken = nn.utils.clip_grad_norm_, []
+
+    def overflow(parameters: Iterator[nn.Parameter], bound: float) -> Tensor:
+        taken.append(norm := clip(parameters, bound))
+        return norm * (torch.inf if len(taken) == 3 else 1)
+
+    monkeypatch.setattr(nn.utils, "clip_grad_norm_", overflow)
+    write_run(tmp_path)
+    checkpoints = CheckpointConfig(steps=checkpoint_steps, num_kept=100)
+    # Sub-epochs of 8 steps, of which the third is at fault.
+    what = small_fit(name, checkpoints=checkpoints, minibatch_frames=32)
+    with pytest.raises(FloatingPointError, match="rank 0, step 3: the gradient's norm is inf"):
+        simulate_ranks(1, fit, tmp_path, what)
+    # A save looks at once; without one, a step later.
+    assert len(taken) == (3 if checkpoint_steps else 4)
+    assert steps_saved(tmp_path, what) == ([1, 2] if checkpoint_steps else [])
+
+
+def test_totals_are_those_of_adding_numbers() -> None:
+    """Bitwise: float32 losses are added in float64, also after totals were read and restored."""
+    losses = torch.rand(50, generator=torch.Generator().manual_seed(0)) * 1000
+    expected, running = 0.0, RunningTotals()
+    for number, loss in enumerate(losses):
+        expected += float(loss)
+        running.add(RunningTotals(7, loss, torch.tensor(number)))
+        running = RunningTotals.of(running.read())
+    assert running.read() == FrameTotals(350, expected, sum(range(50)))
