@@ -82,10 +82,12 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
 
 @pytest.mark.parametrize("name", TRAINERS)
 def test_no_step_waits_for_the_device(tmp_path: Path, watch: Watch, name: str) -> None:
-    """Steps on hard and on soft targets read nothing; two groups of one rank for HTM."""
+    """Steps on hard and on soft targets read nothing; HTM has two groups of two ranks."""
     write_run(tmp_path)
-    simulate_ranks(2, fit, tmp_path, small_fit(name, student=True, minibatch_frames=32))
-    assert watch.counts["steps"] == 2 * 8
+    num_ranks = 4 if name == "htm" else 2
+    what = small_fit(name, student=True, group_size=2, minibatch_frames=32)
+    simulate_ranks(num_ranks, fit, tmp_path, what)
+    assert watch.counts["steps"] == num_ranks * 8
     assert watch.found["steps"] == []
     # The totals, once; and for the learning curve what the trainer counts: GTC's elements and the
     # norm of its residual, the norm of BMUF's update.
