@@ -26,7 +26,8 @@ def held(folder: Path) -> Iterator[None]:
 
 def _hold(folder: Path) -> int:
     while True:
-        folder.mkdir(mode=0o700, exist_ok=True)
+        with suppress(FileExistsError):  # Path.mkdir(exist_ok) fails if it is removed meanwhile
+            folder.mkdir(mode=0o700)
         with suppress(FileNotFoundError):  # it was removed at this moment
             descriptor = _open(folder)
             fcntl.flock(descriptor, fcntl.LOCK_SH)

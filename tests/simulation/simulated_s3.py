@@ -20,6 +20,7 @@ from botocore.response import StreamingBody
 
 from infra.store import retry
 from infra.store.object_store import Fetched, ObjectInfo, ObjectStore, StoreError
+from infra.store.s3.shared_rates import SharedRates
 from tests.simulation.replayed_code import Call, Outcome, ask, outcome_of
 
 BUCKET = "simulated"
@@ -197,6 +198,9 @@ def simulated_network(num_asks: int = 1) -> Iterator[None]:
         patch.setattr(
             retry, "time", SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic)
         )
+        # A simulated 503 must not slow this host's real processes, nor they the simulation.
+        patch.setattr(SharedRates, "wait_for_turn", lambda *_: 0.0)
+        patch.setattr(SharedRates, "count_answer", lambda *_, **__: None)
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             patch.setenv(name, "simulated")
         patch.setenv("AWS_ENDPOINT_URL", ENDPOINT)
