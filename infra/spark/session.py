@@ -8,24 +8,18 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import pyspark
 from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
-from pyspark import (
-    Accumulator,
-    AccumulatorParam,
-    SparkConf,
-    SparkContext,
-    inheritable_thread_target,
-)
+from pyspark import SparkConf, SparkContext, inheritable_thread_target
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from infra.cluster import Cluster, require_dependencies
 from infra.spark.java import find_java_home
+from infra.spark.observer import ObservedFunction, Observer, Summaries
 from infra.spark.progress import IDLE_LIMIT_S, TaskError, await_tasks
 
 T = TypeVar("T")
@@ -121,41 +115,6 @@ def spark_session(app_name: str, cluster: Cluster) -> Iterator[SparkSession]:
             session.stop()
 
 
-@dataclass(frozen=True, slots=True)
-class Observer(Generic[R, S]):
-    """Observer summarizes each result on its worker, and sees the summary in the driver at once.
-
-    An error of `see` cancels the job and is raised.
-    """
-
-    summarize: Callable[[R], S]
-    see: Callable[[S], None]
-
-
-class _Summaries(AccumulatorParam[list[Any]]):
-    """_Summaries adds up lists of summaries; Spark counts those of an attempt that counts, once."""
-
-    def zero(self, value: list[Any]) -> list[Any]:
-        del value
-        return []
-
-    def addInPlace(self, value1: list[Any], value2: list[Any]) -> list[Any]:  # noqa: N802
-        value1.extend(value2)
-        return value1
-
-
-@dataclass(frozen=True, slots=True)
-class _Observed(Generic[T, R]):
-    function: Callable[[T], R]
-    summarize: Callable[[R], Any]
-    summaries: Accumulator[list[Any]]
-
-    def __call__(self, task: T) -> R:
-        result = self.function(task)
-        self.summaries.add([self.summarize(result)])
-        return result
-
-
 def run_tasks(
     session: SparkSession,
     tasks: Sequence[T],
@@ -176,8 +135,8 @@ def run_tasks(
     try:
         if observer is None:
             return _collect(session, tasks, function, description, idle_limit_s, lambda: None)
-        summaries = session.sparkContext.accumulator(list[Any](), _Summaries())
-        observed = _Observed(function, observer.summarize, summaries)
+        summaries = session.sparkContext.accumulator(list[Any](), Summaries())
+        observed = ObservedFunction(function, observer.summarize, summaries)
         num_seen = 0
 
         def watch() -> None:

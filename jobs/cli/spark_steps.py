@@ -5,11 +5,11 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any, TypeVar
 
-from infra.spark.session import Observer, run_tasks, spark_session
-from infra.store.request_counts import Measured, MeasuredFunction
+from infra.spark.observer import Observer
+from infra.spark.session import run_tasks, spark_session
+from infra.store.request_counts import MeasuredFunction
 from jobs.cli.job import Job
-from pipeline.runs.commit import Commit
-from pipeline.runs.loss_watch import Loss, Overrun, loss_of
+from pipeline.runs.loss_watch import measured_loss
 from pipeline.runs.step import Distribute, WatchedFunction
 
 T = TypeVar("T")
@@ -33,13 +33,9 @@ def distribute_on_spark(job: Job) -> Iterator[Distribute]:
             run_task: Callable[[T], Any] = function
             observer = None
             if isinstance(function, WatchedFunction):
-                run_task, observer = function.run_task, Observer(_loss_of, function.watch.see)
+                run_task, observer = function.run_task, Observer(measured_loss, function.watch.see)
             measured = MeasuredFunction(run_task)
             found = run_tasks(start(), elements, measured, description, observer=observer)
             return [job.tasks.add(each) for each in found]
 
         yield distribute
-
-
-def _loss_of(measured: Measured[Commit | Overrun]) -> Loss | Overrun:
-    return loss_of(measured.result)

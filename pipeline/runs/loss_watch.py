@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from infra.store.request_counts import Measured
 from pipeline.records import Quarantined
 from pipeline.runs.commit import Commit, StepContext, committed_tasks
 from pipeline.runs.ledger import LossBudgetExceededError, LossLimit, ledger_reasons, loss_error
@@ -45,6 +46,11 @@ def loss_of(result: Commit | Overrun) -> Loss | Overrun:
     if isinstance(result, Overrun):
         return result
     return Loss(result.task, result.quarantined.utterances)
+
+
+def measured_loss(measured: Measured[Commit | Overrun]) -> Loss | Overrun:
+    """Return the loss of a measured task, on its worker, which has no module of the jobs."""
+    return loss_of(measured.result)
 
 
 class LossWatch:

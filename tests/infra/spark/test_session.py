@@ -11,8 +11,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from infra.cluster import load_cluster
+from infra.spark.observer import Observer
 from infra.spark.progress import TaskError
-from infra.spark.session import Observer, run_tasks, spark_environment, spark_session
+from infra.spark.session import run_tasks, spark_environment, spark_session
 from tests.infra.spark.java_free import java_free_environment
 
 PROGRAM = str(Path(__file__).with_name("spark_program.py"))

@@ -1,6 +1,8 @@
 """A step ends as soon as what is lost no longer fits into its loss budget."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -185,3 +187,14 @@ def test_bad_metadata_ends_a_selection_at_its_worst_bucket(tmp_path: Path) -> No
     commits = read_commits(store, run_uri, "selection/unlabelled/scratch")
     tasks = [commit.task for commit in commits if commit.task.startswith("selected-")]
     assert tasks == ["selected-bucket-3"]
+
+
+def test_workers_need_no_module_of_the_driver() -> None:
+    """A Spark worker imports no job, cluster file, PyTorch or packaging to run and watch tasks."""
+    program = (
+        "import sys, infra.spark.observer, pipeline.runs.loss_watch, pipeline.steps.features\n"
+        "import pipeline.steps.selection.select, pipeline.steps.repartition\n"
+        "print({'jobs', 'infra.cluster', 'packaging', 'torch'} & sys.modules.keys())"
+    )
+    found = subprocess.check_output([sys.executable, "-c", program], text=True)
+    assert found == "set()\n"
