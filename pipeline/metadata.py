@@ -18,7 +18,7 @@ MAX_UNPACKED_BYTES = 2**30
 """The most that an archive may unpack to: some four million records."""
 
 MAX_OTHER_LINES = 2**18
-"""How many lines of an object may be blank or malformed beyond as many as are records."""
+"""An object may have so many blank or malformed lines more than it has records."""
 
 
 def read_records(data: bytes, uri: str) -> Iterator[tuple[int, Utterance | Quarantined]]:

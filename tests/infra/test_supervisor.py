@@ -139,7 +139,7 @@ def test_an_end_is_described(code: int, said: str, of_shell: int) -> None:
 
 
 def test_progress_bars_see_the_terminal() -> None:
-    """Where standard error is a terminal, the command's is one of the same width."""
+    """The command's standard error is a terminal of the same width as ours."""
     program = "import os, sys; print(sys.stderr.isatty(), os.get_terminal_size(2), file=sys.stderr)"
     reader, writer = os.openpty()
     fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 7, 93, 0, 0))
@@ -150,7 +150,7 @@ def test_progress_bars_see_the_terminal() -> None:
 
 
 def test_a_reader_that_leaves_does_not_stop_the_command() -> None:
-    """Where nothing reads our standard error any more, the command's writes fail; none waits."""
+    """The command's writes fail at once when our standard error has no reader."""
     program = "import sys\nfor _ in range(9999): sys.stderr.write('x' * 999)\n"
     reader, writer = os.pipe()
     os.close(reader)

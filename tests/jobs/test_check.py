@@ -1,4 +1,4 @@
-"""What a run would take hours to find out is known before its first step."""
+"""Mistakes that a run would find after hours are reported before its first step."""
 
 import json
 from pathlib import Path

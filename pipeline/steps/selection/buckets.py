@@ -16,7 +16,7 @@ METADATA_SUFFIXES = (".jsonl", ".jsonl.gz")
 
 # A task holds this many metadata objects at a time.
 _GETS_IN_FLIGHT = 4
-# What writers of metadata leave beside it: success marks, checksums, and folders' marks.
+# Writers of metadata leave these beside it: success marks, checksums, and folders' marks.
 _MARKS = re.compile(r"_SUCCESS|\..*|.*_\$folder\$")
 
 

@@ -81,7 +81,7 @@ def test_faults_change_no_byte_and_lose_nothing(
 def test_answers_in_chunks_without_etags_change_no_byte(
     server: Server, undisturbed: tuple[str, dict[str, bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where every other GET lacks Content-Length and ETag, all manifests are the same."""
+    """Manifests are the same though every other GET lacks Content-Length and ETag."""
     local_corpus, expected = undisturbed
     run_uri, corpus_uri = join_uri(server.uri, "run"), join_uri(server.uri, "corpus")
     store = ObjectStore((server.uri,))

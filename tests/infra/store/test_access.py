@@ -1,4 +1,4 @@
-"""What one object's answer says of that object, and what says that access as such has failed."""
+"""Answers about one object are errors of that object; all others are errors of access."""
 
 import threading
 from collections.abc import Iterator

@@ -101,7 +101,7 @@ def test_earlier_commits_count(context: StepContext) -> None:
 
 
 def test_an_overrun_is_not_committed(context: StepContext) -> None:
-    """What a task found before it ended counts with the ledgers of the others."""
+    """The rows of a task that ended early count with the ledgers of the others."""
     *ran, message = run(context, [1, 6, 0, 0], 0.05, task_1=True)
     assert ran == ["0", "1"]
     assert message.startswith("7 of 100 utterances quarantined, the loss budget is 5.00%")
