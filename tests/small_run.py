@@ -20,7 +20,7 @@ SETTINGS = (
     *(f"targets.{each}" for each in ("k=4", "request_frames=100", "seed=3")),
     *(f"partitions.{each}" for each in (f"partition_hours={5 / 3600}", "seed=3")),
 )
-"""What --set makes of the tiny recipe for this run."""
+"""Settings by which --set adapts the tiny recipe to this run."""
 
 SEED = 3
 BAD_AUDIO = "audio that is none"

@@ -165,7 +165,7 @@ EARLIER_MODELS: Mapping[str, Sequence[WarmStart]] = {
     "teacher": ("none",),
     "student": ("none", "aligner", "baseline"),
 }
-"""What each model may begin from; the teacher alone is bidirectional."""
+"""Models that each model may begin from; the teacher alone is bidirectional."""
 
 
 @dataclass(frozen=True, slots=True)

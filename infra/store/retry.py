@@ -30,7 +30,7 @@ LONGEST_THROTTLED_WAIT_S = 1.0
 """The shared rate of requests does the waiting; this parts those that were throttled together."""
 
 MAX_ASKS = 4
-"""If 3 % of answers deny what is there, one operation in a million is denied so often."""
+"""One operation in a million is denied so often, if 3 % of answers deny what is there."""
 
 MAX_CONTRADICTIONS = 4
 """A store may contradict itself, as by 403 among 404, for so many times as many asks."""

@@ -40,7 +40,7 @@ class Action(NamedTuple):
 
 ABANDONED, UNDERWAY = -1, -2
 
-# What may happen, with the budget from which it takes one.
+# Events that may happen, with the budget from which each takes one.
 GO = "go"
 LAND = "land"
 CRASH, CRASH_AFTER, REPEAT = "crash", "crash after the request", "repeat"

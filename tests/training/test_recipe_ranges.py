@@ -34,7 +34,7 @@ NO_TEXTS = (1, 1.0, True, None, [], {}, math.nan, "a\0b", "\x1b[31m", "a\nb", "\
 NO_FLAGS = (0, 1, 0.0, "true", "", None, [])
 LONGEST_MESSAGE = 600
 
-# What other fields must be, for a field at one of its ends to make sense.
+# Values of other fields that let a field be at one of its ends.
 COMPANIONS: Mapping[tuple[str, str], Mapping[str, object]] = {
     ("SupervisedConfig", "num_epochs"): {"num_chunked_epochs": 0},
     ("SupervisedConfig", "num_chunked_epochs"): {"num_epochs": 10_000},

@@ -12,7 +12,7 @@ from infra.ranges import Range, check_ranges
 
 Form = Literal["nesterov", "as_printed"]
 OptimizerState = Literal["keep", "average", "reset"]
-"""What becomes of the optimizer's moments at a block's end."""
+"""Treatments of the optimizer's moments at a block's end."""
 
 
 def block_momentum_for(

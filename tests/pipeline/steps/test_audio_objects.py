@@ -1,4 +1,4 @@
-"""What is refused for a while is read in its place, what is lost has a row, no access fails."""
+"""Objects refused for a while are read in their place; lost ones have rows; no access fails."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

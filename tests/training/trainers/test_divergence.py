@@ -289,7 +289,7 @@ def enter_with_other_momentum(group: ProcessGroup, name: str) -> None:
 
 
 def test_optimizer_state_is_compared_on_entering() -> None:
-    """Where gradients are summed; BMUF's ranks keep their own."""
+    """Trainers that sum gradients; BMUF's ranks keep their own."""
     with pytest.raises(ValueError, match=r"momentum_buffer of parameter 0\.weight: digest.*rank 0"):
         simulate_ranks(NUM_RANKS, enter_with_other_momentum, "gtc")
     simulate_ranks(NUM_RANKS, enter_with_other_momentum, "bmuf")

@@ -150,7 +150,7 @@ def change_within(group: ProcessGroup) -> Tensor:
 
 
 def test_a_changed_model_is_begun_from() -> None:
-    """What differs from the rounded global model was changed on purpose."""
+    """Elements that differ from the rounded global model were changed on purpose."""
     final, *_ = simulate_ranks(3, change_within)
     assert (final == 3.0).all()
 

@@ -257,7 +257,7 @@ def test_bmufs_state_is_not_spoilt() -> None:
 def test_a_gpus_ranks_stop_one_step_later(
     monkeypatch: pytest.MonkeyPatch, name: str, saves: bool
 ) -> None:
-    """Where the host does not wait for the device: at the next step, or before the state is taken.
+    """A look that does not wait finds it at the next step, or before the state is taken.
 
     The same code, on a CPU whose results are looked at late.
     """

@@ -197,7 +197,7 @@ def test_metadata_of_unknown_name_is_refused(run: Run, name: str) -> None:
     "name", ["_SUCCESS", ".part.jsonl.crc", ".hidden", "date=2026_$folder$", "a/_SUCCESS"]
 )
 def test_marks_of_writers_are_no_metadata(run: Run, name: str) -> None:
-    """What Hadoop's writers leave beside their files is passed over."""
+    """Marks that Hadoop's writers leave beside their files are passed over."""
     store, _, corpus_uri = run
     store.put(join_uri(metadata_uri(corpus_uri, "labelled"), name), b"")
     select(run, "labelled")
