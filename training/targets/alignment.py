@@ -20,7 +20,7 @@ from pipeline.runs.names import (
 )
 from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step
 from pipeline.shards import FeatureRow
-from pipeline.splicing import splice
+from pipeline.splicing import num_low_rate_frames, splice
 from training.decoding.alignment import expand_to_frames, senone_alignment
 from training.decoding.bootstrap.cepstra import speaker_cepstra
 from training.decoding.bootstrap.hmm import BootstrapConfig, bootstrap_alignment
@@ -38,6 +38,12 @@ from training.targets.labelled import (
     transcribed,
     write_aligned,
 )
+
+MAX_PADDED_FRAMES = 8192
+"""The most low-rate frames, padding included, that a network scores at once: 0.1 GB of logits.
+
+At 3,183 senones; a shard of five hours is scored in some 75 batches. A longer utterance is alone.
+"""
 
 
 def bootstrap(
@@ -121,15 +127,45 @@ def network_alignments(
     tree: SenoneTree,
     acoustic_scale: float,
 ) -> dict[str, Senones | str]:
-    """Align by the network: the senone of every 10 ms frame, or why an utterance has none."""
+    """Align by the network: the senone of every 10 ms frame, or why an utterance has none.
+
+    Memory is bounded whatever the number of rows: a batch's scores are released with the batch.
+    """
+    delay = trained.model.config.look_ahead
+    lengths = [num_low_rate_frames(len(row.features), 0) + delay for row in rows]
     alignments: dict[str, Senones | str] = {}
-    scored = log_likelihoods(rows, trained, acoustic_scale)
-    for row, scores in zip(rows, scored, strict=True):
-        graph = alignment_graph(lexicon, tree, transcribed(row).words)
-        try:
-            senones = align(graph, scores)
-        except AlignmentError as error:
-            alignments[row.utterance_id] = str(error)
-        else:
-            alignments[row.utterance_id] = expand_to_frames(senones, 0, len(row.features))
+    for batch in length_batches(lengths, MAX_PADDED_FRAMES):
+        some = [rows[position] for position in batch]
+        for row, scores in zip(some, log_likelihoods(some, trained, acoustic_scale), strict=True):
+            alignments[row.utterance_id] = align_row(row, scores, lexicon, tree)
     return alignments
+
+
+def align_row(
+    row: FeatureRow,
+    scores: Float32[np.ndarray, "_frames senones"],
+    lexicon: Lexicon,
+    tree: SenoneTree,
+) -> Senones | str:
+    """Align one utterance with its transcript, or say why it cannot be."""
+    graph = alignment_graph(lexicon, tree, transcribed(row).words)
+    try:
+        senones = align(graph, scores)
+    except AlignmentError as error:
+        return str(error)
+    return expand_to_frames(senones, 0, len(row.features))
+
+
+def length_batches(lengths: Sequence[int], most: int) -> list[list[int]]:
+    """Group positions by rising length, so that padding to the longest makes at most `most` frames.
+
+    A longer utterance is a batch of its own.
+    """
+    batches: list[list[int]] = []
+    for position in sorted(range(len(lengths)), key=lengths.__getitem__):
+        # Lengths rise, so this one is what the batch would be padded to.
+        if batches and (len(batches[-1]) + 1) * lengths[position] <= most:
+            batches[-1].append(position)
+        else:
+            batches.append([position])
+    return batches
