@@ -61,9 +61,14 @@ def chunked_minibatches(
     stops = np.minimum(starts + CHUNK_FRAMES, lengths[utterances])
     order = generator.permutation(len(utterances))
     chunks = Segments(utterances, starts, stops).take(order)
-    # 64 chunks are the papers' minibatch of 2,048 frames (000 3.2).
-    size = max(minibatch_frames // CHUNK_FRAMES, 1)
+    size, _ = chunked_shape(minibatch_frames)
     return [chunks.take(slice(first, first + size)) for first in range(0, len(order), size)]
+
+
+def chunked_shape(minibatch_frames: int) -> tuple[int, int]:
+    """Return the chunks of a minibatch, and their frames; a buffer's last minibatch has fewer."""
+    # 64 chunks are the papers' minibatch of 2,048 frames (000 3.2).
+    return max(minibatch_frames // CHUNK_FRAMES, 1), CHUNK_FRAMES
 
 
 def whole_utterance_minibatches(

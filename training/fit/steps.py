@@ -2,9 +2,11 @@
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Float, Num
@@ -111,6 +113,10 @@ class LoopConfig:
     warm_up_steps: int = field(default=0, metadata=LATER)
 
 
+ComputeGradients: TypeAlias = Callable[[Minibatch], tuple[RunningTotals, Float[Tensor, ""]]]
+"""What leaves clipped gradients in a model, and returns totals and the norm before clipping."""
+
+
 def take_steps(
     model: AcousticModel,
     optimizer: torch.optim.Optimizer,
@@ -118,24 +124,24 @@ def take_steps(
     num_steps: int,
     config: LoopConfig,
     norms: GradientNorms,
+    compute: ComputeGradients | None = None,
 ) -> Iterator[RunningTotals]:
     """Take one step after the other, and yield each one's totals when it is taken.
 
     A rank whose data ends first continues with empty steps, so that no rank waits. Raises
     FloatingPointError for a gradient that is not finite: on a CPU before another rank receives it,
     on a device a step later. No step waits for the device; a save calls `norms.check()` first.
+    `compute` replaces `compute_gradients`.
     """
     model.train()
+    compute = compute or partial(compute_gradients, model, config)
     for _ in range(num_steps):
         optimizer.zero_grad()
         minibatch = next(minibatches, None)
         result = RunningTotals()
         if minibatch is not None:
-            loss, result = minibatch_loss(model, minibatch)
-            loss.backward()  # type: ignore[no-untyped-call]
-            # The gradient is a sum over frames, so its bound grows with the minibatch.
-            bound = config.max_gradient_norm * config.minibatch_frames
-            norms.examine(nn.utils.clip_grad_norm_(model.parameters(), bound))
+            result, norm = compute(minibatch)
+            norms.examine(norm)
         # Out of data, a rank still sends what GTC's residual holds.
         optimizer.step()
         # The trainer looked first, within step(): where it finds a NaN, all ranks raise together.
@@ -144,12 +150,24 @@ def take_steps(
     norms.check()
 
 
+def compute_gradients(
+    model: AcousticModel, config: LoopConfig, minibatch: Minibatch
+) -> tuple[RunningTotals, Float[Tensor, ""]]:
+    """Add the clipped gradients of a minibatch's loss; return its totals, and the norm before."""
+    loss, totals = minibatch_loss(model, minibatch)
+    loss.backward()  # type: ignore[no-untyped-call]
+    # The gradient is a sum over frames, so its bound grows with the minibatch.
+    bound = config.max_gradient_norm * config.minibatch_frames
+    return totals, nn.utils.clip_grad_norm_(model.parameters(), bound)
+
+
 def minibatch_loss(model: AcousticModel, minibatch: Minibatch) -> tuple[Tensor, RunningTotals]:
     """Return a minibatch's summed cross-entropy, to differentiate, and its totals."""
-    # Lengths remain on the host, where packing needs them, so nothing here waits for a device.
-    padded = bool((minibatch.lengths < minibatch.features.shape[1]).any())
-    # Packing matters only where padding could reach real frames: backwards in time.
-    pack = padded and model.config.bidirectional
+    # Packing matters only where padding could reach real frames: backwards in time. Lengths remain
+    # on the host, where packing needs them, so nothing here waits for a device.
+    pack = model.config.bidirectional and bool(
+        (minibatch.lengths < minibatch.features.shape[1]).any()
+    )
     logits = model(minibatch.features, minibatch.lengths if pack else None)
     loss = minibatch.targets.cross_entropy(logits)
     correct = minibatch.targets.num_correct(logits)

@@ -16,6 +16,7 @@ from training.data.resharding import shard_sub_epoch
 from training.data.sub_epochs import SubEpoch
 from training.distributed import collectives
 from training.distributed.process_group import ProcessGroup
+from training.fit.cuda_graph import gradients_of
 from training.fit.model_specs import Fit
 from training.fit.progress import ExchangeTotals, Progress
 from training.fit.steps import (
@@ -57,6 +58,7 @@ class Fitting:
         self.progress = Progress(newbob=fit.newbob.begin() if fit.newbob else None)
         self._norms = GradientNorms(group.rank(), self.trainer.num_steps)
         self._statistics = self.trainer.statistics()
+        self._compute = gradients_of(model, fit.loop)
 
     def run(self) -> list[dict[str, Any]]:
         """Train to the end, from the newest checkpoint if any; return the learning curve."""
@@ -115,6 +117,7 @@ class Fitting:
                 cursor.num_steps_left,
                 self.fit.loop,
                 self._norms,
+                self._compute,
             )
             for result in steps:
                 self.progress.totals.add(result)

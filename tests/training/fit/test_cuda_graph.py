@@ -1,0 +1,168 @@
+"""Steps by a recorded graph, on a CPU, are those without one; weights keep their memory."""
+
+import shutil
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.training.fit.recorded_graph import Recorder
+from tests.training.fit.small_fits import copy_stopped, fit, small_fit, write_run
+from training.data import batching
+from training.data.minibatch import BufferFrames, Minibatch, Targets
+from training.distributed.simulated_group import simulate_ranks
+from training.fit import cuda_graph, train_model
+from training.fit.cuda_graph import GradientGraphs
+from training.fit.steps import (
+    GradientNorms,
+    LoopConfig,
+    RunningTotals,
+    compute_gradients,
+    take_steps,
+)
+from training.fit.training_loop import Fitting
+from training.models.acoustic_model import AcousticModel, ModelConfig
+from training.recipes import CheckpointConfig
+from training.targets.hard import HardTargets
+from training.targets.soft import SoftTargets
+
+NUM_SENONES, NUM_CHUNKS, FRAMES = 7, 3, 5
+CONFIG = LoopConfig(minibatch_frames=NUM_CHUNKS * FRAMES, max_gradient_norm=0.01)
+SHAPES = [(3, 5), (3, 5), (2, 5), (3, 5), (3, 4), (3, 5)]
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    recorder = Recorder()
+    monkeypatch.setattr(cuda_graph, "capture", recorder.capture)
+    return recorder
+
+
+def model(dropout: float = 0.0) -> AcousticModel:
+    torch.manual_seed(1)
+    return AcousticModel(ModelConfig(2, 6, False, 1, dropout), NUM_SENONES)
+
+
+def minibatch(number: int, shape: tuple[int, int], soft: bool) -> Minibatch:
+    generator = torch.Generator().manual_seed(number)
+    logits = torch.randn(*shape, NUM_SENONES, generator=generator)
+    best = logits.topk(3)
+    targets: Targets = HardTargets(logits.argmax(-1))
+    if soft:
+        targets = SoftTargets(best.indices, best.values.softmax(-1))
+    lengths = torch.full((shape[0],), shape[1])
+    lengths[0] -= number % 2
+    return Minibatch(torch.randn(*shape, 192, generator=generator), lengths, targets)
+
+
+def trained(
+    minibatches: list[Minibatch], has_graphs: bool
+) -> tuple[list[tuple[int, float, float]], list[Tensor]]:
+    """Each step's totals, read after the last step, and the weights."""
+    trainee = model()
+    compute = partial(compute_gradients, trainee, CONFIG)
+    if has_graphs:
+        compute = GradientGraphs(trainee, compute, (NUM_CHUNKS, FRAMES))
+    optimizer = torch.optim.SGD(trainee.parameters(), lr=0.5, momentum=0.9)
+    norms = GradientNorms(0, 0)
+    steps = take_steps(
+        trainee, optimizer, iter(minibatches), len(minibatches) + 1, CONFIG, norms, compute
+    )
+    # Read last, so that no later step may change them.
+    totals = [
+        (each.num_frames, float(each.cross_entropy), float(each.num_correct))
+        for each in list(steps)
+    ]
+    return totals, [parameter.detach() for parameter in trainee.parameters()]
+
+
+def test_steps_by_graphs_are_those_without(recorder: Recorder) -> None:
+    """Bitwise, with minibatches of other shapes between, both kinds of target, an empty step."""
+    minibatches = [minibatch(n, shape, soft=n % 4 == 3) for n, shape in enumerate(2 * SHAPES)]
+    recorder.on_host.update(each.lengths.data_ptr() for each in minibatches)
+    expected, weights = trained(minibatches, has_graphs=False)
+    found, found_weights = trained(minibatches, has_graphs=True)
+    assert found == expected
+    assert all(map(torch.equal, found_weights, weights))
+    assert len(set(expected)) == len(minibatches) + 1
+    # One graph for each kind of target.
+    assert [each.num_replays for each in recorder.recordings] == [5, 3]
+
+
+def test_a_step_that_waits_for_the_device_is_not_captured(recorder: Recorder) -> None:
+    """As on a GPU: what would be read once and for all ends training instead."""
+    trainee = model()
+
+    def compute(each: Minibatch) -> tuple[RunningTotals, Tensor]:
+        totals, norm = compute_gradients(trainee, CONFIG, each)
+        return totals, norm / float(norm)
+
+    given = minibatch(0, (NUM_CHUNKS, FRAMES), soft=False)
+    recorder.on_host.add(given.lengths.data_ptr())
+    with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+        GradientGraphs(trainee, compute, (NUM_CHUNKS, FRAMES))(given)
+
+
+@pytest.mark.parametrize("name", ["synchronous", "gtc", "bmuf"])
+def test_trainers_train_by_graphs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: Recorder, name: str
+) -> None:
+    """A student's fit with a checkpoint at each step has the bits of one without graphs."""
+    monkeypatch.setattr(batching, "CHUNK_FRAMES", 8)
+    make = BufferFrames.minibatch
+
+    def on_host(*args: Any) -> Minibatch:
+        made = make(*args)
+        recorder.on_host.add(made.lengths.data_ptr())
+        return made
+
+    monkeypatch.setattr(BufferFrames, "minibatch", on_host)
+    write_run(tmp_path / "run")
+    what = small_fit(name, student=True, group_size=2, minibatch_frames=32)
+    what = replace(what, model=replace(what.model, dropout=0.0))
+    stored = []
+    for is_captured in (False, True):
+        shutil.copytree(tmp_path / "run", folder := tmp_path / str(is_captured))
+        monkeypatch.setattr(cuda_graph, "is_captured_on", lambda _, now=is_captured: now)
+        stored.append([data for _, data in simulate_ranks(2, fit, folder, what)])
+    assert stored[0] == stored[1]
+    # Four graphs: of each rank, for hard and soft targets.
+    assert len(recorder.recordings) == 4
+    assert all(each.num_replays > 2 for each in recorder.recordings)
+
+
+class FlatFitting(Fitting):
+    """FlatFitting lays an LSTM's weights out in one piece, as cuDNN wants them."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        weights = self.model.lstm._flat_weights
+        flat = torch.cat([each.detach().reshape(-1) for each in weights])
+        places = flat.split([each.numel() for each in weights])
+        for weight, place in zip(weights, places, strict=True):
+            weight.data = place.view(weight.shape)
+
+    def run(self) -> list[dict[str, Any]]:
+        """Train, and look where the weights then are."""
+        before = [each.data_ptr() for each in self.model.parameters()]
+        curve = super().run()
+        assert [each.data_ptr() for each in self.model.parameters()] == before
+        assert [each.data_ptr() for each in self.model.lstm._flat_weights] == before[:-2]
+        return curve
+
+
+@pytest.mark.parametrize("name", ["synchronous", "gtc", "bmuf", "htm"])
+def test_weights_keep_their_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """From first to last step, and on resuming: graphs read there, and cuDNN need not copy."""
+    monkeypatch.setattr(train_model, "Fitting", FlatFitting)
+    write_run(tmp_path / "run")
+    what = small_fit(name, group_size=2, checkpoints=CheckpointConfig(steps=3, num_kept=100))
+    simulate_ranks(4, fit, tmp_path / "run", what)
+    copy_stopped(tmp_path / "run", what, 3, tmp_path / "stopped")
+    simulate_ranks(4, fit, tmp_path / "stopped", what)
