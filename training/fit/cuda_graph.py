@@ -40,7 +40,7 @@ def capture(work: Callable[[], object], device: torch.device) -> Callable[[], ob
 
     `work` must not wait for the device; the caller keeps its tensors.
     """
-    side = torch.cuda.Stream(device)
+    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):  # a capture wants kernels compiled, and libraries started
         for _ in range(WARM_UP_STEPS):
