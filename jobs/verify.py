@@ -8,6 +8,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from infra.configuration import plain
 from infra.store.object_store import ObjectNotFound, join_uri
 from jobs.cli.catalogue import TRAIN_BASELINE, TRAIN_STUDENT, TRAIN_TEACHER, WRITES
 from jobs.cli.command_line import Answer, Query, main
@@ -87,7 +88,7 @@ def step_configs(recipe: Recipe, trained: Recipe) -> dict[str, dict[str, Any]]:
         **{model_step(fit.name): fit.config for fit in (make(trained) for make in fits)},
         TARGETS_STEP: asdict(recipe.targets),
         PARTITIONS_STEP: asdict(recipe.partitions),
-        EVALUATION_STEP: asdict(recipe.evaluation),
+        EVALUATION_STEP: plain(recipe.evaluation),
         CERTIFICATE_STEP: student_fit(recipe).config,
     }
 

@@ -21,12 +21,14 @@ from pipeline.steps.targets import TargetsConfig
 from training.algorithms.learning_rates import check_decay, check_newbob_rates
 from training.algorithms.optimizers import AdamConfig, OptimizerConfig
 from training.decoding.bootstrap.hmm import BootstrapConfig
+from training.decoding.language_model.arpa import MAX_ORDER
 from training.decoding.senones.tree_growing import TreeConfig
 from training.models.acoustic_model import ModelConfig
 from training.trainers.registry import TrainerConfig, with_trainer
 
 ScheduleName = Literal["exponential", "newbob"]
 WarmStart = Literal["none", "aligner", "baseline"]
+Smoothing = Literal["witten_bell", "kneser_ney"]
 
 
 Uri = Annotated[str, Text(0, 4096)]
@@ -34,6 +36,8 @@ LearningRate = Annotated[float, Range(1e-12, 100)]
 MinibatchFrames = Annotated[int, Range(1, 10_000_000)]
 GradientNorm = Annotated[float, Range(1e-9, 1e9)]
 WarmUpSteps = Annotated[int, Range(1, 1_000_000_000, zero="none")]
+NgramOrder = Annotated[int, Range(1, MAX_ORDER)]
+AcousticScale = Annotated[float, Range(1e-6, 1000)]
 Count = Annotated[int, Range(1, 10_000)]
 
 MAX_SUB_EPOCHS = 100_000
@@ -149,14 +153,27 @@ class ModelsConfig:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationConfig:
-    """EvaluationConfig: the decoding of the held-out subset (003 VII-D)."""
+    """EvaluationConfig: the decoding of the held-out subset (003 VII-D).
 
-    ngram_order: Annotated[int, Range(1, 10)]
-    acoustic_scale: Annotated[float, Range(1e-6, 1000)]
+    The n-gram model is of the labelled transcripts, and of `language_model_text` where that names
+    a file. `arpa` names a model to use in its place. Both are names in the corpus, or URIs.
+    """
+
+    ngram_order: NgramOrder
+    acoustic_scale: AcousticScale
     beam: Annotated[float, Range(1e-3, 1e6)]
     max_active: Annotated[int, Range(2, 1_000_000_000)]
+    smoothing: Smoothing = field(default="witten_bell", metadata=LATER)
+    language_model_text: Uri = field(default="", metadata=LATER)
+    arpa: Uri = field(default="", metadata=LATER)
 
-    __post_init__ = check_ranges
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.arpa and self.language_model_text:
+            raise ValueError(
+                f"arpa = {self.arpa!r} and language_model_text = {self.language_model_text!r}: "
+                "need one of them: a given model is estimated from no text"
+            )
 
 
 EARLIER_MODELS: Mapping[str, Sequence[WarmStart]] = {

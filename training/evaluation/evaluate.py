@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from infra.configuration import plain
 from infra.store.object_store import ObjectStore
 from pipeline.runs.commit import StepContext
-from pipeline.runs.manifest import read_manifest, read_output
+from pipeline.runs.manifest import read_manifest
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
     BASELINE,
@@ -24,12 +25,12 @@ from pipeline.runs.names import (
     model_step,
 )
 from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step
-from pipeline.shards import FeatureRow, read_partition
+from pipeline.shards import FeatureRow
 from pipeline.splicing import low_rate_alignment
 from training.decoding.decoder import DecoderConfig, decode
 from training.decoding.graph.hclg import DecodingGraph, decoding_graph
-from training.decoding.language_model import witten_bell_arpa
 from training.decoding.lexicon import Lexicon
+from training.evaluation.language_model import EstimatedModel, GivenModel, LanguageModelFiles
 from training.evaluation.word_errors import WordErrors, werr, word_errors
 from training.models.store import TrainedModel, load_model
 from training.recipes import EvaluationConfig
@@ -46,19 +47,23 @@ def evaluate(
     features = features_step(HELDOUT)
     reads = [features, ALIGNMENT_STEP, *map(model_step, EVALUATED_MODELS)]
     lexicon = read_lexicon(store, run_uri, corpus_uri, reads)
+    files = LanguageModelFiles.read(store, corpus_uri, config)
 
     def score(context: StepContext) -> StepContents:
         rows = [row for shard in read_shards(store, run_uri, features).values() for row in shard]
         if not rows:
             raise ValueError("the held-out subset is empty: list speakers in heldout.speakers")
         models = {name: load_model(store, run_uri, name) for name in EVALUATED_MODELS}
-        scores = score_models(store, run_uri, lexicon.parse(), config, rows, models)
+        language_model = files.model(store, run_uri, lexicon.parse(), config)
+        scores = score_models(store, run_uri, lexicon.parse(), language_model, config, rows, models)
         heldout = read_manifest(store, run_uri, features).tally_out
         data = json.dumps(scores, indent=1, sort_keys=True).encode()
         output = context.put_output("scores", ".json", data, heldout)
-        return StepContents.of_all(heldout, (output,))
+        statistics = {"language_model": dict(language_model.statistics)}
+        return StepContents.of_all(heldout, (output,), statistics)
 
-    spec = StepSpec(store, run_uri, EVALUATION_STEP, asdict(config), reads, lexicon.digests)
+    digests = {**lexicon.digests, **files.digests}
+    spec = StepSpec(store, run_uri, EVALUATION_STEP, plain(config), reads, digests)
     return run_step(spec, score)
 
 
@@ -66,12 +71,14 @@ def score_models(
     store: ObjectStore,
     run_uri: str,
     lexicon: Lexicon,
+    language_model: EstimatedModel | GivenModel,
     config: EvaluationConfig,
     rows: Sequence[FeatureRow],
     models: Mapping[str, TrainedModel],
 ) -> dict[str, Any]:
     """Return word error rates, their reduction and frame accuracies, by model and placement."""
-    graph = language_graph(store, run_uri, lexicon, config.ngram_order)
+    arpa = language_model.arpa(config.ngram_order)
+    graph = decoding_graph(lexicon, read_tree(store, run_uri), arpa)
     decoder = DecoderConfig(config.beam, config.max_active)
     # 003 VII-D tunes the acoustic scale on its test set; here other speakers fixed it.
     errors = {
@@ -112,19 +119,6 @@ def word_error_scores(errors: Mapping[str, Mapping[str, WordErrors]]) -> dict[st
             for name, by_placement in errors.items()
         },
     }
-
-
-def language_graph(
-    store: ObjectStore, run_uri: str, lexicon: Lexicon, ngram_order: int
-) -> DecodingGraph:
-    """Build HCLG over the lexicon, with an n-gram model of the labelled transcripts alone."""
-    sentences = [
-        (row.text or "").split()
-        for output in read_manifest(store, run_uri, ALIGNMENT_STEP).outputs
-        for row in read_partition(read_output(store, run_uri, output))
-    ]
-    arpa = witten_bell_arpa(sentences, lexicon.pronunciations, ngram_order)
-    return decoding_graph(lexicon, read_tree(store, run_uri), arpa)
 
 
 def count_errors(

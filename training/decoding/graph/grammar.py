@@ -10,9 +10,24 @@ from dataclasses import dataclass
 import kaldifst
 
 from training.decoding.graph.transducer import EPSILON, Arc, compile_transducer
-from training.decoding.language_model import END, START, Ngram
+from training.decoding.language_model.arpa import ArpaEntry, read_arpa
+from training.decoding.language_model.ngrams import END, START, Ngram
 
 BACKOFF_WORD = "#0"
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarWeights:
+    """GrammarWeights: a factor of the model's costs, and what each word costs besides.
+
+    The cost of a word, its insertion penalty, is in natural logarithms.
+    """
+
+    scale: float = 1.0
+    insertion_penalty: float = 0.0
+
+
+AS_ESTIMATED = GrammarWeights()
 
 
 @dataclass(frozen=True)
@@ -28,12 +43,14 @@ def linear_grammar(words: Sequence[str], word_ids: Mapping[str, int]) -> kaldifs
     return compile_transducer(arcs, {len(words): 0.0})
 
 
-def ngram_grammar(arpa: str, word_ids: Mapping[str, int]) -> kaldifst.StdVectorFst:
+def ngram_grammar(
+    arpa: str, word_ids: Mapping[str, int], weights: GrammarWeights = AS_ESTIMATED
+) -> kaldifst.StdVectorFst:
     """Build the acceptor of an ARPA model: one state for each history, back-off arcs labelled #0.
 
     Raises ValueError for malformed text and for words that `word_ids` lacks.
     """
-    entries = list(_entries(arpa, word_ids))
+    entries = [_weighted(entry, weights) for entry in read_arpa(arpa, word_ids)]
     states = _history_states(entries)
     arcs = [arc for entry in entries for arc in _arcs(entry, states, word_ids)]
     # As in Kaldi's arpa2fst, </s> is no arc: its cost ends the sentence.
@@ -47,11 +64,7 @@ def _history_states(entries: Sequence[_Entry]) -> dict[Ngram, int]:
     """Number the empty history and every n-gram that longer ones may continue."""
     order = max((len(entry.ngram) for entry in entries), default=0)
     histories = [e.ngram for e in entries if len(e.ngram) < order and e.ngram[-1] != END]
-    states = {history: number for number, history in enumerate(dict.fromkeys([(), *histories]))}
-    for entry in entries:
-        if entry.ngram[:-1] not in states:
-            raise ValueError(f"ARPA n-gram {' '.join(entry.ngram)!r}: its history has no entry")
-    return states
+    return {history: number for number, history in enumerate(dict.fromkeys([(), *histories]))}
 
 
 def _arcs(entry: _Entry, states: Mapping[Ngram, int], word_ids: Mapping[str, int]) -> Iterator[Arc]:
@@ -72,28 +85,8 @@ def _longest_history(ngram: Ngram, states: Mapping[Ngram, int]) -> Ngram:
     return next(ngram[i:] for i in range(len(ngram) + 1) if ngram[i:] in states)
 
 
-def _entries(arpa: str, word_ids: Mapping[str, int]) -> Iterator[_Entry]:
-    order = 0
-    for number, line in enumerate(arpa.splitlines(), start=1):
-        if line.startswith("\\"):
-            order = int(line[1:-7]) if line.endswith("-grams:") and line[1:-7].isdigit() else 0
-        elif order and line.strip():
-            yield _entry(line.split(), order, number, word_ids)
-    if not order and "\\end\\" not in arpa:
-        raise ValueError("not an ARPA language model: need \\data\\ ... \\end\\")
-
-
-def _entry(fields: list[str], order: int, line_number: int, word_ids: Mapping[str, int]) -> _Entry:
-    words = tuple(fields[1 : order + 1])
-    try:
-        probability = float(fields[0])
-        backoff = float(fields[order + 1]) if len(fields) == order + 2 else 0.0
-    except ValueError as error:
-        raise ValueError(f"ARPA line {line_number}: need log10 probabilities") from error
-    if len(fields) not in (order + 1, order + 2) or not math.isfinite(probability + backoff):
-        raise ValueError(f"ARPA line {line_number}: need a probability and {order} words")
-    unknown = [word for word in words if word not in word_ids and word not in (START, END)]
-    if unknown:
-        raise ValueError(f"ARPA line {line_number}: {unknown[0]!r} is not in lexicon.txt: add it")
+def _weighted(entry: ArpaEntry, weights: GrammarWeights) -> _Entry:
     # ARPA's log10 probabilities become OpenFst's costs in natural logarithms.
-    return _Entry(words, -probability * math.log(10), -backoff * math.log(10))
+    scale = -weights.scale * math.log(10)
+    penalty = 0.0 if entry.ngram[-1] == END else weights.insertion_penalty
+    return _Entry(entry.ngram, entry.log_probability * scale + penalty, entry.log_backoff * scale)

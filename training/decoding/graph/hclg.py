@@ -5,7 +5,13 @@ from dataclasses import dataclass
 
 import kaldifst
 
-from training.decoding.graph.grammar import BACKOFF_WORD, linear_grammar, ngram_grammar
+from training.decoding.graph.grammar import (
+    AS_ESTIMATED,
+    BACKOFF_WORD,
+    GrammarWeights,
+    linear_grammar,
+    ngram_grammar,
+)
 from training.decoding.graph.lexicon_transducer import (
     Labels,
     LexiconTransducer,
@@ -30,10 +36,12 @@ class DecodingGraph:
     num_senones: int
 
 
-def decoding_graph(lexicon: Lexicon, tree: SenoneTree, arpa: str) -> DecodingGraph:
+def decoding_graph(
+    lexicon: Lexicon, tree: SenoneTree, arpa: str, weights: GrammarWeights = AS_ESTIMATED
+) -> DecodingGraph:
     """Build HCLG: word sequences of an ARPA language model over the lexicon's words."""
     words = _word_table(lexicon)
-    grammar = ngram_grammar(arpa, {word: number for number, word in enumerate(words)})
+    grammar = ngram_grammar(arpa, {word: number for number, word in enumerate(words)}, weights)
     return _senone_graph(lexicon, lexicon, words, grammar, tree)
 
 

@@ -1,0 +1,142 @@
+"""The language model that a run decodes with: estimated from its transcripts, or the user's own."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from infra.store.object_store import ObjectStore
+from pipeline.runs.manifest import read_manifest, read_output, sha256
+from pipeline.runs.names import ALIGNMENT_STEP
+from pipeline.shards import read_partition
+from pipeline.steps.utterance_features import resolve_audio
+from training.decoding.language_model import kneser_ney_arpa, witten_bell_arpa
+from training.decoding.language_model.arpa import RestrictedArpa, restrict_arpa
+from training.decoding.language_model.ngrams import UNKNOWN
+from training.decoding.lexicon import Lexicon
+from training.recipes import EvaluationConfig
+
+MAX_BYTES = 64 * 2**20
+"""The largest ARPA or text that is read: some 2 million n-grams, or 12 million words."""
+
+_ESTIMATE = {"witten_bell": witten_bell_arpa, "kneser_ney": kneser_ney_arpa}
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageModelFile:
+    """LanguageModelFile holds an ARPA or a text as it was read, so that a step uses its digest."""
+
+    uri: str
+    data: bytes
+
+    @classmethod
+    def read(cls, store: ObjectStore, corpus_uri: str, name: str) -> "LanguageModelFile":
+        """Read a file of the corpus by its name, or another by its URI; ValueError if too large."""
+        uri = resolve_audio(corpus_uri, name)
+        if (num_bytes := store.head(uri).num_bytes) > MAX_BYTES:
+            remedy = "prune the model, or estimate one from a part of the text"
+            raise ValueError(f"{uri}: {num_bytes} bytes: need at most {MAX_BYTES}: {remedy}")
+        return cls(uri, store.get(uri))
+
+    def text(self) -> str:
+        """Decode the file; ValueError names the first line that is not UTF-8."""
+        try:
+            return self.data.decode()
+        except UnicodeDecodeError as error:
+            line = self.data.count(b"\n", 0, error.start) + 1
+            packed = self.data.startswith(b"\x1f\x8b")
+            remedy = "unpack it with gunzip" if packed else "convert it"
+            raise ValueError(f"{self.uri}: line {line} is not UTF-8: {remedy}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class EstimatedModel:
+    """EstimatedModel makes n-gram models of sentences; UNKNOWN replaces words without lexicon."""
+
+    sentences: Sequence[Sequence[str]]
+    lexicon: Lexicon
+    smoothing: str
+    statistics: Mapping[str, Any] = field(default_factory=dict)
+
+    def arpa(self, order: int) -> str:
+        """Return ARPA text of the model of this order."""
+        return _ESTIMATE[self.smoothing](self.sentences, self.lexicon.pronunciations, order)
+
+
+@dataclass(frozen=True, slots=True)
+class GivenModel:
+    """GivenModel is the user's own ARPA, over the words of the lexicon."""
+
+    restricted: RestrictedArpa
+
+    @property
+    def statistics(self) -> Mapping[str, Any]:
+        """Return what the lexicon took from the model."""
+        return {
+            "num_dropped_words": self.restricted.num_dropped_words,
+            "num_dropped_ngrams": self.restricted.num_dropped_ngrams,
+            "num_missing_words": self.restricted.num_missing_words,
+        }
+
+    def arpa(self, order: int) -> str:
+        """Return ARPA text; the order is the model's own."""
+        del order
+        return self.restricted.text
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageModelFiles:
+    """LanguageModelFiles holds what an evaluation reads besides transcripts, by its setting."""
+
+    by_setting: Mapping[str, LanguageModelFile]
+
+    @classmethod
+    def read(
+        cls, store: ObjectStore, corpus_uri: str, config: EvaluationConfig
+    ) -> "LanguageModelFiles":
+        """Read the files that the recipe names; the store refuses others than it may read."""
+        named = {"arpa": config.arpa, "language_model_text": config.language_model_text}
+        files = {name: uri for name, uri in named.items() if uri}
+        return cls(
+            {name: LanguageModelFile.read(store, corpus_uri, uri) for name, uri in files.items()}
+        )
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """Return each file's SHA-256, as inputs of a step."""
+        return {name: sha256(file.data) for name, file in self.by_setting.items()}
+
+    def model(
+        self, store: ObjectStore, run_uri: str, lexicon: Lexicon, config: EvaluationConfig
+    ) -> EstimatedModel | GivenModel:
+        """Return the user's ARPA, or what estimates models of the labelled transcripts and text.
+
+        ValueError for a malformed ARPA, with its line.
+        """
+        if (arpa := self.by_setting.get("arpa")) is not None:
+            try:
+                return GivenModel(restrict_arpa(arpa.text(), lexicon.pronunciations.keys()))
+            except ValueError as error:
+                raise ValueError(f"{arpa.uri}: {error}") from error
+        sentences = transcripts(store, run_uri)
+        statistics: dict[str, Any] = {}
+        if (text := self.by_setting.get("language_model_text")) is not None:
+            # An unknown word separates what is left and right of it, and is never predicted.
+            known = lexicon.pronunciations.keys()
+            lines = [line.split() for line in text.text().splitlines()]
+            extra = [[w if w in known else UNKNOWN for w in line] for line in lines if line]
+            statistics = {
+                "num_text_sentences": len(extra),
+                "num_text_words": sum(map(len, extra)),
+                "num_unknown_words": sum(line.count(UNKNOWN) for line in extra),
+            }
+            sentences += extra
+        return EstimatedModel(sentences, lexicon, config.smoothing, statistics)
+
+
+def transcripts(store: ObjectStore, run_uri: str) -> list[list[str]]:
+    """Read the words of the labelled utterances, those that alignment could use."""
+    return [
+        (row.text or "").split()
+        for output in read_manifest(store, run_uri, ALIGNMENT_STEP).outputs
+        for row in read_partition(read_output(store, run_uri, output))
+    ]
