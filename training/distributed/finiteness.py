@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from training.distributed.gather import Arrival, gather_equal
+from training.distributed.gather import Arrival, gather_equal, is_read_at_once
 from training.distributed.process_group import ProcessGroup
 
 
@@ -19,21 +19,18 @@ def not_finite(rank: int, step: int) -> FloatingPointError:
     )
 
 
-def is_read_at_once(device: torch.device) -> bool:
-    """Return whether the host reads tensors of `device` without waiting for work under way."""
-    return device.type == "cpu"
-
-
 def all_finite(tensors: Iterable[Float[Tensor, "..."]]) -> Bool[Tensor, ""]:
     """Return whether all elements of all tensors are finite; no GPU is waited for."""
     parts = [each._values() if each.is_sparse else each.detach() for each in tensors]
     # On a CPU isfinite() takes 180 ms for 25 M elements, and a sum 12 ms. A NaN or an infinity
     # always reaches the sum; a sum that merely overflows is looked at again.
-    if all(is_read_at_once(part.device) for part in parts) and all(
-        math.isfinite(float(part.sum())) for part in parts
-    ):
-        return torch.tensor(True)
-    return torch.stack([torch.isfinite(part).all() for part in parts]).all()
+    if all(is_read_at_once(part.device) for part in parts):
+        if all(math.isfinite(float(part.sum())) for part in parts):
+            return torch.tensor(True)
+        return torch.stack([torch.isfinite(part).all() for part in parts]).all()
+    # A GPU's sums are not looked at here: in float64, those of float32 values never overflow.
+    sums = [part.sum(dtype=torch.float64) for part in parts]
+    return torch.isfinite(torch.stack(sums)).all()
 
 
 class FirstFault:

@@ -121,6 +121,11 @@ def _gather_rows(
     return gathered.view(group.size(), len(values))
 
 
+def is_read_at_once(device: torch.device) -> bool:
+    """Return whether the host reads tensors of `device` without waiting for work under way."""
+    return device.type == "cpu"
+
+
 class PendingGather:
     """PendingGather is a gather of equally many values under way, while this rank works on."""
 
@@ -131,7 +136,7 @@ class PendingGather:
         with explaining_failure(f"gather of {purpose}", group):
             self._work = group.all_gather_single(self._gathered, values)
             self._arrival: Arrival | None = None
-            if values.is_cuda:
+            if not is_read_at_once(values.device):
                 self._work.wait()  # the GPU's stream waits, its host does not
                 self._arrival = Arrival(self._gathered)
 

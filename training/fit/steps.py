@@ -17,8 +17,7 @@ from training.data.dataset import Dataset
 from training.data.minibatch import Minibatch
 from training.data.sub_epochs import SubEpoch
 from training.distributed import collectives
-from training.distributed.finiteness import is_read_at_once
-from training.distributed.gather import Arrival
+from training.distributed.gather import Arrival, is_read_at_once
 from training.distributed.process_group import ProcessGroup
 from training.models.acoustic_model import AcousticModel
 

@@ -80,8 +80,8 @@ class HostReads(TorchFunctionMode):
 
 def look_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let trainers and loop look at a CPU's results as late as at a GPU's."""
-    for module in ("training.distributed.finiteness", "training.fit.steps"):
-        monkeypatch.setattr(f"{module}.is_read_at_once", lambda _: False)
+    for module in ("distributed.gather", "distributed.finiteness", "fit.steps"):
+        monkeypatch.setattr(f"training.{module}.is_read_at_once", lambda _: False)
 
 
 def send_as_on_a_gpu(

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.training.fit.host_reads import look_late
 from tests.training.fit.recorded_graph import Recorder
 from tests.training.fit.small_fits import copy_stopped, fit, small_fit, write_run
 from training.data import batching
@@ -37,6 +38,7 @@ SHAPES = [(3, 5), (3, 5), (2, 5), (3, 5), (3, 4), (3, 5)]
 
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    look_late(monkeypatch)
     recorder = Recorder()
     monkeypatch.setattr(cuda_graph, "capture", recorder.capture)
     return recorder

@@ -3,6 +3,8 @@
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,20 @@ from torch import Tensor, nn
 
 from tests.training.fit.host_reads import HostReads, look_late, send_as_on_a_gpu
 from tests.training.fit.small_fits import fit, small_fit, steps_saved, write_run
+from training.algorithms.block_filter import OptimizerState
+from training.algorithms.learning_rates import MinRateNewbob
+from training.algorithms.optimizers import SgdConfig
+from training.data.dataset import SubEpochPlan
 from training.data.minibatch import Minibatch
+from training.distributed.agreement import Comparison
 from training.distributed.gather import Arrival
 from training.distributed.simulated_group import simulate_ranks
 from training.fit import training_loop
+from training.fit.model_specs import Fit
 from training.fit.steps import FrameTotals, RunningTotals, take_steps
 from training.fit.training_loop import Fitting
 from training.recipes import CheckpointConfig
+from training.trainers import trainer
 
 TRAINERS = ["synchronous", "gtc", "bmuf", "htm"]
 
@@ -37,6 +46,12 @@ class Watch:
         if not hasattr(self._local, "reads"):
             self._local.reads = HostReads(self.on_host)
         return self._local.reads
+
+    def lengths_on_host(self, minibatches: Iterator[Minibatch]) -> Iterator[Minibatch]:
+        """Yield the minibatches, whose lengths remain on the host."""
+        for minibatch in minibatches:
+            self.on_host[id(minibatch.lengths)] = minibatch.lengths
+            yield minibatch
 
     def over(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return `function`, watched."""
@@ -59,13 +74,8 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     look_late(monkeypatch)
     send_as_on_a_gpu(monkeypatch, watch.reads)
 
-    def lengths_on_host(minibatches: Iterator[Minibatch]) -> Iterator[Minibatch]:
-        for minibatch in minibatches:
-            watch.on_host[id(minibatch.lengths)] = minibatch.lengths
-            yield minibatch
-
     def steps(model: Any, optimizer: Any, minibatches: Any, *rest: Any) -> Iterator[RunningTotals]:
-        yield from take_steps(model, optimizer, lengths_on_host(minibatches), *rest)
+        yield from take_steps(model, optimizer, watch.lengths_on_host(minibatches), *rest)
 
     end, save = Fitting._end, Fitting._save
 
@@ -80,8 +90,25 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     return watch
 
 
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Let ranks compare their replicas after every second step; return what grows as they do."""
+    comparisons: list[str] = []
+
+    class Noted(Comparison):
+        def check(self) -> None:
+            comparisons.append("checked")
+            super().check()
+
+    monkeypatch.setattr(trainer, "STEPS_BETWEEN_COMPARISONS", 2)
+    monkeypatch.setattr(trainer, "Comparison", Noted)
+    return comparisons
+
+
 @pytest.mark.parametrize("name", TRAINERS)
-def test_no_step_waits_for_the_device(tmp_path: Path, watch: Watch, name: str) -> None:
+def test_no_step_waits_for_the_device(
+    tmp_path: Path, watch: Watch, compared: list[str], name: str
+) -> None:
     """Steps on hard and on soft targets read nothing; HTM has two groups of two ranks."""
     write_run(tmp_path)
     num_ranks = 4 if name == "htm" else 2
@@ -89,10 +116,66 @@ def test_no_step_waits_for_the_device(tmp_path: Path, watch: Watch, name: str) -
     simulate_ranks(num_ranks, fit, tmp_path, what)
     assert watch.counts["steps"] == num_ranks * 8
     assert watch.found["steps"] == []
+    assert len(compared) >= num_ranks * 2  # blocks of three steps compare at their ends alone
     # The totals, once; and for the learning curve what the trainer counts: GTC's elements and the
     # norm of its residual, the norm of BMUF's update.
     num_reads = {"synchronous": 1, "gtc": 3, "bmuf": 2, "htm": 4}[name]
     assert len(watch.found["ends"]) == num_reads * watch.counts["ends"]
+
+
+def bidirectional(what: Fit) -> Fit:
+    return replace(what, model=replace(what.model, bidirectional=True, look_ahead=0))
+
+
+def with_sgd(what: Fit) -> Fit:
+    return replace(what, optimizer=SgdConfig())
+
+
+def with_optimizer_state(value: OptimizerState, what: Fit) -> Fit:
+    return replace(what, trainer=replace(what.trainer, optimizer_state=value))
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("synchronous", bidirectional),
+        ("synchronous", with_sgd),
+        ("bmuf", with_sgd),
+        ("bmuf", partial(with_optimizer_state, "average")),
+        ("bmuf", partial(with_optimizer_state, "reset")),
+    ],
+)
+def test_no_step_of_other_fits_waits_either(
+    tmp_path: Path, watch: Watch, compared: list[str], name: str, change: Callable[[Fit], Fit]
+) -> None:
+    """Of a teacher, by SGD, and where blocks average or reset the optimizer's moments."""
+    write_run(tmp_path)
+    what = change(small_fit(name, minibatch_frames=32))
+    simulate_ranks(2, fit, tmp_path, replace(what, sub_epochs=what.sub_epochs[-2:]))
+    assert watch.counts["steps"] == 4
+    assert watch.found["steps"] == []
+    assert len(compared) >= 4
+
+
+def test_validation_reads_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watch: Watch
+) -> None:
+    """Its sums, at the end, however many minibatches there are; newbob's rate needs them there."""
+    monkeypatch.setattr(Fitting, "_validate", watch.over("validations", Fitting._validate))
+    minibatches = SubEpochPlan.minibatches
+
+    def on_host(plan: SubEpochPlan, *args: int) -> Iterator[Minibatch]:
+        return watch.lengths_on_host(minibatches(plan, *args))
+
+    monkeypatch.setattr(SubEpochPlan, "minibatches", on_host)
+    write_run(tmp_path)
+    newbob = MinRateNewbob(1e-30, 1e-31)
+    what = replace(small_fit(minibatch_frames=32), newbob=newbob, validation_one_in=2)
+    simulate_ranks(2, fit, tmp_path, replace(what, sub_epochs=what.sub_epochs[:2]))
+    assert watch.counts["validations"] == 4
+    assert len(watch.found["validations"]) == 4
+    assert all("torch.Tensor.tolist" in each for each in watch.found["validations"])
+    assert watch.found["steps"] == []
 
 
 @pytest.mark.parametrize(
