@@ -18,6 +18,11 @@ def launched_rank() -> int:
     return int(os.environ["RANK"]) if is_launched() else 0
 
 
+def launched_local_rank() -> int:
+    """Return the number that torchrun gave this process among those of its host, or 0."""
+    return int(os.environ["LOCAL_RANK"]) if is_launched() else 0
+
+
 def launched_ranks_per_host() -> int:
     """Return the number of ranks that torchrun started on this host, or 1."""
     return int(os.environ["LOCAL_WORLD_SIZE"]) if is_launched() else 1

@@ -20,7 +20,8 @@ from infra.store.uris import require_within, resolve_prefix
 from jobs.cli.catalogue import CHECK, STEPS, WRITES
 from jobs.cli.command_line import fail
 from jobs.cli.job import Job, job_parser, open_job
-from jobs.cli.parser import add_ranks_arguments
+from jobs.cli.parser import add_device_argument, add_ranks_arguments
+from jobs.cli.rank_device import Gpus, choose_device
 from jobs.planning.volumes.training_volumes import num_parameters
 from pipeline.runs.manifest import manifest_uri
 from pipeline.runs.names import ALIGNER, BASELINE, STUDENT, TEACHER
@@ -48,13 +49,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = job_parser(
         CHECK,
         "Check what a run would take hours to find out: the range of every value in the recipe and "
-        "the cluster files, ranks against groups, senones against phones and k, executors against "
-        "instances, and the installed versions. Nothing is written.",
+        "the cluster files, ranks against groups and GPUs, senones against phones and k, executors "
+        "against instances, and the installed versions. Nothing is written.",
         "0 all is well, 2 something is not.",
     )
     add = parser.add_argument
     add("--kaldi-dir", help="Kaldi data directory, whose lexicon.txt names the phones")
     add_ranks_arguments(parser)
+    add_device_argument(parser)
     add("--quiet", action="store_true", help="print nothing if all is well")
     return parser
 
@@ -65,6 +67,7 @@ def check(arguments: argparse.Namespace) -> Job:
     jobs = [open_job(step, arguments) for step in STEPS]
     for section, num_ranks in ranks.items():
         check_ranks(jobs[0].recipe, section, num_ranks)
+        choose_device(arguments.device, 0, num_ranks, Gpus.of_host())
     for job in jobs:
         for name in WRITES[job.name]:
             prefixes = map(resolve_prefix, job.cluster.writable(job.run_uri, job.corpus_uri))

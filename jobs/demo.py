@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from infra.store.uris import is_s3
-from jobs.cli.parser import Parser
+from jobs.cli.parser import ON_CPU, Parser
 from jobs.run import (
     EXIT_CODES,
     Launch,
@@ -41,7 +41,8 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--recipe", default="demo", help="TOML file, or a name in jobs/recipes: default demo"
     )
-    add_run_arguments(parser)
+    # Models of a minute's training, on two and four ranks: a host has rarely as many GPUs.
+    add_run_arguments(parser, device=ON_CPU)
     for subset in ("labelled", "unlabelled"):
         hours = getattr(defaults, f"{subset}_hours")
         parser.add_argument(
@@ -71,7 +72,8 @@ def make_and_run(arguments: argparse.Namespace, directory: str) -> int:
         ),
     )
     code = check(arguments) or run_steps([synthesis], ["--out", directory])
-    steps = launches(directory, arguments.supervised_ranks, arguments.student_ranks)
+    ranks = arguments.supervised_ranks, arguments.student_ranks
+    steps = launches(directory, *ranks, arguments.device)
     code = code or run_steps(steps, shared_arguments(arguments.recipe, arguments))
     if not code:
         print(f"report: {arguments.run}/{REPORT_STEP}/report.html")

@@ -8,6 +8,7 @@ import torch
 from jobs.cli.catalogue import EVALUATE
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
+from jobs.cli.rank_device import arguments_with_device, own_device, report_device
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
     EVALUATED_MODELS,
@@ -21,7 +22,9 @@ from training.evaluation.evaluate import evaluate
 def run(job: Job) -> StepResults:
     """Decode the held-out subset with each model."""
     torch.set_num_threads(1)  # one utterance at a time is too little work to share
-    return [evaluate(job.store, job.run_uri, job.corpus_uri, job.recipe.evaluation)]
+    device = own_device(job.arguments.device)
+    report_device(job.name, device)
+    return [evaluate(job.store, job.run_uri, job.corpus_uri, job.recipe.evaluation, device)]
 
 
 STEP = Step(
@@ -34,4 +37,4 @@ STEP = Step(
 )
 
 if __name__ == "__main__":
-    main(STEP)
+    main(STEP, arguments_with_device(STEP))

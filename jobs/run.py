@@ -9,14 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from infra.ranges import holds_password, printable
 from infra.spark.session import spark_environment
 from infra.supervisor import command_of, describe_end, shell_code
-from jobs.cli.catalogue import CHECK, INGEST, STEPS, TRAIN_STUDENT
-from jobs.cli.parser import Parser, add_ranks_arguments
+from jobs.cli.catalogue import CHECK, INGEST, STEPS, STEPS_WITH_DEVICE, TRAIN_STUDENT
+from jobs.cli.parser import AUTO, Parser, add_device_argument, add_ranks_arguments
 
 JOBS = Path(__file__).parent
 EXIT_CODES = (
@@ -38,16 +38,21 @@ class Launch:
         return [*self.prefix, str(JOBS / f"{self.step}.py"), *shared, *self.arguments]
 
 
-def launches(kaldi_dir: str, supervised_ranks: int, student_ranks: int) -> list[Launch]:
+def launches(
+    kaldi_dir: str, supervised_ranks: int, student_ranks: int, device: str = AUTO
+) -> list[Launch]:
     """Return the steps in order, each with spark-submit, torchrun or Python before it."""
     prefixes = {
         "python": (sys.executable,),
         "Spark": (str(Path(sys.executable).parent / "spark-submit"),),
         "torchrun": _torchrun(supervised_ranks),
     }
-    found = {step: Launch(step, prefixes[starter]) for step, starter in STEPS.items()}
-    found[INGEST] = Launch(INGEST, prefixes["python"], ("--kaldi-dir", kaldi_dir))
-    found[TRAIN_STUDENT] = Launch(TRAIN_STUDENT, _torchrun(student_ranks))
+    own = dict.fromkeys(STEPS_WITH_DEVICE, ("--device", device))
+    own[INGEST] = ("--kaldi-dir", kaldi_dir)
+    found = {
+        step: Launch(step, prefixes[starter], own.get(step, ())) for step, starter in STEPS.items()
+    }
+    found[TRAIN_STUDENT] = replace(found[TRAIN_STUDENT], prefix=_torchrun(student_ranks))
     return list(found.values())
 
 
@@ -126,7 +131,7 @@ def exit_with(action: Callable[[], int]) -> None:
     sys.exit(code)
 
 
-def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+def add_run_arguments(parser: argparse.ArgumentParser, device: str = AUTO) -> None:
     """Add the arguments that decide where all steps run, and on how many ranks they train."""
     parser.add_argument("--run", required=True, help="folder or s3:// URI that holds the run")
     parser.add_argument(
@@ -137,6 +142,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         help="replace one value of the recipe; repeat it for more",
     )
     add_ranks_arguments(parser)
+    add_device_argument(parser, device)
 
 
 def check(arguments: argparse.Namespace, *options: str) -> int:
@@ -149,6 +155,7 @@ def check(arguments: argparse.Namespace, *options: str) -> int:
     ranks = [
         *("--supervised-ranks", str(arguments.supervised_ranks)),
         *("--student-ranks", str(arguments.student_ranks)),
+        *("--device", arguments.device),
     ]
     # Its own process: the recipe's records import torch, and this one lives as long as the run.
     command = [sys.executable, str(JOBS / f"{CHECK}.py"), "--quiet", *ranks, *options]
@@ -185,7 +192,8 @@ def main() -> None:
 
 def check_and_run(arguments: argparse.Namespace) -> int:
     """Check what the steps will need, then run them."""
-    steps = launches(arguments.kaldi_dir, arguments.supervised_ranks, arguments.student_ranks)
+    ranks = arguments.supervised_ranks, arguments.student_ranks
+    steps = launches(arguments.kaldi_dir, *ranks, arguments.device)
     code = check(arguments, "--kaldi-dir", arguments.kaldi_dir)
     return code or run_steps(steps, shared_arguments(arguments.recipe, arguments))
 

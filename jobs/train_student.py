@@ -6,6 +6,7 @@ torchrun --nproc-per-node 4 -- jobs/train_student.py --recipe demo --run runs/de
 from jobs.cli.catalogue import TRAIN_STUDENT
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
+from jobs.cli.rank_device import own_device
 from jobs.cli.training_steps import on_all_ranks, training_arguments, training_ranks
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
@@ -21,8 +22,9 @@ from training.fit.train_model import fit_model
 
 def run(job: Job) -> StepResults:
     """Train the student on all ranks."""
-    with training_ranks() as group:
-        return [fit_model(student_fit(job.recipe), job.store, job.run_uri, group)]
+    device = own_device(job.arguments.device)
+    with training_ranks(job.name, device) as group:
+        return [fit_model(student_fit(job.recipe), job.store, job.run_uri, group, device)]
 
 
 STEP = Step(

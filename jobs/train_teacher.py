@@ -6,6 +6,7 @@ torchrun --nproc-per-node 2 -- jobs/train_teacher.py --recipe demo --run runs/de
 from jobs.cli.catalogue import TRAIN_TEACHER
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
+from jobs.cli.rank_device import own_device
 from jobs.cli.training_steps import on_all_ranks, training_arguments, training_ranks
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
@@ -20,8 +21,9 @@ from training.fit.train_model import fit_model
 
 def run(job: Job) -> StepResults:
     """Train the teacher on all ranks."""
-    with training_ranks() as group:
-        return [fit_model(teacher_fit(job.recipe), job.store, job.run_uri, group)]
+    device = own_device(job.arguments.device)
+    with training_ranks(job.name, device) as group:
+        return [fit_model(teacher_fit(job.recipe), job.store, job.run_uri, group, device)]
 
 
 STEP = Step(

@@ -47,6 +47,9 @@ STEPS: Mapping[str, Starter] = {
 }
 """The steps of a run in order, each with the program that starts its processes."""
 
+STEPS_WITH_DEVICE = (ALIGN, TRAIN_BASELINE, TRAIN_TEACHER, TRAIN_STUDENT, EVALUATE)
+"""The steps that train or score in their own processes; Spark's tasks share a cluster's devices."""
+
 WRITES: Mapping[str, tuple[str, ...]] = {
     INGEST: (INGEST_STEP,),
     SELECT_UTTERANCES: tuple(map(selection_step, SUBSETS)),

@@ -1,9 +1,14 @@
 """Parse command lines without showing a password in a complaint."""
 
 import argparse
+import re
 from typing import NoReturn
 
 from infra.ranges import printable
+
+AUTO, ON_CPU = "auto", "cpu"
+DEVICE = re.compile(rf"{AUTO}|{ON_CPU}|cuda(:(?P<number>[0-9]{{1,4}}))?")
+"""The values of --device."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -22,3 +27,24 @@ def add_ranks_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         text = f"processes that train {models}, default {default}"
         parser.add_argument(option, type=int, default=default, metavar="N", help=text)
+
+
+def add_device_argument(parser: argparse.ArgumentParser, default: str = AUTO) -> None:
+    """Add the argument that decides where ranks have their models."""
+    parser.add_argument(
+        "--device",
+        type=_device,
+        default=default,
+        metavar="DEVICE",
+        help="where models train and score: auto is a GPU for each rank where the host has GPUs, "
+        "else the CPU; cpu; cuda is a GPU for each rank, or an error; cuda:N is GPU N, for one "
+        f"rank; default {default}",
+    )
+
+
+def _device(text: str) -> str:
+    if DEVICE.fullmatch(text):
+        return text
+    raise argparse.ArgumentTypeError(
+        f"{text}: need auto, cpu, cuda, or a GPU by its number, such as cuda:0"
+    )

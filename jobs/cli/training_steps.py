@@ -8,9 +8,12 @@ from contextlib import contextmanager
 
 import torch
 
+from infra.configuration import ConfigurationError
 from infra.ranges import Range
 from infra.torchrun import is_launched
 from jobs.cli.command_line import Step, fail
+from jobs.cli.parser import add_device_argument
+from jobs.cli.rank_device import own_device, report_device
 from training.distributed import process_group
 from training.distributed.process_group import ProcessGroup
 from training.trainers.registry import TRAINERS, describe_trainers
@@ -39,6 +42,7 @@ def training_arguments(step: Step, section: str) -> argparse.Namespace:
         help="a rank that waits for another for longer names it and ends; need more than the "
         f"longest time that one rank works alone; default {TIME_LIMIT_S:g}",
     )
+    add_device_argument(parser)
     arguments = parser.parse_args()
     if not TIME_LIMITS_S.admits(arguments.time_limit_s):
         parser.error(f"--time-limit-s {arguments.time_limit_s}: need {TIME_LIMITS_S.need}")
@@ -51,7 +55,8 @@ def training_arguments(step: Step, section: str) -> argparse.Namespace:
 def on_all_ranks(step: Step, arguments: argparse.Namespace) -> Iterator[None]:
     """Open the world of all ranks for the step's `main`, whose exit ends the process."""
     try:
-        with process_group.open_world(arguments.time_limit_s):
+        device = own_device(arguments.device)
+        with process_group.open_world(arguments.time_limit_s, device):
             try:
                 yield
             except SystemExit as ended:
@@ -61,15 +66,22 @@ def on_all_ranks(step: Step, arguments: argparse.Namespace) -> Iterator[None]:
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(int(ended.code or 0))
+    except ConfigurationError as error:
+        raise SystemExit(fail(step.name, error, 2)) from error
     except process_group.CollectiveError as error:  # ranks did not meet
         raise SystemExit(fail(step.name, error, 1)) from error
 
 
 @contextmanager
-def training_ranks() -> Iterator[ProcessGroup]:
-    """Yield the group of all ranks, each with one thread; report an error to the other ranks."""
+def training_ranks(name: str, device: torch.device) -> Iterator[ProcessGroup]:
+    """Yield the group of all ranks, each with one thread; report an error to the other ranks.
+
+    The leader prints where the step `name` has its model.
+    """
     # A rank is a core: OpenMP's threads, two on busy cores, made an epoch 15 times longer.
     torch.set_num_threads(1)
     group = process_group.default_world()
+    if group.rank() == 0:
+        report_device(name, device, group.size())
     with process_group.reporting_failure():
         yield group

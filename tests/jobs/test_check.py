@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.job_programs import RunJob, Said
 from tests.whole_path.processes import TINY
@@ -132,3 +133,19 @@ def test_a_run_shows_no_password(
     assert said.code == 2
     assert "***" in said.err
     assert PASSWORD not in said.err + said.out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this host has a GPU")
+def test_a_gpu_that_is_absent_is_refused_before_a_run(run_job: RunJob) -> None:
+    """The sentence has the choice and the remedies; auto and cpu train on this host's CPU."""
+    require_refusal(check(run_job, "--device", "cuda"), "--device cuda: need a GPU, found none: ")
+    assert check(run_job, "--device", "cpu").code == check(run_job).code == 0
+
+
+def test_ranks_are_checked_against_gpus(run_job: RunJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host of three GPUs trains the student on two ranks, not on four."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    said = check(run_job, "--student-ranks", "4")
+    require_refusal(said, "--device auto: 4 ranks on this host: need at most 3, one for each GPU")
+    assert check(run_job, "--student-ranks", "2").code == 0
+    assert check(run_job, "--student-ranks", "4", "--device", "cpu").code == 0

@@ -18,11 +18,9 @@ from training.checkpoints.record import (
 from training.checkpoints.resharding import reshard
 from training.distributed.agreement import Claims, check_equal
 from training.distributed.gather import gather_text
-from training.distributed.process_group import ProcessGroup
+from training.distributed.process_group import CPU, ProcessGroup
 from training.tensor_encoding import encode_state
 from training.trainers.trainer import Trainer
-
-CPU = torch.device("cpu")
 
 
 class Checkpointer:

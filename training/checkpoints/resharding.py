@@ -5,13 +5,13 @@ ranks start from one model. The optimizer's moments are averaged too. The sums o
 residuals and a sub-epoch's totals, remain sums.
 """
 
-import hashlib
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from training.checkpoints.training_state import seed_of
 from training.trainers.optimizer_state import is_moment
 from training.trainers.resharding import EntryPath, Rule, State
 from training.trainers.trainer import Trainer
@@ -45,7 +45,10 @@ def reshard(
     for path, value in taken.items():
         is_mean = rules[path] == "mean" and plan.num_models > 1
         resharded = _replaced(resharded, path, value / plan.num_models if is_mean else value)
-    return trainer.end_resharding(resharded) | {"random": _seed(first, rank, num_new)}
+    return trainer.end_resharding(resharded) | {
+        # No old rank's random numbers fit a new rank.
+        "random": {"seed": seed_of(first["random"], f"rank {rank} of {num_new}")}
+    }
 
 
 def _own_rules(state: State) -> dict[EntryPath, Rule]:
@@ -90,10 +93,3 @@ def _zeros(value: Any) -> Any:  # noqa: ANN401
     if isinstance(value, dict):
         return {name: _zeros(inner) for name, inner in value.items()}
     return torch.zeros_like(value) if isinstance(value, Tensor) else type(value)()
-
-
-def _seed(first: State, rank: int, num_new: int) -> State:
-    """Seed the new rank's random numbers from old rank 0's random state."""
-    old = first["random"]["cpu"].numpy().tobytes()
-    digest = hashlib.sha256(old + f"rank {rank} of {num_new}".encode()).digest()
-    return {"seed": int.from_bytes(digest[:6], "big")}

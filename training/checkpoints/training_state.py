@@ -1,5 +1,7 @@
 """The whole state of training: model, optimizer, trainer and random numbers, of this rank."""
 
+import hashlib
+
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -37,11 +39,24 @@ def load_whole_state(
         trainer.parameters.set_weights(trainer.parameters.flatten(trained))
     optimizer.load_state_dict(state["optimizer"])
     trainer.load_state_dict(state["trainer"])
-    random = state["random"]
-    # A resharded state has a seed instead: no old rank's random numbers fit a new rank.
+    _restore_random(state["random"], trainer.parameters.device)
+
+
+def _restore_random(random: State, device: torch.device) -> None:
     if "seed" in random:
         torch.manual_seed(random["seed"])
         return
     torch.set_rng_state(random["cpu"])
-    if "cuda" in random:
-        torch.cuda.set_rng_state(random["cuda"], trainer.parameters.device)
+    if device.type == "cuda" and "cuda" in random:
+        torch.cuda.set_rng_state(random["cuda"], device)
+    elif device.type == "cuda":  # saved on a CPU, whose random numbers seed the GPU's
+        torch.cuda.manual_seed(seed_of(random, "on a GPU"))
+    elif "cuda" in random:
+        # On a GPU the CPU's generator may never have moved: dropout would repeat its first masks.
+        torch.manual_seed(seed_of(random, "on a CPU"))
+
+
+def seed_of(random: State, purpose: str) -> int:
+    """Draw a seed from a random state of any devices, the same one for the same purpose."""
+    states = b"".join(random[name].numpy().tobytes() for name in sorted(random))
+    return int.from_bytes(hashlib.sha256(states + purpose.encode()).digest()[:6], "big")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import ProcessGroup as ProcessGroup  # noqa: PLC0414 - exported, for annotations
@@ -16,6 +17,10 @@ from infra.torchrun import end_with_launcher, launched_rank
 from training.distributed.failure_detector import FailureDetector
 from training.distributed.rendezvous import rendezvous
 
+CPU = torch.device("cpu")
+
+_GPU_BACKEND = "nccl"
+
 _failure_detector: FailureDetector | None = None
 
 
@@ -24,19 +29,25 @@ class CollectiveError(RuntimeError):
 
 
 @contextmanager
-def open_world(time_limit_s: float = 1800.0) -> Iterator[ProcessGroup]:
+def open_world(time_limit_s: float = 1800.0, device: torch.device = CPU) -> Iterator[ProcessGroup]:
     """Open the group of all ranks that torchrun started, or of one rank without torchrun.
 
+    `device` is where this rank's model lies; NCCL exchanges what lies on GPUs, gloo all else.
     `time_limit_s` bounds every exchange. It must exceed the longest time that one rank works (say,
     evaluates) while the others wait. Raises CollectiveError if ranks do not come in that time.
     """
     time_limit = timedelta(seconds=time_limit_s)
     try:
         if dist.is_torchelastic_launched():
-            _init_launched_group(time_limit)
+            _init_launched_group(time_limit, device)
         else:
             dist.init_process_group(
-                init_method="tcp://127.0.0.1:0", rank=0, world_size=1, timeout=time_limit
+                _backends(),
+                init_method="tcp://127.0.0.1:0",
+                rank=0,
+                world_size=1,
+                timeout=time_limit,
+                device_id=_bound(device),
             )
         with reporting_failure():
             yield default_world()
@@ -44,7 +55,18 @@ def open_world(time_limit_s: float = 1800.0) -> Iterator[ProcessGroup]:
         _destroy_group()
 
 
-def _init_launched_group(time_limit: timedelta) -> None:
+def _backends() -> str:
+    """Return gloo for tensors on the CPU; NCCL, where there is a GPU, for those that lie there."""
+    # By default torch has NCCL alone on a host with a GPU, and no exchange of a CPU's tensors.
+    return f"cpu:gloo,cuda:{_GPU_BACKEND}" if torch.cuda.is_available() else "cpu:gloo"
+
+
+def _bound(device: torch.device) -> torch.device | None:
+    """Return the GPU that NCCL connects at once, rather than at its first exchange."""
+    return device if device.type == "cuda" else None
+
+
+def _init_launched_group(time_limit: timedelta, device: torch.device) -> None:
     global _failure_detector  # noqa: PLW0603 - as torch's default group, one in a process
     # Ranks outlive a killed torchrun, and would write the next start's checkpoints.
     end_with_launcher()
@@ -57,14 +79,21 @@ def _init_launched_group(time_limit: timedelta) -> None:
         ) from error
     with _explaining_failure(rank, world_size, "rendezvous"):
         # Plain init_process_group() found dead ranks' addresses after a restart, and hung.
-        members = rendezvous(store, rank, world_size, time_limit.total_seconds())
+        members = rendezvous(store, rank, world_size, time_limit.total_seconds(), device.type)
+    if difference := members.first_difference():
+        raise CollectiveError(
+            f"ranks train on different devices: {difference}: need all on GPUs or all on CPUs: "
+            "see that every host has its GPUs, or start all with --device cpu"
+        )
     _failure_detector = FailureDetector(store.clone(), members, rank)
     with _explaining_failure(rank, world_size, "rendezvous"):
         dist.init_process_group(
+            _backends(),
             store=PrefixStore(members.prefix, store),
             rank=rank,
             world_size=world_size,
             timeout=time_limit,
+            device_id=_bound(device),
         )
 
 

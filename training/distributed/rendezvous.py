@@ -39,11 +39,15 @@ class Store(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Member is one rank's process; `start` distinguishes it from earlier ones of that rank."""
+    """Member is one rank's process, with the type of the device that it trains on.
+
+    `start` distinguishes it from earlier processes of that rank.
+    """
 
     host: str = field(default_factory=socket.gethostname)
     process_id: int = field(default_factory=os.getpid)
     start: str = field(default_factory=lambda: uuid4().hex)
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +62,25 @@ class Members:
         process = self.processes[rank]
         return f"rank {rank} (host {process.host}, process {process.process_id})"
 
+    def first_difference(self) -> str:
+        """Name two ranks that train on devices of two types; return nothing if there are none."""
+        types = [process.device for process in self.processes]
+        other = next((rank for rank, each in enumerate(types) if each != types[0]), None)
+        if other is None:
+            return ""
+        return f"{self.name(0)} on {types[0]}, {self.name(other)} on {types[other]}"
 
-def rendezvous(store: Store, rank: int, world_size: int, time_limit_s: float) -> Members:
+
+def rendezvous(
+    store: Store, rank: int, world_size: int, time_limit_s: float, device: str = "cpu"
+) -> Members:
     """Wait for all ranks of this start; every rank returns the same members.
 
     Rank 0 chooses the prefix and lists the members once every rank has registered under it. A rank
     that reads the prefix of an earlier start registers there too, but is not in that start's list.
     Raises TimeoutError, which names the ranks that did not come.
     """
-    own = Member()
+    own = Member(device=device)
     if rank == 0:
         store.set("start", own.start)
     deadline = time.monotonic() + time_limit_s

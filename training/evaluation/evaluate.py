@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import torch
 from tqdm import tqdm
 
 from infra.configuration import plain
@@ -30,6 +31,7 @@ from pipeline.splicing import low_rate_alignment
 from training.decoding.decoder import DecoderConfig, decode
 from training.decoding.graph.hclg import DecodingGraph, decoding_graph
 from training.decoding.lexicon import Lexicon
+from training.distributed.process_group import CPU
 from training.evaluation.language_model import EstimatedModel, GivenModel, LanguageModelFiles
 from training.evaluation.word_errors import WordErrors, werr, word_errors
 from training.models.store import TrainedModel, load_model
@@ -41,9 +43,16 @@ WITHOUT_PLACEMENT = "all"
 
 
 def evaluate(
-    store: ObjectStore, run_uri: str, corpus_uri: str, config: EvaluationConfig
+    store: ObjectStore,
+    run_uri: str,
+    corpus_uri: str,
+    config: EvaluationConfig,
+    device: torch.device = CPU,
 ) -> StepResult:
-    """Decode the held-out subset with each model; write word and frame errors by placement."""
+    """Decode the held-out subset with each model; write word and frame errors by placement.
+
+    The models are on `device`, the decoder on the CPU.
+    """
     features = features_step(HELDOUT)
     reads = [features, ALIGNMENT_STEP, *map(model_step, EVALUATED_MODELS)]
     lexicon = read_lexicon(store, run_uri, corpus_uri, reads)
@@ -53,7 +62,7 @@ def evaluate(
         rows = [row for shard in read_shards(store, run_uri, features).values() for row in shard]
         if not rows:
             raise ValueError("the held-out subset is empty: list speakers in heldout.speakers")
-        models = {name: load_model(store, run_uri, name) for name in EVALUATED_MODELS}
+        models = {name: load_model(store, run_uri, name).to(device) for name in EVALUATED_MODELS}
         language_model = files.model(store, run_uri, lexicon.parse(), config)
         scores = score_models(store, run_uri, lexicon.parse(), language_model, config, rows, models)
         heldout = read_manifest(store, run_uri, features).tally_out

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from infra.configuration import LATER
 from training.data.dataset import Dataset
+from training.data.device_copies import device_copies
 from training.data.minibatch import Minibatch
 from training.data.sub_epochs import SubEpoch
 from training.distributed import collectives
@@ -180,7 +181,8 @@ def validation_loss(model: AcousticModel, dataset: Dataset, group: ProcessGroup)
     """
     model.eval()
     running = RunningTotals()
-    with torch.no_grad(), closing(dataset.plan(VALIDATION, 0).minibatches()) as minibatches:
+    minibatches = device_copies(dataset.plan(VALIDATION, 0).minibatches(), model.device)
+    with torch.no_grad(), closing(minibatches):
         for minibatch in minibatches:
             running.add(minibatch_loss(model, minibatch)[1])
     total = running.read()

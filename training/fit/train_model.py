@@ -22,26 +22,32 @@ from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step
 from training.checkpoints.checkpointer import Checkpointer
 from training.data.dataset import Dataset
 from training.distributed import collectives
-from training.distributed.process_group import ProcessGroup
+from training.distributed.process_group import CPU, ProcessGroup
 from training.fit.model_specs import Fit
 from training.fit.training_loop import Fitting
 from training.models.acoustic_model import AcousticModel
 from training.models.store import TrainedModel, load_model, log_priors, store_model
 
 
-def fit_model(fit: Fit, store: ObjectStore, run_uri: str, group: ProcessGroup) -> StepResult:
+def fit_model(
+    fit: Fit, store: ObjectStore, run_uri: str, group: ProcessGroup, device: torch.device = CPU
+) -> StepResult:
     """Train a model on all ranks and store it; return its manifest, and whether it existed.
+
+    This rank trains on `device`. What is stored lies on no device, and is loaded on any.
 
     A model is the same work on any number of ranks: a finished one is found, and an unfinished one
     is resumed. The bits differ, and the curve says how many ranks made each sub-epoch.
     """
     spec = StepSpec(store, run_uri, model_step(fit.name), fit.config, fit.inputs)
-    train = partial(train_model, fit, group)
+    train = partial(train_model, fit, group, device)
     return run_step(spec, train, barrier=partial(collectives.barrier, group))
 
 
-def train_model(fit: Fit, group: ProcessGroup, context: StepContext) -> StepContents | None:
-    """Train the model of `fit`; rank 0 stores it and returns the step's contents."""
+def train_model(
+    fit: Fit, group: ProcessGroup, device: torch.device, context: StepContext
+) -> StepContents | None:
+    """Train the model of `fit` on `device`; rank 0 stores it and returns the step's contents."""
     try:
         fit.trainer.check_ranks(group.size(), launched_ranks_per_host())
     except ValueError as error:
@@ -54,6 +60,7 @@ def train_model(fit: Fit, group: ProcessGroup, context: StepContext) -> StepCont
     if fit.warm_start != "none":
         warm_start(model, load_model(store, run_uri, fit.warm_start).model, fit)
     model.freeze_normalization(global_moments(store, run_uri))
+    model.to(device)  # initial weights are those of the CPU's random numbers, wherever it trains
     dataset = open_dataset(fit, store, run_uri, labelled.outputs, group)
     curve = Fitting(fit, model, dataset, checkpoints_of(fit, context, group), group).run()
     data = labelled.tally_out + unlabelled_tally(fit, store, run_uri)

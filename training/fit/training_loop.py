@@ -12,6 +12,7 @@ from training.algorithms.learning_rates import warm_up_factor
 from training.checkpoints.checkpointer import Checkpointer
 from training.checkpoints.training_state import load_whole_state, whole_state
 from training.data.dataset import Dataset
+from training.data.device_copies import device_copies
 from training.data.resharding import shard_sub_epoch
 from training.data.sub_epochs import SubEpoch
 from training.distributed import collectives
@@ -109,6 +110,7 @@ class Fitting:
         )
         self.progress.cursor = cursor
         self._norms = GradientNorms(self.group.rank(), self.trainer.num_steps)
+        minibatches = device_copies(minibatches, self.model.device)
         with closing(minibatches):
             steps = take_steps(
                 self.model,

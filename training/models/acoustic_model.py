@@ -60,6 +60,11 @@ class AcousticModel(nn.Module):
         self.register_buffer("mean", torch.zeros(NUM_INPUTS))
         self.register_buffer("inverse_deviation", torch.ones(NUM_INPUTS))
 
+    @property
+    def device(self) -> torch.device:
+        """Return where the model lies, and its inputs must."""
+        return self.mean.device
+
     def freeze_normalization(self, moments: Moments) -> None:
         """Set the global mean and variance (003 IV-B2), the same for each of the spliced frames."""
         mean = torch.from_numpy(moments.mean).float()

@@ -1,7 +1,7 @@
 """Trained models in the store: weights, frozen normalization, configuration and senone priors."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,10 @@ class TrainedModel:
 
     model: AcousticModel
     log_priors: Float[Tensor, " senones"]
+
+    def to(self, device: torch.device) -> "TrainedModel":
+        """Move the model to `device`; the priors stay with the decoder, on the CPU."""
+        return replace(self, model=self.model.to(device))
 
 
 def encode_model(trained: TrainedModel) -> bytes:

@@ -29,6 +29,7 @@ from training.decoding.graph.hclg import alignment_graph
 from training.decoding.lexicon import Lexicon
 from training.decoding.senones.senone_tree import SenoneTree, parse_senone_tree
 from training.decoding.senones.tree_growing import TreeConfig, build_tree
+from training.distributed.process_group import CPU
 from training.models.store import TrainedModel, load_model
 from training.targets.labelled import (
     Alignments,
@@ -77,9 +78,14 @@ def bootstrap(
 
 
 def realign(
-    store: ObjectStore, run_uri: str, corpus_uri: str, acoustic_scale: float, loss_budget: float
+    store: ObjectStore,
+    run_uri: str,
+    corpus_uri: str,
+    acoustic_scale: float,
+    loss_budget: float,
+    device: torch.device = CPU,
 ) -> StepResult:
-    """Align the labelled data again, by the network that the bootstrap trained."""
+    """Align the labelled data again, by the network that the bootstrap trained, on `device`."""
     features = features_step(LABELLED)
     reads = [features, BOOTSTRAP_STEP, model_step(ALIGNER)]
     stored = read_lexicon(store, run_uri, corpus_uri, reads)
@@ -87,7 +93,7 @@ def realign(
     def align_senones(context: StepContext) -> StepContents:
         lexicon, tree = stored.parse(), read_tree(store, run_uri)
         # On AN4's 7 labelled minutes, realignment keeps 87.6 % of the senones and gains no WER.
-        model = load_model(store, run_uri, ALIGNER)
+        model = load_model(store, run_uri, ALIGNER).to(device)
 
         def align_rows(rows: list[FeatureRow]) -> Alignments:
             return network_alignments(rows, model, lexicon, tree, acoustic_scale)
@@ -114,8 +120,8 @@ def log_likelihoods(
     Posteriors divided by priors, as a hybrid system decodes (003 II-A).
     """
     spliced = [torch.from_numpy(splice(row.features, 0).astype(np.float32)) for row in rows]
-    logits = trained.model.utterance_logits(spliced)
-    posteriors = [torch.log_softmax(frames, dim=-1) for frames in logits]
+    logits = trained.model.utterance_logits([each.to(trained.model.device) for each in spliced])
+    posteriors = [torch.log_softmax(frames, dim=-1).cpu() for frames in logits]
     # The scale is kappa of 003 II-A2; p(x) is left out, as it is equal on all paths.
     return [(acoustic_scale * (frames - trained.log_priors)).numpy() for frames in posteriors]
 

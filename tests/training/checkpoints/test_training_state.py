@@ -10,10 +10,12 @@ from torch.distributed import ProcessGroup
 
 from infra.store.object_store import ObjectStore
 from tests.training.trainers.ranks import minibatch, sgd, small_model, weights
+from training.checkpoints import training_state
 from training.checkpoints.checkpointer import Checkpointer
 from training.checkpoints.training_state import load_whole_state, whole_state
 from training.distributed.simulated_group import simulate_ranks
 from training.trainers import Bmuf, Gtc, Htm
+from training.trainers.resharding import State
 
 NUM_STEPS = 8
 
@@ -97,3 +99,31 @@ def test_a_checkpoint_of_another_trainer_is_refused() -> None:
         simulate_ranks(2, load, gtc, bmuf)
     with pytest.raises(ValueError, match="a block of 2 models, now there are 4: end the block"):
         simulate_ranks(4, load, htm(2), htm(1))
+
+
+def drawn_after(random: State, monkeypatch: pytest.MonkeyPatch, device: str) -> tuple[str, float]:
+    """Load `random` on a device; return what the GPU's generator was given, and the CPU's next."""
+    given = []
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, _: given.append(bytes(state)))
+    monkeypatch.setattr(torch.cuda, "manual_seed", given.append)
+    training_state._restore_random(random, torch.device(device))
+    return str(given), float(torch.rand(()))
+
+
+def test_random_numbers_resume_on_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state saved on a GPU or a CPU repeats there; on the other it gives one seed for each."""
+    torch.manual_seed(5)
+    cpu = torch.get_rng_state()
+    expected = float(torch.rand(()))
+    early, late = ({"cpu": cpu, "cuda": torch.full((16,), n, dtype=torch.uint8)} for n in (1, 2))
+    assert drawn_after({"cpu": cpu}, monkeypatch, "cpu") == ("[]", expected)
+    assert drawn_after(early, monkeypatch, "cuda:0") == (str([b"\1" * 16]), expected)
+    # From a GPU: the CPU's generator did not move, so that of the GPU must tell moments apart.
+    drawn = [drawn_after(state, monkeypatch, "cpu") for state in (early, early, late)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert drawn[0][1] != expected
+    # From a CPU, whose own numbers continue.
+    seeded = [drawn_after({"cpu": cpu}, monkeypatch, "cuda:0") for _ in range(2)]
+    assert seeded[0] == seeded[1]
+    assert seeded[0][1] == expected
+    assert seeded[0][0] not in ("[]", drawn_after(early, monkeypatch, "cuda:0")[0])

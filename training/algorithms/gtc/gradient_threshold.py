@@ -44,7 +44,7 @@ def check_gradient_threshold(gradient_threshold: float, residual: Tensor) -> Non
         raise ValueError(
             f"a residual of {residual.dtype}: need float32 or float64, or it loses small gradients"
         )
-    if not 0 < float(residual.new_tensor(gradient_threshold)) < math.inf:
+    if not 0 < float(torch.tensor(gradient_threshold, dtype=residual.dtype)) < math.inf:
         raise ValueError(f"gradient_threshold = {gradient_threshold}: not within {residual.dtype}")
     if len(residual) > MAX_ELEMENTS:
         raise ValueError(

@@ -1,0 +1,116 @@
+"""The job's loop on another device than the CPU: torch's meta device, whose tensors are shapes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from infra.store.object_store import ObjectStore
+from pipeline.runs.manifest import read_manifest
+from tests.training.fit.host_reads import look_late
+from tests.training.fit.small_fits import ALIGNMENT_STEP, NUM_SENONES, small_fit, write_run
+from training.checkpoints.checkpointer import Checkpointer
+from training.checkpoints.training_state import load_whole_state, whole_state
+from training.distributed import finiteness
+from training.distributed.process_group import ProcessGroup
+from training.distributed.simulated_group import simulate_ranks
+from training.fit import steps
+from training.fit.model_specs import Fit
+from training.fit.train_model import open_dataset
+from training.fit.training_loop import Fitting
+from training.models.acoustic_model import AcousticModel
+from training.tensor_encoding import decode_state, encode_state
+from training.trainers import Trainer
+
+META = torch.device("meta")
+
+
+class Arrival:
+    """Arrival of what lies on the device; meta has no values, so these say that all is finite."""
+
+    def __init__(self, values: Tensor) -> None:
+        assert values.device == META
+        self._values = torch.zeros(values.shape, dtype=values.dtype)
+        self._values.view(-1)[0] = 1
+
+    def values(self) -> Tensor:
+        return self._values
+
+
+def fitting_on(device: torch.device, folder: Path, what: Fit, group: ProcessGroup) -> Fitting:
+    """Return the fit of a rank as it begins."""
+    store, run_uri = ObjectStore((str(folder),)), str(folder)
+    labelled = read_manifest(store, run_uri, ALIGNMENT_STEP).outputs
+    dataset = open_dataset(what, store, run_uri, labelled, group)
+    model = AcousticModel(what.model, NUM_SENONES).to(device)
+    checkpoints = Checkpointer(store, f"{run_uri}/checkpoints", "fingerprint", group)
+    return Fitting(what, model, dataset, checkpoints, group)
+
+
+def devices(value: Any) -> set[str]:
+    """Return where the tensors of nested containers lie; a step's number may be on the host."""
+    if isinstance(value, Tensor):
+        return {value.device.type} if value.ndim else set()
+    inner = list(value.values()) if isinstance(value, dict) else value
+    return set().union(*map(devices, inner)) if isinstance(inner, list | tuple) else set()
+
+
+@pytest.mark.parametrize("trainer", ["synchronous", "bmuf"])
+def test_every_tensor_of_a_step_is_on_the_models_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainer: str
+) -> None:
+    """Model, minibatches, losses, gradients, norms, exchanges, optimizer and totals are there.
+
+    An operation on tensors of two devices fails, and so does one that needs a value on the host.
+    """
+    look_late(monkeypatch)
+    for module in (steps, finiteness):
+        monkeypatch.setattr(module, "Arrival", Arrival)
+    monkeypatch.setattr(Trainer, "_compare", lambda _: None)  # it reads, outside of steps
+    write_run(tmp_path)
+    what = small_fit(trainer, student=True, minibatch_frames=2048)
+
+    def train(group: ProcessGroup) -> Fitting:
+        fitting = fitting_on(META, tmp_path, what, group)
+        with fitting.trainer:
+            for sub_epoch in what.sub_epochs[:2]:  # soft targets, then hard ones
+                fitting._train(sub_epoch)
+                fitting.progress.cursor = fitting.progress.cursor.next_sub_epoch()
+        return fitting
+
+    for fitting in simulate_ranks(1, train):
+        totals = fitting.progress.totals
+        assert totals.num_frames > 0
+        assert totals.cross_entropy.device == totals.num_correct.device == META
+        assert devices(fitting.optimizer.state_dict()) == {"meta"}
+        assert devices(list(fitting.model.parameters())) == {"meta"}
+        assert all(each.grad.device == META for each in fitting.model.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:.* which is a no-op")  # as on meta
+@pytest.mark.parametrize("name", ["gtc", "bmuf"])
+def test_a_checkpoint_of_the_cpu_is_loaded_to_another_device(name: str) -> None:
+    """Model, optimizer and the trainer's residuals or block are then all on that device."""
+    what = small_fit(name)
+    saved: list[bytes] = []
+
+    def load_and_save(group: ProcessGroup, device: torch.device) -> set[str]:
+        model = AcousticModel(what.model, NUM_SENONES).to(device)
+        optimizer = what.optimizer.make_optimizer(model.parameters())
+        trainer = what.trainer.make_trainer(model, optimizer, group)
+        if saved:
+            load_whole_state(decode_state(saved[0]), model, optimizer, trainer)
+        else:
+            with trainer:
+                model(torch.ones(1, 2, 192)).sum().backward()
+                optimizer.step()
+                saved.append(encode_state(whole_state(model, optimizer, trainer)))
+        # BMUF's state_dict() looks for a NaN on the host.
+        held = dict(trainer.shared_tensors()) if name == "bmuf" else trainer.state_dict()
+        states = (model.state_dict(), optimizer.state_dict(), held)
+        return set().union(*map(devices, states))
+
+    assert simulate_ranks(1, load_and_save, torch.device("cpu")) == [{"cpu"}]
+    assert simulate_ranks(1, load_and_save, META) == [{"meta"}]
