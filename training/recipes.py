@@ -20,6 +20,7 @@ from pipeline.steps.selection.select import SelectionConfig
 from pipeline.steps.targets import TargetsConfig
 from training.algorithms.learning_rates import check_decay, check_newbob_rates
 from training.algorithms.optimizers import AdamConfig, OptimizerConfig
+from training.augmentation.augmenter import AugmentationConfig
 from training.decoding.bootstrap.hmm import BootstrapConfig
 from training.decoding.language_model.arpa import MAX_ORDER
 from training.decoding.senones.tree_growing import TreeConfig
@@ -90,6 +91,7 @@ class SupervisedConfig:
     optimizer: OptimizerConfig = field(default=AdamConfig(), metadata=LATER)
     warm_up_steps: WarmUpSteps = field(default=0, metadata=LATER)
     warm_start: WarmStart = field(default="none", metadata=LATER)
+    augmentation: AugmentationConfig = field(default=AugmentationConfig(), metadata=LATER)
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -127,6 +129,7 @@ class StudentConfig:
     optimizer: OptimizerConfig = field(default=AdamConfig(), metadata=LATER)
     warm_up_steps: WarmUpSteps = field(default=0, metadata=LATER)
     warm_start: WarmStart = field(default="none", metadata=LATER)
+    augmentation: AugmentationConfig = field(default=AugmentationConfig(), metadata=LATER)
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -85,15 +85,16 @@ def _povey_window() -> Float32[np.ndarray, " window"]:
     return (_FULL_SCALE * (0.5 - 0.5 * np.cos(phases)) ** 0.85).astype(np.float32)
 
 
-def _mel(frequency_hz: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
+def mel(frequency_hz: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
+    """Convert frequencies to Kaldi's mel scale."""
     return 1127 * np.log(1 + frequency_hz / 700)
 
 
 def _mel_weights() -> scipy.sparse.csr_array:
     """Triangles of equal width in mel: [64, 257], two entries or fewer for each FFT bin."""
-    low, high = _mel(np.array([LOW_HZ, HIGH_HZ]))
+    low, high = mel(np.array([LOW_HZ, HIGH_HZ]))
     edges = np.linspace(low, high, NUM_BINS + 2)[:, np.newaxis]
-    bins = _mel(np.arange(FFT_SAMPLES // 2 + 1) * SAMPLE_RATE_HZ / FFT_SAMPLES)
+    bins = mel(np.arange(FFT_SAMPLES // 2 + 1) * SAMPLE_RATE_HZ / FFT_SAMPLES)
     rising = (bins - edges[:-2]) / (edges[1:-1] - edges[:-2])
     falling = (edges[2:] - bins) / (edges[2:] - edges[1:-1])
     weights = np.maximum(0, np.minimum(rising, falling))

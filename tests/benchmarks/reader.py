@@ -2,7 +2,8 @@
 
 `python -m tests.benchmarks.reader [--rounds N] [--json]`. Speeds are per second of this process's
 CPU time, all threads together, so other programs have no part in them. Utterances are 3.6 s on
-average (1e9 in a million hours), partitions hold two hours, or as little as the demo's.
+average (1e9 in a million hours), partitions hold two hours, or as little as the demo's. Reading with
+augmentation is compared with reading without.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from pipeline.runs.manifest import Output
 from pipeline.runs.names import PARTITIONS_STEP
 from pipeline.shards import Alignment, PartitionRow, Storage, write_partition
 from tests.benchmarks.measure import Figure, interleaved, ratios, show
+from training.augmentation.augmenter import AugmentationConfig
 from training.data import batching
 from training.data.dataset import Dataset
 from training.data.minibatch import Minibatch
@@ -177,6 +179,43 @@ def figures(folder: str, student: Student, num_rounds: int) -> list[Figure]:
     return found
 
 
+def augmented(folder: str, num_rounds: int) -> list[Figure]:
+    """Return the reader's speed with each augmentation, relative to its speed without.
+
+    Speeds are per low-rate frame read, since slower speech has more of them.
+    """
+    store = ObjectStore((folder,))
+    masks = AugmentationConfig(frequency_masks=2, time_masks=2)
+    speeds = AugmentationConfig(speed=(0.9, 1.0, 1.1))
+    configs = {
+        "masks": masks,
+        "speeds": speeds,
+        "masks and speeds": replace(masks, speed=speeds.speed),
+    }
+    found = []
+    for soft in (False, True):
+        parts = partitions(store, folder, 1, 2.0, 3183, soft, "float16")
+        plain = Dataset(store, folder, parts, parts, 3, 2048, 1, 0, 1)
+        chunks = SubEpoch(not soft, 0, 1, 0, False, 0.1)
+        datasets = {"plain": plain} | {
+            name: replace(plain, augmentation=config) for name, config in configs.items()
+        }
+        num_frames = {name: read_all(each, chunks) for name, each in datasets.items()}
+        functions = {
+            name: lambda each=each, chunks=chunks: read_all(each, chunks)
+            for name, each in datasets.items()
+        }
+        seconds = interleaved(functions, num_rounds, time.process_time)
+        speed = {name: [num_frames[name] / s for s in each] for name, each in seconds.items()}
+        kind = "soft targets" if soft else "hard labels"
+        found += [Figure.of(f"{kind}, chunks: reader", speed["plain"], "frames/CPU s")]
+        found += [
+            Figure.of(f"{kind}, {name} / without", ratios(speed[name], speed["plain"]), "x")
+            for name in configs
+        ]
+    return found
+
+
 def read_ahead(folder: str, num_rounds: int) -> list[Figure]:
     """Return the time with a remote device as fast as the reader, relative to no prefetch.
 
@@ -225,6 +264,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for student in STUDENTS:
             found += figures(folder, student, arguments.rounds)
+        found += augmented(folder, arguments.rounds)
         found += read_ahead(folder, arguments.rounds)
     show("reader and training step, one core", found, arguments.json)
 

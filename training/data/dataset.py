@@ -3,6 +3,7 @@
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from jaxtyping import Int64
@@ -11,7 +12,8 @@ from infra.prefetch import prefetch
 from infra.store.checked_reads import scan_checked
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.runs.manifest import Output, read_output
-from pipeline.shards import read_partition, read_partition_lengths
+from pipeline.shards import read_partition
+from training.augmentation.augmenter import NO_AUGMENTATION, AugmentationConfig, Augmenter
 from training.data.batching import (
     Segments,
     chunked_minibatches,
@@ -19,7 +21,7 @@ from training.data.batching import (
     whole_utterance_minibatches,
 )
 from training.data.minibatch import BufferFrames, Minibatch
-from training.data.sharding import Lengths, PartitionSlice, shard_partitions
+from training.data.sharding import Lengths, PartitionSlice, read_lengths, shard_partitions
 from training.data.sub_epochs import SubEpoch
 
 
@@ -41,6 +43,7 @@ class Dataset:
     rank: int
     world_size: int
     validation_one_in: int = 0
+    augmentation: AugmentationConfig = NO_AUGMENTATION.config
 
     def plan(
         self, sub_epoch: SubEpoch, index: int, lengths_of: Callable[[Output], Lengths] | None = None
@@ -57,7 +60,9 @@ class Dataset:
         `lengths_of` replaces `self.lengths` where they were read before.
         """
         first = 0
-        parts = self._parts(sub_epoch, index, lengths_of or self.lengths)
+        augmenter = self.augmenter(sub_epoch, index)
+        lengths_of = lengths_of or partial(self.lengths, augmenter=augmenter)
+        parts = self._parts(sub_epoch, index, lengths_of)
         for buffer in group_into_buffers(parts, lambda part: int(part.lengths.sum())):
             yield ShuffleBuffer(self, sub_epoch, index, first, buffer)
             first += len(buffer)
@@ -82,11 +87,17 @@ class Dataset:
         outputs = self.labelled if sub_epoch.labelled else self.unlabelled
         return shard_partitions(outputs, sub_epoch, self.rank, self.world_size)
 
-    def lengths(self, output: Output) -> Lengths:
-        """Read the lengths of a partition's rows: one column, no feature."""
+    def augmenter(self, sub_epoch: SubEpoch, index: int) -> Augmenter:
+        """Return the augmentation of sub-epoch number `index`; validation has none."""
+        if sub_epoch.is_validation:
+            return NO_AUGMENTATION
+        return Augmenter(self.augmentation, self.seed, index)
+
+    def lengths(self, output: Output, augmenter: Augmenter) -> Lengths:
+        """Read the lengths of a partition's rows in a sub-epoch: no feature."""
         # The lengths are one column: 10 ms, where the features of a shard take 150.
         uri = join_uri(self.run_uri, output.key)
-        return Lengths(*scan_checked(self.store, uri, read_partition_lengths))
+        return scan_checked(self.store, uri, partial(read_lengths, augmenter=augmenter))
 
     def rows(
         self, part: PartitionSlice, sub_epoch: SubEpoch, num_rows: int
@@ -135,7 +146,9 @@ class ShuffleBuffer:
 
     def _read(self, part: BufferPart) -> BufferFrames:
         data = read_output(self.dataset.store, self.dataset.run_uri, part.output)
-        return BufferFrames.of(read_partition(data, part.rows.tolist()), self.sub_epoch.offset)
+        rows = read_partition(data, part.rows.tolist())
+        augmenter = self.dataset.augmenter(self.sub_epoch, self.index)
+        return BufferFrames.of(rows, self.sub_epoch.offset, augmenter)
 
 
 @dataclass(frozen=True, slots=True)

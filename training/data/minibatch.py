@@ -11,7 +11,8 @@ from torch import Tensor
 
 from pipeline.kbest import KBest
 from pipeline.shards import PartitionRow
-from pipeline.splicing import splice
+from pipeline.splicing import STACK, splice
+from training.augmentation.augmenter import NO_AUGMENTATION, Augmenter
 from training.data.batching import Segments
 from training.targets.hard import HardTargetRows, HardTargets
 from training.targets.soft import SoftTargetRows, SoftTargets
@@ -53,8 +54,14 @@ class BufferFrames:
     targets: TargetRows
 
     @classmethod
-    def of(cls, rows: Sequence[PartitionRow], sub_epoch_offset: int) -> "BufferFrames":
-        """Splice rows that all have hard targets, or all have soft ones."""
+    def of(
+        cls,
+        rows: Sequence[PartitionRow],
+        sub_epoch_offset: int,
+        augmenter: Augmenter = NO_AUGMENTATION,
+    ) -> "BufferFrames":
+        """Augment and splice rows that all have hard targets, or all have soft ones."""
+        rows = augmenter.at_speed(rows)
         kind = SoftTargetRows if isinstance(rows[0].targets, KBest) else HardTargetRows
         offsets = kind.offsets(rows, sub_epoch_offset)
         # The three offsets are views of stored frames, so only the concatenation below copies.
@@ -62,6 +69,9 @@ class BufferFrames:
         counts = np.array([len(part) for part in parts])
         firsts = np.cumsum(counts) - counts + 1
         features = np.concatenate([np.zeros((1, parts[0].shape[1]), np.float16), *parts])
+        # Each 10 ms frame is in one row here, so a view without stacks is masked before splicing.
+        frames = features.reshape(len(features) * STACK, -1)
+        augmenter.mask(frames, [row.utterance_id for row in rows], STACK * firsts, STACK * counts)
         return cls(firsts, counts, features, kind.of(rows, sub_epoch_offset))
 
     @classmethod

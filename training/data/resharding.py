@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -51,7 +52,8 @@ def reshard(
     ]
     # Where ranks share partitions, each one's lengths would be read as often as there are ranks.
     outputs = dict.fromkeys(part.output for rank in first_ranks for part in rank.slices(sub_epoch))
-    known = dict(prefetch(dataset.lengths, outputs, _LENGTHS_IN_FLIGHT))
+    read = partial(dataset.lengths, augmenter=dataset.augmenter(sub_epoch, index))
+    known = dict(prefetch(read, outputs, _LENGTHS_IN_FLIGHT))
     plans = [rank.plan(sub_epoch, index, known.__getitem__) for rank in first_ranks]
     for counts, world_size in zip(done, world_sizes[1:], strict=True):
         plans = _reshard_rest(plans, counts, world_size)

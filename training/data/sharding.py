@@ -3,12 +3,15 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import BinaryIO
 
 import numpy as np
 from jaxtyping import Int64
 
 from pipeline.runs.manifest import Output
+from pipeline.shards import read_partition_ids, read_partition_lengths
 from pipeline.splicing import STACK
+from training.augmentation.augmenter import Augmenter
 from training.data.sub_epochs import SubEpoch
 
 
@@ -41,7 +44,7 @@ def shard_partitions(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lengths:
-    """Lengths: 10 ms frames of a partition's rows, and their stored offsets, in stored order."""
+    """Lengths: 10 ms frames of a partition's rows, and their offsets, in stored order."""
 
     num_frames: Int64[np.ndarray, " rows"]
     offsets: Int64[np.ndarray, " rows"]
@@ -52,3 +55,13 @@ class Lengths:
         counts = (self.num_frames - offsets) // STACK
         lengths: Int64[np.ndarray, " rows"] = np.where(counts > 0, counts + look_ahead, 0)
         return lengths
+
+
+def read_lengths(file: BinaryIO, augmenter: Augmenter) -> Lengths:
+    """Read the lengths that a partition's rows have in a sub-epoch, at their drawn speeds."""
+    if not augmenter.config.changes_speed:
+        return Lengths(*read_partition_lengths(file))
+    # Ids cost a column more: XX ms for two hours.
+    utterance_ids, lengths = read_partition_ids(file)
+    num_frames, offsets = lengths
+    return Lengths(augmenter.num_frames(utterance_ids, num_frames), offsets)

@@ -20,6 +20,7 @@ from pipeline.runs.names import (
 )
 from training.algorithms.learning_rates import MinRateNewbob, exponential_decay
 from training.algorithms.optimizers import AdamConfig, OptimizerConfig
+from training.augmentation.augmenter import AugmentationConfig
 from training.data.sub_epochs import (
     SubEpoch,
     scheduled_learning_sub_epochs,
@@ -52,6 +53,7 @@ class Fit:
     validation_one_in: int = 0
     optimizer: OptimizerConfig = field(default=AdamConfig(), metadata=LATER)
     warm_start: WarmStart = field(default="none", metadata=LATER)
+    augmentation: AugmentationConfig = field(default=AugmentationConfig(), metadata=LATER)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
 
     def __post_init__(self) -> None:
@@ -100,6 +102,7 @@ def _supervised(name: str, config: SupervisedConfig, recipe: Recipe, labelled: s
         validation_one_in=config.validation_one_in if is_newbob else 0,
         optimizer=config.optimizer,
         warm_start=config.warm_start,
+        augmentation=config.augmentation,
         checkpoints=recipe.checkpoints,
     )
 
@@ -142,5 +145,6 @@ def student_fit(recipe: Recipe) -> Fit:
         seed=config.seed,
         optimizer=config.optimizer,
         warm_start=config.warm_start,
+        augmentation=config.augmentation,
         checkpoints=recipe.checkpoints,
     )

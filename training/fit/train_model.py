@@ -117,6 +117,7 @@ def open_dataset(
         rank=group.rank(),
         world_size=group.size(),
         validation_one_in=fit.validation_one_in,
+        augmentation=fit.augmentation,
     )
 
 

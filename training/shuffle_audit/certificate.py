@@ -67,6 +67,7 @@ def certify_run(
             seed=fit.seed,
             rank=0,
             world_size=config.num_ranks,
+            augmentation=fit.augmentation,
         )
         document = {**asdict(config), **certificate(dataset, fit, config)}
         data, tally = _to_bytes(document), partitions.tally_out

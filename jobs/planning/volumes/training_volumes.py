@@ -39,7 +39,7 @@ def num_training_frames(fit: Fit, workload: Workload) -> float:
 def _frames(workload: Workload, subset: str, fit: Fit) -> float:
     utterances = workload.utterances(subset)
     frames = shard_sizes.num_low_rate_frames(workload.hours(subset), utterances)
-    return frames + fit.model.look_ahead * utterances
+    return frames * fit.augmentation.mean_stretch + fit.model.look_ahead * utterances
 
 
 def training_volume(

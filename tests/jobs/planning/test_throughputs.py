@@ -24,6 +24,7 @@ from jobs.planning.step_plan import core_seconds, num_devices, plan_spark_step
 from jobs.planning.volumes.step_volume import Requests, Volume, Work
 from jobs.planning.volumes.training_volumes import num_parameters, num_training_frames
 from jobs.planning.volumes.workload import planned_workload
+from training.augmentation.augmenter import AugmentationConfig
 from training.fit.model_specs import student_fit, teacher_fit
 from training.models.acoustic_model import AcousticModel
 from training.recipes import read_recipe
@@ -118,6 +119,9 @@ def test_training_frames_are_those_of_the_sub_epochs() -> None:
     student = num_training_frames(student_fit(HOURS_1M), workload)
     # The look-ahead repeats three frames of each utterance of 119.
     assert student == pytest.approx((1e6 + 18 * 7_000) * frames_an_hour * 1.025, rel=0.01)
+    slow = replace(teacher_fit(HOURS_1M), augmentation=AugmentationConfig(speed=(0.5, 1.0)))
+    slow_frames_an_hour = num_training_frames(slow, workload) / 12 / 7_000
+    assert slow_frames_an_hour == pytest.approx(1.5 * frames_an_hour)
 
 
 def test_a_million_hours_on_the_papers_clusters() -> None:

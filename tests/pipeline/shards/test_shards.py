@@ -20,6 +20,7 @@ from pipeline.shards import (
     as_stored,
     read_features,
     read_partition,
+    read_partition_ids,
     read_partition_lengths,
     read_targets,
     write_features,
@@ -171,6 +172,10 @@ def test_lengths_are_read_without_the_tensors(tmp_path: Path) -> None:
     with (tmp_path / "part").open("rb") as file:
         num_frames, offsets = read_partition_lengths(file)
     assert (num_frames.tolist(), offsets.tolist()) == ([500, 400, 300], [0, 2, 1])
+    with (tmp_path / "part").open("rb") as file:
+        utterance_ids, lengths = read_partition_ids(file)
+    assert utterance_ids == [row.utterance_id for row in rows]
+    assert [each.tolist() for each in lengths] == [[500, 400, 300], [0, 2, 1]]
 
 
 def test_a_partition_can_be_read_in_part() -> None:

@@ -187,6 +187,8 @@ def test_a_warm_start_needs_a_model_of_the_same_form(tmp_path: Path) -> None:
         ("baseline.optimizer.name", "adam", "sgd"),
         ("baseline.warm_up_steps", "0", "7"),
         ("baseline.warm_start", "none", "aligner"),
+        ("student.augmentation.time_masks", "0", "2"),
+        ("baseline.augmentation.speed", "[1.0]", "[0.9, 1.0, 1.1]"),
         ("student.trainer.form", "nesterov", "as_printed"),
         ("student.trainer.optimizer_state", "keep", "reset"),
         ("student.trainer.block_momentum", "", "0.5"),

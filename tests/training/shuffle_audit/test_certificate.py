@@ -44,6 +44,20 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[ObjectStore, str]:
     return store, run_uri
 
 
+def test_an_augmented_reading_order_is_certified(run: tuple[ObjectStore, str]) -> None:
+    """At half the speed a sub-epoch has more minibatches, which the certificate counts."""
+    store, run_uri = run
+    config = CertificateConfig(num_ranks=2, num_steps=1000, num_sub_epochs=1)
+    num_steps = []
+    for speed in ("1.0", "0.5"):
+        remove_certificate(run_uri)
+        what = small_fit(f"student.augmentation.speed=[{speed}]")
+        statistics = certify_run(what, store, run_uri, config).manifest.statistics
+        num_steps.append(statistics["whole_utterances"]["num_steps"])
+    remove_certificate(run_uri)
+    assert num_steps[1] > 1.4 * num_steps[0]
+
+
 def test_provenance_is_that_of_the_selection_files(run: tuple[ObjectStore, str]) -> None:
     """Each row has its file, speaker, position before any shuffle, and the teacher's log Z."""
     store, run_uri = run

@@ -1,0 +1,222 @@
+"""An augmented sub-epoch: counted before it is read, the same bytes on any ranks, never validation.
+
+Features of the rows are noise of their own, so that each frame names its utterance and its place.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infra.store.object_store import ObjectStore
+from pipeline.shards import PartitionRow
+from pipeline.splicing import STACK, num_low_rate_frames
+from tests.training.data.partition_rows import row, write
+from training.augmentation.augmenter import AugmentationConfig, Augmenter
+from training.data import batching
+from training.data.dataset import Dataset, SubEpochPlan
+from training.data.minibatch import BufferFrames, Minibatch
+from training.data.resharding import reshard
+from training.data.sub_epochs import SubEpoch
+from training.fit.steps import VALIDATION
+from training.targets.hard import HardTargetRows
+
+MASKS = AugmentationConfig(time_masks=2, frequency_masks=2)
+SPEEDS = AugmentationConfig(speed=(0.9, 1.0, 1.1))
+BOTH = replace(MASKS, speed=SPEEDS.speed)
+CHUNKS = SubEpoch(False, 0, 1, 0, False, 0.1)
+UTTERANCES = replace(CHUNKS, whole_utterances=True)
+LABELLED = SubEpoch(True, 0, 1, 2, True, 0.1)
+NUM_ROWS = 20
+
+
+def rows_of(soft: bool, numbers: Sequence[int] = range(NUM_ROWS)) -> list[PartitionRow]:
+    """Utterances of 0 to 57 frames of noise."""
+    return [
+        replace(
+            plain := row(number, 3 * number, soft),
+            features=np.random.default_rng(number).normal(size=plain.features.shape).astype("f2"),
+        )
+        for number in numbers
+    ]
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """One rank's view of five partitions of each kind."""
+    folder = str(tmp_path_factory.mktemp("augmented"))
+    store = ObjectStore((folder,))
+    kinds = [
+        tuple(
+            write(store, folder, f"{soft}-{n}", rows_of(soft, range(4 * n, 4 * n + 4)))
+            for n in range(NUM_ROWS // 4)
+        )
+        for soft in (False, True)
+    ]
+    return Dataset(store, folder, *kinds, 3, 256, 5, 0, 1)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_buffers():
+    """Give each rank several shuffle buffers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batching, "BUFFER_FRAMES", 200)
+        yield
+
+
+def segments(batch: Minibatch) -> Counter[tuple[bytes, bytes]]:
+    """Inputs and best labels of each segment, without padding."""
+    labels = getattr(batch.targets, "labels", None)
+    labels = batch.targets.senones[..., 0] if labels is None else labels
+    rows = zip(batch.features, labels, batch.lengths.tolist(), strict=True)
+    return Counter((x[:n].numpy().tobytes(), y[:n].numpy().tobytes()) for x, y, n in rows)
+
+
+def contents(plans: Sequence[SubEpochPlan]) -> Counter[tuple[bytes, bytes]]:
+    return sum((segments(batch) for plan in plans for batch in plan.minibatches()), Counter())
+
+
+def world(dataset: Dataset, sub_epoch: SubEpoch, index: int, num_ranks: int) -> list[SubEpochPlan]:
+    ranks = (replace(dataset, rank=rank, world_size=num_ranks) for rank in range(num_ranks))
+    return [rank.plan(sub_epoch, index) for rank in ranks]
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.lists(st.floats(0.5, 2), min_size=1, max_size=4).map(tuple),
+    st.sampled_from([CHUNKS, UTTERANCES, LABELLED]),
+    st.integers(0, 50),
+)
+def test_planned_lengths_are_read_lengths(dataset, speed, sub_epoch, index) -> None:
+    """Minibatches are cut from lengths alone, and the features have exactly these."""
+    augmented = replace(dataset, augmentation=AugmentationConfig(speed=speed, time_masks=1))
+    for buffer in augmented.shuffle_buffers(sub_epoch, index):
+        planned = np.concatenate([part.lengths for part in buffer.parts])
+        frames = buffer.read()
+        assert np.array_equal(planned, np.where(frames.counts, frames.counts + 3, 0))
+        rows = len(getattr(frames.targets, "labels", getattr(frames.targets, "senones", ())))
+        # Each part brings a row of padding.
+        assert rows == len(frames.features) == len(buffer.parts) + frames.counts.sum()
+
+
+@pytest.mark.parametrize("sub_epoch", [UTTERANCES, LABELLED])
+@pytest.mark.parametrize("config", [MASKS, SPEEDS, BOTH])
+def test_one_rank_and_three_read_the_same_bytes(
+    dataset: Dataset, config: AugmentationConfig, sub_epoch: SubEpoch
+) -> None:
+    """Each utterance is augmented by its id alone, so its rank has no part in it."""
+    augmented = replace(dataset, augmentation=config)
+    one, three = (contents(world(augmented, sub_epoch, 7, ranks)) for ranks in (1, 3))
+    assert one == three
+    assert one != contents(world(dataset, sub_epoch, 7, 1))
+
+
+def test_another_packing_of_the_partitions_reads_the_same_bytes(
+    dataset: Dataset, tmp_path: Path
+) -> None:
+    """Partition and row of an utterance have no part in its augmentation either."""
+    store = ObjectStore((str(tmp_path),))
+    repacked = (write(store, str(tmp_path), "all", rows_of(True)[::-1]),)
+    other = Dataset(store, str(tmp_path), (), repacked, 3, 256, 5, 0, 1, augmentation=BOTH)
+    augmented = replace(dataset, augmentation=BOTH)
+    assert contents([other.plan(UTTERANCES, 7)]) == contents([augmented.plan(UTTERANCES, 7)])
+
+
+def test_a_resumed_sub_epoch_is_augmented_alike(dataset: Dataset) -> None:
+    """From any minibatch on, and on another number of ranks, each minibatch is the same."""
+    augmented = replace(dataset, augmentation=BOTH)
+    plans = world(augmented, CHUNKS, 7, 2)
+    whole = [[segments(batch) for batch in plan.minibatches()] for plan in plans]
+    for plan, batches in zip(plans, whole, strict=True):
+        assert [segments(batch) for batch in plan.minibatches(2)] == batches[2:]
+    taken_over = [
+        reshard(replace(augmented, rank=rank, world_size=3), CHUNKS, 7, [[2, 2]])
+        for rank in range(3)
+    ]
+    assert contents(taken_over) == sum(whole[0][2:] + whole[1][2:], Counter())
+
+
+@pytest.mark.parametrize("config", [MASKS, SPEEDS])
+def test_sub_epochs_and_seeds_differ(dataset: Dataset, config: AugmentationConfig) -> None:
+    """Each sub-epoch hears an utterance otherwise, as does a training with another seed."""
+    augmented = replace(dataset, augmentation=config)
+    first, other = (contents([augmented.plan(UTTERANCES, index)]) for index in (7, 8))
+    assert first == contents([augmented.plan(UTTERANCES, 7)])
+    assert first != other
+    assert first != contents([replace(augmented, seed=6).plan(UTTERANCES, 7)])
+
+
+def test_speeds_are_drawn_as_often_as_they_are_listed() -> None:
+    """A speed that is listed twice has half of the utterances."""
+    names = [f"utterance-{number}" for number in range(6000)]
+    drawn = Augmenter(AugmentationConfig(speed=(1.0, 0.5, 1.0, 2.0)), 1, 2)
+    counts = Counter(drawn.num_frames(names, np.full(6000, 101)).tolist())
+    assert counts.keys() == {101, 201, 51}
+    assert abs(counts[101] / 3000 - 1) < 0.06
+    assert abs(counts[201] / 1500 - 1) < 0.09
+
+
+def test_validation_is_never_augmented(dataset: Dataset) -> None:
+    """Losses of epochs are comparable: the utterances left out are read as they are stored."""
+    held = replace(dataset, validation_one_in=4)
+    augmented = replace(held, augmentation=BOTH)
+    assert contents([augmented.plan(VALIDATION, 0)]) == contents([held.plan(VALIDATION, 0)])
+    assert contents([augmented.plan(LABELLED, 0)]) != contents([held.plan(LABELLED, 0)])
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2), st.integers(0, 100), st.booleans())
+def test_masks_change_only_what_they_mask(offset: int, index: int, soft: bool) -> None:
+    """Other cells and all targets keep their bits; a 10 ms frame is masked as one."""
+    rows = rows_of(soft, range(14, 20))
+    plain = BufferFrames.of(rows, offset)
+    made = BufferFrames.of(rows, offset, Augmenter(MASKS, 5, index))
+    changed = made.features.view(np.uint16) != plain.features.view(np.uint16)
+    assert not made.features[changed].any()
+    assert not changed[0].any()
+    for name in ("labels", "senones", "probabilities"):
+        assert np.array_equal(getattr(made.targets, name, 0), getattr(plain.targets, name, 0))
+    for each, first, count in zip(rows, made.firsts, made.counts, strict=True):
+        kind_offset = each.offset if soft else offset
+        assert count == num_low_rate_frames(len(each.features), kind_offset)
+        cells = changed[first : first + count].reshape(STACK * count, 64)
+        frames, bins = cells.all(axis=1), cells.all(axis=0)
+        assert np.array_equal(cells, frames[:, np.newaxis] | bins)
+        assert frames.sum() <= 0.2 * STACK * count
+        assert bins.sum() <= 20
+
+
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize(
+    "config",
+    [
+        AugmentationConfig(),
+        AugmentationConfig(speed=(1.0, 1.0)),
+        replace(BOTH, speed=(1.0,), time_masks=0, frequency_masks=0),
+    ],
+)
+def test_without_masks_at_speed_1_every_bit_is_kept(config: AugmentationConfig, soft: bool) -> None:
+    """The identity, also where the widths of masks that do not exist are set."""
+    rows = [replace(each, features=-0.0 * each.features) for each in rows_of(soft)]
+    made = BufferFrames.of(rows, 1, Augmenter(config, 5, 7))
+    plain = BufferFrames.of(rows, 1)
+    assert made.features.tobytes() == plain.features.tobytes()
+    assert np.array_equal(made.counts, plain.counts)
+
+
+@pytest.mark.parametrize(("speed", "num_frames"), [(0.5, 179), (2.0, 45)])
+def test_labels_follow_an_utterances_speed(speed: float, num_frames: int) -> None:
+    """Where stored frame t holds t and has label t, both are speed x t at that speed."""
+    times = np.arange(90)
+    stored = replace(row(0, 90), features=np.tile(times[:, np.newaxis], 64).astype(np.float16))
+    augmenter = Augmenter(AugmentationConfig(speed=(speed,)), 1, 2)
+    made = BufferFrames.of([stored], 0, augmenter)
+    assert isinstance(made.targets, HardTargetRows)
+    heard = np.minimum(np.arange(num_frames) * speed, 89)[: num_frames // 3 * 3]
+    assert np.array_equal(made.features[1:, ::64].ravel(), heard)
+    assert np.array_equal(made.targets.labels[1:], np.rint(heard[1::3]))

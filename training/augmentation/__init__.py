@@ -1,0 +1,1 @@
+"""Augmentation of training features, by utterance and sub-epoch: SpecAugment and speed."""
