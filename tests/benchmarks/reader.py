@@ -2,8 +2,8 @@
 
 `python -m tests.benchmarks.reader [--rounds N] [--json]`. Speeds are per second of this process's
 CPU time, all threads together, so other programs have no part in them. Utterances are 3.6 s on
-average (1e9 in a million hours), partitions hold two hours, or as little as the demo's. Reading with
-augmentation is compared with reading without.
+average (1e9 in a million hours), partitions hold two hours, or as little as the demo's. Reading
+with augmentation is compared with reading without.
 """
 
 import argparse
