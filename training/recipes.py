@@ -25,6 +25,7 @@ from training.decoding.bootstrap.hmm import BootstrapConfig
 from training.decoding.language_model.arpa import MAX_ORDER
 from training.decoding.senones.tree_growing import TreeConfig
 from training.models.acoustic_model import ModelConfig
+from training.models.precision import Precision
 from training.trainers.registry import TrainerConfig, with_trainer
 
 ScheduleName = Literal["exponential", "newbob"]
@@ -75,7 +76,8 @@ class SupervisedConfig:
 
     With `schedule = "newbob"` (000 3.2) the final rate is the least, `num_epochs` the most epochs,
     and one utterance in `validation_one_in` is left out of training to measure the loss on.
-    `warm_start` names an earlier model of the run, whose weights training begins with.
+    `warm_start` names an earlier model of the run, whose weights training begins with. The model
+    computes in `precision`; its weights are float32.
     """
 
     num_epochs: Count
@@ -92,6 +94,7 @@ class SupervisedConfig:
     warm_up_steps: WarmUpSteps = field(default=0, metadata=LATER)
     warm_start: WarmStart = field(default="none", metadata=LATER)
     augmentation: AugmentationConfig = field(default=AugmentationConfig(), metadata=LATER)
+    precision: Precision = field(default="float32", metadata=LATER)
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -113,6 +116,7 @@ class StudentConfig:
     """StudentConfig: scheduled learning on k-best targets and labelled data (003 V-D).
 
     `warm_start` names an earlier model of the run, whose weights training begins with (000 3.2).
+    The model computes in `precision`; its weights are float32.
     """
 
     num_sub_epochs: Count
@@ -130,6 +134,7 @@ class StudentConfig:
     warm_up_steps: WarmUpSteps = field(default=0, metadata=LATER)
     warm_start: WarmStart = field(default="none", metadata=LATER)
     augmentation: AugmentationConfig = field(default=AugmentationConfig(), metadata=LATER)
+    precision: Precision = field(default="float32", metadata=LATER)
 
     def __post_init__(self) -> None:
         check_ranges(self)

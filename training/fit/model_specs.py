@@ -81,7 +81,9 @@ class Fit:
 
 def loop_of(config: SupervisedConfig | StudentConfig) -> LoopConfig:
     """Return the settings of the training loop."""
-    return LoopConfig(config.minibatch_frames, config.max_gradient_norm, config.warm_up_steps)
+    return LoopConfig(
+        config.minibatch_frames, config.max_gradient_norm, config.warm_up_steps, config.precision
+    )
 
 
 def _supervised(name: str, config: SupervisedConfig, recipe: Recipe, labelled: str) -> Fit:

@@ -21,6 +21,7 @@ from training.distributed import collectives
 from training.distributed.gather import Arrival, is_read_at_once
 from training.distributed.process_group import ProcessGroup
 from training.models.acoustic_model import AcousticModel
+from training.models.precision import Precision
 
 VALIDATION = SubEpoch(True, 0, 1, 0, False, 0.0, is_validation=True)
 """The utterances left out, in chunks, always at offset 0: losses of epochs are comparable."""
@@ -105,12 +106,14 @@ class GradientNorms:
 class LoopConfig:
     """LoopConfig: gradients are sums over about `minibatch_frames`, clipped at a norm a frame.
 
-    The learning rate rises over the first `warm_up_steps` of all training.
+    The learning rate rises over the first `warm_up_steps` of all training. Models are trained in
+    `precision`, and validated in float32.
     """
 
     minibatch_frames: int
     max_gradient_norm: float
     warm_up_steps: int = field(default=0, metadata=LATER)
+    precision: Precision = field(default="float32", metadata=LATER)
 
 
 ComputeGradients: TypeAlias = Callable[[Minibatch], tuple[RunningTotals, Float[Tensor, ""]]]
@@ -154,21 +157,23 @@ def compute_gradients(
     model: AcousticModel, config: LoopConfig, minibatch: Minibatch
 ) -> tuple[RunningTotals, Float[Tensor, ""]]:
     """Add the clipped gradients of a minibatch's loss; return its totals, and the norm before."""
-    loss, totals = minibatch_loss(model, minibatch)
+    loss, totals = minibatch_loss(model, minibatch, config.precision)
     loss.backward()  # type: ignore[no-untyped-call]
     # The gradient is a sum over frames, so its bound grows with the minibatch.
     bound = config.max_gradient_norm * config.minibatch_frames
     return totals, nn.utils.clip_grad_norm_(model.parameters(), bound)
 
 
-def minibatch_loss(model: AcousticModel, minibatch: Minibatch) -> tuple[Tensor, RunningTotals]:
+def minibatch_loss(
+    model: AcousticModel, minibatch: Minibatch, precision: Precision = "float32"
+) -> tuple[Tensor, RunningTotals]:
     """Return a minibatch's summed cross-entropy, to differentiate, and its totals."""
     # Packing matters only where padding could reach real frames: backwards in time. Lengths remain
     # on the host, where packing needs them, so nothing here waits for a device.
     pack = model.config.bidirectional and bool(
         (minibatch.lengths < minibatch.features.shape[1]).any()
     )
-    logits = model(minibatch.features, minibatch.lengths if pack else None)
+    logits = model(minibatch.features, minibatch.lengths if pack else None, precision)
     loss = minibatch.targets.cross_entropy(logits)
     correct = minibatch.targets.num_correct(logits)
     return loss, RunningTotals(minibatch.num_frames, loss.detach(), correct)

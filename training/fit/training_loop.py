@@ -28,6 +28,7 @@ from training.fit.steps import (
     validation_loss,
 )
 from training.models.acoustic_model import AcousticModel
+from training.models.precision import set_float32_products
 from training.trainers.statistics import (
     BmufStatistics,
     GtcStatistics,
@@ -66,6 +67,7 @@ class Fitting:
         if (state := self.checkpoints.restore(type(self.trainer))) is not None:
             load_whole_state(state, self.model, self.optimizer, self.trainer)
             self.progress = Progress.from_state(state, self.group.size())
+        set_float32_products(self.fit.loop.precision)
         # Entered once, the trainer lets BMUF's blocks run across sub-epochs.
         if self.fit.newbob is None:
             with self.trainer:

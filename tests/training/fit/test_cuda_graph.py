@@ -27,6 +27,7 @@ from training.fit.steps import (
 )
 from training.fit.training_loop import Fitting
 from training.models.acoustic_model import AcousticModel, ModelConfig
+from training.models.precision import Precision
 from training.recipes import CheckpointConfig
 from training.targets.hard import HardTargets
 from training.targets.soft import SoftTargets
@@ -62,17 +63,17 @@ def minibatch(number: int, shape: tuple[int, int], soft: bool) -> Minibatch:
 
 
 def trained(
-    minibatches: list[Minibatch], has_graphs: bool
+    minibatches: list[Minibatch], has_graphs: bool, precision: Precision
 ) -> tuple[list[tuple[int, float, float]], list[Tensor]]:
     """Each step's totals, read after the last step, and the weights."""
-    trainee = model()
-    compute = partial(compute_gradients, trainee, CONFIG)
+    trainee, config = model(), replace(CONFIG, precision=precision)
+    compute = partial(compute_gradients, trainee, config)
     if has_graphs:
         compute = GradientGraphs(trainee, compute, (NUM_CHUNKS, FRAMES))
     optimizer = torch.optim.SGD(trainee.parameters(), lr=0.5, momentum=0.9)
     norms = GradientNorms(0, 0)
     steps = take_steps(
-        trainee, optimizer, iter(minibatches), len(minibatches) + 1, CONFIG, norms, compute
+        trainee, optimizer, iter(minibatches), len(minibatches) + 1, config, norms, compute
     )
     # Read last, so that no later step may change them.
     totals = [
@@ -82,12 +83,13 @@ def trained(
     return totals, [parameter.detach() for parameter in trainee.parameters()]
 
 
-def test_steps_by_graphs_are_those_without(recorder: Recorder) -> None:
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_steps_by_graphs_are_those_without(recorder: Recorder, precision: Precision) -> None:
     """Bitwise, with minibatches of other shapes between, both kinds of target, an empty step."""
     minibatches = [minibatch(n, shape, soft=n % 4 == 3) for n, shape in enumerate(2 * SHAPES)]
     recorder.on_host.update(each.lengths.data_ptr() for each in minibatches)
-    expected, weights = trained(minibatches, has_graphs=False)
-    found, found_weights = trained(minibatches, has_graphs=True)
+    expected, weights = trained(minibatches, False, precision)
+    found, found_weights = trained(minibatches, True, precision)
     assert found == expected
     assert all(map(torch.equal, found_weights, weights))
     assert len(set(expected)) == len(minibatches) + 1

@@ -145,6 +145,25 @@ def test_the_warm_up_resumes(tmp_path: Path) -> None:
         assert simulate_ranks(2, fit, tmp_path / f"stopped-{step}", what) == expected
 
 
+def test_a_fit_computes_in_the_precision_that_it_names(tmp_path: Path) -> None:
+    """In bfloat16 nearly the loss of float32, which falls; what is stored is float32."""
+    fits = {each: f"student.precision={each}" for each in ("float32", "bfloat16")}
+    assert {each: student_fit(recipe(text)).loop.precision for each, text in fits.items()} == {
+        each: each for each in fits
+    }
+    losses = []
+    for precision in fits:
+        what = small_fit(student=True)
+        what = replace(what, loop=replace(what.loop, precision=precision))
+        write_run(tmp_path / precision)
+        manifest, model = simulate_ranks(1, fit, tmp_path / precision, what)[0]
+        losses.append([point["cross_entropy"] for point in manifest.statistics["curve"]])
+        assert {each.dtype for each in decode_model(model).model.parameters()} == {torch.float32}
+    assert losses[0] != losses[1]
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
+    assert losses[1][-1] < losses[1][0]
+
+
 def warm_student() -> Fit:
     """A student that begins from the baseline, and whose rate leaves it there."""
     what = replace(small_fit(student=True), warm_start="baseline")
@@ -184,6 +203,8 @@ def test_a_warm_start_needs_a_model_of_the_same_form(tmp_path: Path) -> None:
         ("student.optimizer.name", "adam", "adamw"),
         ("student.warm_up_steps", "0", "1"),
         ("student.warm_start", "none", "baseline"),
+        ("student.precision", "float32", "bfloat16"),
+        ("baseline.precision", "float32", "tf32"),
         ("baseline.optimizer.name", "adam", "sgd"),
         ("baseline.warm_up_steps", "0", "7"),
         ("baseline.warm_start", "none", "aligner"),

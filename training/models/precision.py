@@ -1,0 +1,62 @@
+"""Choose in which numbers a model computes; its weights and their gradients remain float32.
+
+torch's autocast would compute an LSTM in float16 on a GPU, whatever type it is given, and gradients
+would then need a scaler: so bfloat16 is asked for layer by layer, the same on every device.
+"""
+
+import copy
+from typing import Literal, TypeAlias
+
+import torch
+from jaxtyping import BFloat16, Float, Float32
+from torch import Tensor, nn
+from torch.nn import functional
+
+Precision: TypeAlias = Literal["float32", "tf32", "bfloat16"]
+"""tf32: a GPU's products of float32 numbers keep 10 bits of each; a CPU knows no such thing."""
+
+
+def set_float32_products(precision: Precision) -> None:
+    """Let this process's matrices and LSTMs on GPUs use TF32, or not; torch's LSTMs would."""
+    products = "tf32" if precision == "tf32" else "ieee"
+    torch.backends.cuda.matmul.fp32_precision = products
+    torch.backends.cudnn.rnn.fp32_precision = products  # type: ignore[attr-defined]
+
+
+def lstm_in_bfloat16(lstm: nn.LSTM) -> nn.LSTM:
+    """Return an LSTM of rounded weights, whose gradients arrive at the weights of `lstm`."""
+    rounded = copy.copy(lstm)
+    # The copy's weights are no parameters: they live for one minibatch.
+    rounded._parameters = {}
+    rounded._flat_weights = list(_Rounding.apply(*lstm._flat_weights))  # type: ignore[no-untyped-call]
+    for name, weight in zip(lstm._flat_weights_names, rounded._flat_weights, strict=True):
+        object.__setattr__(rounded, name, weight)
+    return rounded
+
+
+def linear_in_bfloat16(
+    linear: nn.Linear, inputs: BFloat16[Tensor, "*batch inputs"]
+) -> BFloat16[Tensor, "*batch outputs"]:
+    """Apply rounded weights; their gradients arrive at those of `linear`."""
+    return functional.linear(inputs, linear.weight.bfloat16(), linear.bias.bfloat16())
+
+
+class _Rounding(torch.autograd.Function):
+    """_Rounding rounds weights where they lie: cuDNN copies none that lie in one piece."""
+
+    @staticmethod
+    def forward(ctx: object, *weights: Float32[Tensor, "..."]) -> tuple[Tensor, ...]:
+        del ctx
+        first = weights[0].untyped_storage()
+        if any(each.untyped_storage().data_ptr() != first.data_ptr() for each in weights):
+            return tuple(each.bfloat16() for each in weights)
+        # flatten_parameters() laid them out for cuDNN, whose order is the same for both types.
+        piece = weights[0].new_empty(0).set_(first).bfloat16()
+        return tuple(
+            piece.as_strided(each.shape, each.stride(), each.storage_offset()) for each in weights
+        )
+
+    @staticmethod
+    def backward(ctx: object, *gradients: Float[Tensor, "..."]) -> tuple[Tensor, ...]:
+        del ctx
+        return tuple(each.float() for each in gradients)
