@@ -20,8 +20,9 @@ from tests.benchmarks.measure import Figure, show
 from training.distributed import process_group
 from training.distributed.agreement import Comparison
 from training.distributed.finiteness import FiniteCheck, FirstFault
-from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer, trained_set
-from training.trainers.trained_set import TrainedSet
+from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
+from training.trainers.replica import trained_set
+from training.trainers.replica.trained_set import TrainedSet
 from training.trainers.trainer import STEPS_BETWEEN_COMPARISONS
 
 TRAINERS: dict[str, Callable[..., Trainer]] = {

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from training.checkpoints.training_state import seed_of
-from training.trainers.optimizer_state import is_moment
+from training.trainers.replica.optimizer_state import is_moment
 from training.trainers.resharding import EntryPath, Rule, State
 from training.trainers.trainer import Trainer
 

@@ -1,7 +1,7 @@
 """Blockwise model-update filtering: ranks train alone, and meet at a block's end (003 VI-B)."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
@@ -11,27 +11,17 @@ from torch.optim import Optimizer
 from training.algorithms.block_filter import (
     BlockConfig,
     BlockFilter,
-    BlockState,
     Form,
     OptimizerState,
     block_momentum_for,
 )
 from training.distributed import collectives
 from training.distributed.finiteness import FiniteCheck, FirstFault
-from training.trainers.optimizer_state import average_moments
-from training.trainers.parameters import FlatParameters
-from training.trainers.resharding import (
-    BLOCK_VECTORS,
-    EntryPath,
-    ReshardingPlan,
-    Rule,
-    State,
-    check_block,
-    check_settings,
-    end_block,
-    is_within_block,
-)
-from training.trainers.statistics import BmufStatistics, HtmStatistics, norm_of
+from training.trainers.blocks import BlockModels, check_block, end_block, is_within_block
+from training.trainers.replica.optimizer_state import average_moments
+from training.trainers.replica.parameters import FlatParameters
+from training.trainers.resharding import EntryPath, ReshardingPlan, Rule, State, check_settings
+from training.trainers.statistics import BmufStatistics, HtmStatistics
 from training.trainers.trainer import Trainer
 
 
@@ -68,10 +58,10 @@ class Bmuf(Trainer):
             )
         self.block_size = block_size
         self.filter = BlockFilter(block_learning_rate, block_momentum, form)
+        self._models = BlockModels(self.filter)
         self.optimizer_state = optimizer_state
         self.num_steps_in_block = 0
         self.num_blocks = 0
-        self._state: BlockState | None = None
         self._fault = FirstFault(self.parameters.device)
         self._finite = FiniteCheck(group, self.parameters.device)
 
@@ -91,15 +81,11 @@ class Bmuf(Trainer):
 
     def shared_tensors(self) -> Mapping[str, Tensor]:
         """Return the global model and the update; the parameters differ within a block."""
-        return {**self._vectors("global_model"), **self._vectors("update")}
+        return {**self._models.views("global_model", self.parameters), **self.shared_state()}
 
     def shared_state(self) -> Mapping[str, Tensor]:
         """Return the filtered update, from which the next block begins."""
-        return self._vectors("update")
-
-    def _vectors(self, part: str) -> Mapping[str, Tensor]:
-        views = self.parameters.views(getattr(self._state, part)) if self._state else {}
-        return {f"{part} of parameter {name}": view for name, view in views.items()}
+        return self._models.views("update", self.parameters)
 
     def is_comparison_due(self) -> bool:
         """Return whether ranks compare their replicas after this step: at blocks' ends alone."""
@@ -107,11 +93,7 @@ class Bmuf(Trainer):
 
     def carry_over(self, old: FlatParameters) -> None:
         """Keep the update of tensors that are still trained; new ones begin with an update of 0."""
-        if self._state is not None:
-            model = self.parameters.carry_over(self._state.global_model, old)
-            update = self.parameters.carry_over(self._state.update, old)
-            # `begin` takes the weights from what rank 0 has.
-            self._state = self.filter.begin(model, update)
+        self._models.carry_over(old, self.parameters)
 
     def exchange_gradients(self) -> None:
         """Exchange nothing: within a block each rank applies its own gradients."""
@@ -126,13 +108,8 @@ class Bmuf(Trainer):
 
     def begin(self) -> None:
         """Start a block from the shared model and the update that an earlier stage left."""
-        if self._state is None:
-            self._start_block(self.filter.begin(self.parameters.weights()))
-            return
-        # Leaving rounded a float32 global model to bfloat16 parameters: this W is still theirs.
-        model = self.parameters.refined(self._state.global_model)
-        # Without Delta(t-1) the first block of each stage would move without block momentum.
-        self._start_block(self.filter.begin(model, self._state.update))
+        self._models.begin(self.parameters)
+        self._start_counting()
 
     def end_step(self) -> None:
         """Count the step; at the block's end, synchronize."""
@@ -142,23 +119,22 @@ class Bmuf(Trainer):
 
     def synchronize(self) -> None:
         """Average the models, filter, and start the next block from the result."""
-        assert self._state is not None
         # Eq. (1) of 000 averages N models of however few frames, which have moved them as much
         # less. Weights would count frames twice: 7 to 14 % more loss where ranks' classes differ.
         mean_model = self.parameters.weights()
         self.average(mean_model)
         self._finite.examine(self.num_steps, mean_model, lambda: self._fault.step)
         self._synchronize_optimizer()
-        # Eqs. (2) to (4) run on every rank alike, so the new global model needs no broadcast.
-        self._start_block(self.filter.end_block(self._state, mean_model))
+        self._models.end_block(mean_model, self.parameters)
+        self._start_counting()
         self.num_blocks += 1
 
     def find_undone(self) -> str:
         """Return the error of a change since the block's end: leaving would replace it by W."""
         self._finite.check()
-        if self._state is None or not self._is_open or self.num_steps_in_block > 0:
+        if not self._is_open or self.num_steps_in_block > 0:
             return ""
-        if not (name := self.parameters.first_difference(self._state.broadcast_model)):
+        if not (name := self._models.first_difference(self.parameters)):
             return ""
         return (
             f"parameter {name} was changed in this block without a step of the trainer's "
@@ -171,8 +147,7 @@ class Bmuf(Trainer):
         if self.num_steps_in_block > 0:
             self.synchronize()
         self._finite.check()
-        assert self._state is not None
-        self.parameters.set_weights(self._state.global_model)
+        self.parameters.set_weights(self._models.state.global_model)
 
     def statistics(self) -> BmufStatistics | HtmStatistics:
         """Return the steps, the blocks, and the norm of the last block's filtered update."""
@@ -181,7 +156,7 @@ class Bmuf(Trainer):
         )
 
     def _block_statistics(self) -> dict[str, Any]:
-        norm = norm_of(self._state.update) if self._state else 0.0
+        norm = self._models.update_norm()
         return {"num_blocks": self.num_blocks, "block_update_norm": norm}
 
     def state_dict(self) -> dict[str, Any]:
@@ -191,17 +166,14 @@ class Bmuf(Trainer):
         """
         self._finite.check()
         self._fault.check(self.group.rank())
-        state = super().state_dict() | {
+        settings = {
             "num_steps_in_block": self.num_steps_in_block,
             "block_size": self.block_size,
             "num_models": self.num_models,
             "block_filter": asdict(self.filter),
             "optimizer_state": self.optimizer_state,
         }
-        if self._state is not None:
-            for part in BLOCK_VECTORS:
-                state[part] = self.parameters.by_name(getattr(self._state, part))
-        return state
+        return super().state_dict() | settings | self._models.state_dict(self.parameters)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict()`; ValueError for other settings, and in a block of other models.
@@ -214,10 +186,7 @@ class Bmuf(Trainer):
         if state["num_models"] != self.num_models:
             del own["block_momentum"]  # eq. (5) gives another number of models another one
         check_settings(state["block_filter"] | state, own)
-        self._state = None
-        if "update" in state:
-            vectors = (self.parameters.flatten(state[part]) for part in BLOCK_VECTORS)
-            self._state = BlockState(*vectors)
+        self._models.load_state_dict(state, self.parameters)
         self.num_steps_in_block = state["num_steps_in_block"]
 
     @classmethod
@@ -235,14 +204,9 @@ class Bmuf(Trainer):
         """End the block with the mean of the models; new ranks start from the global model."""
         return super().end_resharding(end_block(state))
 
-    def _start_block(self, state: BlockState) -> None:
-        # A block's gradient is what the ranks change, so it is measured from the model as they
-        # hold it: measured from W + eta Delta, rounding to bfloat16 would count as training.
-        broadcast_model = self.parameters.rounded(state.broadcast_model)
-        self._state = replace(state, broadcast_model=broadcast_model)
+    def _start_counting(self) -> None:
         self._fault.clear()
         self.num_steps_in_block = 0
-        self.parameters.set_weights(broadcast_model)
 
     def _synchronize_optimizer(self) -> None:
         # The papers leave open what the optimizer's momenta become at a block's end.

@@ -14,7 +14,7 @@ from training.algorithms.gtc.gradient_threshold import check_gradient_threshold
 from training.distributed import collectives
 from training.distributed.finiteness import FiniteCheck, FirstFault
 from training.trainers.messages import ExactMessages, FixedMessages, Messages
-from training.trainers.parameters import FlatParameters
+from training.trainers.replica.parameters import FlatParameters
 from training.trainers.resharding import EntryPath, ReshardingPlan, Rule, State, check_settings
 from training.trainers.statistics import GtcStatistics, density, norm_of
 from training.trainers.trainer import Trainer

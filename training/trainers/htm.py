@@ -13,7 +13,7 @@ from training.algorithms.block_filter import BlockConfig, Form, OptimizerState
 from training.distributed import process_group
 from training.trainers.bmuf import Bmuf
 from training.trainers.gtc import RESIDUAL_RULES, GradientThreshold, ThresholdedSum
-from training.trainers.parameters import FlatParameters
+from training.trainers.replica.parameters import FlatParameters
 from training.trainers.resharding import ReshardingPlan, State, check_settings
 from training.trainers.statistics import HtmStatistics
 from training.trainers.tiers import Tiers, ranks_per_host
@@ -138,7 +138,7 @@ class Htm(Bmuf):
     def begin(self) -> None:
         """Start a block; with one group there are no blocks, and no models to keep for them."""
         if self._is_one_tier:
-            self._state = None
+            self._models.drop()
         else:
             super().begin()
 

@@ -1,33 +1,23 @@
 """Share what all trainers do: enter, wrap the optimizer's step, leave, and keep state."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from training.distributed import collectives, process_group
-from training.distributed.agreement import Comparison, Replica, TensorDigests, compare
 from training.distributed.traffic import Traffic
-from training.trainers.optimizer_state import (
-    check_optimizer,
-    check_step,
-    hyperparameter_tensors,
-    hyperparameters,
-    state_tensors,
-)
-from training.trainers.parameters import FlatParameters
+from training.trainers.replica.comparison import Replicated
+from training.trainers.replica.optimizer_state import check_optimizer, check_step
+from training.trainers.replica.parameters import FlatParameters
+from training.trainers.replica.trained_set import TrainedSet, refusing_other_optimizers
 from training.trainers.resharding import ReshardingPlan, State
 from training.trainers.statistics import Statistics
-from training.trainers.trained_set import (
-    TrainedSet,
-    constant_parameters,
-    refusing_other_optimizers,
-)
 
 OptimizerHook: TypeAlias = Callable[[Optimizer, tuple[Any, ...], dict[str, Any]], None]
 
@@ -35,7 +25,7 @@ STEPS_BETWEEN_COMPARISONS = 32
 """A comparison reads the model once: 6.5 ms for 25 M parameters on a CPU core, so 0.2 ms a step."""
 
 
-class Trainer:
+class Trainer(Replicated):
     """Trainer is a context manager that makes `optimizer.step()` a step of all the group's ranks.
 
     Entering checks that the ranks agree, and starts all of them from rank 0's model. Every rank
@@ -48,46 +38,14 @@ class Trainer:
     def __init__(self, model: nn.Module, optimizer: Optimizer, *, group: ProcessGroup) -> None:
         process_group.check_member(group)
         check_optimizer(optimizer)
-        self.model = model
-        self.optimizer = optimizer
-        self.group = group
-        self.parameters = FlatParameters(model, optimizer)
-        self.num_steps = 0
+        super().__init__(model, optimizer, group)
         self._within = ExitStack()
         self._is_entered = False
-        self._is_open = False
-        self._trained = TrainedSet(model, optimizer)
-        self._comparison: Comparison | None = None
-        self._last_comparison = 0
         self._traffic = Traffic()
-
-    def settings(self) -> dict[str, object]:
-        """Name what must be equal on all ranks."""
-        return {"num_steps": self.num_steps, "optimizer": hyperparameters(self.optimizer)}
 
     def groups(self) -> set[ProcessGroup]:
         """Return the groups in which the trainer exchanges."""
         return {self.group}
-
-    def shared_tensors(self) -> Mapping[str, Tensor]:
-        """Return, by name, the trainer's tensors that now are equal on all ranks."""
-        return {f"parameter {name}": tensor for name, tensor in self.parameters.named.items()}
-
-    def part_tensors(self) -> Mapping[str, Tensor]:
-        """Return, by name, the tensors that now are equal on the ranks of the same `part`."""
-        return {}
-
-    @property
-    def part(self) -> int:
-        """Number this rank's part of the group."""
-        return 0
-
-    def shared_state(self) -> Mapping[str, Tensor]:
-        """Return, by name, what entering, leaving and saves compare besides: the optimizer's state.
-
-        It follows from gradients, which are summed, and is equal where they are.
-        """
-        return state_tensors(self.optimizer, self.parameters.named)
 
     def is_comparison_due(self) -> bool:
         """Return whether ranks compare their replicas after the step that is being taken."""
@@ -109,10 +67,6 @@ class Trainer:
 
     def end_step(self) -> None:
         """Do what is due after a step of the optimizer."""
-
-    def find_undone(self) -> str:
-        """Return the error of changes that leaving now would undo, or nothing."""
-        return ""
 
     def conclude(self) -> None:
         """Leave in the model what is to be evaluated."""
@@ -168,11 +122,6 @@ class Trainer:
         for buffer in self.model.buffers():
             collectives.broadcast(buffer, self.group)
         self._is_open = False
-
-    def replica(self) -> Replica:
-        """Return what must now be equal on ranks, for a checkpoint to compare."""
-        of_part = self.part_tensors() if self._is_open else {}
-        return self._replica(self.shared_state(), self._digests(of_part))
 
     def state_dict(self) -> dict[str, Any]:
         """Copy the whole state, without the model's and the optimizer's own.
@@ -261,37 +210,4 @@ class Trainer:
         with self._traffic.counting(self.groups()):
             self.end_step()
         if is_due:
-            self._last_comparison = self.num_steps
-            self._comparison = Comparison(self._replica({}, of_part), self.group)
-
-    def _check_last_comparison(self) -> None:
-        comparison, self._comparison = self._comparison, None
-        if comparison is not None:
-            comparison.check()
-
-    def _compare(self) -> None:
-        """Compare all that must be equal; raises ValueError, on all ranks, where one differs."""
-        claims = self.replica().claims(self.find_undone())
-        compare(claims, self.group, self.parameters.device)
-
-    def _replica(self, more: Mapping[str, Tensor], of_part: TensorDigests) -> Replica:
-        settings = {
-            "trainer": type(self).__name__,
-            "is_open": self._is_open,
-            **self.settings(),
-            **self.parameters.describe(),
-            **self._trained.facts(),
-        }
-        tensors = {**hyperparameter_tensors(self.optimizer), **more}
-        if self._is_open:
-            constants = constant_parameters(self.model, self.optimizer)
-            tensors |= {**self.shared_tensors(), **constants}
-        return Replica(
-            {name: str(value) for name, value in settings.items()},
-            self._digests(tensors),
-            self.part,
-            of_part,
-        )
-
-    def _digests(self, tensors: Mapping[str, Tensor]) -> TensorDigests:
-        return TensorDigests(tensors, self.parameters.device)
+            self._begin_comparison(of_part)

@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from training.distributed.agreement import Facts
-from training.trainers.optimizer_state import hyperparameters
+from training.trainers.replica.optimizer_state import hyperparameters
 
 Held: TypeAlias = tuple[tuple[tuple[int, bool], ...], ...]
 
