@@ -4,20 +4,24 @@ htm = partial(Htm, group_size=8, block_size=50, gradient_threshold=2 / 2048)
 outcome = simulate(training, 128, htm)
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 
-from training.distributed.process_group import ProcessGroup
-from training.distributed.simulated_group import simulate_ranks
+from training.distributed.shared_device import shared_device
+from training.distributed.simulated_group import SimulatedGroup, simulate_ranks
 from training.trainers import Trainer
 
 Minibatch = TypeVar("Minibatch")
 MakeTrainer = Callable[..., Trainer]
 """A trainer's class, or a `functools.partial` of it that fixes its settings."""
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,32 +48,67 @@ class Outcome:
     evaluations: tuple[float, ...]
 
 
-def simulate(training: Training[Minibatch], num_ranks: int, make_trainer: MakeTrainer) -> Outcome:
-    """Train on `num_ranks` ranks, one running at a time; the bits are those of real ranks.
+def simulate(
+    training: Training[Minibatch],
+    num_ranks: int,
+    make_trainer: MakeTrainer,
+    device: torch.device = CPU,
+) -> Outcome:
+    """Train on `num_ranks` ranks, one running at a time; on a CPU the bits are those of real ranks.
 
-    To evaluate, ranks leave the trainer and enter it again, which ends a partial block.
+    On a GPU all ranks' models lie there, and their kernels run side by side. Tensors of minibatches
+    (themselves, or in tuples, lists and dictionaries) are copied there while earlier steps run; the
+    rest of `training` is called with models and tensors of that device. To evaluate, ranks leave
+    the trainer and enter it again, which ends a partial block.
     """
-    outcome, *_ = simulate_ranks(num_ranks, train_rank, training, make_trainer)
+    shared = shared_device(device)
+    arguments = (training, make_trainer, device)
+    outcome, *_ = simulate_ranks(num_ranks, train_rank, *arguments, device=shared)
     return outcome
 
 
 def train_rank(
-    group: ProcessGroup, training: Training[Minibatch], make_trainer: MakeTrainer
+    group: SimulatedGroup,
+    training: Training[Minibatch],
+    make_trainer: MakeTrainer,
+    device: torch.device,
 ) -> Outcome:
-    """Train as one rank of a group of simulated or of real ranks; rank 0 evaluates."""
-    model = training.make_model()
+    """Train as one rank of a simulated group; rank 0 evaluates."""
+    model = training.make_model().to(device)
     optimizer = training.make_optimizer(model)
     trainer = make_trainer(model, optimizer, group=group)
     evaluations = []
     for epoch, learning_rate in enumerate(training.learning_rates):
         for settings in optimizer.param_groups:
             settings["lr"] = learning_rate
+        minibatches = training.minibatches(epoch, group.rank(), group.size())
         # Leaving after each epoch gives the global model, which is the one to evaluate.
         with trainer:
-            for minibatch in training.minibatches(epoch, group.rank(), group.size()):
+            for minibatch in copied_ahead(minibatches, device):
                 optimizer.zero_grad()
                 training.loss(model, minibatch).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
+                group.pass_turn()
         if group.rank() == 0:
             evaluations.append(training.evaluate(model))
     return Outcome(model, tuple(evaluations))
+
+
+def copied_ahead(minibatches: Iterable[Minibatch], device: torch.device) -> Iterator[Minibatch]:
+    """Yield minibatches on `device`: each is copied before the step that precedes its own."""
+    if device.type == "cpu":
+        yield from minibatches
+        return
+
+    def copy(values: Tensor) -> Tensor:
+        # The host would wait for a copy from memory that is not pinned.
+        is_pinned = device.type == "cuda" and values.device.type == "cpu"
+        return (values.pin_memory() if is_pinned else values).to(device, non_blocking=True)
+
+    # Copies wait in the rank's stream, behind the last step and beside other ranks' steps.
+    copies = (tree_map_only(Tensor, copy, minibatch) for minibatch in minibatches)
+    ready = next(copies, None)
+    while ready is not None:
+        following = next(copies, None)
+        yield ready
+        ready = following

@@ -1,15 +1,23 @@
 """Training on simulated ranks: an ordinary loop, taken over by a trainer."""
 
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
+from itertools import islice
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.training.distributed.stream_races import StreamRaces, races
+from training import simulation
 from training.distributed.rank_scheduler import DeadlockError
+from training.distributed.shared_device import SharedGpu
 from training.simulation import Outcome, Training, simulate
 from training.trainers import Bmuf, Gtc, Htm, Synchronous
+
+__all__ = ["races"]
 
 NUM_STEPS, RATES = 6, (0.05, 0.02)
 Minibatch = tuple[Tensor, Tensor]
@@ -97,3 +105,68 @@ def test_ranks_with_different_numbers_of_steps_are_an_error() -> None:
     training = Training(make_model, make_optimizer, uneven, loss, evaluate, RATES)
     with pytest.raises((DeadlockError, RuntimeError)):
         simulate(training, 2, TRAINERS["gtc"])
+
+
+@pytest.mark.parametrize("num_ranks", [8, 64])
+def test_ranks_that_share_a_gpu_train_as_on_a_cpu(
+    monkeypatch: pytest.MonkeyPatch, races: StreamRaces, num_ranks: int
+) -> None:
+    """On streams of their own, which take turns at each step, BMUF's ranks end with equal bits."""
+    on_streams: dict[str, int] = Counter()
+
+    def three(epoch: int, rank: int, num_ranks: int) -> Iterator[Minibatch]:
+        yield from islice(minibatches(epoch, rank, num_ranks), 3)
+
+    def loss_on_stream(model: nn.Module, minibatch: Minibatch) -> Tensor:
+        on_streams[races.current_stream(simulation.CPU).name] += 1
+        return loss(model, minibatch)
+
+    bmuf = partial(Bmuf, block_size=2)
+    training = replace(TRAINING, minibatches=three, learning_rates=(0.05,))
+    expected = simulate(training, num_ranks, bmuf)
+    monkeypatch.setattr(simulation, "shared_device", SharedGpu)
+    found = simulate(replace(training, loss=loss_on_stream), num_ranks, bmuf)
+    assert torch.equal(weights(found), weights(expected))
+    assert found.evaluations == expected.evaluations
+    assert on_streams == {f"stream {number}": 3 for number in range(1, num_ranks + 1)}
+    assert races.found == []
+
+
+def test_minibatches_are_copied_ahead() -> None:
+    """On a device each minibatch is there before the step before; nested tensors, nothing else."""
+    made: list[int] = []
+
+    def numbered() -> Iterator[tuple[dict[str, Tensor], int]]:
+        for number in range(3):
+            made.append(number)
+            yield {"inputs": torch.ones(2)}, number
+
+    seen = []
+    for minibatch, number in simulation.copied_ahead(numbered(), torch.device("meta")):
+        assert minibatch["inputs"].device.type == "meta"
+        seen.append((number, len(made)))
+    assert seen == [(0, 2), (1, 3), (2, 3)]
+
+
+def test_on_a_cpu_minibatches_are_taken_as_they_are() -> None:
+    """A CPU takes the minibatch itself, and none ahead of its step."""
+    minibatches = [torch.ones(1), torch.ones(2)]
+    source = iter(minibatches)
+    taken = simulation.copied_ahead(source, simulation.CPU)
+    assert next(taken) is minibatches[0]
+    assert next(source) is minibatches[1]
+
+
+def test_copies_to_a_gpu_are_pinned_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy from memory that is not pinned would hold up the host."""
+    pinned = torch.zeros(1)
+    monkeypatch.setattr(Tensor, "pin_memory", lambda _: pinned)
+    copies = []
+
+    def to(tensor: Tensor, device: torch.device, *, non_blocking: bool) -> Tensor:
+        copies.append((tensor is pinned, device.type, non_blocking))
+        return tensor
+
+    monkeypatch.setattr(Tensor, "to", to)
+    list(simulation.copied_ahead([(torch.ones(1), torch.ones(2))], torch.device("cuda")))
+    assert copies == [(True, "cuda", True)] * 2

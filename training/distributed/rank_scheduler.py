@@ -4,7 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
-import torch
+from training.distributed.shared_device import SharedDevice
 
 
 class DeadlockError(RuntimeError):
@@ -14,7 +14,8 @@ class DeadlockError(RuntimeError):
 class RankScheduler:
     """RankScheduler lets one rank run; the others are ready, or blocked in an exchange."""
 
-    def __init__(self, num_ranks: int) -> None:
+    def __init__(self, num_ranks: int, device: SharedDevice) -> None:
+        self._device = device
         self._wakes = [threading.Semaphore(0) for _ in range(num_ranks)]
         self._ready = deque(range(num_ranks))
         self._blocked: dict[int, str] = {}
@@ -29,11 +30,21 @@ class RankScheduler:
     def block(self, rank: int, operation: str) -> None:
         """Run other ranks until the exchange that this rank waits for is complete."""
         self._blocked[rank] = operation
+        self._run_others(rank)
+
+    def pass_turn(self, rank: int) -> None:
+        """Run the other ranks that are ready, where this rank's work is under way meanwhile."""
+        # A rank that kept its turn for a block of steps would fill the GPU's queue by itself.
+        if self._device.queues_work and self._ready:
+            self._ready.append(rank)
+            self._run_others(rank)
+
+    def _run_others(self, rank: int) -> None:
         # Other ranks change torch's random state, which threads share.
-        random_state = torch.get_rng_state()
+        random_state = self._device.random_state()
         self.run_next()
         self.wait(rank)
-        torch.set_rng_state(random_state)
+        self._device.set_random_state(random_state)
 
     def unblock(self, ranks: Sequence[int]) -> None:
         """Make ranks ready whose exchange is complete."""

@@ -6,6 +6,7 @@ own torch random state. Trainers see a `torch.distributed.ProcessGroup`, as with
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import TypeVar
 
@@ -16,19 +17,32 @@ from torch import Tensor
 
 from training.distributed.rank_scheduler import RankScheduler
 from training.distributed.ring import ring_sum
+from training.distributed.shared_device import Moment, SharedDevice
 
 Result = TypeVar("Result")
+CPU = SharedDevice()
 Combine = Callable[[list[Tensor]], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """_Timed is a tensor, and the moment from which on it may be read on the device."""
+
+    values: Tensor
+    moment: Moment | None
 
 
 class Exchange:
     """Exchange combines the tensors that all ranks of one group bring to an operation."""
 
-    def __init__(self, scheduler: RankScheduler, ranks: Sequence[int]) -> None:
-        self._scheduler = scheduler
+    def __init__(
+        self, scheduler: RankScheduler, device: SharedDevice, ranks: Sequence[int]
+    ) -> None:
+        self.scheduler = scheduler
+        self._device = device
         self.ranks = tuple(ranks)
-        self._inputs: dict[int, Tensor] = {}
-        self._output = torch.empty(0)
+        self._inputs: dict[int, _Timed] = {}
+        self._output = _Timed(torch.empty(0), None)
         self._operation = ""
         self._subgroups: dict[tuple[int, ...], Exchange] = {}
 
@@ -43,18 +57,27 @@ class Exchange:
             )
         self._operation = operation
         # The others combine later, when this rank may have overwritten its values.
-        self._inputs[rank] = values.clone()
+        self._inputs[rank] = _Timed(values.clone(), self._device.now())
         if len(self._inputs) < len(self.ranks):
-            self._scheduler.block(rank, operation)
-            return self._output
-        # The last rank to arrive combines for all.
-        self._output = combine([self._inputs.pop(member) for member in self.ranks])
-        self._scheduler.unblock([member for member in self.ranks if member != rank])
-        return self._output
+            self.scheduler.block(rank, operation)
+        else:
+            self._combine(combine)
+            self.scheduler.unblock([member for member in self.ranks if member != rank])
+        self._device.wait_for(self._output.moment, self._output.values)
+        return self._output.values
+
+    def _combine(self, combine: Combine) -> None:
+        """Combine for all, as the last rank to arrive."""
+        inputs = [self._inputs.pop(member) for member in self.ranks]
+        for each in inputs:
+            self._device.wait_for(each.moment, each.values)
+        output = combine([each.values for each in inputs])
+        self._output = _Timed(output, self._device.now())
 
     def subgroup(self, ranks: Sequence[int]) -> "Exchange":
         """Return the exchange of some of the ranks, the same object on each of them."""
-        return self._subgroups.setdefault(tuple(ranks), Exchange(self._scheduler, ranks))
+        exchange = Exchange(self.scheduler, self._device, ranks)
+        return self._subgroups.setdefault(tuple(ranks), exchange)
 
 
 class _Completed(dist.Work):
@@ -76,6 +99,10 @@ class SimulatedGroup(dist.ProcessGroup):
         if self._world_rank not in members:
             return None
         return SimulatedGroup(self._world_rank, self._exchange.subgroup(members))
+
+    def pass_turn(self) -> None:
+        """Let other ranks queue their work, where this one's runs on a device meanwhile."""
+        self._exchange.scheduler.pass_turn(self._world_rank)
 
     # torch passes options to these four operations; `collectives` and `gather` use none.
     def all_gather_single(  # type: ignore[override]
@@ -115,24 +142,33 @@ class SimulatedGroup(dist.ProcessGroup):
 
 
 def simulate_ranks(
-    num_ranks: int, scenario: Callable[..., Result], *arguments: object
+    num_ranks: int,
+    scenario: Callable[..., Result],
+    *arguments: object,
+    device: SharedDevice = CPU,
 ) -> list[Result]:
     """Run `scenario(group, *arguments)` on every rank; return the results in rank order.
 
-    An error on one rank ends the ranks that wait for it, and is raised here. Raises DeadlockError
-    if ranks wait for others that have finished.
+    On a `SharedGpu` each rank queues its work on a stream of its own: it begins after what the
+    caller has queued, and the caller's next work after it. An error on one rank ends the ranks that
+    wait for it, and is raised here. Raises DeadlockError if ranks wait for others that have
+    finished.
     """
-    scheduler = RankScheduler(num_ranks)
-    world = Exchange(scheduler, range(num_ranks))
+    scheduler = RankScheduler(num_ranks, device)
+    world = Exchange(scheduler, device, range(num_ranks))
     results: dict[int, Result] = {}
     errors: list[BaseException] = []
-    random_state = torch.get_rng_state()
+    ends: list[Moment | None] = []
+    random_state, start = device.random_state(), device.now()
 
     def run_rank(rank: int) -> None:
         try:
             scheduler.wait(rank)
-            torch.set_rng_state(random_state)
-            results[rank] = scenario(SimulatedGroup(rank, world), *arguments)
+            with device.working():
+                device.wait_for(start)
+                device.set_random_state(random_state)
+                results[rank] = scenario(SimulatedGroup(rank, world), *arguments)
+                ends.append(device.now())
         except BaseException as error:
             errors.append(error)
         finally:
@@ -144,7 +180,9 @@ def simulate_ranks(
     scheduler.run_next()
     for thread in threads:
         thread.join()
-    torch.set_rng_state(random_state)
+    for end in ends:
+        device.wait_for(end)
+    device.set_random_state(random_state)
     if errors:
         # The first error is the cause; ranks that waited for this one fail after it.
         raise errors[0]
