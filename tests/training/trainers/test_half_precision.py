@@ -15,6 +15,7 @@ from training.checkpoints.training_state import load_whole_state, whole_state
 from training.distributed.simulated_group import simulate_ranks
 from training.tensor_encoding import decode_state, encode_state
 from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
+from training.trainers.replica.parameters import FlatParameters
 
 BLOCK_SIZE, TAU = 2, 1 / 64
 # Three models: their mean is a sum of which no bfloat16 has all bits.
@@ -231,3 +232,79 @@ def test_the_residual_keeps_small_gradients() -> None:
     """1,024 gradients of tau / 1,024 are sent; a bfloat16 residual would stop at a quarter."""
     moved, *_ = simulate_ranks(1, feed_small_gradients)
     assert torch.equal(moved.float(), torch.tensor([-1.0]))
+
+
+class MixedModel(nn.Module):
+    """MixedModel has a layer of bfloat16, one of float16, and one of float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(
+            nn.Linear(rows, columns, dtype=kind)
+            for rows, columns, kind in [
+                (5, 4, torch.bfloat16),
+                (4, 4, torch.float16),
+                (4, 3, torch.float32),
+            ]
+        )
+
+    def forward(self, values: Tensor) -> Tensor:
+        for layer in self.layers:
+            values = layer(values.tanh().to(layer.weight.dtype))
+        return values
+
+
+def train_mixed(
+    group: ProcessGroup, name: str, steps: range, states: list[bytes]
+) -> tuple[nn.Module, bytes]:
+    """Take steps, from a rank's state if there is one; return the model, and the state before."""
+    model = MixedModel()
+    optimizer = sgd(model)
+    trainer = TRAINERS[name][1](model, optimizer, group=group)
+    if states:
+        load_whole_state(decode_state(states[group.rank()]), model, optimizer, trainer)
+    with trainer:
+        for step in steps:
+            take_step(model, optimizer, step, group.rank())
+        state = encode_state(whole_state(model, optimizer, trainer))
+    return model, state
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_types_may_be_mixed(name: str) -> None:
+    """Parameters of three types train as one vector, keep their types, and resume bitwise."""
+    num_ranks, _ = TRAINERS[name]
+    first = range(2 * BLOCK_SIZE + 1)
+    states = [state for _, state in simulate_ranks(num_ranks, train_mixed, name, first, [])]
+    rest = range(len(first), 4 * BLOCK_SIZE)
+    resumed, _ = simulate_ranks(num_ranks, train_mixed, name, rest, states)[0]
+    whole, _ = simulate_ranks(num_ranks, train_mixed, name, range(4 * BLOCK_SIZE), [])[0]
+    assert torch.equal(weights(resumed), weights(whole))
+    for trained, start in zip(whole.parameters(), MixedModel().parameters(), strict=True):
+        assert trained.dtype == start.dtype
+        assert not torch.equal(trained, start)
+
+
+def test_one_vector_holds_what_each_type_keeps() -> None:
+    """A vector is float32; the parameters round their own part of it, and refine it again."""
+    model = MixedModel()
+    parameters = FlatParameters(model, sgd(model))
+    vector = torch.full_like(parameters.zeros(), 1 + 2**-9)
+    assert vector.dtype == torch.float32
+    parameters.set_weights(vector)
+    kept = {p.dtype: p.detach().flatten()[0].item() for p in model.parameters()}
+    assert kept == {torch.bfloat16: 1.0, torch.float16: 1 + 2**-9, torch.float32: 1 + 2**-9}
+    assert torch.equal(parameters.weights(), parameters.rounded(vector))
+    assert torch.equal(parameters.refined(vector), vector)
+    assert parameters.first_difference(vector) == ""
+    with torch.no_grad():
+        model.layers[1].weight[0, 0] = 3
+    assert parameters.first_difference(vector) == "layers.1.weight"
+
+
+def test_parameters_on_several_devices_are_refused() -> None:
+    """One vector lies on one device."""
+    model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1, device="meta"))
+    with pytest.raises(ValueError, match="trained parameters on 2 devices: need one device"):
+        FlatParameters(model, sgd(model))

@@ -11,8 +11,9 @@ from torch.optim import Optimizer
 class FlatParameters:
     """FlatParameters holds the parameters that `optimizer` trains, by their names in `model`.
 
-    Raises ValueError where the optimizer trains a tensor that the model does not have, or where the
-    parameters differ in type or device.
+    The vector is float32, whatever types of the parameters it holds side by side (float64, where
+    one is). Raises ValueError where the optimizer trains a tensor that the model does not have, and
+    where it trains none, or some on several devices.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
@@ -25,29 +26,33 @@ class FlatParameters:
             )
         # Every trained tensor has its place in the vector: none is left out for its size.
         self.named = {name: p for name, p in named.items() if id(p) in held and p.requires_grad}
-        kinds = {(p.dtype, p.device) for p in self.named.values()}
-        if len(kinds) != 1:
+        # model.to() changes a parameter's type and device within the same object.
+        self._kinds = [(name, p.dtype, p.device) for name, p in self.named.items()]
+        devices = {p.device for p in self.named.values()}
+        if len(devices) != 1:
             raise ValueError(
-                f"trained parameters of {len(kinds)} kinds (dtype, device): need one kind, and at "
-                "least one parameter"
+                f"trained parameters on {len(devices)} devices: need one device, and at least one "
+                "parameter"
             )
-        ((self.dtype, self.device),) = kinds
+        (self.device,) = devices
         # A vector of bfloat16 forgets what is below 1/256 of an element: BMUF's models drifted in
         # it by up to 1.7 % in 30 blocks at a rate of 0. So vectors are float32 at least.
-        self.vector_dtype = torch.promote_types(self.dtype, torch.float32)
+        self.vector_dtype = torch.float32
+        for p in self.named.values():
+            self.vector_dtype = torch.promote_types(self.vector_dtype, p.dtype)
+        self._is_exact = all(dtype == self.vector_dtype for _, dtype, _ in self._kinds)
         self.num_elements = sum(p.numel() for p in self.named.values())
         self._gradients: Tensor | None = None
 
     def is_same(self, other: "FlatParameters") -> bool:
         """Return whether `other` holds the same tensors by the same names, of the same kind."""
-        kinds = [(each.dtype, each.device, list(each.named)) for each in (self, other)]
         tensors = zip(self.named.values(), other.named.values(), strict=False)
-        return kinds[0] == kinds[1] and all(p is q for p, q in tensors)
+        return self._kinds == other._kinds and all(p is q for p, q in tensors)
 
     def describe(self) -> dict[str, str]:
         """Name every parameter's type and shape, to compare ranks."""
         return {
-            f"parameter {name}": f"{self.dtype} {tuple(p.shape)}" for name, p in self.named.items()
+            f"parameter {name}": f"{p.dtype} {tuple(p.shape)}" for name, p in self.named.items()
         }
 
     def zeros(self) -> Float[Tensor, " elements"]:
@@ -67,19 +72,22 @@ class FlatParameters:
 
     def rounded(self, flat: Float[Tensor, " elements"]) -> Float[Tensor, " elements"]:
         """Return what the parameters keep of a vector; float32 ones keep all, the vector itself."""
-        return flat.to(self.dtype).to(self.vector_dtype)
+        if self._is_exact:
+            return flat
+        views = zip(self.named.values(), self._views(flat), strict=True)
+        return torch.cat([view.to(p.dtype).to(flat.dtype).reshape(-1) for p, view in views])
 
     def refined(self, flat: Float[Tensor, " elements"]) -> Float[Tensor, " elements"]:
         """Return the parameters, more exactly where they are those of `flat`, rounded."""
         weights = self.weights()
-        if self.dtype == self.vector_dtype:
+        if self._is_exact:
             return weights
         return torch.where(self.rounded(flat) == weights, flat, weights)
 
     def first_difference(self, flat: Float[Tensor, " elements"]) -> str:
         """Return the name of the first parameter that is not as in `flat`, or nothing."""
         for name, view in self.views(flat).items():
-            if not torch.equal(self.named[name].detach(), view.to(self.dtype)):
+            if not torch.equal(self.named[name].detach(), view.to(self.named[name].dtype)):
                 return name
         return ""
 
