@@ -1,11 +1,12 @@
 """Compare optimizers under block momentum: held-out losses of 64 simulated ranks.
 
-python -m tests.benchmarks.block_optimizers [--seeds 3] [--resume FILE]
+python -m tests.benchmarks.block_optimizers [--seeds 3] [--device cuda] [--resume FILE]
 
 SGD with momentum, Adam and AdamW under BMUF (64 models, block momentum 0.984 by 000 eq. 5) and HTM
 (8 groups, 0.875), from a network that one rank has trained on an eighth of the frames (000 3.2),
 and for BMUF from random weights too. Learning rates of SGD and Adam are the best of three for the
-first seed; AdamW has Adam's. `one rank` sees the same frames, one minibatch after the other.
+first seed; AdamW has Adam's. `one rank` sees the same frames, one minibatch after the other. With
+--device cuda the ranks share the GPU; give it a --resume file of its own.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from tqdm import tqdm
 
 from tests.benchmarks.simulated_task import MINIBATCH_FRAMES, SimulatedTask, new_model
-from training.simulation import simulate
+from training.simulation import CPU, simulate
 from training.trainers import Bmuf, Htm, Synchronous, Trainer
 
 NUM_RANKS, STEPS_PER_EPOCH = 64, 24
@@ -99,7 +100,9 @@ class Losses:
         return min(rates, key=lambda rate: self.of[Job(tuned, rate, 1)][-1])
 
 
-def train(task: SimulatedTask, pretrained: nn.Module, job: Job) -> Sequence[float]:
+def train(
+    task: SimulatedTask, pretrained: nn.Module, job: Job, device: torch.device
+) -> Sequence[float]:
     """Return the held-out losses after each epoch; that of the start is the first."""
     num_ranks, make_trainer = TRAINERS[job.configuration.trainer]
     torch.manual_seed(job.seed)
@@ -109,7 +112,8 @@ def train(task: SimulatedTask, pretrained: nn.Module, job: Job) -> Sequence[floa
     def make_optimizer(model: nn.Module) -> Optimizer:
         return OPTIMIZERS[job.configuration.optimizer](model.parameters(), lr=job.rate)
 
-    outcome = simulate(task.training(start, make_optimizer, rates), num_ranks, make_trainer)
+    training = task.training(start, make_optimizer, rates)
+    outcome = simulate(training, num_ranks, make_trainer, device)
     return [task.heldout_loss(start), *outcome.evaluations]
 
 
@@ -127,7 +131,7 @@ def main() -> None:
             for rate in rates or (losses.best_rate(configuration),):
                 job = Job(configuration, rate, seed)
                 if job not in losses.of:
-                    losses.add(job, train(task, pretrained, job))
+                    losses.add(job, train(task, pretrained, job, arguments.device))
         print(as_text(losses, seed))
 
 
@@ -135,6 +139,7 @@ def parsed() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--device", type=torch.device, default=CPU, help="cpu, cuda or cuda:N")
     parser.add_argument("--resume", type=Path, help="JSON-lines file that keeps what is finished")
     return parser.parse_args()
 

@@ -1,12 +1,13 @@
 """Reproduce the papers' tables of accuracy (000 Tables 1 to 3, 003 Table I) in shape.
 
 python -m tests.benchmarks.papers_tables --run runs/demo [--tables 1,2,3,3b,I] [--seeds 3]
-    [--resume FILE [--finished]] [--json]
+    [--device cuda] [--resume FILE [--finished]] [--json]
 
 Simulated ranks classify the frames of a finished demo run's corpus. A network of one hidden layer
 learns the teacher's best senones of the unlabelled speakers. It is scored on the held-out speakers'
 aligned frames, relative to one rank of the same seed. Each trainer's learning rate is tuned first,
-on a separate seed. --resume keeps finished trainings; --finished only prints those.
+on a separate seed. --resume keeps finished trainings; --finished only prints those. With --device
+cuda the ranks share the GPU, and results are kept apart from a CPU's, whose bits differ.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from tests.benchmarks.papers_tables_rows import (
     to_train,
 )
 from tests.benchmarks.papers_tables_task import MINIBATCH_FRAMES, Task, read_task
-from training.simulation import simulate
+from training.simulation import CPU, simulate
 
 # Of the initial rate, epoch by epoch: halved, as min-rate newbob ends (000 3.2).
 RATE_FACTORS = (1.0, 0.5, 0.25)
@@ -42,12 +43,12 @@ def main() -> None:
     arguments = parsed()
     torch.set_num_threads(1)
     task = read_task(arguments.run)
-    results = Results(arguments.resume, settings_of(task))
+    results = Results(arguments.resume, settings_of(task, arguments.device))
     seeds = range(1, arguments.seeds + 1)
     tables = [TABLES[name] for name in arguments.tables.split(",")]
     if not arguments.finished:
-        train(task, tuning_jobs(), results)
-        train(task, table_jobs(tables, seeds, results), results)
+        train(task, tuning_jobs(), results, arguments.device)
+        train(task, table_jobs(tables, seeds, results), results, arguments.device)
     print((as_json if arguments.json else as_text)(tables, results, seeds))
 
 
@@ -57,15 +58,17 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--run", required=True, help="a finished run of jobs.demo")
     parser.add_argument("--tables", default=",".join(TABLES), help="of 1, 2, 3, 3b, I")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--device", type=torch.device, default=CPU, help="cpu, cuda or cuda:N")
     parser.add_argument("--resume", type=Path, help="JSON-lines file that keeps what is finished")
     parser.add_argument("--finished", action="store_true", help="print what is finished, no more")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args()
 
 
-def settings_of(task: Task) -> dict[str, object]:
+def settings_of(task: Task, device: torch.device) -> dict[str, object]:
     """Return the settings in which all results of one table must agree."""
-    return {
+    on_device = {} if device == CPU else {"device": device.type}
+    return on_device | {
         "minibatch_frames": MINIBATCH_FRAMES,
         "rate_factors": list(RATE_FACTORS),
         "block_sizes": {str(papers): ours for papers, ours in BLOCK_SIZES.items()},
@@ -83,7 +86,7 @@ def table_jobs(tables: list[Table], seeds: Iterable[int], results: Results) -> I
                 yield results.tuned(configuration, seed)
 
 
-def train(task: Task, jobs: Iterable[Job], results: Results) -> None:
+def train(task: Task, jobs: Iterable[Job], results: Results, device: torch.device) -> None:
     """Train one after the other, all of a seed from the same pretrained network."""
     missing = [job for job in jobs if job not in results.accuracies]
     starts: dict[int, nn.Module] = {}
@@ -95,7 +98,8 @@ def train(task: Task, jobs: Iterable[Job], results: Results) -> None:
             rates = tuple(job.learning_rate * factor for factor in RATE_FACTORS)
             training = task.training_from(starts[job.seed], job.seed, rates)
             trainer = job.configuration.make_trainer()
-            accuracies = simulate(training, job.configuration.num_ranks, trainer).evaluations
+            outcome = simulate(training, job.configuration.num_ranks, trainer, device)
+            accuracies = outcome.evaluations
             results.add(job, accuracies, round(time.process_time() - began, 1))
             bar.set_postfix_str(f"{job.configuration.trainer} {accuracies[-1]:.2f} %")
 

@@ -87,11 +87,13 @@ class Task:
     def frame_accuracy(self, model: nn.Module) -> float:
         """Return percent of the held-out frames whose best senone is the aligned one."""
         num_frames = len(self.heldout.labels)
+        device = next(model.parameters()).device
         correct = 0
         with torch.no_grad():
             for numbers in torch.split(torch.arange(num_frames), EVALUATED_AT_ONCE):
                 inputs, labels = self.heldout.minibatch(numbers)
-                correct += int((model(inputs).argmax(dim=1) == labels).sum())
+                best = model(inputs.to(device)).argmax(dim=1)
+                correct += int((best == labels.to(device)).sum())
         return 100 * correct / num_frames
 
     def training_from(

@@ -75,7 +75,8 @@ class SimulatedTask:
 
     def heldout_loss(self, model: nn.Module) -> float:
         """Return the mean cross-entropy of the held-out frames."""
-        inputs, labels = self.heldout
+        device = next(model.parameters()).device
+        inputs, labels = (each.to(device) for each in self.heldout)
         with torch.no_grad():
             return float(nn.functional.cross_entropy(model(inputs), labels))
 
