@@ -13,6 +13,7 @@ from jobs.planning.calibration.throughputs import DeviceRates, ModelRate
 from jobs.planning.volumes.training_volumes import num_parameters
 from pipeline.filterbank import FRAME_SHIFT_MS
 from pipeline.splicing import NUM_INPUTS, STACK
+from training.algorithms.optimizers import OptimizerConfig
 from training.cost_model.calibration import Calibration as ScalingCalibration
 from training.cost_model.calibration import RankRates
 from training.cost_model.message_rates import measure_messages
@@ -41,7 +42,8 @@ def measure_device(recipe: Recipe, utterance_seconds: float) -> DeviceRates:
 def measure_student(recipe: Recipe, device: torch.device) -> ModelRate:
     """Time training steps of the recipe's student on minibatches of chunks."""
     frames = min(recipe.student.minibatch_frames, _max_frames(device))
-    return training_rate(recipe.models.student, recipe.senones.max_senones, frames, device)
+    optimizer, senones = recipe.student.optimizer, recipe.senones.max_senones
+    return training_rate(recipe.models.student, optimizer, senones, frames, device)
 
 
 def measure_rank(
@@ -82,17 +84,23 @@ def _measure(recipe: Recipe, utterance_seconds: float, device: torch.device) -> 
     return DeviceRates(
         source=f"measured on {name}: training on {chunked} frames in chunks, forward on {request}",
         student_training=measure_student(recipe, device),
-        teacher_training=training_rate(models.teacher, senones, chunked, device),
+        teacher_training=training_rate(
+            models.teacher, recipe.teacher.optimizer, senones, chunked, device
+        ),
         teacher_forward=forward_rate(models.teacher, senones, request, length, device),
     )
 
 
 def training_rate(
-    config: ModelConfig, num_senones: int, minibatch_frames: int, device: torch.device
+    config: ModelConfig,
+    optimizer_config: OptimizerConfig,
+    num_senones: int,
+    minibatch_frames: int,
+    device: torch.device,
 ) -> ModelRate:
     """Time low-rate frames through forward, backward and the optimizer's step."""
     model = AcousticModel(config, num_senones).to(device).train()
-    optimizer = torch.optim.Adam(model.parameters())
+    optimizer = optimizer_config.make_optimizer(model.parameters())
     batch = max(minibatch_frames // CHUNK_FRAMES, 1)
     features = torch.randn(batch, CHUNK_FRAMES, NUM_INPUTS, device=device)
     lengths = torch.full((batch,), CHUNK_FRAMES)

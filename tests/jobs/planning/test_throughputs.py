@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from infra.cluster import Cluster, load_cluster
 from infra.configuration import ConfigurationError
+from jobs.planning.calibration.device_throughput import measure_device
 from jobs.planning.calibration.throughputs import (
     HERE,
     Calibration,
@@ -24,6 +26,7 @@ from jobs.planning.step_plan import core_seconds, num_devices, plan_spark_step
 from jobs.planning.volumes.step_volume import Requests, Volume, Work
 from jobs.planning.volumes.training_volumes import num_parameters, num_training_frames
 from jobs.planning.volumes.workload import planned_workload
+from training.algorithms.optimizers import AdamConfig, SgdConfig
 from training.augmentation.augmenter import AugmentationConfig
 from training.fit.model_specs import student_fit, teacher_fit
 from training.models.acoustic_model import AcousticModel
@@ -90,6 +93,23 @@ def test_files_that_are_no_calibration(tmp_path: Path, text: str, message: str) 
         read_calibration(str(file))
     with pytest.raises(ConfigurationError, match="cannot be read"):
         read_calibration(str(tmp_path / "absent.json"))
+
+
+@pytest.mark.parametrize("model", ["student", "teacher"])
+def test_the_recipes_optimizer_is_timed(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    """A step of SGD is shorter than one of Adam, so each model is timed with its own optimizer."""
+    made: list[str] = []
+    for kind in (AdamConfig, SgdConfig):
+        make = kind.make_optimizer
+
+        def noting(config: Any, parameters: Any, make: Any = make) -> Any:
+            made.append(config.name)
+            return make(config, parameters)
+
+        monkeypatch.setattr(kind, "make_optimizer", noting)
+    changed = replace(getattr(TINY, model), optimizer=SgdConfig())
+    measure_device(replace(TINY, **{model: changed}), 1.0)
+    assert made == (["sgd", "adam"] if model == "student" else ["adam", "sgd"])
 
 
 def test_devices_without_a_figure_are_refused() -> None:
