@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
-from training.distributed.shared_device import shared_device
 from training.distributed.simulated_group import SimulatedGroup, simulate_ranks
+from training.distributed.simulated_group.shared_device import shared_device
 from training.trainers import Trainer
 
 Minibatch = TypeVar("Minibatch")

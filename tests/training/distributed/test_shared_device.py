@@ -12,8 +12,12 @@ from tests.training.fit.host_reads import HostReads
 from tests.training.trainers.ranks import all_equal, sgd, small_model, take_step, weights
 from training.distributed import collectives
 from training.distributed.gather import gather_equal
-from training.distributed.shared_device import SharedDevice, SharedGpu, shared_device
 from training.distributed.simulated_group import SimulatedGroup, simulate_ranks
+from training.distributed.simulated_group.shared_device import (
+    SharedDevice,
+    SharedGpu,
+    shared_device,
+)
 from training.trainers import Bmuf, Gtc, Htm, Synchronous
 
 __all__ = ["races"]

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from jaxtyping import Shaped
 from torch import Tensor
 
-from training.distributed.rank_scheduler import RankScheduler
-from training.distributed.ring import ring_sum
-from training.distributed.shared_device import Moment, SharedDevice
+from training.distributed.simulated_group.rank_scheduler import RankScheduler
+from training.distributed.simulated_group.ring import ring_sum
+from training.distributed.simulated_group.shared_device import Moment, SharedDevice
 
 Result = TypeVar("Result")
 CPU = SharedDevice()

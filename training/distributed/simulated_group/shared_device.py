@@ -61,7 +61,7 @@ class SharedGpu(SharedDevice):
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Queue within on a stream of its own, which is the thread's, whoever runs between."""
+        """Queue within on a stream of its own, which remains the thread's while others run."""
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
             yield

@@ -4,7 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
-from training.distributed.shared_device import SharedDevice
+from training.distributed.simulated_group.shared_device import SharedDevice
 
 
 class DeadlockError(RuntimeError):
