@@ -3,27 +3,33 @@
 megahour align --recipe demo --run runs/demo
 """
 
+import sys
+
 from jobs.cli.catalogue import ALIGN
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.rank_device import arguments_with_device, own_device
+from jobs.cli.spark_steps import distribute_on_spark
 from jobs.cli.training_steps import training_ranks
+from pipeline.runs.manifest import Manifest
 from pipeline.runs.names import (
     ALIGNER,
     LABELLED,
     UNLABELLED,
     features_step,
+    realignment_rounds,
 )
 from training.distributed import process_group
 from training.fit.model_specs import aligner_fit
 from training.fit.train_model import fit_model
 from training.recipes import check_phones, check_ranks, check_senones
-from training.targets.alignment import bootstrap, read_tree, realign
+from training.targets.alignment import AlignmentSettings, read_tree, realign
+from training.targets.bootstrap import bootstrap
 from training.targets.labelled import read_lexicon
 
 
 def run(job: Job) -> StepResults:
-    """Bootstrap an alignment, train a network on it, and realign with the network."""
+    """Bootstrap an alignment; in each round train a network on the last one, and realign by it."""
     recipe = job.recipe
     where = job.store, job.run_uri, job.corpus_uri
     device = own_device(job.arguments.device)
@@ -31,18 +37,44 @@ def run(job: Job) -> StepResults:
     check_ranks(recipe, ALIGNER, 1)
     lexicon = read_lexicon(*where, [features_step(LABELLED)]).parse()
     check_phones(recipe, len(lexicon.phones))
-    bootstrap(*where, recipe.bootstrap, recipe.senones, recipe.loss_budget)
+    bootstrapped = bootstrap(*where, recipe.bootstrap, recipe.senones, recipe.loss_budget)
     check_senones(recipe, read_tree(job.store, job.run_uri).num_senones)
-    with process_group.open_world(device=device), training_ranks(job.name, device) as group:
-        fit_model(aligner_fit(recipe), job.store, job.run_uri, group, device)
-    return [realign(*where, recipe.evaluation.acoustic_scale, recipe.loss_budget, device)]
+    if said := unreached_senones(bootstrapped.manifest):
+        print(f"{ALIGN}: {said}", file=sys.stderr, flush=True)
+    # The hosts of a cluster need not have this one's GPU.
+    settings = AlignmentSettings(
+        recipe.evaluation.acoustic_scale, str(device) if job.cluster.is_local else "cpu"
+    )
+    with process_group.open_world(device=device), distribute_on_spark(job) as distribute:
+        for each in realignment_rounds(recipe.alignment.rounds):
+            with training_ranks(job.name, device) as group:
+                fit_model(aligner_fit(recipe, each), job.store, job.run_uri, group, device)
+            aligned = realign(*where, each, settings, recipe.loss_budget, distribute)
+    return [aligned]
+
+
+def unreached_senones(bootstrapped: Manifest) -> str:
+    """Say which bound kept the tree below `max_senones`; nothing if it has so many."""
+    statistics, config = bootstrapped.statistics, bootstrapped.config["senones"]
+    # Runs that an earlier version began have no bound.
+    bound = statistics.get("senone_bound", "max_senones")
+    if bound == "max_senones":
+        return ""
+    reached = f"{statistics['num_senones']} senones of max_senones = {config['max_senones']}"
+    if bound == "contexts":
+        return f"{reached}: the transcripts have no more triphones to tell apart"
+    return (
+        f"{reached}: any further split leaves a side below senones.min_count = "
+        f"{config['min_count']} frames; lower it for more"
+    )
 
 
 STEP = Step(
     name=ALIGN,
     description="Align every labelled frame to a senone. A monophone model makes the first "
     "alignment, a phonetic decision tree ties its states to senones, and a network trained on "
-    "these realigns the data (paper 003 VII-C2).",
+    "these realigns the data, in as many rounds as the recipe says (paper 003 VII-C2). The "
+    "bootstrap and the network take this process; realignment is a Spark task for each shard.",
     reads=(features_step(LABELLED), features_step(UNLABELLED)),
     run=run,
 )

@@ -17,7 +17,7 @@ from infra.configuration import ConfigurationError
 from infra.ranges import Range, mebibytes, printable
 from infra.store.object_store import StoreError
 from infra.store.uris import require_within, resolve_prefix
-from jobs.cli.catalogue import CHECK, STEPS, WRITES
+from jobs.cli.catalogue import CHECK, STEPS, writes_of
 from jobs.cli.command_line import fail
 from jobs.cli.job import Job, job_parser, open_job
 from jobs.cli.parser import add_device_argument, add_ranks_arguments
@@ -69,7 +69,7 @@ def check(arguments: argparse.Namespace) -> Job:
         check_ranks(jobs[0].recipe, section, num_ranks)
         choose_device(arguments.device, 0, num_ranks, Gpus.of_host())
     for job in jobs:
-        for name in WRITES[job.name]:
+        for name in writes_of(job.name, job.recipe.alignment.rounds):
             prefixes = map(resolve_prefix, job.cluster.writable(job.run_uri, job.corpus_uri))
             require_within(manifest_uri(job.run_uri, name), list(prefixes))
         require_dependencies(job.cluster)

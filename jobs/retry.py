@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from infra.configuration import ConfigurationError
 from infra.store.object_store import join_uri
-from jobs.cli.catalogue import EXTRACT_FEATURES, STEPS, WRITES
+from jobs.cli.catalogue import EXTRACT_FEATURES, STEPS, WRITES, writes_of
 from jobs.cli.command_line import Answer, Query, Step, main
 from jobs.cli.job import Job
 from pipeline.audio.errors import AudioReason
@@ -30,7 +30,8 @@ def retry(job: Job) -> Answer:
     rows = [
         each for step in steps for each in find_lost_rows(job.store, job.run_uri, step, reasons)
     ]
-    made_from = later_steps({each.step for each in rows})
+    num_rounds = job.recipe.alignment.rounds
+    made_from = later_steps({each.step for each in rows}, num_rounds)
     later = [step for step in made_from if has_begun(job.store, job.run_uri, step)]
     is_refused = bool(later) and not arguments.with_later_steps
     is_done = bool(rows) and not is_refused and not arguments.dry_run
@@ -55,22 +56,22 @@ def parse_reasons(text: str) -> list[str]:
     return reasons
 
 
-def later_steps(changed: Collection[str]) -> list[str]:
+def later_steps(changed: Collection[str], num_rounds: int) -> list[str]:
     """Return the steps that read what changes, directly or through others, in a run's order."""
     outdated, found = set(changed), list[str]()
     for job in STEPS:
         step: Step = import_module(f"jobs.{job}").STEP
         if outdated & {*step.reads}:
-            outdated |= {*step.writes}
-            found += step.writes
+            outdated |= {*writes_of(job, num_rounds)}
+            found += writes_of(job, num_rounds)
     return found
 
 
 def remove(job: Job, rows: Sequence[LostRows], later: Sequence[str]) -> None:
     """Remove the later steps, the last one first, then the rows' tasks; jobs' records go first."""
     changed = {*later, *(each.step for each in rows)}
-    for name, written in WRITES.items():
-        if changed & {*written}:
+    for name in WRITES:
+        if changed & {*writes_of(name, job.recipe.alignment.rounds)}:
             job.store.delete(join_uri(job.run_uri, STEP_RECORDS_FOLDER, f"{name}.json"))
     for step in reversed(later):
         remove_step(job.store, job.run_uri, step)

@@ -10,13 +10,12 @@ from tqdm import tqdm
 
 from infra.configuration import plain
 from infra.store.object_store import ObjectNotFound, join_uri
-from jobs.cli.catalogue import TRAIN_BASELINE, TRAIN_STUDENT, TRAIN_TEACHER, WRITES
+from jobs.cli.catalogue import TRAIN_BASELINE, TRAIN_STUDENT, TRAIN_TEACHER, WRITES, writes_of
 from jobs.cli.command_line import Answer, Query, main
 from jobs.cli.job import Job, recipe_path
 from pipeline.audit.step_records import Finding
 from pipeline.audit.verify import Expectation, Verification, sweep, verify_run
 from pipeline.runs.names import (
-    ALIGNMENT_STEP,
     BOOTSTRAP_STEP,
     CERTIFICATE_STEP,
     EVALUATION_STEP,
@@ -27,6 +26,7 @@ from pipeline.runs.names import (
     features_step,
     job_record,
     model_step,
+    realignment_rounds,
     selection_step,
 )
 from pipeline.runs.sealed_json import unseal
@@ -42,7 +42,8 @@ def verify(job: Job) -> Answer:
             bar.total = total
             bar.update(num_bytes)
 
-        expectation = Expectation(step_configs(job.recipe, trained_recipe(job)), WRITES)
+        jobs = {name: writes_of(name, job.recipe.alignment.rounds) for name in WRITES}
+        expectation = Expectation(step_configs(job.recipe, trained_recipe(job)), jobs)
         place = (job.store, job.run_uri, job.corpus_uri)
         found = verify_run(*place, progress, expectation, job.arguments.audio)
     if not found.steps:
@@ -76,16 +77,18 @@ def trained_recipe(job: Job) -> Recipe:
 
 def step_configs(recipe: Recipe, trained: Recipe) -> dict[str, dict[str, Any]]:
     """Return the settings that recipes decide by step; `trained` has the trainers of the models."""
-    fits = (aligner_fit, baseline_fit, teacher_fit, student_fit)
+    rounds = realignment_rounds(recipe.alignment.rounds)
+    aligners = [aligner_fit(trained, each) for each in rounds]
+    fits = [*aligners, *(make(trained) for make in (baseline_fit, teacher_fit, student_fit))]
     return {
         **{selection_step(subset): asdict(recipe.selection) for subset in SUBSETS},
         **{features_step(subset): asdict(recipe.features) for subset in SUBSETS},
         BOOTSTRAP_STEP: {
-            "bootstrap": asdict(recipe.bootstrap),
+            "bootstrap": plain(recipe.bootstrap),
             "senones": asdict(recipe.senones),
         },
-        ALIGNMENT_STEP: {"acoustic_scale": recipe.evaluation.acoustic_scale},
-        **{model_step(fit.name): fit.config for fit in (make(trained) for make in fits)},
+        **{each.writes: {"acoustic_scale": recipe.evaluation.acoustic_scale} for each in rounds},
+        **{model_step(fit.name): fit.config for fit in fits},
         TARGETS_STEP: asdict(recipe.targets),
         PARTITIONS_STEP: asdict(recipe.partitions),
         EVALUATION_STEP: plain(recipe.evaluation),

@@ -184,6 +184,15 @@ class EvaluationConfig:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class AlignmentConfig:
+    """AlignmentConfig: how often a network is trained on the alignments and realigns (VII-C2)."""
+
+    rounds: Annotated[int, Range(1, 20)] = 1
+
+    __post_init__ = check_ranges
+
+
 EARLIER_MODELS: Mapping[str, Sequence[WarmStart]] = {
     "aligner": ("none",),
     "baseline": ("none", "aligner"),
@@ -214,6 +223,7 @@ class Recipe:
     evaluation: EvaluationConfig
     corpus: CorpusConfig = CorpusConfig()
     checkpoints: CheckpointConfig = CheckpointConfig()
+    alignment: AlignmentConfig = field(default=AlignmentConfig(), metadata=LATER)
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -104,7 +104,7 @@ BOXES = (
         ("64 log-mel, causal speaker", "mean, hierarchical shuffle"),
         "extract_features",
     ),
-    Box(3, 0, "local", "Align", ("bootstrap HMM, senone", "tree, realignment"), "align"),
+    Box(3, 0, "spark", "Align", ("bootstrap HMM, senone", "tree, realignment"), "align"),
     Box(
         3,
         1,

@@ -6,10 +6,7 @@ from importlib.resources import files
 from typing import Literal
 
 from pipeline.runs.names import (
-    ALIGNER,
-    ALIGNMENT_STEP,
     BASELINE,
-    BOOTSTRAP_STEP,
     CERTIFICATE_STEP,
     EVALUATION_STEP,
     INGEST_STEP,
@@ -19,6 +16,7 @@ from pipeline.runs.names import (
     SUBSETS,
     TARGETS_STEP,
     TEACHER,
+    alignment_steps,
     features_step,
     model_step,
     selection_step,
@@ -35,7 +33,7 @@ STEPS: Mapping[str, Starter] = {
     INGEST: "python",
     SELECT_UTTERANCES: "Spark",
     EXTRACT_FEATURES: "Spark",
-    ALIGN: "python",
+    ALIGN: "Spark",
     TRAIN_BASELINE: "torchrun",
     TRAIN_TEACHER: "torchrun",
     GENERATE_TARGETS: "Spark",
@@ -54,7 +52,7 @@ WRITES: Mapping[str, tuple[str, ...]] = {
     INGEST: (INGEST_STEP,),
     SELECT_UTTERANCES: tuple(map(selection_step, SUBSETS)),
     EXTRACT_FEATURES: tuple(map(features_step, SUBSETS)),
-    ALIGN: (BOOTSTRAP_STEP, model_step(ALIGNER), ALIGNMENT_STEP),
+    ALIGN: alignment_steps(1),
     TRAIN_BASELINE: (model_step(BASELINE),),
     TRAIN_TEACHER: (model_step(TEACHER),),
     GENERATE_TARGETS: (TARGETS_STEP,),
@@ -64,7 +62,13 @@ WRITES: Mapping[str, tuple[str, ...]] = {
     CERTIFY: (CERTIFICATE_STEP,),
     REPORT: (REPORT_STEP,),
 }
-"""The folders below a run into which each of the steps writes a manifest."""
+"""The folders below a run into which each step writes a manifest, with one realignment."""
+
+
+def writes_of(step: str, num_rounds: int) -> tuple[str, ...]:
+    """Return where `step` writes manifests, with so many rounds of realignment."""
+    return alignment_steps(num_rounds) if step == ALIGN else WRITES[step]
+
 
 CHECK = "check"
 """The command that `run` gives first."""

@@ -17,7 +17,7 @@ from infra.configuration import ConfigurationError
 from infra.spark.standard_error import separate_standard_error
 from infra.store.object_store import StoreError
 from infra.store.request_counts import REQUESTS
-from jobs.cli.catalogue import WRITES
+from jobs.cli.catalogue import WRITES, writes_of
 from jobs.cli.job import Job, job_parser, open_job
 from jobs.cli.summary import describe, describe_dry_run, dry_run_summary, store_record, tallies
 from pipeline.runs.ledger import LossBudgetExceededError
@@ -47,7 +47,7 @@ class Step:
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """The steps whose manifests it writes."""
+        """The steps whose manifests it writes, whatever the recipe."""
         return WRITES[self.name]
 
     def parser(self) -> argparse.ArgumentParser:
@@ -61,8 +61,9 @@ class Step:
 
     def answer(self, job: Job) -> Answer:
         """Run the step; store its record in the run."""
+        writes = writes_of(self.name, job.recipe.alignment.rounds)
         if job.arguments.dry_run:
-            summary = dry_run_summary(job, self.reads, self.writes)
+            summary = dry_run_summary(job, self.reads, writes)
             return Answer(True, describe_dry_run(summary), summary)
         started, before = time.monotonic(), REQUESTS.total()
         results = self.run(job)
@@ -77,7 +78,7 @@ class Step:
             "manifests": {each.manifest.step: tallies(each.manifest) for each in results},
         }
         if job.is_leader:
-            store_record(job, summary, self.writes, is_fresh)
+            store_record(job, summary, writes, is_fresh)
         return Answer(True, describe(summary), summary)
 
 

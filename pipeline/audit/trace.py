@@ -7,6 +7,7 @@ of a shard or two; only an utterance that was not selected makes it read all met
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count, takewhile
 from typing import Any
 
 from infra.store.object_store import ObjectStore, join_uri
@@ -27,6 +28,7 @@ from pipeline.runs.names import (
     SUBSETS,
     TARGETS_STEP,
     UNLABELLED,
+    earlier_alignment,
     features_step,
     folder_of,
     model_step,
@@ -108,7 +110,7 @@ class _Tracer:
         place = self._place(features, hit)
         task = task_name(place)
         if subset == LABELLED:
-            for step in (BOOTSTRAP_STEP, ALIGNMENT_STEP):
+            for step in (BOOTSTRAP_STEP, *self._earlier_alignments(), ALIGNMENT_STEP):
                 self._at_step(self._manifest(step), step, task)
         if subset == UNLABELLED:
             targets = self._manifest(TARGETS_STEP)
@@ -130,10 +132,19 @@ class _Tracer:
             return self._add(manifest, "written", hit, hit.facts)
         if hit := self._in_lines(of_task(manifest.ledgers, task)):
             self._add(manifest, "quarantined", hit, hit.facts)
+        elif manifest.unselected.utterances:
+            reason = {"why": "beyond bootstrap.max_hours; the network aligns it"}
+            self._add(manifest, "not selected", Hit("", 0, {}), reason)
         else:
             # Neither written nor in a ledger: `verify` reports the utterance as lost.
             self.steps.append(StepTrace(step, "lost: run jobs.verify"))
         return None
+
+    def _earlier_alignments(self) -> list[str]:
+        """Return the rounds of realignment before the last that the run has."""
+        steps = map(earlier_alignment, count(1))
+        is_there = self.store.exists
+        return list(takewhile(lambda step: is_there(manifest_uri(self.run_uri, step)), steps))
 
     def _explain_absence(self, selections: Mapping[str, Manifest | None]) -> Mapping[str, Any]:
         """Record why no selection file has the utterance; return the facts of its record."""

@@ -1,5 +1,7 @@
 """The names of a run's steps, which are their folders below the run, and of files in them."""
 
+from dataclasses import dataclass
+
 LABELLED, UNLABELLED, HELDOUT = "labelled", "unlabelled", "heldout"
 SUBSETS = (LABELLED, UNLABELLED, HELDOUT)
 """The parts of a corpus: transcribed, untranscribed, and transcribed for evaluation alone."""
@@ -60,6 +62,51 @@ def features_step(subset: str) -> str:
 def model_step(name: str) -> str:
     """Name the step that trains the model `name`."""
     return f"{MODELS_FOLDER}/{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class RealignmentRound:
+    """RealignmentRound is round `number`, from 1, of `total`: a network, and its alignment.
+
+    The last one's have the plain names, as later steps read them.
+    """
+
+    number: int
+    total: int
+
+    @property
+    def aligner(self) -> str:
+        """The model that realigns."""
+        return ALIGNER if self.number == self.total else f"{ALIGNER}_{self.number}"
+
+    @property
+    def reads(self) -> str:
+        """The alignments that the model is trained on."""
+        return earlier_alignment(self.number - 1) if self.number > 1 else BOOTSTRAP_STEP
+
+    @property
+    def writes(self) -> str:
+        """The alignments that the model makes."""
+        return ALIGNMENT_STEP if self.number == self.total else earlier_alignment(self.number)
+
+
+def realignment_rounds(total: int) -> list[RealignmentRound]:
+    """Return so many rounds of realignment, in order."""
+    return [RealignmentRound(number, total) for number in range(1, total + 1)]
+
+
+def earlier_alignment(number: int) -> str:
+    """Name the step of a round of realignment that another round follows."""
+    return f"{ALIGNMENTS_FOLDER}/round_{number}"
+
+
+def alignment_steps(num_rounds: int) -> tuple[str, ...]:
+    """Name the steps of alignment in order: the bootstrap, then each round's model and senones."""
+    rounds = realignment_rounds(num_rounds)
+    return (
+        BOOTSTRAP_STEP,
+        *(s for each in rounds for s in (model_step(each.aligner), each.writes)),
+    )
 
 
 def task_name(number: int) -> str:

@@ -177,8 +177,8 @@ def test_a_killed_retry_is_given_again(
 
 def test_later_steps_are_those_of_the_jobs() -> None:
     """Held-out features decide no model; unlabelled ones decide the targets and more."""
-    assert later_steps(["features/heldout"]) == ["evaluation", "report"]
-    of_unlabelled = later_steps([FEATURES])
+    assert later_steps(["features/heldout"], 1) == ["evaluation", "report"]
+    of_unlabelled = later_steps([FEATURES], 1)
     assert {*LATER, "models/student", "certificate", "report"} <= {*of_unlabelled}
     assert "features/labelled" not in of_unlabelled
     assert OUTPUTS[0] not in {step.partition("/")[0] for step in of_unlabelled}

@@ -13,7 +13,7 @@ import pytest
 
 from infra.cluster import load_cluster
 from infra.store.object_store import ObjectStore, join_uri
-from jobs.cli.catalogue import WRITES
+from jobs.cli.catalogue import WRITES, writes_of
 from jobs.planning.run_plan import plan_run
 from jobs.planning.stored_plan import store_plan
 from jobs.planning.volumes.workload import planned_workload
@@ -154,7 +154,8 @@ class Copy:
         """Verify as megahour verify does."""
         store, uri = ObjectStore((str(self.folder),)), str(self.folder)
         recipe = read_recipe(str(TINY))
-        expectation = Expectation(step_configs(recipe, recipe), WRITES)
+        jobs = {name: writes_of(name, recipe.alignment.rounds) for name in WRITES}
+        expectation = Expectation(step_configs(recipe, recipe), jobs)
         return verify_run(store, uri, join_uri(uri, "corpus"), lambda *_: None, expectation)
 
     def named(self) -> set[str]:

@@ -6,15 +6,14 @@ from typing import Any
 
 from infra.configuration import LATER, plain
 from pipeline.runs.names import (
-    ALIGNER,
     ALIGNMENT_STEP,
     BASELINE,
-    BOOTSTRAP_STEP,
     LABELLED,
     PARTITIONS_STEP,
     STUDENT,
     TEACHER,
     UNLABELLED,
+    RealignmentRound,
     features_step,
     model_step,
 )
@@ -109,9 +108,9 @@ def _supervised(name: str, config: SupervisedConfig, recipe: Recipe, labelled: s
     )
 
 
-def aligner_fit(recipe: Recipe) -> Fit:
-    """Describe the network that realigns, trained on bootstrapped alignments (VII-C2)."""
-    return _supervised(ALIGNER, recipe.aligner, recipe, BOOTSTRAP_STEP)
+def aligner_fit(recipe: Recipe, realignment: RealignmentRound) -> Fit:
+    """Describe the network that realigns, trained on the alignments before its own (VII-C2)."""
+    return _supervised(realignment.aligner, recipe.aligner, recipe, realignment.reads)
 
 
 def baseline_fit(recipe: Recipe) -> Fit:

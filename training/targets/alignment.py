@@ -1,43 +1,51 @@
-"""Hard targets for the labelled data: bootstrap, senone tree, realignment (paper 003 VII-C2)."""
+"""Alignment of the labelled data by a network: log-likelihoods, best paths (paper 003 VII-C2).
+
+Workers of a cluster import this module, so it imports nothing that only a driver has.
+"""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from jaxtyping import Float32
 
 from infra.store.object_store import ObjectStore
-from pipeline.runs.commit import StepContext
-from pipeline.runs.manifest import read_manifest
+from pipeline.records import Tally
+from pipeline.runs.commit import Commit, Repetition, StepContext, once
+from pipeline.runs.manifest import Output, read_manifest, read_output
 from pipeline.runs.names import (
-    ALIGNER,
-    ALIGNMENT_STEP,
     BOOTSTRAP_STEP,
     LABELLED,
+    RealignmentRound,
     features_step,
     model_step,
+    task_name,
 )
-from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step
-from pipeline.shards import FeatureRow
+from pipeline.runs.step import (
+    Distribute,
+    StepContents,
+    StepResult,
+    StepSpec,
+    TaskPlan,
+    run_step,
+    run_tasks,
+)
+from pipeline.shards import FeatureRow, read_features
 from pipeline.splicing import num_low_rate_frames, splice
-from training.decoding.alignment import expand_to_frames, senone_alignment
-from training.decoding.bootstrap.cepstra import speaker_cepstra
-from training.decoding.bootstrap.hmm import BootstrapConfig, bootstrap_alignment
+from training.decoding.alignment import expand_to_frames
 from training.decoding.decoder import AlignmentError, align
 from training.decoding.graph.hclg import alignment_graph
 from training.decoding.lexicon import Lexicon
 from training.decoding.senones.senone_tree import SenoneTree, parse_senone_tree
-from training.decoding.senones.tree_growing import TreeConfig, build_tree
-from training.distributed.process_group import CPU
 from training.models.store import TrainedModel, load_model
 from training.targets.labelled import (
-    Alignments,
     Senones,
+    commit_aligned,
     read_lexicon,
-    read_shards,
+    sum_counts,
     transcribed,
-    write_aligned,
 )
 
 MAX_PADDED_FRAMES = 8192
@@ -47,63 +55,84 @@ At 3,183 senones; a shard of five hours is scored in some 75 batches. A longer u
 """
 
 
-def bootstrap(
-    store: ObjectStore,
-    run_uri: str,
-    corpus_uri: str,
-    config: BootstrapConfig,
-    tree_config: TreeConfig,
-    loss_budget: float,
-) -> StepResult:
-    """Align by monophones, grow a senone tree on that, and write the senone of every frame."""
-    features = features_step(LABELLED)
-    stored = read_lexicon(store, run_uri, corpus_uri, [features])
+@dataclass(frozen=True, slots=True)
+class AlignmentSettings:
+    """AlignmentSettings: the scale of log-likelihoods, and the device of a task, as "cuda:0"."""
 
-    def align_monophones(context: StepContext) -> StepContents:
-        shards = read_shards(store, run_uri, features)
-        utterances = [transcribed(row) for rows in shards.values() for row in rows]
-        lexicon = stored.parse()
-        # 003 VII-C2 starts from an alignment model at hand; monophones need none.
-        bootstrapped = bootstrap_alignment(utterances, lexicon, config)
-        phones = bootstrapped.alignments
-        # 003 VII-C1 grows its tree on LDA and MLLT of PLP; cepstra with deltas replace them.
-        tree = build_tree(speaker_cepstra(utterances), phones, lexicon.phones, tree_config)
-        senones: dict[str, Senones | str] = dict(bootstrapped.failures)
-        senones |= {name: senone_alignment(each, tree) for name, each in phones.items()}
-        return write_aligned(context, shards, lambda _: senones, tree, loss_budget)
+    acoustic_scale: float
+    device: str = "cpu"
 
-    resolved = {"bootstrap": asdict(config), "senones": asdict(tree_config)}
-    spec = StepSpec(store, run_uri, BOOTSTRAP_STEP, resolved, [features], stored.digests)
-    return run_step(spec, align_monophones)
+
+@dataclass(frozen=True, slots=True)
+class AlignmentTask:
+    """AlignmentTask is one feature shard to align by the network `aligner`."""
+
+    context: StepContext
+    settings: AlignmentSettings
+    name: str
+    features: Output
+    corpus_uri: str
+    aligner: str
 
 
 def realign(
     store: ObjectStore,
     run_uri: str,
     corpus_uri: str,
-    acoustic_scale: float,
+    realignment: RealignmentRound,
+    settings: AlignmentSettings,
     loss_budget: float,
-    device: torch.device = CPU,
+    distribute: Distribute,
 ) -> StepResult:
-    """Align the labelled data again, by the network that the bootstrap trained, on `device`."""
-    features = features_step(LABELLED)
-    reads = [features, BOOTSTRAP_STEP, model_step(ALIGNER)]
+    """Align all labelled data by the network of a round, a task for each feature shard."""
+    features, aligner = features_step(LABELLED), realignment.aligner
+    reads = [features, BOOTSTRAP_STEP, model_step(aligner)]
     stored = read_lexicon(store, run_uri, corpus_uri, reads)
 
     def align_senones(context: StepContext) -> StepContents:
-        lexicon, tree = stored.parse(), read_tree(store, run_uri)
-        # On AN4's 7 labelled minutes, realignment keeps 87.6 % of the senones and gains no WER.
-        model = load_model(store, run_uri, ALIGNER).to(device)
+        shards = read_manifest(store, run_uri, features)
+        tree = read_tree(store, run_uri)
+        tasks = {
+            task_name(index): AlignmentTask(
+                context, settings, task_name(index), output, corpus_uri, aligner
+            )
+            for index, output in enumerate(shards.outputs)
+        }
+        plan = TaskPlan(
+            tasks,
+            align_shard,
+            distribute,
+            loss_budget,
+            statistics=partial(sum_counts, tree),
+            num_utterances=shards.tally_out.utterances,
+        )
+        return run_tasks(context, plan)
 
-        def align_rows(rows: list[FeatureRow]) -> Alignments:
-            return network_alignments(rows, model, lexicon, tree, acoustic_scale)
-
-        shards = read_shards(store, run_uri, features)
-        return write_aligned(context, shards, align_rows, tree, loss_budget)
-
-    resolved = {"acoustic_scale": acoustic_scale}
-    spec = StepSpec(store, run_uri, ALIGNMENT_STEP, resolved, reads, stored.digests)
+    spec = StepSpec(
+        store,
+        run_uri,
+        realignment.writes,
+        {"acoustic_scale": settings.acoustic_scale},
+        reads,
+        stored.digests,
+        # A frame between two senones may fall to the other one where logits have other last bits.
+        Repetition.OTHER_LAST_BITS,
+    )
     return run_step(spec, align_senones)
+
+
+@once
+def align_shard(task: AlignmentTask) -> Commit:
+    """Align the utterances of one shard, on a worker that reads lexicon, tree and network."""
+    torch.set_num_threads(1)  # a task has one core
+    store, run_uri = task.context.store, task.context.run_uri
+    # On AN4's 7 labelled minutes, realignment keeps 87.6 % of the senones and gains no WER.
+    trained = load_model(store, run_uri, task.aligner).to(torch.device(task.settings.device))
+    lexicon = read_lexicon(store, run_uri, task.corpus_uri, [BOOTSTRAP_STEP]).parse()
+    rows = read_features(read_output(store, run_uri, task.features))
+    tree = read_tree(store, run_uri)
+    alignments = network_alignments(rows, trained, lexicon, tree, task.settings.acoustic_scale)
+    return commit_aligned(task.context, task.name, rows, alignments, Tally())
 
 
 def read_tree(store: ObjectStore, run_uri: str) -> SenoneTree:

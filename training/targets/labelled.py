@@ -1,8 +1,7 @@
 """The labelled subset as training reads it: transcribed utterances, lexicon, hard-target shards."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import Commit, StepContext
 from pipeline.runs.manifest import read_manifest, read_output, sha256
 from pipeline.runs.names import LEXICON_FILE, task_name
-from pipeline.runs.step import StepContents, TaskPlan, run_tasks
 from pipeline.shards import Alignment, FeatureRow, PartitionRow, read_features, write_partition
 from training.decoding.alignment import TranscribedUtterance
 from training.decoding.lexicon import Lexicon, parse_lexicon
@@ -76,47 +74,35 @@ def transcribed(row: FeatureRow) -> TranscribedUtterance:
     return TranscribedUtterance(row.utterance_id, row.speaker_id, words, energies)
 
 
-def write_aligned(
+def commit_aligned(
     context: StepContext,
-    shards: Mapping[str, list[FeatureRow]],
-    align: Callable[[list[FeatureRow]], Alignments],
-    tree: SenoneTree,
-    loss_budget: float,
-) -> StepContents:
-    """Write each shard's rows with their senones as one training partition."""
+    name: str,
+    rows: Sequence[FeatureRow],
+    alignments: Alignments,
+    unselected: Tally,
+) -> Commit:
+    """Write a shard's rows with their senones as one training partition, and commit it.
 
-    def write_shard(name: str) -> Commit:
-        if (earlier := context.committed(name)) is not None:
-            return earlier
-        rows = shards[name]
-        alignments = align(rows)
-        pairs = [(row, alignments[row.utterance_id]) for row in rows]
-        aligned = [aligned_row(row, found) for row, found in pairs if not isinstance(found, str)]
-        # An utterance without alignment becomes a ledger row, so that the tallies balance.
-        failed = [unaligned(row, found) for row, found in pairs if isinstance(found, str)]
-        tally = Tally(len(aligned), sum(row.duration_ms for row in aligned))
-        outputs = (
-            (context.put_output(name, ".parquet", write_partition(aligned), tally),)
-            if aligned
-            else ()
-        )
-        record = Commit(
-            task=name,
-            fingerprint=context.fingerprint,
-            outputs=outputs,
-            ledger=context.put_ledger(name, failed),
-            tally_in=tally + Tally.of(failed),
-            quarantined=Tally.of(failed),
-            statistics={"senones": senone_histogram(aligned)},
-        )
-        return context.commit(record)
-
-    tasks = {name: name for name in shards}
-    total, run_here = sum(map(len, shards.values())), one_after_another
-    plan = TaskPlan(
-        tasks, write_shard, run_here, loss_budget, list, partial(sum_counts, tree), total
+    An utterance without alignment becomes a ledger row, so that the tallies balance.
+    """
+    pairs = [(row, alignments[row.utterance_id]) for row in rows]
+    aligned = [aligned_row(row, found) for row, found in pairs if not isinstance(found, str)]
+    failed = [unaligned(row, found) for row, found in pairs if isinstance(found, str)]
+    tally = Tally(len(aligned), sum(row.duration_ms for row in aligned))
+    outputs = (
+        (context.put_output(name, ".parquet", write_partition(aligned), tally),) if aligned else ()
     )
-    return run_tasks(context, plan)
+    record = Commit(
+        task=name,
+        fingerprint=context.fingerprint,
+        outputs=outputs,
+        ledger=context.put_ledger(name, failed),
+        tally_in=tally + Tally.of(failed) + unselected,
+        quarantined=Tally.of(failed),
+        unselected=unselected,
+        statistics={"senones": senone_histogram(aligned)},
+    )
+    return context.commit(record)
 
 
 def sum_counts(tree: SenoneTree, commits: list[Commit]) -> dict[str, Any]:
@@ -130,12 +116,6 @@ def sum_counts(tree: SenoneTree, commits: list[Commit]) -> dict[str, Any]:
         "senone_tree": tree.to_json(),
         "senone_counts": counts.tolist(),
     }
-
-
-def one_after_another(elements: Any, function: Any, description: str) -> list[Any]:  # noqa: ANN401
-    """Run the tasks in this process: alignment is small work beside the pipeline's."""
-    del description
-    return [function(element) for element in elements]
 
 
 def aligned_row(row: FeatureRow, senones: Senones) -> PartitionRow:

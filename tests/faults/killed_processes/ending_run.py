@@ -12,7 +12,7 @@ from infra.cluster import load_cluster
 from infra.spark.session import run_tasks, spark_session
 from jobs.run import Launch, exit_with, launches, run_steps
 
-STEPS = {"python": "align", "Spark": "select_utterances", "torchrun": "train_student"}
+STEPS = {"python": "report", "Spark": "select_utterances", "torchrun": "train_student"}
 HERE = Path(__file__)
 
 

@@ -5,7 +5,7 @@ import numpy as np
 from training.decoding.alignment import PhoneAlignment
 from training.decoding.lexicon import Lexicon, parse_lexicon
 from training.decoding.senones.senone_tree import SenoneTree
-from training.decoding.senones.tree_growing import TreeConfig, build_tree
+from training.decoding.senones.tree_growing import TreeConfig, grow_tree
 
 # "bee" and "be" are homophones, "cab" begins "cabs", "a" is one phone and has two pronunciations.
 LEXICON_TXT = """\
@@ -46,7 +46,7 @@ def toy_speech(
 
 
 def toy_tree(max_senones: int = 40) -> SenoneTree:
-    return build_tree(*toy_speech(), toy_lexicon().phones, TreeConfig(max_senones, 30))
+    return grow_tree(*toy_speech(), toy_lexicon().phones, TreeConfig(max_senones, 30)).tree
 
 
 def senones_of(words: list[str], tree: SenoneTree) -> list[int]:

@@ -12,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from infra.configuration import ConfigurationError, canonical_json, digest
 from jobs.cli.job import recipe_path
+from pipeline.runs.names import realignment_rounds
 from tests.training.fit.small_fits import copy_stopped, fit, small_fit, steps_saved, write_run
 from training.algorithms.block_filter import BlockFilter
 from training.algorithms.optimizers import AdamConfig, AdamwConfig, OptimizerConfig, SgdConfig
@@ -85,7 +86,9 @@ def test_recipes_choose_the_optimizer() -> None:
 def test_the_papers_recipe_is_sgd_from_a_warm_start() -> None:
     """All models of hours_1m are trained by SGD; the student begins with the baseline (000 3.2)."""
     papers = read_recipe(recipe_path("hours_1m"))
-    fits = [describe(papers) for describe in (aligner_fit, baseline_fit, teacher_fit, student_fit)]
+    (alignment,) = realignment_rounds(papers.alignment.rounds)
+    others = [describe(papers) for describe in (baseline_fit, teacher_fit, student_fit)]
+    fits = [aligner_fit(papers, alignment), *others]
     assert {each.optimizer for each in fits} == {SgdConfig(momentum=0.9)}
     assert [each.warm_start for each in fits] == ["none", "none", "none", "baseline"]
     assert isinstance(fits[3].trainer, BmufConfig)

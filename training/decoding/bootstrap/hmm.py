@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Float32, Int64
 from tqdm import tqdm
 
+from infra.configuration import LATER
 from infra.ranges import Range, check_ranges
 from training.decoding.alignment import PhoneAlignment, TranscribedUtterance
 from training.decoding.bootstrap.cepstra import speaker_cepstra
@@ -25,11 +26,18 @@ STATES_PER_PHONE = 3
 
 @dataclass(frozen=True)
 class BootstrapConfig:
-    """BootstrapConfig bounds the iterations and the Gaussians of a state."""
+    """BootstrapConfig bounds the iterations, the Gaussians of a state, and the speech in memory.
+
+    Of more than `max_hours`, utterances are drawn evenly from all speakers.
+    """
 
     num_iterations: Annotated[int, Range(1, 1000)] = 12
     max_gaussians: Annotated[int, Range(1, 1024)] = 8
     min_frames_per_gaussian: Annotated[int, Range(1, 1_000_000)] = 40
+    # Some 0.3 GB an hour: the default binds where earlier runs did not fit into 8 GB.
+    max_hours: Annotated[float, Range(1e-3, 100_000, zero="all")] = field(
+        default=20.0, metadata=LATER
+    )
 
     __post_init__ = check_ranges
 

@@ -1,10 +1,10 @@
 """Grow the phonetic decision tree: the split that gains most likelihood comes first."""
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int32
@@ -26,6 +26,18 @@ class TreeConfig:
     __post_init__ = check_ranges
 
 
+Bound = Literal["max_senones", "min_count", "contexts"]
+"""What ended the growth: enough senones, leaves too small to split, or leaves of one context."""
+
+
+@dataclass(frozen=True)
+class GrownTree:
+    """GrownTree is a tree, and which bound ended its growth."""
+
+    tree: SenoneTree
+    bound: Bound
+
+
 @dataclass(frozen=True)
 class _Question:
     side: Side
@@ -43,15 +55,16 @@ class _Leaf:
     branches: list["_Leaf"] = field(default_factory=list)
 
 
-def build_tree(
+def grow_tree(
     cepstra: Mapping[str, Float32[np.ndarray, "frames dimension"]],
     alignments: Mapping[str, PhoneAlignment],
     phones: tuple[str, ...],
     config: TreeConfig,
-) -> SenoneTree:
+) -> GrownTree:
     """Grow a tree over triphones from aligned cepstra, by utterance id.
 
-    Every phone has a root; silence and phones that never occur remain a single leaf.
+    Every phone has a root; silence and phones that never occur remain a single leaf. The tree has
+    `max_senones` unless every further split would leave a side below `min_count`.
     """
     if config.max_senones < len(phones):
         raise ValueError(f"max_senones = {config.max_senones}: need {len(phones)}, one a phone")
@@ -62,9 +75,9 @@ def build_tree(
     # Silence is never split.
     roots = [_Leaf(triphones[rows], statistics.select(rows)) for rows in centres]
     spoken = roots[:SILENCE_ID] + roots[SILENCE_ID + 1 :]
-    _grow(spoken, questions, config.max_senones - len(roots), config.min_count)
+    bound = _grow(spoken, questions, config.max_senones - len(roots), config.min_count)
     numbers = count()
-    return SenoneTree(phones, tuple(_to_node(root, numbers) for root in roots))
+    return GrownTree(SenoneTree(phones, tuple(_to_node(root, numbers) for root in roots)), bound)
 
 
 def phonetic_questions(statistics: GaussianStatistics) -> Bool[np.ndarray, "questions phones"]:
@@ -100,7 +113,7 @@ def _grow(
     questions: Bool[np.ndarray, "questions phones"],
     num_splits: int,
     min_count: int,
-) -> None:
+) -> Bound:
     serial = count()  # of equal gains, the older leaf is split first
     candidates: list[tuple[float, int, _Leaf, _Question]] = []
 
@@ -114,11 +127,26 @@ def _grow(
     # Greedy: always split the leaf whose best question gains most, wherever it is in the forest.
     for _ in range(num_splits):
         if not candidates:
-            return
+            return _unsplit_bound(leaves, questions)
         _, _, leaf, question = heapq.heappop(candidates)
         _split(leaf, question)
         for branch in leaf.branches:
             consider(branch)
+    return "max_senones"
+
+
+def _unsplit_bound(
+    leaves: Sequence[_Leaf], questions: Bool[np.ndarray, "questions phones"]
+) -> Bound:
+    """Say why no leaf can be split: smaller sides would do for some, or no question divides any."""
+    pending = list(leaves)
+    while pending:
+        leaf = pending.pop()
+        if leaf.branches:
+            pending += leaf.branches
+        elif _best_question(leaf, questions, min_count=1) is not None:
+            return "min_count"
+    return "contexts"
 
 
 def _split(leaf: _Leaf, question: _Question) -> None:

@@ -9,7 +9,7 @@ from tests.training.decoding.toy_language import toy_lexicon, toy_speech, toy_tr
 from training.decoding.alignment import PhoneAlignment
 from training.decoding.senones.gaussian_statistics import GaussianStatistics, triphone_statistics
 from training.decoding.senones.senone_tree import SenoneTree, Split, parse_senone_tree
-from training.decoding.senones.tree_growing import TreeConfig, build_tree, phonetic_questions
+from training.decoding.senones.tree_growing import TreeConfig, grow_tree, phonetic_questions
 
 
 def _likelihood(tree: SenoneTree) -> float:
@@ -42,6 +42,39 @@ def test_every_split_gains_likelihood_and_leaves_enough_frames() -> None:
     counts = np.bincount(np.concatenate(frames), minlength=tree.num_senones)
     assert tree.num_senones == 40
     assert counts.min() >= 30
+
+
+def test_a_tree_is_smaller_than_asked_for_only_where_leaves_are_too_small() -> None:
+    """At the bound `min_count`, each split of any leaf by one phone would leave too few frames."""
+    grown = grow_tree(*toy_speech(), toy_lexicon().phones, TreeConfig(2000, 60))
+    assert grown.bound == "min_count"
+    assert 40 < grown.tree.num_senones < 2000
+    assert 0 < largest_smaller_side(grown.tree) < 60
+
+
+def largest_smaller_side(tree: SenoneTree) -> int:
+    """Return the most frames that the smaller side of any split by one phone would have."""
+    triphones, statistics = triphone_statistics(*toy_speech())
+    leaves = tree.table[tuple(triphones.T)]
+    sides = [0]
+    for leaf in set(leaves.tolist()) - {int(tree.table[0, 0, 0])}:
+        own = leaves == leaf
+        for side in (0, 2):
+            for phone in range(len(tree.phones)):
+                inside = own & (triphones[:, side] == phone)
+                sizes = statistics.counts[inside].sum(), statistics.counts[own & ~inside].sum()
+                sides.append(int(min(sizes)))
+    return max(sides)
+
+
+def test_the_bound_of_the_growth_is_named() -> None:
+    """It is max_senones where the tree has as many, and else the contexts if no leaf has two."""
+    phones, speech = toy_lexicon().phones, toy_speech(2)
+    assert grow_tree(*speech, phones, TreeConfig(12, 30)).bound == "max_senones"
+    fine = grow_tree(*speech, phones, TreeConfig(2000, 1))
+    triphones, _ = triphone_statistics(*speech)
+    assert fine.bound == "contexts"
+    assert fine.tree.num_senones == np.count_nonzero(triphones[:, 1]) + 1
 
 
 def test_first_split_is_the_best_of_all() -> None:
@@ -99,7 +132,7 @@ def test_phones_that_never_occur_have_a_senone_of_their_own() -> None:
     """A phone of the lexicon that never occurs has its own senone."""
     frames = {"u": np.random.default_rng(0).normal(size=(9, 39)).astype(np.float32)}
     alignment = PhoneAlignment(np.array([0, 1], np.int32), np.array([0, 4], np.int32), 9)
-    tree = build_tree(frames, {"u": alignment}, ("SIL", "A", "B"), TreeConfig(3))
+    tree = grow_tree(frames, {"u": alignment}, ("SIL", "A", "B"), TreeConfig(3)).tree
     assert len({tree.senone(0, phone, 0) for phone in range(3)}) == 3
 
 
