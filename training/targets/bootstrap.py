@@ -21,8 +21,10 @@ from pipeline.shards import FeatureRow, read_features
 from training.decoding.alignment import senone_alignment
 from training.decoding.bootstrap.cepstra import speaker_cepstra
 from training.decoding.bootstrap.hmm import BootstrapConfig, bootstrap_alignment
-from training.decoding.senones.tree_growing import TreeConfig, grow_tree
+from training.decoding.lexicon import Lexicon
+from training.decoding.senones.tree_growing import GrownTree, TreeConfig, grow_tree
 from training.targets.labelled import (
+    Alignments,
     Senones,
     commit_aligned,
     read_lexicon,
@@ -73,41 +75,45 @@ def bootstrap(
                 f"bootstrap.max_hours = {config.max_hours:g}: need more: the utterance that comes "
                 "first in the draw is longer"
             )
-        utterances, lexicon = [transcribed(row) for row in rows], stored.parse()
-        # 003 VII-C2 starts from an alignment model at hand; monophones need none.
-        bootstrapped = bootstrap_alignment(utterances, lexicon, config)
-        phones = bootstrapped.alignments
-        # 003 VII-C1 grows its tree on LDA and MLLT of PLP; cepstra with deltas replace them.
-        grown = grow_tree(speaker_cepstra(utterances), phones, lexicon.phones, tree_config)
-        senones: dict[str, Senones | str] = dict(bootstrapped.failures)
-        senones |= {name: senone_alignment(each, grown.tree) for name, each in phones.items()}
+        senones, grown = align_rows(rows, stored.parse(), config, tree_config)
 
         def write_shard(name: str) -> Commit:
             if (earlier := context.committed(name)) is not None:
                 return earlier
-            return commit_aligned(
-                context, name, samples[name].rows, senones, samples[name].unselected
-            )
+            sample = samples[name]
+            return commit_aligned(context, name, sample.rows, senones, sample.unselected)
 
         def statistics(commits: list[Commit]) -> dict[str, Any]:
             return {**sum_counts(grown.tree, commits), "senone_bound": grown.bound}
 
-        tasks = {name: name for name in samples}
-        return run_tasks(
-            context,
-            TaskPlan(
-                tasks,
-                write_shard,
-                one_after_another,
-                loss_budget,
-                statistics=statistics,
-                num_utterances=len(rows),
-            ),
+        plan = TaskPlan(
+            {name: name for name in samples},
+            write_shard,
+            one_after_another,
+            loss_budget,
+            statistics=statistics,
+            num_utterances=len(rows),
         )
+        return run_tasks(context, plan)
 
     resolved = {"bootstrap": plain(config), "senones": plain(tree_config)}
     spec = StepSpec(store, run_uri, BOOTSTRAP_STEP, resolved, [features], stored.digests)
     return run_step(spec, align_monophones)
+
+
+def align_rows(
+    rows: Sequence[FeatureRow], lexicon: Lexicon, config: BootstrapConfig, tree_config: TreeConfig
+) -> tuple[Alignments, GrownTree]:
+    """Align by monophones, and grow the senone tree on their segments."""
+    utterances = [transcribed(row) for row in rows]
+    # 003 VII-C2 starts from an alignment model at hand; monophones need none.
+    bootstrapped = bootstrap_alignment(utterances, lexicon, config)
+    phones = bootstrapped.alignments
+    # 003 VII-C1 grows its tree on LDA and MLLT of PLP; cepstra with deltas replace them.
+    grown = grow_tree(speaker_cepstra(utterances), phones, lexicon.phones, tree_config)
+    senones: dict[str, Senones | str] = dict(bootstrapped.failures)
+    senones |= {name: senone_alignment(each, grown.tree) for name, each in phones.items()}
+    return senones, grown
 
 
 def one_after_another(elements: Any, function: Any, description: str) -> list[Any]:  # noqa: ANN401
