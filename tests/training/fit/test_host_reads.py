@@ -28,6 +28,7 @@ from training.fit.steps import FrameTotals, RunningTotals, take_steps
 from training.fit.training_loop import Fitting
 from training.recipes import CheckpointConfig
 from training.trainers import trainer
+from training.trainers.replica import comparison
 
 TRAINERS = ["synchronous", "gtc", "bmuf", "htm"]
 
@@ -101,7 +102,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             super().check()
 
     monkeypatch.setattr(trainer, "STEPS_BETWEEN_COMPARISONS", 2)
-    monkeypatch.setattr(trainer, "Comparison", Noted)
+    monkeypatch.setattr(comparison, "Comparison", Noted)
     return comparisons
 
 
