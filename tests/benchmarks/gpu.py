@@ -1,39 +1,55 @@
-"""Measure on a GPU: GTC's messages, and the student's training step.
+"""Measure on a GPU: GTC's messages, and the job's whole training step against a bare loop.
 
 `python -m tests.benchmarks.gpu [--rounds N] [--json]`, on a machine with a CUDA device. The
-kernels' results are first compared with the CPU's, to the bit.
+kernels' results are first compared with the CPU's, to the bit. `--device cpu` runs the same code on
+small sizes, to see that it runs: its figures say nothing of a GPU.
 """
 
 import argparse
+import os
 import sys
+import tempfile
 
 import torch
 
-from tests.benchmarks import gpu_messages, gpu_student
+from tests.benchmarks import gpu_job_step, gpu_messages
+from tests.benchmarks.gpu_job_step import Job
 from tests.benchmarks.measure import Figure, show
+from training.models.acoustic_model import ModelConfig
+
+SMALL = Job(ModelConfig(2, 8, False, 3, 0.0), 30, 64, 0.005, 2, num_first_steps=2)
 
 
 def figures(device: torch.device, num_rounds: int) -> list[Figure]:
-    """Return all figures of the full sizes."""
-    return [
-        *gpu_messages.figures(gpu_messages.NUM_ELEMENTS, device, num_rounds),
-        *gpu_student.figures(gpu_student.STUDENT, device, num_rounds),
-    ]
+    """Return all figures: of full sizes on a GPU, of small ones on a CPU."""
+    is_full = device.type == "cuda"
+    num_elements = gpu_messages.NUM_ELEMENTS if is_full else 9000
+    with tempfile.TemporaryDirectory() as folder:
+        job = gpu_job_step.PAPERS if is_full else SMALL
+        return [
+            *gpu_messages.figures(num_elements, device, num_rounds),
+            *gpu_job_step.figures(job, device, folder, num_rounds),
+        ]
 
 
 def main(arguments: list[str]) -> None:
     """Measure, or refuse where there is no GPU."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
-    if not torch.cuda.is_available():
+    device = torch.device(options.device)
+    torch.set_num_threads(1)  # as ranks do
+    if device.type == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"
+    elif not torch.cuda.is_available():
         parser.error(
             f"torch {torch.__version__} sees no CUDA device: run this on a machine with a GPU, "
             "with a CUDA build of torch"
         )
-    device = torch.device("cuda")
-    title = f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "small sizes on a CPU"
+    title = f"{name}, torch {torch.__version__}"
     show(title, figures(device, options.rounds), options.json)
 
 

@@ -1,39 +1,23 @@
-"""Capture work on a device as a CUDA graph, to be replayed and timed without launches."""
+"""Do work on a device again and again, on a GPU as a graph."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
-WARM_UP_STEPS = 3
-
-
-@dataclass(frozen=True)
-class Replay:
-    """Replay holds a captured graph, and the work whose tensors it reads and writes."""
-
-    graph: torch.cuda.CUDAGraph
-    work: Callable[[], object]
-
-    def __call__(self) -> None:
-        """Do the work again, in the same memory."""
-        self.graph.replay()
+from training.fit.cuda_graph import capture
 
 
 def captured(work: Callable[[], object], device: torch.device) -> Callable[[], object]:
-    """Make a graph of `work`, which must not wait for the device; on a CPU return it as it is."""
+    """Make a graph of `work` on a GPU, whose tensors stay with it; on a CPU return it as it is."""
     if device.type != "cuda":
         return work
-    side = torch.cuda.Stream(device)
-    side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side):  # a capture wants kernels compiled, and libraries started
-        for _ in range(WARM_UP_STEPS):
-            work()
-    torch.cuda.current_stream(device).wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return Replay(graph, work)
+    replay = capture(work, device)
+
+    def again() -> Callable[[], object]:
+        replay()
+        return work
+
+    return again
 
 
 def repeated(
@@ -44,7 +28,12 @@ def repeated(
     def repeat() -> None:
         for _ in range(num_times):
             work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        synchronize(device)
 
     return repeat
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for all work on a GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

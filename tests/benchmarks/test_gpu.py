@@ -1,16 +1,20 @@
 """The GPU benchmarks run small on a CPU, with interpreted kernels."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
-from tests.benchmarks import gpu, gpu_messages, gpu_student
+from tests.benchmarks import gpu, gpu_job_step, gpu_messages
 from tests.benchmarks.gtc_task import GtcTask
+from tests.benchmarks.reader import read_all
 from tests.training.algorithms.gtc import interpreted
 from training.algorithms.gtc.encoding import take_message
-from training.models.acoustic_model import ModelConfig
+from training.distributed import process_group
+from training.models.precision import Precision
 
 CPU = torch.device("cpu")
-SMALL = gpu_student.Shape(ModelConfig(2, 8, False, 3, 0.0), 30, 4, 6, 5)
 assert interpreted
 
 
@@ -42,19 +46,31 @@ def test_messages_are_checked_and_timed(monkeypatch: pytest.MonkeyPatch) -> None
     assert "density 0.3: encode, share of copy" in names
 
 
-def test_a_step_trains_the_student() -> None:
-    """The loss falls; in bf16 it is nearly that in fp32."""
-    steps = [
-        gpu_student.training_step(SMALL, CPU, dtype) for dtype in (torch.float32, torch.bfloat16)
-    ]
-    losses = torch.tensor([[float(step()) for _ in range(8)] for step in steps])
-    assert torch.all(losses.diff() < 0)
-    torch.testing.assert_close(losses[0], losses[1], rtol=0.01, atol=0)
+def test_every_step_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The one command, on small sizes: each trainer and precision beside its goals."""
+    monkeypatch.setattr(gpu_messages, "DENSITIES", (0.01,))
+    monkeypatch.setattr(gpu_messages, "REPEATS", 1)
+    gpu.main(["--device", "cpu", "--rounds", "1", "--json"])
+    found = json.loads(capsys.readouterr().out)["figures"]
+    medians = {figure["name"]: figure["median"] for figure in found}
+    assert all(value > 0 for value in medians.values())
+    # The messages', the reader's, and of each precision a bare loop and three trainers twice.
+    assert len(medians) == 6 + 1 + 3 * (1 + 3 * 2)
+    speed = medians[f"bfloat16, gtc, no graphs ({gpu_job_step.GOAL_SPEEDS})"]
+    share = medians[f"bfloat16, gtc, no graphs, of the best bare loop ({gpu_job_step.GOALS})"]
+    assert share == pytest.approx(speed / medians["bfloat16, bare, no graphs"])
 
 
-def test_steps_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every kind of step has a speed."""
-    monkeypatch.setattr(gpu_student, "STEPS", 1)
-    found = gpu_student.figures(SMALL, CPU, 1)
-    assert [figure.unit for figure in found] == ["frames/s"] * 3 + ["x"] * 2
-    assert all(figure.median > 0 for figure in found)
+@pytest.mark.parametrize("precision", gpu_job_step.PRECISIONS)
+def test_bare_and_job_steps_train(tmp_path: Path, precision: Precision) -> None:
+    """The bare loop's loss falls; a job's steps have all frames of its partitions."""
+    step = gpu_job_step.bare_step(gpu.SMALL, CPU, precision, has_graphs=False)
+    losses = [float(step()) for _ in range(8)]
+    assert losses == sorted(losses, reverse=True)
+    dataset = gpu.SMALL.dataset(str(tmp_path))
+    with process_group.open_world() as group:
+        bench = gpu_job_step.Bench(gpu.SMALL, dataset, CPU, group)
+        steps = bench.job_steps(gpu_job_step.TRAINERS[0], precision, has_graphs=True)
+        assert sum(steps) == read_all(dataset, gpu_job_step.SOFT_CHUNKS)
