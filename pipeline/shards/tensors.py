@@ -1,5 +1,6 @@
 """Arrays to and from raw little-endian bytes of a stated shape."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ def from_buffer(
 ) -> np.ndarray:
     """View `cell` as an array; ValueError unless it has exactly the bytes of `shape`."""
     num_bytes = 0 if cell is None else cell.size
-    expected = int(np.prod(shape, dtype=object)) * dtype.itemsize
+    expected = math.prod(shape) * dtype.itemsize
     if cell is None or min(shape) < 0 or num_bytes != expected:
         raise ValueError(f"{where}: {num_bytes} bytes: need {expected}, shape {shape} of {dtype}")
     return np.frombuffer(cell, dtype).reshape(shape)

@@ -1,7 +1,7 @@
 """Find the rank and the step where a gradient first was not finite, without waiting for a GPU."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -70,11 +70,11 @@ class FiniteCheck:
     def examine(
         self,
         step: int,
-        exchanged: Float[Tensor, " elements"],
+        exchanged: Sequence[Float[Tensor, "..."]],
         fault: Callable[[], Int64[Tensor, ""]],
     ) -> None:
         """Look at what all ranks now hold; `fault` returns this rank's `FirstFault.step`."""
-        is_finite = all_finite([exchanged])
+        is_finite = all_finite(exchanged)
         if self._is_late:
             self._pending = step, Arrival(torch.stack([is_finite.long(), fault()]))
         elif not is_finite:

@@ -6,11 +6,12 @@ from typing import Annotated
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
+from torch.nn.utils.rnn import pad_sequence
 
 from infra.ranges import Range, check_ranges
 from pipeline.normalization import Moments
 from pipeline.splicing import NUM_INPUTS, STACK
+from training.models.padded_lstm import padded_lstm
 from training.models.precision import Precision, linear_in_bfloat16, lstm_in_bfloat16
 
 
@@ -84,10 +85,10 @@ class AcousticModel(nn.Module):
         normalized = (features - self.mean) * self.inverse_deviation
         if precision == "bfloat16":
             rounded = lstm_in_bfloat16(self.lstm)
-            hidden = _hidden(rounded, normalized.bfloat16(), lengths)
+            hidden = padded_lstm(rounded, normalized.bfloat16(), lengths)
             # The softmax over thousands of senones needs more than 8 bits.
             return linear_in_bfloat16(self.output, hidden).float()
-        logits: Tensor = self.output(_hidden(self.lstm, normalized, lengths))
+        logits: Tensor = self.output(padded_lstm(self.lstm, normalized, lengths))
         return logits
 
     @torch.inference_mode()
@@ -102,19 +103,6 @@ class AcousticModel(nn.Module):
         return [
             row[delay : delay + len(frames)] for row, frames in zip(logits, utterances, strict=True)
         ]
-
-
-def _hidden(
-    lstm: nn.LSTM,
-    inputs: Float[Tensor, "batch frames 192"],
-    lengths: Int64[Tensor, " batch"] | None,
-) -> Float[Tensor, "batch frames units"]:
-    if lengths is None:
-        hidden: Tensor = lstm(inputs)[0]
-        return hidden
-    # Unpacked, the backward LSTM would read the padding before the last real frame.
-    packed = pack_padded_sequence(inputs, lengths, True, enforce_sorted=False)
-    return pad_packed_sequence(lstm(packed)[0], batch_first=True, total_length=inputs.shape[1])[0]
 
 
 def delay_input(

@@ -37,5 +37,7 @@ def kbest_cross_entropy(
 def num_correct(
     logits: Float[Tensor, "batch frames senones"], labels: Int64[Tensor, "batch frames"]
 ) -> Int64[Tensor, ""]:
-    """Count the labelled frames whose best senone is right; the host does not wait for it."""
-    return ((logits.argmax(-1) == labels) & (labels != NO_LABEL)).sum()
+    """Count the labelled frames that have no better senone; the host does not wait for it."""
+    # A frame's largest logit alone takes a sixth of the time of its place.
+    of_labels = logits.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    return ((of_labels == logits.amax(-1)) & (labels != NO_LABEL)).sum()

@@ -123,7 +123,7 @@ class Bmuf(Trainer):
         # less. Weights would count frames twice: 7 to 14 % more loss where ranks' classes differ.
         mean_model = self.parameters.weights()
         self.average(mean_model)
-        self._finite.examine(self.num_steps, mean_model, lambda: self._fault.step)
+        self._finite.examine(self.num_steps, [mean_model], lambda: self._fault.step)
         self._synchronize_optimizer()
         self._models.end_block(mean_model, self.parameters)
         self._start_counting()

@@ -69,7 +69,7 @@ class ThresholdedSum:
         fault = FirstFault(gradients.device)
         fault.note(self._num_steps, [gradients])
         collectives.all_reduce_sum(gradients, group)
-        self._finite.examine(self._num_steps, gradients, lambda: fault.step)
+        self._finite.examine(self._num_steps, [gradients], lambda: fault.step)
         return gradients
 
     def check(self) -> None:

@@ -27,10 +27,16 @@ class Synchronous(Trainer):
     def exchange_gradients(self) -> None:
         """Replace each gradient by its sum over the ranks."""
         self._finite.check()
+        step = self.num_steps + 1
+        if self.group.size() == 1:  # two copies and gloo's thread are 3 % of a small model's step
+            self.parameters.fill_missing_gradients()
+            present = self.parameters.present_gradients()
+            self._finite.examine(step, present, self._own_fault)
+            return
         gradients = self.parameters.gradients()
         # The sum makes N ranks equal one process on N minibatches, also of unequal lengths.
         collectives.all_reduce_sum(gradients, self.group)
-        self._finite.examine(self.num_steps + 1, gradients, self._own_fault)
+        self._finite.examine(step, [gradients], self._own_fault)
         self.parameters.set_gradients(gradients)
 
     def conclude(self) -> None:

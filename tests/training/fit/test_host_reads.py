@@ -213,13 +213,13 @@ def test_a_broken_norm_is_found_a_step_later_and_never_saved(
 ) -> None:
     """The error names rank and step, of a sum of squares too that overflows where no sum does."""
     look_late(monkeypatch)
-    clip, taken = nn.utils.clip_grad_norm_, []
+    total_norm, taken = nn.utils.get_total_norm, []
 
-    def overflow(parameters: Iterator[nn.Parameter], bound: float) -> Tensor:
-        taken.append(norm := clip(parameters, bound))
+    def overflow(gradients: list[Tensor]) -> Tensor:
+        taken.append(norm := total_norm(gradients))
         return norm * (torch.inf if len(taken) == 3 else 1)
 
-    monkeypatch.setattr(nn.utils, "clip_grad_norm_", overflow)
+    monkeypatch.setattr(nn.utils, "get_total_norm", overflow)
     write_run(tmp_path)
     checkpoints = CheckpointConfig(steps=checkpoint_steps, num_kept=100)
     # Sub-epochs of 8 steps, of which the third is at fault.

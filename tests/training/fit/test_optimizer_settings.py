@@ -1,12 +1,15 @@
 """A recipe's optimizer, block momentum, warm-up and warm start decide what a fit does."""
 
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -71,16 +74,68 @@ def test_a_fit_steps_the_optimizer_that_it_names(
 
 
 def test_recipes_choose_the_optimizer() -> None:
-    """By its name; Adam's defaults are torch's; another optimizer's setting is refused."""
+    """By its name; Adam's defaults are torch's, fused; another optimizer's setting is refused."""
     chosen = student_fit(recipe("student.optimizer.name=sgd", "student.optimizer.momentum=0.5"))
     assert chosen.optimizer == SgdConfig(momentum=0.5)
     parameters = [torch.nn.Parameter(torch.zeros(1))]
     for config, made in ((AdamConfig(), Adam), (AdamwConfig(), AdamW)):
-        assert config.make_optimizer(parameters).defaults == made(parameters).defaults
+        assert config.make_optimizer(parameters).defaults == made(parameters, fused=True).defaults
     with pytest.raises(ConfigurationError, match="unknown key momentum: known: name, beta1"):
         recipe("student.optimizer.name=adam", "student.optimizer.momentum=0.5")
     with pytest.raises(ConfigurationError, match="optimizer: name = 'sgdm': need one of 'sgd'"):
         recipe("student.optimizer.name=sgdm")
+
+
+def steps(optimizer: Optimizer, numbers: range, num_threads: int = 1) -> list[Tensor]:
+    """The weights after steps on gradients that follow from the steps' numbers."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    weights = optimizer.param_groups[0]["params"]
+    for number in numbers:
+        generator = torch.Generator().manual_seed(number)
+        for each in weights:
+            each.grad = torch.randn(each.shape, generator=generator)
+        optimizer.step()
+    torch.set_num_threads(before)
+    return [each.detach().clone() for each in weights]
+
+
+def weights() -> list[torch.nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((301, 201), (97,))
+    return [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+
+
+OPTIMIZERS = [
+    (SgdConfig(), partial(SGD, momentum=0.9)),
+    (AdamConfig(), Adam),
+    (AdamwConfig(), partial(AdamW, weight_decay=0.01)),
+]
+
+
+@pytest.mark.parametrize(("config", "plain"), OPTIMIZERS, ids=lambda each: type(each).__name__)
+def test_fused_steps_are_the_optimizers(config: OptimizerConfig, plain: Any) -> None:
+    """Within rounding those of torch's plain ones; the same bits on any number of threads."""
+    fused = [steps(config.make_optimizer(weights()), range(20), threads) for threads in (1, 3)]
+    expected = steps(plain(weights(), lr=1e-3), range(20))
+    for one, three, right in zip(*fused, expected, strict=True):
+        assert torch.equal(one, three)
+        torch.testing.assert_close(one, right, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("config", "plain"), OPTIMIZERS, ids=lambda each: type(each).__name__)
+def test_a_checkpoint_says_whether_its_optimizer_was_fused(
+    config: OptimizerConfig, plain: Any
+) -> None:
+    """One of a plain optimizer resumes as such, and one of a fused one fused, to the bit."""
+    for make in (lambda given: plain(given, lr=1e-3), config.make_optimizer):
+        whole = make(weights())
+        steps(whole, range(3))
+        copies = [torch.nn.Parameter(each.clone()) for each in whole.param_groups[0]["params"]]
+        resumed = config.make_optimizer(copies)
+        resumed.load_state_dict(deepcopy(whole.state_dict()))
+        pairs = zip(steps(whole, range(3, 6)), steps(resumed, range(3, 6)), strict=True)
+        assert all(torch.equal(*pair) for pair in pairs)
 
 
 def test_the_papers_recipe_is_sgd_from_a_warm_start() -> None:

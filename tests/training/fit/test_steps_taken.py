@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from training.data.minibatch import Minibatch
-from training.fit.steps import GradientNorms, LoopConfig, take_steps
+from training.fit.steps import GradientNorms, LoopConfig, clip_gradients, take_steps
 from training.models.acoustic_model import AcousticModel, ModelConfig
 from training.targets.hard import HardTargets
 
@@ -32,3 +32,21 @@ def test_a_broken_gradient_ends_training_before_it_is_applied(broken: float) -> 
     ):
         next(steps)
     assert all(map(torch.equal, weights, model.parameters()))
+
+
+@pytest.mark.parametrize("share", [0.5, 0.989, 0.991, 1.0, 1.001, 4.0, float("nan")])
+def test_gradients_are_clipped_as_torch_clips(share: float) -> None:
+    """To the bit, on both sides of the bound and at it; the norm is that before clipping."""
+    gradients = [
+        torch.randn(size, generator=torch.Generator().manual_seed(size)) for size in (7, 9)
+    ]
+    bound = float(torch.nn.utils.get_total_norm(gradients)) / share
+    clipped, expected = ([torch.nn.Parameter(each.clone()) for each in gradients] for _ in range(2))
+    for parameters in (clipped, expected):
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient.clone()
+    norm = clip_gradients(clipped, bound)
+    assert torch.equal(norm, torch.nn.utils.clip_grad_norm_(expected, bound))
+    for own, right in zip(clipped, expected, strict=True):
+        assert own.grad is not None
+        torch.testing.assert_close(own.grad, right.grad, rtol=0, atol=0, equal_nan=True)

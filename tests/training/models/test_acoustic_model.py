@@ -1,12 +1,17 @@
 """The acoustic model: delay, padding, frozen normalization."""
 
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
 from pipeline.normalization import Moments
 from training.models.acoustic_model import AcousticModel, ModelConfig
 from training.models.store import TrainedModel, decode_model, encode_model
+from training.tensor_encoding import encode_state
 
 STUDENT = ModelConfig(2, 8, bidirectional=False, look_ahead=3, dropout=0.0)
 TEACHER = ModelConfig(2, 8, bidirectional=True, look_ahead=0, dropout=0.0)
@@ -48,6 +53,28 @@ def test_normalization_is_part_of_the_model() -> None:
     stored = decode_model(encode_model(TrainedModel(model, torch.zeros(5)))).model
     raw = torch.from_numpy(frames).float()[:48].reshape(16, 192)
     torch.testing.assert_close(stored.utterance_logits([raw])[0], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_stored_teachers_are_those_of_nn_lstm() -> None:
+    """Names and shapes in the store are torch's, and the logits those of packed sequences."""
+    torch.manual_seed(0)
+    lstm = nn.LSTM(192, 8, 2, batch_first=True, bidirectional=True)
+    output = nn.Linear(16, 5)
+    state = {
+        **{f"lstm.{name}": value for name, value in lstm.state_dict().items()},
+        **{f"output.{name}": value for name, value in output.state_dict().items()},
+        "mean": torch.full((192,), 0.5),
+        "inverse_deviation": torch.full((192,), 2.0),
+    }
+    stored = {"config": asdict(TEACHER), "num_senones": 5, "log_priors": torch.zeros(5)}
+    model = decode_model(encode_state({**stored, "state": state})).model
+    utterances = [torch.randn(length, 192) for length in (4, 9, 1)]
+    packed = pack_sequence([(each - 0.5) * 2 for each in utterances], enforce_sorted=False)
+    hidden, lengths = pad_packed_sequence(lstm(packed)[0], batch_first=True)
+    for logits, expected, length in zip(
+        model.utterance_logits(utterances), output(hidden), lengths, strict=True
+    ):
+        torch.testing.assert_close(logits, expected[:length].detach(), rtol=1e-6, atol=1e-6)
 
 
 def test_the_papers_models_have_the_papers_sizes() -> None:

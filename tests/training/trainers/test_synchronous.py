@@ -14,6 +14,7 @@ from tests.training.trainers.ranks import (
     take_step,
     weights,
 )
+from training.distributed.simulated_group import simulate_ranks
 from training.trainers import Synchronous
 
 OPTIMIZERS = {
@@ -91,3 +92,40 @@ def test_gradients_are_summed_not_averaged(rank_pool: RankPool) -> None:
 def test_minibatches_differ() -> None:
     """The oracle would hold trivially if ranks had the same data."""
     assert not torch.equal(minibatch(0, 0)[0], minibatch(0, 1)[0])
+
+
+def test_a_rank_alone_takes_the_optimizers_steps() -> None:
+    """To the bit, without a copy of any gradient; missing ones are zeros, as on many ranks."""
+
+    def scenario(group: ProcessGroup) -> tuple[Tensor, Tensor]:
+        model, plain = small_model(), small_model()
+        optimizers = sgd(model), sgd(plain)
+        with Synchronous(model, optimizers[0], group=group):
+            for step in range(4):
+                for each, optimizer in zip((model, plain), optimizers, strict=True):
+                    take_step(each, optimizer, step, 0)
+                    optimizer.zero_grad()
+                optimizers[0].step()
+                for parameter in plain.parameters():
+                    parameter.grad = torch.zeros_like(parameter)
+                optimizers[1].step()
+        return weights(model), weights(plain)
+
+    ((own, expected),) = simulate_ranks(1, scenario)
+    assert torch.equal(own, expected)
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_a_rank_alone_is_stopped_by_what_is_not_finite(broken: float) -> None:
+    """Before the optimizer applies it."""
+
+    def scenario(group: ProcessGroup) -> None:
+        model = small_model()
+        optimizer = sgd(model)
+        with Synchronous(model, optimizer, group=group):
+            take_step(model, optimizer, 0, 0)
+            model[0].bias.grad[3] = broken
+            optimizer.step()
+
+    with pytest.raises(FloatingPointError, match="gradient of rank 0 holds a NaN.*first at step 2"):
+        simulate_ranks(1, scenario)

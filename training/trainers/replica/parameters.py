@@ -43,6 +43,7 @@ class FlatParameters:
         self._is_exact = all(dtype == self.vector_dtype for _, dtype, _ in self._kinds)
         self.num_elements = sum(p.numel() for p in self.named.values())
         self._gradients: Tensor | None = None
+        self._gradient_views: list[Tensor] = []
 
     def is_same(self, other: "FlatParameters") -> bool:
         """Return whether `other` holds the same tensors by the same names, of the same kind."""
@@ -96,11 +97,9 @@ class FlatParameters:
         # A new vector's page faults would cost as much as encoding a message.
         if self._gradients is None:
             self._gradients = self.zeros()
-        for p, values in self._with_views(self._gradients):
-            if p.grad is None:
-                values.zero_()
-            else:  # the rows that an embedding's sparse gradient lacks are zeros
-                values.copy_(p.grad.to_dense() if p.grad.is_sparse else p.grad)
+            self._gradient_views = self._views(self._gradients)
+        self.fill_missing_gradients()
+        torch._foreach_copy_(self._gradient_views, self.present_gradients())
         return self._gradients
 
     def present_gradients(self) -> list[Tensor]:
@@ -110,9 +109,8 @@ class FlatParameters:
     def set_gradients(self, flat: Float[Tensor, " elements"]) -> None:
         """Overwrite the gradients; make the missing ones."""
         self.fill_missing_gradients()
-        for p, values in self._with_views(flat):
-            assert p.grad is not None
-            p.grad.copy_(values)
+        views = self._gradient_views if flat is self._gradients else self._views(flat)
+        torch._foreach_copy_(self.present_gradients(), views)
 
     def fill_missing_gradients(self) -> None:
         """Make missing gradients zeros and sparse ones dense, so that ranks take equal steps."""
