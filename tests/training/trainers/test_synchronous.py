@@ -127,5 +127,7 @@ def test_a_rank_alone_is_stopped_by_what_is_not_finite(broken: float) -> None:
             model[0].bias.grad[3] = broken
             optimizer.step()
 
-    with pytest.raises(FloatingPointError, match="gradient of rank 0 holds a NaN.*first at step 2"):
+    with pytest.raises(
+        FloatingPointError, match=r"gradient of rank 0 holds a NaN.*first at step 2"
+    ):
         simulate_ranks(1, scenario)
