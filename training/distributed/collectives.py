@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from training.distributed.process_group import ProcessGroup, explaining_failure
+from training.distributed.process_group import ProcessGroup, explaining_failure, wait_for
 from training.distributed.traffic import count_sent
 
 
@@ -12,7 +12,7 @@ def all_reduce_sum(values: Shaped[Tensor, "..."], group: ProcessGroup) -> None:
     """Replace `values` by their sum over the ranks, bitwise the same on each rank."""
     count_sent(values, group)
     with explaining_failure("sum", group):
-        group.allreduce(values).wait()
+        wait_for(group.allreduce(values), values, "sum")
 
 
 def all_reduce_mean(values: Float[Tensor, "..."], group: ProcessGroup) -> None:
@@ -43,5 +43,5 @@ def broadcast(values: Shaped[Tensor, "..."], group: ProcessGroup) -> None:
     # As bytes: gloo knows neither bool nor complex numbers.
     data = values.detach().clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
     with explaining_failure("broadcast", group):
-        group.broadcast(data, 0).wait()
+        wait_for(group.broadcast(data, 0), data, "broadcast")
     values.copy_(data.view(values.dtype).view(values.shape))

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from training.distributed.gather import Arrival, gather_equal, is_read_at_once
-from training.distributed.process_group import ProcessGroup
+from training.distributed.gather import Arrival, gather_equal
+from training.distributed.process_group import ProcessGroup, is_read_at_once
 
 
 def not_finite(rank: int, step: int) -> FloatingPointError:

@@ -13,7 +13,12 @@ import torch
 from jaxtyping import Int32, Shaped
 from torch import Tensor
 
-from training.distributed.process_group import ProcessGroup, explaining_failure
+from training.distributed.process_group import (
+    ProcessGroup,
+    explaining_failure,
+    is_read_at_once,
+    wait_for,
+)
 from training.distributed.traffic import count_sent
 
 MAX_EAGER_VALUES = 2**16
@@ -55,7 +60,7 @@ def _gather_eagerly(
     sent[0], sent[1] = len(values), crc32(purpose.encode()) >> 1
     sent[2 : 2 + len(values)] = values[: state.num_eager]
     with explaining_failure(f"gather of {purpose}", group):
-        gathered = _all_to_all(sent, group)
+        gathered = _all_to_all(sent, group, purpose)
         elsewhere = (gathered[:, 1] != sent[1]).nonzero().squeeze(1).tolist()
         if elsewhere:
             raise RuntimeError(f"ranks {elsewhere} are at another point of training")
@@ -88,19 +93,20 @@ def _state_of(group: ProcessGroup, device: torch.device) -> _GatherState:
         name = platform.node().encode()[:HOST_NAME_BYTES].ljust(HOST_NAME_BYTES, b"\0")
         codes = torch.frombuffer(bytearray(name), dtype=torch.int32).to(device)
         with explaining_failure("gather of host names", group):
-            rows = _all_to_all(codes, group).cpu()
+            rows = _all_to_all(codes, group, "host names").cpu()
         names = [row.numpy().tobytes().rstrip(b"\0") for row in rows]
         _gather_states[group] = _GatherState([each.decode(errors="replace") for each in names])
     return _gather_states[group]
 
 
 def _all_to_all(
-    values: Int32[Tensor, " values"], group: ProcessGroup
+    values: Int32[Tensor, " values"], group: ProcessGroup, purpose: str
 ) -> Int32[Tensor, "ranks values"]:
     # For 8 KB this takes less than half the time of gather_equal's ring, which needs a round for
     # each rank. The ring sends each message only once over a link between hosts.
     gathered = values.new_empty(group.size() * len(values))
-    group.all_to_all_single(gathered, values.repeat(group.size()), [], []).wait()
+    work = group.all_to_all_single(gathered, values.repeat(group.size()), [], [])
+    wait_for(work, values, f"gather of {purpose}")
     return gathered.view(group.size(), len(values))
 
 
@@ -117,13 +123,8 @@ def _gather_rows(
 ) -> Int32[Tensor, "ranks values"]:
     gathered = values.new_empty(group.size() * len(values))
     with explaining_failure(f"gather of {purpose}", group):
-        group.all_gather_single(gathered, values).wait()
+        wait_for(group.all_gather_single(gathered, values), values, f"gather of {purpose}")
     return gathered.view(group.size(), len(values))
-
-
-def is_read_at_once(device: torch.device) -> bool:
-    """Return whether the host reads tensors of `device` without waiting for work under way."""
-    return device.type == "cpu"
 
 
 class PendingGather:
@@ -137,7 +138,7 @@ class PendingGather:
             self._work = group.all_gather_single(self._gathered, values)
             self._arrival: Arrival | None = None
             if not is_read_at_once(values.device):
-                self._work.wait()  # the GPU's stream waits, its host does not
+                wait_for(self._work, values, f"gather of {purpose}")
                 self._arrival = Arrival(self._gathered)
 
     def rows(self) -> Int32[Tensor, "ranks values"]:

@@ -9,17 +9,20 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from jaxtyping import Shaped
+from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import ProcessGroup as ProcessGroup  # noqa: PLC0414 - exported, for annotations
 from torch.distributed.rendezvous import rendezvous as open_store
 
 from infra.torchrun import end_with_launcher, launched_rank
-from training.distributed.failure_detector import FailureDetector
+from training.distributed.failures.failure_detector import FailureDetector, failure_message
 from training.distributed.rendezvous import rendezvous
 
 CPU = torch.device("cpu")
 
-_GPU_BACKEND = "nccl"
+WATCHDOG_DELAY_S = 30.0
+"""NCCL's watchdog ends a process so long after the failure detector should have."""
 
 _failure_detector: FailureDetector | None = None
 
@@ -58,7 +61,8 @@ def open_world(time_limit_s: float = 1800.0, device: torch.device = CPU) -> Iter
 def _backends() -> str:
     """Return gloo for tensors on the CPU; NCCL, where there is a GPU, for those that lie there."""
     # By default torch has NCCL alone on a host with a GPU, and no exchange of a CPU's tensors.
-    return f"cpu:gloo,cuda:{_GPU_BACKEND}" if torch.cuda.is_available() else "cpu:gloo"
+    has_nccl = torch.cuda.is_available() and dist.is_nccl_available()
+    return "cpu:gloo,cuda:nccl" if has_nccl else "cpu:gloo"
 
 
 def _bound(device: torch.device) -> torch.device | None:
@@ -85,7 +89,10 @@ def _init_launched_group(time_limit: timedelta, device: torch.device) -> None:
             f"ranks train on different devices: {difference}: need all on GPUs or all on CPUs: "
             "see that every host has its GPUs, or start all with --device cpu"
         )
-    _failure_detector = FailureDetector(store.clone(), members, rank)
+    limit_s = time_limit.total_seconds()
+    _failure_detector = FailureDetector(
+        store.clone(), members, rank, limit_s, watches_devices="cuda" in _backends()
+    )
     with _explaining_failure(rank, world_size, "rendezvous"):
         dist.init_process_group(
             _backends(),
@@ -95,6 +102,10 @@ def _init_launched_group(time_limit: timedelta, device: torch.device) -> None:
             timeout=time_limit,
             device_id=_bound(device),
         )
+    if "nccl" in _backends():
+        # NCCL's watchdog names no rank: it comes second.
+        backend = default_world()._get_backend(torch.device("cuda"))
+        backend._set_default_timeout(time_limit + timedelta(seconds=WATCHDOG_DELAY_S))
 
 
 def _destroy_group() -> None:
@@ -141,6 +152,21 @@ def check_member(group: ProcessGroup) -> None:
         )
 
 
+def wait_for(work: dist.Work, values: Shaped[Tensor, "..."], exchange: str) -> None:
+    """Wait for an exchange of `values`; those of a GPU its stream waits for, and the host does not.
+
+    A rank that is dead by then makes the failure detector end this process.
+    """
+    if _failure_detector is not None and not is_read_at_once(values.device):
+        _failure_detector.watch(exchange, work)
+    work.wait()
+
+
+def is_read_at_once(device: torch.device) -> bool:
+    """Return whether the host reads tensors of `device` without waiting for work under way."""
+    return device.type == "cpu"
+
+
 def explaining_failure(operation: str, group: ProcessGroup) -> AbstractContextManager[None]:
     """Raise CollectiveError, with the ranks at fault, if the exchange within fails."""
     return _explaining_failure(group.rank(), group.size(), operation)
@@ -154,10 +180,5 @@ def _explaining_failure(rank: int, size: int, operation: str) -> Iterator[None]:
         except (RuntimeError, TimeoutError) as error:
             # gloo's error names no rank; the failure detector asks which ones still answer.
             fault = "" if _failure_detector is None else f"{_failure_detector.diagnose()}: "
-            raise CollectiveError(
-                f"{operation} failed on rank {rank} of {size}: {fault}{error}. Check that "
-                "every rank is alive (the first error in the ranks' logs is the cause), that all "
-                "take the same number of steps, and that their hosts reach each other "
-                "(GLOO_SOCKET_IFNAME, firewall); a rank that is only slow needs a group with a "
-                "longer time limit"
-            ) from error
+            message = failure_message(operation, rank, size, f"{fault}{error}: ")
+            raise CollectiveError(message) from error

@@ -28,6 +28,10 @@ class Store(Protocol):
         """Wait for a value and read it."""
         ...
 
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """Wait for several values and read them in one request."""
+        ...
+
     def check(self, keys: list[str]) -> bool:
         """Return whether all of these keys exist."""
         ...

@@ -17,12 +17,14 @@ from torch import nn
 from torch.distributed import ProcessGroup
 
 from tests.training.rank_context import rank_context
-from training.distributed import collectives, failure_detector, process_group
+from training.distributed import collectives, process_group
+from training.distributed.failures import device_exchanges, failure_detector
 from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
 
 NUM_RANKS = 4
 START_LIMIT_S = 100.0
 ANSWER_LIMIT_S = 3.0
+SILENCE_LIMIT_S = 3.0
 PAUSE_S = 0.005
 
 Scenario = Callable[[ProcessGroup, Callable[[], None]], None]
@@ -79,6 +81,36 @@ class Misbehave:
             time.sleep(START_LIMIT_S)
 
 
+class Endless:
+    """Endless is an exchange that a device waits for, and its host does not, as NCCL's."""
+
+    def is_completed(self) -> bool:
+        return False
+
+    def wait(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class WaitForDevice:
+    """Let the device wait for a rank, after three barriers; that one does something else."""
+
+    rank: int
+    fault: str
+
+    def __call__(self, group: ProcessGroup, report_begin: Callable[[], None]) -> None:
+        for _ in range(3):
+            collectives.barrier(group)
+        report_begin()
+        if group.rank() != self.rank:
+            process_group.wait_for(Endless(), torch.ones(1), "sum")
+        elif self.fault == "raise":
+            raise ValueError("this rank's data are corrupt")
+        elif self.fault == "leave":
+            return
+        time.sleep(START_LIMIT_S)  # as the host does within CUDA, or in its own work
+
+
 @dataclass(frozen=True)
 class End:
     """End is a rank's exit code (None while it runs), its error message, and the time."""
@@ -95,6 +127,7 @@ class World:
     scenario: Scenario
     time_limit_s: float = START_LIMIT_S
     holds_store: bool = True
+    on_devices: bool = False
     processes: list[ForkServerProcess] = field(default_factory=list)
     signalled_at_s: float = 0.0
 
@@ -107,8 +140,9 @@ class World:
         pipes = [context.Pipe(duplex=False) for _ in range(NUM_RANKS)]
         self._connections = [ours for ours, _ in pipes]
         for rank, (_, theirs) in enumerate(pipes):
+            target = _run_rank_on_device if self.on_devices else _run_rank
             arguments = (self.scenario, rank, port, self.holds_store, self.time_limit_s, theirs)
-            process = context.Process(target=_run_rank, args=arguments, daemon=True)
+            process = context.Process(target=target, args=arguments, daemon=True)
             process.start()
             theirs.close()
             self.processes.append(process)
@@ -144,6 +178,27 @@ class World:
             process.join()
 
 
+def _run_rank_on_device(
+    scenario: Scenario,
+    rank: int,
+    port: int,
+    has_agent: bool,
+    time_limit_s: float,
+    connection: Connection,
+) -> None:
+    """Run a rank whose tensors pass for a device's: gloo is both of the group's backends."""
+    failure_detector.SILENCE_LIMIT_S = SILENCE_LIMIT_S
+    process_group._backends = lambda: "cpu:gloo,cuda:gloo"
+    process_group.is_read_at_once = lambda _: False
+
+    def end_process(message: str) -> None:
+        connection.send((message, time.monotonic()))
+        os._exit(1)
+
+    device_exchanges.end_process = end_process
+    _run_rank(scenario, rank, port, has_agent, START_LIMIT_S, connection, time_limit_s)
+
+
 def _run_rank(
     scenario: Scenario,
     rank: int,
@@ -151,6 +206,7 @@ def _run_rank(
     has_agent: bool,
     time_limit_s: float,
     connection: Connection,
+    world_limit_s: float = START_LIMIT_S,
 ) -> None:
     torch.set_num_threads(1)
     failure_detector.ANSWER_LIMIT_S = ANSWER_LIMIT_S
@@ -163,7 +219,7 @@ def _run_rank(
         "WORLD_SIZE": str(NUM_RANKS),
     }
     try:
-        with process_group.open_world(START_LIMIT_S):
+        with process_group.open_world(world_limit_s):
             group = dist.new_group(range(NUM_RANKS), timeout=timedelta(seconds=time_limit_s))
             scenario(group, lambda: connection.send("begun"))
     except Exception as error:

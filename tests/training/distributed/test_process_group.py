@@ -1,7 +1,12 @@
 """Open and close the process group of all ranks."""
 
-import pytest
+from pathlib import Path
 
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.training.fit.small_fits import fit, small_fit, write_run
 from training.distributed import process_group
 
 
@@ -14,3 +19,27 @@ def test_the_world_must_be_opened() -> None:
         assert group.size() == 1
     with pytest.raises(RuntimeError, match=r"no process group yet"):
         process_group.default_world()
+
+
+def test_a_group_has_a_backend_for_each_type_of_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gloo for the CPU always; NCCL for GPUs, where there are any and torch has NCCL."""
+    assert process_group._backends() == "cpu:gloo" or torch.cuda.is_available()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    assert process_group._backends() == "cpu:gloo,cuda:nccl"
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
+    assert process_group._backends() == "cpu:gloo"
+
+
+def test_two_backends_change_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fit with gloo under both names stores the model and the curve of gloo alone."""
+    results = []
+    for backends in ("cpu:gloo", "cpu:gloo,cuda:gloo"):
+        monkeypatch.setattr(process_group, "_backends", lambda: backends)  # noqa: B023 - used at once
+        folder = tmp_path / str(len(backends))
+        write_run(folder)
+        with process_group.open_world() as group:
+            assert str(dist.get_backend_config(group)) == backends
+            manifest, model = fit(group, folder, small_fit("htm", student=True))
+        results.append((manifest.to_bytes(), model))
+    assert results[0] == results[1]

@@ -49,3 +49,15 @@ def test_absent_ranks_are_named(present: tuple[int, ...]) -> None:
     absent = [rank for rank in range(3) if rank not in present]
     with pytest.raises(TimeoutError, match=re.escape(f"ranks {absent} of 3 did not come")):
         start(dist.HashStore(), *present, time_limit_s=0.3)
+
+
+def test_ranks_on_devices_of_two_types_are_found() -> None:
+    """A host without a GPU among hosts with one: each rank learns whose device differs."""
+    store = dist.HashStore()
+    devices = ("cuda", "cuda", "cpu")
+    with ThreadPoolExecutor() as pool:
+        joined = [pool.submit(rendezvous, store, rank, 3, TIME_LIMIT_S, devices[rank]) for rank in range(3)]
+        differences = {each.result().first_difference() for each in joined}
+    (difference,) = differences
+    assert re.fullmatch(r"rank 0 \(.*\) on cuda, rank 2 \(.*\) on cpu", difference)
+    assert start(dist.HashStore(), 0, 1, 2)[0].first_difference() == ""

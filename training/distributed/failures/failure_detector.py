@@ -1,16 +1,25 @@
 """Find the ranks at fault after a failed exchange: every live rank answers a poll in the store."""
 
 import json
+import math
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 
-from training.distributed.fault_diagnosis import RankStatus, diagnose
+from training.distributed.failures import device_exchanges
+from training.distributed.failures.device_exchanges import DeviceExchanges, Work
+from training.distributed.failures.fault_diagnosis import RankStatus, diagnose
 from training.distributed.rendezvous import Members, Store
 
 ANSWER_LIMIT_S = 5.0
+SILENCE_LIMIT_S = 60.0
+"""A rank whose thread does not beat for so long is polled, where a device waits for an exchange."""
+
+GRACE_S = 2.0
+"""A process that an exchange holds up has so long to end for a reason of its own."""
+
 _IDLE_INTERVAL_S = 1.0
 _POLL_INTERVAL_S = 0.05
 
@@ -19,13 +28,28 @@ class FailureDetector:
     """FailureDetector is a thread that polls the other ranks and answers their polls.
 
     Only the thread uses `store`, a client of its own, so a store that hangs cannot hang training.
-    A poll begins when an exchange has failed; the first diagnosis holds for every rank.
+    A poll begins when an exchange has failed; the first diagnosis holds for every rank. Exchanges
+    of a device raise nothing on the host: the thread watches them, and ends a process that one of
+    them holds up for `time_limit_s`, or that waits for a rank that has ended or is silent.
     """
 
-    def __init__(self, store: Store, members: Members, rank: int) -> None:
+    def __init__(
+        self,
+        store: Store,
+        members: Members,
+        rank: int,
+        time_limit_s: float,
+        *,
+        watches_devices: bool,
+    ) -> None:
         self._store = store
         self._members = members
         self._rank = rank
+        self._time_limit_s = time_limit_s
+        self._device_exchanges = DeviceExchanges()
+        self._num_beats = 0
+        self._watches_devices = watches_devices
+        self._beats: dict[int, tuple[bytes, float]] = {}
         self._exchange_since = ("", time.monotonic())
         self._diagnosis: str | None = None
         self._waited_s: float | None = None
@@ -44,6 +68,10 @@ class FailureDetector:
             yield
         finally:
             self._exchange_since = ("", time.monotonic())
+
+    def watch(self, exchange: str, work: Work) -> None:
+        """Watch an exchange that a device waits for, and its host does not."""
+        self._device_exchanges.add(exchange, work)
 
     def diagnose(self) -> str:
         """Return why this rank's exchange failed, after 10 s at most."""
@@ -69,6 +97,9 @@ class FailureDetector:
     def _serve(self) -> None:
         try:
             while not self._is_closing:
+                if self._watches_devices:
+                    self._beat()
+                    self._look_at_device()
                 self._advance()
                 self._wake.wait(_IDLE_INTERVAL_S if self._polled_at is None else _POLL_INTERVAL_S)
                 self._wake.clear()
@@ -84,6 +115,9 @@ class FailureDetector:
                 "the rendezvous store is gone: torchrun, or else "
                 f"{self._members.name(0)}, which held it, has ended ({error})"
             )
+            while not self._is_closing:
+                self._end_if_held_up()
+                self._wake.wait(_IDLE_INTERVAL_S)
 
     def _advance(self) -> None:
         """Take the poll one step further, without waiting for another rank."""
@@ -100,6 +134,44 @@ class FailureDetector:
             self._store.set(self._key("poll"), "")
             self._polled_at = time.monotonic()
             self._write_status()
+
+    def _beat(self) -> None:
+        """Say in the store that this process lives; the value differs each time."""
+        self._num_beats += 1
+        self._store.set(self._key(f"beat/{self._rank}"), str(self._num_beats))
+
+    def _look_at_device(self) -> None:
+        """Begin a poll where a device waits too long; end this process once it is diagnosed."""
+        self._end_if_held_up()
+        pending = self._device_exchanges.oldest()
+        if pending is None or (waited_s := time.monotonic() - pending.since) < GRACE_S:
+            self._beats.clear()
+        elif self._waited_s is None and waited_s > self._time_limit_s:
+            self._waited_s = waited_s
+        elif self._waited_s is None and self._silence_s() > SILENCE_LIMIT_S:
+            # No rank is late yet; the poll finds those that do not answer or have left.
+            self._waited_s = math.inf
+
+    def _silence_s(self) -> float:
+        """Return how long the most silent rank has not beaten, since a device began to wait."""
+        keys = [self._key(f"beat/{rank}") for rank in range(len(self._members.processes))]
+        now = time.monotonic()
+        if not self._store.check(keys):  # one ended within a second: the time limit counts
+            return 0.0
+        for rank, beat in enumerate(self._store.multi_get(keys)):
+            if rank not in self._beats or self._beats[rank][0] != beat:
+                self._beats[rank] = beat, now
+        return now - min(since for _, since in self._beats.values())
+
+    def _end_if_held_up(self) -> None:
+        """End this process where a rank has failed, and the device waits for it."""
+        pending = self._device_exchanges.oldest()
+        if self._diagnosis is None or pending is None:
+            return
+        if time.monotonic() - pending.since > GRACE_S:
+            size = len(self._members.processes)
+            fault = f"{self._diagnosis}: "
+            device_exchanges.end_process(failure_message(pending.exchange, self._rank, size, fault))
 
     def _collect_statuses(self) -> None:
         """Diagnose, if this rank's exchange failed and all have answered or the time is over."""
@@ -128,6 +200,9 @@ class FailureDetector:
 
     def _write_status(self, *, has_left: bool = False) -> None:
         exchange, since = self._exchange_since
+        # The host may have begun other work while its device still waits.
+        if (pending := self._device_exchanges.oldest()) is not None:
+            exchange, since = pending.exchange, pending.since
         status = RankStatus(exchange, time.monotonic() - since, has_left)
         self._store.set(self._key(f"status/{self._rank}"), json.dumps(asdict(status)))
 
@@ -137,3 +212,14 @@ class FailureDetector:
 
     def _key(self, name: str) -> str:
         return f"{self._members.prefix}/{name}"
+
+
+def failure_message(exchange: str, rank: int, num_ranks: int, fault: str) -> str:
+    """Say which exchange failed, on which rank, for what fault, and what to check."""
+    return (
+        f"{exchange} failed on rank {rank} of {num_ranks}: {fault}check that "
+        "every rank is alive (the first error in the ranks' logs is the cause), that all "
+        "take the same number of steps, and that their hosts reach each other "
+        "(GLOO_SOCKET_IFNAME, firewall); a rank that is only slow needs a group with a "
+        "longer time limit"
+    )
