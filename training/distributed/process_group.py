@@ -35,11 +35,14 @@ class CollectiveError(RuntimeError):
 def open_world(time_limit_s: float = 1800.0, device: torch.device = CPU) -> Iterator[ProcessGroup]:
     """Open the group of all ranks that torchrun started, or of one rank without torchrun.
 
-    `device` is where this rank's model lies; NCCL exchanges what lies on GPUs, gloo all else.
+    `device` is where this rank's model lies, a GPU of its own; it becomes torch's current one. NCCL
+    exchanges what lies on GPUs, gloo all else.
     `time_limit_s` bounds every exchange. It must exceed the longest time that one rank works (say,
     evaluates) while the others wait. Raises CollectiveError if ranks do not come in that time.
     """
     time_limit = timedelta(seconds=time_limit_s)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     try:
         if dist.is_torchelastic_launched():
             _init_launched_group(time_limit, device)
@@ -180,5 +183,5 @@ def _explaining_failure(rank: int, size: int, operation: str) -> Iterator[None]:
         except (RuntimeError, TimeoutError) as error:
             # gloo's error names no rank; the failure detector asks which ones still answer.
             fault = "" if _failure_detector is None else f"{_failure_detector.diagnose()}: "
-            message = failure_message(operation, rank, size, f"{fault}{error}: ")
+            message = failure_message(operation, rank, size, f"{fault}{error}")
             raise CollectiveError(message) from error

@@ -56,7 +56,10 @@ def test_ranks_on_devices_of_two_types_are_found() -> None:
     store = dist.HashStore()
     devices = ("cuda", "cuda", "cpu")
     with ThreadPoolExecutor() as pool:
-        joined = [pool.submit(rendezvous, store, rank, 3, TIME_LIMIT_S, devices[rank]) for rank in range(3)]
+        joined = [
+            pool.submit(rendezvous, store, rank, 3, TIME_LIMIT_S, devices[rank])
+            for rank in range(3)
+        ]
         differences = {each.result().first_difference() for each in joined}
     (difference,) = differences
     assert re.fullmatch(r"rank 0 \(.*\) on cuda, rank 2 \(.*\) on cpu", difference)

@@ -170,8 +170,8 @@ class FailureDetector:
             return
         if time.monotonic() - pending.since > GRACE_S:
             size = len(self._members.processes)
-            fault = f"{self._diagnosis}: "
-            device_exchanges.end_process(failure_message(pending.exchange, self._rank, size, fault))
+            message = failure_message(pending.exchange, self._rank, size, self._diagnosis)
+            device_exchanges.end_process(message)
 
     def _collect_statuses(self) -> None:
         """Diagnose, if this rank's exchange failed and all have answered or the time is over."""
@@ -214,10 +214,10 @@ class FailureDetector:
         return f"{self._members.prefix}/{name}"
 
 
-def failure_message(exchange: str, rank: int, num_ranks: int, fault: str) -> str:
-    """Say which exchange failed, on which rank, for what fault, and what to check."""
+def failure_message(exchange: str, rank: int, num_ranks: int, cause: str) -> str:
+    """Say which exchange failed, on which rank, for what cause, and what to check."""
     return (
-        f"{exchange} failed on rank {rank} of {num_ranks}: {fault}check that "
+        f"{exchange} failed on rank {rank} of {num_ranks}: {cause}. Check that "
         "every rank is alive (the first error in the ranks' logs is the cause), that all "
         "take the same number of steps, and that their hosts reach each other "
         "(GLOO_SOCKET_IFNAME, firewall); a rank that is only slow needs a group with a "
