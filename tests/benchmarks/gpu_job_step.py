@@ -21,11 +21,11 @@ from infra.store.object_store import ObjectStore
 from pipeline.splicing import NUM_INPUTS
 from tests.benchmarks.gpu_graphs import captured, synchronize
 from tests.benchmarks.measure import Figure, ratios
-from tests.benchmarks.reader import partitions, read_all
+from tests.benchmarks.reader import partitions
 from training.algorithms.optimizers import AdamConfig
 from training.data.batching import chunked_shape
 from training.data.dataset import Dataset
-from training.data.device_copies import device_copies
+from training.data.device_copies import buffers_ahead, device_copies
 from training.data.sub_epochs import SubEpoch
 from training.distributed import process_group
 from training.distributed.process_group import ProcessGroup
@@ -105,9 +105,10 @@ class Bench:
             gradients_of(model, loop) if has_graphs else partial(compute_gradients, model, loop)
         )
         plan = self.dataset.plan(SOFT_CHUNKS, 0)
+        read = plan.minibatches(buffers_ahead=buffers_ahead(self.device))
         totals = RunningTotals()
         with (
-            closing(device_copies(plan.minibatches(), self.device)) as minibatches,
+            closing(device_copies(read, self.device)) as minibatches,
             trainer.make_trainer(model, optimizer, self.group),
         ):
             norms = GradientNorms(0, 0)
@@ -175,15 +176,16 @@ def figures(job: Job, device: torch.device, folder: str, num_rounds: int) -> lis
     with process_group.open_world(device=device) as group:
         bench = Bench(job, dataset, device, group)
         in_order = [_figures_of(bench, each, num_steps, num_rounds) for each in PRECISIONS]
-    return [reader_speed(dataset, num_rounds), *chain.from_iterable(in_order)]
+    return [reader_speed(dataset, device, num_rounds), *chain.from_iterable(in_order)]
 
 
-def reader_speed(dataset: Dataset, num_rounds: int) -> Figure:
+def reader_speed(dataset: Dataset, device: torch.device, num_rounds: int) -> Figure:
     """Return the speed of reading alone, which no job's step can exceed."""
     speeds = []
     for _ in range(num_rounds):
         started = time.perf_counter()
-        num_frames = read_all(dataset, SOFT_CHUNKS)
+        read = dataset.plan(SOFT_CHUNKS, 0).minibatches(buffers_ahead=buffers_ahead(device))
+        num_frames = sum(minibatch.num_frames for minibatch in read)
         speeds.append(num_frames / (time.perf_counter() - started))
     return Figure.of("reader alone", speeds, "frames/s")
 

@@ -19,7 +19,11 @@ _LENGTHS_IN_FLIGHT = 8
 
 
 def shard_sub_epoch(
-    sub_epoch: SubEpoch, cursor: DataCursor, dataset: Dataset, group: ProcessGroup
+    sub_epoch: SubEpoch,
+    cursor: DataCursor,
+    dataset: Dataset,
+    group: ProcessGroup,
+    buffers_ahead: int = 1,
 ) -> tuple[DataCursor, Generator[Minibatch, None, None]]:
     """Return the cursor with every rank's number of minibatches, and what this rank has left.
 
@@ -33,7 +37,7 @@ def shard_sub_epoch(
     if not cursor.counts:
         count = torch.tensor([plan.num_minibatches()], dtype=torch.int32)
         cursor = cursor.sharded([int(each) for each in gather_ragged(count, group, "sub_epoch")])
-    return cursor, plan.minibatches(cursor.num_steps)
+    return cursor, plan.minibatches(cursor.num_steps, buffers_ahead)
 
 
 def reshard(

@@ -12,7 +12,7 @@ from training.algorithms.learning_rates import warm_up_factor
 from training.checkpoints.checkpointer import Checkpointer
 from training.checkpoints.training_state import load_whole_state, whole_state
 from training.data.dataset import Dataset
-from training.data.device_copies import device_copies
+from training.data.device_copies import buffers_ahead, device_copies
 from training.data.resharding import shard_sub_epoch
 from training.data.sub_epochs import SubEpoch
 from training.distributed import collectives
@@ -107,12 +107,13 @@ class Fitting:
         """Take the steps that are left of the sub-epoch."""
         # Rates decay by sub-epoch, and are slightly higher on labelled data (003 V-D).
         self._set_rate(sub_epoch.learning_rate)
+        device = self.model.device
         cursor, minibatches = shard_sub_epoch(
-            sub_epoch, self.progress.cursor, self.dataset, self.group
+            sub_epoch, self.progress.cursor, self.dataset, self.group, buffers_ahead(device)
         )
         self.progress.cursor = cursor
         self._norms = GradientNorms(self.group.rank(), self.trainer.num_steps)
-        minibatches = device_copies(minibatches, self.model.device)
+        minibatches = device_copies(minibatches, device)
         with closing(minibatches):
             steps = take_steps(
                 self.model,

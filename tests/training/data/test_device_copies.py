@@ -1,13 +1,16 @@
 """Minibatches on their way to a device: copied as they are asked for, and not at all to a CPU."""
 
-from collections.abc import Generator
+import threading
+import time
+from collections.abc import Callable, Generator
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.training.data.partition_rows import row
 from tests.training.data.test_minibatch import segments
-from training.data.device_copies import device_copies
+from training.data.device_copies import MINIBATCHES_AHEAD, device_copies, made_ahead
 from training.data.minibatch import BufferFrames, Minibatch
 
 META = torch.device("meta")
@@ -59,3 +62,53 @@ def test_reading_is_not_ahead_and_ends_with_the_copies() -> None:
     assert (reader.num_read, reader.is_closed) == (1, False)
     copies.close()
     assert reader.is_closed
+
+
+def test_minibatches_are_made_ahead_in_a_thread() -> None:
+    """In order, to the last one, prepared there; the lengths are the reader's own."""
+    threads = set()
+
+    def prepare(values: Tensor) -> Tensor:
+        threads.add(threading.current_thread())
+        return values + 1
+
+    reader, expected = Reader(soft=False), list(Reader(soft=False).minibatches())
+    made = made_ahead(reader.minibatches(), prepare)
+    found = [next(made)]
+    _wait_until(lambda: reader.num_read == 1 + MINIBATCHES_AHEAD)
+    found += made
+    for own, each in zip(expected, found, strict=True):
+        assert torch.equal(each.features, own.features + 1)
+        assert torch.equal(each.lengths, own.lengths)
+    assert len(threads) == 1
+    assert threading.current_thread() not in threads
+    assert reader.is_closed
+
+
+def test_closing_ends_what_is_made_ahead() -> None:
+    """The reader is closed, once it is no longer read from."""
+    reader = Reader(soft=False)
+    made = made_ahead(reader.minibatches(), Tensor.clone)
+    next(made)
+    made.close()
+    assert reader.is_closed
+
+
+def test_an_error_of_the_reader_comes_in_its_turn() -> None:
+    """The minibatches before it are trained on first."""
+
+    def failing() -> Generator[Minibatch, None, None]:
+        yield from Reader(soft=False).minibatches()
+        raise OSError("the store's answer is broken")
+
+    made = made_ahead(failing(), Tensor.clone)
+    assert len([next(made) for _ in range(4)]) == 4
+    with pytest.raises(OSError, match="answer is broken"):
+        next(made)
+
+
+def _wait_until(is_so: Callable[[], bool]) -> None:
+    until = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.01)
