@@ -17,9 +17,9 @@ from infra.configuration import ConfigurationError
 from infra.ranges import Range, mebibytes, printable
 from infra.store.object_store import StoreError
 from infra.store.uris import require_within, resolve_prefix
-from jobs.cli.catalogue import CHECK, STEPS, writes_of
+from jobs.cli.catalogue import CHECK, STEPS
 from jobs.cli.command_line import fail
-from jobs.cli.job import Job, job_parser, open_job
+from jobs.cli.job import Job, job_parser, open_job, written_steps
 from jobs.cli.parser import add_device_argument, add_ranks_arguments
 from jobs.cli.rank_device import Gpus, choose_device
 from jobs.planning.volumes.training_volumes import num_parameters
@@ -68,8 +68,10 @@ def check(arguments: argparse.Namespace) -> Job:
     for section, num_ranks in ranks.items():
         check_ranks(jobs[0].recipe, section, num_ranks)
         choose_device(arguments.device, 0, num_ranks, Gpus.of_host())
+        if section in jobs[0].recipe.sequence_training.models:
+            check_ranks(jobs[0].recipe, "sequence_training", num_ranks)
     for job in jobs:
-        for name in writes_of(job.name, job.recipe.alignment.rounds):
+        for name in written_steps(job.recipe, job.name):
             prefixes = map(resolve_prefix, job.cluster.writable(job.run_uri, job.corpus_uri))
             require_within(manifest_uri(job.run_uri, name), list(prefixes))
         require_dependencies(job.cluster)

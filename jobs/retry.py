@@ -15,7 +15,7 @@ from jobs.cli.catalogue import EXTRACT_FEATURES, STEPS, WRITES, writes_of
 from jobs.cli.command_line import Answer, Query, Step, main
 from jobs.cli.job import Job
 from pipeline.audio.errors import AudioReason
-from pipeline.runs.names import STEP_RECORDS_FOLDER
+from pipeline.runs.names import EVALUATED_MODELS, STEP_RECORDS_FOLDER
 from pipeline.runs.retry import LostRows, find_lost_rows, has_begun, remove_step, take_back
 from pipeline.steps.utterance_features import REFUSALS
 
@@ -62,8 +62,8 @@ def later_steps(changed: Collection[str], num_rounds: int) -> list[str]:
     for job in STEPS:
         step: Step = import_module(f"jobs.{job}").STEP
         if outdated & {*step.reads}:
-            outdated |= {*writes_of(job, num_rounds)}
-            found += writes_of(job, num_rounds)
+            outdated |= {*writes_of(job, num_rounds, EVALUATED_MODELS)}
+            found += writes_of(job, num_rounds, EVALUATED_MODELS)
     return found
 
 
@@ -71,7 +71,7 @@ def remove(job: Job, rows: Sequence[LostRows], later: Sequence[str]) -> None:
     """Remove the later steps, the last one first, then the rows' tasks; jobs' records go first."""
     changed = {*later, *(each.step for each in rows)}
     for name in WRITES:
-        if changed & {*writes_of(name, job.recipe.alignment.rounds)}:
+        if changed & {*writes_of(name, job.recipe.alignment.rounds, EVALUATED_MODELS)}:
             job.store.delete(join_uri(job.run_uri, STEP_RECORDS_FOLDER, f"{name}.json"))
     for step in reversed(later):
         remove_step(job.store, job.run_uri, step)

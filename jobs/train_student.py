@@ -7,7 +7,12 @@ from jobs.cli.catalogue import TRAIN_STUDENT
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.rank_device import own_device
-from jobs.cli.training_steps import on_all_ranks, training_arguments, training_ranks
+from jobs.cli.training_steps import (
+    decode_to_lattices,
+    on_all_ranks,
+    training_arguments,
+    training_ranks,
+)
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
     LABELLED,
@@ -16,15 +21,21 @@ from pipeline.runs.names import (
     UNLABELLED,
     features_step,
 )
-from training.fit.model_specs import student_fit
-from training.fit.train_model import fit_model
+from training.fit.model_specs import sequence_fit, student_fit
+from training.fit.train_model import check_trainer, fit_model
 
 
 def run(job: Job) -> StepResults:
     """Train the student on all ranks."""
-    device = own_device(job.arguments.device)
+    fit, device = student_fit(job.recipe), own_device(job.arguments.device)
+    trained_on = sequence_fit(job.recipe, fit)
     with training_ranks(job.name, device) as group:
-        return [fit_model(student_fit(job.recipe), job.store, job.run_uri, group, device)]
+        place = job.store, job.run_uri, group, device
+        if fit.name not in job.recipe.sequence_training.models:
+            return [fit_model(fit, *place)]
+        check_trainer(trained_on, group)  # now, not after hours of training
+        results = [fit_model(fit, *place), decode_to_lattices(job, fit, group, device)]
+        return [*results, fit_model(trained_on, *place)]
 
 
 STEP = Step(
@@ -32,7 +43,8 @@ STEP = Step(
     description="Train the student on the teacher's targets, interleaving labelled data"
     " (scheduled learning, paper 003 V-D)."
     " torchrun starts it on several ranks; otherwise it trains on one. It resumes from its last"
-    " checkpoint.",
+    " checkpoint. Where the recipe's sequence_training names the model, it then decodes the"
+    " labelled data to lattices and trains the model on by sMBR (VII-C3).",
     reads=(
         ALIGNMENT_STEP,
         PARTITIONS_STEP,

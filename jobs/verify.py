@@ -10,9 +10,9 @@ from tqdm import tqdm
 
 from infra.configuration import plain
 from infra.store.object_store import ObjectNotFound, join_uri
-from jobs.cli.catalogue import TRAIN_BASELINE, TRAIN_STUDENT, TRAIN_TEACHER, WRITES, writes_of
+from jobs.cli.catalogue import TRAIN_BASELINE, TRAIN_STUDENT, TRAIN_TEACHER, WRITES
 from jobs.cli.command_line import Answer, Query, main
-from jobs.cli.job import Job, recipe_path
+from jobs.cli.job import Job, recipe_path, written_steps
 from pipeline.audit.step_records import Finding
 from pipeline.audit.verify import Expectation, Verification, sweep, verify_run
 from pipeline.runs.names import (
@@ -25,13 +25,21 @@ from pipeline.runs.names import (
     TARGETS_STEP,
     features_step,
     job_record,
+    lattices_step,
     model_step,
     realignment_rounds,
     selection_step,
 )
 from pipeline.runs.sealed_json import unseal
-from training.fit.model_specs import aligner_fit, baseline_fit, student_fit, teacher_fit
+from training.fit.model_specs import (
+    aligner_fit,
+    baseline_fit,
+    sequence_fit,
+    student_fit,
+    teacher_fit,
+)
 from training.recipes import Recipe, read_recipe
+from training.targets.lattices import lattice_settings
 
 
 def verify(job: Job) -> Answer:
@@ -42,8 +50,8 @@ def verify(job: Job) -> Answer:
             bar.total = total
             bar.update(num_bytes)
 
-        jobs = {name: writes_of(name, job.recipe.alignment.rounds) for name in WRITES}
-        expectation = Expectation(step_configs(job.recipe, trained_recipe(job)), jobs)
+        written = {name: written_steps(job.recipe, name) for name in WRITES}
+        expectation = Expectation(step_configs(job.recipe, trained_recipe(job)), written)
         place = (job.store, job.run_uri, job.corpus_uri)
         found = verify_run(*place, progress, expectation, job.arguments.audio)
     if not found.steps:
@@ -89,10 +97,24 @@ def step_configs(recipe: Recipe, trained: Recipe) -> dict[str, dict[str, Any]]:
         },
         **{each.writes: {"acoustic_scale": recipe.evaluation.acoustic_scale} for each in rounds},
         **{model_step(fit.name): fit.config for fit in fits},
+        **sequence_training_configs(trained),
         TARGETS_STEP: asdict(recipe.targets),
         PARTITIONS_STEP: asdict(recipe.partitions),
         EVALUATION_STEP: plain(recipe.evaluation),
         CERTIFICATE_STEP: student_fit(recipe).config,
+    }
+
+
+def sequence_training_configs(recipe: Recipe) -> dict[str, dict[str, Any]]:
+    """Return the settings of the lattices and of the models that are trained on by sMBR."""
+    config = recipe.sequence_training
+    fits = [make(recipe) for make in (baseline_fit, teacher_fit, student_fit)]
+    trained_on = [fit for fit in fits if fit.name in config.models]
+    lattices = lattice_settings(config.lattices, config.acoustic_scale)
+    models = [sequence_fit(recipe, fit) for fit in trained_on]
+    return {
+        **{lattices_step(fit.name): lattices for fit in trained_on},
+        **{model_step(fit.name): fit.config for fit in models},
     }
 
 

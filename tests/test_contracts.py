@@ -17,6 +17,7 @@ from infra.store.uris import require_within
 from jobs.cli.catalogue import writes_of
 from jobs.run import launches
 from pipeline.runs.manifest import manifest_uri
+from pipeline.runs.names import EVALUATED_MODELS
 from pipeline.splicing import splice
 from training.recipes import read_recipe
 
@@ -147,6 +148,6 @@ def test_every_steps_cluster_permits_what_the_step_does(step: str) -> None:
     written = ObjectStore(cluster.writable(run_uri, corpus_uri))
     for name in described.reads:
         require_within(manifest_uri(run_uri, name), read.allowed_prefixes)
-    for name in writes_of(step, num_rounds=2):
+    for name in writes_of(step, num_rounds=2, trained_on=EVALUATED_MODELS):
         require_within(manifest_uri(run_uri, name), written.allowed_prefixes)
     require_within(join_uri(run_uri, "steps", f"{step}.json"), written.allowed_prefixes)

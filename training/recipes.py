@@ -22,25 +22,27 @@ from training.algorithms.learning_rates import check_decay, check_newbob_rates
 from training.algorithms.optimizers import AdamConfig, OptimizerConfig
 from training.augmentation.augmenter import AugmentationConfig
 from training.decoding.bootstrap.hmm import BootstrapConfig
-from training.decoding.language_model.arpa import MAX_ORDER
 from training.decoding.senones.tree_growing import TreeConfig
 from training.models.acoustic_model import ModelConfig
 from training.models.precision import Precision
+from training.recipe_values import (
+    AcousticScale,
+    Beam,
+    Count,
+    GradientNorm,
+    LearningRate,
+    MinibatchFrames,
+    NgramOrder,
+    Uri,
+    WarmUpSteps,
+)
+from training.sequence_recipe import SequenceTrainingConfig
 from training.trainers.registry import TrainerConfig, with_trainer
 
 ScheduleName = Literal["exponential", "newbob"]
 WarmStart = Literal["none", "aligner", "baseline"]
 Smoothing = Literal["witten_bell", "kneser_ney"]
 
-
-Uri = Annotated[str, Text(0, 4096)]
-LearningRate = Annotated[float, Range(1e-12, 100)]
-MinibatchFrames = Annotated[int, Range(1, 10_000_000)]
-GradientNorm = Annotated[float, Range(1e-9, 1e9)]
-WarmUpSteps = Annotated[int, Range(1, 1_000_000_000, zero="none")]
-NgramOrder = Annotated[int, Range(1, MAX_ORDER)]
-AcousticScale = Annotated[float, Range(1e-6, 1000)]
-Count = Annotated[int, Range(1, 10_000)]
 
 MAX_SUB_EPOCHS = 100_000
 """The most sub-epochs of the student, of all passes; the paper's has 18."""
@@ -169,7 +171,7 @@ class EvaluationConfig:
 
     ngram_order: NgramOrder
     acoustic_scale: AcousticScale
-    beam: Annotated[float, Range(1e-3, 1e6)]
+    beam: Beam
     max_active: Annotated[int, Range(2, 1_000_000_000)]
     smoothing: Smoothing = field(default="witten_bell", metadata=LATER)
     language_model_text: Uri = field(default="", metadata=LATER)
@@ -224,6 +226,9 @@ class Recipe:
     corpus: CorpusConfig = CorpusConfig()
     checkpoints: CheckpointConfig = CheckpointConfig()
     alignment: AlignmentConfig = field(default=AlignmentConfig(), metadata=LATER)
+    sequence_training: SequenceTrainingConfig = field(
+        default=SequenceTrainingConfig(), metadata=LATER
+    )
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -1,7 +1,7 @@
 """List the commands of megahour in the order of a run, without importing them."""
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib.resources import files
 from typing import Literal
 
@@ -18,8 +18,10 @@ from pipeline.runs.names import (
     TEACHER,
     alignment_steps,
     features_step,
+    lattices_step,
     model_step,
     selection_step,
+    sequence_trained,
 )
 
 Starter = Literal["python", "Spark", "torchrun"]
@@ -62,12 +64,27 @@ WRITES: Mapping[str, tuple[str, ...]] = {
     CERTIFY: (CERTIFICATE_STEP,),
     REPORT: (REPORT_STEP,),
 }
-"""The folders below a run into which each step writes a manifest, with one realignment."""
+"""The folders below a run into which each step writes a manifest, whatever the recipe."""
+
+TRAINS: Mapping[str, str] = {
+    TRAIN_BASELINE: BASELINE,
+    TRAIN_TEACHER: TEACHER,
+    TRAIN_STUDENT: STUDENT,
+}
+"""The model that each training step makes."""
 
 
-def writes_of(step: str, num_rounds: int) -> tuple[str, ...]:
-    """Return where `step` writes manifests, with so many rounds of realignment."""
-    return alignment_steps(num_rounds) if step == ALIGN else WRITES[step]
+def writes_of(step: str, num_rounds: int, trained_on: Collection[str] = ()) -> tuple[str, ...]:
+    """Return where `step` writes manifests.
+
+    There are `num_rounds` of realignment, and sMBR trains the models `trained_on` on.
+    """
+    if step == ALIGN:
+        return alignment_steps(num_rounds)
+    model = TRAINS.get(step)
+    if model is None or model not in trained_on:
+        return WRITES[step]
+    return (*WRITES[step], lattices_step(model), model_step(sequence_trained(model)))
 
 
 CHECK = "check"

@@ -17,8 +17,8 @@ from infra.configuration import ConfigurationError
 from infra.spark.standard_error import separate_standard_error
 from infra.store.object_store import StoreError
 from infra.store.request_counts import REQUESTS
-from jobs.cli.catalogue import WRITES, writes_of
-from jobs.cli.job import Job, job_parser, open_job
+from jobs.cli.catalogue import WRITES
+from jobs.cli.job import Job, job_parser, open_job, written_steps
 from jobs.cli.summary import describe, describe_dry_run, dry_run_summary, store_record, tallies
 from pipeline.runs.ledger import LossBudgetExceededError
 from pipeline.runs.step import StepResult
@@ -61,7 +61,7 @@ class Step:
 
     def answer(self, job: Job) -> Answer:
         """Run the step; store its record in the run."""
-        writes = writes_of(self.name, job.recipe.alignment.rounds)
+        writes = written_steps(job.recipe, self.name)
         if job.arguments.dry_run:
             summary = dry_run_summary(job, self.reads, writes)
             return Answer(True, describe_dry_run(summary), summary)

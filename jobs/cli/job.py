@@ -10,6 +10,7 @@ from infra.cluster import Cluster, load_cluster
 from infra.store.object_store import ObjectStore, join_uri, normalize_uri
 from infra.store.request_counts import TaskTotals
 from infra.torchrun import launched_rank
+from jobs.cli.catalogue import writes_of
 from jobs.cli.parser import Parser
 from pipeline.runs.names import CORPUS_FOLDER
 from training.recipes import Recipe, read_recipe
@@ -33,6 +34,11 @@ class Job:
     arguments: argparse.Namespace
     is_leader: bool
     tasks: TaskTotals = field(default_factory=TaskTotals)
+
+
+def written_steps(recipe: Recipe, name: str) -> tuple[str, ...]:
+    """Return the steps whose manifests the job `name` writes under a recipe."""
+    return writes_of(name, recipe.alignment.rounds, recipe.sequence_training.models)
 
 
 def job_parser(name: str, description: str, exit_codes: str) -> argparse.ArgumentParser:

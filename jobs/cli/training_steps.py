@@ -12,10 +12,14 @@ from infra.configuration import ConfigurationError
 from infra.ranges import Range
 from infra.torchrun import is_launched
 from jobs.cli.command_line import Step, fail
+from jobs.cli.job import Job
 from jobs.cli.parser import add_device_argument
 from jobs.cli.rank_device import own_device, report_device
+from pipeline.runs.step import StepResult
 from training.distributed import process_group
 from training.distributed.process_group import ProcessGroup
+from training.fit.model_specs import Fit
+from training.targets.lattices import generate_lattices
 from training.trainers.registry import TRAINERS, describe_trainers
 
 TIME_LIMIT_S = 300.0
@@ -70,6 +74,14 @@ def on_all_ranks(step: Step, arguments: argparse.Namespace) -> Iterator[None]:
         raise SystemExit(fail(step.name, error, 2)) from error
     except process_group.CollectiveError as error:  # ranks did not meet
         raise SystemExit(fail(step.name, error, 1)) from error
+
+
+def decode_to_lattices(job: Job, fit: Fit, group: ProcessGroup, device: torch.device) -> StepResult:
+    """Decode the labelled data by the model of `fit`, which is trained (003 VII-C3)."""
+    config = job.recipe.sequence_training
+    place = job.store, job.run_uri, job.corpus_uri
+    limits = config.acoustic_scale, job.recipe.loss_budget
+    return generate_lattices(*place, fit.name, config.lattices, *limits, group, device)
 
 
 @contextmanager

@@ -11,7 +11,9 @@ from pipeline.audit.step_records import Finding, StepRecords
 from pipeline.audit.stored_objects import Holding, Pieces, joined
 from pipeline.runs.manifest import Manifest, read_output
 from pipeline.runs.names import (
+    ALIGNMENT_STEP,
     FEATURES_FOLDER,
+    LATTICES_FOLDER,
     MANIFEST_FILE,
     SELECTION_FOLDER,
     TARGETS_FOLDER,
@@ -36,7 +38,9 @@ def chain_findings(
             continue
         yield from _doubled(store, run_uri, name, holdings[name])
         for earlier in records.manifest.inputs:
-            if folder_of(earlier) in _EARLIER and earlier in holdings:
+            # The realignment reads the features again, so only lattices are the alignment's.
+            is_whole = folder_of(name) == LATTICES_FOLDER and earlier == ALIGNMENT_STEP
+            if (is_whole or folder_of(earlier) in _EARLIER) and earlier in holdings:
                 pair = (earlier, holdings[earlier]), (name, holdings[name])
                 num_unselected = records.manifest.unselected.utterances
                 yield from _unlike(store, run_uri, *pair, num_unselected)

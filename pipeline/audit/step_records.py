@@ -16,6 +16,7 @@ from pipeline.runs.names import (
     COMMITS_FOLDER,
     FEATURES_FOLDER,
     INGEST_STEP,
+    LATTICES_FOLDER,
     LEXICON_FILE,
     MANIFEST_FILE,
     PARTITIONS_FOLDER,
@@ -34,6 +35,7 @@ PLANNED = {
     TARGETS_FOLDER,
     PARTITIONS_FOLDER,
     ALIGNMENTS_FOLDER,
+    LATTICES_FOLDER,
 }
 """Steps whose manifests add up commits, and whose outputs hold utterances."""
 

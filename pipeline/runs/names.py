@@ -15,6 +15,7 @@ FEATURES_FOLDER = "features"
 TARGETS_FOLDER = "targets"
 PARTITIONS_FOLDER = "partitions"
 ALIGNMENTS_FOLDER = "alignments"
+LATTICES_FOLDER = "lattices"
 MODELS_FOLDER = "models"
 
 INGEST_STEP = "ingest"
@@ -107,6 +108,16 @@ def alignment_steps(num_rounds: int) -> tuple[str, ...]:
         BOOTSTRAP_STEP,
         *(s for each in rounds for s in (model_step(each.aligner), each.writes)),
     )
+
+
+def lattices_step(name: str) -> str:
+    """Name the step that decodes the labelled data to lattices by the model `name`."""
+    return f"{LATTICES_FOLDER}/{name}"
+
+
+def sequence_trained(name: str) -> str:
+    """Name the model that sequence training makes of the model `name`."""
+    return f"{name}_smbr"
 
 
 def task_name(number: int) -> str:

@@ -1,7 +1,15 @@
-"""Shards: Parquet files of features, of targets, and of both joined, to and from bytes."""
+"""Shards: Parquet files of features, targets, both joined, and lattices, to and from bytes."""
 
 from pipeline.shards.feature_cells import Storage, as_stored
 from pipeline.shards.features import FeatureRow, read_features, write_features
+from pipeline.shards.lattices import (
+    LATTICE_OFFSET,
+    Lattice,
+    LatticeRow,
+    read_lattice_rows,
+    read_lattices,
+    write_lattices,
+)
 from pipeline.shards.partitions import (
     Alignment,
     PartitionRow,
@@ -9,24 +17,32 @@ from pipeline.shards.partitions import (
     read_partition_ids,
     read_partition_lengths,
     read_partition_provenance,
+    read_partition_texts,
     write_partition,
 )
 from pipeline.shards.targets import TargetRow, read_targets, write_targets
 
 __all__ = [
+    "LATTICE_OFFSET",
     "Alignment",
     "FeatureRow",
+    "Lattice",
+    "LatticeRow",
     "PartitionRow",
     "Storage",
     "TargetRow",
     "as_stored",
     "read_features",
+    "read_lattice_rows",
+    "read_lattices",
     "read_partition",
     "read_partition_ids",
     "read_partition_lengths",
     "read_partition_provenance",
+    "read_partition_texts",
     "read_targets",
     "write_features",
+    "write_lattices",
     "write_partition",
     "write_targets",
 ]

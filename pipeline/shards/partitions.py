@@ -115,6 +115,12 @@ def _lengths(
     return num_frames, offsets
 
 
+def read_partition_texts(file: BinaryIO | io.IOBase) -> list[str]:
+    """Read only each row's transcript, in stored order; "" for a row without."""
+    column = read_columns(_FORMAT, file, ("text",))["text"]
+    return [text or "" for text in column.to_pylist()]
+
+
 def read_partition_provenance(
     file: BinaryIO | io.IOBase,
 ) -> tuple[list[str], list[str], Float64[np.ndarray, " rows"]]:

@@ -48,6 +48,8 @@ COMPANIONS: Mapping[tuple[str, str], Mapping[str, object]] = {
     },
     ("StudentConfig", "initial_learning_rate"): {"final_learning_rate": 1e-12},
     ("StudentConfig", "final_learning_rate"): {"initial_learning_rate": 100},
+    ("SequenceTrainingConfig", "initial_learning_rate"): {"final_learning_rate": 1e-12},
+    ("SequenceTrainingConfig", "final_learning_rate"): {"initial_learning_rate": 100},
     ("ModelConfig", "look_ahead"): {"bidirectional": False},
     ("SynthesisConfig", "num_heldout_speakers"): {"heldout_utterances_per_placement": 1_000_000},
     ("SynthesisConfig", "heldout_utterances_per_placement"): {"num_heldout_speakers": 1},

@@ -20,6 +20,7 @@ from training.data.batching import (
     group_into_buffers,
     whole_utterance_minibatches,
 )
+from training.data.lattice_shards import LatticeShards
 from training.data.minibatch import BufferFrames, Minibatch
 from training.data.sharding import Lengths, PartitionSlice, read_lengths, shard_partitions
 from training.data.sub_epochs import SubEpoch
@@ -30,7 +31,7 @@ class Dataset:
     """Dataset holds a run's labelled and unlabelled training partitions, as one rank sees them.
 
     Rows 0, n, 2n, ... of labelled partitions, n = `validation_one_in`, are left out of training;
-    with n = 0 none is.
+    with n = 0 none is. With `lattices`, rows without one are left out too.
     """
 
     store: ObjectStore
@@ -44,6 +45,7 @@ class Dataset:
     world_size: int
     validation_one_in: int = 0
     augmentation: AugmentationConfig = NO_AUGMENTATION.config
+    lattices: LatticeShards | None = None
 
     def plan(
         self, sub_epoch: SubEpoch, index: int, lengths_of: Callable[[Output], Lengths] | None = None
@@ -97,7 +99,8 @@ class Dataset:
         """Read the lengths of a partition's rows in a sub-epoch: no feature."""
         # The lengths are one column: 10 ms, where the features of a shard take 150.
         uri = join_uri(self.run_uri, output.key)
-        return scan_checked(self.store, uri, partial(read_lengths, augmenter=augmenter))
+        lengths = scan_checked(self.store, uri, partial(read_lengths, augmenter=augmenter))
+        return self.lattices.only_decoded(output, lengths) if self.lattices else lengths
 
     def rows(
         self, part: PartitionSlice, sub_epoch: SubEpoch, num_rows: int
@@ -148,7 +151,9 @@ class ShuffleBuffer:
         data = read_output(self.dataset.store, self.dataset.run_uri, part.output)
         rows = read_partition(data, part.rows.tolist())
         augmenter = self.dataset.augmenter(self.sub_epoch, self.index)
-        return BufferFrames.of(rows, self.sub_epoch.offset, augmenter)
+        frames = BufferFrames.of(rows, self.sub_epoch.offset, augmenter)
+        lattices = self.dataset.lattices
+        return lattices.with_lattices(frames, part.output, part.rows) if lattices else frames
 
 
 @dataclass(frozen=True, slots=True)

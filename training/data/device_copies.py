@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from infra.prefetch import prefetch
-from training.data.minibatch import Minibatch
+from training.data.minibatch import Minibatch, Targets
 
 MINIBATCHES_AHEAD = 2
 
@@ -94,5 +94,8 @@ def _copy_beside_steps(device: torch.device) -> Callable[[Minibatch], Minibatch]
 
 def _moved(minibatch: Minibatch, move: Callable[[Tensor], Tensor]) -> Minibatch:
     targets = minibatch.targets
-    moved = (move(getattr(targets, field.name)) for field in fields(targets))
-    return replace(minibatch, features=move(minibatch.features), targets=type(targets)(*moved))
+    make: Callable[..., Targets] = type(targets)
+    values = (getattr(targets, field.name) for field in fields(targets))
+    # Lattices remain on the host, where their arithmetic is.
+    moved = (move(each) if isinstance(each, Tensor) else each for each in values)
+    return replace(minibatch, features=move(minibatch.features), targets=make(*moved))

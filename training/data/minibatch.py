@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -15,15 +15,16 @@ from pipeline.splicing import STACK, splice
 from training.augmentation.augmenter import NO_AUGMENTATION, Augmenter
 from training.data.batching import Segments
 from training.targets.hard import HardTargetRows, HardTargets
+from training.targets.sequence import SequenceTargetRows, SequenceTargets
 from training.targets.soft import SoftTargetRows, SoftTargets
 
 _PADDING = 0
 """The row of zeros without a target."""
 
-Targets: TypeAlias = HardTargets | SoftTargets
+Targets: TypeAlias = HardTargets | SoftTargets | SequenceTargets
 """What a minibatch's frames are trained towards."""
 
-TargetRows: TypeAlias = HardTargetRows | SoftTargetRows
+TargetRows: TypeAlias = HardTargetRows | SoftTargetRows | SequenceTargetRows
 """What the frames of a shuffle buffer are trained towards."""
 
 
@@ -112,5 +113,10 @@ class BufferFrames:
 
 
 def _concatenated(parts: Sequence[TargetRows]) -> TargetRows:
-    arrays = ([getattr(part, field.name) for part in parts] for field in fields(parts[0]))
-    return type(parts[0])(*map(np.concatenate, arrays))
+    values: dict[str, Any] = {}
+    for field in fields(parts[0]):
+        column = [getattr(part, field.name) for part in parts]
+        # A criterion is no array, and the same in all parts.
+        is_array = isinstance(column[0], np.ndarray)
+        values[field.name] = np.concatenate(column) if is_array else column[0]
+    return type(parts[0])(**values)

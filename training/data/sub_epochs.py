@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pipeline.shards import LATTICE_OFFSET
 from pipeline.splicing import STACK
 
 
@@ -30,6 +31,11 @@ def supervised_sub_epochs(
         SubEpoch(True, 0, 1, epoch % STACK, epoch >= num_chunked_epochs, rate)
         for epoch, rate in enumerate(learning_rates)
     ]
+
+
+def sequence_sub_epochs(learning_rates: Sequence[float]) -> list[SubEpoch]:
+    """Plan epochs over the labelled data in whole utterances, at the lattices' offset (VII-C3)."""
+    return [SubEpoch(True, 0, 1, LATTICE_OFFSET, True, rate) for rate in learning_rates]
 
 
 def scheduled_learning_sub_epochs(

@@ -17,6 +17,7 @@ from training.data.batching import chunked_shape
 from training.data.minibatch import Minibatch, Targets
 from training.fit.steps import ComputeGradients, LoopConfig, RunningTotals, compute_gradients
 from training.models.acoustic_model import AcousticModel
+from training.targets.sequence import SequenceTargets
 
 WARM_UP_STEPS = 3
 
@@ -79,7 +80,9 @@ class GradientGraphs:
 
     def __call__(self, minibatch: Minibatch) -> tuple[RunningTotals, Float[Tensor, ""]]:
         """Leave clipped gradients in the parameters; return the totals, and the norm before."""
-        if minibatch.features.shape[:2] != self._shape:
+        # Lattices are the host's, and those of another minibatch are others.
+        is_sequence = isinstance(minibatch.targets, SequenceTargets)
+        if is_sequence or minibatch.features.shape[:2] != self._shape:
             return self._compute(minibatch)
         kind = type(minibatch.targets)
         if kind not in self._captured:

@@ -1,8 +1,8 @@
 """The four models of a run, as the recipe describes them (paper 003 V-A, VII-C)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
 
 from infra.configuration import LATER, plain
 from pipeline.runs.names import (
@@ -15,7 +15,9 @@ from pipeline.runs.names import (
     UNLABELLED,
     RealignmentRound,
     features_step,
+    lattices_step,
     model_step,
+    sequence_trained,
 )
 from training.algorithms.learning_rates import MinRateNewbob, exponential_decay
 from training.algorithms.optimizers import AdamConfig, OptimizerConfig
@@ -23,12 +25,31 @@ from training.augmentation.augmenter import AugmentationConfig
 from training.data.sub_epochs import (
     SubEpoch,
     scheduled_learning_sub_epochs,
+    sequence_sub_epochs,
     supervised_sub_epochs,
 )
 from training.fit.steps import LoopConfig
 from training.models.acoustic_model import ModelConfig
-from training.recipes import CheckpointConfig, Recipe, StudentConfig, SupervisedConfig, WarmStart
+from training.recipes import (
+    CheckpointConfig,
+    Recipe,
+    StudentConfig,
+    SupervisedConfig,
+)
+from training.sequence_recipe import SequenceTrainingConfig
 from training.trainers.registry import TrainerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceCriterion:
+    """SequenceCriterion: sMBR over the lattices that the step `lattices` made (II-C)."""
+
+    lattices: str
+    acoustic_scale: float
+    boost: float
+
+
+Criterion: TypeAlias = Literal["cross_entropy"] | SequenceCriterion
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +58,7 @@ class Fit:
 
     With `newbob` the sub-epochs are the most that are made, at its rates; the loss is that of one
     labelled utterance in `validation_one_in`, which training leaves out. `warm_start` is the model
-    of the run from which training begins, or "none".
+    of the run from which training begins, or "none". Sequence training reads whole utterances.
     """
 
     name: str
@@ -51,7 +72,8 @@ class Fit:
     newbob: MinRateNewbob | None = None
     validation_one_in: int = 0
     optimizer: OptimizerConfig = field(default=AdamConfig(), metadata=LATER)
-    warm_start: WarmStart = field(default="none", metadata=LATER)
+    warm_start: str = field(default="none", metadata=LATER)
+    criterion: Criterion = field(default="cross_entropy", metadata=LATER)
     augmentation: AugmentationConfig = field(default=AugmentationConfig(), metadata=LATER)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
 
@@ -68,6 +90,8 @@ class Fit:
         # The frozen global mean and variance make each model depend on both subsets.
         moments = [features_step(LABELLED), features_step(UNLABELLED)]
         steps = [self.labelled, *([self.unlabelled] if self.unlabelled else []), *moments]
+        if isinstance(self.criterion, SequenceCriterion):
+            steps.append(self.criterion.lattices)
         return steps if self.warm_start == "none" else [*steps, model_step(self.warm_start)]
 
     @property
@@ -78,7 +102,7 @@ class Fit:
         return config
 
 
-def loop_of(config: SupervisedConfig | StudentConfig) -> LoopConfig:
+def loop_of(config: SupervisedConfig | StudentConfig | SequenceTrainingConfig) -> LoopConfig:
     """Return the settings of the training loop."""
     return LoopConfig(
         config.minibatch_frames, config.max_gradient_norm, config.warm_up_steps, config.precision
@@ -121,6 +145,28 @@ def baseline_fit(recipe: Recipe) -> Fit:
 def teacher_fit(recipe: Recipe) -> Fit:
     """Describe the bidirectional teacher, trained on the labelled data (VII-C4)."""
     return _supervised(TEACHER, recipe.teacher, recipe, ALIGNMENT_STEP)
+
+
+def sequence_fit(recipe: Recipe, fit: Fit) -> Fit:
+    """Describe the sMBR training of the model that `fit` makes, on labelled data (VII-C3)."""
+    config = recipe.sequence_training
+    rates = config.initial_learning_rate, config.final_learning_rate
+    return replace(
+        fit,
+        name=sequence_trained(fit.name),
+        unlabelled=None,
+        sub_epochs=sequence_sub_epochs(exponential_decay(*rates, config.num_epochs)),
+        loop=loop_of(config),
+        trainer=config.trainer,
+        seed=config.seed,
+        newbob=None,
+        validation_one_in=0,
+        optimizer=config.optimizer,
+        warm_start=fit.name,
+        # At another speed an utterance would have other frames than its lattice.
+        augmentation=AugmentationConfig(),
+        criterion=SequenceCriterion(lattices_step(fit.name), config.acoustic_scale, config.boost),
+    )
 
 
 def student_fit(recipe: Recipe) -> Fit:

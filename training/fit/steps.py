@@ -4,7 +4,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
 
@@ -22,6 +22,7 @@ from training.distributed.gather import Arrival
 from training.distributed.process_group import ProcessGroup, is_read_at_once
 from training.models.acoustic_model import AcousticModel
 from training.models.precision import Precision
+from training.targets.sequence import SequenceTargets
 
 VALIDATION = SubEpoch(True, 0, 1, 0, False, 0.0, is_validation=True)
 """The utterances left out, in chunks, always at offset 0: losses of epochs are comparable."""
@@ -29,11 +30,15 @@ VALIDATION = SubEpoch(True, 0, 1, 0, False, 0.0, is_validation=True)
 
 @dataclass(frozen=True, slots=True)
 class FrameTotals:
-    """FrameTotals: one rank's sums over frames, as numbers."""
+    """FrameTotals: one rank's sums over frames, as numbers.
+
+    `expected_correct` is sMBR's, 0 without lattices.
+    """
 
     num_frames: int = 0
     cross_entropy: float = 0.0
     num_correct: int = 0
+    expected_correct: float = 0.0
 
 
 def _zero() -> Tensor:
@@ -47,13 +52,13 @@ class RunningTotals:
     num_frames: int = 0
     cross_entropy: Float[Tensor, ""] = field(default_factory=_zero)
     num_correct: Num[Tensor, ""] = field(default_factory=_zero)
+    expected_correct: Float[Tensor, ""] = field(default_factory=_zero)
 
     @classmethod
     def of(cls, totals: FrameTotals) -> "RunningTotals":
         """Continue from totals that were read."""
-        sums = (totals.cross_entropy, totals.num_correct)
-        cross_entropy, num_correct = (torch.tensor(each, dtype=torch.float64) for each in sums)
-        return cls(totals.num_frames, cross_entropy, num_correct)
+        sums = (totals.cross_entropy, totals.num_correct, totals.expected_correct)
+        return cls(totals.num_frames, *(torch.tensor(each, dtype=torch.float64) for each in sums))
 
     def add(self, other: "RunningTotals") -> None:
         """Add the totals of one minibatch, in float64; the host does not wait for a device."""
@@ -61,11 +66,13 @@ class RunningTotals:
         self.num_frames += other.num_frames
         self.cross_entropy = self.cross_entropy + other.cross_entropy
         self.num_correct = self.num_correct + other.num_correct
+        self.expected_correct = self.expected_correct + other.expected_correct
 
     def read(self) -> FrameTotals:
         """Return the numbers; the host waits for the device, once."""
-        cross_entropy, num_correct = torch.stack([self.cross_entropy, self.num_correct]).tolist()
-        return FrameTotals(self.num_frames, cross_entropy, int(num_correct))
+        sums = torch.stack([self.cross_entropy, self.num_correct, self.expected_correct])
+        cross_entropy, num_correct, expected_correct = sums.tolist()
+        return FrameTotals(self.num_frames, cross_entropy, int(num_correct), expected_correct)
 
 
 class GradientNorms:
@@ -176,12 +183,16 @@ def clip_gradients(parameters: Sequence[nn.Parameter], bound: float) -> Float[Te
 def minibatch_loss(
     model: AcousticModel, minibatch: Minibatch, precision: Precision = "float32"
 ) -> tuple[Tensor, RunningTotals]:
-    """Return a minibatch's summed cross-entropy, to differentiate, and its totals."""
+    """Return a minibatch's loss, a sum to differentiate, and its totals."""
     # Lengths remain on the host, where the model needs them, so nothing here waits for a device.
     logits = model(minibatch.features, minibatch.lengths, precision)
-    loss = minibatch.targets.cross_entropy(logits)
+    cross_entropy = minibatch.targets.cross_entropy(logits)
     correct = minibatch.targets.num_correct(logits)
-    return loss, RunningTotals(minibatch.num_frames, loss.detach(), correct)
+    totals = RunningTotals(minibatch.num_frames, cross_entropy.detach(), correct)
+    if not isinstance(minibatch.targets, SequenceTargets):
+        return cross_entropy, totals
+    loss = minibatch.targets.loss(logits)
+    return loss, replace(totals, expected_correct=-loss.detach())
 
 
 def validation_loss(model: AcousticModel, dataset: Dataset, group: ProcessGroup) -> float:

@@ -10,7 +10,7 @@ from infra.torchrun import launched_ranks_per_host
 from pipeline.normalization import Moments
 from pipeline.records import Tally
 from pipeline.runs.commit import StepContext
-from pipeline.runs.manifest import Output, read_manifest
+from pipeline.runs.manifest import Manifest, Output, read_manifest
 from pipeline.runs.names import (
     CHECKPOINTS_FOLDER,
     LABELLED,
@@ -21,12 +21,14 @@ from pipeline.runs.names import (
 from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step
 from training.checkpoints.checkpointer import Checkpointer
 from training.data.dataset import Dataset
+from training.data.lattice_shards import LatticeShards
 from training.distributed import collectives
 from training.distributed.process_group import CPU, ProcessGroup
-from training.fit.model_specs import Fit
+from training.fit.model_specs import Fit, SequenceCriterion
 from training.fit.training_loop import Fitting
 from training.models.acoustic_model import AcousticModel
 from training.models.store import TrainedModel, load_model, log_priors, store_model
+from training.sequence_training.smbr import Smbr
 
 
 def fit_model(
@@ -48,10 +50,7 @@ def train_model(
     fit: Fit, group: ProcessGroup, device: torch.device, context: StepContext
 ) -> StepContents | None:
     """Train the model of `fit` on `device`; rank 0 stores it and returns the step's contents."""
-    try:
-        fit.trainer.check_ranks(group.size(), launched_ranks_per_host())
-    except ValueError as error:
-        raise ConfigurationError(f"{fit.name}: trainer: {error}") from error
+    check_trainer(fit, group)
     store, run_uri = context.store, context.run_uri
     labelled = read_manifest(store, run_uri, fit.labelled)
     # Ranks draw their own dropout; their initial weights are replaced by rank 0's.
@@ -63,12 +62,20 @@ def train_model(
     model.to(device)  # initial weights are those of the CPU's random numbers, wherever it trains
     dataset = open_dataset(fit, store, run_uri, labelled.outputs, group)
     curve = Fitting(fit, model, dataset, checkpoints_of(fit, context, group), group).run()
-    data = labelled.tally_out + unlabelled_tally(fit, store, run_uri)
+    data = trained_tally(fit, store, run_uri, labelled)
     # The student too takes the priors of the labelled alignment.
     trained = TrainedModel(model.eval(), log_priors(labelled.statistics["senone_counts"]))
     if group.rank() != 0:
         return None
     return store_model(context, trained, data, {"curve": curve, "num_ranks": group.size()})
+
+
+def check_trainer(fit: Fit, group: ProcessGroup) -> None:
+    """Raise ConfigurationError if the fit's trainer cannot work on these ranks."""
+    try:
+        fit.trainer.check_ranks(group.size(), launched_ranks_per_host())
+    except ValueError as error:
+        raise ConfigurationError(f"{fit.name}: trainer: {error}") from error
 
 
 def warm_start(model: AcousticModel, trained: AcousticModel, fit: Fit) -> None:
@@ -96,9 +103,27 @@ def global_moments(store: ObjectStore, run_uri: str) -> Moments:
     return parts[0].merge(parts[1])
 
 
-def unlabelled_tally(fit: Fit, store: ObjectStore, run_uri: str) -> Tally:
-    """Count the unlabelled partitions' utterances and hours, if this model is trained on them."""
-    return read_manifest(store, run_uri, fit.unlabelled).tally_out if fit.unlabelled else Tally()
+def trained_tally(fit: Fit, store: ObjectStore, run_uri: str, labelled: Manifest) -> Tally:
+    """Count the utterances and hours that this model is trained on."""
+    if isinstance(fit.criterion, SequenceCriterion):
+        return read_manifest(store, run_uri, fit.criterion.lattices).tally_out
+    if fit.unlabelled is None:
+        return labelled.tally_out
+    return labelled.tally_out + read_manifest(store, run_uri, fit.unlabelled).tally_out
+
+
+def lattice_shards(fit: Fit, store: ObjectStore, run_uri: str) -> LatticeShards | None:
+    """Find the lattices of the labelled partitions, if this model is trained on them."""
+    criterion = fit.criterion
+    if not isinstance(criterion, SequenceCriterion):
+        return None
+    labelled = read_manifest(store, run_uri, fit.labelled)
+    shards = read_manifest(store, run_uri, criterion.lattices).outputs
+    # Task n decoded partition n.
+    by_partition = dict(zip((each.key for each in labelled.outputs), shards, strict=True))
+    priors = log_priors(labelled.statistics["senone_counts"]).numpy()
+    smbr = Smbr(criterion.acoustic_scale, criterion.boost, priors)
+    return LatticeShards(store, run_uri, by_partition, smbr)
 
 
 def open_dataset(
@@ -118,6 +143,7 @@ def open_dataset(
         world_size=group.size(),
         validation_one_in=fit.validation_one_in,
         augmentation=fit.augmentation,
+        lattices=lattice_shards(fit, store, run_uri),
     )
 
 

@@ -151,6 +151,8 @@ class Fitting:
     def _end(self, sub_epoch: SubEpoch, facts: dict[str, Any] | None = None) -> None:
         """Add the sub-epoch to the curve, and save."""
         point = curve_point(sub_epoch, self.progress.totals.read(), self.group)
+        if self.fit.criterion == "cross_entropy":
+            del point["expected_frame_accuracy"]
         self._count_exchanges()
         point["trainer"] = trainer_point(self.progress.exchanged, self._statistics, self.group)
         self.progress.curve.append(point | (facts or {}))
@@ -174,10 +176,11 @@ class Fitting:
 def curve_point(sub_epoch: SubEpoch, result: FrameTotals, group: ProcessGroup) -> dict[str, Any]:
     """Return a point of the learning curve: the sub-epoch's means over all ranks' frames."""
     totals = torch.tensor(
-        [result.num_frames, result.cross_entropy, result.num_correct], dtype=torch.float64
+        [result.num_frames, result.cross_entropy, result.num_correct, result.expected_correct],
+        dtype=torch.float64,
     )
     collectives.all_reduce_sum(totals, group)
-    num_frames, cross_entropy, num_correct = totals.tolist()
+    num_frames, cross_entropy, num_correct, expected_correct = totals.tolist()
     return {
         "labelled": sub_epoch.labelled,
         "learning_rate": sub_epoch.learning_rate,
@@ -185,6 +188,7 @@ def curve_point(sub_epoch: SubEpoch, result: FrameTotals, group: ProcessGroup) -
         "num_frames": int(num_frames),
         "cross_entropy": cross_entropy / max(num_frames, 1),
         "frame_accuracy": num_correct / max(num_frames, 1),
+        "expected_frame_accuracy": expected_correct / max(num_frames, 1),
     }
 
 

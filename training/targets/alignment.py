@@ -32,7 +32,7 @@ from pipeline.runs.step import (
     run_step,
     run_tasks,
 )
-from pipeline.shards import FeatureRow, read_features
+from pipeline.shards import FeatureRow, PartitionRow, read_features
 from pipeline.splicing import num_low_rate_frames, splice
 from training.decoding.alignment import expand_to_frames
 from training.decoding.decoder import AlignmentError, align
@@ -142,7 +142,7 @@ def read_tree(store: ObjectStore, run_uri: str) -> SenoneTree:
 
 
 def log_likelihoods(
-    rows: Sequence[FeatureRow], trained: TrainedModel, acoustic_scale: float
+    rows: Sequence[FeatureRow | PartitionRow], trained: TrainedModel, acoustic_scale: float
 ) -> list[Float32[np.ndarray, "_frames senones"]]:
     """Return scaled log p(x | senone) up to a constant, of the low-rate frames at offset 0.
 

@@ -1,0 +1,173 @@
+"""The lattice shard: competing senone sequences of labelled utterances (003 VII-C3).
+
+A row names its utterance's row in the training partition, which holds features and alignment.
+"""
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Float32, Int32, Int64, UInt16
+
+from pipeline.filterbank import FRAME_SHIFT_MS
+from pipeline.shards.container import Format, Row, read_columns, read_rows, required, write_rows
+from pipeline.shards.tensors import FLOAT32, INT32, UINT16, from_buffer, to_bytes
+from pipeline.splicing import STACK
+
+LATTICE_OFFSET = 0
+"""The offset of the stacking whose low-rate frames lattices read, as decoding does."""
+
+_CELLS: Mapping[str, np.dtype[Any]] = {
+    "level_sizes": INT32,
+    "level_frames": INT32,
+    "sources": INT32,
+    "targets": INT32,
+    "labels": UINT16,
+    "graph_costs": FLOAT32,
+}
+_FORMAT = Format(
+    pa.schema(
+        [
+            required("utterance_id", pa.string()),
+            required("duration_ms", pa.int64()),
+            required("row", pa.int32()),
+            required("num_levels", pa.int32()),
+            required("num_arcs", pa.int32()),
+            # An arc takes 18 bytes, a level 8; some ten arcs a frame are 7 kB a second.
+            *(required(name, pa.binary()) for name in _CELLS),
+        ]
+    ),
+    {
+        "shard": "lattices",
+        "frame_shift_ms": str(STACK * FRAME_SHIFT_MS),
+        "offset": str(LATTICE_OFFSET),
+    },
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lattice:
+    """Lattice holds competing senone sequences of one utterance, and their graph costs.
+
+    States are numbered level by level, from the start, alone in level 0, to the end, alone in the
+    last. `level_frames` counts the low-rate frames read before each level. Arcs are sorted by
+    source and lead to later levels; label s + 1 reads a frame as senone s, label 0 reads none.
+    """
+
+    level_sizes: Int32[np.ndarray, " levels"]
+    level_frames: Int32[np.ndarray, " levels"]
+    sources: Int32[np.ndarray, " arcs"]
+    targets: Int32[np.ndarray, " arcs"]
+    labels: UInt16[np.ndarray, " arcs"]
+    graph_costs: Float32[np.ndarray, " arcs"]
+
+    @property
+    def num_frames(self) -> int:
+        """Return the number of low-rate frames that every path reads."""
+        return int(self.level_frames[-1])
+
+    @property
+    def num_states(self) -> int:
+        """Return the number of states."""
+        return int(self.level_sizes.sum())
+
+    @property
+    def state_levels(self) -> Int64[np.ndarray, " states"]:
+        """Return the level of each state."""
+        return np.repeat(np.arange(len(self.level_sizes)), self.level_sizes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LatticeRow:
+    """LatticeRow: the lattice of the utterance in row `row` of a training partition."""
+
+    utterance_id: str
+    duration_ms: int
+    row: int
+    lattice: Lattice
+
+
+def write_lattices(rows: Sequence[LatticeRow]) -> bytes:
+    """Write a lattice shard; its rows are in the order of the training partition."""
+    _require_order([row.row for row in rows])
+    return write_rows(_FORMAT, map(_to_cells, rows))
+
+
+def read_lattices(data: bytes, chosen: Sequence[int] | None = None) -> list[LatticeRow]:
+    """Read a lattice shard in stored order, or its rows `chosen` by number.
+
+    Arrays are read-only views of `data`. ValueError for damaged bytes or broken lattices.
+    """
+    rows, _ = read_rows(_FORMAT, data, chosen)
+    return [_from_cells(row) for row in rows]
+
+
+def read_lattice_rows(file: BinaryIO | io.IOBase) -> Int64[np.ndarray, " lattices"]:
+    """Read only the numbers of the training partition's rows that have lattices."""
+    column = read_columns(_FORMAT, file, ("row",))["row"]
+    rows: Int64[np.ndarray, " lattices"] = column.to_numpy().astype(np.int64)
+    _require_order(rows.tolist())
+    return rows
+
+
+def check_lattice(lattice: Lattice, where: str) -> None:
+    """Raise ValueError unless every arc is on a path from the start to the end."""
+    sizes, frames = lattice.level_sizes, lattice.level_frames
+    sources, targets, labels = lattice.sources, lattice.targets, lattice.labels
+    num_states = int(sizes.sum(dtype=np.int64))
+    _require(len(sizes) > 1 and sizes.min() > 0, where, "levels of one state or more")
+    _require(sizes[0] == sizes[-1] == 1 and frames[0] == 0, where, "one start and one end")
+    _require((np.diff(frames) >= 0).all(), where, "frames that ascend with the levels")
+    _require(num_states <= 2 * len(sources), where, "no more states than its arcs have ends")
+    ends = np.concatenate([sources, targets])
+    _require(ends.min() >= 0 and ends.max() < num_states, where, "states that the levels number")
+    _require((np.diff(sources) >= 0).all(), where, "arcs sorted by source")
+    level = lattice.state_levels
+    _require((level[sources] < level[targets]).all(), where, "arcs to later levels")
+    passed = frames[level[targets]] - frames[level[sources]]
+    _require((passed == (labels > 0)).all(), where, "a frame for each label, none for 0")
+    everywhere = np.arange(num_states)
+    _require(np.array_equal(np.unique(sources), everywhere[:-1]), where, "ways on from all states")
+    _require(np.array_equal(np.unique(targets), everywhere[1:]), where, "ways to all states")
+    _require(bool(np.isfinite(lattice.graph_costs).all()), where, "finite graph costs")
+
+
+def _require(holds: bool | np.bool_, where: str, need: str) -> None:
+    if not holds:
+        raise ValueError(f"{where}: a broken lattice: need {need}")
+
+
+def _require_order(rows: list[int]) -> None:
+    if rows != sorted(set(rows)) or (rows and rows[0] < 0):
+        raise ValueError("lattices: need each row of the training partition once, in order")
+
+
+def _to_cells(row: LatticeRow) -> Row:
+    where, lattice = row.utterance_id, row.lattice
+    check_lattice(lattice, where)
+    cells = {}
+    for name, dtype in _CELLS.items():
+        array: np.ndarray = getattr(lattice, name)
+        cells[name] = to_bytes(array, dtype, (len(array),), f"{where} {name}")
+    return {
+        "utterance_id": where,
+        "duration_ms": row.duration_ms,
+        "row": row.row,
+        "num_levels": len(lattice.level_sizes),
+        "num_arcs": len(lattice.sources),
+        **cells,
+    }
+
+
+def _from_cells(cells: dict[str, Any]) -> LatticeRow:
+    where = cells["utterance_id"]
+    arrays = {}
+    for name, dtype in _CELLS.items():
+        size = cells["num_levels" if name.startswith("level") else "num_arcs"]
+        arrays[name] = from_buffer(cells[name], dtype, (size,), f"{where} {name}")
+    lattice = Lattice(**arrays)
+    check_lattice(lattice, where)
+    return LatticeRow(where, cells["duration_ms"], cells["row"], lattice)

@@ -1,0 +1,101 @@
+"""sMBR on a small run: expected accuracy rises under every trainer, and training resumes."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from infra.store.object_store import ObjectStore
+from pipeline.runs.manifest import Manifest, read_manifest, read_output
+from pipeline.runs.names import BASELINE, lattices_step
+from tests.training.fit.small_fits import copy_stopped, steps_saved
+from tests.training.sequence_training.toy_run import (
+    NUM_ROWS,
+    SCALE,
+    rows_of,
+    smbr_fit,
+    write_toy_run,
+)
+from training.data.dataset import Dataset
+from training.distributed import process_group
+from training.distributed.process_group import ProcessGroup
+from training.distributed.simulated_group import simulate_ranks
+from training.fit.model_specs import Fit
+from training.fit.train_model import fit_model, open_dataset
+from training.targets.lattices import LatticeConfig, generate_lattices
+from training.targets.sequence import SequenceTargets
+from training.trainers.registry import TRAINERS
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run with lattices; one of its eight utterances has none."""
+    place = write_toy_run(tmp_path / "made")
+    config = LatticeConfig(ngram_order=1, beam=15.0, lattice_beam=6.0)
+    with process_group.open_world() as group:
+        generate_lattices(*place, BASELINE, config, SCALE, 0.2, group)
+    return Path(place[1])
+
+
+def fit(group: ProcessGroup, folder: Path, what: Fit) -> tuple[Manifest, bytes]:
+    store = open_store(folder)
+    manifest = fit_model(what, store, str(folder), group).manifest
+    return manifest, read_output(store, str(folder), manifest.outputs[0])
+
+
+def open_store(folder: Path) -> ObjectStore:
+    return ObjectStore((str(folder),))
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_expected_accuracy_rises_under_every_trainer(run: Path, trainer: str) -> None:
+    """On two ranks, from the model that cross-entropy left; the curve says so."""
+    manifest = simulate_ranks(2, partial(fit, folder=run, what=smbr_fit(trainer)))[0][0]
+    curve = [point["expected_frame_accuracy"] for point in manifest.statistics["curve"]]
+    assert curve[-1] > curve[0] + 0.01
+    assert all(0 < point < 1 for point in curve)
+    assert manifest.tally_out.utterances == sum(NUM_ROWS) - 1
+    assert {lattices_step(BASELINE), f"models/{BASELINE}"} < manifest.inputs.keys()
+
+
+def test_training_resumes_to_the_same_bytes(run: Path) -> None:
+    """From any step's checkpoint, within a sub-epoch too."""
+    what = smbr_fit(num_epochs=2, steps=1)
+    with process_group.open_world() as group:
+        undisturbed = fit(group, run, what)
+        saved = steps_saved(run, what)
+        assert len(saved) >= 4
+        for step in (saved[0], saved[2]):
+            stopped = run.parent / f"stopped-{step}"
+            copy_stopped(run, what, step, stopped)
+            resumed = fit(group, stopped, what)
+            assert (resumed[0].to_bytes(), resumed[1]) == (
+                undisturbed[0].to_bytes(),
+                undisturbed[1],
+            )
+
+
+def test_minibatches_hold_the_decoded_utterances_whole(run: Path) -> None:
+    """Each once, with its own lattice and labels; the one without lattice is left out."""
+    what = smbr_fit()
+    store = open_store(run)
+    with process_group.open_world() as group:
+        labelled = read_manifest(store, str(run), what.labelled)
+        dataset: Dataset = open_dataset(what, store, str(run), labelled.outputs, group)
+    minibatches = list(dataset.plan(what.sub_epochs[0], 0).minibatches())
+    assert len(minibatches) > 1
+    lengths = []
+    for minibatch in minibatches:
+        targets = minibatch.targets
+        assert isinstance(targets, SequenceTargets)
+        row, output, senone = targets.lattices.cells
+        for number, length in enumerate(minibatch.lengths.tolist()):
+            # The look-ahead's first output speaks of no frame.
+            assert set(output[row == number]) == set(range(1, length))
+            labels = targets.labels[number, 1:length].tolist()
+            cells = set(zip(output[row == number], senone[row == number], strict=True))
+            assert set(enumerate(labels, start=1)) <= cells
+            lengths.append(length - 1)
+    rows = [row for partition in range(len(NUM_ROWS)) for row in rows_of(partition)]
+    decoded = [len(row.features) // 3 for row in rows if row.utterance_id != "utterance-0-2"]
+    assert sorted(lengths) == sorted(decoded)

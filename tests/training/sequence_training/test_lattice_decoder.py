@@ -1,0 +1,122 @@
+"""Raw lattices hold the graph's own paths and costs; references cost what the graph says."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from tests.training.decoding.toy_language import (
+    oracle_log_likelihoods,
+    senones_of,
+    toy_lexicon,
+    toy_tree,
+)
+from tests.training.sequence_training.random_lattices import Path, paths_of
+from training.decoding.graph.hclg import DecodingGraph, decoding_graph
+from training.decoding.graph.transducer import Arc, arcs_of, final_costs_of
+from training.decoding.language_model import witten_bell_arpa
+from training.sequence_training.lattice_arcs import has_path
+from training.sequence_training.lattice_decoder import (
+    LatticeBeams,
+    LatticeError,
+    decode_lattice,
+    reference_cost,
+)
+from training.sequence_training.smbr import AlignedLattice, Smbr, SmbrBatch, smbr_loss
+
+TREE = toy_tree()
+WITHOUT_PRUNING = LatticeBeams(1e5, 1e5)
+PLANTED = np.array(senones_of(["see"], TREE))
+
+
+@pytest.fixture(scope="module")
+def graph() -> DecodingGraph:
+    sentences = [["see", "a"], ["a", "be"], ["see"]]
+    arpa = witten_bell_arpa(sentences, toy_lexicon().pronunciations, 2)
+    return decoding_graph(toy_lexicon(), TREE, arpa)
+
+
+def graph_paths(graph: DecodingGraph, num_frames: int) -> Iterator[Path]:
+    """Yield every path of the decoding graph itself that reads so many frames."""
+    leaving: dict[int, list[Arc]] = defaultdict(list)
+    for arc in arcs_of(graph.fst):
+        leaving[arc.source].append(arc)
+    final_costs = final_costs_of(graph.fst)
+    todo: list[tuple[int, tuple[int, ...], float]] = [(graph.fst.start, (), 0.0)]
+    while todo:
+        state, senones, cost = todo.pop()
+        if len(senones) == num_frames and state in final_costs:
+            yield Path(senones, cost + final_costs[state])
+        for arc in leaving[state]:
+            read = (*senones, arc.input_label - 1) if arc.input_label else senones
+            if len(read) <= num_frames:
+                todo.append((arc.target, read, cost + arc.cost))
+
+
+def test_without_pruning_the_value_is_the_whole_graphs(graph: DecodingGraph) -> None:
+    """Every path of the graph is in the lattice, at its cost; so is the expected accuracy."""
+    scores = oracle_log_likelihoods(PLANTED.tolist(), TREE.num_senones, 2.0)
+    lattice = decode_lattice(graph, scores, WITHOUT_PRUNING)
+    whole = list(graph_paths(graph, len(PLANTED)))
+    found = list(paths_of(lattice))
+    assert sorted(path.senones for path in found) == sorted(path.senones for path in whole)
+    assert len(whole) > 100
+    log_weights = [scores[range(len(PLANTED)), p.senones].sum() - p.graph_cost for p in whole]
+    weights = np.exp(log_weights)
+    accuracies = [np.count_nonzero(p.senones == PLANTED) for p in whole]
+    batch = SmbrBatch.of(
+        [AlignedLattice(lattice, PLANTED)], 0, Smbr(1.0, 0.0, np.zeros(TREE.num_senones))
+    )
+    loss = smbr_loss(torch.from_numpy(scores)[None], batch)
+    # kaldifst prints six digits of a cost.
+    assert -loss.item() == pytest.approx(float(weights @ accuracies / weights.sum()), rel=1e-4)
+
+
+def test_beams_decide_what_competes(graph: DecodingGraph) -> None:
+    """A narrower lattice is a part of a wider one; the narrowest has the best path."""
+    scores = oracle_log_likelihoods(PLANTED.tolist(), TREE.num_senones, 4.0)
+    sets = [
+        {path.senones for path in paths_of(decode_lattice(graph, scores, LatticeBeams(30.0, beam)))}
+        for beam in (1e-3, 6.0, 12.0)
+    ]
+    assert sets[0] < sets[1] < sets[2]
+    assert sets[0] == {tuple(PLANTED.tolist())}
+
+
+def test_the_beam_is_widened_until_a_sentence_ends(graph: DecodingGraph) -> None:
+    """A beam that loses every end is doubled twice; beyond that the utterance is refused."""
+    # The network is sure of a word's first phone as the last, so no end is near the best state.
+    senones = senones_of(["see"], TREE)[:2]
+    scores = oracle_log_likelihoods(senones, TREE.num_senones, 20.0)
+    with pytest.raises(LatticeError, match=r"2 frames: no path within a beam of 4 ends"):
+        decode_lattice(graph, scores, LatticeBeams(1.0, 1.0))
+    for beam in (5.0, 60.0):
+        assert decode_lattice(graph, scores, LatticeBeams(beam, 1.0)).num_frames == 2
+
+
+def test_references_cost_what_the_graph_says(graph: DecodingGraph) -> None:
+    """They cost the graph's cheapest path with these senones; senones of no words are refused."""
+    costs = [p.graph_cost for p in graph_paths(graph, len(PLANTED)) if p.senones == tuple(PLANTED)]
+    assert reference_cost(graph, PLANTED) == pytest.approx(min(costs), abs=1e-4)
+    with pytest.raises(LatticeError, match=r"4 frames: the graph has no path with the aligned"):
+        reference_cost(graph, PLANTED[::-1].copy())
+
+
+def test_unusable_scores_are_refused(graph: DecodingGraph) -> None:
+    """No frame is the utterance's fault; NaN is the model's."""
+    scores = oracle_log_likelihoods(PLANTED.tolist(), TREE.num_senones)
+    with pytest.raises(LatticeError, match="0 frames"):
+        decode_lattice(graph, scores[:0], WITHOUT_PRUNING)
+    scores[1, 0] = np.nan
+    with pytest.raises(ValueError, match="not finite"):
+        decode_lattice(graph, scores, WITHOUT_PRUNING)
+
+
+def test_other_senones_are_no_reference(graph: DecodingGraph) -> None:
+    """has_path knows a planted path from one that differs in a frame."""
+    scores = oracle_log_likelihoods(PLANTED.tolist(), TREE.num_senones, 2.0)
+    lattice = decode_lattice(graph, scores, WITHOUT_PRUNING)
+    assert has_path(lattice, PLANTED)
+    assert not has_path(lattice, PLANTED[::-1].copy())

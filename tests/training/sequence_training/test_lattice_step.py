@@ -1,0 +1,107 @@
+"""The lattice step loses no utterance, repeats its bytes on any ranks, and adds references."""
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from infra.store.object_store import ObjectStore
+from pipeline.runs.ledger import LossBudgetExceededError
+from pipeline.runs.manifest import Manifest, read_manifest, read_output
+from pipeline.runs.names import ALIGNMENT_STEP, BASELINE
+from pipeline.shards import LatticeRow, read_lattices
+from tests.training.sequence_training.toy_run import (
+    NUM_ROWS,
+    SCALE,
+    UNREADABLE,
+    rows_of,
+    write_toy_run,
+)
+from training.distributed.process_group import ProcessGroup
+from training.distributed.simulated_group import simulate_ranks
+from training.sequence_training.lattice_arcs import has_path
+from training.targets.lattices import LatticeConfig, generate_lattices
+
+WIDE = LatticeConfig(ngram_order=1, beam=30.0, lattice_beam=8.0)
+
+
+def decode(
+    group: ProcessGroup, place: tuple, config: LatticeConfig = WIDE, loss_budget: float = 0.2
+) -> Manifest:
+    return generate_lattices(*place, BASELINE, config, SCALE, loss_budget, group).manifest
+
+
+def lattices(store: ObjectStore, run_uri: str, manifest: Manifest) -> list[list[LatticeRow]]:
+    return [read_lattices(read_output(store, run_uri, each)) for each in manifest.outputs]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_every_utterance_is_decoded_or_in_the_ledger(tmp_path: Path, num_ranks: int) -> None:
+    """On fewer, as many and more ranks than partitions; each lattice has its reference's path."""
+    place = write_toy_run(tmp_path)
+    store, run_uri, _ = place
+    (manifest, *others) = simulate_ranks(num_ranks, partial(decode, place=place))
+    assert all(each == manifest for each in others)
+    found = lattices(store, run_uri, manifest)
+    for partition, shard in enumerate(found):
+        rows = rows_of(partition)
+        expected = [number for number, row in enumerate(rows) if row.utterance_id != UNREADABLE]
+        assert [each.row for each in shard] == expected
+        for each in shard:
+            assert each.utterance_id == rows[each.row].utterance_id
+            assert has_path(each.lattice, rows[each.row].targets.senones[1::3])
+    (ledger,) = manifest.ledgers
+    assert UNREADABLE in read_output(store, run_uri, ledger).decode()
+    assert manifest.tally_in == read_manifest(store, run_uri, ALIGNMENT_STEP).tally_out
+    assert manifest.tally_in == manifest.tally_out + manifest.quarantined
+    assert manifest.tally_out.utterances == sum(NUM_ROWS) - 1
+    assert manifest.statistics["arcs_per_frame"] > 2
+
+
+def test_any_number_of_ranks_makes_the_same_lattices(tmp_path: Path) -> None:
+    """Byte by byte, the manifest included."""
+    made = []
+    for num_ranks in (1, 2):
+        place = write_toy_run(tmp_path / str(num_ranks))
+        made.append(simulate_ranks(num_ranks, partial(decode, place=place))[0].to_bytes())
+    assert made[0] == made[1]
+
+
+def test_a_finished_partition_is_not_decoded_again(tmp_path: Path) -> None:
+    """After a stop, commits are found; a finished step is found by its manifest."""
+    place = write_toy_run(tmp_path)
+    run_uri = place[1]
+    before = simulate_ranks(1, partial(decode, place=place))[0]
+    folder = Path(run_uri) / "lattices" / BASELINE
+    (folder / "manifest.json").unlink()
+    (folder / "commits" / "000001.json").unlink()
+    times = {path: path.stat().st_mtime_ns for path in folder.rglob("000000*")}
+    after = simulate_ranks(2, partial(decode, place=place))[0]
+    assert after == before
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("000000*")} == times
+    again = simulate_ranks(1, partial(generate_again, place=place))[0]
+    assert again
+
+
+def generate_again(group: ProcessGroup, place: tuple) -> bool:
+    return generate_lattices(*place, BASELINE, WIDE, SCALE, 0.2, group).was_finished
+
+
+def test_a_narrow_search_still_has_the_reference(tmp_path: Path) -> None:
+    """Where the beam keeps only the best path, the reference is added, and counted."""
+    place = write_toy_run(tmp_path)
+    narrow = LatticeConfig(ngram_order=1, beam=30.0, lattice_beam=0.001)
+    manifest = simulate_ranks(1, partial(decode, place=place, config=narrow))[0]
+    shards = lattices(*place[:2], manifest)
+    reads_once = [np.unique(each.lattice.level_frames).size for each in shards[0]]
+    assert all(num_frames > 1 for num_frames in reads_once)
+    assert 0 < manifest.statistics["num_references_added"] <= sum(NUM_ROWS) - 1
+    assert manifest.statistics["arcs_per_frame"] <= 2
+
+
+def test_too_many_losses_end_the_step(tmp_path: Path) -> None:
+    """One of eight is more than a tenth: the error has the reason and the count."""
+    place = write_toy_run(tmp_path)
+    with pytest.raises(LossBudgetExceededError, match=r"1 of 8 .*10.00%.*lattice_failed"):
+        simulate_ranks(1, partial(decode, place=place, loss_budget=0.1))

@@ -1,0 +1,152 @@
+"""The sMBR criterion is the paths' expected accuracy, and its gradient is that of every path."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.training.sequence_training.random_lattices import (
+    NUM_SENONES,
+    paths_of,
+    random_lattice,
+    seeds,
+)
+from training.models.acoustic_model import AcousticModel, ModelConfig
+from training.sequence_training.lattice_arcs import LatticeArc, make_lattice
+from training.sequence_training.smbr import AlignedLattice, Smbr, SmbrBatch, smbr_loss
+
+FRAMES = (1, 3, 2)
+UNIFORM = np.zeros(NUM_SENONES)
+
+
+def utterances(seed: int) -> list[AlignedLattice]:
+    rng = np.random.default_rng(seed)
+    return [random_lattice(rng, num_frames) for num_frames in FRAMES]
+
+
+def logits_of(seed: int, look_ahead: int = 0) -> torch.Tensor:
+    shape = len(FRAMES), max(FRAMES) + look_ahead, NUM_SENONES
+    return torch.from_numpy(np.random.default_rng(seed).normal(0, 3, shape)).requires_grad_()
+
+
+def enumerated(utterance: AlignedLattice, scores: np.ndarray, criterion: Smbr) -> float:
+    """Return the expected number of right frames, path by path, without logarithms of sums."""
+    log_weights, accuracies = [], []
+    for path in paths_of(utterance.lattice):
+        senones = list(path.senones)
+        acoustic = (scores - criterion.log_priors)[np.arange(len(senones)), senones].sum()
+        accuracies.append(np.count_nonzero(senones == utterance.reference))
+        boosted = criterion.boost * accuracies[-1]
+        log_weights.append(criterion.acoustic_scale * acoustic - path.graph_cost - boosted)
+    weights = np.exp(np.array(log_weights) - max(log_weights))
+    return float(weights @ accuracies / weights.sum())
+
+
+@settings(deadline=None, max_examples=30)
+@given(seeds, st.sampled_from((0.25, 1.0, 3.0)), st.sampled_from((0.0, 0.5)))
+def test_expected_accuracy_is_that_of_all_paths(
+    seed: int, acoustic_scale: float, boost: float
+) -> None:
+    """On random lattices, side by side, it is within 1e-9 of the enumeration of every path."""
+    log_priors = np.log(np.random.default_rng(seed).dirichlet(np.ones(NUM_SENONES)))
+    criterion = Smbr(acoustic_scale, boost, log_priors)
+    drawn, logits = utterances(seed), logits_of(seed, look_ahead=2)
+    loss = smbr_loss(logits, SmbrBatch.of(drawn, 2, criterion))
+    outputs = logits.detach().numpy()[:, 2:]
+    expected = sum(
+        enumerated(each, scores[: len(each.reference)], criterion)
+        for each, scores in zip(drawn, outputs, strict=True)
+    )
+    assert loss.item() == pytest.approx(-expected, abs=1e-9)
+
+
+@settings(deadline=None, max_examples=3)
+@given(seeds)
+def test_gradient_is_that_of_the_expected_accuracy(seed: int) -> None:
+    """torch.autograd.gradcheck finds the finite differences of the loss, for all logits."""
+    batch = SmbrBatch.of(utterances(seed), 1, Smbr(0.7, 0.2, UNIFORM))
+    logits = logits_of(seed, look_ahead=1)
+    assert torch.autograd.gradcheck(lambda x: smbr_loss(x, batch), (logits,), atol=1e-7)
+
+
+def test_gradient_reaches_every_weight_of_a_network() -> None:
+    """Finite differences through a whole LSTM, in float64, are the gradients of its weights."""
+    torch.manual_seed(3)
+    config = ModelConfig(1, 4, bidirectional=False, look_ahead=1, dropout=0.0)
+    model = AcousticModel(config, NUM_SENONES).double()
+    features = torch.randn(len(FRAMES), max(FRAMES) + 1, 192, dtype=torch.float64)
+    batch = SmbrBatch.of(utterances(11), 1, Smbr(0.8, 0.1, UNIFORM))
+    smbr_loss(model(features), batch).backward()
+    step = 1e-5
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        direction = torch.randn_like(parameter)
+        with torch.no_grad():
+            losses = []
+            for moved in (step, -step):
+                parameter.add_(direction, alpha=moved)
+                losses.append(smbr_loss(model(features), batch).item())
+                parameter.add_(direction, alpha=-moved)
+        slope = (losses[0] - losses[1]) / (2 * step)
+        assert slope == pytest.approx((parameter.grad * direction).sum().item(), abs=1e-7, rel=1e-5)
+
+
+def one_path(senones: list[int]) -> AlignedLattice:
+    arcs = [LatticeArc(n, n + 1, senone + 1, 0.5) for n, senone in enumerate(senones)]
+    return AlignedLattice(make_lattice(arcs, 0, {len(senones): 1.0}), np.array([1, 1, 1]))
+
+
+def test_a_lattice_of_one_path_has_no_gradient() -> None:
+    """Its probability is 1 whatever the network says, and its accuracy is the path's."""
+    logits = torch.randn(1, 3, NUM_SENONES, requires_grad=True)
+    loss = smbr_loss(logits, SmbrBatch.of([one_path([1, 2, 1])], 0, Smbr(1.0, 0.3, UNIFORM)))
+    loss.backward()
+    assert loss.item() == pytest.approx(-2)
+    assert logits.grad.abs().max() < 1e-12
+
+
+def test_the_acoustic_scale_weighs_the_network_against_the_graph() -> None:
+    """At a scale near 0 the graph decides alone; at a high one, the network."""
+    arcs = [LatticeArc(0, 1, 1, 0.0), LatticeArc(0, 1, 2, np.log(3))]
+    utterance = AlignedLattice(make_lattice(arcs, 0, {1: 0.0}), np.array([0]))
+    logits = torch.tensor([[[0.0, 2.0]]])
+
+    def accuracy(scale: float) -> float:
+        criterion = Smbr(scale, 0.0, np.zeros(2))
+        return -smbr_loss(logits, SmbrBatch.of([utterance], 0, criterion)).item()
+
+    assert accuracy(1e-9) == pytest.approx(3 / 4, abs=1e-6)
+    assert accuracy(1.0) == pytest.approx(3 / (3 + np.exp(2)))
+    assert accuracy(1e3) == pytest.approx(0)
+
+
+def test_boosting_gives_weight_to_errors() -> None:
+    """Each right frame costs exp(-boost) of a path's weight, so expected accuracy falls."""
+    arcs = [LatticeArc(0, 1, 1, 0.0), LatticeArc(0, 1, 2, 0.0)]
+    utterance = AlignedLattice(make_lattice(arcs, 0, {1: 0.0}), np.array([0]))
+    logits = torch.zeros(1, 1, 2)
+    for boost in (0.0, 0.1, 2.0):
+        batch = SmbrBatch.of([utterance], 0, Smbr(1.0, boost, np.zeros(2)))
+        expected = np.exp(-boost) / (1 + np.exp(-boost))
+        assert -smbr_loss(logits, batch).item() == pytest.approx(expected)
+
+
+def test_priors_are_divided_out() -> None:
+    """A senone that is twice as frequent needs twice the posterior."""
+    arcs = [LatticeArc(0, 1, 1, 0.0), LatticeArc(0, 1, 2, 0.0)]
+    utterance = AlignedLattice(make_lattice(arcs, 0, {1: 0.0}), np.array([0]))
+    posteriors = torch.tensor([[[2 / 3, 1 / 3]]])
+    criterion = Smbr(1.0, 0.0, np.log([2 / 3, 1 / 3]))
+    loss = smbr_loss(posteriors.log(), SmbrBatch.of([utterance], 0, criterion))
+    assert loss.item() == pytest.approx(-1 / 2)
+
+
+def test_a_weight_beyond_exponents_is_no_overflow() -> None:
+    """Logits of +-1e4 leave the value and its gradient finite: sums are of logarithms."""
+    logits = logits_of(5).detach() * 3e3
+    logits.requires_grad_()
+    loss = smbr_loss(logits, SmbrBatch.of(utterances(5), 0, Smbr(1.0, 0.0, UNIFORM)))
+    loss.backward()
+    assert loss.isfinite()
+    assert logits.grad.isfinite().all()

@@ -1,0 +1,142 @@
+"""Write a run of toy sentences, aligned and ready for lattices: two partitions, one bad row."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from infra.store.object_store import ObjectStore
+from pipeline.normalization import Moments
+from pipeline.records import Tally
+from pipeline.runs.commit import StepContext, step_context
+from pipeline.runs.manifest import Manifest, sha256
+from pipeline.runs.names import (
+    ALIGNMENT_STEP,
+    BASELINE,
+    BOOTSTRAP_STEP,
+    LABELLED,
+    LEXICON_FILE,
+    UNLABELLED,
+    features_step,
+    lattices_step,
+    model_step,
+    sequence_trained,
+)
+from pipeline.runs.step import write_manifest
+from pipeline.shards import Alignment, PartitionRow, write_partition
+from tests.training.decoding.toy_language import LEXICON_TXT, senones_of, toy_tree
+from training.data.sub_epochs import sequence_sub_epochs
+from training.fit.model_specs import Fit, SequenceCriterion
+from training.fit.steps import LoopConfig
+from training.models.acoustic_model import AcousticModel, ModelConfig
+from training.models.store import TrainedModel, log_priors, store_model
+from training.recipes import CheckpointConfig
+from training.trainers.registry import TRAINERS, with_trainer
+
+TREE = toy_tree()
+SENTENCES = (["see", "a", "cab"], ["a", "bee"], ["cabs", "see"], ["sake", "a"], ["cab", "see"])
+NUM_ROWS = (5, 3)
+UNREADABLE = "utterance-0-2"
+"""Its alignment is no sequence of words."""
+
+SCALE = 0.5
+CONFIG = ModelConfig(1, 12, bidirectional=False, look_ahead=1, dropout=0.0)
+
+
+def sentence_row(partition: int, number: int) -> PartitionRow:
+    """A sentence whose frames show their senones dimly."""
+    generator = np.random.default_rng([partition, number])
+    words = list(SENTENCES[(partition + number) % len(SENTENCES)])
+    low_rate = [s for s in senones_of(words, TREE) for _ in range(generator.integers(1, 4))]
+    senones = np.repeat(low_rate, 3)
+    frames = generator.normal(size=(len(senones), 64)) + 1.5 * np.eye(64)[senones]
+    name = f"utterance-{partition}-{number}"
+    if name == UNREADABLE:
+        senones = senones[::-1].copy()
+    return PartitionRow(
+        utterance_id=name,
+        speaker_id="speaker",
+        duration_ms=10 * len(senones),
+        text=" ".join(words),
+        features=frames.astype(np.float16),
+        targets=Alignment(senones.astype(np.uint16)),
+        offset=0,
+    )
+
+
+def rows_of(partition: int) -> list[PartitionRow]:
+    return [sentence_row(partition, number) for number in range(NUM_ROWS[partition])]
+
+
+def write_toy_run(folder: Path) -> tuple[ObjectStore, str, str]:
+    """All that lattices and training on them read; the store, the run and the corpus."""
+    run_uri, corpus_uri = str(folder / "run"), str(folder / "corpus")
+    store = ObjectStore((run_uri, corpus_uri))
+    store.put(f"{corpus_uri}/{LEXICON_FILE}", LEXICON_TXT.encode())
+    moments = Moments.of(np.concatenate([row.features for row in rows_of(0)])).to_dict()
+    for subset in (LABELLED, UNLABELLED):
+        finish(store, run_uri, features_step(subset), Tally(), (), moments=moments)
+    finish(store, run_uri, BOOTSTRAP_STEP, Tally(), (), senone_tree=TREE.to_json())
+    context = step_context(store, run_uri, ALIGNMENT_STEP, {}, {})
+    outputs, counts = [], np.zeros(TREE.num_senones, int)
+    for partition in range(len(NUM_ROWS)):
+        rows = rows_of(partition)
+        tally = Tally(len(rows), sum(row.duration_ms for row in rows))
+        outputs.append(
+            context.put_output(f"{partition:06d}", ".parquet", write_partition(rows), tally)
+        )
+        for row in rows:
+            counts += np.bincount(row.targets.senones, minlength=len(counts))
+    total = sum((output.tally for output in outputs), Tally())
+    finish(*(store, run_uri, ALIGNMENT_STEP, total, tuple(outputs)), senone_counts=counts.tolist())
+    put_model(store, run_uri, counts.tolist(), moments)
+    return store, run_uri, corpus_uri
+
+
+def put_model(store: ObjectStore, run_uri: str, counts: list[int], moments: dict) -> None:
+    """A baseline that has learnt a little from the aligned frames, by cross-entropy."""
+    torch.manual_seed(7)
+    model = AcousticModel(CONFIG, TREE.num_senones)
+    model.freeze_normalization(Moments.from_dict(moments))
+    optimizer = torch.optim.Adam(model.parameters(), 0.02)
+    rows = [row for row in rows_of(0) if row.utterance_id != UNREADABLE]
+    for _ in range(12):
+        optimizer.zero_grad()
+        for row in rows:
+            features = torch.from_numpy(row.features.astype(np.float32)).reshape(1, -1, 192)
+            labels = torch.from_numpy(row.targets.senones[1::3].astype(np.int64))
+            logits = model(features)[0, CONFIG.look_ahead :]
+            torch.nn.functional.cross_entropy(logits, labels[: len(logits)]).backward()
+        optimizer.step()
+    context: StepContext = step_context(store, run_uri, model_step(BASELINE), {}, {})
+    made = store_model(context, TrainedModel(model.eval(), log_priors(counts)), Tally(), {})
+    finish(store, run_uri, model_step(BASELINE), Tally(), made.outputs)
+
+
+def finish(
+    store: ObjectStore, run_uri: str, step: str, tally: Tally, outputs: tuple, **statistics
+) -> None:
+    context = step_context(store, run_uri, step, {}, {})
+    inputs = {LEXICON_FILE: sha256(LEXICON_TXT.encode())} if step == BOOTSTRAP_STEP else {}
+    manifest = Manifest(
+        step, {}, inputs, outputs, tally_in=tally, tally_out=tally, statistics=statistics
+    )
+    write_manifest(context, manifest)
+
+
+def smbr_fit(trainer: str = "synchronous", num_epochs: int = 4, steps: int = 0) -> Fit:
+    """Train the baseline on by sMBR, in minibatches of two or three sentences."""
+    settings = {"gradient_threshold": 0.02, "block_size": 2, "group_size": 1}
+    return Fit(
+        name=sequence_trained(BASELINE),
+        model=CONFIG,
+        labelled=ALIGNMENT_STEP,
+        unlabelled=None,
+        sub_epochs=sequence_sub_epochs([0.01] * num_epochs),
+        loop=LoopConfig(64, 1.0),
+        trainer=TRAINERS[trainer](**with_trainer(settings, trainer)),
+        seed=1,
+        warm_start=BASELINE,
+        criterion=SequenceCriterion(lattices_step(BASELINE), SCALE, 0.0),
+        checkpoints=CheckpointConfig(steps=steps, num_kept=100),
+    )

@@ -1,0 +1,57 @@
+"""The section `sequence_training` of a recipe (paper 003 II-B, VII-C3)."""
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from infra.ranges import Range, Seed, check_ranges
+from pipeline.runs.names import BASELINE, STUDENT, TEACHER
+from training.algorithms.learning_rates import check_decay
+from training.algorithms.optimizers import AdamConfig, OptimizerConfig
+from training.models.precision import Precision
+from training.recipe_values import (
+    AcousticScale,
+    Count,
+    GradientNorm,
+    LearningRate,
+    MinibatchFrames,
+    WarmUpSteps,
+)
+from training.targets.lattices import LatticeConfig
+from training.trainers.registry import TrainerConfig
+from training.trainers.synchronous import SynchronousConfig
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceTrainingConfig:
+    """SequenceTrainingConfig: sMBR on the labelled data after all other training (VII-C3).
+
+    The models that are true are trained on as <model>_smbr, each on lattices that it decoded
+    itself, in whole utterances without augmentation. `acoustic_scale` is kappa of II-A2, in
+    decoding as in training. `boost` (0: none) gives weight to paths with more errors.
+    """
+
+    baseline: bool = False
+    teacher: bool = False
+    student: bool = False
+    num_epochs: Count = 3
+    initial_learning_rate: LearningRate = 1e-4
+    final_learning_rate: LearningRate = 5e-5
+    acoustic_scale: AcousticScale = 0.3
+    boost: Annotated[float, Range(0, 100)] = 0.0
+    minibatch_frames: MinibatchFrames = 2048
+    max_gradient_norm: GradientNorm = 1.0
+    seed: Seed = 17
+    trainer: TrainerConfig = field(default_factory=SynchronousConfig)
+    optimizer: OptimizerConfig = field(default_factory=AdamConfig)
+    warm_up_steps: WarmUpSteps = 0
+    precision: Precision = "float32"
+    lattices: LatticeConfig = field(default_factory=LatticeConfig)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        check_decay(self.initial_learning_rate, self.final_learning_rate, self.num_epochs)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Return the names of the models to train on."""
+        return tuple(name for name in (BASELINE, TEACHER, STUDENT) if getattr(self, name))

@@ -1,0 +1,248 @@
+"""Lattices of the labelled data: the sentences that a model confuses (paper 003 VII-C3)."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float32
+
+from infra.ranges import check_ranges
+from infra.store.checked_reads import scan_checked
+from infra.store.object_store import ObjectStore, join_uri
+from pipeline.records import Quarantined, Tally
+from pipeline.runs.commit import Commit, Repetition, StepContext, once
+from pipeline.runs.manifest import Output, read_manifest, read_output
+from pipeline.runs.names import (
+    ALIGNMENT_STEP,
+    BOOTSTRAP_STEP,
+    lattices_step,
+    model_step,
+    task_name,
+)
+from pipeline.runs.step import StepContents, StepResult, StepSpec, TaskPlan, run_step, run_tasks
+from pipeline.shards import (
+    LATTICE_OFFSET,
+    Alignment,
+    LatticeRow,
+    PartitionRow,
+    read_partition,
+    read_partition_texts,
+    write_lattices,
+)
+from pipeline.splicing import low_rate_alignment, num_low_rate_frames
+from training.decoding.graph.hclg import DecodingGraph, decoding_graph
+from training.decoding.language_model import witten_bell_arpa
+from training.decoding.lexicon import Lexicon
+from training.distributed import collectives
+from training.distributed.process_group import CPU, ProcessGroup
+from training.models.store import TrainedModel, load_model
+from training.recipe_values import Beam, NgramOrder
+from training.sequence_training.lattice_arcs import add_path, has_path
+from training.sequence_training.lattice_decoder import (
+    LatticeBeams,
+    LatticeError,
+    decode_lattice,
+    reference_cost,
+)
+from training.targets.alignment import (
+    MAX_PADDED_FRAMES,
+    length_batches,
+    log_likelihoods,
+    read_tree,
+)
+from training.targets.bootstrap import one_after_another
+from training.targets.labelled import read_lexicon
+
+
+@dataclass(frozen=True, slots=True)
+class LatticeConfig:
+    """LatticeConfig: a weak language model of the labelled transcripts, and the search's beams.
+
+    A strong one would leave few errors to learn from. Beams are in units of scaled
+    log-likelihood; `beam` is doubled, twice at most, for an utterance that it leaves without end.
+    """
+
+    ngram_order: NgramOrder = 2
+    beam: Beam = 13.0
+    lattice_beam: Beam = 6.0
+
+    __post_init__ = check_ranges
+
+
+@dataclass(frozen=True, slots=True)
+class LatticeTask:
+    """LatticeTask: one training partition to decode, and all that decoding needs."""
+
+    context: StepContext
+    name: str
+    partition: Output
+    model: TrainedModel
+    graph: DecodingGraph
+    acoustic_scale: float
+    beams: LatticeBeams
+
+
+def generate_lattices(
+    store: ObjectStore,
+    run_uri: str,
+    corpus_uri: str,
+    name: str,
+    config: LatticeConfig,
+    acoustic_scale: float,
+    loss_budget: float,
+    group: ProcessGroup,
+    device: torch.device = CPU,
+) -> StepResult:
+    """Decode the labelled data by the model `name` on all ranks; write the lattices.
+
+    The model is on `device`, the decoder on the CPU.
+    Each has the reference's path, so that no frame is without its reference: where the search did
+    not keep that path, it is added at its cost in the graph, as Povey's MPE does (2004).
+    """
+    reads = [ALIGNMENT_STEP, BOOTSTRAP_STEP, model_step(name)]
+    stored = read_lexicon(store, run_uri, corpus_uri, reads)
+
+    def decode(context: StepContext) -> StepContents | None:
+        partitions = read_manifest(store, run_uri, ALIGNMENT_STEP).outputs
+        model = load_model(store, run_uri, name).to(device)
+        graph = weak_graph(store, run_uri, partitions, stored.parse(), config.ngram_order)
+        beams = LatticeBeams(config.beam, config.lattice_beam)
+        tasks = {
+            task.name: task
+            for task in (
+                LatticeTask(
+                    context, task_name(number), partition, model, graph, acoustic_scale, beams
+                )
+                for number, partition in enumerate(partitions)
+            )
+        }
+        work_in_turns(list(tasks.values()), group)
+        if group.rank() != 0:
+            return None
+        plan = TaskPlan(
+            tasks, lattice_shard, one_after_another, loss_budget, statistics=density_statistics
+        )
+        return run_tasks(context, plan)
+
+    resolved = lattice_settings(config, acoustic_scale)
+    # Logits differ in their last bits between devices, and an arc at the beam's edge with them.
+    last_bits = Repetition.OTHER_LAST_BITS
+    step = lattices_step(name)
+    spec = StepSpec(store, run_uri, step, resolved, reads, stored.digests, last_bits)
+    return run_step(spec, decode, barrier=lambda: collectives.barrier(group))
+
+
+def lattice_settings(config: LatticeConfig, acoustic_scale: float) -> dict[str, Any]:
+    """Return all that decides the lattices, besides the inputs."""
+    return {**asdict(config), "acoustic_scale": acoustic_scale}
+
+
+def work_in_turns(tasks: Sequence[LatticeTask], group: ProcessGroup) -> None:
+    """Run and commit each task on one rank; a rank never waits for longer than one task."""
+    for first in range(0, len(tasks), group.size()):
+        for task in tasks[first : first + group.size()][group.rank() :][:1]:
+            lattice_shard(task)
+        collectives.barrier(group)
+
+
+def weak_graph(
+    store: ObjectStore,
+    run_uri: str,
+    partitions: Sequence[Output],
+    lexicon: Lexicon,
+    ngram_order: int,
+) -> DecodingGraph:
+    """Build HCLG with an n-gram model of the labelled transcripts; reads no features."""
+    texts = [
+        text
+        for partition in partitions
+        for text in scan_checked(store, join_uri(run_uri, partition.key), read_partition_texts)
+    ]
+    arpa = witten_bell_arpa((text.split() for text in texts), lexicon.pronunciations, ngram_order)
+    return decoding_graph(lexicon, read_tree(store, run_uri), arpa)
+
+
+@once
+def lattice_shard(task: LatticeTask) -> Commit:
+    """Write the lattices of one training partition; utterances without one become ledger rows."""
+    context = task.context
+    rows = read_partition(read_output(context.store, context.run_uri, task.partition))
+    found = dict(decoded_rows(rows, task))
+    # Batches have an order of their own; shards keep the partition's.
+    decoded = [found[number] for number in range(len(rows))]
+    made = [each.row for each in decoded if isinstance(each, DecodedRow)]
+    failed = [each for each in decoded if isinstance(each, Quarantined)]
+    tally = Tally(len(made), sum(row.duration_ms for row in made))
+    record = Commit(
+        task=task.name,
+        fingerprint=context.fingerprint,
+        # One shard for each partition, also an empty one, so that training finds it by its place.
+        outputs=(context.put_output(task.name, ".parquet", write_lattices(made), tally),),
+        ledger=context.put_ledger(task.name, failed),
+        tally_in=tally + Tally.of(failed),
+        quarantined=Tally.of(failed),
+        statistics={
+            "num_frames": sum(row.lattice.num_frames for row in made),
+            "num_arcs": sum(int(np.count_nonzero(row.lattice.labels)) for row in made),
+            "num_references_added": sum(
+                each.is_added for each in decoded if isinstance(each, DecodedRow)
+            ),
+        },
+    )
+    return context.commit(record)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedRow:
+    """DecodedRow: an utterance's lattice, and whether the reference's path had to be added."""
+
+    row: LatticeRow
+    is_added: bool
+
+
+def decoded_rows(
+    rows: Sequence[PartitionRow], task: LatticeTask
+) -> Iterator[tuple[int, DecodedRow | Quarantined]]:
+    """Yield each row's number and lattice, or its ledger row, in batches of bounded size."""
+    delay = task.model.model.config.look_ahead
+    lengths = [num_low_rate_frames(len(row.features), LATTICE_OFFSET) + delay for row in rows]
+    for batch in length_batches(lengths, MAX_PADDED_FRAMES):
+        some = [rows[number] for number in batch]
+        scored = log_likelihoods(some, task.model, task.acoustic_scale)
+        for number, scores in zip(batch, scored, strict=True):
+            yield number, decoded_row(number, rows[number], scores, task)
+
+
+def decoded_row(
+    number: int,
+    row: PartitionRow,
+    scores: Float32[np.ndarray, "frames senones"],
+    task: LatticeTask,
+) -> DecodedRow | Quarantined:
+    """Decode one utterance to a lattice that has the path of its alignment."""
+    assert isinstance(row.targets, Alignment), "labelled rows have alignments"
+    reference = low_rate_alignment(row.targets.senones, LATTICE_OFFSET)
+    try:
+        lattice = decode_lattice(task.graph, scores, task.beams)
+        is_added = not has_path(lattice, reference)
+        if is_added:
+            lattice = add_path(lattice, reference, reference_cost(task.graph, reference))
+    except LatticeError as error:
+        # The partition does not keep the audio's URI.
+        return Quarantined(row.utterance_id, "", "lattice_failed", str(error), 0, row.duration_ms)
+    return DecodedRow(LatticeRow(row.utterance_id, row.duration_ms, number, lattice), is_added)
+
+
+def density_statistics(commits: Sequence[Commit]) -> dict[str, int | float]:
+    """Return arcs a frame (003 VII-C3: around 10), and how many references were added."""
+    frames, arcs, added = (
+        sum(commit.statistics[name] for commit in commits)
+        for name in ("num_frames", "num_arcs", "num_references_added")
+    )
+    return {
+        "num_frames": frames,
+        "arcs_per_frame": arcs / max(frames, 1),
+        "num_references_added": added,
+    }
