@@ -1,21 +1,39 @@
 """Ingest a Kaldi data directory as audio objects and metadata.
 
-megahour ingest --recipe recorded --run runs/mine --kaldi-dir /data/mine
+megahour ingest --recipe recorded --run runs/mine --kaldi-dir /data/mine --placements 2
 """
 
+import argparse
 from collections.abc import Sequence
+from dataclasses import asdict
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from threading import Lock
+from typing import Any
 
+import numpy as np
+
+from infra.configuration import ConfigurationError
 from jobs.cli.catalogue import INGEST
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
+from jobs.cli.parser import add_placement_arguments
 from jobs.ingestion.corpus import ingest
+from jobs.ingestion.kaldi_directory import KaldiUtterance
+from jobs.ingestion.placement_choice import PlacementChoice, Placing, Simulate
+from jobs.synthesis.corpus import draw_acoustics
+from jobs.synthesis.placements import PLACEMENTS, record_file
 from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import StepContext
 from pipeline.runs.ledger import check_loss_budget
 from pipeline.runs.manifest import Output, sha256
-from pipeline.runs.names import INGEST_STEP
+from pipeline.runs.names import HELDOUT, INGEST_STEP
 from pipeline.runs.step import StepContents, StepSpec, run_step
+from pipeline.sampling import sampling_priority
+
+SIMULATORS = ("espeakng-loader", "numpy", "pyroomacoustics", "scipy", "soundfile")
+"""The distributions that decide the bytes of simulated placements."""
 
 
 def run(job: Job) -> StepResults:
@@ -28,11 +46,62 @@ def run(job: Job) -> StepResults:
         for path in sorted(directory.iterdir())
         if path.is_file() and path.suffix != ".ctm"
     }
-    spec = StepSpec(job.store, job.run_uri, INGEST_STEP, {}, digests=digests)
-    return [run_step(spec, lambda context: _write_corpus(job, context, directory))]
+    placing = placing_of(job.arguments)
+    spec = StepSpec(job.store, job.run_uri, INGEST_STEP, config_of(placing), digests=digests)
+    return [run_step(spec, lambda context: _write_corpus(job, context, directory, placing))]
 
 
-def _write_corpus(job: Job, context: StepContext, directory: Path) -> StepContents:
+def placing_of(arguments: argparse.Namespace) -> Placing | None:
+    """Read the placements; ConfigurationError for unknown ones, None where there are none."""
+    training, heldout = arguments.placements, arguments.heldout_placements
+    if training is None:
+        if heldout is not None:
+            raise ConfigurationError("--heldout-placements without --placements: give both")
+        return None
+    names = [placement.name for placement in PLACEMENTS]
+    try:
+        return Placing(
+            PlacementChoice.parse(training, names),
+            PlacementChoice.parse(training if heldout is None else heldout, names),
+            arguments.placement_seed,
+            simulator(arguments.placement_seed),
+        )
+    except ValueError as error:
+        raise ConfigurationError(f"--placements: {error}") from error
+
+
+def simulator(seed: int) -> Simulate:
+    """Return the function that simulates placements; it draws rooms and noises when first used."""
+    by_name = {placement.name: placement for placement in PLACEMENTS}
+    lock, drawn = Lock(), cache(lambda: draw_acoustics(seed))
+
+    def simulate(utterance: KaldiUtterance, data: bytes) -> bytes:
+        with lock:  # of all threads one draws
+            training, heldout = drawn()
+        acoustics = heldout if utterance.subset == HELDOUT else training
+        # The id names the placement too, so each version has a room and a noise of its own.
+        generator = np.random.default_rng(sampling_priority(seed, utterance.utterance_id))
+        return record_file(data, by_name[utterance.placement or ""], acoustics, generator)
+
+    return simulate
+
+
+def config_of(placing: Placing | None) -> dict[str, Any]:
+    """Return the settings that decide the corpus beside its data directory."""
+    if placing is None:
+        return {}
+    try:
+        versions = {name: version(name) for name in SIMULATORS}
+    except PackageNotFoundError as error:
+        remedy = "simulated placements need it: pip install megahour[demo]"
+        raise ConfigurationError(f"--placements: {error.name}: {remedy}") from error
+    choices = {"training": asdict(placing.training), "heldout": asdict(placing.heldout)}
+    return {"placements": {**choices, "seed": placing.seed, "versions": versions}}
+
+
+def _write_corpus(
+    job: Job, context: StepContext, directory: Path, placing: Placing | None
+) -> StepContents:
     ledgers: list[Output] = []
 
     def judge(rows: Sequence[Quarantined], tally_in: Tally) -> None:
@@ -41,7 +110,7 @@ def _write_corpus(job: Job, context: StepContext, directory: Path) -> StepConten
         budget, quarantined = job.recipe.loss_budget, Tally.of(rows)
         check_loss_budget(job.store, job.run_uri, ledgers, quarantined, tally_in, budget)
 
-    corpus = ingest(directory, job.store, job.corpus_uri, judge)
+    corpus = ingest(directory, job.store, job.corpus_uri, judge, placing)
     tally, quarantined = (
         sum((output.tally for output in outputs), Tally()) for outputs in (corpus.outputs, ledgers)
     )
@@ -65,7 +134,8 @@ STEP = Step(
     description="Copy a Kaldi data directory into the store as a corpus of audio objects and "
     "metadata. Required are wav.scp, text, utt2spk, lexicon.txt, labelled.speakers, "
     "unlabelled.speakers and heldout.speakers; optional are utt2placement, utt2time, utt2dur and "
-    "spk2locale. Utterances without a usable record or file become ledger rows.",
+    "spk2locale. Utterances without a usable record or file become ledger rows. With --placements "
+    "each utterance is stored once for each of its placements in simulated rooms, with noise.",
     reads=(),
     run=run,
 )
@@ -73,4 +143,5 @@ STEP = Step(
 if __name__ == "__main__":
     parser = STEP.parser()
     parser.add_argument("--kaldi-dir", required=True, help="the Kaldi data directory to copy")
+    add_placement_arguments(parser)
     main(STEP, parser.parse_args())

@@ -16,7 +16,13 @@ from infra.ranges import holds_password, printable
 from infra.spark.session import spark_environment
 from infra.supervisor import command_of, describe_end, shell_code
 from jobs.cli.catalogue import CHECK, INGEST, STEPS, STEPS_WITH_DEVICE, TRAIN_STUDENT
-from jobs.cli.parser import AUTO, Parser, add_device_argument, add_ranks_arguments
+from jobs.cli.parser import (
+    AUTO,
+    Parser,
+    add_device_argument,
+    add_placement_arguments,
+    add_ranks_arguments,
+)
 
 JOBS = Path(__file__).parent
 EXIT_CODES = (
@@ -39,16 +45,23 @@ class Launch:
 
 
 def launches(
-    kaldi_dir: str, supervised_ranks: int, student_ranks: int, device: str = AUTO
+    kaldi_dir: str,
+    supervised_ranks: int,
+    student_ranks: int,
+    device: str = AUTO,
+    placements: Sequence[str] = (),
 ) -> list[Launch]:
-    """Return the steps in order, each with spark-submit, torchrun or Python before it."""
+    """Return the steps in order, each with spark-submit, torchrun or Python before it.
+
+    `placements` are ingest's arguments for them.
+    """
     prefixes = {
         "python": (sys.executable,),
         "Spark": (str(Path(sys.executable).parent / "spark-submit"),),
         "torchrun": _torchrun(supervised_ranks),
     }
-    own = dict.fromkeys(STEPS_WITH_DEVICE, ("--device", device))
-    own[INGEST] = ("--kaldi-dir", kaldi_dir)
+    own: dict[str, tuple[str, ...]] = dict.fromkeys(STEPS_WITH_DEVICE, ("--device", device))
+    own[INGEST] = ("--kaldi-dir", kaldi_dir, *placements)
     found = {
         step: Launch(step, prefixes[starter], own.get(step, ())) for step, starter in STEPS.items()
     }
@@ -169,6 +182,16 @@ def shared_arguments(recipe: str, arguments: argparse.Namespace) -> list[str]:
     return ["--recipe", recipe, "--run", arguments.run, *overrides]
 
 
+def placement_arguments(arguments: argparse.Namespace) -> list[str]:
+    """Return the arguments that ingest receives for its placements."""
+    given = {
+        "--placements": arguments.placements,
+        "--heldout-placements": arguments.heldout_placements,
+        "--placement-seed": arguments.placement_seed or None,
+    }
+    return [part for name, text in given.items() if text is not None for part in (name, str(text))]
+
+
 def main() -> None:
     """Parse the command line and run all steps."""
     parser = Parser(
@@ -185,6 +208,7 @@ def main() -> None:
         required=True,
         help="Kaldi data directory with labelled, unlabelled and heldout .speakers",
     )
+    add_placement_arguments(parser)
     add_run_arguments(parser)
     arguments = parser.parse_args()
     exit_with(lambda: check_and_run(arguments))
@@ -193,7 +217,8 @@ def main() -> None:
 def check_and_run(arguments: argparse.Namespace) -> int:
     """Check what the steps will need, then run them."""
     ranks = arguments.supervised_ranks, arguments.student_ranks
-    steps = launches(arguments.kaldi_dir, *ranks, arguments.device)
+    placements = placement_arguments(arguments)
+    steps = launches(arguments.kaldi_dir, *ranks, arguments.device, placements)
     code = check(arguments, "--kaldi-dir", arguments.kaldi_dir)
     return code or run_steps(steps, shared_arguments(arguments.recipe, arguments))
 

@@ -29,6 +29,30 @@ def add_ranks_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(option, type=int, default=default, metavar="N", help=text)
 
 
+def add_placement_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that decide in which placements ingest simulates utterances."""
+    parser.add_argument(
+        "--placements",
+        metavar="NAMES|N",
+        help="simulate each utterance in these placements, such as clean,DP1,DP3 (clean is the "
+        "audio as it is), or in N of DP1 to DP5, drawn for each utterance; default: copy the "
+        "audio alone. Needs pip install megahour[demo]",
+    )
+    parser.add_argument(
+        "--heldout-placements",
+        metavar="NAMES|N",
+        help="the same for held-out speakers, who hear rooms and noises of their own; default: "
+        "those of --placements",
+    )
+    parser.add_argument(
+        "--placement-seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="draws rooms, noises and each utterance's placements; default 0",
+    )
+
+
 def add_device_argument(parser: argparse.ArgumentParser, default: str = AUTO) -> None:
     """Add the argument that decides where ranks have their models."""
     parser.add_argument(

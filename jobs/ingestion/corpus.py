@@ -10,6 +10,7 @@ from tqdm import tqdm
 from infra.prefetch import prefetch
 from infra.store.object_store import ObjectInfo, ObjectStore, join_uri, normalize_uri
 from jobs.ingestion.kaldi_directory import read_kaldi_directory
+from jobs.ingestion.placement_choice import Placing
 from jobs.ingestion.planned_corpus import IN_FLIGHT, AudioFile, PlannedCorpus, plan_corpus
 from pipeline.records import Quarantined, Tally
 from pipeline.runs.manifest import Output, sha256
@@ -38,9 +39,15 @@ class IngestedCorpus:
 
 
 def ingest(
-    kaldi_dir: Path, store: ObjectStore, corpus_uri: str, judge: Judge = lambda *_: None
+    kaldi_dir: Path,
+    store: ObjectStore,
+    corpus_uri: str,
+    judge: Judge = lambda *_: None,
+    placing: Placing | None = None,
 ) -> IngestedCorpus:
     """Copy the data directory to `corpus_uri`, audio byte for byte; existing objects are kept.
+
+    With `placing`, each utterance is stored once for each of its placements.
 
     Durations are the files' own; those of unreadable files are utt2dur's, or else 1 ms. Without
     utt2time, a speaker's utterances follow one another from 1970-01-01, by id. Nothing is written
@@ -48,6 +55,8 @@ def ingest(
     Raises ValueError for a fault in the directory, or if `corpus_uri` holds another corpus.
     """
     directory = read_kaldi_directory(kaldi_dir)
+    if placing is not None:
+        directory = placing.place(directory)
     planned = plan_corpus(directory)
     tally = sum(planned.tallies.values(), Tally())
     judge(planned.quarantined, tally + Tally.of(planned.quarantined))
@@ -96,7 +105,7 @@ class _Corpus:
         uri, data = join_uri(self._uri, file.key), file.read()
         if not self._holds(there[uri], data):
             raise _other_corpus(uri)
-        return Output(file.key, len(data), file.sha256, 0, 0)
+        return Output(file.key, len(data), sha256(data), 0, 0)
 
     def _copy(self, file: AudioFile) -> Output:
         return self._write_once(file.key, file.read(), Tally())

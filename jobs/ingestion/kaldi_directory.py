@@ -7,7 +7,7 @@ utt2placement, utt2time (ISO 8601 with an offset), utt2dur (seconds), spk2locale
 import codecs
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -24,7 +24,8 @@ class KaldiUtterance:
     """KaldiUtterance is one utterance; `text` is always None in the unlabelled subset.
 
     `created_at` and `declared_duration_s` are None where the directory does not state them.
-    `audio_path` may not exist; `listed_path` is its spelling in wav.scp.
+    `audio_path` may not exist; `listed_path` is its spelling in wav.scp. `simulate` makes the FLAC
+    to store from the file's bytes; None copies them.
     """
 
     utterance_id: str
@@ -37,6 +38,7 @@ class KaldiUtterance:
     placement: str | None
     created_at: str | None
     declared_duration_s: float | None
+    simulate: Callable[[bytes], bytes] | None = None
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import errno
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -17,8 +17,15 @@ from tqdm import tqdm
 from infra.prefetch import prefetch
 from jobs.ingestion.kaldi_directory import KaldiDirectory, KaldiUtterance
 from pipeline.audio.decode import MAX_DURATION_S as MAX_DECODED_S
-from pipeline.audio.decode import MP3_PADDING, max_file_bytes, stated_duration_s
+from pipeline.audio.decode import (
+    MP3_PADDING,
+    decode_utterance,
+    max_file_bytes,
+    stated_duration_s,
+)
 from pipeline.audio.duration import duration_tolerance
+from pipeline.audio.errors import AudioError
+from pipeline.filterbank import SAMPLE_RATE_HZ
 from pipeline.metadata import read_records
 from pipeline.records import (
     MAX_DURATION_S,
@@ -45,19 +52,23 @@ _CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 @dataclass(frozen=True, slots=True)
 class AudioFile:
-    """AudioFile holds a file to copy, its key in the corpus, and its length if it states it."""
+    """AudioFile holds a file to copy, its key in the corpus, and its length if it states it.
+
+    `convert` makes the bytes to store from the file's, whose SHA-256 is here.
+    """
 
     path: Path
     key: str
     sha256: str
     duration_s: float | None
+    convert: Callable[[bytes], bytes] = bytes  # the same object
 
     def read(self) -> bytes:
-        """Read the bytes; ValueError if they are no longer those that were planned with."""
+        """Read what to store; ValueError if the file is no longer the one that was planned with."""
         data = self.path.read_bytes()
         if sha256(data) != self.sha256:
             raise ValueError(f"{self.path}: changed while it was ingested: run the step again")
-        return data
+        return self.convert(data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +113,9 @@ class _Fault:
 def plan_corpus(directory: KaldiDirectory) -> PlannedCorpus:
     """Read all audio, make all records, and read each record as selection will.
 
-    An absent file, a record that its reader refuses and a control character in a transcript make
-    ledger rows. ValueError for a lexicon that alignment could not read.
+    An absent file, a record that its reader refuses, a control character in a transcript and audio
+    of which no placement can be simulated make ledger rows. ValueError for a lexicon that alignment
+    could not read.
     """
     parse_lexicon(directory.lexicon.decode())
     looked = prefetch(_look, directory.utterances, IN_FLIGHT)
@@ -128,14 +140,17 @@ def plan_corpus(directory: KaldiDirectory) -> PlannedCorpus:
 
 def _look(utterance: KaldiUtterance) -> AudioFile | Quarantined:
     path = utterance.audio_path
-    suffix = path.suffix.lower()
+    suffix = path.suffix.lower() if utterance.simulate is None else ".flac"
     name = f"{utterance.utterance_id}{suffix if _SUFFIX.fullmatch(suffix) else ''}"
     # S3 limits the rate of requests by prefix, so the hash comes early in the key.
     key = f"audio/{_hash(utterance.utterance_id):02x}/{name}"
     if (fault := _fault(utterance, name)) is not None:
         return _row(utterance, key, fault)
     data = path.read_bytes()
-    duration_s = stated_duration_s(data)
+    try:
+        duration_s = _duration_s(utterance, data)
+    except AudioError as error:
+        return _row(utterance, key, _Fault(error.reason, error.detail))
     if duration_s is None or duration_s > MAX_DURATION_S:
         return AudioFile(path, key, sha256(data), None)
     declared_s = utterance.declared_duration_s or duration_s
@@ -143,7 +158,20 @@ def _look(utterance: KaldiUtterance) -> AudioFile | Quarantined:
     if not -missing_s <= duration_s - declared_s <= surplus_s:
         detail = f"the file lasts {duration_s:.3f} s, utt2dur says {declared_s:.3f} s"
         return _row(utterance, key, _Fault("duration_mismatch", detail))
-    return AudioFile(path, key, sha256(data), duration_s)
+    return AudioFile(path, key, sha256(data), duration_s, utterance.simulate or bytes)
+
+
+def _duration_s(utterance: KaldiUtterance, data: bytes) -> float | None:
+    """Return the length that a file states, and exactly that of one to be simulated from.
+
+    Raises AudioError for the latter if extraction would refuse the file.
+    """
+    stated_s = stated_duration_s(data)
+    if utterance.simulate is None:
+        return stated_s
+    # A new file has a checksum of its own, so damage is looked for in the given one.
+    samples = decode_utterance(data, utterance.utterance_id, stated_s or 0.0, "kaldi")
+    return len(samples) / SAMPLE_RATE_HZ
 
 
 def _fault(utterance: KaldiUtterance, name: str) -> _Fault | None:

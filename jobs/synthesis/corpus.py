@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from jobs.synthesis.data_directory import Subsets, write_tables
 from jobs.synthesis.demo_extra import import_espeakng_loader, import_pyroomacoustics
+from jobs.synthesis.placements import Acoustics
 from jobs.synthesis.plan import SynthesisConfig, acoustics_tasks, speaker_tasks
 from jobs.synthesis.pronunciations import Lexicon, make_lexicon
 from jobs.synthesis.rendering import render_acoustics, render_speaker
@@ -58,6 +59,19 @@ def synthesize(
     return summary
 
 
+def draw_acoustics(seed: int) -> tuple[Acoustics, Acoustics]:
+    """Draw the rooms and noises of training, and others for held-out speakers, in 20 s.
+
+    Babble and rooms need the demo extra: ImportError says what to install.
+    """
+    import_espeakng_loader()
+    import_pyroomacoustics()
+    with tempfile.TemporaryDirectory() as scratch, _fresh_processes(2) as pool:
+        training, heldout = tasks = acoustics_tasks(seed, Path(scratch))
+        _run(pool, render_acoustics, tasks, "rooms and noise")
+        return Acoustics.load(training.path), Acoustics.load(heldout.path)
+
+
 def _completed(config: SynthesisConfig, directory: Path) -> SynthesisSummary | None:
     if not directory.exists() or not any(directory.iterdir()):
         return None
@@ -75,7 +89,7 @@ def _make(
 ) -> SynthesisSummary:
     with _fresh_processes(num_processes) as pool:
         making_lexicon = pool.apply_async(make_lexicon, (UNLABELLED_ACCENTS, config.seed))
-        _run(pool, render_acoustics, acoustics_tasks(config, scratch), "rooms and noise")
+        _run(pool, render_acoustics, acoustics_tasks(config.seed, scratch), "rooms and noise")
         spoken = iter(_run(pool, render_speaker, speaker_tasks(config, made, scratch), "speakers"))
         lexicon = making_lexicon.get()
     subsets = {

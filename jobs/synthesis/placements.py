@@ -1,14 +1,18 @@
 """Simulate five placements of the device, DP1 (easy) to DP5 (hard), as in Table II of 003."""
 
+import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 import numpy as np
+import soundfile
 from jaxtyping import Float32
 from scipy.signal import fftconvolve
 
 from jobs.synthesis.rooms import draw_impulse_response
+from pipeline.audio.decode import decode_audio
+from pipeline.filterbank import SAMPLE_RATE_HZ
 
 NUM_ROOMS = 4
 _PEAK = 0.9
@@ -92,6 +96,8 @@ def noise_for(
 ) -> Samples:
     """Cut noise as long as the speech, at the placement's signal-to-noise ratio."""
     noise = acoustics.noises[generator.integers(len(acoustics.noises))]
+    if len(noise) < len(speech):
+        noise = np.resize(noise, len(speech))  # from its beginning again
     start = generator.integers(len(noise) - len(speech) + 1)
     cut = noise[start : start + len(speech)]
     # Decibels are of power, so an amplitude takes 20 of them for a factor of 10.
@@ -108,6 +114,16 @@ def record(
     level = 10 ** (generator.uniform(-35.0, -20.0) / 20)
     gain = min(level / _root_mean_square(heard), _PEAK / float(np.abs(heard).max()))
     return np.asarray(gain * heard, np.float32)
+
+
+def record_file(
+    data: bytes, placement: Placement, acoustics: Acoustics, generator: np.random.Generator
+) -> bytes:
+    """Record the speech of an audio file; return a FLAC. AudioError if it cannot be decoded."""
+    heard = record(decode_audio(data), placement, acoustics, generator)
+    file = io.BytesIO()
+    soundfile.write(file, heard, SAMPLE_RATE_HZ, format="FLAC", subtype="PCM_16")
+    return file.getvalue()
 
 
 def _root_mean_square(samples: Samples) -> float:

@@ -46,15 +46,15 @@ class SynthesisConfig:
         return draw_speakers(self.seed, *numbers)
 
 
-def acoustics_tasks(config: SynthesisConfig, scratch: Path) -> list[AcousticsTask]:
+def acoustics_tasks(seed: int, scratch: Path) -> list[AcousticsTask]:
     """Make a task of rooms and noise for training, and another for the held-out speakers."""
-    split = split_variants(config.seed)
+    split = split_variants(seed)
     return [
         AcousticsTask(
             _acoustics_path(scratch, held_out=bool(index)),
             tuple(f"en-us+{variant}" for variant in variants),
             _NOISE_S,
-            (config.seed, _ACOUSTICS_KEY, index),
+            (seed, _ACOUSTICS_KEY, index),
         )
         for index, variants in enumerate((split.unlabelled, split.heldout))
     ]

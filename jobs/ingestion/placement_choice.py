@@ -1,0 +1,90 @@
+"""Choose the placements in which utterances are ingested, by seed and utterance id."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from infra.ranges import Seed, check_ranges
+from jobs.ingestion.kaldi_directory import KaldiDirectory, KaldiUtterance
+from pipeline.runs.names import HELDOUT
+from pipeline.sampling import sampling_priority
+
+CLEAN = "clean"
+"""The placement of an utterance that is ingested as it is."""
+
+Simulate = Callable[[KaldiUtterance, bytes], bytes]
+"""Makes the FLAC of an utterance in its placement from the bytes of its audio file."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementChoice:
+    """PlacementChoice takes `count` of its placements for each utterance."""
+
+    placements: tuple[str, ...]
+    count: int
+
+    @classmethod
+    def parse(cls, text: str, known: Sequence[str]) -> "PlacementChoice":
+        """Read names, such as clean,DP3, which are all taken, or how many of `known` to draw."""
+        if text.isdecimal():
+            if not 1 <= int(text) <= len(known):
+                raise ValueError(f"placements = {text}: need 1..{len(known)} to draw, or names")
+            return cls(tuple(known), int(text))
+        names = tuple(text.split(","))
+        names_known = (CLEAN, *known)
+        if unknown := [name for name in names if name not in names_known]:
+            need = f"need a number, or some of {', '.join(names_known)}"
+            raise ValueError(f"placements = {unknown[0]!r}: {need}")
+        if len(set(names)) < len(names):
+            raise ValueError(f"placements = {text}: need each name once")
+        return cls(names, len(names))
+
+    def of(self, utterance_id: str, seed: int) -> list[str]:
+        """Return the placements of one utterance; each is as likely as any other."""
+
+        def priority(name: str) -> int:
+            return sampling_priority(seed, f"{name} {utterance_id}")
+
+        taken = sorted(self.placements, key=priority)[: self.count]
+        return [name for name in self.placements if name in taken]
+
+
+@dataclass(frozen=True, slots=True)
+class Placing:
+    """Placing chooses placements, apart for held-out speakers, and simulates them."""
+
+    training: PlacementChoice
+    heldout: PlacementChoice
+    seed: Seed
+    simulate: Simulate
+
+    __post_init__ = check_ranges
+
+    def place(self, directory: KaldiDirectory) -> KaldiDirectory:
+        """Return the directory with each utterance once a placement, under an id of its own.
+
+        Speakers keep their ids, so that a speaker is in one subset and is one stream. ValueError
+        where the directory has placements itself.
+        """
+        placed = [each.utterance_id for each in directory.utterances if each.placement is not None]
+        if placed:
+            remedy = "remove utt2placement, or ingest without --placements"
+            raise ValueError(f"utt2placement: {placed[0]} is in a placement already: {remedy}")
+        versions = [
+            self._version(utterance, name)
+            for utterance in directory.utterances
+            for name in self._choice(utterance).of(utterance.utterance_id, self.seed)
+        ]
+        return replace(directory, utterances=tuple(versions))
+
+    def _version(self, utterance: KaldiUtterance, name: str) -> KaldiUtterance:
+        # No two versions share an id, as each ends with one of the names after its own.
+        version = replace(
+            utterance, utterance_id=f"{utterance.utterance_id}-{name}", placement=name
+        )
+        if name == CLEAN:
+            return version
+        return replace(version, simulate=partial(self.simulate, version))
+
+    def _choice(self, utterance: KaldiUtterance) -> PlacementChoice:
+        return self.heldout if utterance.subset == HELDOUT else self.training
