@@ -1,5 +1,6 @@
 """A step that `jobs.run` launches ends with its own code, and once survives the loss of a rank."""
 
+import argparse
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import jobs.run
-from jobs.run import Launch, launches, run_steps
+from jobs.cli.parser import add_placement_arguments
+from jobs.run import Launch, launches, placement_arguments, run_steps
 
 DIES_ONCE = """
 import os, sys, time
@@ -15,6 +17,19 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     sys.exit(1) if os.environ["RANK"] == "1" else time.sleep(100)
 print("rank", os.environ["RANK"], *sys.argv[1:])
 """
+
+
+def test_a_run_hands_placements_to_ingest() -> None:
+    """As they were given; without them ingest has no argument of the kind."""
+    parser = argparse.ArgumentParser()
+    add_placement_arguments(parser)
+    given = ["--placements", "2", "--heldout-placements", "clean,DP1", "--placement-seed", "7"]
+    for options in (given, given[:2], []):
+        passed = placement_arguments(parser.parse_args(options))
+        assert passed == options
+        (ingest, *others) = launches("data", 2, 2, placements=passed)
+        assert ingest.arguments == ("--kaldi-dir", "data", *options)
+        assert not any("--placements" in each.arguments for each in others)
 
 
 def test_a_training_step_is_started_once_more(tmp_path: Path) -> None:
