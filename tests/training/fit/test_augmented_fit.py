@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from infra.configuration import ConfigurationError
+from pipeline.runs.names import realignment_rounds
 from tests.training.fit.small_fits import copy_stopped, fit, small_fit, steps_saved, write_run
 from tests.training.fit.test_optimizer_settings import recipe
 from training.augmentation.augmenter import AugmentationConfig
@@ -32,7 +33,7 @@ def test_an_augmented_training_resumes(tmp_path: Path) -> None:
 def test_each_model_has_its_own_augmentation() -> None:
     """A table in a model's section reaches that model's fit, and no other one's."""
     fits = {
-        "aligner": aligner_fit,
+        "aligner": lambda recipe: aligner_fit(recipe, realignment_rounds(1)[0]),
         "baseline": baseline_fit,
         "teacher": teacher_fit,
         "student": student_fit,
