@@ -13,6 +13,7 @@ from pipeline.runs.names import (
     ALIGNMENT_STEP,
     EVALUATED_MODELS,
     HELDOUT,
+    evaluated_models,
     features_step,
     model_step,
 )
@@ -24,7 +25,8 @@ def run(job: Job) -> StepResults:
     torch.set_num_threads(1)  # one utterance at a time is too little work to share
     device = own_device(job.arguments.device)
     report_device(job.name, device)
-    return [evaluate(job.store, job.run_uri, job.corpus_uri, job.recipe.evaluation, device)]
+    names = evaluated_models(job.recipe.sequence_training.models)
+    return [evaluate(job.store, job.run_uri, job.corpus_uri, job.recipe.evaluation, device, names)]
 
 
 STEP = Step(

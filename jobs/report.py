@@ -28,6 +28,7 @@ from pipeline.runs.names import (
     STEP_RECORDS_FOLDER,
     SUBSETS,
     TARGETS_STEP,
+    evaluated_models,
     features_step,
     job_record,
     model_step,
@@ -52,7 +53,7 @@ def run(job: Job) -> StepResults:
     def count(_: StepContext) -> StepContents:
         return StepContents.of_all(read_manifest(job.store, job.run_uri, EVALUATION_STEP).tally_out)
 
-    result = run_step(StepSpec(job.store, job.run_uri, REPORT_STEP, {}, READS), count)
+    result = run_step(StepSpec(job.store, job.run_uri, REPORT_STEP, {}, reads_of(job)), count)
     page = render_report(report).encode()
     document = {**report, "inputs": dict(result.manifest.inputs)}
     sealed = seal(naming(document, [NamedObject.of(REPORT_PAGE, page)]), indent=1)
@@ -62,9 +63,16 @@ def run(job: Job) -> StepResults:
     return [result]
 
 
+def reads_of(job: Job) -> list[str]:
+    """Return the steps that the report is of, models trained on by sMBR among them."""
+    models = evaluated_models(job.recipe.sequence_training.models)
+    return list(dict.fromkeys((*READS, *map(model_step, models))))
+
+
 def build_report(job: Job) -> dict[str, Any]:
     """Collect the contents of report.json."""
-    manifests = {name: read_manifest(job.store, job.run_uri, name) for name in READS}
+    models = evaluated_models(job.recipe.sequence_training.models)
+    manifests = {name: read_manifest(job.store, job.run_uri, name) for name in reads_of(job)}
     (evaluation,) = manifests[EVALUATION_STEP].outputs
     steps = step_records(job)
     if EVALUATE not in steps:
@@ -79,9 +87,7 @@ def build_report(job: Job) -> dict[str, Any]:
         "hours": {s: manifests[features_step(s)].tally_out.hours for s in SUBSETS},
         "steps": {name: step_entry(record) for name, record in steps.items()},
         "plan": planned_and_actual(job, steps),
-        "curves": {
-            name: manifests[model_step(name)].statistics["curve"] for name in EVALUATED_MODELS
-        },
+        "curves": {name: manifests[model_step(name)].statistics["curve"] for name in models},
         "targets": {"k": targets.config["k"], **targets.statistics},
         "certificate": read_certificate(job.store, job.run_uri),
         "quarantine": {

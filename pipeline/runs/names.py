@@ -1,5 +1,6 @@
 """The names of a run's steps, which are their folders below the run, and of files in them."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 LABELLED, UNLABELLED, HELDOUT = "labelled", "unlabelled", "heldout"
@@ -118,6 +119,12 @@ def lattices_step(name: str) -> str:
 def sequence_trained(name: str) -> str:
     """Name the model that sequence training makes of the model `name`."""
     return f"{name}_smbr"
+
+
+def evaluated_models(trained_on: Collection[str]) -> tuple[str, ...]:
+    """Return the models that are scored, if sequence training trains the models `trained_on` on."""
+    smbr = (sequence_trained(name) for name in EVALUATED_MODELS if name in trained_on)
+    return (*EVALUATED_MODELS, *smbr)
 
 
 def task_name(number: int) -> str:

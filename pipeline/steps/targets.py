@@ -66,8 +66,12 @@ def generate_targets(
     config: TargetsConfig,
     teacher: Teacher,
     distribute: Distribute,
+    model: str = TEACHER,
 ) -> StepResult:
-    """Write the unlabelled subset's target shards, in the order of its feature shards."""
+    """Write the unlabelled subset's target shards, in the order of its feature shards.
+
+    `model` is the name of the teacher's model.
+    """
     features = features_step(UNLABELLED)
 
     def label(context: StepContext) -> StepContents:
@@ -79,7 +83,7 @@ def generate_targets(
         plan = TaskPlan(tasks, label_shard, distribute, 0.0, statistics=mass_statistics)
         return run_tasks(context, plan)
 
-    reads = [features, model_step(TEACHER)]
+    reads = [features, model_step(model)]
     # Logits differ in their last bits between devices, and with their neighbours in a batch.
     last_bits = Repetition.OTHER_LAST_BITS
     spec = StepSpec(store, run_uri, TARGETS_STEP, asdict(config), reads, repetition=last_bits)

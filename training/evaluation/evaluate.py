@@ -24,6 +24,7 @@ from pipeline.runs.names import (
     TEACHER,
     features_step,
     model_step,
+    sequence_trained,
 )
 from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step
 from pipeline.shards import FeatureRow
@@ -48,13 +49,14 @@ def evaluate(
     corpus_uri: str,
     config: EvaluationConfig,
     device: torch.device = CPU,
+    names: Sequence[str] = EVALUATED_MODELS,
 ) -> StepResult:
     """Decode the held-out subset with each model; write word and frame errors by placement.
 
-    The models are on `device`, the decoder on the CPU.
+    The models `names` are on `device`, the decoder on the CPU.
     """
     features = features_step(HELDOUT)
-    reads = [features, ALIGNMENT_STEP, *map(model_step, EVALUATED_MODELS)]
+    reads = [features, ALIGNMENT_STEP, *map(model_step, names)]
     lexicon = read_lexicon(store, run_uri, corpus_uri, reads)
     files = LanguageModelFiles.read(store, corpus_uri, config)
 
@@ -62,7 +64,7 @@ def evaluate(
         rows = [row for shard in read_shards(store, run_uri, features).values() for row in shard]
         if not rows:
             raise ValueError("the held-out subset is empty: list speakers in heldout.speakers")
-        models = {name: load_model(store, run_uri, name).to(device) for name in EVALUATED_MODELS}
+        models = {name: load_model(store, run_uri, name).to(device) for name in names}
         language_model = files.model(store, run_uri, lexicon.parse(), config)
         scores = score_models(store, run_uri, lexicon.parse(), language_model, config, rows, models)
         heldout = read_manifest(store, run_uri, features).tally_out
@@ -104,30 +106,37 @@ def score_models(
             name: frame_accuracy(rows, model, reference) for name, model in models.items()
         },
         "models": {
-            name: {"num_parameters": sum(each.numel() for each in models[name].model.parameters())}
-            for name in EVALUATED_MODELS
+            name: {"num_parameters": sum(each.numel() for each in trained.model.parameters())}
+            for name, trained in models.items()
         },
     }
 
 
 def word_error_scores(errors: Mapping[str, Mapping[str, WordErrors]]) -> dict[str, Any]:
-    """Return counts and rates by model and placement, and the student's WERR by placement."""
+    """Return counts and rates by model and placement, and the student's WERR by placement.
+
+    `werr_smbr` compares the two after sequence training, as Table II does, where both had it.
+    """
     rates = {
         name: {placement: counts.word_error_rate for placement, counts in by_placement.items()}
         for name, by_placement in errors.items()
     }
+    scores = {"wer": rates, "werr": reductions(rates[BASELINE], rates[STUDENT])}
+    trained_on = [sequence_trained(name) for name in (BASELINE, STUDENT)]
+    if errors.keys() >= set(trained_on):
+        scores["werr_smbr"] = reductions(*(rates[name] for name in trained_on))
     return {
-        "wer": rates,
-        "werr": {
-            placement: werr(baseline, rates[STUDENT][placement])
-            for placement, baseline in rates[BASELINE].items()
-            if baseline > 0
-        },
+        **scores,
         "word_errors": {
             name: {placement: asdict(counts) for placement, counts in by_placement.items()}
             for name, by_placement in errors.items()
         },
     }
+
+
+def reductions(baseline: Mapping[str, float], student: Mapping[str, float]) -> dict[str, float]:
+    """Return the WERR by placement, where the baseline has errors."""
+    return {place: werr(rate, student[place]) for place, rate in baseline.items() if rate > 0}
 
 
 def count_errors(

@@ -30,16 +30,18 @@ class PooledTeacher:
         return decode_targets(self.pool.request(encode_utterances(utterances)), self.k)
 
 
-def serve_teacher(device: str, run_uri: str, k: str) -> Callable[[bytes], bytes]:
-    """Load a run's teacher onto `device`; the device pool's servers call this once each."""
+def serve_teacher(
+    device: str, run_uri: str, k: str, model: str = TEACHER
+) -> Callable[[bytes], bytes]:
+    """Load a run's teacher, `model`, onto `device`; a device pool's servers call this once each."""
     torch.set_num_threads(1)  # one server a device: on CPUs, a device is a core
     store = ObjectStore((join_uri(run_uri, MODELS_FOLDER),))
     place = torch.device(device.partition("#")[0])  # cpu#0 and cpu#1 are two cores
-    model = load_model(store, run_uri, TEACHER).model.to(place)
+    teacher = load_model(store, run_uri, model).model.to(place)
 
     def label(payload: bytes) -> bytes:
         utterances = [torch.from_numpy(frames).to(place) for frames in decode_utterances(payload)]
-        logits = model.utterance_logits(utterances)
+        logits = teacher.utterance_logits(utterances)
         return encode_targets([select_kbest(rows.cpu().numpy(), int(k)) for rows in logits])
 
     return label
