@@ -30,6 +30,7 @@ from training.models.acoustic_model import AcousticModel, ModelConfig
 from training.models.precision import Precision
 from training.recipes import CheckpointConfig
 from training.targets.hard import HardTargets
+from training.targets.sequence import SequenceTargets
 from training.targets.soft import SoftTargets
 
 NUM_SENONES, NUM_CHUNKS, FRAMES = 7, 3, 5
@@ -95,6 +96,17 @@ def test_steps_by_graphs_are_those_without(recorder: Recorder, precision: Precis
     assert len(set(expected)) == len(minibatches) + 1
     # One graph for each kind of target.
     assert [each.num_replays for each in recorder.recordings] == [5, 3]
+
+
+def test_lattices_are_not_captured(recorder: Recorder) -> None:
+    """Though their utterances have the chunks' shape by chance: the host reads them."""
+    given = minibatch(0, (NUM_CHUNKS, FRAMES), soft=False)
+    targets = object.__new__(SequenceTargets)
+    object.__setattr__(given, "targets", targets)
+    expected = RunningTotals(5), torch.ones(())
+    graphs = GradientGraphs(model(), lambda _: expected, (NUM_CHUNKS, FRAMES))
+    assert graphs(given) is expected
+    assert recorder.recordings == []
 
 
 def test_a_step_that_waits_for_the_device_is_not_captured(recorder: Recorder) -> None:
