@@ -70,8 +70,11 @@ class RunningTotals:
 
     def read(self) -> FrameTotals:
         """Return the numbers; the host waits for the device, once."""
-        sums = torch.stack([self.cross_entropy, self.num_correct, self.expected_correct])
-        cross_entropy, num_correct, expected_correct = sums.tolist()
+        sums = (self.cross_entropy, self.num_correct, self.expected_correct)
+        # A sum that a criterion does not have has remained on the CPU, where it began.
+        device = next((each.device for each in sums if each.device.type != "cpu"), sums[0].device)
+        on_device = torch.stack([each.to(device) for each in sums])
+        cross_entropy, num_correct, expected_correct = on_device.tolist()
         return FrameTotals(self.num_frames, cross_entropy, int(num_correct), expected_correct)
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 
 from infra.store.object_store import ObjectStore
+from jobs.run import JOBS
 from pipeline.runs.manifest import manifest_uri
 from pipeline.runs.names import STUDENT, model_step
 from tests.faults.killed_processes.torchrun_job import NUM_RANKS, TorchrunJob, lives, strike
@@ -33,6 +34,8 @@ from training.fit.train_model import fit_model
 from training.recipes import read_recipe
 
 TRAINERS = ("synchronous", "gtc", "bmuf", "htm")
+PROGRAMS = dict.fromkeys(("gtc", "htm"), Path(__file__).with_name("two_backends.py"))
+"""Trainers whose ranks have a group of two backends, as on GPUs."""
 JOB_LIMIT_S = 1200.0
 TIME_LIMIT_S = 20.0
 NUM_SUB_EPOCHS = 64  # of 4 sub-epochs and 8 passes, each after labelled data
@@ -135,7 +138,8 @@ class RankChaos:
         self.record.num_starts += 1
         options = ["--trainer", trainer, "--time-limit-s", str(TIME_LIMIT_S)]
         options += [part for setting in SETTINGS for part in ("--set", setting)]
-        return TorchrunJob.start(str(run), run.with_suffix(".log"), options)
+        program = PROGRAMS.get(trainer, JOBS / "train_student.py")
+        return TorchrunJob.start(program, str(run), run.with_suffix(".log"), options)
 
     def _strike(self, job: TorchrunJob, kind: str) -> None:
         """Strike, wait until the earlier ranks have ended, and require the message."""

@@ -24,10 +24,10 @@ class TorchrunJob:
     log: Path
 
     @classmethod
-    def start(cls, run_uri: str, log: Path, options: Sequence[str]) -> "TorchrunJob":
+    def start(cls, program: Path, run_uri: str, log: Path, options: Sequence[str]) -> "TorchrunJob":
         """Start it; torchrun restarts it three times, a fifth start is another call of this."""
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--max-restarts", "3"]
-        job = ["jobs/train_student.py", "--recipe", str(TINY), "--run", run_uri, *options]
+        job = [str(program), "--recipe", str(TINY), "--run", run_uri, *options]
         ranks = ["--nproc-per-node", str(NUM_RANKS), "--"]
         one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         with log.open("ab") as output:

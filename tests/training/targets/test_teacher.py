@@ -67,3 +67,24 @@ def test_the_server_gives_the_models_own_best(tmp_path: Path, device: str) -> No
     logits = model.utterance_logits([torch.from_numpy(frames) for frames in utterances()])
     expected = [select_kbest(frames.numpy(), 5) for frames in logits]
     assert_same(decode_targets(answer, k=5), expected)
+
+
+def test_the_server_computes_on_its_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On torch's meta device, where two devices do not mix, logits alone leave it."""
+    store = ObjectStore((str(tmp_path),))
+    config = ModelConfig(1, 8, bidirectional=True, look_ahead=0, dropout=0.0)
+    trained = TrainedModel(AcousticModel(config, 30).eval(), torch.zeros(30))
+    spec = StepSpec(store, str(tmp_path), "models/teacher", {})
+    run_step(spec, lambda context: store_model(context, trained, Tally(), {}))
+    left = []
+
+    def leave(values: torch.Tensor) -> torch.Tensor:
+        if values.is_floating_point():  # not the indices of packing
+            left.append((values.device.type, values.shape))
+        return torch.zeros(values.shape, dtype=values.dtype)
+
+    label = serve_teacher("meta", str(tmp_path), "5")
+    monkeypatch.setattr(torch.Tensor, "cpu", leave)
+    answer = label(encode_utterances(utterances()))
+    assert [len(each.log_z) for each in decode_targets(answer, k=5)] == list(LENGTHS)
+    assert left == [("meta", (length, 30)) for length in LENGTHS]
