@@ -1,9 +1,10 @@
 """Compare the phone boundaries of a run's alignments with Kaldi's, and with true times.
 
-python -m tests.benchmarks.phone_boundaries --run DIR [--kaldi-dir DIR] [--json]
+python -m tests.benchmarks.phone_boundaries --run DIR [--kaldi-dir DIR [--everyone]] [--json]
 
 DIR is a run in which `align` has finished. Kaldi's are those of kaldi-hmm-gmm on the same cepstra,
-in a process of its own; true times are those of `phones.ctm` in a synthetic corpus. A boundary is
+in a process of its own; true times are those of `phones.ctm` in a synthetic corpus. `--everyone`
+bootstraps all subsets at once, with the transcripts of the data directory. A boundary is
 the first frame of a phone that both sides have in the same place of the utterance.
 """
 
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from difflib import SequenceMatcher
 from pathlib import Path
 
@@ -26,11 +28,14 @@ from pipeline.runs.names import (
     BOOTSTRAP_STEP,
     CORPUS_FOLDER,
     LABELLED,
+    SUBSETS,
     features_step,
 )
 from pipeline.shards import Alignment, read_partition
 from tests.benchmarks.measure import Figure, show
+from training.decoding.alignment import TranscribedUtterance
 from training.decoding.bootstrap.cepstra import speaker_cepstra
+from training.decoding.bootstrap.hmm import BootstrapConfig, bootstrap_alignment
 from training.decoding.lexicon import SILENCE, Lexicon, parse_lexicon
 from training.decoding.senones.senone_tree import SenoneTree
 from training.targets.alignment import read_tree
@@ -100,10 +105,39 @@ def aligned(store: ObjectStore, run_uri: str, step: str) -> dict[str, Phones]:
     }
 
 
-def by_kaldi(store: ObjectStore, run_uri: str, lexicon: Lexicon) -> dict[str, Phones]:
-    """Align the labelled features by kaldi-hmm-gmm, which must not share a process with torch."""
-    shards = read_shards(store, run_uri, features_step(LABELLED))
-    utterances = [transcribed(row) for rows in shards.values() for row in rows]
+def read_utterances(
+    store: ObjectStore, run_uri: str, subsets: Sequence[str]
+) -> list[TranscribedUtterance]:
+    """Return the utterances of some subsets."""
+    shards = [read_shards(store, run_uri, features_step(subset)) for subset in subsets]
+    return [transcribed(row) for each in shards for rows in each.values() for row in rows]
+
+
+def of_everyone(
+    store: ObjectStore, run_uri: str, lexicon: Lexicon, texts: Sequence[str]
+) -> Iterator[Figure]:
+    """Compare the bootstrap of all utterances with Kaldi's; the untranscribed get their texts."""
+    words = {line.split()[0]: tuple(line.split()[1:]) for line in texts}
+    utterances = [
+        replace(each, words=words[each.utterance_id])
+        for each in read_utterances(store, run_uri, SUBSETS)
+    ]
+    ours = {
+        name: [
+            (lexicon.phones[phone], frame_time(start))
+            for phone, start in zip(found.phones.tolist(), found.starts.tolist(), strict=True)
+        ]
+        for name, found in bootstrap_alignment(
+            utterances, lexicon, BootstrapConfig()
+        ).alignments.items()
+    }
+    yield from compared(
+        "everyone, bootstrap against kaldi-hmm-gmm", ours, by_kaldi(utterances, lexicon)
+    )
+
+
+def by_kaldi(utterances: Sequence[TranscribedUtterance], lexicon: Lexicon) -> dict[str, Phones]:
+    """Align by kaldi-hmm-gmm, which must not share a process with torch."""
     cepstra = speaker_cepstra(utterances)
     task = {
         "lexicon": dict(lexicon.pronunciations),
@@ -132,12 +166,12 @@ def true_times(lines: Sequence[str]) -> dict[str, Phones]:
     return phones
 
 
-def figures(run_uri: str, kaldi_dir: Path | None) -> Iterator[Figure]:
+def figures(run_uri: str, kaldi_dir: Path | None, has_everyone: bool) -> Iterator[Figure]:
     """Yield all comparisons of a run."""
     store = ObjectStore((run_uri,))
     lexicon = parse_lexicon(store.get(join_uri(run_uri, CORPUS_FOLDER, "lexicon.txt")).decode())
     ours = {step: aligned(store, run_uri, step) for step in (BOOTSTRAP_STEP, ALIGNMENT_STEP)}
-    kaldi = by_kaldi(store, run_uri, lexicon)
+    kaldi = by_kaldi(read_utterances(store, run_uri, [LABELLED]), lexicon)
     for step, phones in ours.items():
         yield from compared(f"{step} against kaldi-hmm-gmm", phones, kaldi)
     ctm = kaldi_dir / "phones.ctm" if kaldi_dir else None
@@ -145,6 +179,9 @@ def figures(run_uri: str, kaldi_dir: Path | None) -> Iterator[Figure]:
         truth = true_times(ctm.read_text().splitlines())
         for name, phones in (*ours.items(), ("kaldi-hmm-gmm", kaldi)):
             yield from compared(f"{name} against the true times", phones, truth)
+    if kaldi_dir is not None and has_everyone:
+        texts = (kaldi_dir / "text").read_text().splitlines()
+        yield from of_everyone(store, run_uri, lexicon, texts)
 
 
 def main() -> None:
@@ -152,9 +189,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", required=True, help="folder of a run that is aligned")
     parser.add_argument("--kaldi-dir", type=Path, help="its Kaldi data directory")
+    parser.add_argument("--everyone", action="store_true", help="bootstrap all subsets, too")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    found = list(figures(arguments.run, arguments.kaldi_dir))
+    found = list(figures(arguments.run, arguments.kaldi_dir, arguments.everyone))
     show("Phone boundaries", found, arguments.json)
 
 
