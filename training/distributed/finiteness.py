@@ -22,12 +22,11 @@ def not_finite(rank: int, step: int) -> FloatingPointError:
 def all_finite(tensors: Iterable[Float[Tensor, "..."]]) -> Bool[Tensor, ""]:
     """Return whether all elements of all tensors are finite; no GPU is waited for."""
     parts = [each._values() if each.is_sparse else each.detach() for each in tensors]
-    # On a CPU isfinite() takes 180 ms for 25 M elements, and a sum 12 ms. A NaN or an infinity
-    # always reaches the sum; a sum that merely overflows is looked at again.
+    # On a CPU isfinite() takes 180 ms for 25 M elements. A NaN or an infinity is always among the
+    # extremes, which take 5 ms, the time to read the elements; a sum takes 7 and may overflow.
     if all(is_read_at_once(part.device) for part in parts):
-        if all(math.isfinite(float(part.sum())) for part in parts):
-            return torch.tensor(True)
-        return torch.stack([torch.isfinite(part).all() for part in parts]).all()
+        extremes = (each for part in parts if part.numel() for each in part.aminmax())
+        return torch.tensor(all(math.isfinite(float(each)) for each in extremes))
     # A GPU's sums are not looked at here: in float64, those of float32 values never overflow.
     sums = [part.sum(dtype=torch.float64) for part in parts]
     return torch.isfinite(torch.stack(sums)).all()
