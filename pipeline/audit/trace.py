@@ -18,6 +18,7 @@ from pipeline.runs.manifest import Manifest, Output, manifest_uri, read_manifest
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
     BOOTSTRAP_STEP,
+    EVALUATED_MODELS,
     FEATURES_FOLDER,
     INGEST_STEP,
     LABELLED,
@@ -31,6 +32,7 @@ from pipeline.runs.names import (
     earlier_alignment,
     features_step,
     folder_of,
+    lattices_step,
     model_step,
     selection_step,
     task_name,
@@ -112,6 +114,10 @@ class _Tracer:
         if subset == LABELLED:
             for step in (BOOTSTRAP_STEP, *self._earlier_alignments(), ALIGNMENT_STEP):
                 self._at_step(self._manifest(step), step, task)
+            # Without sequence training there are none, and no step is unfinished.
+            for step in map(lattices_step, EVALUATED_MODELS):
+                if (lattices := self._manifest(step)) is not None:
+                    self._at_step(lattices, step, task)
         if subset == UNLABELLED:
             targets = self._manifest(TARGETS_STEP)
             self._at_step(targets, TARGETS_STEP, task)

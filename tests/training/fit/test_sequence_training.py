@@ -4,10 +4,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from infra.store.object_store import ObjectStore
 from pipeline.runs.manifest import Manifest, read_manifest, read_output
-from pipeline.runs.names import BASELINE, lattices_step
+from pipeline.runs.names import BASELINE, TEACHER, lattices_step
 from tests.training.fit.small_fits import copy_stopped, steps_saved
 from tests.training.sequence_training.toy_run import (
     NUM_ROWS,
@@ -20,20 +21,24 @@ from training.data.dataset import Dataset
 from training.distributed import process_group
 from training.distributed.process_group import ProcessGroup
 from training.distributed.simulated_group import simulate_ranks
+from training.fit.cuda_graph import GradientGraphs
 from training.fit.model_specs import Fit
+from training.fit.steps import RunningTotals
 from training.fit.train_model import fit_model, open_dataset
+from training.models.acoustic_model import ModelConfig
 from training.targets.lattices import LatticeConfig, generate_lattices
 from training.targets.sequence import SequenceTargets
 from training.trainers.registry import TRAINERS
+
+BEAMS = LatticeConfig(ngram_order=1, beam=15.0, lattice_beam=6.0)
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run with lattices; one of its eight utterances has none."""
     place = write_toy_run(tmp_path / "made")
-    config = LatticeConfig(ngram_order=1, beam=15.0, lattice_beam=6.0)
     with process_group.open_world() as group:
-        generate_lattices(*place, BASELINE, config, SCALE, 0.2, group)
+        generate_lattices(*place, BASELINE, BEAMS, SCALE, 0.2, group)
     return Path(place[1])
 
 
@@ -56,6 +61,31 @@ def test_expected_accuracy_rises_under_every_trainer(run: Path, trainer: str) ->
     assert all(0 < point < 1 for point in curve)
     assert manifest.tally_out.utterances == sum(NUM_ROWS) - 1
     assert {lattices_step(BASELINE), f"models/{BASELINE}"} < manifest.inputs.keys()
+
+
+def test_a_bidirectional_teacher_is_trained_on(tmp_path: Path) -> None:
+    """It sees all frames, without look-ahead, in minibatches with padding."""
+    form = ModelConfig(1, 8, bidirectional=True, look_ahead=0, dropout=0.0)
+    place = write_toy_run(tmp_path, TEACHER, form)
+    with process_group.open_world() as group:
+        generate_lattices(*place, TEACHER, BEAMS, SCALE, 0.2, group)
+        what = smbr_fit("gtc", name=TEACHER, config=form)
+        manifest, _ = fit(group, Path(place[1]), what)
+    curve = [point["expected_frame_accuracy"] for point in manifest.statistics["curve"]]
+    assert curve[-1] > curve[0]
+
+
+def test_no_graph_replays_lattices(run: Path) -> None:
+    """Whole utterances that have the shape of chunks still take a step of their own."""
+    what, store = smbr_fit(), open_store(run)
+    with process_group.open_world() as group:
+        labelled = read_manifest(store, str(run), what.labelled)
+        dataset = open_dataset(what, store, str(run), labelled.outputs, group)
+    minibatch = next(dataset.plan(what.sub_epochs[0], 0).minibatches())
+    result = RunningTotals(), torch.zeros(())
+    shape = minibatch.features.shape[0], minibatch.features.shape[1]
+    graphs = GradientGraphs(torch.nn.Linear(1, 1), lambda _: result, shape)
+    assert graphs(minibatch) is result
 
 
 def test_training_resumes_to_the_same_bytes(run: Path) -> None:

@@ -1,5 +1,6 @@
 """The lattice step loses no utterance, repeats its bytes on any ranks, and adds references."""
 
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from infra.store.object_store import ObjectStore
+from pipeline.audit.verify import Expectation, verify_run
 from pipeline.runs.ledger import LossBudgetExceededError
 from pipeline.runs.manifest import Manifest, read_manifest, read_output
 from pipeline.runs.names import ALIGNMENT_STEP, BASELINE
@@ -21,6 +23,7 @@ from tests.training.sequence_training.toy_run import (
 from training.distributed.process_group import ProcessGroup
 from training.distributed.simulated_group import simulate_ranks
 from training.sequence_training.lattice_arcs import has_path
+from training.targets import lattices as lattices_module
 from training.targets.lattices import LatticeConfig, generate_lattices
 
 WIDE = LatticeConfig(ngram_order=1, beam=30.0, lattice_beam=8.0)
@@ -98,6 +101,29 @@ def test_a_narrow_search_still_has_the_reference(tmp_path: Path) -> None:
     assert all(num_frames > 1 for num_frames in reads_once)
     assert 0 < manifest.statistics["num_references_added"] <= sum(NUM_ROWS) - 1
     assert manifest.statistics["arcs_per_frame"] <= 2
+
+
+def test_an_utterance_that_a_step_loses_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """verify compares the lattices and their ledger with the alignments, to the utterance."""
+    place = write_toy_run(tmp_path)
+    store, run_uri, corpus_uri = place
+
+    def findings() -> list[str]:
+        expectation = Expectation()
+        found = verify_run(store, run_uri, corpus_uri, lambda *_: None, expectation).findings
+        return [each.found for each in found if each.object.startswith("lattices/")]
+
+    whole = lattices_module.read_partition
+    monkeypatch.setattr(lattices_module, "read_partition", lambda data: whole(data)[:-1])
+    simulate_ranks(1, partial(decode, place=place, loss_budget=0.3))
+    found = findings()
+    assert any("2 lost: utterance-0-4, utterance-1-2" in each for each in found), found
+    shutil.rmtree(Path(run_uri) / "lattices")
+    monkeypatch.undo()
+    simulate_ranks(1, partial(decode, place=place))
+    assert findings() == []
 
 
 def test_too_many_losses_end_the_step(tmp_path: Path) -> None:

@@ -68,7 +68,9 @@ def rows_of(partition: int) -> list[PartitionRow]:
     return [sentence_row(partition, number) for number in range(NUM_ROWS[partition])]
 
 
-def write_toy_run(folder: Path) -> tuple[ObjectStore, str, str]:
+def write_toy_run(
+    folder: Path, name: str = BASELINE, config: ModelConfig = CONFIG
+) -> tuple[ObjectStore, str, str]:
     """All that lattices and training on them read; the store, the run and the corpus."""
     run_uri, corpus_uri = str(folder / "run"), str(folder / "corpus")
     store = ObjectStore((run_uri, corpus_uri))
@@ -89,14 +91,21 @@ def write_toy_run(folder: Path) -> tuple[ObjectStore, str, str]:
             counts += np.bincount(row.targets.senones, minlength=len(counts))
     total = sum((output.tally for output in outputs), Tally())
     finish(*(store, run_uri, ALIGNMENT_STEP, total, tuple(outputs)), senone_counts=counts.tolist())
-    put_model(store, run_uri, counts.tolist(), moments)
+    torch.manual_seed(7)
+    model = AcousticModel(config, TREE.num_senones)
+    put_model(store, run_uri, name, model, counts.tolist(), moments)
     return store, run_uri, corpus_uri
 
 
-def put_model(store: ObjectStore, run_uri: str, counts: list[int], moments: dict) -> None:
-    """A baseline that has learnt a little from the aligned frames, by cross-entropy."""
-    torch.manual_seed(7)
-    model = AcousticModel(CONFIG, TREE.num_senones)
+def put_model(
+    store: ObjectStore,
+    run_uri: str,
+    name: str,
+    model: AcousticModel,
+    counts: list[int],
+    moments: dict,
+) -> None:
+    """Let a model learn a little from the aligned frames, by cross-entropy, and store it."""
     model.freeze_normalization(Moments.from_dict(moments))
     optimizer = torch.optim.Adam(model.parameters(), 0.02)
     rows = [row for row in rows_of(0) if row.utterance_id != UNREADABLE]
@@ -105,12 +114,12 @@ def put_model(store: ObjectStore, run_uri: str, counts: list[int], moments: dict
         for row in rows:
             features = torch.from_numpy(row.features.astype(np.float32)).reshape(1, -1, 192)
             labels = torch.from_numpy(row.targets.senones[1::3].astype(np.int64))
-            logits = model(features)[0, CONFIG.look_ahead :]
+            logits = model(features)[0, model.config.look_ahead :]
             torch.nn.functional.cross_entropy(logits, labels[: len(logits)]).backward()
         optimizer.step()
-    context: StepContext = step_context(store, run_uri, model_step(BASELINE), {}, {})
+    context: StepContext = step_context(store, run_uri, model_step(name), {}, {})
     made = store_model(context, TrainedModel(model.eval(), log_priors(counts)), Tally(), {})
-    finish(store, run_uri, model_step(BASELINE), Tally(), made.outputs)
+    finish(store, run_uri, model_step(name), Tally(), made.outputs)
 
 
 def finish(
@@ -124,19 +133,25 @@ def finish(
     write_manifest(context, manifest)
 
 
-def smbr_fit(trainer: str = "synchronous", num_epochs: int = 4, steps: int = 0) -> Fit:
-    """Train the baseline on by sMBR, in minibatches of two or three sentences."""
+def smbr_fit(
+    trainer: str = "synchronous",
+    num_epochs: int = 4,
+    steps: int = 0,
+    name: str = BASELINE,
+    config: ModelConfig = CONFIG,
+) -> Fit:
+    """Train a model on by sMBR, in minibatches of two or three sentences."""
     settings = {"gradient_threshold": 0.02, "block_size": 2, "group_size": 1}
     return Fit(
-        name=sequence_trained(BASELINE),
-        model=CONFIG,
+        name=sequence_trained(name),
+        model=config,
         labelled=ALIGNMENT_STEP,
         unlabelled=None,
         sub_epochs=sequence_sub_epochs([0.01] * num_epochs),
         loop=LoopConfig(64, 1.0),
         trainer=TRAINERS[trainer](**with_trainer(settings, trainer)),
         seed=1,
-        warm_start=BASELINE,
-        criterion=SequenceCriterion(lattices_step(BASELINE), SCALE, 0.0),
+        warm_start=name,
+        criterion=SequenceCriterion(lattices_step(name), SCALE, 0.0),
         checkpoints=CheckpointConfig(steps=steps, num_kept=100),
     )
