@@ -43,3 +43,4 @@ def test_a_device_that_waits_ends_its_process(worlds: dict[str, World], name: st
     ends = world.ends([rank for rank in range(NUM_RANKS) if rank != case.victim], PATIENCE_S)
     for end in ends:
         require_named(end, world, case)
+    print(name, [round(end.at_s - world.signalled_at_s, 2) for end in ends])
