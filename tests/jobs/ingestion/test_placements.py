@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import soundfile
 
+from infra.configuration import ConfigurationError
 from infra.store.object_store import ObjectStore, join_uri
-from jobs.ingest import simulator
+from jobs.ingest import config_of, simulator
 from jobs.ingestion.corpus import IngestedCorpus, ingest
 from jobs.ingestion.kaldi_directory import read_kaldi_directory
 from jobs.ingestion.placement_choice import PlacementChoice, Placing
@@ -236,6 +237,14 @@ def test_speech_longer_than_the_noise_hears_it_again(acoustics) -> None:
     noise = noise_for(speech, PLACEMENTS[0], acoustics[0], np.random.default_rng(2))
     assert len(noise) == 40_000
     np.testing.assert_array_equal(noise[:16_000], noise[16_000:32_000])
+
+
+def test_a_missing_simulator_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copying needs no simulator; simulating without one ends with the package to install."""
+    assert config_of(None) == {}
+    monkeypatch.setattr("jobs.ingest.SIMULATORS", ("numpy", "no-such-simulator"))
+    with pytest.raises(ConfigurationError, match=r"no-such-simulator: .* megahour\[demo\]"):
+        config_of(placing(PAIR))
 
 
 def test_the_job_ingests_placements(run_job: RunJob, kaldi_dir: Path, tmp_path: Path) -> None:
