@@ -53,7 +53,7 @@ def run(job: Job) -> StepResults:
     def count(_: StepContext) -> StepContents:
         return StepContents.of_all(read_manifest(job.store, job.run_uri, EVALUATION_STEP).tally_out)
 
-    result = run_step(StepSpec(job.store, job.run_uri, REPORT_STEP, {}, reads_of(job)), count)
+    result = run_step(StepSpec(job.store, job.run_uri, REPORT_STEP, {}, READS), count)
     page = render_report(report).encode()
     document = {**report, "inputs": dict(result.manifest.inputs)}
     sealed = seal(naming(document, [NamedObject.of(REPORT_PAGE, page)]), indent=1)
@@ -63,16 +63,12 @@ def run(job: Job) -> StepResults:
     return [result]
 
 
-def reads_of(job: Job) -> list[str]:
-    """Return the steps that the report is of, models trained on by sMBR among them."""
-    models = evaluated_models(job.recipe.sequence_training.models)
-    return list(dict.fromkeys((*READS, *map(model_step, models))))
-
-
 def build_report(job: Job) -> dict[str, Any]:
     """Collect the contents of report.json."""
     models = evaluated_models(job.recipe.sequence_training.models)
-    manifests = {name: read_manifest(job.store, job.run_uri, name) for name in reads_of(job)}
+    # The evaluation's inputs name the models trained on by sMBR, so its digest is theirs, too.
+    read = dict.fromkeys((*READS, *map(model_step, models)))
+    manifests = {name: read_manifest(job.store, job.run_uri, name) for name in read}
     (evaluation,) = manifests[EVALUATION_STEP].outputs
     steps = step_records(job)
     if EVALUATE not in steps:
