@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 
+from pipeline.runs.names import evaluated_models
 from training.evaluation.evaluate import word_error_scores
 from training.evaluation.word_errors import WordErrors
 
@@ -19,3 +20,16 @@ def test_the_students_werr_is_against_the_baseline() -> None:
     assert scores["wer"]["student"] == {"far": 25.0, "near": 25.0}
     assert scores["werr"] == {"far": 50.0}
     assert scores["word_errors"]["student"]["near"] == asdict(one)
+
+
+def test_models_after_sequence_training_are_compared_with_each_other() -> None:
+    """Table II is of two models that sMBR trained on; one alone is compared with none."""
+    one, two = (WordErrors(substitutions=n, reference_words=4) for n in (1, 2))
+    plain = {"baseline": {"far": two}, "teacher": {"far": two}, "student": {"far": two}}
+    both = {"baseline_smbr": {"far": two}, "student_smbr": {"far": one}}
+    assert word_error_scores(plain | both)["werr_smbr"] == {"far": 50.0}
+    assert word_error_scores(plain | both)["werr"] == {"far": 0.0}
+    for name, rates in both.items():
+        assert "werr_smbr" not in word_error_scores(plain | {name: rates})
+    assert evaluated_models(["student", "baseline"])[3:] == tuple(both)
+    assert evaluated_models([]) == tuple(plain)

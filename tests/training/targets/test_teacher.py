@@ -53,17 +53,21 @@ def test_targets_survive_the_message() -> None:
     assert_same(decode_targets(encode_targets(targets), k=5), targets)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cpu#1"])
-def test_the_server_gives_the_models_own_best(tmp_path: Path, device: str) -> None:
-    """The answer is the k best of the stored model's logits."""
+@pytest.mark.parametrize(
+    ("device", "options"), [("cpu", {}), ("cpu#1", {}), ("cpu", {"model": "teacher_smbr"})]
+)
+def test_the_server_gives_the_models_own_best(
+    tmp_path: Path, device: str, options: dict[str, str]
+) -> None:
+    """The answer is the k best of the stored model's logits, trained on by sMBR or not."""
     store = ObjectStore((str(tmp_path),))
     torch.manual_seed(0)
     config = ModelConfig(1, 8, bidirectional=True, look_ahead=0, dropout=0.0)
     model = AcousticModel(config, 30).eval()
     trained = TrainedModel(model, torch.zeros(30))
-    spec = StepSpec(store, str(tmp_path), "models/teacher", {})
+    spec = StepSpec(store, str(tmp_path), f"models/{options.get('model', 'teacher')}", {})
     run_step(spec, lambda context: store_model(context, trained, Tally(), {}))
-    answer = serve_teacher(device, str(tmp_path), "5")(encode_utterances(utterances()))
+    answer = serve_teacher(device, str(tmp_path), "5", **options)(encode_utterances(utterances()))
     logits = model.utterance_logits([torch.from_numpy(frames) for frames in utterances()])
     expected = [select_kbest(frames.numpy(), 5) for frames in logits]
     assert_same(decode_targets(answer, k=5), expected)
