@@ -11,9 +11,10 @@ from jobs.cli.job import Job
 from jobs.cli.rank_device import arguments_with_device, own_device
 from jobs.cli.spark_steps import distribute_on_spark
 from jobs.cli.training_steps import training_ranks
-from pipeline.runs.manifest import Manifest
+from pipeline.runs.manifest import Manifest, subsets_of_run
 from pipeline.runs.names import (
     ALIGNER,
+    DEV,
     LABELLED,
     UNLABELLED,
     features_step,
@@ -49,8 +50,11 @@ def run(job: Job) -> StepResults:
         for each in realignment_rounds(recipe.alignment.rounds):
             with training_ranks(job.name, device) as group:
                 fit_model(aligner_fit(recipe, each), job.store, job.run_uri, group, device)
-            aligned = realign(*where, each, settings, recipe.loss_budget, distribute)
-    return [aligned]
+            aligned = [realign(*where, each, settings, recipe.loss_budget, distribute)]
+        # Newbob's loss is of development speakers where the corpus has some.
+        if DEV in subsets_of_run(job.store, job.run_uri, features_step):
+            aligned += [realign(*where, each, settings, recipe.loss_budget, distribute, DEV)]
+    return aligned
 
 
 def unreached_senones(bootstrapped: Manifest) -> str:

@@ -14,6 +14,7 @@ from jobs.run import (
     Launch,
     add_run_arguments,
     check,
+    dev_share_arguments,
     exit_with,
     launches,
     run_steps,
@@ -73,7 +74,8 @@ def make_and_run(arguments: argparse.Namespace, directory: str) -> int:
     )
     code = check(arguments) or run_steps([synthesis], ["--out", directory])
     ranks = arguments.supervised_ranks, arguments.student_ranks
-    steps = launches(directory, *ranks, arguments.device)
+    development = dev_share_arguments(arguments)
+    steps = launches(directory, *ranks, arguments.device, development=development)
     code = code or run_steps(steps, shared_arguments(arguments.recipe, arguments))
     if not code:
         print(f"report: {arguments.run}/{REPORT_STEP}/report.html")

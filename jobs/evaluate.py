@@ -9,32 +9,46 @@ from jobs.cli.catalogue import EVALUATE
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.rank_device import arguments_with_device, own_device, report_device
+from pipeline.runs.manifest import subsets_of_run
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
+    DEV,
     EVALUATED_MODELS,
     HELDOUT,
+    TUNING_STEP,
     evaluated_models,
     features_step,
     model_step,
 )
 from training.evaluation.evaluate import evaluate
+from training.evaluation.tuning import tune
 
 
 def run(job: Job) -> StepResults:
-    """Decode the held-out subset with each model."""
+    """Tune on development speakers where there are some; decode the held-out subset."""
     torch.set_num_threads(1)  # one utterance at a time is too little work to share
     device = own_device(job.arguments.device)
     report_device(job.name, device)
-    names = evaluated_models(job.recipe.sequence_training.models)
-    return [evaluate(job.store, job.run_uri, job.corpus_uri, job.recipe.evaluation, device, names)]
+    where, recipe = (job.store, job.run_uri, job.corpus_uri), job.recipe
+    names = evaluated_models(recipe.sequence_training.models)
+    shared = device, names
+    has_development = DEV in subsets_of_run(job.store, job.run_uri, features_step)
+    tuned = [tune(*where, recipe.evaluation, recipe.tuning, *shared)] if has_development else []
+    return [*tuned, evaluate(*where, recipe.evaluation, *shared)]
 
 
 STEP = Step(
     name=EVALUATE,
     description="Decode the held-out subset with each model and count word errors by device "
     "placement (paper 003 VII-D, Table II). The decoder uses an n-gram language model of the "
-    "labelled transcripts.",
-    reads=(features_step(HELDOUT), ALIGNMENT_STEP, *map(model_step, EVALUATED_MODELS)),
+    "labelled transcripts, or what the recipe names. Where the corpus has development speakers, "
+    "each model's scales, n-gram order and insertion penalty are tuned on these before.",
+    reads=(
+        features_step(HELDOUT),
+        TUNING_STEP,
+        ALIGNMENT_STEP,
+        *map(model_step, EVALUATED_MODELS),
+    ),
     run=run,
 )
 

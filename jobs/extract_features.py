@@ -7,7 +7,8 @@ from jobs.cli.catalogue import EXTRACT_FEATURES
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
-from pipeline.runs.names import SUBSETS, selection_step
+from pipeline.runs.manifest import subsets_of_run
+from pipeline.runs.names import ALL_SUBSETS, selection_step
 from pipeline.steps.features import extract_features
 
 
@@ -24,7 +25,7 @@ def run(job: Job) -> StepResults:
                 job.recipe.loss_budget,
                 distribute,
             )
-            for subset in SUBSETS
+            for subset in subsets_of_run(job.store, job.run_uri, selection_step)
         ]
 
 
@@ -33,7 +34,7 @@ STEP = Step(
     description="Fetch and decode audio, compute 64 log-mel energies, subtract each speaker's "
     "causal mean, shuffle and store feature shards with their moments (paper 003 IV-B2). "
     "The quarantine ledger lists the audio that cannot be used.",
-    reads=tuple(selection_step(subset) for subset in SUBSETS),
+    reads=tuple(selection_step(subset) for subset in ALL_SUBSETS),
     run=run,
 )
 

@@ -18,7 +18,7 @@ from infra.configuration import ConfigurationError
 from jobs.cli.catalogue import INGEST
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
-from jobs.cli.parser import add_placement_arguments
+from jobs.cli.parser import add_dev_share_argument, add_placement_arguments
 from jobs.ingestion.corpus import ingest
 from jobs.ingestion.kaldi_directory import KaldiUtterance
 from jobs.ingestion.placement_choice import PlacementChoice, Placing, Simulate
@@ -47,7 +47,9 @@ def run(job: Job) -> StepResults:
         if path.is_file() and path.suffix != ".ctm"
     }
     placing = placing_of(job.arguments)
-    spec = StepSpec(job.store, job.run_uri, INGEST_STEP, config_of(placing), digests=digests)
+    share = job.arguments.dev_share
+    config = config_of(placing) | ({"dev_share": share} if share else {})
+    spec = StepSpec(job.store, job.run_uri, INGEST_STEP, config, digests=digests)
     return [run_step(spec, lambda context: _write_corpus(job, context, directory, placing))]
 
 
@@ -110,7 +112,8 @@ def _write_corpus(
         budget, quarantined = job.recipe.loss_budget, Tally.of(rows)
         check_loss_budget(job.store, job.run_uri, ledgers, quarantined, tally_in, budget)
 
-    corpus = ingest(directory, job.store, job.corpus_uri, judge, placing)
+    share = job.arguments.dev_share
+    corpus = ingest(directory, job.store, job.corpus_uri, judge, placing, share)
     tally, quarantined = (
         sum((output.tally for output in outputs), Tally()) for outputs in (corpus.outputs, ledgers)
     )
@@ -133,9 +136,10 @@ STEP = Step(
     name=INGEST,
     description="Copy a Kaldi data directory into the store as a corpus of audio objects and "
     "metadata. Required are wav.scp, text, utt2spk, lexicon.txt, labelled.speakers, "
-    "unlabelled.speakers and heldout.speakers; optional are utt2placement, utt2time, utt2dur and "
-    "spk2locale. Utterances without a usable record or file become ledger rows. With --placements "
-    "each utterance is stored once for each of its placements in simulated rooms, with noise.",
+    "unlabelled.speakers and heldout.speakers; optional are dev.speakers, utt2placement, utt2time, "
+    "utt2dur, spk2locale, language_model.txt and language_model.arpa. Utterances without a usable "
+    "record or file become ledger rows. With --placements each utterance is stored once for each "
+    "of its placements in simulated rooms, with noise.",
     reads=(),
     run=run,
 )
@@ -144,4 +148,5 @@ if __name__ == "__main__":
     parser = STEP.parser()
     parser.add_argument("--kaldi-dir", required=True, help="the Kaldi data directory to copy")
     add_placement_arguments(parser)
+    add_dev_share_argument(parser)
     main(STEP, parser.parse_args())

@@ -18,18 +18,22 @@ from jobs.planning.comparison import compare_plan
 from jobs.report_page import format_table, render_report
 from pipeline.runs.commit import StepContext
 from pipeline.runs.ledger import ledger_reasons
-from pipeline.runs.manifest import read_manifest, read_output
+from pipeline.runs.manifest import read_manifest, read_output, subsets_of_run
 from pipeline.runs.names import (
+    DEV,
     EVALUATED_MODELS,
     EVALUATION_STEP,
+    FEATURES_FOLDER,
     REPORT_DOCUMENT,
     REPORT_PAGE,
     REPORT_STEP,
+    SELECTION_FOLDER,
     STEP_RECORDS_FOLDER,
     SUBSETS,
     TARGETS_STEP,
     evaluated_models,
     features_step,
+    folder_of,
     job_record,
     model_step,
     selection_step,
@@ -40,6 +44,7 @@ from training.shuffle_audit.certificate import read_certificate
 
 PIPELINE = (*map(selection_step, SUBSETS), *map(features_step, SUBSETS))
 READS = (EVALUATION_STEP, TARGETS_STEP, *map(model_step, EVALUATED_MODELS), *PIPELINE)
+OPTIONAL_READS = (selection_step(DEV), features_step(DEV))
 
 
 def run(job: Job) -> StepResults:
@@ -66,8 +71,11 @@ def run(job: Job) -> StepResults:
 def build_report(job: Job) -> dict[str, Any]:
     """Collect the contents of report.json."""
     models = evaluated_models(job.recipe.sequence_training.models)
-    # The evaluation's inputs name the models trained on by sMBR, so its digest is theirs, too.
-    read = dict.fromkeys((*READS, *map(model_step, models)))
+    subsets = subsets_of_run(job.store, job.run_uri, features_step)
+    optional = OPTIONAL_READS if DEV in subsets else ()
+    # The evaluation's inputs name the tuning and the models trained on by sMBR, so its digest is
+    # theirs, too.
+    read = dict.fromkeys((*READS, *optional, *map(model_step, models)))
     manifests = {name: read_manifest(job.store, job.run_uri, name) for name in read}
     (evaluation,) = manifests[EVALUATION_STEP].outputs
     steps = step_records(job)
@@ -80,7 +88,7 @@ def build_report(job: Job) -> dict[str, Any]:
         "code_version": manifests[EVALUATION_STEP].code_version,
         "recipe": steps[EVALUATE]["recipe"],
         **json.loads(read_output(job.store, job.run_uri, evaluation)),
-        "hours": {s: manifests[features_step(s)].tally_out.hours for s in SUBSETS},
+        "hours": {s: manifests[features_step(s)].tally_out.hours for s in subsets},
         "steps": {name: step_entry(record) for name, record in steps.items()},
         "plan": planned_and_actual(job, steps),
         "curves": {name: manifests[model_step(name)].statistics["curve"] for name in models},
@@ -88,7 +96,8 @@ def build_report(job: Job) -> dict[str, Any]:
         "certificate": read_certificate(job.store, job.run_uri),
         "quarantine": {
             name: dict(ledger_reasons(job.store, job.run_uri, manifests[name].ledgers))
-            for name in PIPELINE
+            for name in manifests
+            if folder_of(name) in (SELECTION_FOLDER, FEATURES_FOLDER)
         },
     }
 
@@ -128,7 +137,7 @@ STEP = Step(
     description="Gather word error rates by placement, hours, counts, seconds and learning curves "
     "of a run. Write them as report/report.json and as one self-contained page, "
     "report/report.html.",
-    reads=READS,
+    reads=(*READS, *OPTIONAL_READS),
     run=run,
 )
 

@@ -15,7 +15,12 @@ from jobs.cli.catalogue import EXTRACT_FEATURES, STEPS, WRITES, writes_of
 from jobs.cli.command_line import Answer, Query, Step, main
 from jobs.cli.job import Job
 from pipeline.audio.errors import AudioReason
-from pipeline.runs.names import EVALUATED_MODELS, STEP_RECORDS_FOLDER
+from pipeline.runs.names import (
+    DEV_ALIGNMENT_STEP,
+    EVALUATED_MODELS,
+    OPTIONAL_STEPS,
+    STEP_RECORDS_FOLDER,
+)
 from pipeline.runs.retry import LostRows, find_lost_rows, has_begun, remove_step, take_back
 from pipeline.steps.utterance_features import REFUSALS
 
@@ -31,7 +36,10 @@ def retry(job: Job) -> Answer:
         each for step in steps for each in find_lost_rows(job.store, job.run_uri, step, reasons)
     ]
     num_rounds = job.recipe.alignment.rounds
-    made_from = later_steps({each.step for each in rows}, num_rounds)
+    # Only newbob's loss is of the development speakers' alignment.
+    schedules = job.recipe.baseline.schedule, job.recipe.teacher.schedule
+    unread = () if "newbob" in schedules else (DEV_ALIGNMENT_STEP,)
+    made_from = later_steps({each.step for each in rows}, num_rounds, unread)
     later = [step for step in made_from if has_begun(job.store, job.run_uri, step)]
     is_refused = bool(later) and not arguments.with_later_steps
     is_done = bool(rows) and not is_refused and not arguments.dry_run
@@ -56,14 +64,21 @@ def parse_reasons(text: str) -> list[str]:
     return reasons
 
 
-def later_steps(changed: Collection[str], num_rounds: int) -> list[str]:
-    """Return the steps that read what changes, directly or through others, in a run's order."""
+def later_steps(
+    changed: Collection[str], num_rounds: int, unread: Collection[str] = ()
+) -> list[str]:
+    """Return the steps that read what changes, directly or through others, in a run's order.
+
+    What changes in the `unread` steps changes no other.
+    """
     outdated, found = set(changed), list[str]()
     for job in STEPS:
         step: Step = import_module(f"jobs.{job}").STEP
-        if outdated & {*step.reads}:
-            outdated |= {*writes_of(job, num_rounds, EVALUATED_MODELS)}
-            found += writes_of(job, num_rounds, EVALUATED_MODELS)
+        for written in writes_of(job, num_rounds, EVALUATED_MODELS):
+            reads = {*OPTIONAL_STEPS.get(written, step.reads)} - {*unread}
+            if outdated & reads:
+                outdated.add(written)
+                found.append(written)
     return found
 
 
@@ -121,7 +136,7 @@ if __name__ == "__main__":
     parser.add_argument(
         "--step",
         choices=WRITES[EXTRACT_FEATURES],
-        help="take rows back from this step alone; default: from all three",
+        help="take rows back from this step alone; default: from all",
     )
     parser.add_argument(
         "--with-later-steps",

@@ -19,6 +19,7 @@ from jobs.cli.catalogue import CHECK, INGEST, STEPS, STEPS_WITH_DEVICE, TRAIN_ST
 from jobs.cli.parser import (
     AUTO,
     Parser,
+    add_dev_share_argument,
     add_device_argument,
     add_placement_arguments,
     add_ranks_arguments,
@@ -50,10 +51,11 @@ def launches(
     student_ranks: int,
     device: str = AUTO,
     placements: Sequence[str] = (),
+    development: Sequence[str] = (),
 ) -> list[Launch]:
     """Return the steps in order, each with spark-submit, torchrun or Python before it.
 
-    `placements` are ingest's arguments for them.
+    `placements` are ingest's arguments for them, and `development` those for its speakers.
     """
     prefixes = {
         "python": (sys.executable,),
@@ -61,7 +63,7 @@ def launches(
         "torchrun": _torchrun(supervised_ranks),
     }
     own: dict[str, tuple[str, ...]] = dict.fromkeys(STEPS_WITH_DEVICE, ("--device", device))
-    own[INGEST] = ("--kaldi-dir", kaldi_dir, *placements)
+    own[INGEST] = ("--kaldi-dir", kaldi_dir, *placements, *development)
     found = {
         step: Launch(step, prefixes[starter], own.get(step, ())) for step, starter in STEPS.items()
     }
@@ -156,6 +158,7 @@ def add_run_arguments(parser: argparse.ArgumentParser, device: str = AUTO) -> No
     )
     add_ranks_arguments(parser)
     add_device_argument(parser, device)
+    add_dev_share_argument(parser)
 
 
 def check(arguments: argparse.Namespace, *options: str) -> int:
@@ -192,6 +195,11 @@ def placement_arguments(arguments: argparse.Namespace) -> list[str]:
     return [part for name, text in given.items() if text is not None for part in (name, str(text))]
 
 
+def dev_share_arguments(arguments: argparse.Namespace) -> list[str]:
+    """Return the arguments that ingest receives for its development speakers."""
+    return ["--dev-share", str(arguments.dev_share)] if arguments.dev_share else []
+
+
 def main() -> None:
     """Parse the command line and run all steps."""
     parser = Parser(
@@ -206,7 +214,8 @@ def main() -> None:
     parser.add_argument(
         "--kaldi-dir",
         required=True,
-        help="Kaldi data directory with labelled, unlabelled and heldout .speakers",
+        help="Kaldi data directory with labelled, unlabelled and heldout .speakers, "
+        "and dev.speakers if you have some",
     )
     add_placement_arguments(parser)
     add_run_arguments(parser)
@@ -217,8 +226,8 @@ def main() -> None:
 def check_and_run(arguments: argparse.Namespace) -> int:
     """Check what the steps will need, then run them."""
     ranks = arguments.supervised_ranks, arguments.student_ranks
-    placements = placement_arguments(arguments)
-    steps = launches(arguments.kaldi_dir, *ranks, arguments.device, placements)
+    ingested = placement_arguments(arguments), dev_share_arguments(arguments)
+    steps = launches(arguments.kaldi_dir, *ranks, arguments.device, *ingested)
     code = check(arguments, "--kaldi-dir", arguments.kaldi_dir)
     return code or run_steps(steps, shared_arguments(arguments.recipe, arguments))
 

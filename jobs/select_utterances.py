@@ -7,8 +7,7 @@ from jobs.cli.catalogue import SELECT_UTTERANCES
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
-from pipeline.runs.names import SUBSETS
-from pipeline.steps.selection.buckets import require_known_subsets
+from pipeline.steps.selection.buckets import require_known_subsets, subsets_of
 from pipeline.steps.selection.select import metadata_uri, select_utterances
 
 
@@ -26,14 +25,15 @@ def run(job: Job) -> StepResults:
                 job.recipe.loss_budget,
                 distribute,
             )
-            for subset in SUBSETS
+            for subset in subsets_of(job.store, job.corpus_uri)
         ]
 
 
 STEP = Step(
     name=SELECT_UTTERANCES,
     description="Sample the unlabelled hours uniformly from the metadata and pack whole speakers "
-    "into nearly equal files (paper 003 IV-B1). Labelled and held-out subsets are selected whole.",
+    "into nearly equal files (paper 003 IV-B1). The labelled and held-out subsets, and development "
+    "speakers where the corpus has some, are selected whole.",
     reads=(),
     run=run,
 )

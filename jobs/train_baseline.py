@@ -16,6 +16,7 @@ from jobs.cli.training_steps import (
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
     BASELINE,
+    DEV_ALIGNMENT_STEP,
     LABELLED,
     UNLABELLED,
     features_step,
@@ -44,7 +45,7 @@ STEP = Step(
     " torchrun starts it on several ranks; otherwise it trains on one. It resumes from its last"
     " checkpoint. Where the recipe's sequence_training names the model, it then decodes the"
     " labelled data to lattices and trains the model on by sMBR (VII-C3).",
-    reads=(ALIGNMENT_STEP, features_step(LABELLED), features_step(UNLABELLED)),
+    reads=(ALIGNMENT_STEP, DEV_ALIGNMENT_STEP, features_step(LABELLED), features_step(UNLABELLED)),
     run=run,
 )
 

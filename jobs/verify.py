@@ -16,13 +16,15 @@ from jobs.cli.job import Job, recipe_path, written_steps
 from pipeline.audit.step_records import Finding
 from pipeline.audit.verify import Expectation, Verification, sweep, verify_run
 from pipeline.runs.names import (
+    ALL_SUBSETS,
     BOOTSTRAP_STEP,
     CERTIFICATE_STEP,
+    DEV_ALIGNMENT_STEP,
     EVALUATION_STEP,
     PARTITIONS_STEP,
     SCRATCH_FOLDER,
-    SUBSETS,
     TARGETS_STEP,
+    TUNING_STEP,
     features_step,
     job_record,
     lattices_step,
@@ -89,17 +91,19 @@ def step_configs(recipe: Recipe, trained: Recipe) -> dict[str, dict[str, Any]]:
     aligners = [aligner_fit(trained, each) for each in rounds]
     fits = [*aligners, *(make(trained) for make in (baseline_fit, teacher_fit, student_fit))]
     return {
-        **{selection_step(subset): asdict(recipe.selection) for subset in SUBSETS},
-        **{features_step(subset): asdict(recipe.features) for subset in SUBSETS},
+        **{selection_step(subset): asdict(recipe.selection) for subset in ALL_SUBSETS},
+        **{features_step(subset): asdict(recipe.features) for subset in ALL_SUBSETS},
         BOOTSTRAP_STEP: {
             "bootstrap": plain(recipe.bootstrap),
             "senones": asdict(recipe.senones),
         },
         **{each.writes: {"acoustic_scale": recipe.evaluation.acoustic_scale} for each in rounds},
+        DEV_ALIGNMENT_STEP: {"acoustic_scale": recipe.evaluation.acoustic_scale},
         **{model_step(fit.name): fit.config for fit in fits},
         **sequence_training_configs(trained),
         TARGETS_STEP: asdict(recipe.targets),
         PARTITIONS_STEP: asdict(recipe.partitions),
+        TUNING_STEP: {"evaluation": plain(recipe.evaluation), "tuning": plain(recipe.tuning)},
         EVALUATION_STEP: plain(recipe.evaluation),
         CERTIFICATE_STEP: student_fit(recipe).config,
     }

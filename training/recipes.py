@@ -22,17 +22,16 @@ from training.algorithms.learning_rates import check_decay, check_newbob_rates
 from training.algorithms.optimizers import AdamConfig, OptimizerConfig
 from training.augmentation.augmenter import AugmentationConfig
 from training.decoding.bootstrap.hmm import BootstrapConfig
+from training.decoding.decoding_settings import AcousticScale, NgramOrder, TuningConfig
 from training.decoding.senones.tree_growing import TreeConfig
 from training.models.acoustic_model import ModelConfig
 from training.models.precision import Precision
 from training.recipe_values import (
-    AcousticScale,
     Beam,
     Count,
     GradientNorm,
     LearningRate,
     MinibatchFrames,
-    NgramOrder,
     Uri,
     WarmUpSteps,
 )
@@ -77,7 +76,8 @@ class SupervisedConfig:
     """SupervisedConfig: labelled data in chunked epochs, then in whole utterances (003 II-B).
 
     With `schedule = "newbob"` (000 3.2) the final rate is the least, `num_epochs` the most epochs,
-    and one utterance in `validation_one_in` is left out of training to measure the loss on.
+    and the loss is measured on the development speakers, or, where the corpus has none, on one
+    labelled speaker in `validation_one_in`, at least one, whom training leaves out.
     `warm_start` names an earlier model of the run, whose weights training begins with. The model
     computes in `precision`; its weights are float32.
     """
@@ -229,6 +229,7 @@ class Recipe:
     sequence_training: SequenceTrainingConfig = field(
         default=SequenceTrainingConfig(), metadata=LATER
     )
+    tuning: TuningConfig = field(default=TuningConfig(), metadata=LATER)
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -7,9 +7,9 @@ from infra.ranges import Range, Seed, check_ranges
 from pipeline.runs.names import BASELINE, STUDENT, TEACHER
 from training.algorithms.learning_rates import check_decay
 from training.algorithms.optimizers import AdamConfig, OptimizerConfig
+from training.decoding.decoding_settings import AcousticScale
 from training.models.precision import Precision
 from training.recipe_values import (
-    AcousticScale,
     Count,
     GradientNorm,
     LearningRate,

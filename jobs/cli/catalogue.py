@@ -6,16 +6,18 @@ from importlib.resources import files
 from typing import Literal
 
 from pipeline.runs.names import (
+    ALL_SUBSETS,
     BASELINE,
     CERTIFICATE_STEP,
+    DEV_ALIGNMENT_STEP,
     EVALUATION_STEP,
     INGEST_STEP,
     PARTITIONS_STEP,
     REPORT_STEP,
     STUDENT,
-    SUBSETS,
     TARGETS_STEP,
     TEACHER,
+    TUNING_STEP,
     alignment_steps,
     features_step,
     lattices_step,
@@ -52,19 +54,22 @@ STEPS_WITH_DEVICE = (ALIGN, TRAIN_BASELINE, TRAIN_TEACHER, TRAIN_STUDENT, EVALUA
 
 WRITES: Mapping[str, tuple[str, ...]] = {
     INGEST: (INGEST_STEP,),
-    SELECT_UTTERANCES: tuple(map(selection_step, SUBSETS)),
-    EXTRACT_FEATURES: tuple(map(features_step, SUBSETS)),
-    ALIGN: alignment_steps(1),
+    SELECT_UTTERANCES: tuple(map(selection_step, ALL_SUBSETS)),
+    EXTRACT_FEATURES: tuple(map(features_step, ALL_SUBSETS)),
+    ALIGN: (*alignment_steps(1), DEV_ALIGNMENT_STEP),
     TRAIN_BASELINE: (model_step(BASELINE),),
     TRAIN_TEACHER: (model_step(TEACHER),),
     GENERATE_TARGETS: (TARGETS_STEP,),
     REPARTITION: (PARTITIONS_STEP,),
     TRAIN_STUDENT: (model_step(STUDENT),),
-    EVALUATE: (EVALUATION_STEP,),
+    EVALUATE: (TUNING_STEP, EVALUATION_STEP),
     CERTIFY: (CERTIFICATE_STEP,),
     REPORT: (REPORT_STEP,),
 }
-"""The folders below a run into which each step writes a manifest, whatever the recipe."""
+"""The folders below a run into which each step writes a manifest, whatever the recipe.
+
+OPTIONAL_STEPS are among them, which runs with development speakers have.
+"""
 
 TRAINS: Mapping[str, str] = {
     TRAIN_BASELINE: BASELINE,
@@ -80,7 +85,7 @@ def writes_of(step: str, num_rounds: int, trained_on: Collection[str] = ()) -> t
     There are `num_rounds` of realignment, and sMBR trains the models `trained_on` on.
     """
     if step == ALIGN:
-        return alignment_steps(num_rounds)
+        return (*alignment_steps(num_rounds), DEV_ALIGNMENT_STEP)
     model = TRAINS.get(step)
     if model is None or model not in trained_on:
         return WRITES[step]

@@ -1,10 +1,14 @@
 """Parse command lines without showing a password in a complaint."""
 
 import argparse
+import math
 import re
 from typing import NoReturn
 
-from infra.ranges import printable
+from infra.ranges import Range, printable
+
+DEV_SHARES = Range(0.001, 0.5, zero="none")
+"""The shares of the labelled speakers that may become development speakers."""
 
 AUTO, ON_CPU = "auto", "cpu"
 DEVICE = re.compile(rf"{AUTO}|{ON_CPU}|cuda(:(?P<number>[0-9]{{1,4}}))?")
@@ -72,3 +76,26 @@ def _device(text: str) -> str:
     raise argparse.ArgumentTypeError(
         f"{text}: need auto, cpu, cuda, or a GPU by its number, such as cuda:0"
     )
+
+
+def add_dev_share_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the share of the labelled speakers that become development speakers."""
+    parser.add_argument(
+        "--dev-share",
+        type=_dev_share,
+        default=0.0,
+        metavar="SHARE",
+        help="share of the labelled speakers, chosen by a hash of their ids, on which language "
+        f"model and scales are tuned in place of training; {DEV_SHARES.need}; default 0. Where "
+        "dev.speakers lists them, leave it out",
+    )
+
+
+def _dev_share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = math.nan
+    if not DEV_SHARES.admits(share):
+        raise argparse.ArgumentTypeError(f"{printable(text)}: need {DEV_SHARES.need}")
+    return share

@@ -9,8 +9,14 @@ from infra.configuration import canonical_json, digest
 from infra.store.object_store import ObjectNotFound, join_uri
 from infra.store.request_counts import RequestCounts
 from jobs.cli.job import Job
-from pipeline.runs.manifest import Manifest, manifest_uri
-from pipeline.runs.names import CHECKPOINTS_FOLDER, MODELS_FOLDER, folder_of, job_record
+from pipeline.runs.manifest import Manifest, is_finished, manifest_uri
+from pipeline.runs.names import (
+    CHECKPOINTS_FOLDER,
+    MODELS_FOLDER,
+    OPTIONAL_STEPS,
+    folder_of,
+    job_record,
+)
 from pipeline.runs.sealed_json import NamedObject, named_objects, naming, seal, unseal
 
 
@@ -18,16 +24,22 @@ def dry_run_summary(job: Job, reads: tuple[str, ...], writes: tuple[str, ...]) -
     """Say of each manifest that the step reads or writes whether it exists."""
 
     def state(name: str) -> str:
-        return "there" if job.store.exists(manifest_uri(job.run_uri, name)) else "missing"
+        return "there" if is_finished(job.store, job.run_uri, name) else "missing"
 
     return {
         "step": job.name,
         "status": "dry run",
         "run": job.run_uri,
         "recipe_digest": digest(job.recipe),
-        "reads": {name: state(name) for name in reads},
-        "writes": {name: state(name) for name in writes},
+        "reads": {name: state(name) for name in there_or_needed(job, reads)},
+        "writes": {name: state(name) for name in there_or_needed(job, writes)},
     }
+
+
+def there_or_needed(job: Job, steps: Sequence[str]) -> list[str]:
+    """Leave out the optional steps that the run does not have."""
+    place = job.store, job.run_uri
+    return [s for s in steps if s not in OPTIONAL_STEPS or is_finished(*place, s)]
 
 
 def describe_dry_run(summary: dict[str, Any]) -> str:
@@ -87,7 +99,7 @@ def store_record(job: Job, summary: dict[str, Any], steps: Sequence[str], is_fre
 
 def _made(job: Job, steps: Sequence[str]) -> tuple[NamedObject, ...]:
     """Name the manifests of the steps, and the checkpoints' records, which no manifest names."""
-    uris = [manifest_uri(job.run_uri, step) for step in steps]
+    uris = [manifest_uri(job.run_uri, step) for step in there_or_needed(job, steps)]
     for step in steps:
         if folder_of(step) == MODELS_FOLDER:
             listed = job.store.list(join_uri(job.run_uri, step, CHECKPOINTS_FOLDER))

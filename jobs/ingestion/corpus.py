@@ -14,7 +14,7 @@ from jobs.ingestion.placement_choice import Placing
 from jobs.ingestion.planned_corpus import IN_FLIGHT, AudioFile, PlannedCorpus, plan_corpus
 from pipeline.records import Quarantined, Tally
 from pipeline.runs.manifest import Output, sha256
-from pipeline.runs.names import METADATA_FOLDER
+from pipeline.runs.names import LEXICON_FILE, METADATA_FOLDER
 
 Judge = Callable[[Sequence[Quarantined], Tally], None]
 """Receives the ledger rows and the tally of all utterances before anything is written."""
@@ -44,6 +44,7 @@ def ingest(
     corpus_uri: str,
     judge: Judge = lambda *_: None,
     placing: Placing | None = None,
+    dev_share: float = 0.0,
 ) -> IngestedCorpus:
     """Copy the data directory to `corpus_uri`, audio byte for byte; existing objects are kept.
 
@@ -54,7 +55,7 @@ def ingest(
     before the metadata's own reader has read every record, and `judge` has seen the ledger rows.
     Raises ValueError for a fault in the directory, or if `corpus_uri` holds another corpus.
     """
-    directory = read_kaldi_directory(kaldi_dir)
+    directory = read_kaldi_directory(kaldi_dir, dev_share)
     if placing is not None:
         directory = placing.place(directory)
     planned = plan_corpus(directory)
@@ -88,12 +89,13 @@ class _Corpus:
         new = [file for file in planned.audio if join_uri(self._uri, file.key) not in there]
         audio = self._each("compare", lambda file: self._compare(file, there), known)
         self._require_same_metadata(planned)
-        lexicon = self._write_once("lexicon.txt", planned.lexicon, Tally())
+        texts = {LEXICON_FILE: planned.lexicon, **planned.language_data}
+        written = [self._write_once(name, data, Tally()) for name, data in texts.items()]
         audio += self._each("copy", self._copy, new)
         metadata = [
             self._write_once(key, each.data, each.tally) for key, each in planned.metadata.items()
         ]
-        return (*sorted(audio, key=lambda output: output.key), lexicon, *metadata)
+        return (*sorted(audio, key=lambda output: output.key), *written, *metadata)
 
     def _each(
         self, verb: str, function: Callable[[AudioFile], Output], files: Sequence[AudioFile]

@@ -1,7 +1,8 @@
 """Read and check a Kaldi data directory with three lists of speakers, before copying begins.
 
 Needed: wav.scp, text, utt2spk, lexicon.txt, {labelled,unlabelled,heldout}.speakers. Optional:
-utt2placement, utt2time (ISO 8601 with an offset), utt2dur (seconds), spk2locale.
+dev.speakers, utt2placement, utt2time (ISO 8601 with an offset), utt2dur (seconds), spk2locale,
+and language_model.txt and language_model.arpa, which evaluation may use.
 """
 
 import codecs
@@ -12,7 +13,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from pipeline.runs.names import SUBSETS, UNLABELLED
+from pipeline.runs.names import ALL_SUBSETS, DEV, LABELLED, SUBSETS, UNLABELLED
+from pipeline.sampling import sampling_priority
+
+LANGUAGE_DATA = ("language_model.txt", "language_model.arpa")
 
 UNDETERMINED_LOCALE = "und"
 _UNSAFE_IN_KEYS = "/\\%"
@@ -45,18 +49,26 @@ class KaldiUtterance:
 class KaldiDirectory:
     """KaldiDirectory holds the utterances by speaker and id, the lexicon, and a count.
 
-    `num_unlisted` counts the utterances of speakers that are in no list.
+    `language_data` holds the files of language models that are there. `num_unlisted` counts the
+    utterances of speakers that are in no list.
     """
 
     utterances: tuple[KaldiUtterance, ...]
     lexicon: bytes
+    language_data: Mapping[str, bytes]
     num_unlisted: int
 
 
-def read_kaldi_directory(path: Path) -> KaldiDirectory:
-    """Read the tables of the directory at `path`; a ValueError names the file and the remedy."""
+def read_kaldi_directory(path: Path, dev_share: float = 0.0) -> KaldiDirectory:
+    """Read the tables of the directory at `path`; a ValueError names the file and the remedy.
+
+    With `dev_share`, that share of the labelled speakers, by a hash of their ids, become
+    development speakers.
+    """
     tables = _Tables(path)
     subset_of = _read_subsets(path, set(tables.speaker_of.values()))
+    if dev_share:
+        subset_of |= dict.fromkeys(_development_speakers(path, subset_of, dev_share), DEV)
     listed = [
         utterance_id
         for utterance_id, speaker_id in sorted(tables.speaker_of.items(), key=_by_speaker)
@@ -65,6 +77,9 @@ def read_kaldi_directory(path: Path) -> KaldiDirectory:
     return KaldiDirectory(
         utterances=tuple(tables.utterance(key, subset_of) for key in listed),
         lexicon=_text(path / "lexicon.txt").encode(),
+        language_data={
+            name: _text(path / name).encode() for name in LANGUAGE_DATA if (path / name).exists()
+        },
         num_unlisted=len(tables.speaker_of) - len(listed),
     )
 
@@ -144,8 +159,10 @@ class _Tables:
 
 def _read_subsets(path: Path, speakers: set[str]) -> dict[str, str]:
     subset_of: dict[str, str] = {}
-    for subset in SUBSETS:
+    for subset in ALL_SUBSETS:
         file = path / f"{subset}.speakers"
+        if subset == DEV and not file.exists():
+            continue
         listed = _lines(file)
         if unknown := sorted(set(listed) - speakers):
             raise ValueError(f"{file}: {_some(unknown)} not in utt2spk: remove from the list")
@@ -156,6 +173,19 @@ def _read_subsets(path: Path, speakers: set[str]) -> dict[str, str]:
         if not listed:
             raise ValueError(f"{file}: lists no speaker: need at least one")
     return subset_of
+
+
+def _development_speakers(path: Path, subset_of: Mapping[str, str], share: float) -> list[str]:
+    """Return this share of the labelled speakers, at least one: those of the lowest hashes."""
+    if DEV in subset_of.values():
+        remedy = "leave out --dev-share, or remove the list"
+        raise ValueError(f"{path}/{DEV}.speakers lists the development speakers: {remedy}")
+    labelled = [speaker for speaker, subset in subset_of.items() if subset == LABELLED]
+    if len(labelled) < 2:
+        remedy = "need two, one for training and one for development"
+        raise ValueError(f"{path}/{LABELLED}.speakers: lists one speaker: {remedy}")
+    number = min(max(round(share * len(labelled)), 1), len(labelled) - 1)
+    return sorted(labelled, key=lambda speaker: (sampling_priority(0, speaker), speaker))[:number]
 
 
 def _require_file_name(where: str, utterance_id: str, value: str) -> None:

@@ -36,7 +36,7 @@ from pipeline.records import (
     stream_order,
 )
 from pipeline.runs.manifest import sha256
-from pipeline.runs.names import METADATA_FOLDER, SUBSETS
+from pipeline.runs.names import ALL_SUBSETS, METADATA_FOLDER, SUBSETS
 from training.decoding.lexicon import parse_lexicon
 
 NUM_SPEAKER_BUCKETS = 4
@@ -81,7 +81,7 @@ class MetadataObject:
 
 @dataclass(frozen=True, slots=True)
 class PlannedCorpus:
-    """PlannedCorpus holds all that is to be written: metadata by key, audio, lexicon.
+    """PlannedCorpus holds all that is to be written: metadata by key, audio, lexicon and the like.
 
     `tallies` are those of the subsets; `quarantined` utterances are in no object.
     """
@@ -89,6 +89,7 @@ class PlannedCorpus:
     metadata: Mapping[str, MetadataObject]
     audio: Sequence[AudioFile]
     lexicon: bytes
+    language_data: Mapping[str, bytes]
     tallies: Mapping[str, Tally]
     quarantined: tuple[Quarantined, ...]
 
@@ -128,11 +129,14 @@ def plan_corpus(directory: KaldiDirectory) -> PlannedCorpus:
                 rows.append(each)
             else:
                 kept.append(each)
-    records = {s: [each.record for each in kept if each.subset == s] for s in SUBSETS}
+    records = {s: [each.record for each in kept if each.subset == s] for s in ALL_SUBSETS}
+    # A corpus without development speakers is as it was before there were any.
+    records = {s: some for s, some in records.items() if some or s in SUBSETS}
     return PlannedCorpus(
         metadata=_metadata(records),
         audio=[each.file for each in kept],
         lexicon=directory.lexicon,
+        language_data=directory.language_data,
         tallies={subset: Tally.of(some) for subset, some in records.items()},
         quarantined=tuple(rows),
     )

@@ -11,6 +11,7 @@ from pipeline.audit.stored_objects import SealedRecord
 from pipeline.runs.manifest import Output
 from pipeline.runs.names import (
     INGEST_STEP,
+    OPTIONAL_STEPS,
     PLAN_CALIBRATION,
     PLAN_DOCUMENT,
     REPORT_DOCUMENT,
@@ -102,8 +103,11 @@ def _missing_jobs(
     listing: RunListing, finished: set[str], jobs: Mapping[str, Sequence[str]]
 ) -> Iterator[Finding]:
     for job, made in jobs.items():
-        if finished.issuperset(made) and job_record(job) not in listing.keys:
-            expected = f"there, as {', '.join(made)} finished"
+        if (
+            finished.issuperset({*made} - OPTIONAL_STEPS.keys())
+            and job_record(job) not in listing.keys
+        ):
+            expected = f"there, as {', '.join(step for step in made if step in finished)} finished"
             yield Finding(job_record(job), expected, "missing", _job_remedy(job))
 
 

@@ -17,7 +17,10 @@ from pipeline.records import Quarantined, Utterance
 from pipeline.runs.manifest import Manifest, Output, manifest_uri, read_manifest, sha256
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
+    ALL_SUBSETS,
     BOOTSTRAP_STEP,
+    DEV,
+    DEV_ALIGNMENT_STEP,
     EVALUATED_MODELS,
     FEATURES_FOLDER,
     INGEST_STEP,
@@ -26,7 +29,6 @@ from pipeline.runs.names import (
     METADATA_FOLDER,
     MODELS_FOLDER,
     PARTITIONS_STEP,
-    SUBSETS,
     TARGETS_STEP,
     UNLABELLED,
     earlier_alignment,
@@ -85,7 +87,7 @@ class _Tracer:
     steps: list[StepTrace] = field(default_factory=list)
 
     def trace(self) -> Trace:
-        selections = {subset: self._manifest(selection_step(subset)) for subset in SUBSETS}
+        selections = {subset: self._manifest(selection_step(subset)) for subset in ALL_SUBSETS}
         record: Mapping[str, Any] = {}
         for subset, manifest in selections.items():
             hit = manifest and self._in_lines(manifest.outputs)
@@ -118,6 +120,8 @@ class _Tracer:
             for step in map(lattices_step, EVALUATED_MODELS):
                 if (lattices := self._manifest(step)) is not None:
                     self._at_step(lattices, step, task)
+        if subset == DEV:
+            self._at_step(self._manifest(DEV_ALIGNMENT_STEP), DEV_ALIGNMENT_STEP, task)
         if subset == UNLABELLED:
             targets = self._manifest(TARGETS_STEP)
             self._at_step(targets, TARGETS_STEP, task)
@@ -154,7 +158,7 @@ class _Tracer:
 
     def _explain_absence(self, selections: Mapping[str, Manifest | None]) -> Mapping[str, Any]:
         """Record why no selection file has the utterance; return the facts of its record."""
-        found = self._metadata(SUBSETS, None)
+        found = self._metadata(ALL_SUBSETS, None)
         record: Mapping[str, Any] = {}
         for manifest in selections.values():
             if manifest and (hit := self._in_lines(manifest.ledgers)):

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from infra.store.checked_reads import read_checked
 from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri
 from pipeline.records import Tally
-from pipeline.runs.names import MANIFEST_FILE
+from pipeline.runs.names import ALL_SUBSETS, DEV, MANIFEST_FILE, SUBSETS
 from pipeline.runs.sealed_json import seal, unseal
 
 # An error names so many differing settings and inputs, with so many letters of each value.
@@ -98,6 +98,18 @@ def sha256(data: bytes) -> str:
 def manifest_uri(run_uri: str, step: str) -> str:
     """Return the URI of the manifest of `step`, such as "features/labelled"."""
     return join_uri(run_uri, step, MANIFEST_FILE)
+
+
+def is_finished(store: ObjectStore, run_uri: str, step: str) -> bool:
+    """Return whether a step has its manifest."""
+    return store.exists(manifest_uri(run_uri, step))
+
+
+def subsets_of_run(
+    store: ObjectStore, run_uri: str, step_of: Callable[[str], str]
+) -> tuple[str, ...]:
+    """Return the subsets that a step was made for: the three of each run, and dev if it was."""
+    return ALL_SUBSETS if is_finished(store, run_uri, step_of(DEV)) else SUBSETS
 
 
 def read_manifest(store: ObjectStore, run_uri: str, step: str) -> Manifest:

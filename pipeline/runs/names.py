@@ -1,11 +1,16 @@
 """The names of a run's steps, which are their folders below the run, and of files in them."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 LABELLED, UNLABELLED, HELDOUT = "labelled", "unlabelled", "heldout"
 SUBSETS = (LABELLED, UNLABELLED, HELDOUT)
 """The parts of a corpus: transcribed, untranscribed, and transcribed for evaluation alone."""
+
+DEV = "dev"
+"""The development speakers: transcribed, for choices alone. A corpus may have none."""
+
+ALL_SUBSETS = (*SUBSETS, DEV)
 
 ALIGNER, BASELINE, TEACHER, STUDENT = "aligner", "baseline", "teacher", "student"
 EVALUATED_MODELS = (BASELINE, TEACHER, STUDENT)
@@ -21,11 +26,11 @@ MODELS_FOLDER = "models"
 
 INGEST_STEP = "ingest"
 BOOTSTRAP_STEP = f"{ALIGNMENTS_FOLDER}/bootstrap"
-ALIGNMENT_STEP = f"{ALIGNMENTS_FOLDER}/{LABELLED}"
 TARGETS_STEP = f"{TARGETS_FOLDER}/{UNLABELLED}"
 PARTITIONS_STEP = f"{PARTITIONS_FOLDER}/{UNLABELLED}"
 CERTIFICATE_STEP = "certificate"
 CERTIFICATE_DOCUMENT = f"{CERTIFICATE_STEP}/certificate.json"
+TUNING_STEP = "tuning"
 EVALUATION_STEP = "evaluation"
 REPORT_STEP = "report"
 REPORT_DOCUMENT = f"{REPORT_STEP}/report.json"
@@ -59,6 +64,15 @@ def selection_step(subset: str) -> str:
 def features_step(subset: str) -> str:
     """Name the step that extracts the features of `subset`."""
     return f"{FEATURES_FOLDER}/{subset}"
+
+
+def alignment_step(subset: str) -> str:
+    """Name the step that aligns the transcripts of `subset` by a network."""
+    return f"{ALIGNMENTS_FOLDER}/{subset}"
+
+
+ALIGNMENT_STEP = alignment_step(LABELLED)
+DEV_ALIGNMENT_STEP = alignment_step(DEV)
 
 
 def model_step(name: str) -> str:
@@ -125,6 +139,22 @@ def evaluated_models(trained_on: Collection[str]) -> tuple[str, ...]:
     """Return the models that are scored, if sequence training trains the models `trained_on` on."""
     smbr = (sequence_trained(name) for name in EVALUATED_MODELS if name in trained_on)
     return (*EVALUATED_MODELS, *smbr)
+
+
+OPTIONAL_STEPS: Mapping[str, Sequence[str]] = {
+    selection_step(DEV): (),
+    features_step(DEV): (selection_step(DEV),),
+    DEV_ALIGNMENT_STEP: (features_step(DEV), BOOTSTRAP_STEP, model_step(ALIGNER)),
+    TUNING_STEP: (
+        features_step(DEV),
+        ALIGNMENT_STEP,
+        *map(model_step, evaluated_models(EVALUATED_MODELS)),
+    ),
+}
+"""The steps of a run whose corpus has development speakers, each with the steps that it reads.
+
+Other runs are whole without them.
+"""
 
 
 def task_name(number: int) -> str:

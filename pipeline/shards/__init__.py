@@ -17,6 +17,7 @@ from pipeline.shards.partitions import (
     read_partition_ids,
     read_partition_lengths,
     read_partition_provenance,
+    read_partition_speakers,
     read_partition_texts,
     write_partition,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "read_partition_ids",
     "read_partition_lengths",
     "read_partition_provenance",
+    "read_partition_speakers",
     "read_partition_texts",
     "read_targets",
     "write_features",

@@ -121,6 +121,12 @@ def read_partition_texts(file: BinaryIO | io.IOBase) -> list[str]:
     return [text or "" for text in column.to_pylist()]
 
 
+def read_partition_speakers(file: BinaryIO | io.IOBase) -> list[str]:
+    """Read only each row's speaker, in stored order."""
+    speakers: list[str] = read_columns(_FORMAT, file, ("speaker_id",))["speaker_id"].to_pylist()
+    return speakers
+
+
 def read_partition_provenance(
     file: BinaryIO | io.IOBase,
 ) -> tuple[list[str], list[str], Float64[np.ndarray, " rows"]]:

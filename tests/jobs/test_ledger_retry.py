@@ -175,6 +175,15 @@ def test_a_killed_retry_is_given_again(
     assert kills > 5
 
 
+def test_later_steps_of_development_speakers() -> None:
+    """Their features decide tuning and evaluation, and models only where newbob reads them."""
+    of_dev = ["alignments/dev", "tuning", "evaluation", "report"]
+    assert later_steps(["features/dev"], 1, unread=["alignments/dev"]) == of_dev
+    assert {*of_dev, "models/baseline", "models/student"} <= {*later_steps(["features/dev"], 1)}
+    assert "models/aligner" not in later_steps(["features/dev"], 1)
+    assert {*of_dev} <= {*later_steps(["features/labelled"], 1)}
+
+
 def test_later_steps_are_those_of_the_jobs() -> None:
     """Held-out features decide no model; unlabelled ones decide the targets and more."""
     assert later_steps(["features/heldout"], 1) == ["evaluation", "report"]

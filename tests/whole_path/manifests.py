@@ -3,12 +3,13 @@
 from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
 from pipeline.runs.manifest import Manifest, read_output
-from pipeline.runs.names import SUBSETS
+from pipeline.runs.names import ALL_SUBSETS
 
 STEPS = {
     "ingest",
-    *(f"{step}/{subset}" for step in ("selection", "features") for subset in SUBSETS),
+    *(f"{step}/{subset}" for step in ("selection", "features") for subset in ALL_SUBSETS),
     *("alignments/bootstrap", "alignments/round_1", "alignments/labelled"),
+    *("alignments/dev", "tuning"),
     *(f"models/{name}" for name in ("aligner_1", "aligner", "baseline", "teacher", "student")),
     *("targets/unlabelled", "partitions/unlabelled", "evaluation", "certificate", "report"),
 }
@@ -47,10 +48,10 @@ def require_balance(store: ObjectStore, run_uri: str) -> dict[str, Manifest]:
 
 
 def _require_chain(manifests: dict[str, Manifest]) -> None:
-    selected = [manifests[f"selection/{subset}"] for subset in SUBSETS]
+    selected = [manifests[f"selection/{subset}"] for subset in ALL_SUBSETS]
     assert sum((each.tally_in for each in selected), Tally()) == manifests["ingest"].tally_out
     for earlier, later in (
-        *((f"selection/{subset}", f"features/{subset}") for subset in SUBSETS),
+        *((f"selection/{subset}", f"features/{subset}") for subset in ALL_SUBSETS),
         ("features/unlabelled", "targets/unlabelled"),
         ("targets/unlabelled", "partitions/unlabelled"),
         ("features/labelled", "alignments/bootstrap"),
@@ -58,6 +59,8 @@ def _require_chain(manifests: dict[str, Manifest]) -> None:
         ("features/labelled", "alignments/labelled"),
         ("alignments/bootstrap", "models/aligner_1"),
         ("alignments/round_1", "models/aligner"),
+        ("features/dev", "alignments/dev"),
+        ("features/dev", "tuning"),
         ("alignments/labelled", "models/baseline"),
         ("alignments/labelled", "models/teacher"),
         ("features/heldout", "evaluation"),

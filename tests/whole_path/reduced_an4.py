@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
-from pipeline.runs.names import SUBSETS
+from pipeline.runs.names import ALL_SUBSETS, DEV, LABELLED
 
-SIZES = {"labelled": (3, 10), "unlabelled": (6, 5), "heldout": (2, 4)}
-"""Speakers of each of the corpus's own splits, and utterances of each speaker."""
+SIZES = {"labelled": (3, 10), "unlabelled": (6, 5), "heldout": (2, 4), "dev": (1, 4)}
+"""Speakers of each of the corpus's own splits, and utterances of each speaker.
+
+The development speaker is one more of the labelled ones.
+"""
 
 
 def write_reduced_an4(an4_dir: Path, directory: Path) -> Path:
@@ -13,9 +16,11 @@ def write_reduced_an4(an4_dir: Path, directory: Path) -> Path:
     directory.mkdir()
     tables = {name: read_table(an4_dir / name) for name in ("wav.scp", "text", "utt2spk")}
     kept: list[str] = []
-    for subset in SUBSETS:
+    for subset in ALL_SUBSETS:
         num_speakers, num_each = SIZES[subset]
-        speakers = (an4_dir / f"{subset}.speakers").read_text().split()[:num_speakers]
+        of = LABELLED if subset == DEV else subset
+        first = SIZES[LABELLED][0] if subset == DEV else 0
+        speakers = (an4_dir / f"{of}.speakers").read_text().split()[first : first + num_speakers]
         (directory / f"{subset}.speakers").write_text("".join(f"{name}\n" for name in speakers))
         for speaker in speakers:
             theirs = [key for key, name in tables["utt2spk"].items() if name == speaker]

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline.runs.names import SUBSETS
+from pipeline.runs.names import ALL_SUBSETS
 
 _VARIABLE = (
-    (rf"\b({'|'.join(SUBSETS)})(?=[/-])", "SUBSET"),
+    (rf"\b({'|'.join(ALL_SUBSETS)})(?=[/-])", "SUBSET"),
     (r"^models/\w+", "models/MODEL"),
     (r"^alignments/\w+", "alignments/STEP"),
     (r"^(steps)/.*", r"\1/JOB"),

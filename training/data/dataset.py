@@ -24,14 +24,16 @@ from training.data.lattice_shards import LatticeShards
 from training.data.minibatch import BufferFrames, Minibatch
 from training.data.sharding import Lengths, PartitionSlice, read_lengths, shard_partitions
 from training.data.sub_epochs import SubEpoch
+from training.data.validation_speakers import left_out_rows
 
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
     """Dataset holds a run's labelled and unlabelled training partitions, as one rank sees them.
 
-    Rows 0, n, 2n, ... of labelled partitions, n = `validation_one_in`, are left out of training;
-    with n = 0 none is. With `lattices`, rows without one are left out too.
+    One labelled speaker in `validation_one_in` is left out of training, for the validation loss;
+    with 0 none is, nor with partitions of development speakers, `development`. With `lattices`,
+    rows without one are left out too.
     """
 
     store: ObjectStore
@@ -46,6 +48,7 @@ class Dataset:
     validation_one_in: int = 0
     augmentation: AugmentationConfig = NO_AUGMENTATION.config
     lattices: LatticeShards | None = None
+    development: tuple[Output, ...] = ()
 
     def plan(
         self, sub_epoch: SubEpoch, index: int, lengths_of: Callable[[Output], Lengths] | None = None
@@ -87,6 +90,8 @@ class Dataset:
     def slices(self, sub_epoch: SubEpoch) -> list[PartitionSlice]:
         """Return this rank's part of a sub-epoch; a share holds the same rows in each pass."""
         outputs = self.labelled if sub_epoch.labelled else self.unlabelled
+        if sub_epoch.is_validation and self.development:
+            outputs = self.development
         return shard_partitions(outputs, sub_epoch, self.rank, self.world_size)
 
     def augmenter(self, sub_epoch: SubEpoch, index: int) -> Augmenter:
@@ -107,9 +112,11 @@ class Dataset:
     ) -> Int64[np.ndarray, " rows"]:
         """Return the rows of a partition that one slice has in `sub_epoch`, in stored order."""
         rows = np.arange(num_rows)
-        # Utterances are left out, not speakers: one speaker may be on both sides.
-        if sub_epoch.labelled and self.validation_one_in:
-            rows = rows[(rows % self.validation_one_in == 0) == sub_epoch.is_validation]
+        # Speakers are left out, as a loss on voices that training heard stops it too late.
+        if sub_epoch.labelled and self.validation_one_in and not self.development:
+            place = self.store, self.run_uri, self.labelled, self.validation_one_in
+            left_out = left_out_rows(*place)[part.output.key]
+            rows = rows[left_out == sub_epoch.is_validation]
         chosen: Int64[np.ndarray, " rows"] = rows[part.first :: part.step]
         return chosen
 

@@ -8,20 +8,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from infra.configuration import plain
 from infra.store.object_store import ObjectStore
 from pipeline.runs.commit import StepContext
-from pipeline.runs.manifest import read_manifest
+from pipeline.runs.manifest import read_manifest, subsets_of_run
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
     BASELINE,
+    DEV,
     EVALUATED_MODELS,
     EVALUATION_STEP,
     HELDOUT,
     STUDENT,
     TEACHER,
+    TUNING_STEP,
     features_step,
     model_step,
     sequence_trained,
@@ -29,18 +30,17 @@ from pipeline.runs.names import (
 from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step
 from pipeline.shards import FeatureRow
 from pipeline.splicing import low_rate_alignment
-from training.decoding.decoder import DecoderConfig, decode
-from training.decoding.graph.hclg import DecodingGraph, decoding_graph
-from training.decoding.lexicon import Lexicon
+from training.decoding.decoder import DecoderConfig
+from training.decoding.decoding_settings import DecodingSettings
 from training.distributed.process_group import CPU
-from training.evaluation.language_model import EstimatedModel, GivenModel, LanguageModelFiles
-from training.evaluation.word_errors import WordErrors, werr, word_errors
+from training.evaluation.decoding import Graphs, count_errors, placement_of
+from training.evaluation.language_model import LanguageModelFiles
+from training.evaluation.tuning import recipe_settings, tuned_settings
+from training.evaluation.word_errors import WordErrors, werr
 from training.models.store import TrainedModel, load_model
 from training.recipes import EvaluationConfig
 from training.targets.alignment import log_likelihoods, network_alignments, read_tree
 from training.targets.labelled import Alignments, read_lexicon, read_shards
-
-WITHOUT_PLACEMENT = "all"
 
 
 def evaluate(
@@ -56,7 +56,9 @@ def evaluate(
     The models `names` are on `device`, the decoder on the CPU.
     """
     features = features_step(HELDOUT)
+    is_tuned = DEV in subsets_of_run(store, run_uri, features_step)
     reads = [features, ALIGNMENT_STEP, *map(model_step, names)]
+    reads += [TUNING_STEP] if is_tuned else []
     lexicon = read_lexicon(store, run_uri, corpus_uri, reads)
     files = LanguageModelFiles.read(store, corpus_uri, config)
 
@@ -65,8 +67,19 @@ def evaluate(
         if not rows:
             raise ValueError("the held-out subset is empty: list speakers in heldout.speakers")
         models = {name: load_model(store, run_uri, name).to(device) for name in names}
-        language_model = files.model(store, run_uri, lexicon.parse(), config)
-        scores = score_models(store, run_uri, lexicon.parse(), language_model, config, rows, models)
+        words, tree = lexicon.parse(), read_tree(store, run_uri)
+        language_model = files.model(store, run_uri, words, config)
+        settings = dict.fromkeys(names, recipe_settings(config))
+        settings |= tuned_settings(store, run_uri) if is_tuned else {}
+        graphs = Graphs(words, tree, language_model)
+        errors = count_by_model(
+            rows, models, settings, graphs, DecoderConfig(config.beam, config.max_active)
+        )
+        # Frame accuracy counts against the teacher's alignment of the transcripts.
+        place = words, tree, config.acoustic_scale
+        reference = network_alignments(rows, models[TEACHER], *place)
+        scores = word_error_scores(errors) | model_scores(rows, models, reference)
+        scores |= {"decoding": plain(settings)} if is_tuned else {}
         heldout = read_manifest(store, run_uri, features).tally_out
         data = json.dumps(scores, indent=1, sort_keys=True).encode()
         output = context.put_output("scores", ".json", data, heldout)
@@ -78,38 +91,19 @@ def evaluate(
     return run_step(spec, score)
 
 
-def score_models(
-    store: ObjectStore,
-    run_uri: str,
-    lexicon: Lexicon,
-    language_model: EstimatedModel | GivenModel,
-    config: EvaluationConfig,
+def count_by_model(
     rows: Sequence[FeatureRow],
     models: Mapping[str, TrainedModel],
-) -> dict[str, Any]:
-    """Return word error rates, their reduction and frame accuracies, by model and placement."""
-    arpa = language_model.arpa(config.ngram_order)
-    graph = decoding_graph(lexicon, read_tree(store, run_uri), arpa)
-    decoder = DecoderConfig(config.beam, config.max_active)
-    # 003 VII-D tunes the acoustic scale on its test set; here other speakers fixed it.
-    errors = {
-        name: count_errors(rows, model, graph, decoder, config.acoustic_scale, name)
-        for name, model in models.items()
-    }
-    # Frame accuracy counts against the teacher's alignment of the transcripts.
-    reference = network_alignments(
-        rows, models[TEACHER], lexicon, read_tree(store, run_uri), config.acoustic_scale
-    )
-    return {
-        **word_error_scores(errors),
-        "frame_accuracy": {
-            name: frame_accuracy(rows, model, reference) for name, model in models.items()
-        },
-        "models": {
-            name: {"num_parameters": sum(each.numel() for each in trained.model.parameters())}
-            for name, trained in models.items()
-        },
-    }
+    settings: Mapping[str, DecodingSettings],
+    graphs: Graphs,
+    decoder: DecoderConfig,
+) -> dict[str, dict[str, WordErrors]]:
+    """Decode the rows with each model at its settings; return word errors by placement."""
+    found = {}
+    for name, model in models.items():
+        description = f"decode with {name}"
+        (found[name],) = count_errors(rows, model, [settings[name]], graphs, decoder, description)
+    return found
 
 
 def word_error_scores(errors: Mapping[str, Mapping[str, WordErrors]]) -> dict[str, Any]:
@@ -139,22 +133,19 @@ def reductions(baseline: Mapping[str, float], student: Mapping[str, float]) -> d
     return {place: werr(rate, student[place]) for place, rate in baseline.items() if rate > 0}
 
 
-def count_errors(
-    rows: Sequence[FeatureRow],
-    model: TrainedModel,
-    graph: DecodingGraph,
-    decoder: DecoderConfig,
-    acoustic_scale: float,
-    name: str,
-) -> dict[str, WordErrors]:
-    """Decode the rows with a model; return the word errors by placement."""
-    errors: dict[str, WordErrors] = defaultdict(WordErrors)
-    for row in tqdm(rows, desc=f"decode with {name}", unit="utterance"):
-        (scores,) = log_likelihoods([row], model, acoustic_scale)
-        hypothesis = decode(graph, scores, decoder)
-        # Errors are summed before dividing, so that long utterances weigh by their words.
-        errors[placement_of(row)] += word_errors((row.text or "").split(), hypothesis)
-    return dict(sorted(errors.items()))
+def model_scores(
+    rows: Sequence[FeatureRow], models: Mapping[str, TrainedModel], reference: Alignments
+) -> dict[str, Any]:
+    """Return each model's frame accuracy by placement, and its size."""
+    return {
+        "frame_accuracy": {
+            name: frame_accuracy(rows, model, reference) for name, model in models.items()
+        },
+        "models": {
+            name: {"num_parameters": sum(each.numel() for each in trained.model.parameters())}
+            for name, trained in models.items()
+        },
+    }
 
 
 def frame_accuracy(
@@ -174,8 +165,3 @@ def frame_accuracy(
         correct[placement_of(row)] += int(np.count_nonzero(best == labels))
         total[placement_of(row)] += len(labels)
     return {placement: 100 * correct[placement] / total[placement] for placement in sorted(total)}
-
-
-def placement_of(row: FeatureRow) -> str:
-    """Return the device's placement, if the corpus has it."""
-    return row.placement or WITHOUT_PLACEMENT

@@ -8,6 +8,7 @@ from infra.configuration import LATER, plain
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
     BASELINE,
+    DEV_ALIGNMENT_STEP,
     LABELLED,
     PARTITIONS_STEP,
     STUDENT,
@@ -39,6 +40,9 @@ from training.recipes import (
 from training.sequence_recipe import SequenceTrainingConfig
 from training.trainers.registry import TrainerConfig
 
+LEFT_OUT = "left_out"
+"""The validation on labelled speakers whom training leaves out."""
+
 
 @dataclass(frozen=True, slots=True)
 class SequenceCriterion:
@@ -56,9 +60,10 @@ Criterion: TypeAlias = Literal["cross_entropy"] | SequenceCriterion
 class Fit:
     """Fit describes one model's training: its name, form, data, sub-epochs and trainer.
 
-    With `newbob` the sub-epochs are the most that are made, at its rates; the loss is that of one
-    labelled utterance in `validation_one_in`, which training leaves out. `warm_start` is the model
-    of the run from which training begins, or "none". Sequence training reads whole utterances.
+    With `newbob` the sub-epochs are the most that are made, at its rates; `validation` says on whom
+    the loss is measured: on LEFT_OUT, one labelled speaker in `validation_one_in`, or on a step's
+    partitions. `warm_start` is the model of the run from which training begins, or "none".
+    Sequence training reads whole utterances.
     """
 
     name: str
@@ -75,13 +80,14 @@ class Fit:
     warm_start: str = field(default="none", metadata=LATER)
     criterion: Criterion = field(default="cross_entropy", metadata=LATER)
     augmentation: AugmentationConfig = field(default=AugmentationConfig(), metadata=LATER)
+    validation: str = field(default="", metadata=LATER)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
 
     def __post_init__(self) -> None:
         if self.newbob and self.validation_one_in < 2:
             raise ValueError(
                 f"validation_one_in = {self.validation_one_in}: need at least 2: newbob measures "
-                "the loss on one utterance in so many, and trains on the others"
+                "the loss on one speaker in so many, and trains on the others"
             )
 
     @property
@@ -92,7 +98,16 @@ class Fit:
         steps = [self.labelled, *([self.unlabelled] if self.unlabelled else []), *moments]
         if isinstance(self.criterion, SequenceCriterion):
             steps.append(self.criterion.lattices)
+        steps += [self.validation] if self.validation not in ("", LEFT_OUT) else []
         return steps if self.warm_start == "none" else [*steps, model_step(self.warm_start)]
+
+    def on_development_speakers(self) -> "Fit":
+        """Return the fit as it is where the corpus has them: newbob's loss is theirs.
+
+        The aligner trains before they are aligned, and leaves labelled speakers out.
+        """
+        aligned = self.newbob is not None and self.labelled == ALIGNMENT_STEP
+        return replace(self, validation=DEV_ALIGNMENT_STEP) if aligned else self
 
     @property
     def config(self) -> dict[str, Any]:
@@ -125,6 +140,7 @@ def _supervised(name: str, config: SupervisedConfig, recipe: Recipe, labelled: s
         seed=config.seed,
         newbob=MinRateNewbob(*rates) if is_newbob else None,
         validation_one_in=config.validation_one_in if is_newbob else 0,
+        validation=LEFT_OUT if is_newbob else "",
         optimizer=config.optimizer,
         warm_start=config.warm_start,
         augmentation=config.augmentation,

@@ -25,7 +25,7 @@ from training.models.precision import Precision
 from training.targets.sequence import SequenceTargets
 
 VALIDATION = SubEpoch(True, 0, 1, 0, False, 0.0, is_validation=True)
-"""The utterances left out, in chunks, always at offset 0: losses of epochs are comparable."""
+"""Who is left out, in chunks, always at offset 0: losses of epochs are comparable."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,10 @@ from infra.torchrun import launched_ranks_per_host
 from pipeline.normalization import Moments
 from pipeline.records import Tally
 from pipeline.runs.commit import StepContext
-from pipeline.runs.manifest import Manifest, Output, read_manifest
+from pipeline.runs.manifest import Manifest, Output, read_manifest, subsets_of_run
 from pipeline.runs.names import (
     CHECKPOINTS_FOLDER,
+    DEV,
     LABELLED,
     UNLABELLED,
     features_step,
@@ -24,7 +25,7 @@ from training.data.dataset import Dataset
 from training.data.lattice_shards import LatticeShards
 from training.distributed import collectives
 from training.distributed.process_group import CPU, ProcessGroup
-from training.fit.model_specs import Fit, SequenceCriterion
+from training.fit.model_specs import LEFT_OUT, Fit, SequenceCriterion
 from training.fit.training_loop import Fitting
 from training.models.acoustic_model import AcousticModel
 from training.models.store import TrainedModel, load_model, log_priors, store_model
@@ -41,6 +42,8 @@ def fit_model(
     A model is the same work on any number of ranks: a finished one is found, and an unfinished one
     is resumed. The bits differ, and the curve says how many ranks made each sub-epoch.
     """
+    if fit.newbob is not None and DEV in subsets_of_run(store, run_uri, features_step):
+        fit = fit.on_development_speakers()
     spec = StepSpec(store, run_uri, model_step(fit.name), fit.config, fit.inputs)
     train = partial(train_model, fit, group, device)
     return run_step(spec, train, barrier=partial(collectives.barrier, group))
@@ -131,6 +134,8 @@ def open_dataset(
 ) -> Dataset:
     """Open the training partitions as one rank sees them."""
     unlabelled = read_manifest(store, run_uri, fit.unlabelled).outputs if fit.unlabelled else ()
+    has_development = fit.validation not in ("", LEFT_OUT)
+    development = read_manifest(store, run_uri, fit.validation).outputs if has_development else ()
     return Dataset(
         store=store,
         run_uri=run_uri,
@@ -144,6 +149,7 @@ def open_dataset(
         validation_one_in=fit.validation_one_in,
         augmentation=fit.augmentation,
         lattices=lattice_shards(fit, store, run_uri),
+        development=development,
     )
 
 

@@ -19,6 +19,7 @@ from pipeline.runs.names import (
     BOOTSTRAP_STEP,
     LABELLED,
     RealignmentRound,
+    alignment_step,
     features_step,
     model_step,
     task_name,
@@ -83,9 +84,10 @@ def realign(
     settings: AlignmentSettings,
     loss_budget: float,
     distribute: Distribute,
+    subset: str = LABELLED,
 ) -> StepResult:
-    """Align all labelled data by the network of a round, a task for each feature shard."""
-    features, aligner = features_step(LABELLED), realignment.aligner
+    """Align a subset by the network of a round, a task for each feature shard."""
+    features, aligner = features_step(subset), realignment.aligner
     reads = [features, BOOTSTRAP_STEP, model_step(aligner)]
     stored = read_lexicon(store, run_uri, corpus_uri, reads)
 
@@ -111,7 +113,7 @@ def realign(
     spec = StepSpec(
         store,
         run_uri,
-        realignment.writes,
+        realignment.writes if subset == LABELLED else alignment_step(subset),
         {"acoustic_scale": settings.acoustic_scale},
         reads,
         stored.digests,

@@ -32,13 +32,14 @@ from pipeline.shards import (
     write_lattices,
 )
 from pipeline.splicing import low_rate_alignment, num_low_rate_frames
+from training.decoding.decoding_settings import NgramOrder
 from training.decoding.graph.hclg import DecodingGraph, decoding_graph
 from training.decoding.language_model import witten_bell_arpa
 from training.decoding.lexicon import Lexicon
 from training.distributed import collectives
 from training.distributed.process_group import CPU, ProcessGroup
 from training.models.store import TrainedModel, load_model
-from training.recipe_values import Beam, NgramOrder
+from training.recipe_values import Beam
 from training.sequence_training.lattice_arcs import add_path, has_path
 from training.sequence_training.lattice_decoder import (
     LatticeBeams,

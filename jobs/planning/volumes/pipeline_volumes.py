@@ -18,7 +18,7 @@ from jobs.planning.volumes.object_counts import (
 )
 from jobs.planning.volumes.step_volume import Requests, Volume, Work
 from jobs.planning.volumes.workload import Subset, Workload
-from pipeline.runs.names import SUBSETS, UNLABELLED
+from pipeline.runs.names import ALL_SUBSETS, UNLABELLED
 from pipeline.steps.selection.budget_cutoff import num_ranges
 from pipeline.steps.selection.subset_overlap import num_ranges as num_compared_ranges
 from training.recipes import Recipe
@@ -81,7 +81,7 @@ def _scratch(workload: Workload, subset: Subset, samples: bool, sampled_bytes: f
 
 def comparison(workload: Workload, recipe: Recipe) -> Volume:
     """Compute the volume of comparing each subset's selection with those made before it."""
-    every = sorted(workload.subsets, key=lambda each: SUBSETS.index(each.name))
+    every = sorted(workload.subsets, key=lambda each: ALL_SUBSETS.index(each.name))
     return sum(
         (_compared(workload, every[: n + 1], recipe) for n in range(1, len(every))), Volume()
     )

@@ -8,7 +8,7 @@ from math import ceil
 from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
 from pipeline.runs.manifest import Output, manifest_uri, read_manifest
-from pipeline.runs.names import INGEST_STEP, LABELLED, METADATA_FOLDER, SUBSETS, UNLABELLED
+from pipeline.runs.names import ALL_SUBSETS, INGEST_STEP, LABELLED, METADATA_FOLDER, UNLABELLED
 from pipeline.steps.selection.buckets import bucket_of
 
 UTTERANCE_SECONDS = 3.6
@@ -104,7 +104,7 @@ def run_workload(store: ObjectStore, run_uri: str, budget_hours: float) -> Workl
     outputs = read_manifest(store, run_uri, INGEST_STEP).outputs
     by_subset = {
         name: [each for each in outputs if each.key.startswith(f"{METADATA_FOLDER}/{name}/")]
-        for name in SUBSETS
+        for name in ALL_SUBSETS
     }
     metadata = [each for some in by_subset.values() for each in some]
     return Workload(

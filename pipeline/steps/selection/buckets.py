@@ -9,7 +9,7 @@ from functools import partial
 from infra.store.checked_reads import read_checked
 from infra.store.object_store import ObjectInfo, ObjectStore, StoreError, join_uri, normalize_uri
 from pipeline.runs.manifest import sha256
-from pipeline.runs.names import METADATA_FOLDER, SUBSETS
+from pipeline.runs.names import ALL_SUBSETS, DEV, METADATA_FOLDER, SUBSETS
 from pipeline.runs.step import Distribute
 
 METADATA_SUFFIXES = (".jsonl", ".jsonl.gz")
@@ -66,11 +66,17 @@ def require_known_subsets(store: ObjectStore, corpus_uri: str) -> None:
     base = join_uri(corpus_uri, METADATA_FOLDER)
     for found in store.list(base):
         subset = found.uri.removeprefix(f"{base}/").partition("/")[0]
-        if subset not in SUBSETS and not is_mark(found):
+        if subset not in ALL_SUBSETS and not is_mark(found):
             raise ValueError(
                 f"{found.uri} is in no subset's folder: need {METADATA_FOLDER}/ and one of "
-                f"{', '.join(SUBSETS)}; rename the folder, or move it out of {METADATA_FOLDER}/"
+                f"{', '.join(ALL_SUBSETS)}; rename the folder, or move it out of {METADATA_FOLDER}/"
             )
+
+
+def subsets_of(store: ObjectStore, corpus_uri: str) -> tuple[str, ...]:
+    """Return the subsets of a corpus: the three that each has, and dev where there is metadata."""
+    listed = store.list(join_uri(corpus_uri, METADATA_FOLDER, DEV))
+    return ALL_SUBSETS if any(not is_mark(found) for found in listed) else SUBSETS
 
 
 def is_mark(found: ObjectInfo) -> bool:

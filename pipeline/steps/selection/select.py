@@ -81,8 +81,8 @@ def select_utterances(
 ) -> StepResult:
     """Select the utterances of one subset.
 
-    The budget of hours and the filters hold for the unlabelled subset; the labelled and the
-    held-out subset are selected whole. ValueError if another subset's selection in this run has
+    The budget of hours and the filters hold for the unlabelled subset; the other subsets
+    are selected whole. ValueError if another subset's selection in this run has
     an utterance or a speaker of this one.
     """
     listing = list_metadata(store, metadata_uri)

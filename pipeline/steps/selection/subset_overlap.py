@@ -2,7 +2,7 @@
 
 Each selection commits its files, then compares itself with the commits of the other subsets, and
 only then writes its manifest. So of two selections at the same time at least one sees the other.
-What has three manifests in one run is disjoint, whatever the order: no speaker of training is in
+What has manifests in one run is disjoint, whatever the order: no speaker of training is in
 the word error rates. Only selected records count: what is left out is neither trained nor scored.
 """
 
@@ -18,7 +18,7 @@ from infra.prefetch import prefetch
 from pipeline.records import Tally, Utterance, parse_utterance
 from pipeline.runs.commit import StepContext, read_commits
 from pipeline.runs.manifest import Output, read_output
-from pipeline.runs.names import SCRATCH_FOLDER, SUBSETS, selection_step
+from pipeline.runs.names import ALL_SUBSETS, SCRATCH_FOLDER, selection_step
 from pipeline.runs.step import Distribute
 from pipeline.sampling import sampling_priority
 from pipeline.steps.selection.hash_ranges import HashRange, cut_into_ranges
@@ -67,7 +67,7 @@ def require_disjoint(context: StepContext, subset: str, distribute: Distribute) 
     ValueError names a shared utterance or speaker. The driver holds object names alone; equal
     64-bit hashes count as equal ids.
     """
-    others = [group for each in SUBSETS if each != subset for group in _groups(context, each)]
+    others = [group for each in ALL_SUBSETS if each != subset for group in _groups(context, each)]
     if not others:
         return
     groups = [*_groups(context, subset), *others]

@@ -111,6 +111,22 @@ def test_what_two_subsets_share_is_refused_in_any_order(
     assert not is_selected(run, third)
 
 
+@pytest.mark.parametrize("other", SUBSETS)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_development_speakers_are_in_no_other_subset(run: Run, other: str, is_first: bool) -> None:
+    """A speaker of dev in another subset is refused by name, whichever is selected later."""
+    store, _, corpus_uri = run
+    shared = ("dev-utt-9", f"{other}-spk-1")
+    write(store, corpus_uri, "dev", [*own_records("dev"), shared])
+    require_known_subsets(store, corpus_uri)
+    first, second = ("dev", other) if is_first else (other, "dev")
+    select(run, first)
+    message = rf"selection/{second} shares 1 speaker\(s\) with selection/{first}, .*'{shared[1]}'"
+    with pytest.raises(ValueError, match=message):
+        select(run, second)
+    assert not is_selected(run, second)
+
+
 def test_all_that_is_shared_is_counted(run: Run) -> None:
     """Both kinds with both other subsets, each with its number and an example."""
     store, _, corpus_uri = run

@@ -1,0 +1,72 @@
+"""The settings of a decoding, and the values that development speakers choose them from."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+from infra.ranges import Items, Range, check_ranges
+from training.decoding.language_model.arpa import MAX_ORDER
+
+AcousticScale = Annotated[float, Range(1e-6, 1000)]
+NgramOrder = Annotated[int, Range(1, MAX_ORDER)]
+LanguageModelScale = Annotated[float, Range(1e-6, 1000)]
+InsertionPenalty = Annotated[float, Range(0, 100)]
+
+MAX_VALUES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class DecodingSettings:
+    """DecodingSettings: how much scores weigh; the insertion penalty is a word's cost in nats.
+
+    Costs of states and silence have weight 1, so that the two scales are not each other's inverse.
+    """
+
+    acoustic_scale: float
+    ngram_order: int
+    language_model_scale: float = 1.0
+    insertion_penalty: float = 0.0
+
+    def with_value(self, setting: str, value: int | float) -> "DecodingSettings":
+        """Return these settings with another value of one of them."""
+        changed: dict[str, Any] = {setting: value}
+        return replace(self, **changed)
+
+
+@dataclass(frozen=True, slots=True)
+class TuningConfig:
+    """TuningConfig: the values that tuning tries for each model, beside `[evaluation]`'s own.
+
+    A scale of the language model below 1 is for too many deletions, a penalty for insertions. One
+    setting after the other is chosen, in this order; with an empty list it stays as it is.
+    """
+
+    acoustic_scales: Annotated[tuple[AcousticScale, ...], Items(0, MAX_VALUES)] = (
+        0.1,
+        0.15,
+        0.2,
+        0.25,
+        0.3,
+        0.4,
+        0.5,
+    )
+    ngram_orders: Annotated[tuple[NgramOrder, ...], Items(0, MAX_ORDER)] = (2, 3, 4)
+    language_model_scales: Annotated[tuple[LanguageModelScale, ...], Items(0, MAX_VALUES)] = (
+        0.8,
+        1.25,
+    )
+    insertion_penalties: Annotated[tuple[InsertionPenalty, ...], Items(0, MAX_VALUES)] = (
+        0.5,
+        1.0,
+    )
+
+    __post_init__ = check_ranges
+
+    def grid(self) -> dict[str, Sequence[int | float]]:
+        """Return the values to try by setting, in the order of the choices."""
+        return {
+            "acoustic_scale": self.acoustic_scales,
+            "ngram_order": self.ngram_orders,
+            "language_model_scale": self.language_model_scales,
+            "insertion_penalty": self.insertion_penalties,
+        }
