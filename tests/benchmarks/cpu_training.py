@@ -121,8 +121,16 @@ def partitions(store: ObjectStore, folder: str, corpus: Corpus, soft: bool) -> t
     return (context.put_output(str(soft), ".parquet", data, tally),)
 
 
-def bare_loop(model: AcousticModel, optimizer: Optimizer, minibatches: list[Minibatch]) -> None:
-    """Train as anyone would write it: the whole padded minibatch through `nn.LSTM`."""
+def bare_loop(
+    model: AcousticModel,
+    optimizer: Optimizer,
+    minibatches: list[Minibatch],
+    bound: float | None = None,
+) -> None:
+    """Train as anyone would write it: the whole padded minibatch through `nn.LSTM`.
+
+    Gradients are clipped at a norm of `bound`, if any.
+    """
     model.train()
     for minibatch in minibatches:
         optimizer.zero_grad()
@@ -136,6 +144,8 @@ def bare_loop(model: AcousticModel, optimizer: Optimizer, minibatches: list[Mini
             log_posteriors = torch.log_softmax(logits, dim=-1).gather(-1, targets.senones)
             loss = -(log_posteriors * targets.probabilities).sum()
         loss.backward()
+        if bound is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), bound)
         optimizer.step()
 
 
@@ -168,10 +178,11 @@ def loops(
     def read() -> Iterator[Minibatch]:
         return dataset.plan(sub_epoch, 0).minibatches()
 
-    bare, stepped, trained = (make_model(corpus, case) for _ in range(3))
+    bare, clipping, stepped, trained = (make_model(corpus, case) for _ in range(4))
     with Synchronous(*trained, group=group):
         yield {
             "bare loop": lambda: bare_loop(*bare, minibatches),
+            "bare loop that clips": lambda: bare_loop(*clipping, minibatches, num_frames),
             "take_steps": lambda: train(*stepped, minibatches),
             "and trainer": lambda: train(*trained, minibatches),
             "and reader": lambda: train(*trained, read()),
