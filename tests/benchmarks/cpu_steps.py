@@ -1,7 +1,7 @@
 """Time a training step by minibatch, precision and threads: what a core or two can give.
 
-`python -m tests.benchmarks.cpu_steps [--threads N] [--rounds N] [--clock C] [--json]`. Steps are the
-jobs' own, without a trainer, on minibatches of chunks in memory of which every third is half
+`python -m tests.benchmarks.cpu_steps [--threads N] [--rounds N] [--clock C] [--json]`. Steps are
+the jobs' own, without a trainer, on minibatches of chunks in memory, of which every third is half
 padding. With two threads the clock must be `wall`, on a machine that does nothing else: compare one
 rank's frames a second with twice those of one thread.
 """

@@ -49,7 +49,8 @@ class Trainer(Replicated):
 
     def is_comparison_due(self) -> bool:
         """Return whether ranks compare their replicas after the step that is being taken."""
-        return self.num_steps - self._last_comparison >= STEPS_BETWEEN_COMPARISONS
+        is_late = self.num_steps - self._last_comparison >= STEPS_BETWEEN_COMPARISONS
+        return is_late and self.group.size() > 1
 
     def exchange_gradients(self) -> None:
         """Turn this rank's gradients into those that its optimizer applies."""

@@ -47,3 +47,11 @@ def test_correct_frames_are_counted_without_padding() -> None:
     logits = torch.eye(3)[None]
     assert num_correct(logits, torch.tensor([[0, 2, 2]])) == 2
     assert num_correct(logits, torch.tensor([[0, -1, 2]])) == 2
+
+
+def test_a_frame_is_correct_where_no_senone_is_better() -> None:
+    """A tie with another senone counts; the count is of numbers, and differentiates nothing."""
+    logits = torch.tensor([[[1.0, 1.0, 0.0], [0.0, 2.0, 1.0]]], requires_grad=True)
+    for labels, correct in (([0, 1], 2), ([1, 1], 2), ([2, 1], 1), ([2, 0], 0), ([-1, -1], 0)):
+        count = num_correct(logits, torch.tensor([labels]))
+        assert (int(count), count.requires_grad) == (correct, False)
