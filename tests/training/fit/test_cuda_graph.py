@@ -123,7 +123,7 @@ def test_a_step_that_waits_for_the_device_is_not_captured(recorder: Recorder) ->
         GradientGraphs(trainee, compute, (NUM_CHUNKS, FRAMES))(given)
 
 
-@pytest.mark.parametrize("name", ["synchronous", "gtc", "bmuf"])
+@pytest.mark.parametrize("name", ["gtc", "bmuf"])
 def test_trainers_train_by_graphs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: Recorder, name: str
 ) -> None:
@@ -171,7 +171,7 @@ class FlatFitting(Fitting):
         return curve
 
 
-@pytest.mark.parametrize("name", ["synchronous", "gtc", "bmuf", "htm"])
+@pytest.mark.parametrize("name", ["synchronous", "htm"])
 def test_weights_keep_their_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
