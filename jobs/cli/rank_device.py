@@ -72,7 +72,9 @@ def own_device(choice: str) -> torch.device:
 
 
 def report_device(name: str, device: torch.device, num_ranks: int = 1) -> None:
-    """Print where this process, the first of so many ranks, has its model."""
+    """Print where this process, the first of so many ranks, has its model, on a host with GPUs."""
+    if device == CPU and Gpus.of_host().count == 0:
+        return
     where = str(device)
     if device.type == "cuda":
         where = f"{where} ({torch.cuda.get_device_name(device)})"

@@ -53,7 +53,7 @@ def expected_driver(step: str, absent: int) -> RequestCounts:
     manifest.
     """
     gets = {"selection": 0, "features": 2, "targets": 3, "partitions": 4}[step]
-    return RequestCounts(get=gets + absent, put=1, list=10 if step == "selection" else 2)
+    return RequestCounts(get=gets + absent, put=1, list=12 if step == "selection" else 2)
 
 
 def expected_tasks(
