@@ -1,10 +1,10 @@
 """Compare training, reader to optimizer, with a bare loop over `torch.nn.LSTM`, on one core.
 
 `python -m tests.benchmarks.cpu_training [--corpus C] [--case C] [--rounds N] [--clock C] [--json]`.
-All loops take the same steps on the same minibatches by turns. The bare loop neither clips nor
-counts, and finds its minibatches in memory; `take_steps` is added to it, then a trainer of one
-rank, then the reader of stored partitions. Ratios are of CPU time: other programs, which share the
-caches alone, have little part in them.
+All loops take the same steps on the same minibatches by turns. The bare loop clips as training
+does, counts nothing, and finds its minibatches in memory; to `take_steps` the reader of stored
+partitions is added, and a trainer of one rank. Ratios are of CPU time: other programs, which share
+the caches alone, have little part in them.
 """
 
 import argparse
@@ -178,14 +178,15 @@ def loops(
     def read() -> Iterator[Minibatch]:
         return dataset.plan(sub_epoch, 0).minibatches()
 
-    bare, clipping, stepped, trained = (make_model(corpus, case) for _ in range(4))
+    bare, unclipped, stepped, trained = (make_model(corpus, case) for _ in range(4))
     with Synchronous(*trained, group=group):
         yield {
-            "bare loop": lambda: bare_loop(*bare, minibatches),
-            "bare loop that clips": lambda: bare_loop(*clipping, minibatches, num_frames),
+            "bare loop": lambda: bare_loop(*bare, minibatches, num_frames),
+            "bare loop without clipping": lambda: bare_loop(*unclipped, minibatches),
             "take_steps": lambda: train(*stepped, minibatches),
-            "and trainer": lambda: train(*trained, minibatches),
-            "and reader": lambda: train(*trained, read()),
+            "take_steps, reader": lambda: train(*stepped, read()),
+            "take_steps, trainer": lambda: train(*trained, minibatches),
+            "take_steps, reader, trainer": lambda: train(*trained, read()),
             "reader alone": lambda: sum(minibatch.num_frames for minibatch in read()),
         }
 
