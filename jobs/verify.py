@@ -3,6 +3,7 @@
 megahour verify --recipe demo --run runs/demo [--sweep] [--audio]
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -15,14 +16,17 @@ from jobs.cli.command_line import Answer, Query, main
 from jobs.cli.job import Job, recipe_path, written_steps
 from pipeline.audit.step_records import Finding
 from pipeline.audit.verify import Expectation, Verification, sweep, verify_run
+from pipeline.runs.manifest import subsets_of_run
 from pipeline.runs.names import (
     ALL_SUBSETS,
     BOOTSTRAP_STEP,
     CERTIFICATE_STEP,
+    DEV,
     DEV_ALIGNMENT_STEP,
     EVALUATION_STEP,
     PARTITIONS_STEP,
     SCRATCH_FOLDER,
+    SUBSETS,
     TARGETS_STEP,
     TUNING_STEP,
     features_step,
@@ -53,7 +57,9 @@ def verify(job: Job) -> Answer:
             bar.update(num_bytes)
 
         written = {name: written_steps(job.recipe, name) for name in WRITES}
-        expectation = Expectation(step_configs(job.recipe, trained_recipe(job)), written)
+        subsets = subsets_of_run(job.store, job.run_uri, features_step)
+        configs = step_configs(job.recipe, trained_recipe(job), subsets)
+        expectation = Expectation(configs, written)
         place = (job.store, job.run_uri, job.corpus_uri)
         found = verify_run(*place, progress, expectation, job.arguments.audio)
     if not found.steps:
@@ -85,11 +91,18 @@ def trained_recipe(job: Job) -> Recipe:
     return read_recipe(recipe_path(job.arguments.recipe), job.arguments.set, trainers)
 
 
-def step_configs(recipe: Recipe, trained: Recipe) -> dict[str, dict[str, Any]]:
-    """Return the settings that recipes decide by step; `trained` has the trainers of the models."""
+def step_configs(
+    recipe: Recipe, trained: Recipe, subsets: Sequence[str] = SUBSETS
+) -> dict[str, dict[str, Any]]:
+    """Return the settings that recipes decide by step; `trained` has the trainers of the models.
+
+    `subsets` are those of the run: models are trained otherwise where it has development speakers.
+    """
     rounds = realignment_rounds(recipe.alignment.rounds)
     aligners = [aligner_fit(trained, each) for each in rounds]
     fits = [*aligners, *(make(trained) for make in (baseline_fit, teacher_fit, student_fit))]
+    if DEV in subsets:
+        fits = [fit.on_development_speakers() for fit in fits]
     return {
         **{selection_step(subset): asdict(recipe.selection) for subset in ALL_SUBSETS},
         **{features_step(subset): asdict(recipe.features) for subset in ALL_SUBSETS},

@@ -4,6 +4,7 @@ import json
 import runpy
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,11 @@ import pytest
 from infra.store.object_store import ObjectStore, join_uri
 from jobs.run import JOBS
 from pipeline.runs.manifest import Manifest
+from pipeline.runs.names import DEV, features_step, model_step, realignment_rounds
 from pipeline.runs.sealed_json import NamedObject, naming, seal
 from tests.small_run import SETTINGS, copy_run, make_run, outputs, selected_ids
 from tests.whole_path.processes import TINY
-from training.fit.model_specs import student_fit
+from training.fit.model_specs import aligner_fit, baseline_fit, student_fit, teacher_fit
 from training.recipes import read_recipe
 
 Run = tuple[ObjectStore, str]
@@ -89,6 +91,34 @@ def test_a_trainer_chosen_on_the_command_line_is_the_recipes(
     code, out, _ = ask("verify", run_uri)
     assert code == (0 if chosen else 1)
     assert ('trainer.name is "gtc", now "htm"' in out) is not bool(chosen)
+
+
+@pytest.mark.parametrize("has_dev", [True, False])
+def test_verify_expects_newbobs_loss_where_it_was_measured(
+    ask: Ask, tmp_path: Path, has_dev: bool
+) -> None:
+    """On the development speakers where the run has some, else on labelled speakers left out."""
+    store, run_uri = ObjectStore((str(tmp_path),)), str(tmp_path)
+    newbob = ["baseline.schedule=newbob", "teacher.schedule=newbob"]
+    recipe = read_recipe(str(TINY), [*SETTINGS, *newbob])
+    fits = [baseline_fit(recipe), teacher_fit(recipe)]
+    aligner = aligner_fit(recipe, realignment_rounds(1)[0])
+    made = {model_step(fit.name): fit.on_development_speakers().config for fit in fits}
+    configs = {model_step(aligner.name): aligner.config, **made}
+    if has_dev:
+        configs[features_step(DEV)] = asdict(recipe.features)
+    for step, config in configs.items():
+        store.put(
+            join_uri(run_uri, step, "manifest.json"), Manifest(step, config, {}, ()).to_bytes()
+        )
+    options = [part for setting in newbob for part in ("--set", setting)]
+    _, out, _ = ask("verify", run_uri, *options, "--json")
+    differing = {
+        each["object"].removesuffix("/manifest.json")
+        for each in json.loads(out)["findings"]
+        if "validation" in each["found"] + each["expected"]
+    }
+    assert differing == (set() if has_dev else set(made))
 
 
 def test_verify_of_a_damaged_run(ask: Ask, undamaged: Run, tmp_path: Path) -> None:
