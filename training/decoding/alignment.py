@@ -9,6 +9,9 @@ from pipeline.splicing import STACK
 from training.decoding.lexicon import SILENCE_ID
 from training.decoding.senones.senone_tree import SenoneTree
 
+NO_WORDS = "no words: need a transcript to align"
+"""Why an utterance has no alignment, in its ledger row."""
+
 
 @dataclass(frozen=True)
 class TranscribedUtterance:

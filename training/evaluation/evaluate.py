@@ -66,6 +66,8 @@ def evaluate(
         rows = [row for shard in read_shards(store, run_uri, features).values() for row in shard]
         if not rows:
             raise ValueError("the held-out subset is empty: list speakers in heldout.speakers")
+        if not any((row.text or "").split() for row in rows):
+            raise ValueError("the held-out subset has no words: list others in heldout.speakers")
         models = {name: load_model(store, run_uri, name).to(device) for name in names}
         words, tree = lexicon.parse(), read_tree(store, run_uri)
         language_model = files.model(store, run_uri, words, config)
@@ -112,7 +114,12 @@ def word_error_scores(errors: Mapping[str, Mapping[str, WordErrors]]) -> dict[st
     `werr_smbr` compares the two after sequence training, as Table II does, where both had it.
     """
     rates = {
-        name: {placement: counts.word_error_rate for placement, counts in by_placement.items()}
+        # A placement whose transcripts are all empty has no rate.
+        name: {
+            placement: counts.word_error_rate
+            for placement, counts in by_placement.items()
+            if counts.reference_words
+        }
         for name, by_placement in errors.items()
     }
     scores = {"wer": rates, "werr": reductions(rates[BASELINE], rates[STUDENT])}

@@ -35,7 +35,7 @@ from pipeline.runs.step import (
 )
 from pipeline.shards import FeatureRow, PartitionRow, read_features
 from pipeline.splicing import num_low_rate_frames, splice
-from training.decoding.alignment import expand_to_frames
+from training.decoding.alignment import NO_WORDS, expand_to_frames
 from training.decoding.decoder import AlignmentError, align
 from training.decoding.graph.hclg import alignment_graph
 from training.decoding.lexicon import Lexicon
@@ -185,7 +185,10 @@ def align_row(
     tree: SenoneTree,
 ) -> Senones | str:
     """Align one utterance with its transcript, or say why it cannot be."""
-    graph = alignment_graph(lexicon, tree, transcribed(row).words)
+    words = transcribed(row).words
+    if not words:
+        return NO_WORDS
+    graph = alignment_graph(lexicon, tree, words)
     try:
         senones = align(graph, scores)
     except AlignmentError as error:

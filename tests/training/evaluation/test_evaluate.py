@@ -22,6 +22,17 @@ def test_the_students_werr_is_against_the_baseline() -> None:
     assert scores["word_errors"]["student"]["near"] == asdict(one)
 
 
+def test_a_placement_without_reference_words_has_no_rate() -> None:
+    """An utterance with an empty transcript is alone at its placement; the others have rates."""
+    one, empty = WordErrors(substitutions=1, reference_words=4), WordErrors(insertions=1)
+    found = {"far": empty, "near": one}
+    errors = {"baseline": found, "teacher": found, "student": found}
+    scores = word_error_scores(errors)
+    assert scores["wer"]["student"] == {"near": 25.0}
+    assert scores["werr"] == {"near": 0.0}
+    assert scores["word_errors"]["student"]["far"] == asdict(empty)
+
+
 def test_models_after_sequence_training_are_compared_with_each_other() -> None:
     """Table II is of two models that sMBR trained on; one alone is compared with none."""
     one, two = (WordErrors(substitutions=n, reference_words=4) for n in (1, 2))

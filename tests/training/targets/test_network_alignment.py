@@ -69,6 +69,16 @@ def test_batches_change_no_alignment(monkeypatch: pytest.MonkeyPatch) -> None:
         np.testing.assert_array_equal(batched[name], senones)
 
 
+@pytest.mark.parametrize("text", ["", None, "  "])
+def test_an_empty_transcript_is_a_ledger_row(text: str | None) -> None:
+    """The reason is the bootstrap's; the utterances beside it are aligned."""
+    first, *others = rows(4, 200)
+    found = network_alignments([replace(first, text=text), *others], network(), LEXICON, TREE, 0.3)
+    assert found.pop(first.utterance_id) == "no words: need a transcript to align"
+    assert len(found) == 3
+    assert all(isinstance(each, np.ndarray) for each in found.values())
+
+
 def test_padded_frames_are_bounded() -> None:
     """No batch of a large shard is padded beyond the bound, and most fill nine tenths of it."""
     sizes: list[int] = []

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from infra.configuration import LATER
 from infra.ranges import Range, check_ranges
-from training.decoding.alignment import PhoneAlignment, TranscribedUtterance
+from training.decoding.alignment import NO_WORDS, PhoneAlignment, TranscribedUtterance
 from training.decoding.bootstrap.cepstra import speaker_cepstra
 from training.decoding.bootstrap.mixtures import Mixture, log_likelihoods
 from training.decoding.decoder import align
@@ -89,7 +89,7 @@ def _flat_start(
         states = _first_states(utterance.words, lexicon)
         num_frames = len(utterance.features)
         if not utterance.words:
-            failures[utterance.utterance_id] = "no words: need a transcript to align"
+            failures[utterance.utterance_id] = NO_WORDS
         elif num_frames < len(states):
             failures[utterance.utterance_id] = f"{num_frames} frames: need {len(states)}"
         else:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import kaldifst
 
+from training.decoding.alignment import NO_WORDS
 from training.decoding.graph.grammar import (
     AS_ESTIMATED,
     BACKOFF_WORD,
@@ -73,7 +74,7 @@ def _transcript(
 ) -> tuple[Lexicon, tuple[str, ...], kaldifst.StdVectorFst]:
     """Return the lexicon and table of a transcript's words, and the transcript as a grammar."""
     if not words:
-        raise ValueError("no words: need a transcript to align")
+        raise ValueError(NO_WORDS)
     spoken = lexicon.restricted_to(words)
     table = _word_table(spoken)
     return spoken, table, linear_grammar(words, {word: i for i, word in enumerate(table)})
