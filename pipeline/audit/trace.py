@@ -221,10 +221,15 @@ class _Tracer:
                 continue
             inputs = read_manifest(self.store, self.run_uri, model_step(name)).inputs
             trained = [
-                step for step in inputs if step in seen and folder_of(step) != FEATURES_FOLDER
+                step
+                for step in inputs
+                if step in seen - {DEV_ALIGNMENT_STEP} and folder_of(step) != FEATURES_FOLDER
             ]
             if trained:
                 models[name] = f"trained on {', '.join(trained)}"
+            # Of development speakers newbob has the loss, and no gradient.
+            elif DEV_ALIGNMENT_STEP in seen.intersection(inputs):
+                models[name] = f"only its validation loss, on {DEV_ALIGNMENT_STEP}"
             # Features that a model never trained on still enter its global mean and variance.
             elif seen.intersection(inputs):
                 models[name] = "only its normalization"

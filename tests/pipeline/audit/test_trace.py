@@ -1,6 +1,7 @@
 """Every utterance of a run can be followed from step to step, and none is made up."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.audit.trace import StepTrace, Trace, UnknownUtteranceError, trace
 from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest, sha256
+from pipeline.runs.names import DEV_ALIGNMENT_STEP
 from pipeline.shards import read_features, read_partition, read_targets
 from tests.small_run import (
     BAD_AUDIO,
@@ -153,6 +155,46 @@ def test_models_that_saw_it_are_named(run: Run, tmp_path: Path) -> None:
         "baseline": "only its normalization",
         "student": f"trained on partitions/{SUBSET}",
     }
+
+
+def test_a_development_utterance_is_heard_by_the_validation_loss_alone(
+    run: Run, tmp_path: Path
+) -> None:
+    """Newbob's alignment of the development speakers is an input, and nothing to train on."""
+    store, run_uri = as_development(run, tmp_path)
+    inputs = {"teacher": [DEV_ALIGNMENT_STEP, "features/labelled"], "student": ["features/dev"]}
+    for name, steps in inputs.items():
+        manifest = Manifest(f"models/{name}", {}, dict.fromkeys(steps, sha256(b"")), ())
+        store.put(manifest_uri(run_uri, f"models/{name}"), manifest.to_bytes())
+    utterance_id = selected_ids(*run)[0]
+    traced, seen = follow((store, run_uri), utterance_id)
+    assert seen["alignments"].outcome == "written"
+    assert traced.models == {
+        "student": "only its normalization",
+        "teacher": "only its validation loss, on alignments/dev",
+    }
+
+
+def as_development(run: Run, folder: Path) -> Run:
+    """Copy a run, with its unlabelled speakers as development speakers, targets as alignments."""
+    store, run_uri = run
+    new = ObjectStore((str(folder),))
+
+    def renamed(key: str) -> str:
+        return key.replace(f"targets/{SUBSET}", DEV_ALIGNMENT_STEP).replace(f"/{SUBSET}", "/dev")
+
+    for found in store.list(run_uri):
+        data = store.get(found.uri)
+        if found.uri.endswith(f"/{SUBSET}/manifest.json"):
+            manifest = Manifest.from_bytes(data)
+            outputs, ledgers = (
+                tuple(replace(each, key=renamed(each.key)) for each in objects)
+                for objects in (manifest.outputs, manifest.ledgers)
+            )
+            step = renamed(manifest.step)
+            data = replace(manifest, step=step, outputs=outputs, ledgers=ledgers).to_bytes()
+        new.put(join_uri(str(folder), renamed(found.uri.removeprefix(run_uri))), data)
+    return new, str(folder)
 
 
 def test_only_the_shards_that_hold_it_are_read(run: Run, tmp_path: Path) -> None:
