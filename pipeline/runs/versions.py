@@ -14,6 +14,7 @@ from pipeline.runs.names import (
     PARTITIONS_FOLDER,
     SELECTION_FOLDER,
     TARGETS_FOLDER,
+    TUNING_STEP,
     folder_of,
 )
 
@@ -31,7 +32,10 @@ ENGINES: Mapping[str, tuple[str, ...]] = {
     TARGETS_FOLDER: ("numpy", "pyarrow", "torch"),
     PARTITIONS_FOLDER: ("numpy", "pyarrow"),
     CERTIFICATE_STEP: ("numpy",),
-    EVALUATION_STEP: ("kaldi-decoder", "kaldialign", "kaldifst", "numpy", "torch"),
+    **dict.fromkeys(
+        (TUNING_STEP, EVALUATION_STEP),
+        ("kaldi-decoder", "kaldialign", "kaldifst", "numpy", "torch"),
+    ),
 }
 """The distributions that compute or write the objects of each kind of step."""
 

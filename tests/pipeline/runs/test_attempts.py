@@ -17,7 +17,7 @@ from pipeline.kbest import KBest
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, Repetition, StepContext, once, step_context
 from pipeline.runs.manifest import manifest_uri, read_manifest
-from pipeline.runs.names import TARGETS_STEP
+from pipeline.runs.names import EVALUATION_STEP, TARGETS_STEP, TUNING_STEP
 from pipeline.runs.step import StepSpec, TaskPlan, run_step, run_tasks
 from pipeline.runs.versions import ENGINES, MEGAHOUR, step_versions
 from pipeline.steps.features import extract_file
@@ -205,6 +205,12 @@ def test_a_worker_may_lack_an_engine(context: StepContext, monkeypatch: pytest.M
 def test_our_clusters_have_the_engines_of_their_step(cluster: str, kind: str) -> None:
     """So a packaged executor can compare all of them with the driver's."""
     assert {*ENGINES[kind]} <= closure(load_cluster(cluster).python_dependencies).keys()
+
+
+def test_tuning_has_the_engines_of_evaluation() -> None:
+    """Both decode and count word errors."""
+    assert step_versions(TUNING_STEP) == step_versions(EVALUATION_STEP)
+    assert "kaldi-decoder" in step_versions(TUNING_STEP)
 
 
 def test_manifest_and_commit_name_the_versions(context: StepContext) -> None:
