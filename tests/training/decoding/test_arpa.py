@@ -42,6 +42,9 @@ ngram 3=1
         ("-0.5\ta\t", "-inf\ta\t", "line 10: -inf and"),
         ("-0.5\ta\t", "0.5\ta\t", r"line 10: 0\.5 and -0\.2: need .* of at most 0"),
         ("\ta b\t0.1", "\ta b\tinf", r"line 16: -0\.5 and inf: need"),
+        ("\ta b\t0.1", "\ta b\t1e39", r"line 16: -0\.5 and 1e\+39: need .* of -100 to 100"),
+        ("\ta b\t0.1", "\ta b\t-100.5", r"line 16: -0\.5 and -100\.5: need .* of -100 to 100"),
+        ("\ta b\t0.1", "\ta b\tnan", r"line 16: -0\.5 and nan: need"),
         ("-0.5\ta b\t0.1", "-0.5\ta b c", "line 16: need log10 probabilities"),
         ("-0.5\ta b\t0.1", "-0.5\ta", "line 16: 2 fields: need a probability and 2 words"),
         ("-0.6\ta wasp", "-0.5\ta b", "line 17: 'a b': there twice: remove one"),
@@ -68,6 +71,17 @@ def test_what_is_malformed_is_refused_by_its_line(old: str, new: str, message: s
     assert len(read_arpa(ARPA)) == 10
     with pytest.raises(ValueError, match=message):
         read_arpa(ARPA.replace(old, new))
+
+
+@pytest.mark.parametrize("weight", ["-100", "100"])
+def test_a_weight_at_the_bound_is_read(weight: str) -> None:
+    """And so is the ARPA that a toolkit writes for a history that never backs off, -99."""
+    (entry,) = [
+        each
+        for each in read_arpa(ARPA.replace("\ta b\t0.1", f"\ta b\t{weight}"))
+        if each.ngram == ("a", "b")
+    ]
+    assert entry.log_backoff == float(weight)
 
 
 def test_more_than_ten_words_an_ngram_are_refused() -> None:

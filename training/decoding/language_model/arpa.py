@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from training.decoding.language_model.ngrams import END, START, Ngram
 
 MAX_ORDER = 10
+MAX_LOG_BACKOFF = 100.0
+"""The most that log10 of a back-off weight may be, either way: 1e39 has no float32."""
+
 _NEVER = -99.0  # ARPA's log10 of zero
 _MAX_SHOWN = 60
 
@@ -131,9 +134,10 @@ def _entry(
             f"ARPA line {number}: {len(fields)} fields: need a probability and {length} words, "
             "and a back-off weight or none"
         )
-    if not (math.isfinite(log_backoff) and -math.inf < log_probability <= 0):
+    if not (abs(log_backoff) <= MAX_LOG_BACKOFF and -math.inf < log_probability <= 0):
         value = f"{fields[0]} and {log_backoff:g}"
-        need = "need a finite log10 probability of at most 0, and a finite back-off weight"
+        bounds = f"{-MAX_LOG_BACKOFF:g} to {MAX_LOG_BACKOFF:g}"
+        need = f"need a finite log10 probability of at most 0, and a back-off weight of {bounds}"
         raise ValueError(f"ARPA line {number}: {value}: {need}")
     _require_place(number, ngram, entries)
     return ArpaEntry(ngram, log_probability, log_backoff)
