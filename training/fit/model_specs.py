@@ -177,6 +177,7 @@ def sequence_fit(recipe: Recipe, fit: Fit) -> Fit:
         seed=config.seed,
         newbob=None,
         validation_one_in=0,
+        validation="",
         optimizer=config.optimizer,
         warm_start=fit.name,
         # At another speed an utterance would have other frames than its lattice.

@@ -28,6 +28,12 @@ VALIDATION = SubEpoch(True, 0, 1, 0, False, 0.0, is_validation=True)
 """Who is left out, in chunks, always at offset 0: losses of epochs are comparable."""
 
 
+NO_DEVELOPMENT = (
+    "no utterance of the development speakers is aligned: need at least one for newbob's loss: "
+    "list others in dev.speakers"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class FrameTotals:
     """FrameTotals: one rank's sums over frames, as numbers.
@@ -201,7 +207,8 @@ def minibatch_loss(
 def validation_loss(model: AcousticModel, dataset: Dataset, group: ProcessGroup) -> float:
     """Return the mean cross-entropy a frame over what training leaves out, the same on all ranks.
 
-    Draws no random number. Raises ValueError if no utterance is left out.
+    Draws no random number. Raises ValueError if no utterance is left out, or the development
+    speakers have none.
     """
     model.eval()
     running = RunningTotals()
@@ -214,6 +221,8 @@ def validation_loss(model: AcousticModel, dataset: Dataset, group: ProcessGroup)
     collectives.all_reduce_sum(sums, group)
     num_frames, cross_entropy = map(float, sums)
     if num_frames == 0:
+        if dataset.development:
+            raise ValueError(NO_DEVELOPMENT)
         raise ValueError(
             f"validation_one_in = {dataset.validation_one_in}: leaves no utterance out of "
             "training: need at least one for newbob's loss"

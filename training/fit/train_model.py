@@ -26,6 +26,7 @@ from training.data.lattice_shards import LatticeShards
 from training.distributed import collectives
 from training.distributed.process_group import CPU, ProcessGroup
 from training.fit.model_specs import LEFT_OUT, Fit, SequenceCriterion
+from training.fit.steps import NO_DEVELOPMENT
 from training.fit.training_loop import Fitting
 from training.models.acoustic_model import AcousticModel
 from training.models.store import TrainedModel, load_model, log_priors, store_model
@@ -132,10 +133,16 @@ def lattice_shards(fit: Fit, store: ObjectStore, run_uri: str) -> LatticeShards 
 def open_dataset(
     fit: Fit, store: ObjectStore, run_uri: str, labelled: tuple[Output, ...], group: ProcessGroup
 ) -> Dataset:
-    """Open the training partitions as one rank sees them."""
+    """Open the training partitions as one rank sees them.
+
+    Raises ValueError where the loss is of development speakers, and they have no utterance.
+    """
     unlabelled = read_manifest(store, run_uri, fit.unlabelled).outputs if fit.unlabelled else ()
     has_development = fit.validation not in ("", LEFT_OUT)
     development = read_manifest(store, run_uri, fit.validation).outputs if has_development else ()
+    # Without this, labelled speakers would be left out, and not those whom the manifest names.
+    if has_development and not development:
+        raise ValueError(f"{fit.name}: {fit.validation}: {NO_DEVELOPMENT}")
     return Dataset(
         store=store,
         run_uri=run_uri,

@@ -10,7 +10,13 @@ from pipeline.runs.names import ALIGNMENT_STEP, DEV_ALIGNMENT_STEP, realignment_
 from training.decoding.decoding_settings import DecodingSettings, TuningConfig
 from training.evaluation.tuning import search
 from training.evaluation.word_errors import WordErrors
-from training.fit.model_specs import aligner_fit, baseline_fit, student_fit, teacher_fit
+from training.fit.model_specs import (
+    aligner_fit,
+    baseline_fit,
+    sequence_fit,
+    student_fit,
+    teacher_fit,
+)
 from training.recipes import read_recipe
 
 START = DecodingSettings(acoustic_scale=0.3, ngram_order=3)
@@ -86,6 +92,17 @@ def test_newbob_reads_the_development_speakers(make) -> None:
     developed = fit.on_development_speakers()
     assert DEV_ALIGNMENT_STEP in developed.inputs
     assert developed.config != fit.config
+
+
+@pytest.mark.parametrize("make", [baseline_fit, teacher_fit])
+@pytest.mark.parametrize("schedule", ["newbob", "exponential"])
+def test_sequence_training_validates_on_none(make, schedule: str) -> None:
+    """Its rates decay, whatever the schedule before it; so its settings name no validation."""
+    section = make.__name__.removesuffix("_fit")
+    recipe = read_recipe(recipe_path("demo"), [f"{section}.schedule={schedule}"])
+    fit = sequence_fit(recipe, make(recipe))
+    assert (fit.validation, fit.newbob, fit.validation_one_in) == ("", None, 0)
+    assert "validation" not in fit.config
 
 
 def test_other_fits_do_not_read_the_development_speakers() -> None:

@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 from jobs.cli.job import recipe_path
+from pipeline.records import Tally
+from pipeline.runs.names import DEV_ALIGNMENT_STEP
+from pipeline.runs.step import StepContents, StepSpec, run_step
 from tests.training.fit.small_fits import copy_stopped, fit, small_fit, steps_saved, write_run
 from training.algorithms.learning_rates import MinRateNewbob, NewbobState
 from training.data.dataset import Dataset
@@ -128,3 +131,13 @@ def test_newbob_needs_a_share_to_validate_on(tmp_path: Path) -> None:
     model = AcousticModel(newbob_fit().model, 6)
     with pytest.raises(ValueError, match="validation_one_in = 4: leaves no utterance out"):
         simulate_ranks(1, lambda group: validation_loss(model, dataset, group))
+
+
+def test_development_speakers_without_an_alignment_are_refused(tmp_path: Path) -> None:
+    """By name, before training, and no labelled speaker is left out instead."""
+    store, run_uri = write_run(tmp_path)
+    spec = StepSpec(store, run_uri, DEV_ALIGNMENT_STEP, {})
+    run_step(spec, lambda _: StepContents.of_all(Tally(), ()))
+    what = replace(newbob_fit(), validation=DEV_ALIGNMENT_STEP)
+    with pytest.raises(ValueError, match=r"alignments/dev: no utterance of the development"):
+        simulate_ranks(1, fit, tmp_path, what)
