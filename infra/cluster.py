@@ -93,6 +93,11 @@ class Cluster:
         """Return whether Spark runs inside one process of this host."""
         return self.master.startswith("local")
 
+    @property
+    def has_one_slot(self) -> bool:
+        """Return whether Spark runs inside one process of this host, one task at a time."""
+        return re.fullmatch(r"local(\[ *1 *(, *\d+ *)?\])?", self.master) is not None
+
     def _require_cores_and_memory(self) -> None:
         instance = self._instance
         if instance is None:

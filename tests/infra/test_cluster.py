@@ -48,6 +48,19 @@ def test_a_value_is_not_filled_in_twice() -> None:
     assert cluster.writable("s3://b/{corpus}", "s3://c")[0] == "s3://b/{corpus}/features"
 
 
+@pytest.mark.parametrize(
+    ("master", "has_one"),
+    [
+        *(("local", True), ("local[1]", True), ("local[1, 4]", True)),
+        *(("local[2]", False), ("local[*]", False), ("local[11]", False)),
+        *(("local-cluster[1,1,1024]", False), ("yarn", False)),
+    ],
+)
+def test_one_slot_runs_one_task_at_a_time(master: str, has_one: bool) -> None:
+    """Only there may a task have this host's GPU: two tasks would share it."""
+    assert replace(load_cluster("demo"), master=master).has_one_slot == has_one
+
+
 def test_a_cluster_of_ones_own_is_read_by_path(tmp_path: Path) -> None:
     """A path to a .toml file is read as it is; other names are refused with the known ones."""
     text = (Path(__file__).parents[2] / "infra" / "clusters" / "demo.toml").read_text()
