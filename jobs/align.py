@@ -11,10 +11,11 @@ from jobs.cli.job import Job
 from jobs.cli.rank_device import arguments_with_device, own_device
 from jobs.cli.spark_steps import distribute_on_spark
 from jobs.cli.training_steps import training_ranks
-from pipeline.runs.manifest import Manifest, subsets_of_run
+from pipeline.runs.manifest import Manifest, is_finished, subsets_of_run
 from pipeline.runs.names import (
     ALIGNER,
     DEV,
+    DEV_ALIGNMENT_STEP,
     LABELLED,
     UNLABELLED,
     features_step,
@@ -26,7 +27,7 @@ from training.fit.train_model import fit_model
 from training.recipes import check_phones, check_ranks, check_senones
 from training.targets.alignment import AlignmentSettings, read_tree, realign
 from training.targets.bootstrap import bootstrap
-from training.targets.labelled import read_lexicon
+from training.targets.labelled import read_lexicon, require_pronunciations
 
 
 def run(job: Job) -> StepResults:
@@ -38,21 +39,23 @@ def run(job: Job) -> StepResults:
     check_ranks(recipe, ALIGNER, 1)
     lexicon = read_lexicon(*where, [features_step(LABELLED)]).parse()
     check_phones(recipe, len(lexicon.phones))
+    has_dev = DEV in subsets_of_run(job.store, job.run_uri, features_step)
+    if has_dev and not is_finished(job.store, job.run_uri, DEV_ALIGNMENT_STEP):
+        require_pronunciations(job.store, job.run_uri, DEV, lexicon)
     bootstrapped = bootstrap(*where, recipe.bootstrap, recipe.senones, recipe.loss_budget)
     check_senones(recipe, read_tree(job.store, job.run_uri).num_senones)
     if said := unreached_senones(bootstrapped.manifest):
         print(f"{ALIGN}: {said}", file=sys.stderr, flush=True)
-    # The hosts of a cluster need not have this one's GPU.
-    settings = AlignmentSettings(
-        recipe.evaluation.acoustic_scale, str(device) if job.cluster.is_local else "cpu"
-    )
+    # A cluster's hosts need not have this one's GPU, and tasks beside each other would share it.
+    realigned_on = str(device) if job.cluster.has_one_slot else "cpu"
+    settings = AlignmentSettings(recipe.evaluation.acoustic_scale, realigned_on)
     with process_group.open_world(device=device), distribute_on_spark(job) as distribute:
         for each in realignment_rounds(recipe.alignment.rounds):
             with training_ranks(job.name, device) as group:
                 fit_model(aligner_fit(recipe, each), job.store, job.run_uri, group, device)
             aligned = [realign(*where, each, settings, recipe.loss_budget, distribute)]
         # Newbob's loss is of development speakers where the corpus has some.
-        if DEV in subsets_of_run(job.store, job.run_uri, features_step):
+        if has_dev:
             aligned += [realign(*where, each, settings, recipe.loss_budget, distribute, DEV)]
     return aligned
 
@@ -78,7 +81,8 @@ STEP = Step(
     description="Align every labelled frame to a senone. A monophone model makes the first "
     "alignment, a phonetic decision tree ties its states to senones, and a network trained on "
     "these realigns the data, in as many rounds as the recipe says (paper 003 VII-C2). The "
-    "bootstrap and the network take this process; realignment is a Spark task for each shard.",
+    "bootstrap and the network take this process; realignment is a Spark task for each shard, on "
+    "--device where the cluster's master is local[1], on the CPU elsewhere.",
     reads=(features_step(LABELLED), features_step(UNLABELLED)),
     run=run,
 )

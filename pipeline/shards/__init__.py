@@ -1,7 +1,7 @@
 """Shards: Parquet files of features, targets, both joined, and lattices, to and from bytes."""
 
 from pipeline.shards.feature_cells import Storage, as_stored
-from pipeline.shards.features import FeatureRow, read_features, write_features
+from pipeline.shards.features import FeatureRow, read_feature_texts, read_features, write_features
 from pipeline.shards.lattices import (
     LATTICE_OFFSET,
     Lattice,
@@ -33,6 +33,7 @@ __all__ = [
     "Storage",
     "TargetRow",
     "as_stored",
+    "read_feature_texts",
     "read_features",
     "read_lattice_rows",
     "read_lattices",

@@ -1,15 +1,16 @@
 """The feature shard: one row per utterance, its energies un-spliced at 100 Hz (003 IV-B2)."""
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Float16
 
 from pipeline.filterbank import FRAME_SHIFT_MS, NUM_BINS
-from pipeline.shards.container import Format, read_rows, required, write_rows
+from pipeline.shards.container import Format, read_columns, read_rows, required, write_rows
 from pipeline.shards.feature_cells import (
     Storage,
     common_storage,
@@ -86,6 +87,12 @@ def read_features(data: bytes) -> list[FeatureRow]:
     rows, footer = read_rows(_FORMAT, data)
     storage = stated_storage(footer)
     return [_from_cells(row, storage) for row in rows]
+
+
+def read_feature_texts(file: BinaryIO | io.IOBase) -> list[str]:
+    """Read only each row's transcript, in stored order; "" for a row without."""
+    column = read_columns(_FORMAT, file, ("text",))["text"]
+    return [text or "" for text in column.to_pylist()]
 
 
 def _to_cells(row: FeatureRow, storage: Storage) -> dict[str, Any]:

@@ -1,12 +1,18 @@
-"""The job of alignment says which bound kept the senone tree smaller than asked for."""
+"""The job of alignment: what it refuses before hours of work, and what it says of the tree."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from infra.store.object_store import join_uri
 from jobs.align import unreached_senones
 from pipeline.runs.manifest import Manifest
-from pipeline.runs.names import BOOTSTRAP_STEP
+from pipeline.runs.names import BOOTSTRAP_STEP, DEV, UNLABELLED
+from tests.job_programs import RunJob
+from tests.training.targets.labelled_run import shards, write_features_of, write_labelled
+from tests.whole_path.processes import TINY
 
 CONFIG = {"senones": {"max_senones": 200, "min_count": 150}}
 
@@ -32,3 +38,18 @@ def test_the_bound_is_named_with_its_remedy(bound: str, reason: str) -> None:
 def test_nothing_is_said_of_a_tree_as_large_as_asked_for() -> None:
     """Nor of a run that an earlier version began, whose manifest names no bound."""
     assert said(num_senones=200, senone_bound="max_senones") == said(num_senones=133) == ""
+
+
+def test_a_word_of_the_development_speakers_is_refused_before_the_bootstrap(
+    tmp_path: Path, run_job: RunJob
+) -> None:
+    """Though they are aligned last, by the network of the last round."""
+    parts = shards()
+    store, run_uri, corpus_uri = write_labelled(tmp_path, parts)
+    write_features_of(store, run_uri, UNLABELLED, parts)
+    write_features_of(store, run_uri, DEV, [[replace(parts[0][0], text="see a wasp")]])
+    corpus = ("--set", f'corpus.uri="{corpus_uri}"')
+    said = run_job("align", "--recipe", str(TINY), "--run", run_uri, *corpus)
+    assert said.code == 1
+    assert "out of vocabulary: 'wasp' (1 words)" in said.err
+    assert not list(store.list(join_uri(run_uri, BOOTSTRAP_STEP)))

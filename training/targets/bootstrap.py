@@ -28,6 +28,7 @@ from training.targets.labelled import (
     Senones,
     commit_aligned,
     read_lexicon,
+    require_pronunciations,
     sum_counts,
     transcribed,
 )
@@ -61,13 +62,17 @@ def bootstrap(
 ) -> StepResult:
     """Align by monophones, grow a senone tree on that, and write the senone of every frame.
 
-    Of more than `max_hours` the first network sees a share alone; it then realigns all.
+    Of more than `max_hours` the first network sees a share alone; it then realigns all. Raises
+    ValueError for words of the labelled transcripts that the lexicon lacks, drawn or not.
     """
     features = features_step(LABELLED)
     stored = read_lexicon(store, run_uri, corpus_uri, [features])
 
     def align_monophones(context: StepContext) -> StepContents:
         shards = read_manifest(store, run_uri, features).outputs
+        lexicon = stored.parse()
+        # All labelled words, drawn or not: the network aligns all, after hours of training.
+        require_pronunciations(store, run_uri, LABELLED, lexicon)
         samples = draw_rows(_shards_in_order(context, shards), config.max_hours)
         rows = [row for sample in samples.values() for row in sample.rows]
         if not rows:
@@ -75,7 +80,7 @@ def bootstrap(
                 f"bootstrap.max_hours = {config.max_hours:g}: need more: the utterance that comes "
                 "first in the draw is longer"
             )
-        senones, grown = align_rows(rows, stored.parse(), config, tree_config)
+        senones, grown = align_rows(rows, lexicon, config, tree_config)
 
         def write_shard(name: str) -> Commit:
             if (earlier := context.committed(name)) is not None:

@@ -7,12 +7,20 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt16
 
+from infra.store.checked_reads import scan_checked
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import Commit, StepContext
 from pipeline.runs.manifest import read_manifest, read_output, sha256
-from pipeline.runs.names import LEXICON_FILE, task_name
-from pipeline.shards import Alignment, FeatureRow, PartitionRow, read_features, write_partition
+from pipeline.runs.names import LEXICON_FILE, features_step, task_name
+from pipeline.shards import (
+    Alignment,
+    FeatureRow,
+    PartitionRow,
+    read_feature_texts,
+    read_features,
+    write_partition,
+)
 from training.decoding.alignment import TranscribedUtterance
 from training.decoding.lexicon import Lexicon, parse_lexicon
 from training.decoding.senones.senone_tree import SenoneTree
@@ -56,6 +64,19 @@ def read_lexicon(
                 f"{lexicon.digests[LEXICON_FILE][:12]}): put it back, or use another --run"
             )
     return lexicon
+
+
+def require_pronunciations(store: ObjectStore, run_uri: str, subset: str, lexicon: Lexicon) -> None:
+    """Raise ValueError naming the words of a subset's transcripts that the lexicon lacks.
+
+    Reads the transcripts shard by shard, and no features.
+    """
+    words: set[str] = set()
+    for output in read_manifest(store, run_uri, features_step(subset)).outputs:
+        uri = join_uri(run_uri, output.key)
+        for text in scan_checked(store, uri, read_feature_texts):
+            words.update(text.split())
+    lexicon.require(words)
 
 
 def read_shards(store: ObjectStore, run_uri: str, step: str) -> dict[str, list[FeatureRow]]:

@@ -8,7 +8,7 @@ import torch
 
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Tally
-from pipeline.runs.names import BOOTSTRAP_STEP, LEXICON_FILE, features_step, model_step
+from pipeline.runs.names import BOOTSTRAP_STEP, LABELLED, LEXICON_FILE, features_step, model_step
 from pipeline.runs.step import StepContents, StepSpec, run_step
 from pipeline.shards import FeatureRow, write_features
 from tests.small_corpus import local_store
@@ -22,7 +22,7 @@ from training.targets.bootstrap import bootstrap
 
 NUM_SHARDS, NUM_EACH = 3, 8
 SENTENCES = ("see a cab", "sake", "be cabs", "a bee see sake")
-FEATURES = features_step("labelled")
+FEATURES = features_step(LABELLED)
 
 Place = tuple[ObjectStore, str, str]
 
@@ -60,6 +60,15 @@ def write_labelled(folder: Path, parts: list[list[FeatureRow]]) -> Place:
     store, run_uri, corpus_uri = local_store(folder)
     store.put(join_uri(corpus_uri, LEXICON_FILE), LEXICON_TXT.encode())
 
+    write_features_of(store, run_uri, LABELLED, parts)
+    return store, run_uri, corpus_uri
+
+
+def write_features_of(
+    store: ObjectStore, run_uri: str, subset: str, parts: list[list[FeatureRow]]
+) -> None:
+    """Store the feature shards of a subset."""
+
     def write(context):
         tallies = [Tally(len(part), sum(each.duration_ms for each in part)) for part in parts]
         outputs = [
@@ -68,8 +77,7 @@ def write_labelled(folder: Path, parts: list[list[FeatureRow]]) -> Place:
         ]
         return StepContents.of_all(sum(tallies, Tally()), tuple(outputs))
 
-    run_step(StepSpec(store, run_uri, FEATURES, {}), write)
-    return store, run_uri, corpus_uri
+    run_step(StepSpec(store, run_uri, features_step(subset), {}), write)
 
 
 def bootstrapped(place: Place, loss_budget: float = 0.0, **settings: float):

@@ -132,6 +132,26 @@ def test_a_bound_shorter_than_an_utterance_is_refused(tmp_path: Path) -> None:
         bootstrapped(place, max_hours=0.001)
 
 
+def test_a_word_outside_the_draw_is_refused_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lexicon must have all labelled words, as the network aligns what was not drawn."""
+    parts = shards()
+    hours = 8_000 / MS_PER_HOUR
+    samples = draw_rows(((str(n), part) for n, part in enumerate(parts)), hours)
+    chosen = {each.utterance_id for sample in samples.values() for each in sample.rows}
+    left = next(each for part in parts for each in part if each.utterance_id not in chosen)
+    missing = [
+        [replace(each, text="see a wasp") if each is left else each for each in part]
+        for part in parts
+    ]
+    place = write_labelled(tmp_path, missing)
+    fail = "training.targets.bootstrap.align_rows", lambda *_: pytest.fail("trained")
+    monkeypatch.setattr(*fail)
+    with pytest.raises(ValueError, match=r"out of vocabulary: 'wasp' \(1 words\)"):
+        bootstrapped(place, max_hours=hours)
+
+
 def test_the_loss_budget_is_of_what_is_bootstrapped(tmp_path: Path) -> None:
     """Two lost of six that were drawn exceed a budget that the 24 of the run would fit."""
     first, *rest = shards()
