@@ -69,17 +69,9 @@ def bootstrap(
     stored = read_lexicon(store, run_uri, corpus_uri, [features])
 
     def align_monophones(context: StepContext) -> StepContents:
-        shards = read_manifest(store, run_uri, features).outputs
         lexicon = stored.parse()
-        # All labelled words, drawn or not: the network aligns all, after hours of training.
-        require_pronunciations(store, run_uri, LABELLED, lexicon)
-        samples = draw_rows(_shards_in_order(context, shards), config.max_hours)
+        samples = _draw(context, lexicon, config.max_hours)
         rows = [row for sample in samples.values() for row in sample.rows]
-        if not rows:
-            raise ValueError(
-                f"bootstrap.max_hours = {config.max_hours:g}: need more: the utterance that comes "
-                "first in the draw is longer"
-            )
         senones, grown = align_rows(rows, lexicon, config, tree_config)
 
         def write_shard(name: str) -> Commit:
@@ -104,6 +96,20 @@ def bootstrap(
     resolved = {"bootstrap": plain(config), "senones": plain(tree_config)}
     spec = StepSpec(store, run_uri, BOOTSTRAP_STEP, resolved, [features], stored.digests)
     return run_step(spec, align_monophones)
+
+
+def _draw(context: StepContext, lexicon: Lexicon, max_hours: float) -> dict[str, ShardSample]:
+    """Draw from the labelled rows, once the lexicon has the words of all, drawn or not."""
+    # A missing word would otherwise end realignment, after hours of training.
+    require_pronunciations(context.store, context.run_uri, LABELLED, lexicon)
+    shards = read_manifest(context.store, context.run_uri, features_step(LABELLED)).outputs
+    samples = draw_rows(_shards_in_order(context, shards), max_hours)
+    if not any(sample.rows for sample in samples.values()):
+        raise ValueError(
+            f"bootstrap.max_hours = {max_hours:g}: need more: the utterance that comes "
+            "first in the draw is longer"
+        )
+    return samples
 
 
 def align_rows(
