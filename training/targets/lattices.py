@@ -1,6 +1,6 @@
 """Lattices of the labelled data: the sentences that a model confuses (paper 003 VII-C3)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,7 +12,9 @@ from infra.ranges import check_ranges
 from infra.store.checked_reads import scan_checked
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Quarantined, Tally
-from pipeline.runs.commit import Commit, Repetition, StepContext, once
+from pipeline.runs.commit import Commit, Repetition, StepContext, committed_tasks, once
+from pipeline.runs.ledger import LossLimit
+from pipeline.runs.loss_watch import LossWatch, loss_of
 from pipeline.runs.manifest import Output, read_manifest, read_output
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
@@ -38,6 +40,7 @@ from training.decoding.language_model import witten_bell_arpa
 from training.decoding.lexicon import Lexicon
 from training.distributed import collectives
 from training.distributed.process_group import CPU, ProcessGroup
+from training.distributed.rank_tasks import run_own_tasks
 from training.models.store import TrainedModel, load_model
 from training.recipe_values import Beam
 from training.sequence_training.lattice_arcs import add_path, has_path
@@ -106,7 +109,8 @@ def generate_lattices(
     stored = read_lexicon(store, run_uri, corpus_uri, reads)
 
     def decode(context: StepContext) -> StepContents | None:
-        partitions = read_manifest(store, run_uri, ALIGNMENT_STEP).outputs
+        aligned = read_manifest(store, run_uri, ALIGNMENT_STEP)
+        partitions = aligned.outputs
         model = load_model(store, run_uri, name).to(device)
         graph = weak_graph(store, run_uri, partitions, stored.parse(), config.ngram_order)
         beams = LatticeBeams(config.beam, config.lattice_beam)
@@ -119,13 +123,8 @@ def generate_lattices(
                 for number, partition in enumerate(partitions)
             )
         }
-        work_in_turns(list(tasks.values()), group)
-        if group.rank() != 0:
-            return None
-        plan = TaskPlan(
-            tasks, lattice_shard, one_after_another, loss_budget, statistics=density_statistics
-        )
-        return run_tasks(context, plan)
+        limit = LossLimit(loss_budget, aligned.tally_out.utterances)
+        return decode_on_all_ranks(context, tasks, limit, group)
 
     resolved = lattice_settings(config, acoustic_scale)
     # Logits differ in their last bits between devices, and an arc at the beam's edge with them.
@@ -140,12 +139,37 @@ def lattice_settings(config: LatticeConfig, acoustic_scale: float) -> dict[str, 
     return {**asdict(config), "acoustic_scale": acoustic_scale}
 
 
-def work_in_turns(tasks: Sequence[LatticeTask], group: ProcessGroup) -> None:
-    """Run and commit each task on one rank; a rank never waits for longer than one task."""
-    for first in range(0, len(tasks), group.size()):
-        for task in tasks[first : first + group.size()][group.rank() :][:1]:
-            lattice_shard(task)
-        collectives.barrier(group)
+def decode_on_all_ranks(
+    context: StepContext, tasks: Mapping[str, LatticeTask], limit: LossLimit, group: ProcessGroup
+) -> StepContents | None:
+    """Decode and commit each task on one rank, whatever its time; rank 0 returns the contents.
+
+    LossBudgetExceededError on all ranks as soon as the tasks have lost more than the limit.
+    """
+
+    def check_losses(num_lost: int) -> None:
+        if not limit.allows(num_lost):
+            watch = LossWatch(context, limit)
+            for commit in committed_tasks(context).values():
+                watch.see(loss_of(commit))
+
+    run_own_tasks(
+        list(tasks.values()),
+        lambda task: lattice_shard(task).quarantined.utterances,
+        check_losses,
+        group,
+    )
+    if group.rank() != 0:
+        return None
+    plan = TaskPlan(
+        tasks,
+        lattice_shard,
+        one_after_another,
+        limit.loss_budget,
+        statistics=density_statistics,
+        num_utterances=limit.num_utterances,
+    )
+    return run_tasks(context, plan)
 
 
 def weak_graph(

@@ -1,6 +1,9 @@
 """The lattice step loses no utterance, repeats its bytes on any ranks, and adds references."""
 
 import shutil
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -11,8 +14,8 @@ from infra.store.object_store import ObjectStore
 from pipeline.audit.verify import Expectation, verify_run
 from pipeline.runs.ledger import LossBudgetExceededError
 from pipeline.runs.manifest import Manifest, read_manifest, read_output
-from pipeline.runs.names import ALIGNMENT_STEP, BASELINE
-from pipeline.shards import LatticeRow, read_lattices
+from pipeline.runs.names import ALIGNMENT_STEP, BASELINE, task_name
+from pipeline.shards import LatticeRow, PartitionRow, read_lattices
 from tests.training.sequence_training.toy_run import (
     NUM_ROWS,
     SCALE,
@@ -24,7 +27,7 @@ from training.distributed.process_group import ProcessGroup
 from training.distributed.simulated_group import simulate_ranks
 from training.sequence_training.lattice_arcs import has_path
 from training.targets import lattices as lattices_module
-from training.targets.lattices import LatticeConfig, generate_lattices
+from training.targets.lattices import LatticeConfig, LatticeTask, generate_lattices
 
 WIDE = LatticeConfig(ngram_order=1, beam=30.0, lattice_beam=8.0)
 
@@ -131,3 +134,26 @@ def test_too_many_losses_end_the_step(tmp_path: Path) -> None:
     place = write_toy_run(tmp_path)
     with pytest.raises(LossBudgetExceededError, match=r"1 of 8 .*10.00%.*lattice_failed"):
         simulate_ranks(1, partial(decode, place=place, loss_budget=0.1))
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_too_many_losses_end_the_step_before_all_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_ranks: int
+) -> None:
+    """The first partition's loss ends all ranks; the second is neither decoded nor waited for."""
+    place = write_toy_run(tmp_path)
+    whole, is_over = lattices_module.decoded_rows, threading.Event()
+
+    def slow_second(rows: Sequence[PartitionRow], task: LatticeTask) -> Iterator:
+        if task.name == task_name(1):
+            is_over.wait(60)
+        return whole(rows, task)
+
+    monkeypatch.setattr(lattices_module, "decoded_rows", slow_second)
+    began = time.monotonic()
+    with pytest.raises(LossBudgetExceededError, match=r"1 of 8 .*10.00%.*lattice_failed"):
+        simulate_ranks(num_ranks, partial(decode, place=place, loss_budget=0.1))
+    assert time.monotonic() - began < 50
+    commits = [path.name for path in (Path(place[1]) / "lattices").rglob("commits/*")]
+    assert commits == [f"{task_name(0)}.json"]
+    is_over.set()
