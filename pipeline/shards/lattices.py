@@ -101,8 +101,12 @@ def read_lattices(data: bytes, chosen: Sequence[int] | None = None) -> list[Latt
 
     Arrays are read-only views of `data`. ValueError for damaged bytes or broken lattices.
     """
-    rows, _ = read_rows(_FORMAT, data, chosen)
-    return [_from_cells(row) for row in rows]
+    cells, _ = read_rows(_FORMAT, data, chosen)
+    rows = [_from_cells(row) for row in cells]
+    numbers = [row.row for row in rows]
+    # Rows that are chosen come in the order of the choice.
+    _require_order(numbers if chosen is None else sorted(numbers))
+    return rows
 
 
 def read_lattice_rows(file: BinaryIO | io.IOBase) -> Int64[np.ndarray, " lattices"]:
@@ -141,8 +145,12 @@ def _require(holds: bool | np.bool_, where: str, need: str) -> None:
 
 
 def _require_order(rows: list[int]) -> None:
-    if rows != sorted(set(rows)) or (rows and rows[0] < 0):
-        raise ValueError("lattices: need each row of the training partition once, in order")
+    for before, row in zip([-1, *rows], rows, strict=False):
+        if row <= before:
+            raise ValueError(
+                f"lattices: row {row} after row {before}: need each row of the training partition "
+                "once, in order, from 0: remove the lattices' folder and decode again"
+            )
 
 
 def _to_cells(row: LatticeRow) -> Row:

@@ -29,6 +29,9 @@ class LatticeShards:
     def only_decoded(self, partition: Output, lengths: Lengths) -> Lengths:
         """Return the lengths with 0 for rows without lattice, which training leaves out."""
         rows = self._rows(partition)
+        num_rows = len(lengths.num_frames)
+        if len(rows) and rows[-1] >= num_rows:
+            raise self._mismatch(partition, f"row {rows[-1]}", f"rows of {num_rows}")
         num_frames = np.zeros_like(lengths.num_frames)
         num_frames[rows] = lengths.num_frames[rows]
         return replace(lengths, num_frames=num_frames)
@@ -45,10 +48,30 @@ class LatticeShards:
         }
         assert isinstance(frames.targets, HardTargetRows), "labelled partitions have alignments"
         lattices = [found.get(row) for row in rows.tolist()]
+        for row, lattice, count in zip(rows, lattices, frames.counts, strict=True):
+            if lattice is not None:
+                self._check(partition, f"row {row}", lattice, int(count))
         targets = SequenceTargetRows.of(
             frames.targets, frames.firsts, frames.counts, lattices, self.criterion
         )
         return replace(frames, targets=targets)
+
+    def _check(self, partition: Output, row: str, lattice: Lattice, num_frames: int) -> None:
+        """Raise ValueError for a lattice of other senones, or of another number of frames."""
+        num_senones = len(self.criterion.log_priors)
+        label = int(lattice.labels.max())
+        if label > num_senones:
+            raise self._mismatch(partition, f"{row}: label {label}", f"labels to {num_senones}")
+        if lattice.num_frames != num_frames:
+            found = f"{row}: {lattice.num_frames} frames"
+            raise self._mismatch(partition, found, f"{num_frames} low-rate frames")
+
+    def _mismatch(self, partition: Output, found: str, need: str) -> ValueError:
+        uri = join_uri(self.run_uri, self.outputs[partition.key].key)
+        return ValueError(
+            f"{uri}: {found}: need {need}, as {partition.key} and its senones have: remove the "
+            "lattices' folder and run the training step again, which decodes them"
+        )
 
     def _rows(self, partition: Output) -> Int64[np.ndarray, " lattices"]:
         uri = join_uri(self.run_uri, self.outputs[partition.key].key)

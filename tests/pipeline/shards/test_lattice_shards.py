@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline.shards import Lattice, LatticeRow, read_lattice_rows, read_lattices, write_lattices
+from pipeline.shards import lattices as lattice_shard
 from pipeline.shards.lattices import check_lattice
 from pipeline.shards.tensors import FLOAT32, INT32, UINT16
 
@@ -90,3 +91,18 @@ def test_rows_are_the_partitions_in_order(numbers: list[int]) -> None:
     out_of_order = [LatticeRow(f"utterance-{n}", 70, n, lattice()) for n in numbers]
     with pytest.raises(ValueError, match="each row of the training partition once, in order"):
         write_lattices(out_of_order)
+
+
+def test_rows_twice_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole, by number or by row numbers alone: training would take one of the two."""
+    twice = [LatticeRow(f"utterance-{n}", 70, 3, lattice()) for n in range(2)]
+    with monkeypatch.context() as patch:
+        patch.setattr(lattice_shard, "_require_order", lambda _: None)
+        data = write_lattices(twice)
+    need = r"lattices: row 3 after row 3: need each row .*: remove the lattices' folder"
+    for chosen in (None, [1, 0]):
+        with pytest.raises(ValueError, match=need):
+            read_lattices(data, chosen)
+    with pytest.raises(ValueError, match=need):
+        read_lattice_rows(io.BytesIO(data))
+    assert [each.row for each in read_lattices(data, [1])] == [3]
