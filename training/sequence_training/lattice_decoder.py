@@ -16,12 +16,21 @@ from training.sequence_training.lattice_arcs import LatticeArc, make_lattice
 MAX_WIDENINGS = 2
 """How often the beam is doubled for an utterance of which no path ends a sentence."""
 
+MAX_STATES_TO_WIDEN = 500_000
+"""The largest graph, in states, that is searched again with a wider beam, which may keep them all.
+
+The search prunes every 25 frames: some 100 bytes of each state and frame are 1.3 GB.
+"""
+
+MAX_ARCS_PER_FRAME = 1000
+"""The densest lattice; the paper's have around 10 (003 VII-C3). Each takes 0.74 kB here."""
+
 _OTHER_SENONE_COST = 1e5
 _REFERENCE_BEAM = 1e4
 
 
 class LatticeError(ValueError):
-    """LatticeError reports an utterance without a lattice: no path reads all of its frames."""
+    """LatticeError reports an utterance without a lattice: no path reads it, or too many do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +48,14 @@ def decode_lattice(
 ) -> Lattice:
     """Return the paths within `lattice_beam` of the best, for scaled log-likelihoods.
 
-    Raises LatticeError if no path ends a sentence on the last frame.
+    Raises LatticeError if no path ends a sentence on the last frame, and if too many do.
     """
     if not np.isfinite(log_likelihoods).all():
         raise ValueError("log-likelihoods are not finite: check the acoustic model's output")
     if not len(log_likelihoods):
         raise LatticeError("0 frames: too short for one low-rate frame")
-    for widening in range(MAX_WIDENINGS + 1):
+    may_widen = graph.fst.num_states <= MAX_STATES_TO_WIDEN
+    for widening in range(MAX_WIDENINGS + 1 if may_widen else 1):
         config = kaldi_decoder.LatticeSimpleDecoderConfig(
             beam=beams.beam * 2**widening,
             lattice_beam=beams.lattice_beam,
@@ -58,10 +68,20 @@ def decode_lattice(
         if math.isfinite(search.final_relative_cost()):
             found, raw = search.get_raw_lattice()
             assert found, "a search that ended has a lattice"
+            check_density(sum(map(raw.num_arcs, range(raw.num_states))), len(log_likelihoods))
             return _from_kaldi(raw)
     raise LatticeError(
         f"{len(log_likelihoods)} frames: no path within a beam of {config.beam:g} ends a sentence"
     )
+
+
+def check_density(num_arcs: int, num_frames: int) -> None:
+    """Raise LatticeError for more arcs than memory has room for, before they are copied."""
+    if num_arcs > MAX_ARCS_PER_FRAME * num_frames:
+        raise LatticeError(
+            f"{num_frames} frames: a lattice of {num_arcs} arcs: need at most {MAX_ARCS_PER_FRAME} "
+            "a frame: lower sequence_training.lattices.lattice_beam"
+        )
 
 
 def reference_cost(graph: DecodingGraph, senones: Integer[np.ndarray, " frames"]) -> float:

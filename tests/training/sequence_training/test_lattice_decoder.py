@@ -17,10 +17,12 @@ from tests.training.sequence_training.random_lattices import Path, paths_of
 from training.decoding.graph.hclg import DecodingGraph, decoding_graph
 from training.decoding.graph.transducer import Arc, arcs_of, final_costs_of
 from training.decoding.language_model import witten_bell_arpa
+from training.sequence_training import lattice_decoder
 from training.sequence_training.lattice_arcs import has_path
 from training.sequence_training.lattice_decoder import (
     LatticeBeams,
     LatticeError,
+    check_density,
     decode_lattice,
     reference_cost,
 )
@@ -94,6 +96,30 @@ def test_the_beam_is_widened_until_a_sentence_ends(graph: DecodingGraph) -> None
         decode_lattice(graph, scores, LatticeBeams(1.0, 1.0))
     for beam in (5.0, 60.0):
         assert decode_lattice(graph, scores, LatticeBeams(beam, 1.0)).num_frames == 2
+
+
+def test_large_graphs_are_not_searched_with_wider_beams(
+    graph: DecodingGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wide beam may keep every state: a graph of one state too many is searched once."""
+    scores = oracle_log_likelihoods(senones_of(["see"], TREE)[:2], TREE.num_senones, 20.0)
+    monkeypatch.setattr(lattice_decoder, "MAX_STATES_TO_WIDEN", graph.fst.num_states)
+    assert decode_lattice(graph, scores, LatticeBeams(5.0, 1.0)).num_frames == 2
+    monkeypatch.setattr(lattice_decoder, "MAX_STATES_TO_WIDEN", graph.fst.num_states - 1)
+    with pytest.raises(LatticeError, match=r"2 frames: no path within a beam of 5 ends"):
+        decode_lattice(graph, scores, LatticeBeams(5.0, 1.0))
+
+
+def test_dense_lattices_are_refused(graph: DecodingGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand arcs a frame are allowed, one more in the utterance is not; decoding asks."""
+    check_density(5000, 5)
+    with pytest.raises(LatticeError, match=r"5 frames: a lattice of 5001 arcs: need at most 1000"):
+        check_density(5001, 5)
+    scores = oracle_log_likelihoods(PLANTED.tolist(), TREE.num_senones, 2.0)
+    monkeypatch.setattr(lattice_decoder, "MAX_ARCS_PER_FRAME", 2)
+    assert decode_lattice(graph, scores, LatticeBeams(30.0, 1e-3)).num_frames == len(PLANTED)
+    with pytest.raises(LatticeError, match=r"need at most 2 a frame: lower .*lattice_beam"):
+        decode_lattice(graph, scores, WITHOUT_PRUNING)
 
 
 def test_references_cost_what_the_graph_says(graph: DecodingGraph) -> None:
