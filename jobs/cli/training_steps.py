@@ -36,7 +36,8 @@ def training_arguments(step: Step, section: str) -> argparse.Namespace:
         "--trainer",
         choices=tuple(TRAINERS),
         help=f"default: the recipe's {section}.trainer, whose settings another one keeps where it "
-        f"has them too. {describe_trainers()}",
+        f"has them too; sequence training has its own, sequence_training.trainer. "
+        f"{describe_trainers()}",
     )
     parser.add_argument(
         "--time-limit-s",

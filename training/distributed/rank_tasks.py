@@ -51,7 +51,7 @@ def _started(function: Callable[[T], int], task: T) -> Future[int]:
     def run() -> None:
         try:
             future.set_result(function(task))
-        except BaseException as error:  # noqa: BLE001 - `result` raises it in the rank's thread
+        except BaseException as error:  # `result` raises it in the rank's thread
             future.set_exception(error)
 
     threading.Thread(target=run, name="rank task", daemon=True).start()
