@@ -62,8 +62,7 @@ class Bmuf(Trainer):
         self.optimizer_state = optimizer_state
         self.num_steps_in_block = 0
         self.num_blocks = 0
-        self._fault = FirstFault(self.parameters.device)
-        self._finite = FiniteCheck(group, self.parameters.device)
+        self._look_for_faults()
 
     @property
     def num_models(self) -> int:
@@ -94,6 +93,7 @@ class Bmuf(Trainer):
     def carry_over(self, old: FlatParameters) -> None:
         """Keep the update of tensors that are still trained; new ones begin with an update of 0."""
         self._models.carry_over(old, self.parameters)
+        self._look_for_faults()
 
     def exchange_gradients(self) -> None:
         """Exchange nothing: within a block each rank applies its own gradients."""
@@ -203,6 +203,11 @@ class Bmuf(Trainer):
     def end_resharding(cls, state: State) -> State:
         """End the block with the mean of the models; new ranks start from the global model."""
         return super().end_resharding(end_block(state))
+
+    def _look_for_faults(self) -> None:
+        """Look for NaNs where the model lies, as of now."""
+        self._fault = FirstFault(self.parameters.device)
+        self._finite = FiniteCheck(self.group, self.parameters.device)
 
     def _start_counting(self) -> None:
         self._fault.clear()

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from training.distributed import collectives
 from training.distributed.finiteness import FiniteCheck, FirstFault
 from training.distributed.process_group import ProcessGroup
+from training.trainers.replica.parameters import FlatParameters
 from training.trainers.statistics import SynchronousStatistics
 from training.trainers.trainer import Trainer
 
@@ -23,6 +24,11 @@ class Synchronous(Trainer):
     def __init__(self, model: nn.Module, optimizer: Optimizer, *, group: ProcessGroup) -> None:
         super().__init__(model, optimizer, group=group)
         self._finite = FiniteCheck(group, self.parameters.device)
+
+    def carry_over(self, old: FlatParameters) -> None:
+        """Look for NaNs where the model now lies."""
+        del old
+        self._finite = FiniteCheck(self.group, self.parameters.device)
 
     def exchange_gradients(self) -> None:
         """Replace each gradient by its sum over the ranks."""

@@ -132,3 +132,29 @@ def test_validation_is_on_the_models_device_until_its_sums_are_read(tmp_path: Pa
     with pytest.raises(NotImplementedError, match="out of meta tensor") as raised:
         simulate_ranks(1, validate)
     assert any(entry.name == "read" for entry in raised.traceback)
+
+
+@pytest.mark.filterwarnings("ignore:.* which is a no-op")  # as on meta
+@pytest.mark.parametrize("name", ["synchronous", "bmuf", "htm"])
+def test_a_model_moves_before_its_trainer_is_entered(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The trainer looks for NaNs where the model then lies, a step later than on a CPU."""
+    monkeypatch.setattr(finiteness, "Arrival", Arrival)
+    monkeypatch.setattr(Trainer, "_compare", lambda _: None)
+    what = small_fit(name)
+
+    def move(group: ProcessGroup) -> set[str]:
+        model = torch.nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        trainer = what.trainer.make_trainer(model, optimizer, group)
+        for parameter in model.parameters():  # as model.to() of a GPU, within the same object
+            moved = torch.nn.Parameter(parameter.detach().to(META))
+            torch.utils.swap_tensors(parameter, moved)
+        with trainer:
+            for _ in range(4):
+                model(torch.ones(1, 3, device=META)).sum().backward()
+                optimizer.step()
+        return devices(dict(trainer.shared_tensors()))
+
+    assert simulate_ranks(1, move) == [{"meta"}]
