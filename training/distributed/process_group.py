@@ -16,6 +16,7 @@ from torch.distributed import ProcessGroup as ProcessGroup  # noqa: PLC0414 - ex
 from torch.distributed.rendezvous import rendezvous as open_store
 
 from infra.torchrun import end_with_launcher, launched_rank
+from training.distributed.failures.device_exchanges import ending_process_after
 from training.distributed.failures.failure_detector import FailureDetector, failure_message
 from training.distributed.rendezvous import rendezvous
 
@@ -23,6 +24,9 @@ CPU = torch.device("cpu")
 
 WATCHDOG_DELAY_S = 30.0
 """NCCL's watchdog ends a process so long after the failure detector should have."""
+
+LEAVING_LIMIT_S = 30.0
+"""A rank that leaves by an error ends at the latest so long after it."""
 
 _failure_detector: FailureDetector | None = None
 
@@ -57,7 +61,14 @@ def open_world(time_limit_s: float = 1800.0, device: torch.device = CPU) -> Iter
             )
         with reporting_failure():
             yield default_world()
-    finally:
+    except BaseException as error:
+        # NCCL's shutdown waits for exchanges of which a dead rank takes no part, and the failure
+        # detector has ended by then: only the watchdog would end this process.
+        text = f"rank {launched_rank()} ended: {type(error).__name__}: {error}"
+        with ending_process_after(LEAVING_LIMIT_S, text):
+            _destroy_group()
+        raise
+    else:
         _destroy_group()
 
 

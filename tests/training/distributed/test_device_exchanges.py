@@ -5,9 +5,12 @@ import time
 from collections.abc import Iterator
 
 import pytest
+import torch.distributed as dist
 
 from tests.training.distributed.rank_processes import NUM_RANKS, Train, WaitForDevice, World
 from tests.training.distributed.test_failure_detector import PATIENCE_S, SILENT, Case, require_named
+from training.distributed.failures.failure_detector import FailureDetector
+from training.distributed.rendezvous import rendezvous
 
 CASES = {
     # HTM's groups of two have both backends, too.
@@ -44,3 +47,43 @@ def test_a_device_that_waits_ends_its_process(worlds: dict[str, World], name: st
     for end in ends:
         require_named(end, world, case)
     print(name, [round(end.at_s - world.signalled_at_s, 2) for end in ends])
+
+
+class Broken:
+    """Broken is an exchange of a device that has failed: each call of CUDA raises from then on."""
+
+    def is_completed(self) -> bool:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+@pytest.fixture
+def store() -> dist.Store:
+    return dist.HashStore()
+
+
+@pytest.fixture
+def detector(store: dist.Store) -> Iterator[FailureDetector]:
+    """Watch the devices of a world of one rank."""
+    members = rendezvous(store, 0, 1, PATIENCE_S)
+    detector = FailureDetector(store, members, 0, PATIENCE_S, watches_devices=True)
+    yield detector
+    detector.close()
+
+
+def test_a_broken_device_is_not_taken_for_a_lost_store(detector: FailureDetector) -> None:
+    """Its exchanges are watched no more: the host raises the device's error itself."""
+    for _ in range(2):
+        detector.watch("sum", Broken())
+    assert detector.diagnose().startswith("all ranks answered: rank 0 at work alone")
+
+
+def test_a_diagnosis_ends_the_polling(store: dist.Store, detector: FailureDetector) -> None:
+    """From then on the store hears from each rank once a second, not 20 times."""
+    detector.diagnose()
+    before, begun = num_beats(store, detector), time.monotonic()
+    time.sleep(1.0)
+    assert num_beats(store, detector) - before <= 1 + (time.monotonic() - begun)
+
+
+def num_beats(store: dist.Store, detector: FailureDetector) -> int:
+    return int(store.get(detector._key("beat/0")))

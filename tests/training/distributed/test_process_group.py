@@ -1,5 +1,7 @@
 """Open and close the process group of all ranks."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,3 +45,28 @@ def test_two_backends_change_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             manifest, model = fit(group, folder, small_fit("htm", student=True))
         results.append((manifest.to_bytes(), model))
     assert results[0] == results[1]
+
+
+LEAVES_BY_AN_ERROR = """
+import time
+import torch.distributed as dist
+from training.distributed import process_group
+
+def destroy():
+    print("destroying", flush=True)
+    time.sleep(100)
+
+dist.destroy_process_group = destroy
+process_group.LEAVING_LIMIT_S = 0.5
+with process_group.open_world():
+    raise ValueError("this rank's data are corrupt")
+"""
+
+
+def test_an_error_ends_a_process_that_cannot_leave_its_group() -> None:
+    """As where NCCL's shutdown waits for a dead rank: status 1, and the error is named."""
+    command = [sys.executable, "-c", LEAVES_BY_AN_ERROR]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (1, "destroying\n")
+    message = "rank 0 ended: ValueError: this rank's data are corrupt"
+    assert ended.stderr.splitlines()[-1] == message

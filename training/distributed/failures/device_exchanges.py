@@ -5,6 +5,8 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -47,8 +49,16 @@ class DeviceExchanges:
             return self._pending[0] if self._pending else None
 
     def _drop_completed(self) -> None:
-        while self._pending and self._pending[0].work.is_completed():
+        while self._pending and _is_over(self._pending[0].work):
             self._pending.popleft()
+
+
+def _is_over(work: Work) -> bool:
+    try:
+        return work.is_completed()
+    except RuntimeError:
+        # The device has failed: each later call of this process raises so, its host's too.
+        return True
 
 
 def end_process(message: str) -> None:
@@ -59,3 +69,15 @@ def end_process(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
     sys.stdout.flush()
     os._exit(1)
+
+
+@contextmanager
+def ending_process_after(limit_s: float, message: str) -> Iterator[None]:
+    """End this process with `message`, as `end_process` does, if what is within takes longer."""
+    timer = threading.Timer(limit_s, end_process, [message])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -101,7 +101,8 @@ class FailureDetector:
                     self._beat()
                     self._look_at_device()
                 self._advance()
-                self._wake.wait(_IDLE_INTERVAL_S if self._polled_at is None else _POLL_INTERVAL_S)
+                is_polling = self._polled_at is not None and self._diagnosis is None
+                self._wake.wait(_POLL_INTERVAL_S if is_polling else _IDLE_INTERVAL_S)
                 self._wake.clear()
             # This rank leaves: pass its reason on, if any, and answer later polls in advance.
             if self._diagnosis is not None:
