@@ -21,7 +21,7 @@ from training.distributed import collectives
 from training.distributed.gather import Arrival
 from training.distributed.process_group import ProcessGroup, is_read_at_once
 from training.models.acoustic_model import AcousticModel
-from training.models.precision import Precision
+from training.models.precision import Precision, without_tf32
 from training.targets.sequence import SequenceTargets
 
 VALIDATION = SubEpoch(True, 0, 1, 0, False, 0.0, is_validation=True)
@@ -87,8 +87,8 @@ class RunningTotals:
 class GradientNorms:
     """GradientNorms looks at the norm of each of a rank's gradients, from `num_steps` on.
 
-    A norm that is not finite raises FloatingPointError: at once on a CPU; on a device a step later,
-    and before each save, so that the host does not wait for the device within a step.
+    A norm that is not finite raises FloatingPointError on this rank alone: at once on a CPU; on a
+    device a step later, and before each save, so that the host waits for the device in no step.
     """
 
     def __init__(self, rank: int, num_steps: int) -> None:
@@ -149,8 +149,9 @@ def take_steps(
 
     A rank whose data ends first continues with empty steps, so that no rank waits. Raises
     FloatingPointError for a gradient that is not finite: on a CPU before another rank receives it,
-    on a device a step later. No step waits for the device; a save calls `norms.check()` first.
-    `compute` replaces `compute_gradients`.
+    on a device a step later. No step waits for the device: the caller lets the trainer look at the
+    last step's gradient, which all ranks do together, and then calls `norms.check()`. `compute`
+    replaces `compute_gradients`.
     """
     model.train()
     compute = compute or partial(compute_gradients, model, config)
@@ -166,7 +167,6 @@ def take_steps(
         # The trainer looked first, within step(): where it finds a NaN, all ranks raise together.
         norms.check(num_left=1)
         yield result
-    norms.check()
 
 
 def compute_gradients(
@@ -207,13 +207,13 @@ def minibatch_loss(
 def validation_loss(model: AcousticModel, dataset: Dataset, group: ProcessGroup) -> float:
     """Return the mean cross-entropy a frame over what training leaves out, the same on all ranks.
 
-    Draws no random number. Raises ValueError if no utterance is left out, or the development
-    speakers have none.
+    Computes in float32, whatever the precision of training. Draws no random number. Raises
+    ValueError if no utterance is left out, or the development speakers have none.
     """
     model.eval()
     running = RunningTotals()
     minibatches = device_copies(dataset.plan(VALIDATION, 0).minibatches(), model.device)
-    with torch.no_grad(), closing(minibatches):
+    with torch.no_grad(), without_tf32(), closing(minibatches):
         for minibatch in minibatches:
             running.add(minibatch_loss(model, minibatch)[1])
     total = running.read()

@@ -29,6 +29,7 @@ from training.fit.model_specs import LEFT_OUT, Fit, SequenceCriterion
 from training.fit.steps import NO_DEVELOPMENT
 from training.fit.training_loop import Fitting
 from training.models.acoustic_model import AcousticModel
+from training.models.precision import set_float32_products
 from training.models.store import TrainedModel, load_model, log_priors, store_model
 from training.sequence_training.smbr import Smbr
 
@@ -47,7 +48,11 @@ def fit_model(
         fit = fit.on_development_speakers()
     spec = StepSpec(store, run_uri, model_step(fit.name), fit.config, fit.inputs)
     train = partial(train_model, fit, group, device)
-    return run_step(spec, train, barrier=partial(collectives.barrier, group))
+    try:
+        return run_step(spec, train, barrier=partial(collectives.barrier, group))
+    finally:
+        # What follows in this process must not depend on whether the fit ran in it.
+        set_float32_products("float32")
 
 
 def train_model(

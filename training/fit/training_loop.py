@@ -78,6 +78,8 @@ class Fitting:
             for sub_epoch in self._sub_epochs():
                 with self.trainer:
                     self._train(sub_epoch)
+                # Leaving, ranks have looked at the last gradient together; each its norm here.
+                self._norms.check()
                 self._end(sub_epoch, self._validate())
         return self.progress.curve
 
@@ -166,10 +168,11 @@ class Fitting:
         self.progress.exchanged.add(between(before, self._statistics))
 
     def _save(self) -> None:
-        # On a device the last step's norm was not looked at: nothing broken is saved.
-        self._norms.check()
         self._count_exchanges()
+        # On a device the last step was not looked at: nothing broken is saved. The trainer's state
+        # comes first: there all ranks find a NaN together, where one's norm would end it alone.
         state = whole_state(self.model, self.optimizer, self.trainer)
+        self._norms.check()
         self.checkpoints.save(self.trainer.num_steps, state | self.progress.to_state())
 
 

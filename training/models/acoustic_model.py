@@ -86,7 +86,8 @@ class AcousticModel(nn.Module):
         if precision == "bfloat16":
             rounded = lstm_in_bfloat16(self.lstm)
             hidden = padded_lstm(rounded, normalized.bfloat16(), lengths)
-            # The softmax over thousands of senones needs more than 8 bits.
+            # Logits of 8 bits: a CPU has no product of bfloat16 that gives float32. The softmax
+            # over thousands of senones sums them in float32.
             return linear_in_bfloat16(self.output, hidden).float()
         logits: Tensor = self.output(padded_lstm(self.lstm, normalized, lengths))
         return logits

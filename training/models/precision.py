@@ -5,7 +5,9 @@ would then need a scaler: so bfloat16 is asked for layer by layer, the same on e
 """
 
 import copy
-from typing import Literal, TypeAlias
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, TypeAlias
 
 import torch
 from jaxtyping import BFloat16, Float, Float32
@@ -21,6 +23,19 @@ def set_float32_products(precision: Precision) -> None:
     products = "tf32" if precision == "tf32" else "ieee"
     torch.backends.cuda.matmul.fp32_precision = products
     torch.backends.cudnn.rnn.fp32_precision = products  # type: ignore[attr-defined]
+
+
+@contextmanager
+def without_tf32() -> Iterator[None]:
+    """Compute products of float32 numbers in float32 within; then the switches are as before."""
+    switches: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn.rnn]
+    before = [each.fp32_precision for each in switches]
+    set_float32_products("float32")
+    try:
+        yield
+    finally:
+        for switch, value in zip(switches, before, strict=True):
+            switch.fp32_precision = value
 
 
 def lstm_in_bfloat16(lstm: nn.LSTM) -> nn.LSTM:

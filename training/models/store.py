@@ -15,6 +15,7 @@ from pipeline.runs.manifest import read_manifest, read_output
 from pipeline.runs.names import model_step
 from pipeline.runs.step import StepContents
 from training.models.acoustic_model import AcousticModel, ModelConfig
+from training.models.precision import set_float32_products
 from training.tensor_encoding import decode_state, encode_state
 
 
@@ -26,7 +27,11 @@ class TrainedModel:
     log_priors: Float[Tensor, " senones"]
 
     def to(self, device: torch.device) -> "TrainedModel":
-        """Move the model to `device`; the priors stay with the decoder, on the CPU."""
+        """Move the model to `device`; the priors stay with the decoder, on the CPU.
+
+        What is stored comes from float32: this process's products use no TF32 from now on.
+        """
+        set_float32_products("float32")
         return replace(self, model=self.model.to(device))
 
 

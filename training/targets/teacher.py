@@ -37,7 +37,7 @@ def serve_teacher(
     torch.set_num_threads(1)  # one server a device: on CPUs, a device is a core
     store = ObjectStore((join_uri(run_uri, MODELS_FOLDER),))
     place = torch.device(device.partition("#")[0])  # cpu#0 and cpu#1 are two cores
-    teacher = load_model(store, run_uri, model).model.to(place)
+    teacher = load_model(store, run_uri, model).to(place).model
 
     def label(payload: bytes) -> bytes:
         utterances = [torch.from_numpy(frames).to(place) for frames in decode_utterances(payload)]

@@ -22,7 +22,7 @@ from training.data.minibatch import Minibatch
 from training.distributed.agreement import Comparison
 from training.distributed.gather import Arrival
 from training.distributed.simulated_group import simulate_ranks
-from training.fit import training_loop
+from training.fit import train_model, training_loop
 from training.fit.model_specs import Fit
 from training.fit.steps import FrameTotals, RunningTotals, take_steps
 from training.fit.training_loop import Fitting
@@ -240,3 +240,34 @@ def test_totals_are_those_of_adding_numbers() -> None:
         running.add(RunningTotals(7, loss, torch.tensor(number)))
         running = RunningTotals.of(running.read())
     assert running.read() == FrameTotals(350, expected, sum(range(50)))
+
+
+class Breaking(Fitting):
+    """Breaking has a NaN in the gradient of rank 1 at the last step of the first sub-epoch."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._unbroken, self._compute = self._compute, self._break
+
+    def _break(self, minibatch: Minibatch) -> tuple[RunningTotals, Tensor]:
+        totals, norm = self._unbroken(minibatch)
+        if self.group.rank() == 1 and self.progress.cursor.num_steps_left == 1:
+            self.model.output.bias.grad[0] = torch.nan
+            norm = norm * torch.nan
+        return totals, norm
+
+
+@pytest.mark.parametrize("has_newbob", [False, True])
+def test_ranks_find_a_nan_of_the_last_step_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_newbob: bool
+) -> None:
+    """The trainer's look, which all ranks take part in, comes before a rank's own at its norm."""
+    look_late(monkeypatch)
+    monkeypatch.setattr(train_model, "Fitting", Breaking)
+    write_run(tmp_path)
+    what = small_fit(minibatch_frames=32)
+    if has_newbob:
+        what = replace(what, newbob=MinRateNewbob(1e-30, 1e-31), validation_one_in=4)
+    with pytest.raises(FloatingPointError, match="the gradient of rank 1 holds a NaN"):
+        simulate_ranks(2, fit, tmp_path, what)
+    assert steps_saved(tmp_path, what) == []

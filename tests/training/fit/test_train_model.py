@@ -3,18 +3,25 @@
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from infra.configuration import ConfigurationError
 from infra.store.object_store import join_uri
 from pipeline.runs.manifest import Manifest, read_manifest
 from tests.training.fit.small_fits import fit as fit_on
 from tests.training.fit.small_fits import small_fit, write_run
+from training.algorithms.learning_rates import MinRateNewbob
 from training.distributed import process_group
 from training.distributed.simulated_group import simulate_ranks
+from training.fit import steps
 from training.fit.model_specs import Fit
+from training.fit.steps import LoopConfig, minibatch_loss
 from training.fit.train_model import fit_model
+from training.models.acoustic_model import AcousticModel
+from training.models.precision import set_float32_products
 from training.models.store import load_model
 from training.recipes import CheckpointConfig
 from training.trainers.registry import TRAINERS
@@ -102,3 +109,27 @@ def test_ranks_that_make_no_groups_are_bad_usage(tmp_path: Path) -> None:
     what = small_fit("htm", group_size=3)
     with pytest.raises(ConfigurationError, match="baseline: trainer: group_size = 3: need a div"):
         simulate_ranks(2, partial(fit_model, what, store, run_uri))
+
+
+def test_only_steps_use_tf32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Validation and what follows in the process do not, whether the fit ran there or was found."""
+    used = []
+
+    def noted(model: AcousticModel, *args: Any) -> Any:
+        used.append((model.training, *float32_products()))
+        return minibatch_loss(model, *args)
+
+    monkeypatch.setattr(steps, "minibatch_loss", noted)
+    write_run(tmp_path)
+    what = replace(small_fit(), newbob=MinRateNewbob(1e-30, 1e-31), validation_one_in=4)
+    what = replace(what, sub_epochs=what.sub_epochs[:2], loop=LoopConfig(64, 1.0, 0, "tf32"))
+    fit(tmp_path, what)
+    assert set(used) == {(True, "tf32", "tf32"), (False, "ieee", "ieee")}
+    assert float32_products() == ("ieee", "ieee")
+    set_float32_products("tf32")
+    fit(tmp_path, what)
+    assert float32_products() == ("ieee", "ieee")
+
+
+def float32_products() -> tuple[str, str]:
+    return torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.rnn.fp32_precision

@@ -11,6 +11,7 @@ from pipeline.kbest import KBest, select_kbest
 from pipeline.records import Tally
 from pipeline.runs.step import StepSpec, run_step
 from training.models.acoustic_model import AcousticModel, ModelConfig
+from training.models.precision import set_float32_products
 from training.models.store import TrainedModel, store_model
 from training.targets.teacher import (
     decode_targets,
@@ -59,7 +60,7 @@ def test_targets_survive_the_message() -> None:
 def test_the_server_gives_the_models_own_best(
     tmp_path: Path, device: str, options: dict[str, str]
 ) -> None:
-    """The answer is the k best of the stored model's logits, trained on by sMBR or not."""
+    """The answer is the k best of the stored model's logits, without TF32; of sMBR's model too."""
     store = ObjectStore((str(tmp_path),))
     torch.manual_seed(0)
     config = ModelConfig(1, 8, bidirectional=True, look_ahead=0, dropout=0.0)
@@ -67,7 +68,9 @@ def test_the_server_gives_the_models_own_best(
     trained = TrainedModel(model, torch.zeros(30))
     spec = StepSpec(store, str(tmp_path), f"models/{options.get('model', 'teacher')}", {})
     run_step(spec, lambda context: store_model(context, trained, Tally(), {}))
+    set_float32_products("tf32")
     answer = serve_teacher(device, str(tmp_path), "5", **options)(encode_utterances(utterances()))
+    assert torch.backends.cudnn.rnn.fp32_precision == "ieee"
     logits = model.utterance_logits([torch.from_numpy(frames) for frames in utterances()])
     expected = [select_kbest(frames.numpy(), 5) for frames in logits]
     assert_same(decode_targets(answer, k=5), expected)
