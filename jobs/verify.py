@@ -3,7 +3,6 @@
 megahour verify --recipe demo --run runs/demo [--sweep] [--audio]
 """
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -16,7 +15,7 @@ from jobs.cli.command_line import Answer, Query, main
 from jobs.cli.job import Job, recipe_path, written_steps
 from pipeline.audit.step_records import Finding
 from pipeline.audit.verify import Expectation, Verification, sweep, verify_run
-from pipeline.runs.manifest import subsets_of_run
+from pipeline.runs.manifest import is_finished
 from pipeline.runs.names import (
     ALL_SUBSETS,
     BOOTSTRAP_STEP,
@@ -26,7 +25,6 @@ from pipeline.runs.names import (
     EVALUATION_STEP,
     PARTITIONS_STEP,
     SCRATCH_FOLDER,
-    SUBSETS,
     TARGETS_STEP,
     TUNING_STEP,
     features_step,
@@ -57,8 +55,8 @@ def verify(job: Job) -> Answer:
             bar.update(num_bytes)
 
         written = {name: written_steps(job.recipe, name) for name in WRITES}
-        subsets = subsets_of_run(job.store, job.run_uri, features_step)
-        configs = step_configs(job.recipe, trained_recipe(job), subsets)
+        has_dev = is_finished(job.store, job.run_uri, features_step(DEV))
+        configs = step_configs(job.recipe, trained_recipe(job), has_dev)
         expectation = Expectation(configs, written)
         place = (job.store, job.run_uri, job.corpus_uri)
         found = verify_run(*place, progress, expectation, job.arguments.audio)
@@ -92,16 +90,16 @@ def trained_recipe(job: Job) -> Recipe:
 
 
 def step_configs(
-    recipe: Recipe, trained: Recipe, subsets: Sequence[str] = SUBSETS
+    recipe: Recipe, trained: Recipe, has_dev: bool = False
 ) -> dict[str, dict[str, Any]]:
     """Return the settings that recipes decide by step; `trained` has the trainers of the models.
 
-    `subsets` are those of the run: models are trained otherwise where it has development speakers.
+    With `has_dev`, newbob's loss is of the development speakers.
     """
     rounds = realignment_rounds(recipe.alignment.rounds)
     aligners = [aligner_fit(trained, each) for each in rounds]
     fits = [*aligners, *(make(trained) for make in (baseline_fit, teacher_fit, student_fit))]
-    if DEV in subsets:
+    if has_dev:
         fits = [fit.on_development_speakers() for fit in fits]
     return {
         **{selection_step(subset): asdict(recipe.selection) for subset in ALL_SUBSETS},

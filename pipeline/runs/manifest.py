@@ -108,8 +108,18 @@ def is_finished(store: ObjectStore, run_uri: str, step: str) -> bool:
 def subsets_of_run(
     store: ObjectStore, run_uri: str, step_of: Callable[[str], str]
 ) -> tuple[str, ...]:
-    """Return the subsets that a step was made for: the three of each run, and dev if it was."""
-    return ALL_SUBSETS if is_finished(store, run_uri, step_of(DEV)) else SUBSETS
+    """Return the subsets that a step was made for: the three of each run, and dev if it was.
+
+    Raises ValueError where dev has begun and is not finished: it would be left out silently.
+    """
+    if is_finished(store, run_uri, step := step_of(DEV)):
+        return ALL_SUBSETS
+    if any(True for _ in store.list(join_uri(run_uri, step))):
+        raise ValueError(
+            f"{join_uri(run_uri, step)} has begun and has no manifest: finish {step} first: run "
+            "the step that writes it again"
+        )
+    return SUBSETS
 
 
 def read_manifest(store: ObjectStore, run_uri: str, step: str) -> Manifest:

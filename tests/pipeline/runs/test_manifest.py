@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.store.object_store import ObjectStore
+from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Tally
 from pipeline.runs.manifest import (
     Manifest,
@@ -18,7 +18,9 @@ from pipeline.runs.manifest import (
     read_manifest,
     read_output,
     sha256,
+    subsets_of_run,
 )
+from pipeline.runs.names import ALL_SUBSETS, SUBSETS, features_step
 
 SHARD = Output("features/x/ab/0-abcd.parquet", 9, "abcd", utterances=2, duration_ms=1_800_000)
 LEDGER = Output("features/x/ef/0-ef01.ledger.jsonl", 5, "ef01", utterances=1, duration_ms=500)
@@ -35,6 +37,17 @@ MANIFEST = Manifest(
     statistics={"mean": 0.25},
     code_version="1.2",
 )
+
+
+def test_development_speakers_that_are_not_finished_are_not_left_out(tmp_path: Path) -> None:
+    """Without anything below features/dev a run has none; a commit alone is refused by name."""
+    store, run_uri = ObjectStore((str(tmp_path),)), str(tmp_path)
+    assert subsets_of_run(store, run_uri, features_step) == SUBSETS
+    store.put(join_uri(run_uri, "features/dev/commits/000000.json"), b"{}")
+    with pytest.raises(ValueError, match="finish features/dev first"):
+        subsets_of_run(store, run_uri, features_step)
+    store.put(manifest_uri(run_uri, "features/dev"), MANIFEST.to_bytes())
+    assert subsets_of_run(store, run_uri, features_step) == ALL_SUBSETS
 
 
 def test_what_is_written_comes_back() -> None:
