@@ -189,6 +189,22 @@ def stream_order(utterance: Utterance) -> tuple[str, datetime, str]:
     return utterance.speaker_id, created_at, utterance.utterance_id
 
 
+def version_id(utterance_id: str, placement: str) -> str:
+    """Name the version of an utterance that is ingested in a placement, such as ann-1-DP3."""
+    return f"{utterance_id}-{placement}"
+
+
+def source_id(utterance_id: str, placements: Iterable[str]) -> str:
+    """Return the id of which `version_id` made this one, if it ends in one of the placements.
+
+    No placement has a hyphen, so at most one of them ends an id.
+    """
+    for placement in placements:
+        if utterance_id.endswith(version_id("", placement)):
+            return utterance_id.removesuffix(version_id("", placement))
+    return utterance_id
+
+
 def _without_secrets(text: str) -> str:
     text = _PASSWORD.sub(r"\1:***@", text)
     return _QUERY.sub(lambda query: re.sub("=[^&]+", "=***", query[0]), text)

@@ -25,6 +25,8 @@ LATTICES_FOLDER = "lattices"
 MODELS_FOLDER = "models"
 
 INGEST_STEP = "ingest"
+PLACEMENTS_SETTING = "placements"
+"""The setting of ingest, if it simulated placements, that names them by subset."""
 BOOTSTRAP_STEP = f"{ALIGNMENTS_FOLDER}/bootstrap"
 TARGETS_STEP = f"{TARGETS_FOLDER}/{UNLABELLED}"
 PARTITIONS_STEP = f"{PARTITIONS_FOLDER}/{UNLABELLED}"

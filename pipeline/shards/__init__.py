@@ -18,7 +18,7 @@ from pipeline.shards.partitions import (
     read_partition_lengths,
     read_partition_provenance,
     read_partition_speakers,
-    read_partition_texts,
+    read_partition_transcripts,
     write_partition,
 )
 from pipeline.shards.targets import TargetRow, read_targets, write_targets
@@ -42,7 +42,7 @@ __all__ = [
     "read_partition_lengths",
     "read_partition_provenance",
     "read_partition_speakers",
-    "read_partition_texts",
+    "read_partition_transcripts",
     "read_targets",
     "write_features",
     "write_lattices",

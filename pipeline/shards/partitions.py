@@ -115,10 +115,11 @@ def _lengths(
     return num_frames, offsets
 
 
-def read_partition_texts(file: BinaryIO | io.IOBase) -> list[str]:
-    """Read only each row's transcript, in stored order; "" for a row without."""
-    column = read_columns(_FORMAT, file, ("text",))["text"]
-    return [text or "" for text in column.to_pylist()]
+def read_partition_transcripts(file: BinaryIO | io.IOBase) -> list[tuple[str, str]]:
+    """Read only each row's utterance id and transcript, in stored order; "" for a row without."""
+    columns = read_columns(_FORMAT, file, ("utterance_id", "text"))
+    ids, texts = (columns[name].to_pylist() for name in ("utterance_id", "text"))
+    return [(utterance_id, text or "") for utterance_id, text in zip(ids, texts, strict=True)]
 
 
 def read_partition_speakers(file: BinaryIO | io.IOBase) -> list[str]:

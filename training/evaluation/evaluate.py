@@ -61,6 +61,7 @@ def evaluate(
     reads += [TUNING_STEP] if is_tuned else []
     lexicon = read_lexicon(store, run_uri, corpus_uri, reads)
     files = LanguageModelFiles.read(store, corpus_uri, config)
+    reads += files.reads(store, run_uri)
 
     def score(context: StepContext) -> StepContents:
         rows = [row for shard in read_shards(store, run_uri, features).values() for row in shard]

@@ -5,15 +5,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from infra.store.object_store import ObjectStore
-from pipeline.runs.manifest import read_manifest, read_output, sha256
-from pipeline.runs.names import ALIGNMENT_STEP
-from pipeline.shards import read_partition
+from pipeline.runs.manifest import sha256
 from pipeline.steps.utterance_features import resolve_audio
 from training.decoding.language_model import kneser_ney_arpa, witten_bell_arpa
 from training.decoding.language_model.arpa import RestrictedArpa, restrict_arpa
 from training.decoding.language_model.ngrams import UNKNOWN
 from training.decoding.lexicon import Lexicon
 from training.recipes import EvaluationConfig
+from training.targets.transcripts import labelled_transcripts, transcript_reads
 
 MAX_BYTES = 64 * 2**20
 """The largest ARPA or text that is read: some 2 million n-grams, or 12 million words."""
@@ -105,6 +104,10 @@ class LanguageModelFiles:
         """Return each file's SHA-256, as inputs of a step."""
         return {name: sha256(file.data) for name, file in self.by_setting.items()}
 
+    def reads(self, store: ObjectStore, run_uri: str) -> list[str]:
+        """Name the steps that the model reads, besides alignment."""
+        return [] if "arpa" in self.by_setting else transcript_reads(store, run_uri)
+
     def model(
         self, store: ObjectStore, run_uri: str, lexicon: Lexicon, config: EvaluationConfig
     ) -> EstimatedModel | GivenModel:
@@ -117,7 +120,7 @@ class LanguageModelFiles:
                 return GivenModel(restrict_arpa(arpa.text(), lexicon.pronunciations.keys()))
             except ValueError as error:
                 raise ValueError(f"{arpa.uri}: {error}") from error
-        sentences = transcripts(store, run_uri)
+        sentences = labelled_transcripts(store, run_uri)
         statistics: dict[str, Any] = {}
         if (text := self.by_setting.get("language_model_text")) is not None:
             # An unknown word separates what is left and right of it, and is never predicted.
@@ -131,12 +134,3 @@ class LanguageModelFiles:
             }
             sentences += extra
         return EstimatedModel(sentences, lexicon, config.smoothing, statistics)
-
-
-def transcripts(store: ObjectStore, run_uri: str) -> list[list[str]]:
-    """Read the words of the labelled utterances, those that alignment could use."""
-    return [
-        (row.text or "").split()
-        for output in read_manifest(store, run_uri, ALIGNMENT_STEP).outputs
-        for row in read_partition(read_output(store, run_uri, output))
-    ]

@@ -52,6 +52,7 @@ def tune(
     reads = [features, ALIGNMENT_STEP, *map(model_step, names)]
     lexicon = read_lexicon(store, run_uri, corpus_uri, reads)
     files = LanguageModelFiles.read(store, corpus_uri, config)
+    reads += files.reads(store, run_uri)
 
     def choose(context: StepContext) -> StepContents:
         rows = [row for shard in read_shards(store, run_uri, features).values() for row in shard]

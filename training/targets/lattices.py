@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Float32
 
 from infra.ranges import check_ranges
-from infra.store.checked_reads import scan_checked
-from infra.store.object_store import ObjectStore, join_uri
+from infra.store.object_store import ObjectStore
 from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import Commit, Repetition, StepContext, committed_tasks, once
 from pipeline.runs.ledger import LossLimit
@@ -30,7 +29,6 @@ from pipeline.shards import (
     LatticeRow,
     PartitionRow,
     read_partition,
-    read_partition_texts,
     write_lattices,
 )
 from pipeline.splicing import low_rate_alignment, num_low_rate_frames
@@ -58,6 +56,7 @@ from training.targets.alignment import (
 )
 from training.targets.bootstrap import one_after_another
 from training.targets.labelled import read_lexicon
+from training.targets.transcripts import labelled_transcripts, transcript_reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +111,7 @@ def generate_lattices(
         aligned = read_manifest(store, run_uri, ALIGNMENT_STEP)
         partitions = aligned.outputs
         model = load_model(store, run_uri, name).to(device)
-        graph = weak_graph(store, run_uri, partitions, stored.parse(), config.ngram_order)
+        graph = weak_graph(store, run_uri, stored.parse(), config.ngram_order)
         beams = LatticeBeams(config.beam, config.lattice_beam)
         tasks = {
             task.name: task
@@ -130,6 +129,7 @@ def generate_lattices(
     # Logits differ in their last bits between devices, and an arc at the beam's edge with them.
     last_bits = Repetition.OTHER_LAST_BITS
     step = lattices_step(name)
+    reads += transcript_reads(store, run_uri)
     spec = StepSpec(store, run_uri, step, resolved, reads, stored.digests, last_bits)
     return run_step(spec, decode, barrier=lambda: collectives.barrier(group))
 
@@ -173,19 +173,11 @@ def decode_on_all_ranks(
 
 
 def weak_graph(
-    store: ObjectStore,
-    run_uri: str,
-    partitions: Sequence[Output],
-    lexicon: Lexicon,
-    ngram_order: int,
+    store: ObjectStore, run_uri: str, lexicon: Lexicon, ngram_order: int
 ) -> DecodingGraph:
     """Build HCLG with an n-gram model of the labelled transcripts; reads no features."""
-    texts = [
-        text
-        for partition in partitions
-        for text in scan_checked(store, join_uri(run_uri, partition.key), read_partition_texts)
-    ]
-    arpa = witten_bell_arpa((text.split() for text in texts), lexicon.pronunciations, ngram_order)
+    sentences = labelled_transcripts(store, run_uri)
+    arpa = witten_bell_arpa(sentences, lexicon.pronunciations, ngram_order)
     return decoding_graph(lexicon, read_tree(store, run_uri), arpa)
 
 
