@@ -4,7 +4,8 @@ megahour ingest --recipe recorded --run runs/mine --kaldi-dir /data/mine --place
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -18,17 +19,23 @@ from infra.configuration import ConfigurationError
 from jobs.cli.catalogue import INGEST
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
-from jobs.cli.parser import add_dev_share_argument, add_placement_arguments
+from jobs.cli.parser import (
+    HELDOUT_PLACEMENTS,
+    PLACEMENT_SEED,
+    TRAINING_PLACEMENTS,
+    add_dev_share_argument,
+    add_placement_arguments,
+)
 from jobs.ingestion.corpus import ingest
 from jobs.ingestion.kaldi_directory import KaldiUtterance
 from jobs.ingestion.placement_choice import PlacementChoice, Placing, Simulate
-from jobs.synthesis.corpus import draw_acoustics
-from jobs.synthesis.placements import PLACEMENTS, record_file
+from jobs.synthesis.corpus import draw_acoustics, draw_development_acoustics
+from jobs.synthesis.placements import PLACEMENTS, Acoustics, record_file
 from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import StepContext
 from pipeline.runs.ledger import check_loss_budget
 from pipeline.runs.manifest import Output, sha256
-from pipeline.runs.names import HELDOUT, INGEST_STEP
+from pipeline.runs.names import DEV, HELDOUT, INGEST_STEP, PLACEMENTS_SETTING
 from pipeline.runs.step import StepContents, StepSpec, run_step
 from pipeline.sampling import sampling_priority
 
@@ -49,38 +56,59 @@ def run(job: Job) -> StepResults:
     placing = placing_of(job.arguments)
     share = job.arguments.dev_share
     config = config_of(placing) | ({"dev_share": share} if share else {})
-    spec = StepSpec(job.store, job.run_uri, INGEST_STEP, config, digests=digests)
+    engines = () if placing is None else SIMULATORS
+    spec = StepSpec(job.store, job.run_uri, INGEST_STEP, config, digests=digests, engines=engines)
     return [run_step(spec, lambda context: _write_corpus(job, context, directory, placing))]
 
 
 def placing_of(arguments: argparse.Namespace) -> Placing | None:
     """Read the placements; ConfigurationError for unknown ones, None where there are none."""
     training, heldout = arguments.placements, arguments.heldout_placements
+    seed: int | None = arguments.placement_seed
     if training is None:
-        if heldout is not None:
-            raise ConfigurationError("--heldout-placements without --placements: give both")
+        for option, value in ((HELDOUT_PLACEMENTS, heldout), (PLACEMENT_SEED, seed)):
+            if value is not None:
+                raise ConfigurationError(f"{option} without {TRAINING_PLACEMENTS}: give both")
         return None
-    names = [placement.name for placement in PLACEMENTS]
+    of_training = _choice(TRAINING_PLACEMENTS, training)
+    of_heldout = of_training if heldout is None else _choice(HELDOUT_PLACEMENTS, heldout)
+    seed = seed or 0
+    with _refusing(PLACEMENT_SEED):
+        return Placing(of_training, of_heldout, seed, simulator(seed))
+
+
+def _choice(option: str, text: str) -> PlacementChoice:
+    with _refusing(option):
+        return PlacementChoice.parse(text, [placement.name for placement in PLACEMENTS])
+
+
+@contextmanager
+def _refusing(option: str) -> Iterator[None]:
     try:
-        return Placing(
-            PlacementChoice.parse(training, names),
-            PlacementChoice.parse(training if heldout is None else heldout, names),
-            arguments.placement_seed,
-            simulator(arguments.placement_seed),
-        )
+        yield
     except ValueError as error:
-        raise ConfigurationError(f"--placements: {error}") from error
+        raise ConfigurationError(f"{option}: {error}") from error
 
 
 def simulator(seed: int) -> Simulate:
-    """Return the function that simulates placements; it draws rooms and noises when first used."""
+    """Return the function that simulates placements; it draws rooms and noises when first used.
+
+    Those of development and of held-out speakers are in no other subset.
+    """
     by_name = {placement.name: placement for placement in PLACEMENTS}
-    lock, drawn = Lock(), cache(lambda: draw_acoustics(seed))
+    drawn = cache(lambda: draw_acoustics(seed))
+    of_development = cache(lambda: draw_development_acoustics(seed))
+    lock = Lock()
+
+    def acoustics_of(subset: str) -> Acoustics:
+        with lock:  # of all threads one draws
+            if subset == DEV:
+                return of_development()
+            training, heldout = drawn()
+            return heldout if subset == HELDOUT else training
 
     def simulate(utterance: KaldiUtterance, data: bytes) -> bytes:
-        with lock:  # of all threads one draws
-            training, heldout = drawn()
-        acoustics = heldout if utterance.subset == HELDOUT else training
+        acoustics = acoustics_of(utterance.subset)
         # The id names the placement too, so each version has a room and a noise of its own.
         generator = np.random.default_rng(sampling_priority(seed, utterance.utterance_id))
         return record_file(data, by_name[utterance.placement or ""], acoustics, generator)
@@ -92,18 +120,25 @@ def config_of(placing: Placing | None) -> dict[str, Any]:
     """Return the settings that decide the corpus beside its data directory."""
     if placing is None:
         return {}
+    choices = {"training": asdict(placing.training), "heldout": asdict(placing.heldout)}
+    return {PLACEMENTS_SETTING: {**choices, "seed": placing.seed}}
+
+
+def require_simulators() -> None:
+    """Raise ConfigurationError, with what to install, if a simulator is absent."""
     try:
-        versions = {name: version(name) for name in SIMULATORS}
+        for name in SIMULATORS:
+            version(name)
     except PackageNotFoundError as error:
         remedy = "simulated placements need it: pip install megahour[demo]"
-        raise ConfigurationError(f"--placements: {error.name}: {remedy}") from error
-    choices = {"training": asdict(placing.training), "heldout": asdict(placing.heldout)}
-    return {"placements": {**choices, "seed": placing.seed, "versions": versions}}
+        raise ConfigurationError(f"{TRAINING_PLACEMENTS}: {error.name}: {remedy}") from error
 
 
 def _write_corpus(
     job: Job, context: StepContext, directory: Path, placing: Placing | None
 ) -> StepContents:
+    if placing is not None:
+        require_simulators()
     ledgers: list[Output] = []
 
     def judge(rows: Sequence[Quarantined], tally_in: Tally) -> None:

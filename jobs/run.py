@@ -18,6 +18,9 @@ from infra.supervisor import command_of, describe_end, shell_code
 from jobs.cli.catalogue import CHECK, INGEST, STEPS, STEPS_WITH_DEVICE, TRAIN_STUDENT
 from jobs.cli.parser import (
     AUTO,
+    HELDOUT_PLACEMENTS,
+    PLACEMENT_SEED,
+    TRAINING_PLACEMENTS,
     Parser,
     add_dev_share_argument,
     add_device_argument,
@@ -188,9 +191,9 @@ def shared_arguments(recipe: str, arguments: argparse.Namespace) -> list[str]:
 def placement_arguments(arguments: argparse.Namespace) -> list[str]:
     """Return the arguments that ingest receives for its placements."""
     given = {
-        "--placements": arguments.placements,
-        "--heldout-placements": arguments.heldout_placements,
-        "--placement-seed": arguments.placement_seed or None,
+        TRAINING_PLACEMENTS: arguments.placements,
+        HELDOUT_PLACEMENTS: arguments.heldout_placements,
+        PLACEMENT_SEED: arguments.placement_seed,
     }
     return [part for name, text in given.items() if text is not None for part in (name, str(text))]
 

@@ -10,6 +10,9 @@ from infra.ranges import Range, printable
 DEV_SHARES = Range(0.001, 0.5, zero="none")
 """The shares of the labelled speakers that may become development speakers."""
 
+TRAINING_PLACEMENTS, HELDOUT_PLACEMENTS = "--placements", "--heldout-placements"
+PLACEMENT_SEED = "--placement-seed"
+
 AUTO, ON_CPU = "auto", "cpu"
 DEVICE = re.compile(rf"{AUTO}|{ON_CPU}|cuda(:(?P<number>[0-9]{{1,4}}))?")
 """The values of --device."""
@@ -36,22 +39,21 @@ def add_ranks_arguments(parser: argparse.ArgumentParser) -> None:
 def add_placement_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that decide in which placements ingest simulates utterances."""
     parser.add_argument(
-        "--placements",
+        TRAINING_PLACEMENTS,
         metavar="NAMES|N",
         help="simulate each utterance in these placements, such as clean,DP1,DP3 (clean is the "
         "audio as it is), or in N of DP1 to DP5, drawn for each utterance; default: copy the "
         "audio alone. Needs pip install megahour[demo]",
     )
     parser.add_argument(
-        "--heldout-placements",
+        HELDOUT_PLACEMENTS,
         metavar="NAMES|N",
-        help="the same for held-out speakers, who hear rooms and noises of their own; default: "
-        "those of --placements",
+        help="the same for held-out speakers and for development speakers, on whom models are "
+        "tuned; each of the two hears rooms and noises of its own; default: those of --placements",
     )
     parser.add_argument(
-        "--placement-seed",
+        PLACEMENT_SEED,
         type=int,
-        default=0,
         metavar="N",
         help="draws rooms, noises and each utterance's placements; default 0",
     )

@@ -6,7 +6,8 @@ from functools import partial
 
 from infra.ranges import Seed, check_ranges
 from jobs.ingestion.kaldi_directory import KaldiDirectory, KaldiUtterance
-from pipeline.runs.names import HELDOUT
+from pipeline.records import version_id
+from pipeline.runs.names import DEV, HELDOUT
 from pipeline.sampling import sampling_priority
 
 CLEAN = "clean"
@@ -51,7 +52,10 @@ class PlacementChoice:
 
 @dataclass(frozen=True, slots=True)
 class Placing:
-    """Placing chooses placements, apart for held-out speakers, and simulates them."""
+    """Placing chooses placements and simulates them.
+
+    Development speakers take those of `heldout`, so that models are tuned for what scores them.
+    """
 
     training: PlacementChoice
     heldout: PlacementChoice
@@ -79,12 +83,11 @@ class Placing:
 
     def _version(self, utterance: KaldiUtterance, name: str) -> KaldiUtterance:
         # No two versions share an id, as each ends with one of the names after its own.
-        version = replace(
-            utterance, utterance_id=f"{utterance.utterance_id}-{name}", placement=name
-        )
+        key = version_id(utterance.utterance_id, name)
+        version = replace(utterance, utterance_id=key, placement=name)
         if name == CLEAN:
             return version
         return replace(version, simulate=partial(self.simulate, version))
 
     def _choice(self, utterance: KaldiUtterance) -> PlacementChoice:
-        return self.heldout if utterance.subset == HELDOUT else self.training
+        return self.heldout if utterance.subset in (HELDOUT, DEV) else self.training

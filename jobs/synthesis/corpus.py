@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import TypeVar
@@ -15,9 +16,14 @@ from tqdm import tqdm
 from jobs.synthesis.data_directory import Subsets, write_tables
 from jobs.synthesis.demo_extra import import_espeakng_loader, import_pyroomacoustics
 from jobs.synthesis.placements import Acoustics
-from jobs.synthesis.plan import SynthesisConfig, acoustics_tasks, speaker_tasks
+from jobs.synthesis.plan import (
+    SynthesisConfig,
+    acoustics_tasks,
+    development_acoustics_task,
+    speaker_tasks,
+)
 from jobs.synthesis.pronunciations import Lexicon, make_lexicon
-from jobs.synthesis.rendering import render_acoustics, render_speaker
+from jobs.synthesis.rendering import AcousticsTask, render_acoustics, render_speaker
 from jobs.synthesis.speakers import UNLABELLED_ACCENTS
 
 _RECORD = "synthesis.json"
@@ -64,12 +70,23 @@ def draw_acoustics(seed: int) -> tuple[Acoustics, Acoustics]:
 
     Babble and rooms need the demo extra: ImportError says what to install.
     """
+    training, heldout = _draw(partial(acoustics_tasks, seed))
+    return training, heldout
+
+
+def draw_development_acoustics(seed: int) -> Acoustics:
+    """Draw the rooms and noises of development speakers, which no others hear, in 10 s."""
+    (development,) = _draw(lambda scratch: [development_acoustics_task(seed, scratch)])
+    return development
+
+
+def _draw(tasks_in: Callable[[Path], Sequence[AcousticsTask]]) -> list[Acoustics]:
     import_espeakng_loader()
     import_pyroomacoustics()
     with tempfile.TemporaryDirectory() as scratch, _fresh_processes(2) as pool:
-        training, heldout = tasks = acoustics_tasks(seed, Path(scratch))
+        tasks = tasks_in(Path(scratch))
         _run(pool, render_acoustics, tasks, "rooms and noise")
-        return Acoustics.load(training.path), Acoustics.load(heldout.path)
+        return [Acoustics.load(task.path) for task in tasks]
 
 
 def _completed(config: SynthesisConfig, directory: Path) -> SynthesisSummary | None:

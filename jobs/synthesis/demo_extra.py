@@ -1,4 +1,4 @@
-"""Import the optional packages of the `demo` extra, only where the corpus is made."""
+"""Import the packages of the `demo` extra, only to synthesize speech or simulate placements."""
 
 from importlib import import_module
 from types import ModuleType
@@ -21,5 +21,5 @@ def _import(name: str) -> ModuleType:
     try:
         return import_module(name)
     except ImportError as error:
-        remedy = "the synthetic corpus needs it: pip install megahour[demo]"
-        raise ImportError(f"{name}: {remedy}") from error
+        needed = "the synthetic corpus and simulated placements need it"
+        raise ImportError(f"{name}: {needed}: pip install megahour[demo]") from error

@@ -16,13 +16,19 @@ _NUM_VOICES = 4
 Noise = Float32[np.ndarray, " samples"]
 
 
+def draw_talkers(voices: Sequence[str], generator: np.random.Generator) -> list[str]:
+    """Draw five of the voices."""
+    talkers: list[str] = generator.permutation(np.asarray(voices))[:NUM_TALKERS].tolist()
+    return talkers
+
+
 def babble(voices: Sequence[str], duration_s: float, generator: np.random.Generator) -> Noise:
     """Mix five talkers, each with another of `voices`."""
     num_samples = round(duration_s * SAMPLE_RATE_HZ)
     synthesizer = SpeechSynthesizer()
     mixture = np.zeros(num_samples, np.float32)
-    for voice in generator.permutation(np.asarray(voices))[:NUM_TALKERS]:
-        synthesizer.select_voice(str(voice), pitch=int(generator.integers(30, 70)))
+    for voice in draw_talkers(voices, generator):
+        synthesizer.select_voice(voice, pitch=int(generator.integers(30, 70)))
         talk = np.zeros(0, np.float32)
         while len(talk) < num_samples:
             talk = np.concatenate([talk, synthesizer.speak(draw_sentence(generator)).samples])

@@ -4,7 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
+
 from infra.ranges import Range, Seed, check_ranges
+from jobs.synthesis.noise import draw_talkers
 from jobs.synthesis.placements import PLACEMENTS
 from jobs.synthesis.rendering import AcousticsTask, SpeakerTask
 from jobs.synthesis.speakers import Speaker, draw_speakers, split_variants
@@ -58,6 +61,18 @@ def acoustics_tasks(seed: int, scratch: Path) -> list[AcousticsTask]:
         )
         for index, variants in enumerate((split.unlabelled, split.heldout))
     ]
+
+
+def development_acoustics_task(seed: int, scratch: Path) -> AcousticsTask:
+    """Make a task of other rooms and noise, and of voices that babble to no other speakers."""
+    training, heldout = acoustics_tasks(seed, scratch)
+    heard = draw_talkers(training.babble_voices, np.random.default_rng(training.key))
+    # Held-out variants are in no training voice, so both subsets' talkers remain apart.
+    voices = tuple(voice for voice in training.babble_voices if voice not in heard)
+    index = len((training, heldout))
+    return AcousticsTask(
+        scratch / "development.npz", voices, _NOISE_S, (seed, _ACOUSTICS_KEY, index)
+    )
 
 
 def speaker_tasks(config: SynthesisConfig, directory: Path, scratch: Path) -> list[SpeakerTask]:

@@ -16,7 +16,7 @@ from pipeline.filterbank import SAMPLE_RATE_HZ
 
 @dataclass(frozen=True)
 class AcousticsTask:
-    """AcousticsTask describes the file of rooms and noise of training, or of held-out speakers."""
+    """AcousticsTask describes the file of rooms and noise of training, or of other speakers."""
 
     path: Path
     babble_voices: tuple[str, ...]
@@ -56,6 +56,7 @@ class SpokenUtterance:
 
 def render_acoustics(task: AcousticsTask) -> None:
     """Draw rooms and noise, and save them."""
+    # Babble comes first: the generator's first draw is the talkers, as plan.py repeats it.
     generator = np.random.default_rng(task.key)
     noises = (
         babble(task.babble_voices, task.noise_s, generator),

@@ -209,9 +209,10 @@ def step_context(
     config: Mapping[str, Any],
     inputs: Mapping[str, str],
     repetition: Repetition = Repetition.SAME_BYTES,
+    engines: Sequence[str] = (),
 ) -> StepContext:
     """Make the context of a step with this configuration and these inputs, as installed here."""
-    versions = step_versions(step)
+    versions = step_versions(step, engines)
     digest = fingerprint(config, inputs, versions)
     return StepContext(store, run_uri, step, digest, versions, repetition)
 

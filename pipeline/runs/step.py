@@ -49,7 +49,8 @@ class StepSpec:
     """StepSpec holds what identifies a step's work: its name, configuration and inputs.
 
     `reads` names the steps whose manifests are inputs; `digests` holds the SHA-256 of all other
-    inputs by name.
+    inputs by name. `engines` are distributions that this step's bytes depend on, besides those of
+    its kind.
     """
 
     store: ObjectStore
@@ -59,6 +60,7 @@ class StepSpec:
     reads: Sequence[str] = ()
     digests: Mapping[str, str] = field(default_factory=dict)
     repetition: Repetition = Repetition.SAME_BYTES
+    engines: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ def run_step(
     # Inputs count by their manifests' digests, so changed inputs change the fingerprint.
     inputs = {**input_digests(spec.store, spec.run_uri, spec.reads), **spec.digests}
     place = spec.store, spec.run_uri, spec.step
-    context = step_context(*place, spec.config, inputs, spec.repetition)
+    context = step_context(*place, spec.config, inputs, spec.repetition, spec.engines)
     if (finished := finished_manifest(context, spec.config, inputs)) is not None:
         return StepResult(finished, was_finished=True)
     # Until its manifest is stored, the step does not exist for its readers.

@@ -1,6 +1,6 @@
 """The versions that a step's bytes depend on: of megahour, and of the engines that compute them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import metadata
 
@@ -40,10 +40,13 @@ ENGINES: Mapping[str, tuple[str, ...]] = {
 """The distributions that compute or write the objects of each kind of step."""
 
 
-def step_versions(step: str) -> dict[str, str]:
-    """Return the versions that the bytes of `step` depend on, by distribution; installed ones."""
+def step_versions(step: str, engines: Sequence[str] = ()) -> dict[str, str]:
+    """Return the versions that the bytes of `step` depend on, by distribution; installed ones.
+
+    Some steps have `engines` besides those of their kind.
+    """
     versions = {}
-    for name in (MEGAHOUR, *ENGINES.get(folder_of(step), ())):
+    for name in (MEGAHOUR, *ENGINES.get(folder_of(step), ()), *engines):
         # A cluster may lack an engine that its recipe does not choose.
         with suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
