@@ -24,7 +24,7 @@ def test_a_run_hands_placements_to_ingest() -> None:
     parser = argparse.ArgumentParser()
     add_placement_arguments(parser)
     given = ["--placements", "2", "--heldout-placements", "clean,DP1", "--placement-seed", "7"]
-    for options in (given, given[:2], []):
+    for options in (given, given[:2], given[4:], [*given[4:5], "0"], []):
         passed = placement_arguments(parser.parse_args(options))
         assert passed == options
         (ingest, *others) = launches("data", 2, 2, placements=passed)

@@ -3,6 +3,8 @@
 import json
 from collections import Counter, defaultdict
 from dataclasses import replace
+from importlib import metadata as metadata_of_packages
+from importlib.metadata import version
 from itertools import combinations
 from pathlib import Path
 
@@ -10,13 +12,14 @@ import numpy as np
 import pytest
 import soundfile
 
-from infra.configuration import ConfigurationError
 from infra.store.object_store import ObjectStore, join_uri
-from jobs.ingest import config_of, simulator
+from jobs.ingest import SIMULATORS, simulator
 from jobs.ingestion.corpus import IngestedCorpus, ingest
 from jobs.ingestion.kaldi_directory import read_kaldi_directory
 from jobs.ingestion.placement_choice import PlacementChoice, Placing
+from jobs.synthesis.noise import NUM_TALKERS, draw_talkers
 from jobs.synthesis.placements import PLACEMENTS, Acoustics, noise_for
+from jobs.synthesis.plan import acoustics_tasks, development_acoustics_task
 from pipeline.audio.decode import decode_audio, decode_utterance
 from pipeline.records import Tally, Utterance
 from pipeline.runs.manifest import read_manifest, sha256
@@ -32,19 +35,21 @@ DRAWN = PlacementChoice(tuple(NAMES), 2)
 
 
 @pytest.fixture(scope="module")
-def acoustics() -> tuple[Acoustics, Acoustics]:
+def acoustics() -> tuple[Acoustics, Acoustics, Acoustics]:
     """Real rooms and a second of noise, without the babble, which takes seconds."""
-    return tiny_acoustics(0), tiny_acoustics(1)
+    return tiny_acoustics(0), tiny_acoustics(1), tiny_acoustics(2)
 
 
 @pytest.fixture(autouse=True)
 def small_acoustics(
-    acoustics: tuple[Acoustics, Acoustics], monkeypatch: pytest.MonkeyPatch
+    acoustics: tuple[Acoustics, Acoustics, Acoustics], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Simulate in these rooms; seed 1 exchanges those of training and of held-out speakers."""
-    drawn = {0: acoustics, 1: acoustics[::-1]}
+    training, heldout, development = acoustics
+    drawn = {0: (training, heldout), 1: (heldout, training)}
     for module in ("jobs.ingest", "jobs.synthesis.corpus"):
         monkeypatch.setattr(f"{module}.draw_acoustics", drawn.__getitem__)
+        monkeypatch.setattr(f"{module}.draw_development_acoustics", lambda _: development)
 
 
 def placing(training: PlacementChoice, heldout: PlacementChoice = PAIR, seed: int = 0) -> Placing:
@@ -98,11 +103,44 @@ def test_a_version_sounds_of_its_placement(kaldi_dir: Path, tmp_path: Path) -> N
     assert means[0] > means[2] > means[4] > 0
     version = placing(DRAWN).place(read_kaldi_directory(kaldi_dir)).utterances[0]
     data = version.audio_path.read_bytes()
-    labelled, unlabelled, heldout = (
-        simulator(0)(replace(version, subset=subset), data)
-        for subset in ("labelled", "unlabelled", "heldout")
+    simulate = simulator(0)
+    labelled, unlabelled, heldout, development = (
+        simulate(replace(version, subset=subset), data)
+        for subset in ("labelled", "unlabelled", "heldout", "dev")
     )
-    assert labelled == unlabelled != heldout
+    assert labelled == unlabelled
+    assert len({labelled, heldout, development}) == 3
+
+
+def test_development_speakers_are_in_the_held_out_placements(
+    kaldi_dir: Path, tmp_path: Path
+) -> None:
+    """Models are tuned for the placements that score them, not for those of training."""
+    append(kaldi_dir, "utt2spk", "dan-1 dan")
+    append(kaldi_dir, "wav.scp", "dan-1 audio/ann-1.flac")
+    append(kaldi_dir, "text", "dan-1 HELLO")
+    write(kaldi_dir, "dev.speakers", ["dan"])
+    corpus = tmp_path / "corpus"
+    found = ingest_to(corpus, kaldi_dir, PAIR, PlacementChoice(("DP1", "DP2", "DP5"), 3))
+    assert found.utterances == {"labelled": 4, "unlabelled": 4, "heldout": 6, "dev": 3}
+    heard = {(subset, record.placement) for subset, record in metadata(corpus)}
+    for subset, placements in (
+        ("labelled", ("clean", "DP3")),
+        ("dev", ("DP1", "DP2", "DP5")),
+        ("heldout", ("DP1", "DP2", "DP5")),
+    ):
+        assert {name for where, name in heard if where == subset} == {*placements}
+
+
+def test_development_speakers_hear_babble_of_their_own(tmp_path: Path) -> None:
+    """Rooms and noises are drawn by a key of their own, and no talker babbles in two subsets."""
+    for seed in range(5):
+        tasks = [*acoustics_tasks(seed, tmp_path), development_acoustics_task(seed, tmp_path)]
+        assert len({task.key for task in tasks}) == len({task.path for task in tasks}) == 3
+        talkers = [
+            draw_talkers(task.babble_voices, np.random.default_rng(task.key)) for task in tasks
+        ]
+        assert len({voice for some in talkers for voice in some}) == 3 * NUM_TALKERS
 
 
 def test_placements_are_drawn_evenly_and_twice_never() -> None:
@@ -239,12 +277,32 @@ def test_speech_longer_than_the_noise_hears_it_again(acoustics) -> None:
     np.testing.assert_array_equal(noise[:16_000], noise[16_000:32_000])
 
 
-def test_a_missing_simulator_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copying needs no simulator; simulating without one ends with the package to install."""
-    assert config_of(None) == {}
-    monkeypatch.setattr("jobs.ingest.SIMULATORS", ("numpy", "no-such-simulator"))
-    with pytest.raises(ConfigurationError, match=r"no-such-simulator: .* megahour\[demo\]"):
-        config_of(placing(PAIR))
+def without_simulator(name: str) -> str:
+    """Return versions of an upgraded installation that lacks the demo extra."""
+    if name == "pyroomacoustics":
+        raise metadata_of_packages.PackageNotFoundError(name)
+    return "99.1" if name in SIMULATORS else version(name)
+
+
+def test_only_work_that_is_left_needs_the_simulators(
+    run_job: RunJob, kaldi_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A finished ingest is found whatever is installed; the manifest names what simulated it."""
+    run_uri = str(tmp_path / "run")
+    arguments = ("--recipe", str(TINY), "--run", run_uri, "--kaldi-dir", str(kaldi_dir), "--json")
+    choices = ("--placements", "DP1,DP2")
+    assert run_job("ingest", *arguments, *choices).code == 0
+    manifest = read_manifest(ObjectStore((run_uri,)), run_uri, "ingest")
+    assert manifest.versions.keys() == {"megahour", *SIMULATORS}
+    monkeypatch.setattr(metadata_of_packages, "version", without_simulator)
+    again = run_job("ingest", *arguments, *choices)
+    assert json.loads(again.out)["status"] == "nothing to do"
+    (tmp_path / "run" / "ingest" / "manifest.json").unlink()
+    said = run_job("ingest", *arguments, *choices)
+    assert said.code == 2
+    assert "--placements: pyroomacoustics: simulated placements need it: pip install" in said.err
+    copied = ("--run", str(tmp_path / "copied"), *arguments[4:])
+    assert run_job("ingest", *arguments[:2], *copied).code == 0
 
 
 def test_the_job_ingests_placements(run_job: RunJob, kaldi_dir: Path, tmp_path: Path) -> None:
@@ -258,14 +316,18 @@ def test_the_job_ingests_placements(run_job: RunJob, kaldi_dir: Path, tmp_path: 
     stated = manifest.config["placements"]
     assert stated["heldout"] == {"placements": ["clean", "DP1", "DP5"], "count": 3}
     assert (stated["training"]["count"], stated["seed"]) == (2, 0)
-    assert "pyroomacoustics" in stated["versions"]
     assert json.loads(run_job("ingest", *arguments, *choices).out)["status"] == "nothing to do"
     assert run_job("verify", *arguments[:4]).code == 0
     assert run_job("ingest", *arguments).code == 1
     for wrong, message in (
         (("--placements", "DP7"), "--placements: placements = 'DP7': need a number"),
+        (
+            ("--placements", "2", "--heldout-placements", "DP7"),
+            "--heldout-placements: placements = 'DP7': need a number",
+        ),
         (("--heldout-placements", "2"), "--heldout-placements without --placements: give both"),
-        (("--placements", "2", "--placement-seed", "-1"), "seed = -1: need 0.."),
+        (("--placement-seed", "0"), "--placement-seed without --placements: give both"),
+        (("--placements", "2", "--placement-seed", "-1"), "--placement-seed: seed = -1: need 0.."),
     ):
         said = run_job("ingest", *arguments, *wrong)
         assert said.code == 2
