@@ -1,4 +1,4 @@
-"""The augmentation of a sub-epoch: what a recipe asks for, drawn from utterance ids."""
+"""Augment the utterances of a sub-epoch as a recipe asks, by draws from their ids."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
