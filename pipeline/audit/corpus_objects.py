@@ -16,6 +16,7 @@ from pipeline.runs.names import (
     AUDIO_FOLDER,
     FEATURES_FOLDER,
     INGEST_STEP,
+    LANGUAGE_MODEL_SETTINGS,
     LEXICON_FILE,
     SELECTION_FOLDER,
     folder_of,
@@ -43,8 +44,9 @@ def corpus_findings(
         assert records.manifest is not None, "only finished steps are compared"
         if folder_of(records.step) == SELECTION_FOLDER:
             yield from _metadata_findings(store, corpus_uri, records.step, records.manifest.inputs)
-        if LEXICON_FILE in records.manifest.inputs:
-            yield from _lexicon_findings(store, corpus_uri, records)
+        for name, uri in _files_read(corpus_uri, records.manifest).items():
+            expected = records.manifest.inputs[name]
+            yield from _file_findings(store, uri, expected, records.step)
     ingested = finished[INGEST_STEP].manifest if INGEST_STEP in finished else None
     if ingested is not None:
         yield from _ingested_findings(store, corpus_uri, ingested)
@@ -93,19 +95,33 @@ def _metadata_findings(
             yield Finding(found.uri, f"only what {step} read", there, remedy)
 
 
-def _lexicon_findings(
-    store: ObjectStore, corpus_uri: str, records: StepRecords
-) -> Iterator[Finding]:
-    assert records.manifest is not None, "only finished steps are compared"
-    uri, expected = join_uri(corpus_uri, LEXICON_FILE), records.manifest.inputs[LEXICON_FILE]
+def _files_read(corpus_uri: str, manifest: Manifest) -> dict[str, str]:
+    """Return where the corpus's files lie that a step read whole, by the name of the input.
+
+    A language model outside the corpus may be anywhere, so that it is not looked for.
+    """
+    # Tuning keeps the evaluation's settings under their section's name.
+    settings = manifest.config.get("evaluation", manifest.config)
+    named = {name: settings.get(name, "") for name in LANGUAGE_MODEL_SETTINGS}
+    uris = {name: resolve_audio(corpus_uri, each) for name, each in named.items() if each}
+    uris[LEXICON_FILE] = join_uri(corpus_uri, LEXICON_FILE)
+    inside = f"{corpus_uri.rstrip('/')}/"
+    return {
+        name: uri
+        for name, uri in uris.items()
+        if name in manifest.inputs and uri.startswith(inside)
+    }
+
+
+def _file_findings(store: ObjectStore, uri: str, expected: str, step: str) -> Iterator[Finding]:
     try:
         digest = sha256(store.get(uri))
     except ObjectNotFound:
         digest = ""
     if digest != expected:
         there = f"SHA-256 {digest[:16]}" if digest else "missing"
-        remedy = "put the lexicon back, or align and train again in a new --run"
-        yield Finding(uri, f"SHA-256 {expected[:16]}, as {records.step} read it", there, remedy)
+        remedy = f"put it back, or run {step} and what was made from it again in a new --run"
+        yield Finding(uri, f"SHA-256 {expected[:16]}, as {step} read it", there, remedy)
 
 
 def _ingested_findings(

@@ -16,6 +16,7 @@ from pipeline.runs.names import (
     COMMITS_FOLDER,
     FEATURES_FOLDER,
     INGEST_STEP,
+    LANGUAGE_MODEL_SETTINGS,
     LATTICES_FOLDER,
     LEXICON_FILE,
     MANIFEST_FILE,
@@ -223,7 +224,7 @@ def input_findings(records: StepRecords, steps: Mapping[str, StepRecords]) -> It
     for name, expected in records.manifest.inputs.items():
         if folder_of(records.step) in {INGEST_STEP, SELECTION_FOLDER}:
             continue  # the user's files and metadata have no manifests
-        if name == LEXICON_FILE:
+        if name in {LEXICON_FILE, *LANGUAGE_MODEL_SETTINGS}:
             continue  # an object of the corpus
         remedy = f"remove {records.step} and what was made from it, and run those steps again"
         key = f"{name}/{MANIFEST_FILE}"

@@ -57,6 +57,9 @@ METADATA_FOLDER = "metadata"
 AUDIO_FOLDER = "audio"
 LEXICON_FILE = "lexicon.txt"
 
+LANGUAGE_MODEL_SETTINGS = ("arpa", "language_model_text")
+"""Settings of an evaluation that name a file; its digest is an input of the same name."""
+
 
 def selection_step(subset: str) -> str:
     """Name the step that selects the utterances of `subset`."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from infra.store.object_store import ObjectStore
 from pipeline.runs.manifest import sha256
+from pipeline.runs.names import LANGUAGE_MODEL_SETTINGS
 from pipeline.steps.utterance_features import resolve_audio
 from training.decoding.language_model import kneser_ney_arpa, witten_bell_arpa
 from training.decoding.language_model.arpa import RestrictedArpa, restrict_arpa
@@ -93,7 +94,7 @@ class LanguageModelFiles:
         cls, store: ObjectStore, corpus_uri: str, config: EvaluationConfig
     ) -> "LanguageModelFiles":
         """Read the files that the recipe names; the store refuses others than it may read."""
-        named = {"arpa": config.arpa, "language_model_text": config.language_model_text}
+        named = {name: getattr(config, name) for name in LANGUAGE_MODEL_SETTINGS}
         files = {name: uri for name, uri in named.items() if uri}
         return cls(
             {name: LanguageModelFile.read(store, corpus_uri, uri) for name, uri in files.items()}

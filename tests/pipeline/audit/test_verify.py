@@ -11,9 +11,11 @@ from infra.store.object_store import ObjectStore, join_uri
 from pipeline.audit import corpus_objects
 from pipeline.audit.verify import Verification, sweep, verify_run
 from pipeline.records import Tally
-from pipeline.runs.commit import Commit
+from pipeline.runs.commit import Commit, StepContext
 from pipeline.runs.manifest import Manifest, Output, manifest_uri, read_manifest, sha256
+from pipeline.runs.names import EVALUATION_STEP
 from pipeline.runs.sealed_json import seal
+from pipeline.runs.step import StepContents, StepSpec, run_step
 from pipeline.shards import read_features, write_features
 from tests.small_run import SUBSET, copy_run, make_run, outputs, selected_ids
 
@@ -170,6 +172,26 @@ def test_metadata_that_selection_did_not_read_is_found(run: Run) -> None:
             "an object that it did not read",
         )
     }
+
+
+@pytest.mark.parametrize("section", [{}, {"tuning": {}}])
+def test_a_changed_language_model_is_found(run: Run, section: dict[str, object]) -> None:
+    """A model in the corpus has no manifest; it is compared with what decoding read."""
+    store, run_uri = run
+    uri = join_uri(run_uri, "corpus", "lm.arpa")
+    store.put(uri, b"a model")
+    settings = {"arpa": "lm.arpa", "language_model_text": ""}
+    config = {"evaluation": settings, **section} if section else settings
+    spec = StepSpec(store, run_uri, EVALUATION_STEP, config, [], {"arpa": sha256(b"a model")})
+
+    def score(context: StepContext) -> StepContents:
+        return StepContents.of_all(Tally(), (context.put_output("s", ".json", b"{}", Tally()),))
+
+    run_step(spec, score)
+    assert findings(run) == {}
+    store.put(uri, b"another model")
+    assert findings(run).keys() == {uri}
+    assert f"as {EVALUATION_STEP} read it" in findings(run)[uri][0]
 
 
 def spoken(run: Run) -> tuple[str, str]:
