@@ -1,18 +1,20 @@
 """Compare the manifests of a whole run, by step, with one another."""
 
+from collections.abc import Sequence
+
 from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
 from pipeline.runs.manifest import Manifest, read_output
-from pipeline.runs.names import ALL_SUBSETS
+from pipeline.runs.names import DEV, SUBSETS
 
 STEPS = {
     "ingest",
-    *(f"{step}/{subset}" for step in ("selection", "features") for subset in ALL_SUBSETS),
+    *(f"{step}/{subset}" for step in ("selection", "features") for subset in SUBSETS),
     *("alignments/bootstrap", "alignments/round_1", "alignments/labelled"),
-    *("alignments/dev", "tuning"),
     *(f"models/{name}" for name in ("aligner_1", "aligner", "baseline", "teacher", "student")),
     *("targets/unlabelled", "partitions/unlabelled", "evaluation", "certificate", "report"),
 }
+DEV_STEPS = {"selection/dev", "features/dev", "alignments/dev", "tuning"}
 
 
 def manifest_bytes(store: ObjectStore, run_uri: str) -> dict[str, bytes]:
@@ -25,13 +27,15 @@ def manifest_bytes(store: ObjectStore, run_uri: str) -> dict[str, bytes]:
     }
 
 
-def require_balance(store: ObjectStore, run_uri: str) -> dict[str, Manifest]:
+def require_balance(
+    store: ObjectStore, run_uri: str, subsets: Sequence[str]
+) -> dict[str, Manifest]:
     """Require all steps, and in = out + quarantined in each and from each to the next.
 
     The bootstrap alone leaves some out, which it counts, and the network then aligns.
     """
     stored = manifest_bytes(store, run_uri)
-    assert stored.keys() == STEPS
+    assert stored.keys() == STEPS | (DEV_STEPS if DEV in subsets else set())
     manifests = {step: Manifest.from_bytes(data) for step, data in stored.items()}
     for step, manifest in manifests.items():
         unselected = manifest.unselected if step == "alignments/bootstrap" else Tally()
@@ -43,15 +47,17 @@ def require_balance(store: ObjectStore, run_uri: str) -> dict[str, Manifest]:
         if step != "ingest":  # its outputs are the corpus's, not the run's
             for output in (*manifest.outputs, *manifest.ledgers):
                 assert len(read_output(store, run_uri, output)) == output.num_bytes
-    _require_chain(manifests)
+    _require_chain(manifests, subsets)
     return manifests
 
 
-def _require_chain(manifests: dict[str, Manifest]) -> None:
-    selected = [manifests[f"selection/{subset}"] for subset in ALL_SUBSETS]
+def _require_chain(manifests: dict[str, Manifest], subsets: Sequence[str]) -> None:
+    selected = [manifests[f"selection/{subset}"] for subset in subsets]
     assert sum((each.tally_in for each in selected), Tally()) == manifests["ingest"].tally_out
+    of_dev = (("features/dev", "alignments/dev"), ("features/dev", "tuning"))
     for earlier, later in (
-        *((f"selection/{subset}", f"features/{subset}") for subset in ALL_SUBSETS),
+        *((f"selection/{subset}", f"features/{subset}") for subset in subsets),
+        *(of_dev if DEV in subsets else ()),
         ("features/unlabelled", "targets/unlabelled"),
         ("targets/unlabelled", "partitions/unlabelled"),
         ("features/labelled", "alignments/bootstrap"),
@@ -59,8 +65,6 @@ def _require_chain(manifests: dict[str, Manifest]) -> None:
         ("features/labelled", "alignments/labelled"),
         ("alignments/bootstrap", "models/aligner_1"),
         ("alignments/round_1", "models/aligner"),
-        ("features/dev", "alignments/dev"),
-        ("features/dev", "tuning"),
         ("alignments/labelled", "models/baseline"),
         ("alignments/labelled", "models/teacher"),
         ("features/heldout", "evaluation"),

@@ -20,6 +20,7 @@ from jobs.planning.volumes.workload import planned_workload
 from jobs.verify import step_configs
 from pipeline.audit.verify import Expectation, Verification, verify_run
 from pipeline.runs.ledger import ledger_reasons
+from pipeline.runs.names import ALL_SUBSETS
 from tests.job_programs import RunJob
 from tests.jobs.planning.test_throughputs import CALIBRATION
 from tests.whole_path.manifests import manifest_bytes, require_balance
@@ -96,7 +97,7 @@ def test_the_page_needs_nothing_but_itself(whole: WholeRun) -> None:
 
 def test_hours_in_are_hours_out_and_quarantined(whole: WholeRun) -> None:
     """They agree in each manifest and from step to step, though one audio file is cut short."""
-    manifests = require_balance(whole.store, str(whole.folder))
+    manifests = require_balance(whole.store, str(whole.folder), ALL_SUBSETS)
     features = manifests["features/unlabelled"]
     assert features.quarantined.utterances == 1
     assert features.quarantined.duration_ms > 1000
