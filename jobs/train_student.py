@@ -6,12 +6,11 @@ torchrun --nproc-per-node 4 -- jobs/train_student.py --recipe demo --run runs/de
 from jobs.cli.catalogue import TRAIN_STUDENT
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
-from jobs.cli.rank_device import own_device
 from jobs.cli.training_steps import (
-    decode_to_lattices,
+    HOW_MODELS_TRAIN,
     on_all_ranks,
+    train_on_all_ranks,
     training_arguments,
-    training_ranks,
 )
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
@@ -21,30 +20,18 @@ from pipeline.runs.names import (
     UNLABELLED,
     features_step,
 )
-from training.fit.model_specs import sequence_fit, student_fit
-from training.fit.train_model import check_trainer, fit_model
+from training.fit.model_specs import student_fit
 
 
 def run(job: Job) -> StepResults:
     """Train the student on all ranks."""
-    fit, device = student_fit(job.recipe), own_device(job.arguments.device)
-    trained_on = sequence_fit(job.recipe, fit)
-    with training_ranks(job.name, device) as group:
-        place = job.store, job.run_uri, group, device
-        if fit.name not in job.recipe.sequence_training.models:
-            return [fit_model(fit, *place)]
-        check_trainer(trained_on, group)  # now, not after hours of training
-        results = [fit_model(fit, *place), decode_to_lattices(job, fit, group, device)]
-        return [*results, fit_model(trained_on, *place)]
+    return train_on_all_ranks(job, student_fit(job.recipe))
 
 
 STEP = Step(
     name=TRAIN_STUDENT,
     description="Train the student on the teacher's targets, interleaving labelled data"
-    " (scheduled learning, paper 003 V-D)."
-    " torchrun starts it on several ranks; otherwise it trains on one. It resumes from its last"
-    " checkpoint. Where the recipe's sequence_training names the model, it then decodes the"
-    " labelled data to lattices and trains the model on by sMBR (VII-C3).",
+    " (scheduled learning, paper 003 V-D)." + HOW_MODELS_TRAIN,
     reads=(
         ALIGNMENT_STEP,
         PARTITIONS_STEP,

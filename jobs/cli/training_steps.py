@@ -11,14 +11,14 @@ import torch
 from infra.configuration import ConfigurationError
 from infra.ranges import Range
 from infra.torchrun import is_launched
-from jobs.cli.command_line import Step, fail
+from jobs.cli.command_line import Step, StepResults, fail
 from jobs.cli.job import Job
 from jobs.cli.parser import add_device_argument
 from jobs.cli.rank_device import own_device, report_device
-from pipeline.runs.step import StepResult
 from training.distributed import process_group
 from training.distributed.process_group import ProcessGroup
-from training.fit.model_specs import Fit
+from training.fit.model_specs import Fit, sequence_fit
+from training.fit.train_model import check_trainer, fit_model
 from training.targets.lattices import generate_lattices
 from training.trainers.registry import TRAINERS, describe_trainers
 
@@ -27,6 +27,13 @@ TIME_LIMIT_S = 300.0
 
 TIME_LIMITS_S = Range(1, 1_000_000)
 """The limits that a training step may be given."""
+
+HOW_MODELS_TRAIN = (
+    " torchrun starts it on several ranks; otherwise it trains on one. It resumes from its last"
+    " checkpoint. Where the recipe's sequence_training names the model, it then decodes the"
+    " labelled data to lattices and trains the model on by sMBR (VII-C3)."
+)
+"""The end of the description of each step that trains a model."""
 
 
 def training_arguments(step: Step, section: str) -> argparse.Namespace:
@@ -77,12 +84,20 @@ def on_all_ranks(step: Step, arguments: argparse.Namespace) -> Iterator[None]:
         raise SystemExit(fail(step.name, error, 1)) from error
 
 
-def decode_to_lattices(job: Job, fit: Fit, group: ProcessGroup, device: torch.device) -> StepResult:
-    """Decode the labelled data by the model of `fit`, which is trained (003 VII-C3)."""
-    config = job.recipe.sequence_training
-    place = job.store, job.run_uri, job.corpus_uri
-    limits = config.acoustic_scale, job.recipe.loss_budget
-    return generate_lattices(*place, fit.name, config.lattices, *limits, group, device)
+def train_on_all_ranks(job: Job, fit: Fit) -> StepResults:
+    """Train a model; where the recipe's sequence_training names it, also by sMBR (003 VII-C3)."""
+    device = own_device(job.arguments.device)
+    by_sequence, config = sequence_fit(job.recipe, fit), job.recipe.sequence_training
+    with training_ranks(job.name, device) as group:
+        place = job.store, job.run_uri, group, device
+        if fit.name not in config.models:
+            return [fit_model(fit, *place)]
+        check_trainer(by_sequence, group)  # now, not after hours of training
+        trained = fit_model(fit, *place)
+        where = job.store, job.run_uri, job.corpus_uri
+        limits = config.acoustic_scale, job.recipe.loss_budget
+        lattices = generate_lattices(*where, fit.name, config.lattices, *limits, group, device)
+        return [trained, lattices, fit_model(by_sequence, *place)]
 
 
 @contextmanager

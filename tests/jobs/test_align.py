@@ -29,7 +29,7 @@ def said(**statistics: Any) -> str:
     ],
 )
 def test_the_bound_is_named_with_its_remedy(bound: str, reason: str) -> None:
-    """The line has the senones, what was asked for, and the setting that stands in the way."""
+    """The line has the senones, the number asked for, and the setting that stops the tree."""
     line = said(num_senones=133, senone_bound=bound)
     assert line.startswith("133 senones of max_senones = 200: ")
     assert line.endswith(reason)

@@ -25,7 +25,7 @@ from training.models.precision import Precision, without_tf32
 from training.targets.sequence import SequenceTargets
 
 VALIDATION = SubEpoch(True, 0, 1, 0, False, 0.0, is_validation=True)
-"""Who is left out, in chunks, always at offset 0: losses of epochs are comparable."""
+"""The speakers left out, in chunks, always at offset 0: losses of epochs are comparable."""
 
 
 NO_DEVELOPMENT = (
@@ -133,7 +133,7 @@ class LoopConfig:
 
 
 ComputeGradients: TypeAlias = Callable[[Minibatch], tuple[RunningTotals, Float[Tensor, ""]]]
-"""What leaves clipped gradients in a model, and returns totals and the norm before clipping."""
+"""ComputeGradients leaves clipped gradients in a model; it returns totals and the norm before."""
 
 
 def take_steps(

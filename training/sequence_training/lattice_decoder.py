@@ -14,7 +14,7 @@ from training.decoding.graph.hclg import DecodingGraph
 from training.sequence_training.lattice_arcs import LatticeArc, make_lattice
 
 MAX_WIDENINGS = 2
-"""How often the beam is doubled for an utterance of which no path ends a sentence."""
+"""The beam is doubled so often, at most, for an utterance of which no path ends a sentence."""
 
 MAX_STATES_TO_WIDEN = 500_000
 """The largest graph, in states, that is searched again with a wider beam, which may keep them all.

@@ -176,7 +176,7 @@ def test_other_placements_are_refused(text: str, message: str) -> None:
 def test_an_interrupted_ingest_is_completed_to_the_same_bytes(
     kaldi_dir: Path, tmp_path: Path
 ) -> None:
-    """What is missing is simulated again; what is there is compared, and left as it is."""
+    """An interrupted ingest simulates missing audio again, and compares the audio that is there."""
     corpus, again = tmp_path / "corpus", tmp_path / "again"
     first = ingest_to(corpus, kaldi_dir, DRAWN, DRAWN)
     whole = tree(corpus)

@@ -211,7 +211,7 @@ def test_without_masks_at_speed_1_every_bit_is_kept(config: AugmentationConfig, 
 
 @pytest.mark.parametrize(("speed", "num_frames"), [(0.5, 179), (2.0, 45)])
 def test_labels_follow_an_utterances_speed(speed: float, num_frames: int) -> None:
-    """Where stored frame t holds t and has label t, both are speed x t at that speed."""
+    """Features and labels keep step: if frame t holds t, both are speed x t at that speed."""
     times = np.arange(90)
     stored = replace(row(0, 90), features=np.tile(times[:, np.newaxis], 64).astype(np.float16))
     augmenter = Augmenter(AugmentationConfig(speed=(speed,)), 1, 2)

@@ -125,7 +125,7 @@ def test_every_probability_is_the_published_one(sentences: Sentences, order: int
 
 
 def test_a_corpus_with_all_counts_of_counts() -> None:
-    """Where the published discounts exist at each order, they are used, as the recursion does."""
+    """The published discounts are used if they exist at each order, as the recursion does."""
     words = random.Random(3)
     weights = [8, 4, 2, 1]
     sentences = [words.choices(VOCABULARY, weights, k=words.randint(2, 7)) for _ in range(40)]
@@ -173,7 +173,7 @@ def test_a_word_seen_after_one_word_alone_is_rare_elsewhere() -> None:
 
 
 def test_unknown_words_are_left_types_and_never_predicted() -> None:
-    """What follows an unknown word counts; no listed n-gram holds the unknown word."""
+    """Words after an unknown word count; no listed n-gram holds the unknown word."""
     text = kneser_ney_arpa([["a", UNKNOWN, "b", "a"]], VOCABULARY, 3)
     listed = {entry.ngram for entry in read_arpa(text)}
     assert ("b", "a") in listed

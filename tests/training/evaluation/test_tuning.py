@@ -83,7 +83,7 @@ def test_an_empty_list_decodes_nothing() -> None:
 
 @pytest.mark.parametrize("make", [baseline_fit, teacher_fit])
 def test_newbob_reads_the_development_speakers(make) -> None:
-    """Where the corpus has some, newbob's loss is theirs, and their alignment is an input."""
+    """Development speakers give newbob its loss, and their alignment is an input."""
     section = make.__name__.removesuffix("_fit")
     recipe = read_recipe(recipe_path("demo"), [f"{section}.schedule=newbob"])
     fit = make(recipe)

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from training.fit.cuda_graph import WARM_UP_STEPS
 
 REFUSED = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
-"""What needs a number on the host, for which a capture cannot wait."""
+"""Operations that need a number on the host, for which a capture cannot wait."""
 
 
 class Recording(TorchDispatchMode):

@@ -95,7 +95,7 @@ def generate_again(group: ProcessGroup, place: tuple) -> bool:
 
 
 def test_a_narrow_search_still_has_the_reference(tmp_path: Path) -> None:
-    """Where the beam keeps only the best path, the reference is added, and counted."""
+    """A beam that keeps only the best path has the reference added, and counted."""
     place = write_toy_run(tmp_path)
     narrow = LatticeConfig(ngram_order=1, beam=30.0, lattice_beam=0.001)
     manifest = simulate_ranks(1, partial(decode, place=place, config=narrow))[0]

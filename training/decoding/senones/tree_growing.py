@@ -27,7 +27,7 @@ class TreeConfig:
 
 
 Bound = Literal["max_senones", "min_count", "contexts"]
-"""What ended the growth: enough senones, leaves too small to split, or leaves of one context."""
+"""The end of the growth: enough senones, leaves too small to split, or leaves of one context."""
 
 
 @dataclass(frozen=True)
