@@ -51,8 +51,10 @@ def run(job: Job) -> StepResults:
     settings = AlignmentSettings(recipe.evaluation.acoustic_scale, realigned_on)
     with process_group.open_world(device=device), distribute_on_spark(job) as distribute:
         for each in realignment_rounds(recipe.alignment.rounds):
-            with training_ranks(job.name, device) as group:
-                fit_model(aligner_fit(recipe, each), job.store, job.run_uri, group, device)
+            with training_ranks(job) as ranks:
+                fit_model(
+                    aligner_fit(recipe, each), job.store, job.run_uri, ranks.group, ranks.device
+                )
             aligned = [realign(*where, each, settings, recipe.loss_budget, distribute)]
         # Newbob's loss is of development speakers where the corpus has some.
         if has_dev:

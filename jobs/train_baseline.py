@@ -9,8 +9,9 @@ from jobs.cli.job import Job
 from jobs.cli.training_steps import (
     HOW_MODELS_TRAIN,
     on_all_ranks,
-    train_on_all_ranks,
     training_arguments,
+    training_ranks,
+    training_stages,
 )
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
@@ -25,7 +26,8 @@ from training.fit.model_specs import baseline_fit
 
 def run(job: Job) -> StepResults:
     """Train the baseline on all ranks."""
-    return train_on_all_ranks(job, baseline_fit(job.recipe))
+    with training_ranks(job) as ranks:
+        return [train() for train in training_stages(job, baseline_fit(job.recipe), ranks)]
 
 
 STEP = Step(

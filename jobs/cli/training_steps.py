@@ -3,18 +3,21 @@
 import argparse
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from infra.configuration import ConfigurationError
 from infra.ranges import Range
 from infra.torchrun import is_launched
-from jobs.cli.command_line import Step, StepResults, fail
+from jobs.cli.command_line import Step, fail
 from jobs.cli.job import Job
 from jobs.cli.parser import add_device_argument
 from jobs.cli.rank_device import own_device, report_device
+from pipeline.runs.step import StepResult
 from training.distributed import process_group
 from training.distributed.process_group import ProcessGroup
 from training.fit.model_specs import Fit, sequence_fit
@@ -84,32 +87,46 @@ def on_all_ranks(step: Step, arguments: argparse.Namespace) -> Iterator[None]:
         raise SystemExit(fail(step.name, error, 1)) from error
 
 
-def train_on_all_ranks(job: Job, fit: Fit) -> StepResults:
-    """Train a model; where the recipe's sequence_training names it, also by sMBR (003 VII-C3)."""
-    device = own_device(job.arguments.device)
-    by_sequence, config = sequence_fit(job.recipe, fit), job.recipe.sequence_training
-    with training_ranks(job.name, device) as group:
-        place = job.store, job.run_uri, group, device
-        if fit.name not in config.models:
-            return [fit_model(fit, *place)]
-        check_trainer(by_sequence, group)  # now, not after hours of training
-        trained = fit_model(fit, *place)
-        where = job.store, job.run_uri, job.corpus_uri
-        limits = config.acoustic_scale, job.recipe.loss_budget
-        lattices = generate_lattices(*where, fit.name, config.lattices, *limits, group, device)
-        return [trained, lattices, fit_model(by_sequence, *place)]
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """Ranks: the group of all ranks, and this rank's device."""
+
+    group: ProcessGroup
+    device: torch.device
 
 
 @contextmanager
-def training_ranks(name: str, device: torch.device) -> Iterator[ProcessGroup]:
-    """Yield the group of all ranks, each with one thread; report an error to the other ranks.
+def training_ranks(job: Job) -> Iterator[Ranks]:
+    """Yield all ranks, each with one thread; report an error of this rank to the others.
 
-    The leader prints where the step `name` has its model.
+    The leader prints where the step has its model.
     """
     # A rank is a core: OpenMP's threads, two on busy cores, made an epoch 15 times longer.
     torch.set_num_threads(1)
-    group = process_group.default_world()
-    if group.rank() == 0:
-        report_device(name, device, group.size())
+    ranks = Ranks(process_group.default_world(), own_device(job.arguments.device))
+    if ranks.group.rank() == 0:
+        report_device(job.name, ranks.device, ranks.group.size())
     with process_group.reporting_failure():
-        yield group
+        yield ranks
+
+
+def training_stages(job: Job, fit: Fit, ranks: Ranks) -> list[Callable[[], StepResult]]:
+    """Return the functions to call in turn to train a model.
+
+    Where the recipe's sequence_training names the model, the last ones decode the labelled data to
+    lattices and train it on by sMBR (003 VII-C3). Each writes one manifest.
+    """
+    by_sequence, config = sequence_fit(job.recipe, fit), job.recipe.sequence_training
+    place = job.store, job.run_uri, ranks.group, ranks.device
+    train = partial(fit_model, fit, *place)
+    if fit.name not in config.models:
+        return [train]
+    check_trainer(by_sequence, ranks.group)  # now, not after hours of training
+    where = job.store, job.run_uri, job.corpus_uri
+    limits = config.acoustic_scale, job.recipe.loss_budget
+    decode = partial(generate_lattices, *where, fit.name, config.lattices, *limits)
+    return [
+        train,
+        partial(decode, ranks.group, ranks.device),
+        partial(fit_model, by_sequence, *place),
+    ]
