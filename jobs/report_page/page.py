@@ -11,6 +11,7 @@ from jobs.report_page.plots import learning_curve, step_bars, trainer_curve, wor
 from jobs.report_page.scores import Report, at_paper_placements, headline, in_order
 from jobs.report_page.shuffled import shuffle_note, shuffle_table
 from jobs.report_page.tables import (
+    decoding_table,
     error_table,
     frame_accuracy_table,
     funnel_table,
@@ -69,6 +70,7 @@ def _sections(report: Report) -> list[str]:
     return [
         section("Word error rates", word_error_table(report), _word_error_note(report)),
         section("Kinds of errors", error_table(report)),
+        section("Decoding settings", decoding_table(report)),
         section("Frame accuracy", frame_accuracy_table(report)),
         section("Learning curves", *_curves(report)),
         section("Data", hours_table(report), quarantine_table(report)),
@@ -88,6 +90,8 @@ def _word_error_note(report: Report) -> str:
         "Lower is better; the lowest rate of a row is set bold. WERR is the share of the word "
         "error rate of the baseline that the student removes."
     )
+    if report.get("werr_smbr"):
+        note += " After sMBR it compares both models as sequence training left them."
     return figure(word_error_bars(wer), note + (PAPER_NOTE if at_paper_placements(wer) else ""))
 
 

@@ -31,6 +31,14 @@ def at_paper_placements(scores: Scores) -> bool:
     return set(placements(scores)) == set(PAPER_WERR)
 
 
+def reductions(report: Report) -> dict[str, Mapping[str, float]]:
+    """Return the student's WERR by placement, before and, where both models had it, after sMBR."""
+    by_name = {"WERR": report.get("werr") or {}}
+    if after := report.get("werr_smbr"):
+        by_name["WERR after sMBR"] = after
+    return by_name
+
+
 def mean(scores: Mapping[str, float]) -> float | None:
     """Return the mean over placements; None if there are none."""
     return fmean(scores.values()) if scores else None

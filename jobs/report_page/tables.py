@@ -12,6 +12,7 @@ from jobs.report_page.scores import (
     in_order,
     mean,
     placements,
+    reductions,
 )
 
 ERRORS = ("substitutions", "insertions", "deletions")
@@ -20,22 +21,27 @@ ERRORS = ("substitutions", "insertions", "deletions")
 def word_error_table(report: Report) -> str:
     """Tabulate word error rates by placement, the student's WERR, and the paper's if known."""
     wer: Scores = report.get("wer") or {}
-    werr: Mapping[str, float] = report.get("werr") or {}
+    found = reductions(report)
     models, names = in_order(wer), placements(wer)
     paper = [PAPER_WERR] if at_paper_placements(wer) else []
     rows: list[Row] = [
         [
             name,
             *_lowest_marked([wer[model].get(name) for model in models]),
-            _reduction(werr.get(name)),
-            *(number(reductions[name]) for reductions in paper),
+            *(_reduction(werr.get(name)) for werr in found.values()),
+            *(number(werr[name]) for werr in paper),
         ]
         for name in names
     ]
     means = [number(mean(wer[model])) for model in models]
-    papers_mean = (number(mean(reductions)) for reductions in paper)
-    foot: Row = ["mean", *means, _reduction(mean(werr)), *papers_mean]
-    header = ["Placement", *models, "WERR", *("paper WERR" for _ in paper)]
+    papers_mean = (number(mean(werr)) for werr in paper)
+    foot: Row = [
+        "mean",
+        *means,
+        *(_reduction(mean(werr)) for werr in found.values()),
+        *papers_mean,
+    ]
+    header = ["Placement", *models, *found, *("paper WERR" for _ in paper)]
     caption = "Word error rates and the WERR of the student, %"
     return table(caption, header, rows, foot if len(names) > 1 else None)
 
@@ -64,6 +70,17 @@ def error_table(report: Report) -> str:
                 groups.setdefault(name, []).append(row)
     header = ["Placement", "Model", *ERRORS, "errors", "reference words"]
     return grouped_table("Counts against the reference transcripts", header, groups)
+
+
+def decoding_table(report: Report) -> str:
+    """Tabulate the settings that the development speakers chose for each model."""
+    chosen = report.get("decoding") or {}
+    settings = list(dict.fromkeys(name for each in chosen.values() for name in each))
+    rows = [
+        [model, *(f"{chosen[model][name]:g}" for name in settings)] for model in in_order(chosen)
+    ]
+    caption = "Chosen by the word errors of the development speakers"
+    return table(caption, ["Model", *(name.replace("_", " ") for name in settings)], rows)
 
 
 def frame_accuracy_table(report: Report) -> str:

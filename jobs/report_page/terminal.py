@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from jobs.report_page.markup import printable
 from jobs.report_page.planned import plan_columns
-from jobs.report_page.scores import Report, Scores, headline, in_order, mean, placements
+from jobs.report_page.scores import Report, Scores, headline, in_order, mean, placements, reductions
 
 LINE_WIDTH = 70
 
@@ -15,7 +15,7 @@ def format_table(report: Report) -> str:
     wer: Scores = report.get("wer") or {}
     models, names = in_order(wer), placements(wer)
     blocks = [textwrap.fill(printable(headline(report)), LINE_WIDTH)]
-    rows = [(model, wer[model]) for model in models] + [("WERR", report.get("werr") or {})]
+    rows = [(model, wer[model]) for model in models] + list(reductions(report).items())
     labels = [printable(label) for label in ("WER, %", *(label for label, _ in rows))]
     columns = [_column(printable(name), [values.get(name) for _, values in rows]) for name in names]
     if len(names) > 1:

@@ -219,6 +219,39 @@ def test_paper_beside_its_own_placements_only(report: dict[str, Any]) -> None:
     assert "paper WERR" not in text_of(render_report(report))
 
 
+def test_settings_chosen_on_development_speakers(report: dict[str, Any]) -> None:
+    """A row for each tuned model, in the order of the models; no table where none was tuned."""
+    assert "Decoding settings" not in text_of(render_report(report))
+    of_student = {
+        "acoustic_scale": 0.25,
+        "ngram_order": 3,
+        "language_model_scale": 1.0,
+        "insertion_penalty": 0.5,
+    }
+    report["decoding"] = {"student": of_student, "baseline": {**of_student, "acoustic_scale": 0.1}}
+    lines = [[cell.text for cell in line] for line in parse(render_report(report)).iter("tr")]
+    header = lines.index(
+        ["Model", "acoustic scale", "ngram order", "language model scale", "insertion penalty"]
+    )
+    assert lines[header + 1 : header + 3] == [
+        ["baseline", "0.1", "3", "1", "0.5"],
+        ["student", "0.25", "3", "1", "0.5"],
+    ]
+
+
+def test_reductions_after_sequence_training(report: dict[str, Any]) -> None:
+    """They have a column beside the WERR before, with a mean, and a row in the terminal."""
+    assert "sMBR" not in render_report(report) + format_table(report)
+    report["werr_smbr"] = dict(zip(PLACEMENTS, (-1.0, 12.0, 13.0, 14.0, 17.0), strict=True))
+    lines = [[cell.text for cell in line] for line in parse(render_report(report)).iter("tr")]
+    heads = ["Placement", "baseline", "teacher", "student", "WERR", "WERR after sMBR", "paper WERR"]
+    assert heads in lines
+    assert ["DP1", "40.0", "32.0", "24.0", "10.0", "\N{MINUS SIGN}1.0", "9.8"] in lines
+    assert ["mean", "42.0", "34.0", "26.0", "30.0", "11.0", "17.8"] in lines
+    last = format_table(report).split("\n\n")[1].splitlines()[-1]
+    assert last.split() == ["WERR", "after", "sMBR", "-1.0", "12.0", "13.0", "14.0", "17.0", "11.0"]
+
+
 def test_untrusted_text_is_escaped(report: dict[str, Any]) -> None:
     """Markup, formulas and unprintable characters in any name arrive as text."""
     hostile = SCRIPT + "\x1b[31m\ud800\x00"
@@ -231,6 +264,7 @@ def test_untrusted_text_is_escaped(report: dict[str, Any]) -> None:
     for key in ("wer", "word_errors", "frame_accuracy"):
         report[key] = {hostile: {hostile: next(iter(report[key]["student"].values()))}}
     report["werr"] = {hostile: 1.0, "DP1": -1.0}
+    report["decoding"] = {hostile: {hostile: 1.0}}
     page = render_report(report)
     page.encode()
     assert "<script" not in page
