@@ -112,7 +112,7 @@ def step_configs(
         DEV_ALIGNMENT_STEP: {"acoustic_scale": recipe.evaluation.acoustic_scale},
         **{model_step(fit.name): fit.config for fit in fits},
         **sequence_training_configs(trained),
-        TARGETS_STEP: asdict(recipe.targets),
+        TARGETS_STEP: plain(recipe.targets),
         PARTITIONS_STEP: asdict(recipe.partitions),
         TUNING_STEP: {"evaluation": plain(recipe.evaluation), "tuning": plain(recipe.tuning)},
         EVALUATION_STEP: plain(recipe.evaluation),

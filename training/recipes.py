@@ -18,7 +18,7 @@ from pipeline.steps.features import ExtractionConfig
 from pipeline.steps.repartition import RepartitionConfig
 from pipeline.steps.selection.select import SelectionConfig
 from pipeline.steps.targets import TargetsConfig
-from training.algorithms.learning_rates import check_decay, check_newbob_rates
+from training.algorithms.learning_rates import check_decay
 from training.algorithms.optimizers import AdamConfig, OptimizerConfig
 from training.augmentation.augmenter import AugmentationConfig
 from training.decoding.bootstrap.hmm import BootstrapConfig
@@ -33,13 +33,13 @@ from training.recipe_values import (
     LearningRate,
     MinibatchFrames,
     Uri,
+    WarmStart,
     WarmUpSteps,
 )
 from training.sequence_recipe import SequenceTrainingConfig
+from training.supervised_recipe import SupervisedConfig, TeacherConfig
 from training.trainers.registry import TrainerConfig, with_trainer
 
-ScheduleName = Literal["exponential", "newbob"]
-WarmStart = Literal["none", "aligner", "baseline"]
 Smoothing = Literal["witten_bell", "kneser_ney"]
 
 
@@ -69,48 +69,6 @@ class CheckpointConfig:
     def is_due(self, num_steps: int) -> bool:
         """Return whether to save after so many steps, within a sub-epoch."""
         return self.steps > 0 and num_steps % self.steps == 0
-
-
-@dataclass(frozen=True, slots=True)
-class SupervisedConfig:
-    """SupervisedConfig: labelled data in chunked epochs, then in whole utterances (003 II-B).
-
-    With `schedule = "newbob"` (000 3.2) the final rate is the least, `num_epochs` the most epochs,
-    and the loss is measured on the development speakers, or, where the corpus has none, on one
-    labelled speaker in `validation_one_in`, at least one, whom training leaves out.
-    `warm_start` names an earlier model of the run, whose weights training begins with. The model
-    computes in `precision`; its weights are float32.
-    """
-
-    num_epochs: Count
-    num_chunked_epochs: Annotated[int, Range(0, 10_000)]
-    initial_learning_rate: LearningRate
-    final_learning_rate: LearningRate
-    minibatch_frames: MinibatchFrames
-    max_gradient_norm: GradientNorm
-    seed: Seed
-    trainer: TrainerConfig
-    schedule: ScheduleName = "exponential"
-    validation_one_in: Annotated[int, Range(2, 1_000_000, zero="none, for another schedule")] = 20
-    optimizer: OptimizerConfig = field(default=AdamConfig(), metadata=LATER)
-    warm_up_steps: WarmUpSteps = field(default=0, metadata=LATER)
-    warm_start: WarmStart = field(default="none", metadata=LATER)
-    augmentation: AugmentationConfig = field(default=AugmentationConfig(), metadata=LATER)
-    precision: Precision = field(default="float32", metadata=LATER)
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        rates = self.initial_learning_rate, self.final_learning_rate
-        check_decay(*rates, self.num_epochs)
-        if self.schedule == "newbob":
-            check_newbob_rates(*rates)
-            if self.validation_one_in == 0:
-                raise ValueError("validation_one_in = 0: need at least 2 for schedule = 'newbob'")
-        if self.num_chunked_epochs > self.num_epochs:
-            raise ValueError(
-                f"num_chunked_epochs = {self.num_chunked_epochs}: need 0..{self.num_epochs}, "
-                "the epochs in all"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +176,7 @@ class Recipe:
     models: ModelsConfig
     aligner: SupervisedConfig
     baseline: SupervisedConfig
-    teacher: SupervisedConfig
+    teacher: TeacherConfig
     targets: TargetsConfig
     partitions: RepartitionConfig
     student: StudentConfig

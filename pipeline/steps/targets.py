@@ -1,12 +1,13 @@
 """Target generation: the teacher's k best logits for each feature shard (paper 003 IV-B3, V-C)."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Annotated
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
 import numpy as np
 from jaxtyping import Float32
 
+from infra.configuration import LATER, plain
 from infra.ranges import Range, Seed, check_ranges
 from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest, retained_mass
@@ -38,13 +39,20 @@ Teacher = Callable[[list[Float32[np.ndarray, "_frames 192"]]], list[KBest]]
 """Spliced utterances to their k best logits, in the same order; called in the workers."""
 
 
+Offsets = Literal["one", "all"]
+
+
 @dataclass(frozen=True, slots=True)
 class TargetsConfig:
-    """`k` logits a frame; a request to the teacher holds about `request_frames` low-rate frames."""
+    """`k` logits a frame; a request to the teacher holds about `request_frames` low-rate frames.
+
+    An utterance has targets at one of its offsets, which the seed draws, or at all three.
+    """
 
     k: Annotated[int, Range(1, 255)]
     request_frames: Annotated[int, Range(1, 1_000_000)]
     seed: Seed
+    offsets: Offsets = field(default="one", metadata=LATER)
 
     __post_init__ = check_ranges
 
@@ -86,7 +94,7 @@ def generate_targets(
     reads = [features, model_step(model)]
     # Logits differ in their last bits between devices, and with their neighbours in a batch.
     last_bits = Repetition.OTHER_LAST_BITS
-    spec = StepSpec(store, run_uri, TARGETS_STEP, asdict(config), reads, repetition=last_bits)
+    spec = StepSpec(store, run_uri, TARGETS_STEP, plain(config), reads, repetition=last_bits)
     return run_step(spec, label)
 
 

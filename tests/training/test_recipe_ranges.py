@@ -40,6 +40,10 @@ COMPANIONS: Mapping[tuple[str, str], Mapping[str, object]] = {
     ("SupervisedConfig", "num_chunked_epochs"): {"num_epochs": 10_000},
     ("SupervisedConfig", "initial_learning_rate"): {"final_learning_rate": 1e-12},
     ("SupervisedConfig", "final_learning_rate"): {"initial_learning_rate": 100},
+    ("TeacherConfig", "num_epochs"): {"num_chunked_epochs": 0},
+    ("TeacherConfig", "num_chunked_epochs"): {"num_epochs": 10_000},
+    ("TeacherConfig", "initial_learning_rate"): {"final_learning_rate": 1e-12},
+    ("TeacherConfig", "final_learning_rate"): {"initial_learning_rate": 100},
     ("StudentConfig", "num_sub_epochs"): {"num_whole_utterance_sub_epochs": 0},
     ("StudentConfig", "num_passes"): {"num_whole_utterance_sub_epochs": 0},
     ("StudentConfig", "num_whole_utterance_sub_epochs"): {

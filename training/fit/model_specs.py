@@ -31,13 +31,9 @@ from training.data.sub_epochs import (
 )
 from training.fit.steps import LoopConfig
 from training.models.acoustic_model import ModelConfig
-from training.recipes import (
-    CheckpointConfig,
-    Recipe,
-    StudentConfig,
-    SupervisedConfig,
-)
+from training.recipes import CheckpointConfig, Recipe, StudentConfig
 from training.sequence_recipe import SequenceTrainingConfig
+from training.supervised_recipe import SupervisedConfig
 from training.trainers.registry import TrainerConfig
 
 LEFT_OUT = "left_out"
