@@ -40,7 +40,10 @@ class PartialRecord:
 
 @dataclass(frozen=True, slots=True)
 class Utterance:
-    """One utterance's metadata: who spoke, when, for how long, and where the audio lies."""
+    """One utterance's metadata: who spoke, when, for how long, and where the audio lies.
+
+    `stream` names one of several streams of the speaker; without it the speaker is one stream.
+    """
 
     utterance_id: str
     speaker_id: str
@@ -50,6 +53,7 @@ class Utterance:
     audio_uri: str
     text: str | None = None
     placement: str | None = None
+    stream: str | None = None
 
     @property
     def duration_ms(self) -> int:
@@ -83,7 +87,7 @@ def parse_utterance(line: str) -> Utterance:
         raise MetadataError("malformed_json", f"need an object, got {type(fields).__name__}")
     for name in ("utterance_id", "speaker_id", "created_at", "locale", "audio_uri"):
         _require_text(fields, name)
-    for name in ("text", "placement"):
+    for name in ("text", "placement", "stream"):
         _require_optional_text(fields, name)
     duration_s = _require_duration(fields)
     _require_time(fields)
@@ -97,6 +101,7 @@ def parse_utterance(line: str) -> Utterance:
         fields["audio_uri"],
         fields.get("text"),
         fields.get("placement"),
+        fields.get("stream"),
     )
 
 

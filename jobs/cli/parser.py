@@ -40,14 +40,14 @@ def add_placement_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that decide in which placements ingest simulates utterances."""
     parser.add_argument(
         TRAINING_PLACEMENTS,
-        metavar="NAMES|N",
+        metavar="NAMES|N|N:NAMES",
         help="simulate each utterance in these placements, such as clean,DP1,DP3 (clean is the "
-        "audio as it is), or in N of DP1 to DP5, drawn for each utterance; default: copy the "
-        "audio alone. Needs pip install megahour[demo]",
+        "audio as it is), in N of DP1 to DP5, or in N of these, such as 2:clean,DP1,DP3, drawn for "
+        "each utterance; default: copy the audio alone. Needs pip install megahour[demo]",
     )
     parser.add_argument(
         HELDOUT_PLACEMENTS,
-        metavar="NAMES|N",
+        metavar="NAMES|N|N:NAMES",
         help="the same for held-out speakers and for development speakers, on whom models are "
         "tuned; each of the two hears rooms and noises of its own; default: those of --placements",
     )

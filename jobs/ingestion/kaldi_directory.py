@@ -29,7 +29,8 @@ class KaldiUtterance:
 
     `created_at` and `declared_duration_s` are None where the directory does not state them.
     `audio_path` may not exist; `listed_path` is its spelling in wav.scp. `simulate` makes the FLAC
-    to store from the file's bytes; None copies them.
+    to store from the file's bytes; None copies them. `stream` names one of several streams of the
+    speaker.
     """
 
     utterance_id: str
@@ -43,6 +44,7 @@ class KaldiUtterance:
     created_at: str | None
     declared_duration_s: float | None
     simulate: Callable[[bytes], bytes] | None = None
+    stream: str | None = None
 
 
 @dataclass(frozen=True)

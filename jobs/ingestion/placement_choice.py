@@ -26,19 +26,18 @@ class PlacementChoice:
 
     @classmethod
     def parse(cls, text: str, known: Sequence[str]) -> "PlacementChoice":
-        """Read names, such as clean,DP3, which are all taken, or how many of `known` to draw."""
-        if text.isdecimal():
-            if not 1 <= int(text) <= len(known):
-                raise ValueError(f"placements = {text}: need 1..{len(known)} to draw, or names")
-            return cls(tuple(known), int(text))
-        names = tuple(text.split(","))
-        names_known = (CLEAN, *known)
-        if unknown := [name for name in names if name not in names_known]:
-            need = f"need a number, or some of {', '.join(names_known)}"
-            raise ValueError(f"placements = {unknown[0]!r}: {need}")
-        if len(set(names)) < len(names):
-            raise ValueError(f"placements = {text}: need each name once")
-        return cls(names, len(names))
+        """Read names, such as clean,DP3, which are all taken, or how many of `known` to draw.
+
+        Both together, such as 2:clean,DP1,DP3, draw so many of the names.
+        """
+        number, colon, listed = text.partition(":")
+        if not (colon or text.isdecimal()):
+            names = _names(text, known)
+            return cls(names, len(names))
+        names = _names(listed, known) if colon else tuple(known)
+        if not (number.isdecimal() and 1 <= int(number) <= len(names)):
+            raise ValueError(f"placements = {text}: need 1..{len(names)} to draw, or names")
+        return cls(names, int(number))
 
     def of(self, utterance_id: str, seed: int) -> list[str]:
         """Return the placements of one utterance; each is as likely as any other."""
@@ -67,8 +66,8 @@ class Placing:
     def place(self, directory: KaldiDirectory) -> KaldiDirectory:
         """Return the directory with each utterance once a placement, under an id of its own.
 
-        Speakers keep their ids, so that a speaker is in one subset and is one stream. ValueError
-        where the directory has placements itself.
+        Speakers keep their ids, so that a speaker is in one subset. Each placement is a stream of
+        its own, as the device stays there. ValueError where the directory has placements itself.
         """
         placed = [each.utterance_id for each in directory.utterances if each.placement is not None]
         if placed:
@@ -84,10 +83,21 @@ class Placing:
     def _version(self, utterance: KaldiUtterance, name: str) -> KaldiUtterance:
         # No two versions share an id, as each ends with one of the names after its own.
         key = version_id(utterance.utterance_id, name)
-        version = replace(utterance, utterance_id=key, placement=name)
+        version = replace(utterance, utterance_id=key, placement=name, stream=name)
         if name == CLEAN:
             return version
         return replace(version, simulate=partial(self.simulate, version))
 
     def _choice(self, utterance: KaldiUtterance) -> PlacementChoice:
         return self.heldout if utterance.subset in (HELDOUT, DEV) else self.training
+
+
+def _names(text: str, known: Sequence[str]) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    names_known = (CLEAN, *known)
+    if unknown := [name for name in names if name not in names_known]:
+        need = f"need a number, or some of {', '.join(names_known)}"
+        raise ValueError(f"placements = {unknown[0]!r}: {need}")
+    if len(set(names)) < len(names):
+        raise ValueError(f"placements = {text}: need each name once")
+    return names

@@ -248,6 +248,7 @@ def _record(
         audio_uri=key,
         text=utterance.text,
         placement=utterance.placement,
+        stream=utterance.stream,
     )
 
 

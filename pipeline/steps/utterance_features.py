@@ -1,5 +1,6 @@
 """Make one utterance's row of features from its fetched audio, or its ledger row."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -58,13 +59,14 @@ def extract_rows(
     """Yield the features of each utterance, or its ledger row, in order.
 
     A speaker's utterances follow each other in `stream_order`: by time, then utterance id. They
-    are one stream for the causal mean, and the next speaker begins a new one.
+    are one stream for the causal mean, or one for each name in `stream`; the next speaker begins
+    new ones.
     """
-    speaker, mean = "", CausalMean()
+    speaker, means = "", defaultdict[str | None, CausalMean](CausalMean)
     for utterance, found in zip(utterances, audio, strict=True):
         if utterance.speaker_id != speaker:
-            speaker, mean = utterance.speaker_id, CausalMean()
-        yield extract_utterance(utterance, found, mean, engine, storage)
+            speaker, means = utterance.speaker_id, defaultdict(CausalMean)
+        yield extract_utterance(utterance, found, means[utterance.stream], engine, storage)
 
 
 def size_bound(declared_s: float) -> SizeBound:

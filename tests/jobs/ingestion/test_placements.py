@@ -21,8 +21,10 @@ from jobs.synthesis.noise import NUM_TALKERS, draw_talkers
 from jobs.synthesis.placements import PLACEMENTS, Acoustics, noise_for
 from jobs.synthesis.plan import acoustics_tasks, development_acoustics_task
 from pipeline.audio.decode import decode_audio, decode_utterance
-from pipeline.records import Tally, Utterance
+from pipeline.records import Tally, Utterance, stream_order
 from pipeline.runs.manifest import read_manifest, sha256
+from pipeline.shards import FeatureRow
+from pipeline.steps.utterance_features import audio_objects, extract_rows
 from tests.job_programs import RunJob
 from tests.jobs.ingestion.conftest import append, write
 from tests.jobs.ingestion.test_kaldi_directory import metadata, tree
@@ -86,6 +88,34 @@ def test_versions_have_ids_of_their_own_and_one_speaker(kaldi_dir: Path, tmp_pat
         audio = Path(join_uri(str(corpus), record.audio_uri)).read_bytes()
         assert (audio == given) == (placement == "clean")
         assert len(decode_utterance(audio, key, record.duration_s, "kaldi")) == 8000
+
+
+def features_of(corpus: Path, speaker_id: str) -> dict[str, bytes]:
+    """Extract a speaker's utterances as one task reads them; return the bytes by utterance."""
+    records = [record for _, record in metadata(corpus) if record.speaker_id == speaker_id]
+    records.sort(key=stream_order)
+    audio = audio_objects(ObjectStore((str(corpus),)), str(corpus), records, 4)
+    rows = list(extract_rows(records, audio.read(), "fast", "float16"))
+    return {row.utterance_id: row.features.tobytes() for row in rows if isinstance(row, FeatureRow)}
+
+
+def test_features_depend_on_no_other_placement(kaldi_dir: Path, tmp_path: Path) -> None:
+    """Each placement is a stream of its own, so its causal mean is that of ingesting it alone."""
+    choices = [("DP3",), ("clean", "DP1", "DP3"), ("clean",)]
+    found = []
+    for number, names in enumerate(choices):
+        corpus = tmp_path / str(number)
+        ingest_to(corpus, kaldi_dir, PlacementChoice(names, len(names)))
+        found.append(features_of(corpus, "ann"))
+    alone, together, clean = found
+    assert alone.keys() == {"ann-1-DP3", "ann-2-DP3"}
+    assert len(together) == 6
+    assert alone.items() | clean.items() <= together.items()
+    plain = tmp_path / "plain"
+    ingest(kaldi_dir, ObjectStore((str(plain),)), str(plain))
+    # Clean speech has the mean of a corpus without placements.
+    assert features_of(plain, "ann")["ann-2"] == together["ann-2-clean"]
+    assert alone["ann-2-DP3"] != clean["ann-2-clean"]
 
 
 def test_a_version_sounds_of_its_placement(kaldi_dir: Path, tmp_path: Path) -> None:
@@ -163,6 +193,12 @@ def test_placements_are_drawn_evenly_and_twice_never() -> None:
         ("DP1,DP1", "placements = DP1,DP1: need each name once"),
         ("", "placements = '': need a number"),
         ("-1", "placements = '-1': need a number"),
+        ("3:clean,DP3", r"placements = 3:clean,DP3: need 1\.\.2 to draw, or names"),
+        ("x:clean,DP3", r"placements = x:clean,DP3: need 1\.\.2 to draw"),
+        ("1:DP9", "placements = 'DP9': need a number"),
+        ("1:", "placements = '': need a number"),
+        (":clean", r"placements = :clean: need 1\.\.1 to draw"),
+        ("1:1:clean", "placements = '1:clean': need a number"),
     ],
 )
 def test_other_placements_are_refused(text: str, message: str) -> None:
@@ -171,6 +207,7 @@ def test_other_placements_are_refused(text: str, message: str) -> None:
         PlacementChoice.parse(text, NAMES)
     assert PlacementChoice.parse("2", NAMES) == DRAWN
     assert PlacementChoice.parse("clean,DP3", NAMES) == PAIR
+    assert PlacementChoice.parse("1:clean,DP3", NAMES) == PlacementChoice(("clean", "DP3"), 1)
 
 
 def test_an_interrupted_ingest_is_completed_to_the_same_bytes(
