@@ -13,11 +13,10 @@ from training.decoding.graph.hclg import DecodingGraph, decoding_graph
 from training.decoding.lexicon import Lexicon
 from training.decoding.senones.senone_tree import SenoneTree
 from training.evaluation.language_model import EstimatedModel, GivenModel
+from training.evaluation.utterance_errors import WITHOUT_PLACEMENT
 from training.evaluation.word_errors import WordErrors, word_errors
 from training.models.store import TrainedModel
 from training.targets.alignment import log_likelihoods
-
-WITHOUT_PLACEMENT = "all"
 
 
 class Graphs:
