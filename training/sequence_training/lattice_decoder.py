@@ -11,7 +11,7 @@ from jaxtyping import Float32, Integer
 
 from pipeline.shards import Lattice
 from training.decoding.graph.hclg import DecodingGraph
-from training.sequence_training.lattice_arcs import LatticeArc, make_lattice
+from training.sequence_training.lattice_arcs import LatticeArc, add_path, has_path, make_lattice
 
 MAX_WIDENINGS = 2
 """The beam is doubled so often, at most, for an utterance of which no path ends a sentence."""
@@ -39,6 +39,31 @@ class LatticeBeams:
 
     beam: float
     lattice_beam: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReferencedLattice:
+    """ReferencedLattice has the path of its reference, which may have been added."""
+
+    lattice: Lattice
+    is_added: bool
+
+
+def decode_with_reference(
+    graph: DecodingGraph,
+    log_likelihoods: Float32[np.ndarray, "frames senones"],
+    beams: LatticeBeams,
+    reference: Integer[np.ndarray, " frames"],
+) -> ReferencedLattice:
+    """Decode an utterance to a lattice; add the reference's path where the search lost it.
+
+    Raises LatticeError for an utterance without lattice, and if the graph cannot read it.
+    """
+    lattice = decode_lattice(graph, log_likelihoods, beams)
+    if has_path(lattice, reference):
+        return ReferencedLattice(lattice, is_added=False)
+    cost = reference_cost(graph, reference)
+    return ReferencedLattice(add_path(lattice, reference, cost), is_added=True)
 
 
 def decode_lattice(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,17 +37,16 @@ from training.decoding.decoding_settings import NgramOrder
 from training.decoding.graph.hclg import DecodingGraph, decoding_graph
 from training.decoding.language_model import witten_bell_arpa
 from training.decoding.lexicon import Lexicon
+from training.decoding.search_process import GraphFile, SearchError, SearchProcess
 from training.distributed import collectives
 from training.distributed.process_group import CPU, ProcessGroup
 from training.distributed.rank_tasks import run_own_tasks
 from training.models.store import TrainedModel, load_model
 from training.recipe_values import Beam
-from training.sequence_training.lattice_arcs import add_path, has_path
 from training.sequence_training.lattice_decoder import (
     LatticeBeams,
     LatticeError,
-    decode_lattice,
-    reference_cost,
+    decode_with_reference,
 )
 from training.targets.alignment import (
     MAX_PADDED_FRAMES,
@@ -82,7 +82,7 @@ class LatticeTask:
     name: str
     partition: Output
     model: TrainedModel
-    graph: DecodingGraph
+    graph: GraphFile
     acoustic_scale: float
     beams: LatticeBeams
 
@@ -111,18 +111,14 @@ def generate_lattices(
         aligned = read_manifest(store, run_uri, ALIGNMENT_STEP)
         partitions = aligned.outputs
         model = load_model(store, run_uri, name).to(device)
-        graph = weak_graph(store, run_uri, stored.parse(), config.ngram_order)
         beams = LatticeBeams(config.beam, config.lattice_beam)
-        tasks = {
-            task.name: task
-            for task in (
-                LatticeTask(
-                    context, task_name(number), partition, model, graph, acoustic_scale, beams
-                )
-                for number, partition in enumerate(partitions)
-            )
-        }
         limit = LossLimit(loss_budget, aligned.tally_out.utterances)
+        graph = GraphFile(weak_graph(store, run_uri, stored.parse(), config.ngram_order))
+        names = map(task_name, range(len(partitions)))
+        tasks = {
+            name: LatticeTask(context, name, partition, model, graph, acoustic_scale, beams)
+            for name, partition in zip(names, partitions, strict=True)
+        }
         return decode_on_all_ranks(context, tasks, limit, group)
 
     resolved = lattice_settings(config, acoustic_scale)
@@ -225,31 +221,35 @@ def decoded_rows(
     """Yield each row's number and lattice, or its ledger row, in batches of bounded size."""
     delay = task.model.model.config.look_ahead
     lengths = [num_low_rate_frames(len(row.features), LATTICE_OFFSET) + delay for row in rows]
-    for batch in length_batches(lengths, MAX_PADDED_FRAMES):
-        some = [rows[number] for number in batch]
-        scored = log_likelihoods(some, task.model, task.acoustic_scale)
-        for number, scores in zip(batch, scored, strict=True):
-            yield number, decoded_row(number, rows[number], scores, task)
+    with SearchProcess(task.graph) as search:
+        for batch in length_batches(lengths, MAX_PADDED_FRAMES):
+            some = [rows[number] for number in batch]
+            scored = log_likelihoods(some, task.model, task.acoustic_scale)
+            for number, scores in zip(batch, scored, strict=True):
+                yield number, decoded_row(number, rows[number], scores, task.beams, search)
 
 
 def decoded_row(
     number: int,
     row: PartitionRow,
     scores: Float32[np.ndarray, "frames senones"],
-    task: LatticeTask,
+    beams: LatticeBeams,
+    search: SearchProcess,
 ) -> DecodedRow | Quarantined:
     """Decode one utterance to a lattice that has the path of its alignment."""
     assert isinstance(row.targets, Alignment), "labelled rows have alignments"
     reference = low_rate_alignment(row.targets.senones, LATTICE_OFFSET)
+    decode = partial(
+        decode_with_reference, log_likelihoods=scores, beams=beams, reference=reference
+    )
     try:
-        lattice = decode_lattice(task.graph, scores, task.beams)
-        is_added = not has_path(lattice, reference)
-        if is_added:
-            lattice = add_path(lattice, reference, reference_cost(task.graph, reference))
-    except LatticeError as error:
+        found = search.search(decode, len(scores))
+    except (LatticeError, SearchError) as error:
+        reason = "lattice_failed" if isinstance(error, LatticeError) else "search_failed"
         # The partition does not keep the audio's URI.
-        return Quarantined(row.utterance_id, "", "lattice_failed", str(error), 0, row.duration_ms)
-    return DecodedRow(LatticeRow(row.utterance_id, row.duration_ms, number, lattice), is_added)
+        return Quarantined(row.utterance_id, "", reason, str(error), 0, row.duration_ms)
+    lattice = LatticeRow(row.utterance_id, row.duration_ms, number, found.lattice)
+    return DecodedRow(lattice, found.is_added)
 
 
 def density_statistics(commits: Sequence[Commit]) -> dict[str, int | float]:

@@ -1,32 +1,33 @@
 """Ranks divide tasks of any length: none waits in one exchange for another's task."""
 
 import signal
-import time
 from collections.abc import Callable
 from functools import partial
 
 import pytest
 from torch.distributed import ProcessGroup
 
+from infra.bounded_process import BoundedProcess
 from jobs.cli.training_steps import TIME_LIMITS_S
+from tests.infra.called_functions import hold_gil
 from tests.training.distributed.rank_processes import NUM_RANKS, World
 from training.distributed import rank_tasks
 from training.distributed.rank_tasks import run_own_tasks
 from training.distributed.simulated_group import simulate_ranks
 
 TIME_LIMIT_S = 2.0
-PATIENCE_S = 60.0
+PATIENCE_S = 60
 SLOW_RANK = 1
 
 
-def one_slow_rank(
-    group: ProcessGroup, report_begin: Callable[[], None], seconds: float = 2.5 * TIME_LIMIT_S
-) -> None:
-    """Five tasks on four ranks; the second takes longer than an exchange may."""
+def one_slow_rank(group: ProcessGroup, report_begin: Callable[[], None], seconds: int = 5) -> None:
+    """Five tasks on four ranks; the second searches for longer than an exchange may take."""
     done = []
 
     def work(task: int) -> int:
-        time.sleep(seconds if task == SLOW_RANK else 0.0)
+        if task == SLOW_RANK:
+            with BoundedProcess(int) as search:
+                search.call(partial(hold_gil, seconds=seconds), 60.0)
         done.append(task)
         return task
 
@@ -38,7 +39,10 @@ def one_slow_rank(
 
 
 def test_a_task_may_take_longer_than_an_exchange() -> None:
-    """The group's limit is 2 s, a task takes 5: every rank ends well, and knows all the losses."""
+    """The group's limit is 2 s, a search takes 5 and holds its GIL: every rank ends well.
+
+    All know the losses of all.
+    """
     world = World(one_slow_rank, TIME_LIMIT_S)
     try:
         world.wait_for_training()

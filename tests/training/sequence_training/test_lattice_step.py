@@ -16,6 +16,7 @@ from pipeline.runs.ledger import LossBudgetExceededError
 from pipeline.runs.manifest import Manifest, read_manifest, read_output
 from pipeline.runs.names import ALIGNMENT_STEP, BASELINE, task_name
 from pipeline.shards import LatticeRow, PartitionRow, read_lattices
+from tests.training.sequence_training.endless_search import search_without_end
 from tests.training.sequence_training.toy_run import (
     NUM_ROWS,
     SCALE,
@@ -23,6 +24,7 @@ from tests.training.sequence_training.toy_run import (
     rows_of,
     write_toy_run,
 )
+from training.decoding import search_process
 from training.distributed.process_group import ProcessGroup
 from training.distributed.simulated_group import simulate_ranks
 from training.sequence_training.lattice_arcs import has_path
@@ -127,6 +129,23 @@ def test_an_utterance_that_a_step_loses_is_found(
     monkeypatch.undo()
     simulate_ranks(1, partial(decode, place=place))
     assert findings() == []
+
+
+def test_a_search_without_end_is_a_ledger_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has a second of CPU time; the other seven utterances have their lattices."""
+    place = write_toy_run(tmp_path)
+    endless = partial(search_without_end, unsearchable=rows_of(1)[1].targets.senones[1::3])
+    monkeypatch.setattr(lattices_module, "decode_with_reference", endless)
+    monkeypatch.setattr(search_process, "LEAST_CPU_SECONDS", 1.0)
+    monkeypatch.setattr(search_process, "CPU_SECONDS_PER_FRAME", 0.0)
+    manifest = simulate_ranks(1, partial(decode, place=place, loss_budget=0.3))[0]
+    assert manifest.tally_out.utterances == sum(NUM_ROWS) - 2
+    ledgers = [read_output(*place[:2], each).decode() for each in manifest.ledgers]
+    (found,) = [each for each in ledgers if "search_failed" in each]
+    assert "utterance-1-1" in found
+    assert "the search took more than 1 s of CPU time: lower the beam" in found
 
 
 def test_too_many_losses_end_the_step(tmp_path: Path) -> None:
