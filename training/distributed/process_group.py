@@ -26,7 +26,7 @@ WATCHDOG_DELAY_S = 30.0
 """NCCL's watchdog ends a process so long after the failure detector should have."""
 
 LEAVING_LIMIT_S = 30.0
-"""A rank that leaves by an error ends at the latest so long after it."""
+"""A rank ends at the latest so long after its error, or after the others' time to leave, too."""
 
 _failure_detector: FailureDetector | None = None
 
@@ -41,7 +41,7 @@ def open_world(time_limit_s: float = 1800.0, device: torch.device = CPU) -> Iter
 
     `device` is where this rank's model lies, a GPU of its own; it becomes torch's current one. NCCL
     exchanges what lies on GPUs, gloo all else.
-    `time_limit_s` bounds every exchange. It must exceed the longest time that one rank works (say,
+    `time_limit_s` bounds every exchange, and with 30 s more the closing of the group. It must exceed the longest time that one rank works (say,
     evaluates) while the others wait. Raises CollectiveError if ranks do not come in that time.
     """
     time_limit = timedelta(seconds=time_limit_s)
@@ -69,7 +69,13 @@ def open_world(time_limit_s: float = 1800.0, device: torch.device = CPU) -> Iter
             _destroy_group()
         raise
     else:
-        _destroy_group()
+        # Other ranks may leave later by no more than an exchange takes; a dead one never does.
+        text = (
+            f"rank {launched_rank()} has done its work, and its group does not close: another rank "
+            "ended before it left: see its log for the first error"
+        )
+        with ending_process_after(time_limit_s + LEAVING_LIMIT_S, text):
+            _destroy_group()
 
 
 def _backends() -> str:
