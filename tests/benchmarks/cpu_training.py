@@ -3,15 +3,16 @@
 `python -m tests.benchmarks.cpu_training [--corpus C] [--case C] [--rounds N] [--clock C] [--json]`.
 All loops take the same steps on the same minibatches by turns. The bare loop clips as training
 does, counts nothing, and finds its minibatches in memory; to `take_steps` the reader of stored
-partitions is added, and a trainer of one rank. Ratios are of CPU time: other programs, which share
-the caches alone, have little part in them.
+partitions is added, sub-epoch after sub-epoch, and a trainer of one rank. Ratios are of CPU time:
+other programs, which share the caches alone, have little part in them.
 """
 
 import argparse
+import itertools
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -29,8 +30,10 @@ from pipeline.shards import Alignment, PartitionRow, write_partition
 from tests.benchmarks.measure import Figure, interleaved, ratios, show
 from tests.benchmarks.reader import kbest
 from training.algorithms.optimizers import AdamConfig
+from training.data.cursor import DataCursor
 from training.data.dataset import Dataset
 from training.data.minibatch import Minibatch
+from training.data.sub_epoch_reader import SubEpochReader
 from training.data.sub_epochs import SubEpoch
 from training.distributed import process_group
 from training.distributed.process_group import ProcessGroup
@@ -175,19 +178,30 @@ def loops(
         for result in steps:
             totals.add(result)
 
-    def read() -> Iterator[Minibatch]:
-        return dataset.plan(sub_epoch, 0).minibatches()
+    def train_read(model: AcousticModel, optimizer: Optimizer) -> Callable[[], None]:
+        """Read a sub-epoch at each call, as a job does: the next is begun beside the steps."""
+        reader = SubEpochReader(dataset, [sub_epoch] * 1000, group)
+        cursors = map(DataCursor, itertools.count())
 
-    bare, unclipped, stepped, trained = (make_model(corpus, case) for _ in range(4))
+        def run() -> None:
+            with closing(reader.begin(next(cursors))[1]) as given:
+                train(model, optimizer, given)
+
+        return run
+
+    def read_alone() -> int:
+        return sum(each.num_frames for each in dataset.plan(sub_epoch, 0).minibatches())
+
+    bare, unclipped, stepped, read, trained = (make_model(corpus, case) for _ in range(5))
     with Synchronous(*trained, group=group):
         yield {
             "bare loop": lambda: bare_loop(*bare, minibatches, num_frames),
             "bare loop without clipping": lambda: bare_loop(*unclipped, minibatches),
             "take_steps": lambda: train(*stepped, minibatches),
-            "take_steps, reader": lambda: train(*stepped, read()),
+            "take_steps, reader": train_read(*read),
             "take_steps, trainer": lambda: train(*trained, minibatches),
-            "take_steps, reader, trainer": lambda: train(*trained, read()),
-            "reader alone": lambda: sum(minibatch.num_frames for minibatch in read()),
+            "take_steps, reader, trainer": train_read(*trained),
+            "reader alone": read_alone,
         }
 
 

@@ -1,9 +1,11 @@
 """Training partitions to minibatches: each utterance once a sub-epoch over all ranks (003 V-D)."""
 
+import operator
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
@@ -202,22 +204,34 @@ class SubEpochPlan:
         return sum(map(len, self.ranges))
 
     def minibatches(
-        self, start: int = 0, buffers_ahead: int = 1
+        self,
+        start: int = 0,
+        buffers_ahead: int = 1,
+        first: list[BufferFrames] | None = None,
+        then: Callable[[], object] = lambda: None,
     ) -> Generator[Minibatch, None, None]:
         """Yield the minibatches from number `start` on; none if there are no more.
 
         While one buffer is trained on, threads read the next `buffers_ahead`, and no more.
-        A thread's error is raised here; closing the iterator ends the threads.
+        A thread's error is raised here; closing the iterator ends the threads. `first` has the
+        frames of the first buffer where they are read already, and gives them up. When all buffers
+        are read a thread calls `then`, whose error is dropped.
         """
         if start < 0:
             raise ValueError(f"start = {start}: need the number of a minibatch, from 0 on")
         if buffers_ahead < 1:
             raise ValueError(f"buffers_ahead = {buffers_ahead}: need at least 1")
         rest = self.cut(start, self.num_minibatches()).ranges
+        reads: list[Callable[[], Any]] = [each.buffer.read for each in rest]
+        if first:
+            reads[0] = first.pop
         # With a thread more, the first buffer would share its core with the second.
-        ahead = prefetch(_read, rest, buffers_ahead + 1, num_threads=buffers_ahead)
+        ahead = prefetch(
+            operator.call, [*reads, then], buffers_ahead + 1, num_threads=buffers_ahead
+        )
         with closing(ahead):
-            for minibatch_range, frames in ahead:
+            for minibatch_range in rest:
+                frames = next(ahead)[1]
                 yield from minibatch_range.minibatches(frames)
                 del frames  # before the next one is waited for
 
@@ -230,7 +244,3 @@ class SubEpochPlan:
                 ranges.append(inner)
             begin += len(minibatch_range)
         return SubEpochPlan(self.sub_epoch, ranges)
-
-
-def _read(minibatch_range: MinibatchRange) -> BufferFrames:
-    return minibatch_range.buffer.read()

@@ -1,43 +1,15 @@
-"""Sharding of a sub-epoch over the present ranks, also of the rest that other ranks left."""
+"""Resharding: the rest of a sub-epoch that other ranks began, over the present ones."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
-import torch
-
 from infra.prefetch import prefetch
-from training.data.cursor import DataCursor
 from training.data.dataset import Dataset, MinibatchRange, SubEpochPlan
-from training.data.minibatch import Minibatch
 from training.data.sub_epochs import SubEpoch
-from training.distributed.gather import gather_ragged
-from training.distributed.process_group import ProcessGroup
 
 _LENGTHS_IN_FLIGHT = 8
-
-
-def shard_sub_epoch(
-    sub_epoch: SubEpoch,
-    cursor: DataCursor,
-    dataset: Dataset,
-    group: ProcessGroup,
-    buffers_ahead: int = 1,
-) -> tuple[DataCursor, Generator[Minibatch, None, None]]:
-    """Return the cursor with every rank's number of minibatches, and what this rank has left.
-
-    All ranks call this together; they count where the sub-epoch begins or is resharded.
-    """
-    if cursor.done:
-        plan = reshard(dataset, sub_epoch, cursor.sub_epoch, cursor.done)
-    else:
-        plan = dataset.plan(sub_epoch, cursor.sub_epoch)
-    # Every rank must know all counts: the longest decides when the sub-epoch ends.
-    if not cursor.counts:
-        count = torch.tensor([plan.num_minibatches()], dtype=torch.int32)
-        cursor = cursor.sharded([int(each) for each in gather_ragged(count, group, "sub_epoch")])
-    return cursor, plan.minibatches(cursor.num_steps, buffers_ahead)
 
 
 def reshard(

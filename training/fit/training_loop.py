@@ -13,7 +13,7 @@ from training.checkpoints.checkpointer import Checkpointer
 from training.checkpoints.training_state import load_whole_state, whole_state
 from training.data.dataset import Dataset
 from training.data.device_copies import buffers_ahead, device_copies
-from training.data.resharding import shard_sub_epoch
+from training.data.sub_epoch_reader import SubEpochReader
 from training.data.sub_epochs import SubEpoch
 from training.distributed import collectives
 from training.distributed.process_group import ProcessGroup
@@ -61,6 +61,8 @@ class Fitting:
         self._norms = GradientNorms(group.rank(), self.trainer.num_steps)
         self._statistics = self.trainer.statistics()
         self._compute = gradients_of(model, fit.loop)
+        ahead = buffers_ahead(model.device)
+        self._reader = SubEpochReader(dataset, fit.sub_epochs, group, ahead)
 
     def run(self) -> list[dict[str, Any]]:
         """Train to the end, from the newest checkpoint if any; return the learning curve."""
@@ -109,13 +111,10 @@ class Fitting:
         """Take the steps that are left of the sub-epoch."""
         # Rates decay by sub-epoch, and are slightly higher on labelled data (003 V-D).
         self._set_rate(sub_epoch.learning_rate)
-        device = self.model.device
-        cursor, minibatches = shard_sub_epoch(
-            sub_epoch, self.progress.cursor, self.dataset, self.group, buffers_ahead(device)
-        )
+        cursor, minibatches = self._reader.begin(self.progress.cursor)
         self.progress.cursor = cursor
         self._norms = GradientNorms(self.group.rank(), self.trainer.num_steps)
-        minibatches = device_copies(minibatches, device)
+        minibatches = device_copies(minibatches, self.model.device)
         with closing(minibatches):
             steps = take_steps(
                 self.model,

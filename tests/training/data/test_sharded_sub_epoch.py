@@ -11,7 +11,7 @@ from infra.store.object_store import ObjectStore
 from tests.training.data.partition_rows import dataset_of, row, write
 from training.data.cursor import DataCursor
 from training.data.dataset import Dataset
-from training.data.resharding import shard_sub_epoch
+from training.data.sub_epoch_reader import SubEpochReader
 from training.data.sub_epochs import SubEpoch
 from training.distributed.simulated_group import simulate_ranks
 
@@ -23,7 +23,8 @@ def take(
 ) -> tuple[DataCursor, Frames]:
     """Take some steps on all ranks; return the cursor then, and the inputs that one rank saw."""
     own = replace(dataset, rank=group.rank(), world_size=group.size())
-    cursor, minibatches = shard_sub_epoch(sub_epoch, cursor.resumed(group.size()), own, group)
+    reader = SubEpochReader(own, [sub_epoch] * 6, group)
+    cursor, minibatches = reader.begin(cursor.resumed(group.size()))
     seen: Frames = Counter()
     for _ in range(min(num_steps, cursor.num_steps_left)):
         if (minibatch := next(minibatches, None)) is not None:

@@ -1,0 +1,151 @@
+"""A rank's sub-epochs come one after the other, and the next one's first buffer is read ahead."""
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+
+from infra.store.object_store import ObjectNotFound, ObjectStore
+from tests.training.data.partition_rows import dataset_of, row, write
+from training.data import batching
+from training.data.cursor import DataCursor
+from training.data.dataset import Dataset
+from training.data.minibatch import Minibatch
+from training.data.sub_epoch_reader import SubEpochReader
+from training.data.sub_epochs import SubEpoch
+from training.distributed import process_group
+
+SUB_EPOCHS = tuple(SubEpoch(False, 0, 1, 0, number == 2, 0.1) for number in range(3))
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Dataset:
+    """Two partitions of soft rows, each utterance with frames of its own."""
+    store = ObjectStore((str(tmp_path),))
+    outputs = [
+        write(store, str(tmp_path), str(part), [row(9 * part + n, 99, True) for n in range(9)])
+        for part in range(2)
+    ]
+    return dataset_of(store, str(tmp_path), outputs)
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """URIs of the partitions that have been read whole, in order."""
+    uris: list[str] = []
+    plainly = ObjectStore.get
+
+    def counting(store: ObjectStore, uri: str) -> bytes:
+        uris.append(uri)
+        return plainly(store, uri)
+
+    monkeypatch.setattr(ObjectStore, "get", counting)
+    return uris
+
+
+@pytest.fixture
+def reader(dataset: Dataset) -> Iterator[SubEpochReader]:
+    """Read the three sub-epochs on one rank."""
+    with process_group.open_world() as group:
+        yield SubEpochReader(dataset, SUB_EPOCHS, group)
+
+
+def frames(minibatches: list[Minibatch]) -> list[torch.Tensor]:
+    """The minibatches' features, and how long they are."""
+    return [each for batch in minibatches for each in (batch.features, batch.lengths)]
+
+
+def wait_for(num_reads: int, reads: list[str]) -> None:
+    """Wait until so many partitions have been read, and a little longer for one too many."""
+    deadline = time.monotonic() + 20
+    while len(reads) < num_reads and time.monotonic() < deadline:
+        time.sleep(0.001)
+    time.sleep(0.02)
+
+
+@pytest.mark.parametrize("buffer_frames", [100, 240_000])
+def test_reading_ahead_changes_no_bit(
+    dataset: Dataset,
+    reader: SubEpochReader,
+    monkeypatch: pytest.MonkeyPatch,
+    buffer_frames: int,
+) -> None:
+    """Minibatches are those that each sub-epoch has alone, in one shuffle buffer or two."""
+    monkeypatch.setattr(batching, "BUFFER_FRAMES", buffer_frames)
+    for index, sub_epoch in enumerate(SUB_EPOCHS):
+        _, minibatches = reader.begin(DataCursor(index))
+        with closing(minibatches):
+            ahead = frames(list(minibatches))
+        alone = frames(list(dataset.plan(sub_epoch, index).minibatches()))
+        assert len(ahead) == len(alone) > 2
+        assert all(map(torch.equal, ahead, alone))
+
+
+def test_the_next_first_buffer_is_read_while_the_last_is_trained_on(
+    reader: SubEpochReader, reads: list[str]
+) -> None:
+    """One buffer of two partitions a sub-epoch: four reads at the first minibatch, and no more."""
+    for index, expected in ((0, 4), (1, 6), (2, 6)):
+        cursor, minibatches = reader.begin(DataCursor(index))
+        with closing(minibatches):
+            next(minibatches)
+            wait_for(expected, reads)
+            assert len(reads) == expected
+            # A rank takes its own minibatches, and asks for none beyond.
+            for _ in range(cursor.num_steps_left - 1):
+                next(minibatches)
+    assert len(reads) == 6
+
+
+def test_a_buffer_ahead_takes_the_place_of_another(
+    reader: SubEpochReader, monkeypatch: pytest.MonkeyPatch, reads: list[str]
+) -> None:
+    """With two buffers a sub-epoch, the next one's is read only while the second is trained on."""
+    monkeypatch.setattr(batching, "BUFFER_FRAMES", 100)
+    cursor, minibatches = reader.begin(DataCursor())
+    with closing(minibatches):
+        next(minibatches)
+        wait_for(2, reads)
+        assert len(reads) == 2
+        for _ in range(cursor.num_steps_left - 1):
+            next(minibatches)
+        wait_for(3, reads)
+    assert len(reads) == 3
+
+
+def test_only_the_sub_epoch_that_was_read_is_taken(
+    dataset: Dataset, reader: SubEpochReader, reads: list[str]
+) -> None:
+    """A cursor within the next sub-epoch, or beyond it, gets what it asks for."""
+    alone = [frames(list(dataset.plan(SUB_EPOCHS[n], n).minibatches())) for n in (1, 2)]
+    reads.clear()
+    for cursor, expected in ((DataCursor(1, (), (9,), 2), alone[0][4:]), (DataCursor(2), alone[1])):
+        _, first = reader.begin(DataCursor())
+        with closing(first):
+            next(first)
+            wait_for(4, reads)
+        reads.clear()
+        _, minibatches = reader.begin(cursor)
+        with closing(minibatches):
+            assert all(map(torch.equal, frames(list(minibatches)), expected))
+
+
+def test_an_error_ahead_is_raised_where_its_sub_epoch_begins(
+    dataset: Dataset, reader: SubEpochReader, reads: list[str]
+) -> None:
+    """The sub-epoch before is trained on whole: its end is saved before the error ends the run."""
+    cursor, minibatches = reader.begin(DataCursor())
+    with closing(minibatches):
+        taken = list(minibatches)
+        wait_for(4, reads)
+    assert len(taken) == cursor.num_steps_left
+    lost = dataset.unlabelled[1].key
+    dataset.store.delete(f"{dataset.run_uri}/{lost}")
+    _, minibatches = reader.begin(DataCursor(1))  # it was read before
+    with closing(minibatches):
+        assert len(list(minibatches)) > 2
+    with pytest.raises(ObjectNotFound, match=lost):
+        reader.begin(DataCursor(2))
