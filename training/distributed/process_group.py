@@ -41,8 +41,9 @@ def open_world(time_limit_s: float = 1800.0, device: torch.device = CPU) -> Iter
 
     `device` is where this rank's model lies, a GPU of its own; it becomes torch's current one. NCCL
     exchanges what lies on GPUs, gloo all else.
-    `time_limit_s` bounds every exchange, and with 30 s more the closing of the group. It must exceed the longest time that one rank works (say,
-    evaluates) while the others wait. Raises CollectiveError if ranks do not come in that time.
+    `time_limit_s` bounds every exchange, and with 30 s more the closing of the group. It must
+    exceed the longest time that one rank works (say, evaluates) while the others wait. Raises
+    CollectiveError if ranks do not come in that time.
     """
     time_limit = timedelta(seconds=time_limit_s)
     if device.type == "cuda":
