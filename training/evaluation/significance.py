@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from training.evaluation.speaker_bootstrap import Estimate, SpeakerCounts, resample
+from training.evaluation.speaker_bootstrap import Estimate, Resamples
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +30,12 @@ class Comparison:
         return {**asdict(self), "reduction": self.reduction.to_json()}
 
 
-def compare(counts: SpeakerCounts, baseline: str, system: str) -> Comparison:
+def compare(drawn: Resamples, baseline: str, system: str) -> Comparison:
     """Compare two models on the same speakers; ValueError if the baseline has no errors."""
-    drawn = resample(counts)
-    differences = counts.errors[baseline] - counts.errors[system]
+    errors = drawn.counts.errors
     return Comparison(
         drawn.reduction(baseline, system),
-        permutation_p_value(differences),
+        permutation_p_value(errors[baseline] - errors[system]),
         drawn.share_without_gain(baseline, system),
     )
 

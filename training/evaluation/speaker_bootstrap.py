@@ -73,7 +73,7 @@ class Estimate:
 class Resamples:
     """Resamples holds the totals of all speakers, as element 0, then those of each draw of them."""
 
-    num_speakers: int
+    counts: SpeakerCounts
     words: Int64[np.ndarray, " totals"]
     errors: Mapping[str, Int64[np.ndarray, " totals"]]
 
@@ -116,7 +116,7 @@ class Resamples:
         ratios = 100 * np.divide(
             numerator, denominator, out=np.zeros(len(numerator)), where=is_defined
         )
-        if self.num_speakers < 2:
+        if len(self.counts.speakers) < 2:
             return Estimate(float(ratios[0]), -np.inf, np.inf)  # one speaker says nothing of others
         # A draw in which the ratio has no meaning widens the interval on both sides.
         tail = (100 - LEVEL) / 2
@@ -143,4 +143,4 @@ def resample(
         times_drawn = generator.multinomial(num_speakers, shares, size=num_drawn)
         totals.append(times_drawn @ table)
     words, *errors = np.concatenate(totals).T
-    return Resamples(num_speakers, words, dict(zip(counts.errors, errors, strict=True)))
+    return Resamples(counts, words, dict(zip(counts.errors, errors, strict=True)))
