@@ -30,16 +30,20 @@ TargetRows: TypeAlias = HardTargetRows | SoftTargetRows | SequenceTargetRows
 
 @dataclass(frozen=True, slots=True)
 class Minibatch:
-    """Minibatch: padded inputs, the frames of each segment without padding, and the targets."""
+    """Minibatch: padded inputs, the outputs of each segment without padding, and the targets.
+
+    `num_early` of the outputs come before the first frame of their utterance, and have no target.
+    """
 
     features: Float[Tensor, "batch frames 192"]
     lengths: Int64[Tensor, " batch"]
     targets: Targets
+    num_early: int = 0
 
     @property
     def num_frames(self) -> int:
-        """Count the frames without padding."""
-        return int(self.lengths.sum())
+        """Count the frames that have a target, each once whatever the look-ahead."""
+        return int(self.lengths.sum()) - self.num_early
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,12 +107,14 @@ class BufferFrames:
         inputs = np.where(present, firsts + np.minimum(frames, last), _PADDING)
         # Output t is trained towards frame t - look_ahead; the first outputs have no target.
         delayed = firsts + frames - look_ahead
-        labelled = np.where(present & (frames >= look_ahead), delayed, _PADDING)
+        early = frames < look_ahead
+        labelled = np.where(present & ~early, delayed, _PADDING)
         # Gathering by index makes 5.5 to 6.7 M frames a second, so reading is what costs.
         return Minibatch(
             torch.from_numpy(self.features.take(inputs, axis=0)).float(),
             torch.from_numpy(lengths),
             self.targets.take(labelled),
+            int(np.count_nonzero(present & early)),
         )
 
 

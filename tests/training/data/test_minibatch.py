@@ -67,6 +67,7 @@ def test_padding_has_no_probability() -> None:
     mass = batch.targets.probabilities.sum(-1)
     torch.testing.assert_close(mass, torch.tensor([[0, 1, 1, 0, 0], [0, 1, 1, 1, 1.0]]))
     assert not batch.targets.senones[mass == 0].any()
+    assert batch.num_frames == int(mass.sum())
 
 
 def segment_by_segment(
@@ -130,10 +131,14 @@ def test_minibatches_are_bitwise_those_made_segment_by_segment(
     parts = [rows[:num_first], rows[num_first:]]
     buffer = BufferFrames.join([BufferFrames.of(part, offset) for part in parts if part])
     lengths = np.where(buffer.counts > 0, buffer.counts + look_ahead, 0)
+    num_frames = 0
     for chosen in form(lengths, 96, np.random.default_rng(0)):
         found = buffer.minibatch(chosen, look_ahead)
+        num_frames += found.num_frames
         expected = segment_by_segment(rows, offset, look_ahead, chosen)
         assert type(found.targets) is type(expected.targets)
         for one, other in zip(tensors(found), tensors(expected), strict=True):
             assert one.dtype == other.dtype
             assert torch.equal(one, other)
+    # Accuracies and losses a frame divide by this: a frame counts once, whatever the look-ahead.
+    assert num_frames == buffer.counts.sum()
