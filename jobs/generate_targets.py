@@ -8,19 +8,30 @@ from jobs.cli.catalogue import GENERATE_TARGETS
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
-from pipeline.runs.names import TEACHER, UNLABELLED, features_step, model_step, sequence_trained
+from pipeline.runs.names import (
+    TARGETS_GRAPH_STEP,
+    TEACHER,
+    UNLABELLED,
+    features_step,
+    model_step,
+    sequence_trained,
+)
 from pipeline.steps.targets import generate_targets
+from training.evaluation.target_graph import build_target_graph
+from training.targets.lattice_targets import open_lattice_teacher
 from training.targets.teacher import PooledTeacher
 
 IDLE_TIMEOUT_S = 20.0
+SEARCH_IDLE_TIMEOUT_S = 120.0
+"""Between two requests, each task decodes the utterances of one to lattices."""
 
 
 def run(job: Job) -> StepResults:
     """Label all unlabelled feature shards with the servers of the teacher, one a device."""
+    if job.recipe.targets.source == "lattice":
+        return label_with_lattices(job)
     k = job.recipe.targets.k
-    # Sequence-trained before it labels, as the paper's teacher (003 VII-C4).
-    is_trained_on = job.recipe.sequence_training.teacher
-    model = sequence_trained(TEACHER) if is_trained_on else TEACHER
+    model = labelling_model(job)
     pool = DevicePool(
         factory="training.targets.teacher:serve_teacher",
         arguments={"run_uri": job.run_uri, "k": str(k), "model": model},
@@ -34,11 +45,39 @@ def run(job: Job) -> StepResults:
         ]
 
 
+def label_with_lattices(job: Job) -> StepResults:
+    """Build the graph of the teacher's search, then label by the servers' logits and lattices."""
+    recipe, where = job.recipe, (job.store, job.run_uri)
+    config = recipe.targets
+    graph = build_target_graph(*where, job.corpus_uri, recipe.evaluation, config.lattices)
+    model = labelling_model(job)
+    pool = DevicePool(
+        factory="training.targets.lattice_targets:serve_logits",
+        arguments={"run_uri": job.run_uri, "model": model},
+        devices=job.cluster.devices,
+        idle_timeout_s=SEARCH_IDLE_TIMEOUT_S,
+    )
+    teacher = open_lattice_teacher(*where, pool.request, config.k, config.lattices)
+    graphs, limit = (TARGETS_GRAPH_STEP,), recipe.loss_budget
+    with distribute_on_spark(job) as distribute:
+        targets = generate_targets(*where, config, teacher, distribute, model, graphs, limit)
+    return [graph, targets]
+
+
+def labelling_model(job: Job) -> str:
+    """Name the model that labels: sequence-trained before, as the paper's teacher (003 VII-C4)."""
+    is_trained_on = job.recipe.sequence_training.teacher
+    return sequence_trained(TEACHER) if is_trained_on else TEACHER
+
+
 STEP = Step(
     name=GENERATE_TARGETS,
     description="Label every frame of the unlabelled features with the teacher's k best logits "
     "(paper 003 IV-B3, V-C). Each host starts one server process for each "
-    "device that the cluster file names; its tasks share them.",
+    "device that the cluster file names; its tasks share them. With targets.source = 'lattice' "
+    "each task also decodes its utterances with the language model of the evaluation, and the "
+    "lattices' state posteriors enter the targets. An utterance without a lattice keeps the "
+    "teacher's own; loss_budget bounds how many these may be.",
     reads=(features_step(UNLABELLED), model_step(TEACHER)),
     run=run,
 )

@@ -74,7 +74,7 @@ def later_steps(
     outdated, found = set(changed), list[str]()
     for job in STEPS:
         step: Step = import_module(f"jobs.{job}").STEP
-        for written in writes_of(job, num_rounds, EVALUATED_MODELS):
+        for written in writes_of(job, num_rounds, EVALUATED_MODELS, has_lattice_targets=True):
             reads = {*OPTIONAL_STEPS.get(written, step.reads)} - {*unread}
             if outdated & reads:
                 outdated.add(written)
@@ -86,7 +86,7 @@ def remove(job: Job, rows: Sequence[LostRows], later: Sequence[str]) -> None:
     """Remove the later steps, the last one first, then the rows' tasks; jobs' records go first."""
     changed = {*later, *(each.step for each in rows)}
     for name in WRITES:
-        if changed & {*writes_of(name, job.recipe.alignment.rounds, EVALUATED_MODELS)}:
+        if changed & {*writes_of(name, job.recipe.alignment.rounds, EVALUATED_MODELS, True)}:
             job.store.delete(join_uri(job.run_uri, STEP_RECORDS_FOLDER, f"{name}.json"))
     for step in reversed(later):
         remove_step(job.store, job.run_uri, step)

@@ -25,6 +25,7 @@ from pipeline.runs.names import (
     EVALUATION_STEP,
     PARTITIONS_STEP,
     SCRATCH_FOLDER,
+    TARGETS_GRAPH_STEP,
     TARGETS_STEP,
     TUNING_STEP,
     features_step,
@@ -35,6 +36,7 @@ from pipeline.runs.names import (
     selection_step,
 )
 from pipeline.runs.sealed_json import unseal
+from training.evaluation.target_graph import target_graph_settings
 from training.fit.model_specs import (
     aligner_fit,
     baseline_fit,
@@ -112,6 +114,7 @@ def step_configs(
         DEV_ALIGNMENT_STEP: {"acoustic_scale": recipe.evaluation.acoustic_scale},
         **{model_step(fit.name): fit.config for fit in fits},
         **sequence_training_configs(trained),
+        TARGETS_GRAPH_STEP: target_graph_settings(recipe.evaluation, recipe.targets.lattices),
         TARGETS_STEP: plain(recipe.targets),
         PARTITIONS_STEP: asdict(recipe.partitions),
         TUNING_STEP: {"evaluation": plain(recipe.evaluation), "tuning": plain(recipe.tuning)},

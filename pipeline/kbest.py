@@ -22,6 +22,17 @@ class KBest:
     log_z: Float16[np.ndarray, " frames"]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class KBestWithoutLattice(KBest):
+    """KBestWithoutLattice: the teacher's own k best, where its lattice was asked for.
+
+    `reason` says why there is none, and `detail` in a sentence.
+    """
+
+    reason: str
+    detail: str
+
+
 def select_kbest(logits: Float32[np.ndarray, "frames senones"], k: int) -> KBest:
     """Keep the `k` largest of each frame's `logits` and the log Z of all of them."""
     num_senones = logits.shape[1]

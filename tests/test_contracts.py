@@ -148,6 +148,6 @@ def test_every_steps_cluster_permits_what_the_step_does(step: str) -> None:
     written = ObjectStore(cluster.writable(run_uri, corpus_uri))
     for name in described.reads:
         require_within(manifest_uri(run_uri, name), read.allowed_prefixes)
-    for name in writes_of(step, num_rounds=2, trained_on=EVALUATED_MODELS):
+    for name in writes_of(step, 2, EVALUATED_MODELS, has_lattice_targets=True):
         require_within(manifest_uri(run_uri, name), written.allowed_prefixes)
     require_within(join_uri(run_uri, "steps", f"{step}.json"), written.allowed_prefixes)

@@ -17,7 +17,6 @@ from infra.ranges import Items, Range, Seed, Text, check_ranges
 from pipeline.steps.features import ExtractionConfig
 from pipeline.steps.repartition import RepartitionConfig
 from pipeline.steps.selection.select import SelectionConfig
-from pipeline.steps.targets import TargetsConfig
 from training.algorithms.learning_rates import check_decay
 from training.algorithms.optimizers import AdamConfig, OptimizerConfig
 from training.augmentation.augmenter import AugmentationConfig
@@ -38,6 +37,7 @@ from training.recipe_values import (
 )
 from training.sequence_recipe import SequenceTrainingConfig
 from training.supervised_recipe import SupervisedConfig, TeacherConfig
+from training.targets.lattice_targets import LabellingConfig
 from training.trainers.registry import TrainerConfig, with_trainer
 
 Smoothing = Literal["witten_bell", "kneser_ney"]
@@ -177,7 +177,7 @@ class Recipe:
     aligner: SupervisedConfig
     baseline: SupervisedConfig
     teacher: TeacherConfig
-    targets: TargetsConfig
+    targets: LabellingConfig
     partitions: RepartitionConfig
     student: StudentConfig
     evaluation: EvaluationConfig

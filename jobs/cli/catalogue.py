@@ -15,6 +15,7 @@ from pipeline.runs.names import (
     PARTITIONS_STEP,
     REPORT_STEP,
     STUDENT,
+    TARGETS_GRAPH_STEP,
     TARGETS_STEP,
     TEACHER,
     TUNING_STEP,
@@ -79,11 +80,16 @@ TRAINS: Mapping[str, str] = {
 """The model that each training step makes."""
 
 
-def writes_of(step: str, num_rounds: int, trained_on: Collection[str] = ()) -> tuple[str, ...]:
+def writes_of(
+    step: str, num_rounds: int, trained_on: Collection[str] = (), has_lattice_targets: bool = False
+) -> tuple[str, ...]:
     """Return where `step` writes manifests.
 
-    There are `num_rounds` of realignment, and sMBR trains the models `trained_on` on.
+    There are `num_rounds` of realignment, and sMBR trains the models `trained_on` on. Lattice
+    targets need a graph.
     """
+    if step == GENERATE_TARGETS and has_lattice_targets:
+        return (TARGETS_GRAPH_STEP, *WRITES[step])
     if step == ALIGN:
         return (*alignment_steps(num_rounds), DEV_ALIGNMENT_STEP)
     model = TRAINS.get(step)

@@ -9,6 +9,12 @@ from pipeline.records import Quarantined
 from pipeline.runs.commit import Commit, StepContext, committed_tasks
 from pipeline.runs.ledger import LossBudgetExceededError, LossLimit, ledger_reasons, loss_error
 
+WITHOUT_LATTICE = "without_lattice"
+"""The statistic of a commit that says of utterances, by their ids, why they have no lattice.
+
+They keep the teacher's own targets, so no ledger has them. They count as losses all the same.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Overrun:
@@ -35,7 +41,7 @@ class Overrun:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Loss counts the utterances that a committed task has lost; its ledger says why."""
+    """Loss counts the utterances that a committed task has lost; it says why."""
 
     task: str
     num_lost: int
@@ -45,7 +51,8 @@ def loss_of(result: Commit | Overrun) -> Loss | Overrun:
     """Return what the driver must know of a task's result while others run."""
     if isinstance(result, Overrun):
         return result
-    return Loss(result.task, result.quarantined.utterances)
+    without_lattice = len(result.statistics.get(WITHOUT_LATTICE, ()))
+    return Loss(result.task, result.quarantined.utterances + without_lattice)
 
 
 def measured_loss(measured: Measured[Commit | Overrun]) -> Loss | Overrun:
@@ -77,6 +84,13 @@ class LossWatch:
     def _error(self) -> LossBudgetExceededError:
         # Of committed tasks alone: others may be at work still.
         commits = committed_tasks(self.context)
+        without_lattice = {
+            utterance_id: each["reason"]
+            for commit in commits.values()
+            for utterance_id, each in commit.statistics.get(WITHOUT_LATTICE, {}).items()
+        }
+        if without_lattice:
+            return _lattice_error(without_lattice, self.num_lost, self.limit)
         ledgers = [each.ledger for each in commits.values() if each.ledger]
         reasons = ledger_reasons(self.context.store, self.context.run_uri, ledgers)
         examples = [ledger.key for ledger in ledgers]
@@ -84,3 +98,15 @@ class LossWatch:
             reasons.update(overrun.reasons)
             examples.append(overrun.example)
         return loss_error(self.num_lost, self.limit, reasons, examples[0])
+
+
+def _lattice_error(
+    without_lattice: Mapping[str, str], num_lost: int, limit: LossLimit
+) -> LossBudgetExceededError:
+    reasons = Counter(without_lattice.values())
+    return LossBudgetExceededError(
+        f"{num_lost} of {limit.num_utterances} utterances have no lattice, the loss budget is "
+        f"{limit.loss_budget:.2%}; reasons: {dict(reasons.most_common())}, such as "
+        f"{next(iter(without_lattice))}: raise loss_budget, or begin a fresh --run with other "
+        "beams or search_seconds in targets.lattices"
+    )

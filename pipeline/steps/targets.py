@@ -1,8 +1,9 @@
 """Target generation: the teacher's k best logits for each feature shard (paper 003 IV-B3, V-C)."""
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from jaxtyping import Float32
@@ -10,9 +11,10 @@ from jaxtyping import Float32
 from infra.configuration import LATER, plain
 from infra.ranges import Range, Seed, check_ranges
 from infra.store.object_store import ObjectStore
-from pipeline.kbest import KBest, retained_mass
+from pipeline.kbest import KBest, KBestWithoutLattice, retained_mass
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, Repetition, StepContext, once
+from pipeline.runs.loss_watch import WITHOUT_LATTICE
 from pipeline.runs.manifest import Output, read_manifest, read_output
 from pipeline.runs.names import (
     TARGETS_STEP,
@@ -32,11 +34,14 @@ from pipeline.runs.step import (
     run_tasks,
 )
 from pipeline.sampling import sampling_priority
-from pipeline.shards import TargetRow, read_features, write_targets
+from pipeline.shards import FeatureRow, TargetRow, read_features, write_targets
 from pipeline.splicing import STACK, splice
 
-Teacher = Callable[[list[Float32[np.ndarray, "_frames 192"]]], list[KBest]]
+Teacher = Callable[[list[Float32[np.ndarray, "_frames 192"]]], Sequence[KBest]]
 """Spliced utterances to their k best logits, in the same order; called in the workers."""
+
+SEARCH_ENGINES = ("kaldi-decoder", "kaldifst", "scipy")
+"""The distributions that lattices depend on."""
 
 
 Offsets = Literal["one", "all"]
@@ -75,34 +80,63 @@ def generate_targets(
     teacher: Teacher,
     distribute: Distribute,
     model: str = TEACHER,
+    graphs: Sequence[str] = (),
+    loss_budget: float = 0.0,
 ) -> StepResult:
     """Write the unlabelled subset's target shards, in the order of its feature shards.
 
-    `model` is the name of the teacher's model.
+    `model` is the name of the teacher's model. A teacher that makes lattices reads the steps
+    `graphs`; at most the share `loss_budget` of the utterances may have none.
     """
     features = features_step(UNLABELLED)
 
     def label(context: StepContext) -> StepContents:
+        extracted = read_manifest(store, run_uri, features)
         tasks = {
             task_name(number): ShardTask(context, config, task_name(number), output, teacher)
-            for number, output in enumerate(read_manifest(store, run_uri, features).outputs)
+            for number, output in enumerate(extracted.outputs)
         }
-        # The teacher labels all features that were extracted, so the loss budget is 0.
-        plan = TaskPlan(tasks, label_shard, distribute, 0.0, statistics=mass_statistics)
+        # All features that were extracted are labelled, with or without lattices.
+        plan = TaskPlan(
+            tasks,
+            label_shard,
+            distribute,
+            loss_budget,
+            statistics=label_statistics,
+            num_utterances=extracted.tally_out.utterances,
+        )
         return run_tasks(context, plan)
 
-    reads = [features, model_step(model)]
-    # Logits differ in their last bits between devices, and with their neighbours in a batch.
-    last_bits = Repetition.OTHER_LAST_BITS
-    spec = StepSpec(store, run_uri, TARGETS_STEP, plain(config), reads, repetition=last_bits)
+    spec = StepSpec(
+        store,
+        run_uri,
+        TARGETS_STEP,
+        plain(config),
+        [features, model_step(model), *graphs],
+        # Logits differ in their last bits between devices, and with their neighbours in a batch.
+        repetition=Repetition.OTHER_LAST_BITS,
+        engines=SEARCH_ENGINES if graphs else (),
+    )
     return run_step(spec, label)
 
 
-def mass_statistics(commits: Sequence[Commit]) -> dict[str, int | float]:
-    """Mean share of the teacher's probability that the k best hold (V-C), and frames labelled."""
+def label_statistics(commits: Sequence[Commit]) -> dict[str, Any]:
+    """Mean share of the targets' probability that the k best hold (V-C), and frames labelled.
+
+    With how many utterances have no lattice, by reason, if there are some.
+    """
     num_frames = sum(commit.statistics["num_frames"] for commit in commits)
     mass = sum(commit.statistics["retained_mass"] for commit in commits)
-    return {"num_frames": num_frames, "mean_retained_mass": mass / max(num_frames, 1)}
+    reasons = Counter(
+        each["reason"]
+        for commit in commits
+        for each in commit.statistics.get(WITHOUT_LATTICE, {}).values()
+    )
+    return {
+        "num_frames": num_frames,
+        "mean_retained_mass": mass / max(num_frames, 1),
+        **({WITHOUT_LATTICE: dict(sorted(reasons.items()))} if reasons else {}),
+    }
 
 
 @once
@@ -136,9 +170,22 @@ def label_shard(task: ShardTask) -> Commit:
             "num_frames": sum(len(target.log_z) for target in kbest),
             # 003 V-C calls this mass dominant without a figure; the demo's is 94.5 %.
             "retained_mass": sum(float(retained_mass(target).sum()) for target in kbest),
+            **without_lattice(rows, kbest),
         },
     )
     return task.context.commit(record)
+
+
+def without_lattice(
+    rows: Sequence[FeatureRow], labelled: Sequence[KBest]
+) -> Mapping[str, Mapping[str, Mapping[str, str]]]:
+    """Return why utterances have no lattice, by their ids, as a statistic if there are some."""
+    found = {
+        row.utterance_id: {"reason": kbest.reason, "detail": kbest.detail}
+        for row, kbest in zip(rows, labelled, strict=True)
+        if isinstance(kbest, KBestWithoutLattice)
+    }
+    return {WITHOUT_LATTICE: found} if found else {}
 
 
 def requests(

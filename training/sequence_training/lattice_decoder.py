@@ -12,6 +12,7 @@ from jaxtyping import Float32, Integer
 from pipeline.shards import Lattice
 from training.decoding.graph.hclg import DecodingGraph
 from training.sequence_training.lattice_arcs import LatticeArc, add_path, has_path, make_lattice
+from training.sequence_training.state_posteriors import StatePosteriors, state_posteriors
 
 MAX_WIDENINGS = 2
 """The beam is doubled so often, at most, for an utterance of which no path ends a sentence."""
@@ -64,6 +65,16 @@ def decode_with_reference(
         return ReferencedLattice(lattice, is_added=False)
     cost = reference_cost(graph, reference)
     return ReferencedLattice(add_path(lattice, reference, cost), is_added=True)
+
+
+def decode_posteriors(
+    graph: DecodingGraph, scores: Float32[np.ndarray, "frames senones"], beams: LatticeBeams
+) -> StatePosteriors:
+    """Decode an utterance by scaled log-likelihoods to its lattice's state posteriors.
+
+    Raises LatticeError for an utterance without lattice.
+    """
+    return state_posteriors(decode_lattice(graph, scores, beams), scores)
 
 
 def decode_lattice(

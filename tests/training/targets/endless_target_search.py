@@ -1,0 +1,22 @@
+"""A search that fails for utterances of some lengths; its process imports this file."""
+
+import numpy as np
+
+from training.decoding.graph.hclg import DecodingGraph
+from training.sequence_training.lattice_decoder import (
+    LatticeBeams,
+    LatticeError,
+    decode_posteriors,
+)
+from training.sequence_training.state_posteriors import StatePosteriors
+
+
+def failing_search(
+    graph: DecodingGraph, scores: np.ndarray, beams: LatticeBeams, unread: int, endless: int
+) -> StatePosteriors:
+    """Decode as usual, but for utterances of `unread` frames, and of `endless` ones."""
+    while len(scores) == endless:
+        pass
+    if len(scores) == unread:
+        raise LatticeError(f"{unread} frames: unread")
+    return decode_posteriors(graph, scores, beams)

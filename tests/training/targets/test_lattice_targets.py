@@ -1,0 +1,252 @@
+"""Lattice targets: none is lost, the store is the logits', the bytes are any distribution's."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from infra.store.object_store import ObjectStore
+from pipeline.audit.verify import Expectation, verify_run
+from pipeline.kbest import soft_targets
+from pipeline.records import Tally
+from pipeline.runs.commit import step_context
+from pipeline.runs.ledger import LossBudgetExceededError
+from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest, read_output
+from pipeline.runs.names import TARGETS_GRAPH_STEP, TEACHER, UNLABELLED, features_step
+from pipeline.shards import FeatureRow, TargetRow, read_targets, write_features
+from pipeline.splicing import splice
+from pipeline.steps.targets import TargetsConfig, generate_targets
+from tests.small_corpus import serially
+from tests.training.decoding.toy_language import toy_lexicon
+from tests.training.sequence_training.toy_run import (
+    SCALE,
+    TREE,
+    finish,
+    sentence_row,
+    write_toy_run,
+)
+from tests.training.targets.endless_target_search import failing_search
+from training.decoding import search_process
+from training.decoding.graph.hclg import decoding_graph
+from training.decoding.language_model import witten_bell_arpa
+from training.evaluation.target_graph import build_target_graph
+from training.models.acoustic_model import ModelConfig
+from training.models.store import load_model
+from training.recipes import EvaluationConfig
+from training.sequence_training.lattice_decoder import LatticeBeams, decode_lattice
+from training.sequence_training.state_posteriors import state_posteriors
+from training.targets import lattice_targets
+from training.targets.lattice_targets import (
+    LatticeTargetsConfig,
+    open_lattice_teacher,
+    serve_logits,
+)
+from training.targets.teacher import decode_targets, serve_teacher
+
+K = 6
+CONFIG = TargetsConfig(K, 60, 3)
+EVALUATION = EvaluationConfig(ngram_order=2, acoustic_scale=SCALE, beam=13.0, max_active=100)
+LATTICES = LatticeTargetsConfig(weight=1.0, beam=30.0, lattice_beam=10.0)
+BIDIRECTIONAL = ModelConfig(1, 12, bidirectional=True, look_ahead=0, dropout=0.0)
+SHARDS = ((4, 0), (4, 1), (3, 2))
+"""The sentences of each shard: how many, and from which of the toy run's on."""
+
+
+def unlabelled_rows(shard: int) -> list[FeatureRow]:
+    number, first = SHARDS[shard]
+    sentences = [sentence_row(first + 10, row) for row in range(number)]
+    return [
+        FeatureRow(
+            f"unlabelled-{shard}-{row}",
+            "speaker",
+            each.duration_ms,
+            "2020-01-01",
+            "a.wav",
+            "etag",
+            None,
+            None,
+            each.features,
+        )
+        for row, each in enumerate(sentences)
+    ]
+
+
+@pytest.fixture(scope="module")
+def toy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with a bidirectional teacher, three unlabelled shards, and the graph."""
+    folder = tmp_path_factory.mktemp("toy")
+    place = write_toy_run(folder, TEACHER, BIDIRECTIONAL)
+    store, run_uri, _ = place
+    step = features_step(UNLABELLED)
+    moments = read_manifest(store, run_uri, step).statistics["moments"]
+    Path(manifest_uri(run_uri, step)).unlink()
+    context = step_context(store, run_uri, step, {}, {})
+    outputs = []
+    for shard in range(len(SHARDS)):
+        rows = unlabelled_rows(shard)
+        tally = Tally(len(rows), sum(row.duration_ms for row in rows))
+        outputs.append(context.put_output(f"{shard:06d}", ".parquet", write_features(rows), tally))
+    total = sum((output.tally for output in outputs), Tally())
+    finish(*(store, run_uri, step, total, tuple(outputs)), moments=moments)
+    build_target_graph(*place, EVALUATION, LATTICES)
+    return folder
+
+
+def label(
+    folder: Path,
+    lattices: LatticeTargetsConfig = LATTICES,
+    config: TargetsConfig = CONFIG,
+    distribute: Callable = serially,
+    loss_budget: float = 0.0,
+) -> Manifest:
+    """Label into a fresh targets step, by lattices."""
+    run_uri = str(folder / "run")
+    store = ObjectStore((str(folder),))
+    remove_targets(folder)
+    request = serve_logits("cpu", run_uri, TEACHER)
+    teacher = open_lattice_teacher(store, run_uri, request, config.k, lattices)
+    graphs = (TARGETS_GRAPH_STEP,)
+    arguments = store, run_uri, config, teacher, distribute, TEACHER, graphs, loss_budget
+    return generate_targets(*arguments).manifest
+
+
+def remove_targets(folder: Path) -> None:
+    for path in sorted((folder / "run" / "targets").rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+
+
+def from_logits(folder: Path) -> Manifest:
+    """Label into a fresh targets step, by the teacher's logits alone."""
+    run_uri = str(folder / "run")
+    remove_targets(folder)
+    serve = serve_teacher("cpu", run_uri, str(K))
+
+    def teacher(utterances: list[np.ndarray]) -> list:
+        return decode_targets(serve(lattice_targets.encode_utterances(utterances)), K)
+
+    return generate_targets(
+        ObjectStore((str(folder),)), run_uri, CONFIG, teacher, serially
+    ).manifest
+
+
+def rows_of(folder: Path, manifest: Manifest) -> list[TargetRow]:
+    store, run_uri = ObjectStore((str(folder),)), str(folder / "run")
+    shards = [read_targets(read_output(store, run_uri, each)) for each in manifest.outputs]
+    return [row for shard in shards for row in shard]
+
+
+def digests(manifest: Manifest) -> list[str]:
+    return [output.sha256 for output in manifest.outputs]
+
+
+def test_targets_are_those_of_each_utterances_lattice(toy_run: Path) -> None:
+    """Half the posteriors of the logits at the stored offset, half those of their lattice."""
+    store, run_uri = ObjectStore((str(toy_run),)), str(toy_run / "run")
+    found = rows_of(toy_run, label(toy_run, replace(LATTICES, weight=0.5)))
+    assert [row.offset for row in found] == [
+        row.offset for row in rows_of(toy_run, from_logits(toy_run))
+    ]
+    assert {row.offset for row in found} == {0, 1, 2}
+    words = [sentence_row(part, row).text.split() for part in (0, 1) for row in range((5, 3)[part])]
+    lexicon, trained = toy_lexicon(), load_model(store, run_uri, TEACHER)
+    graph = decoding_graph(lexicon, TREE, witten_bell_arpa(words, lexicon.pronunciations, 2))
+    features = [row.features for shard in range(len(SHARDS)) for row in unlabelled_rows(shard)]
+    for row, frames in zip(found, features, strict=True):
+        spliced = torch.from_numpy(splice(frames, row.offset).astype(np.float32))
+        posteriors = trained.model.utterance_logits([spliced])[0].softmax(dim=1)
+        scores = (SCALE * (posteriors.log() - trained.log_priors)).numpy()
+        lattice = decode_lattice(graph, scores, LatticeBeams(30.0, 10.0))
+        each = state_posteriors(lattice, scores)
+        expected = 0.5 * posteriors.numpy()
+        expected[each.frames, each.senones] += 0.5 * each.probabilities
+        kept = np.take_along_axis(expected, row.kbest.senones.astype(np.int64), axis=1)
+        kept /= kept.sum(axis=1, keepdims=True)
+        np.testing.assert_allclose(soft_targets(row.kbest), kept, atol=2e-3)
+
+
+def test_weight_0_writes_the_logits_targets(toy_run: Path) -> None:
+    """All shards have the bytes that the source "logits" gives, and statistics are the same."""
+    own = from_logits(toy_run)
+    found = label(toy_run, replace(LATTICES, weight=0.0))
+    assert digests(found) == digests(own)
+    assert found.statistics == own.statistics
+    assert digests(label(toy_run)) != digests(own)
+
+
+def test_searches_that_fail_keep_the_teachers_own_targets(
+    toy_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No path for one, no end for another: both rows are the logits'; counts balance."""
+    own = {row.utterance_id: row for row in rows_of(toy_run, from_logits(toy_run))}
+    by_length = {len(row.kbest.log_z): name for name, row in own.items()}
+    (unread, endless) = sorted(
+        length
+        for length in by_length
+        if sum(len(row.kbest.log_z) == length for row in own.values()) == 1
+    )[:2]
+    failing = partial(failing_search, unread=unread, endless=endless)
+    monkeypatch.setattr(lattice_targets, "decode_posteriors", failing)
+    monkeypatch.setattr(search_process, "LEAST_CPU_SECONDS", 1.0)
+    monkeypatch.setattr(search_process, "CPU_SECONDS_PER_FRAME", 0.0)
+    manifest = label(toy_run, loss_budget=0.2)
+    assert manifest.statistics["without_lattice"] == {"lattice_failed": 1, "search_failed": 1}
+    assert manifest.tally_in == manifest.tally_out
+    found = {row.utterance_id: row for row in rows_of(toy_run, manifest)}
+    assert found.keys() == own.keys()
+    same = {
+        name
+        for name, row in found.items()
+        if row.kbest.logits.tobytes() == own[name].kbest.logits.tobytes()
+    }
+    assert same == {by_length[unread], by_length[endless]}
+    store, run_uri = ObjectStore((str(toy_run),)), str(toy_run / "run")
+    checked = verify_run(store, run_uri, str(toy_run / "corpus"), lambda *_: None, Expectation())
+    assert [each for each in checked.findings if each.object.startswith("targets")] == []
+    with pytest.raises(
+        LossBudgetExceededError,
+        match=r"[12] of 11 utterances have no lattice, the loss budget is 5.00%; reasons: .*_fail",
+    ):
+        label(toy_run, loss_budget=0.05)
+
+
+def test_bytes_do_not_depend_on_the_distribution(toy_run: Path) -> None:
+    """Tasks in another order, and a step that resumes, give the same shards and manifest."""
+
+    def backwards(elements: Sequence, function: Callable, description: str) -> list:
+        return serially(list(elements)[::-1], function, description)[::-1]
+
+    first = label(toy_run)
+    assert label(toy_run, distribute=backwards).to_bytes() == first.to_bytes()
+
+    def only_one(elements: Sequence, function: Callable, description: str) -> list:
+        del description
+        function(elements[1])
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        label(toy_run, distribute=only_one)
+    store, run_uri = ObjectStore((str(toy_run),)), str(toy_run / "run")
+    teacher = open_lattice_teacher(
+        store, run_uri, serve_logits("cpu", run_uri, TEACHER), K, LATTICES
+    )
+    resumed = generate_targets(
+        store, run_uri, CONFIG, teacher, serially, graphs=(TARGETS_GRAPH_STEP,)
+    )
+    assert resumed.manifest.to_bytes() == first.to_bytes()
+
+
+def test_the_graph_is_built_once(toy_run: Path) -> None:
+    """A second call finds it; another order or scale is another step's, and is refused."""
+    place = ObjectStore((str(toy_run),)), str(toy_run / "run"), str(toy_run / "corpus")
+    assert build_target_graph(*place, EVALUATION, LATTICES).was_finished
+    settings = read_manifest(*place[:2], TARGETS_GRAPH_STEP).statistics["settings"]
+    assert (settings["acoustic_scale"], settings["ngram_order"]) == (SCALE, 2)
+    for changed in (replace(LATTICES, ngram_order=1), replace(LATTICES, acoustic_scale=0.1)):
+        with pytest.raises(ValueError, match="lattices"):
+            build_target_graph(*place, EVALUATION, changed)
+    # How wide the search is does not change the graph.
+    assert build_target_graph(*place, EVALUATION, replace(LATTICES, beam=5.0)).was_finished

@@ -1,0 +1,75 @@
+"""The graph that the teacher searches for lattice targets: the language model of the evaluation."""
+
+from typing import Any
+
+from infra.configuration import plain
+from infra.store.object_store import ObjectStore
+from pipeline.records import Tally
+from pipeline.runs.commit import StepContext
+from pipeline.runs.names import (
+    ALIGNMENT_STEP,
+    BOOTSTRAP_STEP,
+    LANGUAGE_MODEL_SETTINGS,
+    TARGETS_GRAPH_STEP,
+)
+from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step
+from training.decoding.decoding_settings import DecodingSettings
+from training.decoding.graph.grammar import GrammarWeights
+from training.decoding.graph.graph_text import encode_graph
+from training.decoding.graph.hclg import decoding_graph
+from training.evaluation.language_model import LanguageModelFiles
+from training.recipes import EvaluationConfig
+from training.targets.alignment import read_tree
+from training.targets.labelled import read_lexicon
+from training.targets.lattice_targets import LatticeTargetsConfig
+
+
+def build_target_graph(
+    store: ObjectStore,
+    run_uri: str,
+    corpus_uri: str,
+    evaluation: EvaluationConfig,
+    lattices: LatticeTargetsConfig,
+) -> StepResult:
+    """Build the graph once, for all tasks; its statistics state the settings that it is for."""
+    reads = [ALIGNMENT_STEP, BOOTSTRAP_STEP]
+    lexicon = read_lexicon(store, run_uri, corpus_uri, reads)
+    files = LanguageModelFiles.read(store, corpus_uri, evaluation)
+    reads += files.reads(store, run_uri)
+
+    def build(context: StepContext) -> StepContents:
+        settings = DecodingSettings(
+            lattices.acoustic_scale or evaluation.acoustic_scale,
+            lattices.ngram_order or evaluation.ngram_order,
+        )
+        words = lexicon.parse()
+        language_model = files.model(store, run_uri, words, evaluation)
+        weights = GrammarWeights(settings.language_model_scale, settings.insertion_penalty)
+        arpa = language_model.arpa(settings.ngram_order)
+        graph = decoding_graph(words, read_tree(store, run_uri), arpa, weights)
+        output = context.put_output("graph", ".txt.gz", encode_graph(graph), Tally())
+        statistics = {
+            "settings": plain(settings),
+            "num_states": graph.fst.num_states,
+            "language_model": dict(language_model.statistics),
+        }
+        return StepContents.of_all(Tally(), (output,), statistics)
+
+    config = target_graph_settings(evaluation, lattices)
+    digests = {**lexicon.digests, **files.digests}
+    return run_step(StepSpec(store, run_uri, TARGETS_GRAPH_STEP, config, reads, digests), build)
+
+
+def target_graph_settings(
+    evaluation: EvaluationConfig, lattices: LatticeTargetsConfig
+) -> dict[str, Any]:
+    """Return all that decides the graph and its scales, besides the inputs."""
+    of_model = ("acoustic_scale", "ngram_order", "smoothing", *LANGUAGE_MODEL_SETTINGS)
+    resolved = plain(evaluation)
+    return {
+        "evaluation": {name: resolved[name] for name in of_model if name in resolved},
+        "lattices": {
+            "acoustic_scale": lattices.acoustic_scale,
+            "ngram_order": lattices.ngram_order,
+        },
+    }

@@ -1,0 +1,159 @@
+"""Lattice targets: state posteriors of the teacher's search, in the form of its k best logits.
+
+What the language model knows reaches the student: an utterance without transcript is decoded, and
+forward-backward over its lattice gives the probability of each senone at each frame.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float32
+from scipy.special import log_softmax
+
+from infra.configuration import LATER
+from infra.ranges import Range, check_ranges
+from infra.store.object_store import ObjectStore, join_uri
+from pipeline.kbest import KBest, KBestWithoutLattice, select_kbest
+from pipeline.runs.manifest import Output, read_manifest, read_output
+from pipeline.runs.names import ALIGNMENT_STEP, MODELS_FOLDER, TARGETS_GRAPH_STEP
+from pipeline.steps.targets import TargetsConfig
+from training.decoding.graph.graph_text import decode_graph
+from training.decoding.language_model.arpa import MAX_ORDER
+from training.decoding.search_process import GraphFile, SearchError, SearchProcess
+from training.models.store import load_model, log_priors
+from training.recipe_values import Beam
+from training.sequence_training.lattice_decoder import (
+    LatticeBeams,
+    LatticeError,
+    decode_posteriors,
+)
+from training.sequence_training.state_posteriors import interpolated_kbest
+from training.targets.teacher import decode_utterances, encode_utterances
+
+
+@dataclass(frozen=True, slots=True)
+class LatticeTargetsConfig:
+    """LatticeTargetsConfig: the teacher's search with the language model of `[evaluation]`.
+
+    `weight` is the share of the lattices' state posteriors in the targets, beside the teacher's
+    own. Beams are in units of scaled log-likelihood; `beam` is doubled, twice at most, for an
+    utterance that it leaves without end.
+    """
+
+    weight: Annotated[float, Range(0, 1)] = 0.5
+    acoustic_scale: Annotated[float, Range(1e-6, 1000, zero="tuned, or the evaluation's")] = 0.0
+    ngram_order: Annotated[int, Range(1, MAX_ORDER, zero="tuned, or the evaluation's")] = 0
+    beam: Beam = 13.0
+    lattice_beam: Beam = 8.0
+
+    __post_init__ = check_ranges
+
+
+@dataclass(frozen=True, slots=True)
+class LabellingConfig(TargetsConfig):
+    """LabellingConfig: targets of the teacher's logits alone, or of its lattices too."""
+
+    source: Literal["logits", "lattice"] = field(default="logits", metadata=LATER)
+    lattices: LatticeTargetsConfig = field(default=LatticeTargetsConfig(), metadata=LATER)
+
+    __post_init__ = check_ranges
+
+
+@dataclass(frozen=True, slots=True)
+class StoredGraph:
+    """StoredGraph names the graph of a run that all tasks search."""
+
+    store: ObjectStore
+    run_uri: str
+    output: Output
+    num_senones: int
+
+
+@lru_cache(maxsize=1)
+def open_search(stored: StoredGraph) -> SearchProcess:
+    """Start this process's search, or return it if the last one was of the same graph."""
+    data = read_output(stored.store, stored.run_uri, stored.output)
+    return SearchProcess(GraphFile(decode_graph(data, stored.num_senones)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LatticeTeacher:
+    """LatticeTeacher answers the targets step: logits from a device, lattices on this core."""
+
+    request: Callable[[bytes], bytes]
+    k: int
+    config: LatticeTargetsConfig
+    graph: StoredGraph
+    acoustic_scale: float
+    log_priors: Float32[np.ndarray, " senones"]
+
+    def __call__(self, utterances: list[Float32[np.ndarray, "_frames 192"]]) -> list[KBest]:
+        """Return each utterance's targets, or the teacher's own where it has no lattice."""
+        answer = self.request(encode_utterances(utterances))
+        return [self._targets(rows) for rows in decode_logits(answer, self.graph.num_senones)]
+
+    def _targets(self, logits: Float32[np.ndarray, "_frames senones"]) -> KBest:
+        if self.config.weight == 0 or not len(logits):
+            return select_kbest(logits, self.k)
+        # Posteriors divided by priors, as a hybrid system decodes (003 II-A).
+        scores = self.acoustic_scale * (log_softmax(logits, axis=1) - self.log_priors)
+        beams = LatticeBeams(self.config.beam, self.config.lattice_beam)
+        decode = partial(decode_posteriors, scores=scores.astype(np.float32), beams=beams)
+        try:
+            found = open_search(self.graph).search(decode, len(logits))
+        except (LatticeError, SearchError) as error:
+            reason = "lattice_failed" if isinstance(error, LatticeError) else "search_failed"
+            own = select_kbest(logits, self.k)
+            return KBestWithoutLattice(own.senones, own.logits, own.log_z, reason, str(error))
+        return interpolated_kbest(logits, found, self.config.weight, self.k)
+
+
+def open_lattice_teacher(
+    store: ObjectStore,
+    run_uri: str,
+    request: Callable[[bytes], bytes],
+    k: int,
+    config: LatticeTargetsConfig,
+) -> LatticeTeacher:
+    """Open the teacher of a run whose graph was built, with the priors of the labelled data.
+
+    `request` sends utterances to a server of `serve_logits`.
+    """
+    built = read_manifest(store, run_uri, TARGETS_GRAPH_STEP)
+    (output,) = built.outputs
+    counts = read_manifest(store, run_uri, ALIGNMENT_STEP).statistics["senone_counts"]
+    graph = StoredGraph(store, run_uri, output, len(counts))
+    acoustic_scale = built.statistics["settings"]["acoustic_scale"]
+    return LatticeTeacher(request, k, config, graph, acoustic_scale, log_priors(counts).numpy())
+
+
+def serve_logits(device: str, run_uri: str, model: str) -> Callable[[bytes], bytes]:
+    """Load a run's teacher, `model`, onto `device`; the server's answers are all its logits."""
+    torch.set_num_threads(1)  # one server a device: on CPUs, a device is a core
+    store = ObjectStore((join_uri(run_uri, MODELS_FOLDER),))
+    place = torch.device(device.partition("#")[0])  # cpu#0 and cpu#1 are two cores
+    teacher = load_model(store, run_uri, model).to(place).model
+
+    def score(payload: bytes) -> bytes:
+        utterances = [torch.from_numpy(frames).to(place) for frames in decode_utterances(payload)]
+        return encode_logits([rows.cpu().numpy() for rows in teacher.utterance_logits(utterances)])
+
+    return score
+
+
+def encode_logits(logits: Sequence[Float32[np.ndarray, "_frames senones"]]) -> bytes:
+    """Encode the number of utterances, their frame counts, their logits."""
+    counts = np.array([len(logits), *map(len, logits)], "<u4")
+    return b"".join([counts.tobytes(), *(rows.astype("<f4").tobytes() for rows in logits)])
+
+
+def decode_logits(payload: bytes, num_senones: int) -> list[Float32[np.ndarray, "_frames senones"]]:
+    """Invert `encode_logits`; the arrays are read-only views."""
+    (number,) = np.frombuffer(payload, "<u4", 1)
+    counts = np.frombuffer(payload, "<u4", number, 4)
+    rows = np.frombuffer(payload, "<f4", offset=4 + 4 * int(number)).reshape(-1, num_senones)
+    return np.split(rows, np.cumsum(counts)[:-1])
