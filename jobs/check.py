@@ -7,7 +7,8 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,17 +16,28 @@ import torch
 from infra.cluster import Cluster, require_dependencies
 from infra.configuration import ConfigurationError
 from infra.ranges import Range, mebibytes, printable
-from infra.store.object_store import StoreError
+from infra.store.object_store import ObjectNotFound, StoreError, join_uri
 from infra.store.uris import require_within, resolve_prefix
-from jobs.cli.catalogue import CHECK, STEPS
+from jobs.cli.catalogue import CHECK, EVALUATE, STEPS
 from jobs.cli.command_line import fail
 from jobs.cli.job import Job, job_parser, open_job, written_steps
 from jobs.cli.parser import add_device_argument, add_ranks_arguments
 from jobs.cli.rank_device import Gpus, choose_device
+from jobs.ingestion.kaldi_directory import LANGUAGE_DATA
 from jobs.planning.volumes.training_volumes import num_parameters
 from pipeline.runs.manifest import manifest_uri
-from pipeline.runs.names import ALIGNER, BASELINE, STUDENT, TEACHER
-from training.decoding.lexicon import parse_lexicon
+from pipeline.runs.names import (
+    ALIGNER,
+    BASELINE,
+    LANGUAGE_MODEL_SETTINGS,
+    LEXICON_FILE,
+    STUDENT,
+    TEACHER,
+)
+from pipeline.steps.utterance_features import resolve_audio
+from training.decoding.language_model.arpa import RestrictedArpa, read_arpa
+from training.decoding.lexicon import Lexicon, parse_lexicon
+from training.evaluation.language_model import LanguageModelFile, TextSentences
 from training.recipes import Recipe, check_phones, check_ranks
 
 RANKS = Range(1, 1024)
@@ -36,11 +48,14 @@ def main() -> None:
     """Parse the command line and check; exit with 0 or 2."""
     arguments = _parser().parse_args()
     try:
-        job = check(arguments)
+        checked = check(arguments)
     except (ConfigurationError, StoreError) as error:
         sys.exit(fail(CHECK, error, 2))
+    for note in checked.notes:
+        print(f"{CHECK}: {note}", file=sys.stderr)
     if not arguments.quiet:
-        found = {"recipe": job.recipe.name, "run": job.run_uri, "ranks": _ranks(arguments)}
+        job, ranks = checked.job, _ranks(arguments)
+        found = {"recipe": job.recipe.name, "run": job.run_uri, "ranks": ranks}
         print(json.dumps(found) if arguments.json else f"check: {job.recipe.name}: all is well")
     sys.exit(0)
 
@@ -50,7 +65,8 @@ def _parser() -> argparse.ArgumentParser:
         CHECK,
         "Check what a run would take hours to find out: the range of every value in the recipe and "
         "the cluster files, ranks against groups and GPUs, senones against phones and k, executors "
-        "against instances, and the installed versions. Nothing is written.",
+        "against instances, the files of evaluation's language model against the lexicon, and the "
+        "installed versions. Nothing is written.",
         "0 all is well, 2 something is not.",
     )
     add = parser.add_argument
@@ -61,10 +77,19 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def check(arguments: argparse.Namespace) -> Job:
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """Checked is the first step's job, and what the user may want to change though it works."""
+
+    job: Job
+    notes: Sequence[str]
+
+
+def check(arguments: argparse.Namespace) -> Checked:
     """Open every step as it will open itself; ConfigurationError names what cannot be done."""
     ranks = _ranks(arguments)
-    jobs = [open_job(step, arguments) for step in STEPS]
+    by_step = {step: open_job(step, arguments) for step in STEPS}
+    jobs = list(by_step.values())
     for section, num_ranks in ranks.items():
         check_ranks(jobs[0].recipe, section, num_ranks)
         choose_device(arguments.device, 0, num_ranks, Gpus.of_host())
@@ -78,9 +103,11 @@ def check(arguments: argparse.Namespace) -> Job:
         if job.cluster.is_local:
             _check_host(job.cluster)
     _check_models(jobs[0].recipe, ranks)
-    if arguments.kaldi_dir:
-        check_phones(jobs[0].recipe, _num_phones(Path(arguments.kaldi_dir)))
-    return jobs[0]
+    directory = Path(arguments.kaldi_dir) if arguments.kaldi_dir else None
+    lexicon = _lexicon(by_step[EVALUATE], directory)
+    if directory is not None and lexicon is not None:
+        check_phones(jobs[0].recipe, len(lexicon.phones))
+    return Checked(jobs[0], tuple(_language_model_notes(by_step[EVALUATE], directory, lexicon)))
 
 
 def _ranks(arguments: argparse.Namespace) -> Mapping[str, int]:
@@ -128,14 +155,65 @@ def _host_mebibytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
 
 
-def _num_phones(directory: Path) -> int:
-    if not directory.is_dir():
+def _lexicon(job: Job, directory: Path | None) -> Lexicon | None:
+    """Read the lexicon of the Kaldi directory, or of the corpus; None before there is a corpus."""
+    if directory is not None and not directory.is_dir():
         where = printable(str(directory))
         raise ConfigurationError(f"--kaldi-dir {where} is not a directory: correct the path")
+    uri = str(directory / LEXICON_FILE) if directory else join_uri(job.corpus_uri, LEXICON_FILE)
     try:
-        return len(parse_lexicon((directory / "lexicon.txt").read_text(encoding="utf-8")).phones)
+        data = (directory / LEXICON_FILE).read_bytes() if directory else job.store.get(uri)
+        return parse_lexicon(data.decode())
+    except ObjectNotFound:
+        return None
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or no lexicon
-        raise ConfigurationError(f"{directory}/lexicon.txt: {error}") from error
+        raise ConfigurationError(f"{uri}: {error}") from error
+
+
+def _language_model_notes(
+    job: Job, directory: Path | None, lexicon: Lexicon | None
+) -> Iterator[str]:
+    """Read the files that evaluation names, and yield what hypotheses will lack by them.
+
+    Raises ConfigurationError for a file that evaluation could not use, hours later.
+    """
+    for setting in LANGUAGE_MODEL_SETTINGS:
+        name: str = getattr(job.recipe.evaluation, setting)
+        is_ingested = resolve_audio(job.corpus_uri, name) != name
+        if not name or (is_ingested and lexicon is None):
+            continue
+        where = f"evaluation.{setting} = {printable(name)!r}"
+        try:
+            note = _language_model_note(
+                setting, _language_model_file(job, name, directory), lexicon
+            )
+        except (OSError, StoreError, ValueError) as error:
+            raise ConfigurationError(f"{where}: {error}") from error
+        if note:
+            yield f"{where}: {note}"
+
+
+def _language_model_file(job: Job, name: str, directory: Path | None) -> LanguageModelFile:
+    """Read a file where it is now: in the directory that ingest will copy, or in the store."""
+    if directory is None or name not in LANGUAGE_DATA:
+        return LanguageModelFile.read(job.store, job.corpus_uri, name)
+    if not (directory / name).is_file():
+        raise ValueError(f"{directory / name} is no file: put it there, or name the URI of another")
+    return LanguageModelFile.at(directory / name)
+
+
+def _language_model_note(setting: str, file: LanguageModelFile, lexicon: Lexicon | None) -> str:
+    """Say which words no hypothesis will have; without a lexicon, only read the file."""
+    words = lexicon.pronunciations.keys() if lexicon else ()
+    if setting == "arpa":
+        arpa = file.arpa(words) if lexicon else read_arpa(file.text())
+        missing = arpa.num_missing_words if isinstance(arpa, RestrictedArpa) else 0
+        said = f"{missing} of the {len(words)} words of {LEXICON_FILE} are not in it"
+    else:
+        text = file.sentences(words) if lexicon else file.text()
+        missing = text.num_unknown if isinstance(text, TextSentences) else 0
+        said = f"{missing} of its words are not in {LEXICON_FILE}"
+    return f"{said}, and will be in no hypothesis" if missing else ""
 
 
 if __name__ == "__main__":

@@ -88,6 +88,83 @@ def test_a_lexicon_that_is_none_is_named(run_job: RunJob, kaldi_dir: Path) -> No
     require_refusal(said, "lexicon.txt: lexicon line 2: 'B' has no phones")
 
 
+ARPA = """\\data\\
+ngram 1=4
+ngram 2=1
+
+\\1-grams:
+-1 <s> -0.5
+-1 A -0.2
+-1 B
+-1 </s>
+
+\\2-grams:
+-0.3 A B
+
+\\end\\
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "data", "parts"),
+    [
+        ("arpa", None, ("'language_model.arpa': ", "is no file: put it there, or name the URI")),
+        ("arpa", ARPA.replace("2-grams", "3-grams"), ("ARPA line 11: ", "need \\2-grams: here")),
+        ("arpa", ARPA[:-8], ("ends without \\end\\: it was cut off: write or copy it again",)),
+        ("arpa", ARPA.lower(), ("no word of lexicon.txt: need the lexicon's spelling",)),
+        ("arpa", ARPA.replace("A", "\xc4").encode("latin-1"), ("line 7 is not UTF-8: convert it",)),
+        ("language_model_text", None, ("'language_model.txt': ", "is no file: put it there")),
+        ("language_model_text", "a b\n", ("a text without any word of lexicon.txt",)),
+        ("language_model_text", "\n", ("a text without any word of lexicon.txt",)),
+        ("language_model_text", b"A\n\x1f\x8b", ("line 2 is not UTF-8: convert it",)),
+    ],
+)
+def test_a_language_model_that_evaluation_cannot_use_is_named(
+    run_job: RunJob, kaldi_dir: Path, setting: str, data: str | bytes | None, parts: tuple[str, ...]
+) -> None:
+    """Its setting, what is wrong and the remedy are named, hours before it is decoded with."""
+    name = "language_model.arpa" if setting == "arpa" else "language_model.txt"
+    if data is not None:
+        (kaldi_dir / name).write_bytes(data if isinstance(data, bytes) else data.encode())
+    said = check(run_job, "--kaldi-dir", str(kaldi_dir), "--set", f"evaluation.{setting}={name!r}")
+    require_refusal(said, f"evaluation.{setting} = ", *parts)
+
+
+def test_words_that_no_hypothesis_can_have_are_counted(run_job: RunJob, kaldi_dir: Path) -> None:
+    """Of an ARPA and of a text; --quiet says so too, as the run would not know otherwise."""
+    (kaldi_dir / "language_model.arpa").write_text(ARPA)
+    (kaldi_dir / "language_model.txt").write_text("A B\nD A\n")
+    directory = ("--kaldi-dir", str(kaldi_dir), "--quiet", "--set")
+    said = check(run_job, *directory, "evaluation.arpa='language_model.arpa'")
+    assert (said.code, said.out) == (0, "")
+    assert "'language_model.arpa': 1 of the 3 words of lexicon.txt are not in it" in said.err
+    said = check(run_job, *directory, "evaluation.language_model_text='language_model.txt'")
+    assert (said.code, said.out) == (0, "")
+    assert "'language_model.txt': 1 of its words are not in lexicon.txt" in said.err
+
+
+def test_a_language_model_of_another_place_is_read_there(
+    run_job: RunJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outside of the prefixes it is refused; in the corpus it is looked for once there is one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.arpa").write_text(ARPA)
+    own = ("--set", f"evaluation.arpa={str(tmp_path / 'own.arpa')!r}")
+    require_refusal(check(run_job, *own), "evaluation.arpa = ", "outside the allowed prefixes")
+    allowed = ("--set", f"corpus.audio_prefixes=[{str(tmp_path)!r}]")
+    assert check(run_job, *own, *allowed).code == 0
+    (tmp_path / "own.arpa").write_text(ARPA[:-8])
+    require_refusal(check(run_job, *own, *allowed), "own.arpa': ARPA text ends without")
+    ingested = ("--set", "evaluation.arpa='language_model.arpa'")
+    assert check(run_job, *ingested).code == 0
+    corpus = Path("runs/x/corpus")
+    corpus.mkdir(parents=True)
+    (corpus / "lexicon.txt").write_text(LEXICON)
+    require_refusal(check(run_job, *ingested), "evaluation.arpa = ", "language_model.arpa")
+    (corpus / "language_model.arpa").write_text(ARPA)
+    assert check(run_job, *ingested).code == 0
+
+
 def test_a_driver_must_fit_into_this_host(run_job: RunJob, tmp_path: Path) -> None:
     """A local master's memory is that of the host, which is named; an instance's is its own."""
     demo = (Path(__file__).parents[2] / "infra" / "clusters" / "demo.toml").read_text()

@@ -1,7 +1,8 @@
 """The language model that a run decodes with: estimated from its transcripts, or the user's own."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from infra.store.object_store import ObjectStore
@@ -32,10 +33,14 @@ class LanguageModelFile:
     def read(cls, store: ObjectStore, corpus_uri: str, name: str) -> "LanguageModelFile":
         """Read a file of the corpus by its name, or another by its URI; ValueError if too large."""
         uri = resolve_audio(corpus_uri, name)
-        if (num_bytes := store.head(uri).num_bytes) > MAX_BYTES:
-            remedy = "prune the model, or estimate one from a part of the text"
-            raise ValueError(f"{uri}: {num_bytes} bytes: need at most {MAX_BYTES}: {remedy}")
+        _require_size(uri, store.head(uri).num_bytes)
         return cls(uri, store.get(uri))
+
+    @classmethod
+    def at(cls, path: Path) -> "LanguageModelFile":
+        """Read a file that ingest will copy into the corpus; OSError, ValueError if too large."""
+        _require_size(str(path), path.stat().st_size)
+        return cls(str(path), path.read_bytes())
 
     def text(self) -> str:
         """Decode the file; ValueError names the first line that is not UTF-8."""
@@ -46,6 +51,48 @@ class LanguageModelFile:
             packed = self.data.startswith(b"\x1f\x8b")
             remedy = "unpack it with gunzip" if packed else "convert it"
             raise ValueError(f"{self.uri}: line {line} is not UTF-8: {remedy}") from error
+
+    def arpa(self, words: Collection[str]) -> RestrictedArpa:
+        """Read it as an ARPA over a lexicon's words; ValueError names its first malformed line."""
+        try:
+            return restrict_arpa(self.text(), words)
+        except ValueError as error:
+            raise ValueError(f"{self.uri}: {error}") from error
+
+    def sentences(self, words: Collection[str]) -> "TextSentences":
+        """Read it as text, a sentence a line; ValueError where it has none of a lexicon's words."""
+        lines = [line.split() for line in self.text().splitlines()]
+        # An unknown word separates what is left and right of it, and is never predicted.
+        found = TextSentences(
+            [[w if w in words else UNKNOWN for w in line] for line in lines if line]
+        )
+        if found.num_unknown == found.num_words:
+            need = "need the lexicon's spelling, capitals too"
+            raise ValueError(f"{self.uri}: a text without any word of lexicon.txt: {need}")
+        return found
+
+
+def _require_size(uri: str, num_bytes: int) -> None:
+    if num_bytes > MAX_BYTES:
+        remedy = "prune the model, or estimate one from a part of the text"
+        raise ValueError(f"{uri}: {num_bytes} bytes: need at most {MAX_BYTES}: {remedy}")
+
+
+@dataclass(frozen=True, slots=True)
+class TextSentences:
+    """TextSentences holds the sentences of a text; UNKNOWN replaces words without lexicon."""
+
+    sentences: list[list[str]]
+
+    @property
+    def num_words(self) -> int:
+        """Count the words, known or not."""
+        return sum(map(len, self.sentences))
+
+    @property
+    def num_unknown(self) -> int:
+        """Count the words that the lexicon lacks."""
+        return sum(line.count(UNKNOWN) for line in self.sentences)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,22 +163,17 @@ class LanguageModelFiles:
 
         ValueError for a malformed ARPA, with its line.
         """
+        words = lexicon.pronunciations.keys()
         if (arpa := self.by_setting.get("arpa")) is not None:
-            try:
-                return GivenModel(restrict_arpa(arpa.text(), lexicon.pronunciations.keys()))
-            except ValueError as error:
-                raise ValueError(f"{arpa.uri}: {error}") from error
+            return GivenModel(arpa.arpa(words))
         sentences = labelled_transcripts(store, run_uri)
         statistics: dict[str, Any] = {}
         if (text := self.by_setting.get("language_model_text")) is not None:
-            # An unknown word separates what is left and right of it, and is never predicted.
-            known = lexicon.pronunciations.keys()
-            lines = [line.split() for line in text.text().splitlines()]
-            extra = [[w if w in known else UNKNOWN for w in line] for line in lines if line]
+            extra = text.sentences(words)
             statistics = {
-                "num_text_sentences": len(extra),
-                "num_text_words": sum(map(len, extra)),
-                "num_unknown_words": sum(line.count(UNKNOWN) for line in extra),
+                "num_text_sentences": len(extra.sentences),
+                "num_text_words": extra.num_words,
+                "num_unknown_words": extra.num_unknown,
             }
-            sentences += extra
+            sentences += extra.sentences
         return EstimatedModel(sentences, lexicon, config.smoothing, statistics)
