@@ -1,0 +1,232 @@
+"""Measure on recorded speech how many word errors untranscribed speech removes, fold by fold.
+
+python -m tests.benchmarks.rotation --fold 0 --seed 17 --kaldi-dir ../shared/corpora/an4 --out DIR
+
+Six folds hold out each of AN4's 74 speakers once. A fold transcribes some 7 minutes, and leaves
+the other speakers' transcripts unread. It trains baseline, teacher and student by the product's
+own steps, each with and without sMBR, and the oracle: the student's form on the same number of
+frames, with the unlabelled speakers transcribed. Development speakers choose each model's
+acoustic scale. Each utterance is in drawn placements of clean and DP1 to DP5, and held-out ones
+are in all; `--condition clean` takes the recordings as they are.
+
+Errors by utterance are in DIR/results; `python -m tests.benchmarks.rotation.table FILES` makes
+the table of any folds and seeds. A command that was cut off continues where it was.
+`--supervised` trains on all speakers but the held-out ones, and decodes with their transcripts'
+language model. `--label NAME --set section.key=value` measures another recipe; `--reuse LABEL
+--again STEP` begins with the steps before STEP that another label has finished.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from jobs.cli.catalogue import TRAIN_BASELINE
+from pipeline.runs.names import BASELINE, STUDENT, TEACHER, sequence_trained
+from tests.benchmarks.rotation.folds import NUM_FOLDS, Corpus, Fold, fold_of
+from tests.benchmarks.rotation.lanes import (
+    BASELINE_STEPS,
+    DATA_STEPS,
+    STUDENT_STEPS,
+    TEACHER_STEPS,
+    Lane,
+    link_run,
+    run_lanes,
+)
+from tests.benchmarks.rotation.scores import CLEAN, Scoring, is_trained, score_all
+from training.recipes import Recipe, read_recipe
+
+RECIPE = Path(__file__).parent / "recipe.toml"
+EVERY_PLACEMENT = "clean,DP1,DP2,DP3,DP4,DP5"
+NUM_DRAWN = 2
+"""The placements of each training utterance."""
+
+SEEDED = ("aligner", "baseline", "teacher", "student", "targets", "sequence_training")
+ORACLE = "oracle"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Experiment: one fold and seed of one recipe, with its folders."""
+
+    corpus: Corpus
+    fold: Fold
+    folder: Path
+    overrides: tuple[str, ...]
+    placements: tuple[str, ...]
+
+    def lane(self, name: str, steps: Sequence[str], *overrides: str) -> Lane:
+        """Return a lane of the run `name`, with overrides of its own before those given."""
+        every = (*overrides, *self.overrides)
+        data = self.folder / f"{name}_data"
+        return Lane(self.folder / name, data, steps, RECIPE, every, self.placements)
+
+    def recipe(self, *overrides: str) -> Recipe:
+        """Return the recipe with the overrides."""
+        return read_recipe(str(RECIPE), [*overrides, *self.overrides])
+
+    def write_data(self) -> None:
+        """Write both data directories."""
+        self.corpus.write(self.fold, self.folder / "run_data")
+        transcribed = self.fold.transcribed(self.corpus.words())
+        self.corpus.write(transcribed, self.folder / f"{ORACLE}_data")
+
+    def epochs(self, speakers: Sequence[str]) -> list[str]:
+        """Return the overrides that give a supervised model as many frames as the student's.
+
+        The student hears the unlabelled speakers in each pass, and a share of the labelled ones
+        after each sub-epoch. Its share of whole utterances is the supervised model's too.
+        """
+        student = self.recipe().student
+        num_sub_epochs = student.num_passes * student.num_sub_epochs
+        hours = student.num_passes * self.corpus.hours(self.fold.unlabelled)
+        hours += (
+            num_sub_epochs / student.num_labelled_shares * self.corpus.hours(self.fold.labelled)
+        )
+        epochs = round(hours / self.corpus.hours(speakers))
+        whole = round(epochs * student.num_whole_utterance_sub_epochs / num_sub_epochs)
+        return [f"baseline.num_epochs={epochs}", f"baseline.num_chunked_epochs={epochs - whole}"]
+
+
+def train(experiment: Experiment) -> None:
+    """Run all steps of a semi-supervised fold, two lanes at a time."""
+    of_baseline = experiment.epochs(experiment.fold.labelled)
+    transcribed = experiment.fold.transcribed(experiment.corpus.words()).labelled
+    of_oracle = experiment.epochs(transcribed)
+    run_lanes(
+        [
+            experiment.lane("run", DATA_STEPS, *of_baseline),
+            experiment.lane(ORACLE, DATA_STEPS, *of_oracle),
+        ]
+    )
+    run_lanes(
+        [
+            experiment.lane("run", STUDENT_STEPS, *of_baseline),
+            experiment.lane(ORACLE, BASELINE_STEPS, *of_oracle),
+            experiment.lane("run", BASELINE_STEPS, *of_baseline),
+        ]
+    )
+
+
+def train_supervised(experiment: Experiment) -> None:
+    """Train the student's and the teacher's form on all speakers but the held-out ones."""
+    run_lanes([experiment.lane(ORACLE, DATA_STEPS)])
+    lanes = (BASELINE_STEPS, TEACHER_STEPS)
+    run_lanes([experiment.lane(ORACLE, steps) for steps in lanes])
+
+
+def scorings(experiment: Experiment, is_supervised: bool) -> Iterator[Scoring]:
+    """Yield the models to score, under the names of their rows."""
+    folder, recipe = experiment.folder, experiment.recipe()
+    run, oracle = folder / "run", folder / ORACLE
+    names = {row: (oracle if is_supervised else run, row) for row in (BASELINE, TEACHER, STUDENT)}
+    if not is_supervised:
+        names[ORACLE] = oracle, BASELINE
+    (folder / "scores").mkdir(exist_ok=True)
+    for row, (place, name) in names.items():
+        for change in (str, sequence_trained):
+            if is_trained(place, change(name)):
+                result = folder / "scores" / f"{change(row)}.json"
+                language = place if is_supervised else run
+                yield Scoring(change(row), change(name), place, language, recipe, result)
+
+
+def collect(found: Sequence[Scoring], about: dict[str, Any], target: Path) -> None:
+    """Write one line of facts, then one for each placement and speaker, utterance by utterance."""
+    scored = {each.row: json.loads(each.result.read_text()) for each in found}
+    about |= {"models": {row: each["facts"] for row, each in scored.items()}}
+    lines = [json.dumps(about, sort_keys=True)]
+    columns = [sorted(each["utterances"], key=_place) for each in scored.values()]
+    for (placement, speaker), same in groupby(
+        zip(*columns, strict=True), key=lambda u: _place(u[0])[:2]
+    ):
+        utterances = list(same)
+        errors = {
+            row: [each[column]["errors"] for each in utterances]
+            for column, row in enumerate(scored)
+        }
+        words = [each[0]["words"] for each in utterances]
+        line = {"placement": placement, "speaker": speaker, "words": words, "errors": errors}
+        lines.append(json.dumps(line))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text("".join(f"{line}\n" for line in lines))
+
+
+def _place(utterance: dict[str, Any]) -> tuple[str, str, str]:
+    return utterance["placement"], utterance["speaker_id"], utterance["utterance_id"]
+
+
+def parsed() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.benchmarks.rotation",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--fold", type=int, required=True, choices=range(NUM_FOLDS))
+    parser.add_argument("--seed", type=int, required=True, help="of all models; not of the rooms")
+    parser.add_argument("--kaldi-dir", type=Path, required=True, help="AN4's Kaldi data directory")
+    parser.add_argument("--out", type=Path, required=True, help="folder of runs and results")
+    parser.add_argument("--condition", choices=("multi", CLEAN), default="multi")
+    parser.add_argument("--supervised", action="store_true", help="no unlabelled speech")
+    parser.add_argument("--label", default="rotation", help="name of the recipe that is measured")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
+    parser.add_argument("--reuse", metavar="LABEL", help="begin with what this label has finished")
+    parser.add_argument("--again", metavar="STEP", help="the first step that is not taken over")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Train and score one fold."""
+    arguments = parsed()
+    started, name = time.time(), f"{arguments.condition}-fold{arguments.fold}-seed{arguments.seed}"
+    corpus = Corpus(arguments.kaldi_dir)
+    seeds = tuple(f"{section}.seed={arguments.seed}" for section in SEEDED)
+    held_out, drawn = EVERY_PLACEMENT, f"{NUM_DRAWN}:{EVERY_PLACEMENT}"
+    placements = ("--placements", drawn, "--heldout-placements", held_out)
+    experiment = Experiment(
+        corpus,
+        fold_of(corpus.speakers, arguments.fold),
+        arguments.out / arguments.label / name,
+        (*seeds, *arguments.set),
+        placements if arguments.condition == "multi" else (),
+    )
+    target = arguments.out / "results" / f"{arguments.label}-{name}.jsonl"
+    if target.exists():
+        sys.exit(f"{target} is there already: nothing to do")
+    experiment.write_data()
+    if arguments.reuse:
+        take_over(experiment, arguments.out / arguments.reuse / name, arguments.again)
+    (train_supervised if arguments.supervised else train)(experiment)
+    found = list(scorings(experiment, arguments.supervised))
+    score_all(found)
+    hours = {s: corpus.hours(each) for s, each in experiment.fold.subsets().items()}
+    about = {
+        "fold": arguments.fold,
+        "seed": arguments.seed,
+        "condition": arguments.condition,
+        "label": arguments.label,
+        "settings": arguments.set,
+        "hours": hours,
+        "seconds": time.time() - started,
+        "load": os.getloadavg()[0],
+    }
+    collect(found, about, target)
+    print(target)
+
+
+def take_over(experiment: Experiment, source: Path, again: str | None) -> None:
+    """Link what another label finished before the step `again`, baseline and oracle too."""
+    step, recipe = again or TRAIN_BASELINE, experiment.recipe()
+    link_run(source / "run", experiment.folder / "run", recipe, step)
+    link_run(source / ORACLE, experiment.folder / ORACLE, recipe, step)
+
+
+if __name__ == "__main__":
+    main()

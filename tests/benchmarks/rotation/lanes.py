@@ -1,0 +1,95 @@
+"""Run steps of several runs side by side, each lane as `megahour run` would on one core."""
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+from jobs.cli.catalogue import (
+    ALIGN,
+    EXTRACT_FEATURES,
+    GENERATE_TARGETS,
+    INGEST,
+    REPARTITION,
+    SELECT_UTTERANCES,
+    STEPS,
+    TRAIN_BASELINE,
+    TRAIN_STUDENT,
+    TRAIN_TEACHER,
+    writes_of,
+)
+from jobs.run import launches, run_steps
+from training.recipes import Recipe
+
+NUM_LANES = 2
+DATA_STEPS = (INGEST, SELECT_UTTERANCES, EXTRACT_FEATURES, ALIGN)
+STUDENT_STEPS = (TRAIN_TEACHER, GENERATE_TARGETS, REPARTITION, TRAIN_STUDENT)
+BASELINE_STEPS = (TRAIN_BASELINE,)
+TEACHER_STEPS = (TRAIN_TEACHER,)
+
+
+class StepFailedError(RuntimeError):
+    """StepFailedError names a lane whose step failed, and the log that says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """Lane: some steps of one run, its recipe, and ingest's arguments for placements."""
+
+    run: Path
+    kaldi_dir: Path
+    steps: Sequence[str]
+    recipe: Path
+    overrides: Sequence[str]
+    placements: Sequence[str] = ()
+
+    @property
+    def log(self) -> Path:
+        """Return the file that all output is appended to."""
+        return self.run.with_suffix(".log")
+
+
+def run_lanes(lanes: Sequence[Lane]) -> None:
+    """Run the lanes two at a time; StepFailedError once all have ended, if one failed."""
+    with ProcessPoolExecutor(NUM_LANES, get_context("spawn")) as pool:
+        codes = list(pool.map(_run_lane, lanes))
+    for lane, code in zip(lanes, codes, strict=True):
+        if code:
+            raise StepFailedError(f"{lane.run}: exit code {code}: see {lane.log}")
+
+
+def _run_lane(lane: Lane) -> int:
+    with lane.log.open("a") as log:
+        for descriptor in (1, 2):
+            os.dup2(log.fileno(), descriptor)
+        # One rank a model: two lanes fill two cores, and no rank waits for another.
+        every = launches(str(lane.kaldi_dir), 1, 1, "cpu", lane.placements)
+        chosen = [each for each in every if each.step in lane.steps]
+        shared = ["--recipe", str(lane.recipe), "--run", str(lane.run)]
+        return run_steps(
+            chosen, shared + [part for each in lane.overrides for part in ("--set", each)]
+        )
+
+
+def link_run(source: Path, target: Path, recipe: Recipe, again: str) -> None:
+    """Make `target` the run `source` as it was before the step `again`, without copying bytes.
+
+    A run that is there stays as it is.
+    """
+    if target.exists():
+        return
+    steps = list(STEPS)
+    left_out = {
+        target / name
+        for step in steps[steps.index(again) :]
+        for name in writes_of(step, recipe.alignment.rounds, recipe.sequence_training.models)
+    }
+    for folder, _, files in os.walk(source):
+        place = target / Path(folder).relative_to(source)
+        if left_out & {place, *place.parents}:
+            continue
+        place.mkdir(parents=True, exist_ok=True)
+        for name in files:
+            os.link(Path(folder) / name, place / name)
