@@ -1,0 +1,138 @@
+"""The rotation holds every speaker out once, and its table counts what its files say."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.benchmarks.rotation.__main__ import RECIPE, Experiment, collect
+from tests.benchmarks.rotation.folds import NUM_FOLDS, Corpus, fold_of
+from tests.benchmarks.rotation.lanes import link_run
+from tests.benchmarks.rotation.scores import Scoring
+from tests.benchmarks.rotation.table import Measured, pair_table, whole_table
+from training.recipes import read_recipe
+
+AN4 = Path(__file__).parents[3] / "shared" / "corpora" / "an4"
+SPEAKERS = [f"{'f' if number < 21 else 'm'}{number:02d}" for number in range(74)]
+
+
+def test_every_speaker_is_held_out_once() -> None:
+    """Folds partition the speakers; a fold's subsets are disjoint, and hold women and men."""
+    folds = [fold_of(SPEAKERS, number) for number in range(NUM_FOLDS)]
+    assert sorted(name for fold in folds for name in fold.heldout) == SPEAKERS
+    assert sorted(name for fold in folds for name in fold.labelled) == SPEAKERS
+    for fold in folds:
+        subsets = fold.subsets()
+        assert sorted(name for some in subsets.values() for name in some) == SPEAKERS
+        assert [len(subsets[name]) // 3 for name in ("heldout", "labelled", "dev")] == [4, 4, 1]
+        assert all({name[0] for name in some} == {"f", "m"} for some in subsets.values())
+        assert fold_of(SPEAKERS[::-1], folds.index(fold)) == fold
+
+
+def test_the_oracle_hears_the_same_speakers() -> None:
+    """It transcribes all but one of the unlabelled speakers, and never one that is held out."""
+    fold = fold_of(SPEAKERS, 0)
+    words = dict.fromkeys(SPEAKERS, 70) | {fold.unlabelled[5]: 3}
+    oracle = fold.transcribed(words)
+    assert oracle.unlabelled == (fold.unlabelled[5],)
+    assert {*oracle.labelled, *oracle.unlabelled} == {*fold.labelled, *fold.unlabelled}
+    assert (oracle.heldout, oracle.dev) == (fold.heldout, fold.dev)
+
+
+@pytest.mark.skipif(not AN4.exists(), reason="need AN4 beside the checkout")
+def test_baseline_and_oracle_read_as_many_frames_as_the_student(tmp_path: Path) -> None:
+    """All 5,442 words are held out; epochs times hours are the student's, within half an epoch."""
+    corpus = Corpus(AN4)
+    words = corpus.words()
+    folds = [fold_of(corpus.speakers, number) for number in range(NUM_FOLDS)]
+    assert sum(words[name] for fold in folds for name in fold.heldout) == 5442
+    experiment = Experiment(corpus, folds[0], tmp_path, ("student.num_passes=4",), ())
+    # Four passes of three sub-epochs, after each of which half of the labelled speech is read.
+    labelled, unlabelled = (corpus.hours(getattr(folds[0], n)) for n in ("labelled", "unlabelled"))
+    hours = 4 * unlabelled + 6 * labelled
+    for speakers in (folds[0].labelled, (*folds[0].labelled, *folds[0].unlabelled)):
+        epochs, chunked = (int(each.partition("=")[2]) for each in experiment.epochs(speakers))
+        assert abs(epochs * corpus.hours(speakers) - hours) <= corpus.hours(speakers) / 2
+        assert epochs - chunked == round(epochs * 4 / 12)
+    experiment.write_data()
+    lists = (tmp_path / "oracle_data" / "labelled.speakers").read_text().split()
+    assert len(lists) == len(folds[0].labelled) + len(folds[0].unlabelled) - 1
+    assert Path((tmp_path / "run_data" / "wav.scp").read_text().split()[1]).exists()
+
+
+def scored(folder: Path, row: str, errors: list[int]) -> Scoring:
+    """Write the score of a model: two speakers of two utterances of ten words, at one placement."""
+    utterances = [
+        {
+            "utterance_id": f"{speaker}-{n}",
+            "speaker_id": speaker,
+            "placement": "DP1",
+            "words": 10,
+            "errors": errors.pop(0),
+        }
+        for speaker in ("ann", "bob")
+        for n in (1, 2)
+    ]
+    facts = {"frames": 9, "updates": 3, "parameters": 7, "senones": 5, "acoustic_scale": 0.4}
+    result = folder / f"{row}.json"
+    result.write_text(json.dumps({"facts": facts, "utterances": utterances[::-1]}))
+    return Scoring(row, row, folder, folder, read_recipe(str(RECIPE)), result)
+
+
+def measured(folder: Path, label: str, student: list[int], fold: int = 0) -> Measured:
+    folder.mkdir()
+    found = [
+        scored(folder, "baseline", [4, 4, 4, 4]),
+        scored(folder, "student", student),
+        scored(folder, "oracle", [2, 2, 2, 2]),
+    ]
+    about: dict[str, Any] = {"condition": "multi", "fold": fold, "seed": 1, "label": label}
+    target = folder / "results" / f"{label}.jsonl"
+    collect(found, about, target)
+    return Measured.read(target)
+
+
+def test_the_table_pools_errors_over_files(tmp_path: Path) -> None:
+    """WER is of all words, WERR of all errors, recovery of what the oracle gains."""
+    first = measured(tmp_path / "0", "plain", [3, 3, 3, 3])
+    second = measured(tmp_path / "1", "plain", [2, 4, 3, 3], fold=1)
+    assert [each.errors["student"] for each in second.speakers] == [6, 6]
+    table = "\n".join(whole_table([first, second]))
+    assert "fold/seed 0/1, 1/1; 2 speakers held out" in table
+    assert "| baseline: WER | 40.0 (40.0..40.0) |" in table
+    assert "| student: WERR | 25.0 (25.0..25.0) |" in table
+    assert "| student: recovery | 50.0 (50.0..50.0) |" in table
+    assert "| student | 9 | 3 | 7 | 5 | 0.4 |" in table
+
+
+def test_pairs_are_compared_on_folds_that_both_have(tmp_path: Path) -> None:
+    """A label's model against another label's, with the folds that only one has left out."""
+    files = [
+        measured(tmp_path / "0", "plain", [4, 4, 4, 4]),
+        measured(tmp_path / "1", "plain", [1, 1, 1, 1], fold=1),
+        measured(tmp_path / "2", "other", [3, 3, 3, 3]),
+    ]
+    (line,) = [each for each in pair_table(files, "plain", "student") if "other" in each]
+    assert line == "| other | 1 | 40.0 -> 30.0: 25.0 (25.0..25.0) |"
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    """The message names the file."""
+    (tmp_path / "x.jsonl").write_text('{"fold": 1}\n')
+    with pytest.raises(ValueError, match=r"x.jsonl: KeyError\('condition'\): need a result"):
+        Measured.read(tmp_path / "x.jsonl")
+
+
+def test_a_run_is_taken_over_up_to_a_step(tmp_path: Path) -> None:
+    """Later steps' folders are left out, bytes are shared, and a second call changes nothing."""
+    recipe, source, target = read_recipe(str(RECIPE)), tmp_path / "a", tmp_path / "b" / "run"
+    for name in ("models/teacher", "models/student", "models/student_smbr", "lattices/student"):
+        (source / name).mkdir(parents=True)
+        (source / name / "manifest.json").write_text(name)
+    link_run(source, target, recipe, "train_student")
+    kept = [str(path.relative_to(target)) for path in target.rglob("*.json")]
+    assert kept == ["models/teacher/manifest.json"]
+    assert (target / kept[0]).samefile(source / kept[0])
+    link_run(source, target, recipe, "ingest")
+    assert (target / kept[0]).exists()
