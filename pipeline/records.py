@@ -194,6 +194,10 @@ def stream_order(utterance: Utterance) -> tuple[str, datetime, str]:
     return utterance.speaker_id, created_at, utterance.utterance_id
 
 
+CLEAN = "clean"
+"""The placement of an utterance that is ingested as it is."""
+
+
 def version_id(utterance_id: str, placement: str) -> str:
     """Name the version of an utterance that is ingested in a placement, such as ann-1-DP3."""
     return f"{utterance_id}-{placement}"

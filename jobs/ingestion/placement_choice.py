@@ -6,12 +6,9 @@ from functools import partial
 
 from infra.ranges import Seed, check_ranges
 from jobs.ingestion.kaldi_directory import KaldiDirectory, KaldiUtterance
-from pipeline.records import version_id
+from pipeline.records import CLEAN, version_id
 from pipeline.runs.names import DEV, HELDOUT
 from pipeline.sampling import sampling_priority
-
-CLEAN = "clean"
-"""The placement of an utterance that is ingested as it is."""
 
 Simulate = Callable[[KaldiUtterance, bytes], bytes]
 """Makes the FLAC of an utterance in its placement from the bytes of its audio file."""

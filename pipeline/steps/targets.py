@@ -12,7 +12,7 @@ from infra.configuration import LATER, plain
 from infra.ranges import Range, Seed, check_ranges
 from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest, KBestWithoutLattice, retained_mass
-from pipeline.records import Tally
+from pipeline.records import CLEAN, Tally, source_id
 from pipeline.runs.commit import Commit, Repetition, StepContext, once
 from pipeline.runs.loss_watch import WITHOUT_LATTICE
 from pipeline.runs.manifest import Output, read_manifest, read_output
@@ -40,24 +40,31 @@ from pipeline.splicing import STACK, splice
 Teacher = Callable[[list[Float32[np.ndarray, "_frames 192"]]], Sequence[KBest]]
 """Spliced utterances to their k best logits, in the same order; called in the workers."""
 
+HEARD_ELSEWHERE = "num_heard_elsewhere"
+"""The statistic of the utterances that have the targets of a clearer version."""
+
 SEARCH_ENGINES = ("kaldi-decoder", "kaldifst", "scipy")
 """The distributions that lattices depend on."""
 
 
 Offsets = Literal["one", "all"]
+Versions = Literal["own", "clearest"]
 
 
 @dataclass(frozen=True, slots=True)
 class TargetsConfig:
     """`k` logits a frame; a request to the teacher holds about `request_frames` low-rate frames.
 
-    An utterance has targets at one of its offsets, which the seed draws, or at all three.
+    An utterance has targets at one of its offsets, which the seed draws, or at all three. Of an
+    utterance that ingest simulated in several placements, the teacher hears each version itself,
+    or for all of them the clearest: what is clean to the teacher is then in a room to the student.
     """
 
     k: Annotated[int, Range(1, 255)]
     request_frames: Annotated[int, Range(1, 1_000_000)]
     seed: Seed
     offsets: Offsets = field(default="one", metadata=LATER)
+    versions: Versions = field(default="own", metadata=LATER)
 
     __post_init__ = check_ranges
 
@@ -123,8 +130,10 @@ def generate_targets(
 def label_statistics(commits: Sequence[Commit]) -> dict[str, Any]:
     """Mean share of the targets' probability that the k best hold (V-C), and frames labelled.
 
-    With how many utterances have no lattice, by reason, if there are some.
+    With how many utterances have no lattice, by reason, if there are some, and how many have the
+    targets of a clearer version.
     """
+    num_elsewhere = sum(commit.statistics.get(HEARD_ELSEWHERE, 0) for commit in commits)
     num_frames = sum(commit.statistics["num_frames"] for commit in commits)
     mass = sum(commit.statistics["retained_mass"] for commit in commits)
     reasons = Counter(
@@ -136,6 +145,7 @@ def label_statistics(commits: Sequence[Commit]) -> dict[str, Any]:
         "num_frames": num_frames,
         "mean_retained_mass": mass / max(num_frames, 1),
         **({WITHOUT_LATTICE: dict(sorted(reasons.items()))} if reasons else {}),
+        **({HEARD_ELSEWHERE: num_elsewhere} if num_elsewhere else {}),
     }
 
 
@@ -145,9 +155,11 @@ def label_shard(task: ShardTask) -> Commit:
     rows = read_features(read_output(task.context.store, task.context.run_uri, task.features))
     # A hash of the id chooses the offset, so every partition mixes all three.
     offsets = [sampling_priority(task.config.seed, row.utterance_id) % STACK for row in rows]
+    heard = clearest_versions(rows) if task.config.versions == "clearest" else rows
+    num_elsewhere = sum(one is not other for one, other in zip(rows, heard, strict=True))
     spliced = [
         splice(row.features, offset).astype(np.float32)
-        for row, offset in zip(rows, offsets, strict=True)
+        for row, offset in zip(heard, offsets, strict=True)
     ]
     # A request holds many utterances, as a GPU needs batches (003 IV-A4, IV-B3).
     kbest = [
@@ -171,9 +183,29 @@ def label_shard(task: ShardTask) -> Commit:
             # 003 V-C calls this mass dominant without a figure; the demo's is 94.5 %.
             "retained_mass": sum(float(retained_mass(target).sum()) for target in kbest),
             **without_lattice(rows, kbest),
+            **({HEARD_ELSEWHERE: num_elsewhere} if num_elsewhere else {}),
         },
     )
     return task.context.commit(record)
+
+
+def clearest_versions(rows: Sequence[FeatureRow]) -> list[FeatureRow]:
+    """Return for each row the clearest version of its utterance that is among the rows.
+
+    Clean is clearer than any placement, and these are harder the higher their names. A version of
+    other length is not taken. A speaker is whole in one file, so only one of over five hours may
+    have versions in several shards.
+    """
+
+    def source(row: FeatureRow) -> tuple[str, str, int]:
+        # Other corpora may have placements too; only ingest's versions have ids that end so.
+        placements = [] if row.placement is None else [row.placement]
+        return row.speaker_id, source_id(row.utterance_id, placements), len(row.features)
+
+    best: dict[tuple[str, str, int], FeatureRow] = {}
+    for row in sorted(rows, key=lambda each: (each.placement != CLEAN, each.placement or "")):
+        best.setdefault(source(row), row)
+    return [best[source(row)] for row in rows]
 
 
 def without_lattice(

@@ -21,6 +21,7 @@ from pipeline.runs.manifest import (
 )
 from pipeline.runs.names import PARTITIONS_STEP
 from pipeline.shards import read_features, read_partition, read_targets
+from pipeline.splicing import splice
 from pipeline.steps import audio_objects
 from pipeline.steps.features import ExtractionConfig, extract_features
 from pipeline.steps.repartition import RepartitionConfig, repartition
@@ -337,6 +338,41 @@ def test_target_shards_keep_the_row_order_of_the_features(tmp_path: Path) -> Non
         assert [row.utterance_id for row in feature_rows] == [
             row.utterance_id for row in target_rows
         ]
+
+
+def test_a_teacher_may_hear_the_clearest_version(tmp_path: Path) -> None:
+    """A version has the targets of the clearest one of its length and speaker, at its own frames.
+
+    The version of another length, and utterances of one version, are heard as they are.
+    """
+    store, run_uri, corpus_uri = local_store(tmp_path)
+    (record, *_) = write_corpus(store, corpus_uri, "unlabelled", num_speakers=1, num_each=1)
+    placements = {"ann-DP3": 0.6, "ann-DP1": 0.6, "ann-clean": 0.6, "bob-DP5": 0.6, "bob-DP2": 0.7}
+    records = []
+    for number, (name, duration_s) in enumerate(placements.items()):
+        uri = f"audio/{name}.flac"
+        store.put(join_uri(corpus_uri, uri), flac(tone(number, duration_s)))
+        own = {"utterance_id": name, "audio_uri": uri, "duration_s": duration_s}
+        records.append({**record, **own, "placement": name.partition("-")[2]})
+    write_metadata(store, corpus_uri, "unlabelled", [record, *records])
+    select(store, run_uri, corpus_uri)
+    (output,) = extract(store, run_uri, corpus_uri).outputs
+    write_teacher_manifest(store, run_uri)
+    config = TargetsConfig(4, 100, 3, versions="clearest")
+    manifest = generate_targets(store, run_uri, config, teacher, serially).manifest
+    features = {
+        row.utterance_id: row.features for row in read_features(read_output(store, run_uri, output))
+    }
+    heard = dict.fromkeys(("ann-DP3", "ann-DP1"), "ann-clean")
+    assert manifest.statistics["num_heard_elsewhere"] == len(heard)
+    (targets,) = manifest.outputs
+    rows = read_targets(read_output(store, run_uri, targets))
+    assert {row.utterance_id for row in rows} == features.keys()
+    for row in rows:
+        spliced = splice(features[heard.get(row.utterance_id, row.utterance_id)], row.offset)
+        (expected,) = teacher([spliced.astype(np.float32)])
+        np.testing.assert_array_equal(row.kbest.senones, expected.senones)
+        np.testing.assert_array_equal(row.kbest.logits, expected.logits.astype(np.float16))
 
 
 def test_manifests_that_lose_an_utterance_cannot_be_made() -> None:
