@@ -13,6 +13,7 @@ from pipeline.metadata import read_records
 from pipeline.records import Quarantined, Utterance
 from pipeline.runs.manifest import Output, read_output
 from pipeline.shards.container import read_plain_columns
+from pipeline.shards.stored_kbest import OFFSETS_ENTRY
 
 IN_FLIGHT = 16
 
@@ -95,7 +96,9 @@ def in_shards(
             store, uri, lambda file: read_plain_columns(file, _ROW_COLUMNS)
         )
         facts = {name: cells[row] for name, cells in columns.items() if cells[row] is not None}
-        return Hit(output.key, row, facts | ({"k": int(footer["k"])} if "k" in footer else {}))
+        facts |= {"k": int(footer["k"])} if "k" in footer else {}
+        facts |= {OFFSETS_ENTRY: footer[OFFSETS_ENTRY]} if OFFSETS_ENTRY in footer else {}
+        return Hit(output.key, row, facts)
 
     return first_hit(outputs, look)
 

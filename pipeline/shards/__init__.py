@@ -21,16 +21,20 @@ from pipeline.shards.partitions import (
     read_partition_transcripts,
     write_partition,
 )
+from pipeline.shards.stored_kbest import KBestAtAllOffsets, Offsets, StoredKBest, stored_rows
 from pipeline.shards.targets import TargetRow, read_targets, write_targets
 
 __all__ = [
     "LATTICE_OFFSET",
     "Alignment",
     "FeatureRow",
+    "KBestAtAllOffsets",
     "Lattice",
     "LatticeRow",
+    "Offsets",
     "PartitionRow",
     "Storage",
+    "StoredKBest",
     "TargetRow",
     "as_stored",
     "read_feature_texts",
@@ -44,6 +48,7 @@ __all__ = [
     "read_partition_speakers",
     "read_partition_transcripts",
     "read_targets",
+    "stored_rows",
     "write_features",
     "write_lattices",
     "write_partition",

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Float16, Float64, Int64, UInt16
 
-from pipeline.kbest import KBest
 from pipeline.shards.container import Format, Row, read_columns, read_rows, required, write_rows
 from pipeline.shards.feature_cells import (
     Storage,
@@ -19,7 +18,17 @@ from pipeline.shards.feature_cells import (
     stated_storage,
 )
 from pipeline.shards.features import FEATURE_FOOTER
-from pipeline.shards.targets import common_k, stated_k
+from pipeline.shards.stored_kbest import (
+    Offsets,
+    StoredKBest,
+    footer_of,
+    from_stored_rows,
+    num_stored_rows,
+    offsets_of,
+    stated_k,
+    stated_offsets,
+    stored_rows,
+)
 from pipeline.shards.tensors import (
     FLOAT16,
     UINT16,
@@ -28,7 +37,7 @@ from pipeline.shards.tensors import (
     kbest_to_cells,
     to_bytes,
 )
-from pipeline.splicing import STACK, num_low_rate_frames
+from pipeline.splicing import STACK
 
 _FORMAT = Format(
     pa.schema(
@@ -60,23 +69,26 @@ class Alignment:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartitionRow:
-    """PartitionRow: an utterance to train on, with hard targets or the k best from `offset` on."""
+    """PartitionRow: an utterance to train on, with hard targets or the k best.
+
+    These are of the low-rate frames at `offset`, or of those at all three, which begin with it.
+    """
 
     utterance_id: str
     speaker_id: str
     duration_ms: int
     text: str | None
     features: Float16[np.ndarray, "frames 64"]
-    targets: Alignment | KBest
+    targets: Alignment | StoredKBest
     offset: int
     storage: Storage = "float16"
 
 
 def write_partition(rows: Sequence[PartitionRow]) -> bytes:
-    """Write a training partition; its rows' common k and storage are in the footer."""
-    k = common_k([row.targets for row in rows if isinstance(row.targets, KBest)])
-    storage = common_storage(row.storage for row in rows)
-    return write_rows(_FORMAT, (_to_cells(row, k) for row in rows), k=str(k), dtype=storage)
+    """Write a training partition; its rows' common k, offsets and storage are in the footer."""
+    footer = footer_of([row.targets for row in rows if not isinstance(row.targets, Alignment)])
+    storage, k = common_storage(row.storage for row in rows), stated_k(footer)
+    return write_rows(_FORMAT, (_to_cells(row, k) for row in rows), **footer, dtype=storage)
 
 
 def read_partition(data: bytes, chosen: Sequence[int] | None = None) -> list[PartitionRow]:
@@ -86,8 +98,8 @@ def read_partition(data: bytes, chosen: Sequence[int] | None = None) -> list[Par
     than stated.
     """
     rows, footer = read_rows(_FORMAT, data, chosen)
-    k, storage = stated_k(footer), stated_storage(footer)
-    return [_from_cells(row, k, storage) for row in rows]
+    k, offsets, storage = stated_k(footer), stated_offsets(footer), stated_storage(footer)
+    return [_from_cells(row, k, offsets, storage) for row in rows]
 
 
 def read_partition_lengths(
@@ -153,15 +165,15 @@ def _to_cells(row: PartitionRow, k: int) -> Row:
         "features": features_to_cell(row.features, row.storage, where),
         "offset": row.offset,
     }
-    if isinstance(row.targets, KBest):
-        num_targets = num_low_rate_frames(num_frames, row.offset)
-        return cells | kbest_to_cells(row.targets, num_targets, k, where)
-    # An alignment at 100 Hz serves all three offsets; k-best targets belong to one.
-    senones = to_bytes(row.targets.senones, UINT16, (num_frames,), f"{where} alignment")
-    return cells | {"alignment": senones}
+    if isinstance(row.targets, Alignment):
+        # An alignment at 100 Hz serves all three offsets.
+        senones = to_bytes(row.targets.senones, UINT16, (num_frames,), f"{where} alignment")
+        return cells | {"alignment": senones}
+    num_targets = num_stored_rows(num_frames, row.offset, offsets_of(row.targets))
+    return cells | kbest_to_cells(stored_rows(row.targets), num_targets, k, where)
 
 
-def _from_cells(cells: dict[str, Any], k: int, storage: Storage) -> PartitionRow:
+def _from_cells(cells: dict[str, Any], k: int, offsets: Offsets, storage: Storage) -> PartitionRow:
     where, num_frames = cells["utterance_id"], cells["num_frames"]
     return PartitionRow(
         where,
@@ -169,13 +181,13 @@ def _from_cells(cells: dict[str, Any], k: int, storage: Storage) -> PartitionRow
         cells["duration_ms"],
         cells["text"],
         features_from_cell(cells["features"], num_frames, storage, where),
-        _targets_from_cells(cells, k),
+        _targets_from_cells(cells, k, offsets),
         cells["offset"],
         storage,
     )
 
 
-def _targets_from_cells(cells: dict[str, Any], k: int) -> Alignment | KBest:
+def _targets_from_cells(cells: dict[str, Any], k: int, offsets: Offsets) -> Alignment | StoredKBest:
     where, num_frames = cells["utterance_id"], cells["num_frames"]
     is_aligned = cells["alignment"] is not None
     is_soft = any(cells[name] is not None for name in ("senones", "logits", "log_z"))
@@ -183,5 +195,6 @@ def _targets_from_cells(cells: dict[str, Any], k: int) -> Alignment | KBest:
         kinds = "both an alignment and" if is_soft else "neither an alignment nor"
         raise ValueError(f"damaged shard: {where} has {kinds} k-best targets: need one of them")
     if is_soft:
-        return kbest_from_cells(cells, num_low_rate_frames(num_frames, cells["offset"]), k, where)
+        num_targets = num_stored_rows(num_frames, cells["offset"], offsets)
+        return from_stored_rows(kbest_from_cells(cells, num_targets, k, where), offsets)
     return Alignment(from_buffer(cells["alignment"], UINT16, (num_frames,), f"{where} alignment"))

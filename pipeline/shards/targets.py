@@ -1,14 +1,22 @@
 """The target shard: the teacher's k best, in the row order of its feature shard (003 V-C)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from pipeline.filterbank import FRAME_SHIFT_MS
-from pipeline.kbest import KBest
 from pipeline.shards.container import Format, Row, read_rows, required, write_rows
+from pipeline.shards.stored_kbest import (
+    Offsets,
+    StoredKBest,
+    footer_of,
+    from_stored_rows,
+    stated_k,
+    stated_offsets,
+    stored_rows,
+)
 from pipeline.shards.tensors import kbest_from_cells, kbest_to_cells
 from pipeline.splicing import STACK
 
@@ -30,17 +38,17 @@ _FORMAT = Format(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TargetRow:
-    """One utterance's k-best targets at low rate, for the stated offset of the stacking."""
+    """One utterance's k-best targets at low rate, at `offset` or at all three, from `offset` on."""
 
     utterance_id: str
     offset: int
-    kbest: KBest
+    kbest: StoredKBest
 
 
 def write_targets(rows: Sequence[TargetRow]) -> bytes:
-    """Write a target shard; all rows keep the same k, which the footer states."""
-    k = common_k([row.kbest for row in rows])
-    return write_rows(_FORMAT, (_to_cells(row, k) for row in rows), k=str(k))
+    """Write a target shard; the footer states the rows' common k, and whether offsets are all."""
+    footer = footer_of([row.kbest for row in rows])
+    return write_rows(_FORMAT, (_to_cells(row, stated_k(footer)) for row in rows), **footer)
 
 
 def read_targets(data: bytes) -> list[TargetRow]:
@@ -49,42 +57,27 @@ def read_targets(data: bytes) -> list[TargetRow]:
     ValueError for damaged bytes or tensors of another size than stated.
     """
     rows, footer = read_rows(_FORMAT, data)
-    k = stated_k(footer)
-    return [_from_cells(row, k) for row in rows]
-
-
-def common_k(targets: Sequence[KBest]) -> int:
-    """Return the k of all `targets`, 0 if there are none."""
-    ks = {kbest.senones.shape[1] for kbest in targets}
-    if len(ks) > 1:
-        raise ValueError(f"k = {sorted(ks)}: need one k for the whole shard")
-    return ks.pop() if ks else 0
-
-
-def stated_k(footer: Mapping[str, str]) -> int:
-    """Read k from a footer."""
-    text = footer.get("k", "")
-    if not (text.isascii() and text.isdecimal() and len(text) <= 5):
-        raise ValueError(f"footer entry k = {text!r}: need a count of senones")
-    return int(text)
+    k, offsets = stated_k(footer), stated_offsets(footer)
+    return [_from_cells(row, k, offsets) for row in rows]
 
 
 def _to_cells(row: TargetRow, k: int) -> Row:
-    num_frames = len(row.kbest.log_z)
+    kbest = stored_rows(row.kbest)
+    num_frames = len(kbest.log_z)
     _require_offset(row.offset, row.utterance_id)
     return {
         "utterance_id": row.utterance_id,
         "offset": row.offset,
         "num_low_rate_frames": num_frames,
-        **kbest_to_cells(row.kbest, num_frames, k, row.utterance_id),
+        **kbest_to_cells(kbest, num_frames, k, row.utterance_id),
     }
 
 
-def _from_cells(cells: dict[str, Any], k: int) -> TargetRow:
+def _from_cells(cells: dict[str, Any], k: int, offsets: Offsets) -> TargetRow:
     where = cells["utterance_id"]
     _require_offset(cells["offset"], where)
     kbest = kbest_from_cells(cells, cells["num_low_rate_frames"], k, where)
-    return TargetRow(where, cells["offset"], kbest)
+    return TargetRow(where, cells["offset"], from_stored_rows(kbest, offsets))
 
 
 def _require_offset(offset: int, where: str) -> None:

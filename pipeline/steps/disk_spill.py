@@ -8,7 +8,7 @@ from tempfile import TemporaryFile
 import numpy as np
 
 from pipeline.kbest import KBest
-from pipeline.shards import PartitionRow
+from pipeline.shards import Alignment, KBestAtAllOffsets, PartitionRow, stored_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +58,13 @@ class SpilledRows:
 
 
 def _tensors(row: PartitionRow) -> tuple[np.ndarray, ...]:
-    assert isinstance(row.targets, KBest), "only rows with a teacher's targets are spilled"
-    return row.features, row.targets.senones, row.targets.logits, row.targets.log_z
+    assert not isinstance(row.targets, Alignment), "only rows with soft targets are spilled"
+    kbest = stored_rows(row.targets)
+    return row.features, kbest.senones, kbest.logits, kbest.log_z
 
 
 def _with_tensors(row: PartitionRow, arrays: Sequence[np.ndarray]) -> PartitionRow:
-    features, *kbest = arrays
-    return replace(row, features=features, targets=KBest(*kbest))
+    features, *columns = arrays
+    kbest = KBest(*columns)
+    is_at_all = isinstance(row.targets, KBestAtAllOffsets)
+    return replace(row, features=features, targets=KBestAtAllOffsets(kbest) if is_at_all else kbest)

@@ -78,9 +78,16 @@ def repartition(
             )
             for name, group in zip(names, groups, strict=True)
         }
+        # Rows at one offset are as they were before there were others, and so is their manifest.
+        is_at_all = read_manifest(store, run_uri, TARGETS_STEP).config.get("offsets") == "all"
         # Joining loses nothing: each feature row has its target row.
         plan = TaskPlan(
-            tasks, write_group, distribute, 0.0, lambda outputs: shuffle(outputs, config.seed)
+            tasks,
+            write_group,
+            distribute,
+            0.0,
+            lambda outputs: shuffle(outputs, config.seed),
+            lambda _: {"offsets": "all"} if is_at_all else {},
         )
         return run_tasks(context, plan)
 

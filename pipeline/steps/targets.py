@@ -34,7 +34,15 @@ from pipeline.runs.step import (
     run_tasks,
 )
 from pipeline.sampling import sampling_priority
-from pipeline.shards import FeatureRow, TargetRow, read_features, write_targets
+from pipeline.shards import (
+    FeatureRow,
+    KBestAtAllOffsets,
+    Offsets,
+    StoredKBest,
+    TargetRow,
+    read_features,
+    write_targets,
+)
 from pipeline.splicing import STACK, splice
 
 Teacher = Callable[[list[Float32[np.ndarray, "_frames 192"]]], Sequence[KBest]]
@@ -47,7 +55,6 @@ SEARCH_ENGINES = ("kaldi-decoder", "kaldifst", "scipy")
 """The distributions that lattices depend on."""
 
 
-Offsets = Literal["one", "all"]
 Versions = Literal["own", "clearest"]
 
 
@@ -151,25 +158,26 @@ def label_statistics(commits: Sequence[Commit]) -> dict[str, Any]:
 
 @once
 def label_shard(task: ShardTask) -> Commit:
-    """Splice each utterance at its own offset and keep the teacher's k best."""
+    """Splice each utterance at its own offset, or at all, and keep the teacher's k best."""
     rows = read_features(read_output(task.context.store, task.context.run_uri, task.features))
     # A hash of the id chooses the offset, so every partition mixes all three.
     offsets = [sampling_priority(task.config.seed, row.utterance_id) % STACK for row in rows]
     heard = clearest_versions(rows) if task.config.versions == "clearest" else rows
     num_elsewhere = sum(one is not other for one, other in zip(rows, heard, strict=True))
-    spliced = [
-        splice(row.features, offset).astype(np.float32)
-        for row, offset in zip(heard, offsets, strict=True)
+    num_turns = STACK if task.config.offsets == "all" else 1
+    # The first turn's requests are those of one offset, so its targets have the same bits.
+    turns = [
+        label_at(task, heard, [(offset + turn) % STACK for offset in offsets])
+        for turn in range(num_turns)
     ]
-    # A request holds many utterances, as a GPU needs batches (003 IV-A4, IV-B3).
-    kbest = [
-        target for request in requests(spliced, task.config) for target in task.teacher(request)
-    ]
-    targets = [
-        TargetRow(row.utterance_id, offset, target)
-        for row, offset, target in zip(rows, offsets, kbest, strict=True)
-    ]
-    data = write_targets(targets)
+    by_row = list(zip(*turns, strict=True))
+    data = write_targets(
+        [
+            TargetRow(row.utterance_id, offset, stored_targets(offset, labelled))
+            for row, offset, labelled in zip(rows, offsets, by_row, strict=True)
+        ]
+    )
+    kbest = [target for turn in turns for target in turn]
     tally = Tally(len(rows), sum(row.duration_ms for row in rows))
     record = Commit(
         task=task.name,
@@ -182,7 +190,7 @@ def label_shard(task: ShardTask) -> Commit:
             "num_frames": sum(len(target.log_z) for target in kbest),
             # 003 V-C calls this mass dominant without a figure; the demo's is 94.5 %.
             "retained_mass": sum(float(retained_mass(target).sum()) for target in kbest),
-            **without_lattice(rows, kbest),
+            **without_lattice(rows, by_row),
             **({HEARD_ELSEWHERE: num_elsewhere} if num_elsewhere else {}),
         },
     )
@@ -208,13 +216,39 @@ def clearest_versions(rows: Sequence[FeatureRow]) -> list[FeatureRow]:
     return [best[source(row)] for row in rows]
 
 
+def label_at(task: ShardTask, rows: Sequence[FeatureRow], offsets: Sequence[int]) -> list[KBest]:
+    """Label each utterance at its offset."""
+    spliced = [
+        splice(row.features, offset).astype(np.float32)
+        for row, offset in zip(rows, offsets, strict=True)
+    ]
+    # A request holds many utterances, as a GPU needs batches (003 IV-A4, IV-B3).
+    return [
+        target for request in requests(spliced, task.config) for target in task.teacher(request)
+    ]
+
+
+def stored_targets(first: int, turns: Sequence[KBest]) -> StoredKBest:
+    """Return what a shard holds of an utterance that was labelled at offset `first` and the next.
+
+    One turn is the targets at one offset; three are those at all.
+    """
+    if len(turns) == 1:
+        return turns[0]
+    return KBestAtAllOffsets.of([turns[(offset - first) % STACK] for offset in range(STACK)])
+
+
 def without_lattice(
-    rows: Sequence[FeatureRow], labelled: Sequence[KBest]
+    rows: Sequence[FeatureRow], labelled: Sequence[Sequence[KBest]]
 ) -> Mapping[str, Mapping[str, Mapping[str, str]]]:
-    """Return why utterances have no lattice, by their ids, as a statistic if there are some."""
+    """Return why utterances have no lattice, by their ids, as a statistic if there are some.
+
+    An utterance that has none at one of its offsets counts as one without.
+    """
     found = {
         row.utterance_id: {"reason": kbest.reason, "detail": kbest.detail}
-        for row, kbest in zip(rows, labelled, strict=True)
+        for row, turns in zip(rows, labelled, strict=True)
+        for kbest in turns
         if isinstance(kbest, KBestWithoutLattice)
     }
     return {WITHOUT_LATTICE: found} if found else {}

@@ -10,13 +10,14 @@ from jaxtyping import Float16, Float64, Int64, UInt64
 
 from infra.ranges import Items, Range, check_ranges
 from pipeline.filterbank import NUM_BINS
-from pipeline.shards import Alignment, PartitionRow
+from pipeline.shards import Alignment, KBestAtAllOffsets, PartitionRow, StoredKBest
 from pipeline.steps.utterance_features import MIN_FRAMES
 from training.augmentation.spec_augment import draw_masks, mask_bins, mask_frames
 from training.augmentation.speed import (
     alignment_at_speed,
     features_at_speed,
     kbest_at_speed,
+    kbest_of_middles_at_speed,
     num_frames_at_speed,
 )
 
@@ -133,11 +134,14 @@ def _at_speed(row: PartitionRow, speed: float) -> PartitionRow:
     # As `num_frames_at_speed` counts: the same bits, and too short an utterance as it is.
     if speed == 1 or num_frames < MIN_FRAMES:
         return row
-    targets = row.targets
-    return replace(
-        row,
-        features=features_at_speed(row.features, speed),
-        targets=Alignment(alignment_at_speed(targets.senones, speed))
-        if isinstance(targets, Alignment)
-        else kbest_at_speed(targets, num_frames, row.offset, speed),
-    )
+    features = features_at_speed(row.features, speed)
+    return replace(row, features=features, targets=_targets_at_speed(row, speed))
+
+
+def _targets_at_speed(row: PartitionRow, speed: float) -> Alignment | StoredKBest:
+    targets, num_frames = row.targets, len(row.features)
+    if isinstance(targets, Alignment):
+        return Alignment(alignment_at_speed(targets.senones, speed))
+    if isinstance(targets, KBestAtAllOffsets):
+        return KBestAtAllOffsets(kbest_of_middles_at_speed(targets.kbest, num_frames, speed))
+    return kbest_at_speed(targets, num_frames, row.offset, speed)

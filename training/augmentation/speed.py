@@ -98,6 +98,18 @@ def kbest_at_speed(targets: KBest, num_frames: int, offset: int, speed: float) -
     positions = positions_at_speed(num_frames, speed)
     count = num_low_rate_frames(len(positions), offset)
     middles = positions[offset + 1 :: STACK][:count]
-    nearest = np.rint((middles - offset - 1) / STACK).astype(np.int64)
-    nearest = nearest.clip(0, len(targets.log_z) - 1)
-    return KBest(targets.senones[nearest], targets.logits[nearest], targets.log_z[nearest])
+    return _rows(targets, np.rint((middles - offset - 1) / STACK))
+
+
+def kbest_of_middles_at_speed(targets: KBest, num_frames: int, speed: float) -> KBest:
+    """Give each 10 ms frame but the first and last the soft target of the nearest middle.
+
+    `num_frames` are the stored frames, of which all but the first and last are middles.
+    """
+    return _rows(targets, np.rint(positions_at_speed(num_frames, speed)[1:-1]) - 1)
+
+
+def _rows(targets: KBest, numbers: Float64[np.ndarray, " frames"]) -> KBest:
+    """Take rows of soft targets, the first or last for numbers beyond."""
+    rows = numbers.astype(np.int64).clip(0, len(targets.log_z) - 1)
+    return KBest(targets.senones[rows], targets.logits[rows], targets.log_z[rows])

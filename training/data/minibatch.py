@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Float, Float16, Int64
 from torch import Tensor
 
-from pipeline.kbest import KBest
-from pipeline.shards import PartitionRow
+from pipeline.shards import Alignment, PartitionRow
 from pipeline.splicing import STACK, splice
 from training.augmentation.augmenter import NO_AUGMENTATION, Augmenter
 from training.data.batching import Segments
@@ -67,7 +66,7 @@ class BufferFrames:
     ) -> "BufferFrames":
         """Augment and splice rows that all have hard targets, or all have soft ones."""
         rows = augmenter.at_speed(rows)
-        kind = SoftTargetRows if isinstance(rows[0].targets, KBest) else HardTargetRows
+        kind = HardTargetRows if isinstance(rows[0].targets, Alignment) else SoftTargetRows
         offsets = kind.offsets(rows, sub_epoch_offset)
         # The three offsets are views of stored frames, so only the concatenation below copies.
         parts = [splice(row.features, offset) for row, offset in zip(rows, offsets, strict=True)]

@@ -52,7 +52,8 @@ class Lengths:
 
     def low_rate(self, sub_epoch: SubEpoch, look_ahead: int) -> Int64[np.ndarray, " rows"]:
         """Count each row's low-rate frames in `sub_epoch`, look-ahead included; 0 for none."""
-        offsets = sub_epoch.offset if sub_epoch.labelled else self.offsets
+        own = np.zeros_like(self.offsets) if sub_epoch.labelled else self.offsets
+        offsets = (own + sub_epoch.offset) % STACK
         counts = (self.num_frames - offsets) // STACK
         lengths: Int64[np.ndarray, " rows"] = np.where(counts > 0, counts + look_ahead, 0)
         return lengths

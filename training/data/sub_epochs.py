@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pipeline.runs.manifest import Manifest
 from pipeline.shards import LATTICE_OFFSET
 from pipeline.splicing import STACK
 
@@ -11,6 +12,7 @@ from pipeline.splicing import STACK
 class SubEpoch:
     """SubEpoch says which share of which data is trained on, how, and at what rate.
 
+    Unlabelled rows begin `offset` after their own offset, which needs targets at all offsets.
     A validation sub-epoch reads what labelled training sub-epochs leave out.
     """
 
@@ -38,24 +40,38 @@ def sequence_sub_epochs(learning_rates: Sequence[float]) -> list[SubEpoch]:
     return [SubEpoch(True, 0, 1, LATTICE_OFFSET, True, rate) for rate in learning_rates]
 
 
+def check_offsets(sub_epochs: Sequence[SubEpoch], partitions: Manifest) -> None:
+    """Raise ValueError if passes rotate over offsets, and unlabelled targets are at one."""
+    rotates = any(each.offset for each in sub_epochs if not each.labelled)
+    if rotates and partitions.statistics.get("offsets") != "all":
+        raise ValueError(
+            f"{partitions.step}: its targets are at one offset, and targets.offsets = 'all' reads "
+            "another in each pass: use targets.offsets = 'one', or make targets and partitions in "
+            "a new --run"
+        )
+
+
 def scheduled_learning_sub_epochs(
     learning_rates: Sequence[float],
     num_sub_epochs: int,
     num_whole: int,
     labelled_rate_factor: float,
     num_labelled_shares: int,
+    rotates: bool = False,
 ) -> list[SubEpoch]:
     """Plan sub-epochs of unlabelled data with labelled data after each, at a higher rate (V-D).
 
     A pass has `num_sub_epochs`; the rates are those of all passes. The paper makes one pass of 18
     sub-epochs, the last 3 on whole utterances. After each sub-epoch the next of
-    `num_labelled_shares` of the labelled data is trained on.
+    `num_labelled_shares` of the labelled data is trained on. With `rotates`, each pass reads the
+    unlabelled utterances at their next offset.
     """
     sub_epochs = []
     for step, rate in enumerate(learning_rates):
         whole = step >= len(learning_rates) - num_whole
-        # Unlabelled rows keep the offset of their targets, so this 0 is never used.
-        sub_epochs.append(SubEpoch(False, step % num_sub_epochs, num_sub_epochs, 0, whole, rate))
+        number, share = divmod(step, num_sub_epochs)
+        offset = number % STACK if rotates else 0
+        sub_epochs.append(SubEpoch(False, share, num_sub_epochs, offset, whole, rate))
         # The offset rotates once all shares of the labelled data have been trained on (V-D).
         share, offset = step % num_labelled_shares, step // num_labelled_shares % STACK
         labelled_rate = rate * labelled_rate_factor

@@ -193,6 +193,7 @@ def student_fit(recipe: Recipe) -> Fit:
         config.num_whole_utterance_sub_epochs,
         config.labelled_rate_factor,
         config.num_labelled_shares,
+        recipe.targets.offsets == "all",
     )
     return Fit(
         name=STUDENT,

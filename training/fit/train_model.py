@@ -23,6 +23,7 @@ from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step
 from training.checkpoints.checkpointer import Checkpointer
 from training.data.dataset import Dataset
 from training.data.lattice_shards import LatticeShards
+from training.data.sub_epochs import check_offsets
 from training.distributed import collectives
 from training.distributed.process_group import CPU, ProcessGroup
 from training.fit.model_specs import LEFT_OUT, Fit, SequenceCriterion
@@ -142,7 +143,11 @@ def open_dataset(
 
     Raises ValueError where the loss is of development speakers, and they have no utterance.
     """
-    unlabelled = read_manifest(store, run_uri, fit.unlabelled).outputs if fit.unlabelled else ()
+    unlabelled: tuple[Output, ...] = ()
+    if fit.unlabelled is not None:
+        partitions = read_manifest(store, run_uri, fit.unlabelled)
+        check_offsets(fit.sub_epochs, partitions)
+        unlabelled = partitions.outputs
     has_development = fit.validation not in ("", LEFT_OUT)
     development = read_manifest(store, run_uri, fit.validation).outputs if has_development else ()
     # Without this, labelled speakers would be left out, and not those whom the manifest names.

@@ -27,6 +27,7 @@ from pipeline.shuffle_quality.design_effect import (
     intra_group_correlation,
 )
 from training.data.dataset import Dataset
+from training.data.sub_epochs import check_offsets
 from training.fit.model_specs import Fit
 from training.shuffle_audit.order_samples import TrainingStep, collect_samples, read_steps
 from training.shuffle_audit.row_provenance import ProvenanceReader
@@ -57,6 +58,7 @@ def certify_run(
 
     def certify_partitions(_: StepContext) -> StepContents:
         partitions = read_manifest(store, run_uri, PARTITIONS_STEP)
+        check_offsets(fit.sub_epochs, partitions)
         dataset = Dataset(
             store=store,
             run_uri=run_uri,

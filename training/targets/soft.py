@@ -9,7 +9,8 @@ from jaxtyping import Float, Float32, Int64, UInt16
 from torch import Tensor
 
 from pipeline.kbest import KBest, soft_targets
-from pipeline.shards import PartitionRow
+from pipeline.shards import Alignment, KBestAtAllOffsets, PartitionRow
+from pipeline.splicing import STACK
 from training.models.losses import NO_LABEL, kbest_cross_entropy, num_correct
 
 
@@ -39,16 +40,24 @@ class SoftTargetRows:
 
     @staticmethod
     def offsets(rows: Sequence[PartitionRow], sub_epoch_offset: int) -> list[int]:
-        """Return where each row's low-rate frames begin: at the offset that the teacher used."""
-        del sub_epoch_offset
-        # The teacher labelled each utterance at one offset, a hash of its id.
-        return [row.offset for row in rows]
+        """Return where each row's low-rate frames begin: at its own offset, or so many after it."""
+        # The teacher labelled each utterance at one offset, a hash of its id, or from there on.
+        return [
+            (row.offset + sub_epoch_offset) % STACK
+            if isinstance(row.targets, KBestAtAllOffsets)
+            else row.offset
+            for row in rows
+        ]
 
     @classmethod
     def of(cls, rows: Sequence[PartitionRow], sub_epoch_offset: int) -> "SoftTargetRows":
         """Normalize the stored logits to probabilities."""
-        del sub_epoch_offset
-        kbests = [row.targets for row in rows if isinstance(row.targets, KBest)]
+        offsets = cls.offsets(rows, sub_epoch_offset)
+        kbests = [
+            row.targets.at(offset) if isinstance(row.targets, KBestAtAllOffsets) else row.targets
+            for row, offset in zip(rows, offsets, strict=True)
+            if not isinstance(row.targets, Alignment)
+        ]
         assert len(kbests) == len(rows), "a training partition's row has one kind of target"
         k = kbests[0].senones.shape[1]
         joined = KBest(

@@ -1,6 +1,7 @@
 import dataclasses
 import io
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from pipeline.kbest import KBest, select_kbest
 from pipeline.shards import (
     Alignment,
     FeatureRow,
+    KBestAtAllOffsets,
     PartitionRow,
     TargetRow,
     as_stored,
@@ -63,6 +65,14 @@ def soft_row(number: int = 0, num_frames: int = 10, offset: int = 2) -> Partitio
     return PartitionRow(f"utt-{number}", "spk", 100, None, features, targets, offset)
 
 
+def at_all(num_frames: int) -> KBestAtAllOffsets:
+    return KBestAtAllOffsets.of([kbest(num_low_rate_frames(num_frames, o)) for o in range(3)])
+
+
+def soft_row_at_all(number: int, num_frames: int) -> PartitionRow:
+    return replace(soft_row(number, num_frames), targets=at_all(num_frames))
+
+
 def plain(value: Any) -> Any:
     """Rows as nested tuples, arrays as their type, shape and bytes, to compare with ==."""
     if isinstance(value, np.ndarray):
@@ -90,6 +100,11 @@ KINDS: dict[str, tuple[Callable[[Any], bytes], Callable[[bytes], Any], Sequence[
         write_partition,
         read_partition,
         [hard_row(0), hard_row(1, 0), hard_row(2)],
+    ),
+    "partition at all offsets": (
+        write_partition,
+        read_partition,
+        [hard_row(0), *(soft_row_at_all(n, count) for n, count in ((1, 10), (2, 2)))],
     ),
     "features of uint8": (
         write_features,
@@ -262,6 +277,7 @@ LIES: dict[str, tuple[str, dict[str, list[Any]], str]] = {
     "rising logits": ("targets", {"logits": [np.ones(12, np.float16).tobytes()]}, "best logit"),
     "short log Z": ("targets", {"log_z": [b"\0\0"]}, "utt-0 log_z"),
     "offset of another length": ("partition", {"offset": [0]}, "utt-0 senones"),
+    "offset beyond all": ("partition at all offsets", {"offset": [3]}, "offset = 3: need 0..2"),
     "missing logits": ("partition", {"logits": [None]}, "utt-0 logits"),
     "levels without ranges": ("features of uint8", {"features": [bytes(255)]}, "256 bytes of"),
     "too few levels": ("features of uint8", {"features": [bytes(256 + 639)]}, "need 640"),
@@ -278,6 +294,7 @@ FIRST_ROW = {
     "features": feature_row(),
     "targets": target_row(),
     "partition": soft_row(),
+    "partition at all offsets": soft_row_at_all(0, 10),
     "aligned partition": hard_row(),
     "features of uint8": in_bytes(feature_row()),
 }

@@ -1,16 +1,18 @@
 """Rows of training partitions whose features say which utterance and frame they are."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from infra.store.object_store import ObjectStore
-from pipeline.kbest import select_kbest
+from pipeline.kbest import KBest, select_kbest
 from pipeline.records import Tally
 from pipeline.runs.commit import step_context
 from pipeline.runs.manifest import Output
 from pipeline.runs.names import PARTITIONS_STEP
-from pipeline.shards import Alignment, PartitionRow, write_partition
+from pipeline.shards import Alignment, KBestAtAllOffsets, PartitionRow, write_partition
+from pipeline.splicing import STACK, num_low_rate_frames
 from training.data.dataset import Dataset
 
 
@@ -32,6 +34,19 @@ def row(number: int, num_frames: int, soft: bool = False) -> PartitionRow:
         else Alignment(np.arange(num_frames, dtype=np.uint16)),
         offset=offset if soft else 0,
     )
+
+
+def row_at_all_offsets(number: int, num_frames: int) -> PartitionRow:
+    """The row above with k-best senones at all offsets, which are its own ones at its own."""
+    stored = row(number, num_frames, soft=True)
+    parts = []
+    for offset in range(STACK):
+        count = num_low_rate_frames(num_frames, offset)
+        logits = np.random.default_rng([number, offset]).normal(size=(count, 9))
+        parts.append(select_kbest(logits.astype(np.float32), 4))
+    assert isinstance(stored.targets, KBest)
+    parts[stored.offset] = stored.targets
+    return replace(stored, targets=KBestAtAllOffsets.of(parts))
 
 
 def write(store: ObjectStore, run_uri: str, name: str, rows: Sequence[PartitionRow]) -> Output:

@@ -1,0 +1,123 @@
+"""Targets at all three offsets: those at one are among them, and both steps state what they hold."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from infra.store.object_store import ObjectStore
+from pipeline.kbest import KBest
+from pipeline.runs.manifest import Manifest, read_manifest, read_output
+from pipeline.runs.names import PARTITIONS_STEP, TARGETS_STEP
+from pipeline.shards import (
+    KBestAtAllOffsets,
+    PartitionRow,
+    TargetRow,
+    read_features,
+    read_partition,
+    read_targets,
+)
+from pipeline.splicing import STACK, splice
+from pipeline.steps.repartition import RepartitionConfig, repartition
+from pipeline.steps.targets import TargetsConfig, generate_targets
+from tests.four_steps import teacher
+from tests.small_corpus import serially
+from tests.small_run import SEED, copy_run, make_run, outputs
+
+ALL = TargetsConfig(4, 100, SEED, offsets="all")
+PARTITIONS = RepartitionConfig(5 / 3600, 2, SEED)
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> tuple[ObjectStore, str]:
+    """A run of targets at one offset."""
+    return make_run(tmp_path_factory.mktemp("one"))
+
+
+@pytest.fixture(scope="module")
+def every(
+    one: tuple[ObjectStore, str], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[ObjectStore, str]:
+    """The same run with targets at all offsets."""
+    store, run_uri = copy_run(one[1], tmp_path_factory.mktemp("all"))
+    for step in (TARGETS_STEP, PARTITIONS_STEP):
+        shutil.rmtree(Path(run_uri) / step)
+    generate_targets(store, run_uri, ALL, teacher, serially)
+    repartition(store, run_uri, PARTITIONS, serially)
+    return store, run_uri
+
+
+def target_rows(store: ObjectStore, run_uri: str) -> dict[str, TargetRow]:
+    shards = outputs(store, run_uri, "targets")
+    rows = [row for each in shards for row in read_targets(read_output(store, run_uri, each))]
+    return {row.utterance_id: row for row in rows}
+
+
+def partition_rows(store: ObjectStore, run_uri: str) -> dict[str, PartitionRow]:
+    shards = outputs(store, run_uri, "partitions")
+    rows = [row for each in shards for row in read_partition(read_output(store, run_uri, each))]
+    return {row.utterance_id: row for row in rows}
+
+
+def manifest(run: tuple[ObjectStore, str], step: str) -> Manifest:
+    return read_manifest(*run, step)
+
+
+def assert_same(found: KBest, expected: KBest) -> None:
+    for name in ("senones", "logits", "log_z"):
+        assert np.array_equal(getattr(found, name), getattr(expected, name))
+
+
+def test_those_at_one_offset_are_among_them(
+    one: tuple[ObjectStore, str], every: tuple[ObjectStore, str]
+) -> None:
+    """Bit by bit, at the offset that the seed draws; partitions hold what the targets do."""
+    alone, together, joined = target_rows(*one), target_rows(*every), partition_rows(*every)
+    assert alone.keys() == together.keys() == joined.keys()
+    assert {row.offset for row in alone.values()} == {0, 1, 2}
+    for name, row in together.items():
+        assert row.offset == alone[name].offset == joined[name].offset
+        expected, found, stored = alone[name].kbest, row.kbest, joined[name].targets
+        assert isinstance(expected, KBest)
+        assert isinstance(found, KBestAtAllOffsets)
+        assert isinstance(stored, KBestAtAllOffsets)
+        assert_same(found.at(row.offset), expected)
+        assert_same(stored.kbest, found.kbest)
+
+
+def test_each_offset_has_the_teachers_answer_at_it(every: tuple[ObjectStore, str]) -> None:
+    """Of every utterance of every shard."""
+    store, run_uri = every
+    together = target_rows(store, run_uri)
+    for output in outputs(store, run_uri, "features"):
+        for row in read_features(read_output(store, run_uri, output)):
+            found = together[row.utterance_id].kbest
+            assert isinstance(found, KBestAtAllOffsets)
+            for offset in range(STACK):
+                (expected,) = teacher([splice(row.features, offset).astype(np.float32)])
+                assert_same(found.at(offset), expected)
+
+
+def test_the_manifests_say_which(
+    one: tuple[ObjectStore, str], every: tuple[ObjectStore, str]
+) -> None:
+    """Frames are counted at all offsets; a run at one has the settings that it always had."""
+    assert manifest(one, TARGETS_STEP).config == {"k": 4, "request_frames": 100, "seed": SEED}
+    assert manifest(one, PARTITIONS_STEP).statistics == {}
+    assert manifest(every, TARGETS_STEP).config["offsets"] == "all"
+    assert manifest(every, PARTITIONS_STEP).statistics == {"offsets": "all"}
+    num_frames = [len(row.features) for row in partition_rows(*every).values()]
+    counted = manifest(every, TARGETS_STEP).statistics["num_frames"]
+    assert counted == sum(count - 2 for count in num_frames)
+    assert manifest(one, TARGETS_STEP).statistics["num_frames"] == pytest.approx(
+        counted / 3, rel=0.01
+    )
+
+
+def test_the_other_setting_needs_another_run(every: tuple[ObjectStore, str]) -> None:
+    """Targets that are there are not taken for others."""
+    store, run_uri = every
+    at_one = TargetsConfig(4, 100, SEED)
+    with pytest.raises(ValueError, match='offsets is "all", now absent: use another --run'):
+        generate_targets(store, run_uri, at_one, teacher, serially)
