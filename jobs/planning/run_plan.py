@@ -16,7 +16,7 @@ from jobs.cli.catalogue import (
 from jobs.planning.calibration.throughputs import Calibration
 from jobs.planning.step_plan import StepPlan, num_devices, plan_spark_step, plan_training_step
 from jobs.planning.volumes.pipeline_volumes import spark_volumes
-from jobs.planning.volumes.shard_sizes import num_low_rate_frames
+from jobs.planning.volumes.shard_sizes import num_target_frames
 from jobs.planning.volumes.training_volumes import (
     num_parameters,
     num_training_frames,
@@ -90,7 +90,8 @@ def plan_run(
 def _teacher_seconds(
     workload: Workload, recipe: Recipe, calibration: Calibration, cluster: Cluster
 ) -> float:
-    frames = num_low_rate_frames(workload.hours(UNLABELLED), workload.utterances(UNLABELLED))
+    counts = workload.hours(UNLABELLED), workload.utterances(UNLABELLED)
+    frames = num_target_frames(*counts, recipe.targets.offsets)
     senones = recipe.senones.max_senones
     rate = calibration.device(cluster.instance_type).teacher_forward
     forward = frames / rate.of(num_parameters(recipe.models.teacher, senones))

@@ -3,7 +3,7 @@
 import io
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -69,7 +69,10 @@ def run_miniature(folder: str, recipe: Recipe, utterance_seconds: float) -> Step
             )
         ),
         targets=seconds(
-            lambda: generate_targets(store, run_uri, recipe.targets, teacher, serially)
+            # A recipe's offsets are planned as a multiple of the work at one.
+            lambda: generate_targets(
+                store, run_uri, replace(recipe.targets, offsets="one"), teacher, serially
+            )
         ),
         repartition=seconds(lambda: repartition(store, run_uri, partitions, serially)),
     )

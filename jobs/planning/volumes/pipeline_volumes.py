@@ -19,6 +19,7 @@ from jobs.planning.volumes.object_counts import (
 from jobs.planning.volumes.step_volume import Requests, Volume, Work
 from jobs.planning.volumes.workload import Subset, Workload
 from pipeline.runs.names import ALL_SUBSETS, UNLABELLED
+from pipeline.splicing import STACK
 from pipeline.steps.selection.budget_cutoff import num_ranges
 from pipeline.steps.selection.subset_overlap import num_ranges as num_compared_ranges
 from training.recipes import Recipe
@@ -118,9 +119,12 @@ def targets(subset: Subset, recipe: Recipe) -> Volume:
     """Compute the volume of targets: one task a feature shard, without the teacher (003 IV-B3)."""
     shards = num_feature_shards(subset, recipe)
     read, written = features_of(subset, recipe), targets_of(subset, recipe)
-    frames = shard_sizes.num_low_rate_frames(subset.hours, subset.utterances)
+    offsets = recipe.targets.offsets
+    frames = shard_sizes.num_target_frames(subset.hours, subset.utterances, offsets)
     logits = frames * recipe.senones.max_senones
-    work = Work(labelled_seconds=subset.hours * 3600, kbest_logits=logits)
+    # Splicing and packing are done for each offset, and reading once.
+    seconds = subset.hours * 3600 * (STACK if offsets == "all" else 1)
+    work = Work(labelled_seconds=seconds, kbest_logits=logits)
     return _step(shards, shards, Requests(get=shards + 4), read, written, work)
 
 
@@ -142,15 +146,17 @@ def features_of(subset: Subset, recipe: Recipe) -> float:
 
 def targets_of(subset: Subset, recipe: Recipe) -> float:
     """Return the bytes of a subset's target shards."""
-    shards, k = num_feature_shards(subset, recipe), recipe.targets.k
-    return shard_sizes.target_bytes(subset.hours, subset.utterances, shards, k)
+    shards, config = num_feature_shards(subset, recipe), recipe.targets
+    counts = subset.hours, subset.utterances, shards
+    return shard_sizes.target_bytes(*counts, config.k, config.offsets)
 
 
 def partitions_of(subset: Subset, recipe: Recipe) -> float:
     """Return the bytes of a subset's training partitions."""
-    partitions, k = num_partitions(subset, recipe), recipe.targets.k
+    partitions, config = num_partitions(subset, recipe), recipe.targets
+    counts = subset.hours, subset.utterances, partitions
     storage = recipe.features.storage
-    return shard_sizes.partition_bytes(subset.hours, subset.utterances, partitions, k, storage)
+    return shard_sizes.partition_bytes(*counts, config.k, storage, config.offsets)
 
 
 def _step(

@@ -3,7 +3,7 @@
 from math import ceil
 
 from pipeline.filterbank import FRAME_SHIFT_MS, NUM_BINS
-from pipeline.shards import Storage
+from pipeline.shards import Offsets, Storage
 from pipeline.shards.container import ROW_GROUP_ROWS
 from pipeline.splicing import STACK
 
@@ -23,24 +23,36 @@ def num_low_rate_frames(hours: float, utterances: float) -> float:
     return max((num_frames(hours, utterances) - 2 * utterances) / STACK, 0)
 
 
+def num_target_frames(hours: float, utterances: float, offsets: Offsets) -> float:
+    """Return low-rate frames that the teacher labels: at one offset of each utterance, or all."""
+    return num_low_rate_frames(hours, utterances) * (STACK if offsets == "all" else 1)
+
+
 def feature_bytes(hours: float, utterances: float, shards: float, storage: Storage) -> float:
     """Return the bytes of feature shards: NUM_BINS values a frame."""
     cells = _feature_cells(hours, utterances, storage)
     return cells + _parquet(utterances, shards, _FEATURE_ROW_BYTES)
 
 
-def target_bytes(hours: float, utterances: float, shards: float, k: int) -> float:
+def target_bytes(
+    hours: float, utterances: float, shards: float, k: int, offsets: Offsets = "one"
+) -> float:
     """Return the bytes of target shards: k senones, k logits and log Z, 2 bytes each, a frame."""
-    frames = num_low_rate_frames(hours, utterances)
+    frames = num_target_frames(hours, utterances, offsets)
     return frames * (4 * k + 2) + _parquet(utterances, shards, _TARGET_ROW_BYTES)
 
 
 def partition_bytes(
-    hours: float, utterances: float, partitions: float, k: int, storage: Storage
+    hours: float,
+    utterances: float,
+    partitions: float,
+    k: int,
+    storage: Storage,
+    offsets: Offsets = "one",
 ) -> float:
     """Return the bytes of training partitions: features and targets side by side."""
     cells = _feature_cells(hours, utterances, storage)
-    targets = num_low_rate_frames(hours, utterances) * (4 * k + 2)
+    targets = num_target_frames(hours, utterances, offsets) * (4 * k + 2)
     parquet = _parquet(utterances, partitions, _PARTITION_ROW_BYTES)
     return cells + targets + parquet
 
