@@ -30,7 +30,7 @@ def run(job: Job) -> StepResults:
     device = own_device(job.arguments.device)
     report_device(job.name, device)
     where, recipe = (job.store, job.run_uri, job.corpus_uri), job.recipe
-    names = evaluated_models(recipe.sequence_training.models)
+    names = evaluated_models(recipe.sequence_training.models, recipe.teacher.ensemble)
     shared = device, names
     has_development = DEV in subsets_of_run(job.store, job.run_uri, features_step)
     tuned = [tune(*where, recipe.evaluation, recipe.tuning, *shared)] if has_development else []

@@ -13,8 +13,8 @@ from pipeline.runs.names import (
     TEACHER,
     UNLABELLED,
     features_step,
+    labelling_models,
     model_step,
-    sequence_trained,
 )
 from pipeline.steps.targets import generate_targets
 from training.evaluation.target_graph import build_target_graph
@@ -31,17 +31,19 @@ def run(job: Job) -> StepResults:
     if job.recipe.targets.source == "lattice":
         return label_with_lattices(job)
     k = job.recipe.targets.k
-    model = labelling_model(job)
+    models = labelling_models(job.recipe.sequence_training.models, job.recipe.teacher.ensemble)
     pool = DevicePool(
         factory="training.targets.teacher:serve_teacher",
-        arguments={"run_uri": job.run_uri, "k": str(k), "model": model},
+        arguments={"run_uri": job.run_uri, "k": str(k), "models": ",".join(models)},
         devices=job.cluster.devices,
         idle_timeout_s=IDLE_TIMEOUT_S,
     )
     with distribute_on_spark(job) as distribute:
         teacher = PooledTeacher(pool, k)
         return [
-            generate_targets(job.store, job.run_uri, job.recipe.targets, teacher, distribute, model)
+            generate_targets(
+                job.store, job.run_uri, job.recipe.targets, teacher, distribute, models
+            )
         ]
 
 
@@ -50,34 +52,29 @@ def label_with_lattices(job: Job) -> StepResults:
     recipe, where = job.recipe, (job.store, job.run_uri)
     config = recipe.targets
     graph = build_target_graph(*where, job.corpus_uri, recipe.evaluation, config.lattices)
-    model = labelling_model(job)
+    models = labelling_models(recipe.sequence_training.models, recipe.teacher.ensemble)
     pool = DevicePool(
         factory="training.targets.lattice_targets:serve_logits",
-        arguments={"run_uri": job.run_uri, "model": model},
+        arguments={"run_uri": job.run_uri, "models": ",".join(models)},
         devices=job.cluster.devices,
         idle_timeout_s=SEARCH_IDLE_TIMEOUT_S,
     )
     teacher = open_lattice_teacher(*where, pool.request, config.k, config.lattices)
     graphs, limit = (TARGETS_GRAPH_STEP,), recipe.loss_budget
     with distribute_on_spark(job) as distribute:
-        targets = generate_targets(*where, config, teacher, distribute, model, graphs, limit)
+        targets = generate_targets(*where, config, teacher, distribute, models, graphs, limit)
     return [graph, targets]
-
-
-def labelling_model(job: Job) -> str:
-    """Name the model that labels: sequence-trained before, as the paper's teacher (003 VII-C4)."""
-    is_trained_on = job.recipe.sequence_training.teacher
-    return sequence_trained(TEACHER) if is_trained_on else TEACHER
 
 
 STEP = Step(
     name=GENERATE_TARGETS,
     description="Label every frame of the unlabelled features with the teacher's k best logits "
-    "(paper 003 IV-B3, V-C). Each host starts one server process for each "
-    "device that the cluster file names; its tasks share them. With targets.source = 'lattice' "
-    "each task also decodes its utterances with the language model of the evaluation, and the "
-    "lattices' state posteriors enter the targets. An utterance without a lattice keeps the "
-    "teacher's own; loss_budget bounds how many these may be.",
+    "(paper 003 IV-B3, V-C), at one offset of each utterance or at all three (targets.offsets). "
+    "Several teachers (teacher.ensemble) label with the mean of their posteriors. Each host starts "
+    "one server process for each device that the cluster file names; its tasks share them. With "
+    "targets.source = 'lattice' each task also decodes its utterances with the language model of "
+    "the evaluation, and the lattices' state posteriors enter the targets. An utterance without a "
+    "lattice keeps the teacher's own; loss_budget bounds how many these may be.",
     reads=(features_step(UNLABELLED), model_step(TEACHER)),
     run=run,
 )

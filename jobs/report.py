@@ -24,6 +24,7 @@ from pipeline.runs.names import (
     EVALUATED_MODELS,
     EVALUATION_STEP,
     FEATURES_FOLDER,
+    MODELS_FOLDER,
     REPORT_DOCUMENT,
     REPORT_PAGE,
     REPORT_STEP,
@@ -70,7 +71,8 @@ def run(job: Job) -> StepResults:
 
 def build_report(job: Job) -> dict[str, Any]:
     """Collect the contents of report.json."""
-    models = evaluated_models(job.recipe.sequence_training.models)
+    trained_on, ensemble = job.recipe.sequence_training.models, job.recipe.teacher.ensemble
+    models = evaluated_models(trained_on, ensemble)
     subsets = subsets_of_run(job.store, job.run_uri, features_step)
     optional = OPTIONAL_READS if DEV in subsets else ()
     # The evaluation's inputs name the tuning and the models trained on by sMBR, so its digest is
@@ -92,7 +94,12 @@ def build_report(job: Job) -> dict[str, Any]:
         "steps": {name: step_entry(record) for name, record in steps.items()},
         "plan": planned_and_actual(job, steps),
         "curves": {name: manifests[model_step(name)].statistics["curve"] for name in models},
-        "targets": {"k": targets.config["k"], **targets.statistics},
+        "targets": {
+            "k": targets.config["k"],
+            "offsets": targets.config.get("offsets", "one"),
+            "num_teachers": sum(folder_of(name) == MODELS_FOLDER for name in targets.inputs),
+            **targets.statistics,
+        },
         "certificate": read_certificate(job.store, job.run_uri),
         "quarantine": {
             name: dict(ledger_reasons(job.store, job.run_uri, manifests[name].ledgers))

@@ -21,13 +21,17 @@ from pipeline.runs.names import (
     UNLABELLED,
     features_step,
 )
-from training.fit.model_specs import teacher_fit
+from training.fit.model_specs import teacher_fits
 
 
 def run(job: Job) -> StepResults:
     """Train the teacher on all ranks."""
     with training_ranks(job) as ranks:
-        return [train() for train in training_stages(job, teacher_fit(job.recipe), ranks)]
+        return [
+            train()
+            for fit in teacher_fits(job.recipe)
+            for train in training_stages(job, fit, ranks)
+        ]
 
 
 STEP = Step(

@@ -33,6 +33,7 @@ from pipeline.runs.names import (
     lattices_step,
     model_step,
     realignment_rounds,
+    section_of,
     selection_step,
 )
 from pipeline.runs.sealed_json import unseal
@@ -42,7 +43,7 @@ from training.fit.model_specs import (
     baseline_fit,
     sequence_fit,
     student_fit,
-    teacher_fit,
+    teacher_fits,
 )
 from training.recipes import Recipe, read_recipe
 from training.targets.lattices import lattice_settings
@@ -100,7 +101,7 @@ def step_configs(
     """
     rounds = realignment_rounds(recipe.alignment.rounds)
     aligners = [aligner_fit(trained, each) for each in rounds]
-    fits = [*aligners, *(make(trained) for make in (baseline_fit, teacher_fit, student_fit))]
+    fits = [*aligners, baseline_fit(trained), *teacher_fits(trained), student_fit(trained)]
     if has_dev:
         fits = [fit.on_development_speakers() for fit in fits]
     return {
@@ -126,8 +127,8 @@ def step_configs(
 def sequence_training_configs(recipe: Recipe) -> dict[str, dict[str, Any]]:
     """Return the settings of the lattices and of the models that are trained on by sMBR."""
     config = recipe.sequence_training
-    fits = [make(recipe) for make in (baseline_fit, teacher_fit, student_fit)]
-    trained_on = [fit for fit in fits if fit.name in config.models]
+    fits = [baseline_fit(recipe), *teacher_fits(recipe), student_fit(recipe)]
+    trained_on = [fit for fit in fits if section_of(fit.name) in config.models]
     lattices = lattice_settings(config.lattices, config.acoustic_scale)
     models = [sequence_fit(recipe, fit) for fit in trained_on]
     return {

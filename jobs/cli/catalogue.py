@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Collection, Mapping
 from importlib.resources import files
+from itertools import chain
 from typing import Literal
 
 from pipeline.runs.names import (
@@ -23,8 +24,10 @@ from pipeline.runs.names import (
     features_step,
     lattices_step,
     model_step,
+    section_of,
     selection_step,
     sequence_trained,
+    teachers,
 )
 
 Starter = Literal["python", "Spark", "torchrun"]
@@ -81,21 +84,33 @@ TRAINS: Mapping[str, str] = {
 
 
 def writes_of(
-    step: str, num_rounds: int, trained_on: Collection[str] = (), has_lattice_targets: bool = False
+    step: str,
+    num_rounds: int,
+    trained_on: Collection[str] = (),
+    has_lattice_targets: bool = False,
+    ensemble: int = 1,
 ) -> tuple[str, ...]:
     """Return where `step` writes manifests.
 
-    There are `num_rounds` of realignment, and sMBR trains the models `trained_on` on. Lattice
-    targets need a graph.
+    There are `num_rounds` of realignment, sMBR trains the models `trained_on` on, and so many
+    teachers are an ensemble. Lattice targets need a graph.
     """
     if step == GENERATE_TARGETS and has_lattice_targets:
         return (TARGETS_GRAPH_STEP, *WRITES[step])
     if step == ALIGN:
         return (*alignment_steps(num_rounds), DEV_ALIGNMENT_STEP)
-    model = TRAINS.get(step)
-    if model is None or model not in trained_on:
+    if step not in TRAINS:
         return WRITES[step]
-    return (*WRITES[step], lattices_step(model), model_step(sequence_trained(model)))
+    models = teachers(ensemble) if step == TRAIN_TEACHER else (TRAINS[step],)
+    by_model = ((model_step(model), *sequence_steps(model, trained_on)) for model in models)
+    return tuple(chain.from_iterable(by_model))
+
+
+def sequence_steps(model: str, trained_on: Collection[str]) -> tuple[str, ...]:
+    """Return where sequence training of `model` writes manifests, if it is trained on."""
+    if section_of(model) not in trained_on:
+        return ()
+    return lattices_step(model), model_step(sequence_trained(model))
 
 
 CHECK = "check"

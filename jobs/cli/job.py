@@ -38,9 +38,13 @@ class Job:
 
 def written_steps(recipe: Recipe, name: str) -> tuple[str, ...]:
     """Return the steps whose manifests the job `name` writes under a recipe."""
-    has_lattice_targets = recipe.targets.source == "lattice"
-    trained_on = recipe.sequence_training.models
-    return writes_of(name, recipe.alignment.rounds, trained_on, has_lattice_targets)
+    return writes_of(
+        name,
+        recipe.alignment.rounds,
+        recipe.sequence_training.models,
+        has_lattice_targets=recipe.targets.source == "lattice",
+        ensemble=recipe.teacher.ensemble,
+    )
 
 
 def job_parser(name: str, description: str, exit_codes: str) -> argparse.ArgumentParser:

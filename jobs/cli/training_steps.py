@@ -17,6 +17,7 @@ from jobs.cli.command_line import Step, fail
 from jobs.cli.job import Job
 from jobs.cli.parser import add_device_argument
 from jobs.cli.rank_device import own_device, report_device
+from pipeline.runs.names import section_of
 from pipeline.runs.step import StepResult
 from training.distributed import process_group
 from training.distributed.process_group import ProcessGroup
@@ -119,7 +120,7 @@ def training_stages(job: Job, fit: Fit, ranks: Ranks) -> list[Callable[[], StepR
     by_sequence, config = sequence_fit(job.recipe, fit), job.recipe.sequence_training
     place = job.store, job.run_uri, ranks.group, ranks.device
     train = partial(fit_model, fit, *place)
-    if fit.name not in config.models:
+    if section_of(fit.name) not in config.models:
         return [train]
     check_trainer(by_sequence, ranks.group)  # now, not after hours of training
     where = job.store, job.run_uri, job.corpus_uri

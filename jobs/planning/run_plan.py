@@ -1,6 +1,6 @@
 """Plan all steps of a run in order, and sum them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from infra.cluster import Cluster
@@ -17,6 +17,7 @@ from jobs.planning.calibration.throughputs import Calibration
 from jobs.planning.step_plan import StepPlan, num_devices, plan_spark_step, plan_training_step
 from jobs.planning.volumes.pipeline_volumes import spark_volumes
 from jobs.planning.volumes.shard_sizes import num_target_frames
+from jobs.planning.volumes.step_volume import Volume
 from jobs.planning.volumes.training_volumes import (
     num_parameters,
     num_training_frames,
@@ -24,7 +25,7 @@ from jobs.planning.volumes.training_volumes import (
 )
 from jobs.planning.volumes.workload import Workload
 from pipeline.runs.names import LABELLED, TEACHER, UNLABELLED
-from training.fit.model_specs import Fit, baseline_fit, student_fit, teacher_fit
+from training.fit.model_specs import Fit, baseline_fit, student_fit, teacher_fits
 from training.recipes import Recipe
 
 STUDENT_PIPELINE = (
@@ -74,16 +75,16 @@ def plan_run(
             step, volumes[step], cluster_of(step), calibration, gets, device_seconds
         )
 
-    def train(step: str, fit: Fit) -> StepPlan:
-        return _training_step(step, fit, workload, recipe, cluster_of(step), calibration)
+    def train(step: str, fits: Sequence[Fit]) -> StepPlan:
+        return _training_step(step, fits, workload, recipe, cluster_of(step), calibration)
 
     labelling = _teacher_seconds(workload, recipe, calibration, cluster_of(GENERATE_TARGETS))
     steps = [spark(SELECT_UTTERANCES), spark(EXTRACT_FEATURES)]
     if workload.hours(LABELLED):
-        steps.append(train(TRAIN_BASELINE, baseline_fit(recipe)))
-        steps.append(train(TRAIN_TEACHER, teacher_fit(recipe)))
+        steps.append(train(TRAIN_BASELINE, [baseline_fit(recipe)]))
+        steps.append(train(TRAIN_TEACHER, teacher_fits(recipe)))
     steps += [spark(GENERATE_TARGETS, labelling), spark(REPARTITION)]
-    steps.append(train(TRAIN_STUDENT, student_fit(recipe)))
+    steps.append(train(TRAIN_STUDENT, [student_fit(recipe)]))
     return RunPlan(workload, tuple(steps))
 
 
@@ -95,23 +96,27 @@ def _teacher_seconds(
     senones = recipe.senones.max_senones
     rate = calibration.device(cluster.instance_type).teacher_forward
     forward = frames / rate.of(num_parameters(recipe.models.teacher, senones))
-    # A device's one server selects the k best after each forward pass, on one core.
-    return forward + frames * senones / calibration.core.kbest_logits_per_s
+    # A device's one server selects the k best once for all of an ensemble, on one core.
+    selecting = frames * senones / calibration.core.kbest_logits_per_s
+    return recipe.teacher.ensemble * forward + selecting
 
 
 def _training_step(
     step: str,
-    fit: Fit,
+    fits: Sequence[Fit],
     workload: Workload,
     recipe: Recipe,
     cluster: Cluster,
     calibration: Calibration,
 ) -> StepPlan:
+    """Plan the training of models of one form, one after the other."""
+    fit = fits[0]
     ranks, senones = num_devices(cluster), recipe.senones.max_senones
     rates = calibration.device(cluster.instance_type)
     rate = rates.teacher_training if fit.name == TEACHER else rates.student_training
     frames_per_s = rate.of(num_parameters(fit.model, senones))
     kept = rates.trainer_efficiency.get(fit.trainer.name, 1.0)
-    seconds = num_training_frames(fit, workload) / frames_per_s / kept
-    volume = training_volume(fit, workload, recipe, ranks, senones)
+    seconds = sum(num_training_frames(each, workload) for each in fits) / frames_per_s / kept
+    volumes = [training_volume(each, workload, recipe, ranks, senones) for each in fits]
+    volume = sum(volumes, Volume())
     return plan_training_step(step, volume, cluster, calibration, seconds)

@@ -134,10 +134,15 @@ def _targets(report: Report) -> str:
     targets = report.get("targets") or {}
     if not targets:
         return ""
+    number, is_at_all = targets.get("num_teachers", 1), targets.get("offsets") == "all"
+    source, whose = ("the teacher", "its")
+    if number > 1:
+        source, whose = f"the mean posteriors of {number} teachers", "their"
+    where = " at all three offsets, of which each pass reads the next" if is_at_all else ""
     return paragraph(
-        f"The student learns from the k = {targets['k']} highest logits of the teacher in each "
-        f"frame. They hold {100 * targets['mean_retained_mass']:.2f} % of its probability on "
-        f"average, over {targets['num_frames']:,} low-rate frames."
+        f"The student learns from the k = {targets['k']} highest logits of {source} in each "
+        f"frame. They hold {100 * targets['mean_retained_mass']:.2f} % of {whose} probability on "
+        f"average, over {targets['num_frames']:,} low-rate frames{where}."
     )
 
 

@@ -21,10 +21,10 @@ from pipeline.runs.names import (
     BOOTSTRAP_STEP,
     DEV,
     DEV_ALIGNMENT_STEP,
-    EVALUATED_MODELS,
     FEATURES_FOLDER,
     INGEST_STEP,
     LABELLED,
+    LATTICES_FOLDER,
     MANIFEST_FILE,
     METADATA_FOLDER,
     MODELS_FOLDER,
@@ -117,9 +117,9 @@ class _Tracer:
             for step in (BOOTSTRAP_STEP, *self._earlier_alignments(), ALIGNMENT_STEP):
                 self._at_step(self._manifest(step), step, task)
             # Without sequence training there are none, and no step is unfinished.
-            for step in map(lattices_step, EVALUATED_MODELS):
-                if (lattices := self._manifest(step)) is not None:
-                    self._at_step(lattices, step, task)
+            for model in self._finished(LATTICES_FOLDER):
+                step = lattices_step(model)
+                self._at_step(self._manifest(step), step, task)
         if subset == DEV:
             self._at_step(self._manifest(DEV_ALIGNMENT_STEP), DEV_ALIGNMENT_STEP, task)
         if subset == UNLABELLED:
@@ -215,10 +215,7 @@ class _Tracer:
         """Find the models that read a partition or a shard of the utterance."""
         seen = {each.step for each in self.steps if each.outcome == "written"}
         models = {}
-        for found in self.store.list(join_uri(self.run_uri, MODELS_FOLDER)):
-            name = found.uri.removeprefix(join_uri(self.run_uri, MODELS_FOLDER)).split("/")[1]
-            if not found.uri.endswith(f"/{model_step(name)}/{MANIFEST_FILE}"):
-                continue
+        for name in self._finished(MODELS_FOLDER):
             inputs = read_manifest(self.store, self.run_uri, model_step(name)).inputs
             trained = [
                 step
@@ -234,6 +231,13 @@ class _Tracer:
             elif seen.intersection(inputs):
                 models[name] = "only its normalization"
         return models
+
+    def _finished(self, folder: str) -> list[str]:
+        """Return the finished steps within a folder of the run, such as its models, by name."""
+        base = join_uri(self.run_uri, folder)
+        keys = (found.uri.removeprefix(f"{base}/") for found in self.store.list(base))
+        parts = (key.split("/") for key in keys)
+        return [name for name, *rest in parts if rest == [MANIFEST_FILE]]
 
     def _manifest(self, step: str) -> Manifest | None:
         if not self.store.exists(manifest_uri(self.run_uri, step)):

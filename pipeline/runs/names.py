@@ -143,10 +143,34 @@ def sequence_trained(name: str) -> str:
     return f"{name}_smbr"
 
 
-def evaluated_models(trained_on: Collection[str]) -> tuple[str, ...]:
-    """Return the models that are scored, if sequence training trains the models `trained_on` on."""
-    smbr = (sequence_trained(name) for name in EVALUATED_MODELS if name in trained_on)
-    return (*EVALUATED_MODELS, *smbr)
+def teachers(ensemble: int) -> tuple[str, ...]:
+    """Name an ensemble's teachers; the first has the name that a single one has."""
+    return (TEACHER, *(f"{TEACHER}_{number}" for number in range(2, ensemble + 1)))
+
+
+def section_of(model: str) -> str:
+    """Return the recipe's section of a model: teacher, of teacher_2 and of teacher_2_smbr."""
+    return model.partition("_")[0]
+
+
+def labelling_models(trained_on: Collection[str], ensemble: int) -> tuple[str, ...]:
+    """Return the models whose mean posteriors label the targets.
+
+    They are sequence-trained before, as the paper's teacher (003 VII-C4), where the sections
+    `trained_on` name it.
+    """
+    names = teachers(ensemble)
+    return tuple(map(sequence_trained, names)) if TEACHER in trained_on else names
+
+
+def evaluated_models(trained_on: Collection[str], ensemble: int = 1) -> tuple[str, ...]:
+    """Return the models that are scored: each teacher of an ensemble, too, alone.
+
+    Sequence training trains those of the sections `trained_on` on.
+    """
+    names = (BASELINE, *teachers(ensemble), STUDENT)
+    smbr = (sequence_trained(name) for name in names if section_of(name) in trained_on)
+    return (*names, *smbr)
 
 
 OPTIONAL_STEPS: Mapping[str, Sequence[str]] = {

@@ -93,14 +93,15 @@ def generate_targets(
     config: TargetsConfig,
     teacher: Teacher,
     distribute: Distribute,
-    model: str = TEACHER,
+    models: Sequence[str] = (TEACHER,),
     graphs: Sequence[str] = (),
     loss_budget: float = 0.0,
 ) -> StepResult:
     """Write the unlabelled subset's target shards, in the order of its feature shards.
 
-    `model` is the name of the teacher's model. A teacher that makes lattices reads the steps
-    `graphs`; at most the share `loss_budget` of the utterances may have none.
+    `models` are the names of the teacher's model, or of those of an ensemble. A teacher that makes
+    lattices reads the steps `graphs`; at most the share `loss_budget` of the utterances may have
+    none.
     """
     features = features_step(UNLABELLED)
 
@@ -126,7 +127,7 @@ def generate_targets(
         run_uri,
         TARGETS_STEP,
         plain(config),
-        [features, model_step(model), *graphs],
+        [features, *map(model_step, models), *graphs],
         # Logits differ in their last bits between devices, and with their neighbours in a batch.
         repetition=Repetition.OTHER_LAST_BITS,
         engines=SEARCH_ENGINES if graphs else (),

@@ -18,7 +18,9 @@ from pipeline.runs.names import (
     features_step,
     lattices_step,
     model_step,
+    section_of,
     sequence_trained,
+    teachers,
 )
 from training.algorithms.learning_rates import MinRateNewbob, exponential_decay
 from training.algorithms.optimizers import AdamConfig, OptimizerConfig
@@ -127,7 +129,7 @@ def _supervised(name: str, config: SupervisedConfig, recipe: Recipe, labelled: s
     is_newbob = config.schedule == "newbob"
     return Fit(
         name=name,
-        model=models.teacher if name == TEACHER else models.student,
+        model=models.teacher if section_of(name) == TEACHER else models.student,
         labelled=labelled,
         unlabelled=None,
         sub_epochs=supervised_sub_epochs(decay, config.num_chunked_epochs),
@@ -154,9 +156,19 @@ def baseline_fit(recipe: Recipe) -> Fit:
     return _supervised(BASELINE, recipe.baseline, recipe, ALIGNMENT_STEP)
 
 
-def teacher_fit(recipe: Recipe) -> Fit:
-    """Describe the bidirectional teacher, trained on the labelled data (VII-C4)."""
-    return _supervised(TEACHER, recipe.teacher, recipe, ALIGNMENT_STEP)
+def teacher_fit(recipe: Recipe, number: int = 1) -> Fit:
+    """Describe the bidirectional teacher, trained on the labelled data (VII-C4).
+
+    Teacher `number` of an ensemble, from 1 on, is that of another seed.
+    """
+    name, config = teachers(number)[-1], recipe.teacher
+    config = replace(config, seed=(config.seed + number - 1) % 2**64)
+    return _supervised(name, config, recipe, ALIGNMENT_STEP)
+
+
+def teacher_fits(recipe: Recipe) -> list[Fit]:
+    """Describe all teachers of the ensemble, in order."""
+    return [teacher_fit(recipe, number) for number in range(1, recipe.teacher.ensemble + 1)]
 
 
 def sequence_fit(recipe: Recipe, fit: Fit) -> Fit:

@@ -10,21 +10,20 @@ from functools import lru_cache, partial
 from typing import Annotated, Literal
 
 import numpy as np
-import torch
-from jaxtyping import Float32
+from jaxtyping import Float, Float32
 from scipy.special import log_softmax
 
 from infra.configuration import LATER
 from infra.ranges import Range, check_ranges
-from infra.store.object_store import ObjectStore, join_uri
+from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest, KBestWithoutLattice, select_kbest
 from pipeline.runs.manifest import Output, read_manifest, read_output
-from pipeline.runs.names import ALIGNMENT_STEP, MODELS_FOLDER, TARGETS_GRAPH_STEP
+from pipeline.runs.names import ALIGNMENT_STEP, TARGETS_GRAPH_STEP
 from pipeline.steps.targets import TargetsConfig
 from training.decoding.graph.graph_text import decode_graph
 from training.decoding.language_model.arpa import MAX_ORDER
 from training.decoding.search_process import GraphFile, SearchError, SearchProcess
-from training.models.store import load_model, log_priors
+from training.models.store import log_priors
 from training.recipe_values import Beam
 from training.sequence_training.lattice_decoder import (
     LatticeBeams,
@@ -32,7 +31,7 @@ from training.sequence_training.lattice_decoder import (
     decode_posteriors,
 )
 from training.sequence_training.state_posteriors import interpolated_kbest
-from training.targets.teacher import decode_utterances, encode_utterances
+from training.targets.teacher import decode_utterances, encode_utterances, load_teacher
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,21 +130,13 @@ def open_lattice_teacher(
     return LatticeTeacher(request, k, config, graph, acoustic_scale, log_priors(counts).numpy())
 
 
-def serve_logits(device: str, run_uri: str, model: str) -> Callable[[bytes], bytes]:
-    """Load a run's teacher, `model`, onto `device`; the server's answers are all its logits."""
-    torch.set_num_threads(1)  # one server a device: on CPUs, a device is a core
-    store = ObjectStore((join_uri(run_uri, MODELS_FOLDER),))
-    place = torch.device(device.partition("#")[0])  # cpu#0 and cpu#1 are two cores
-    teacher = load_model(store, run_uri, model).to(place).model
-
-    def score(payload: bytes) -> bytes:
-        utterances = [torch.from_numpy(frames).to(place) for frames in decode_utterances(payload)]
-        return encode_logits([rows.cpu().numpy() for rows in teacher.utterance_logits(utterances)])
-
-    return score
+def serve_logits(device: str, run_uri: str, models: str) -> Callable[[bytes], bytes]:
+    """Load a run's teacher, or an ensemble's `models`, onto `device`; answers are all logits."""
+    teacher = load_teacher(device, run_uri, models)
+    return lambda payload: encode_logits(teacher(decode_utterances(payload)))
 
 
-def encode_logits(logits: Sequence[Float32[np.ndarray, "_frames senones"]]) -> bytes:
+def encode_logits(logits: Sequence[Float[np.ndarray, "_frames senones"]]) -> bytes:
     """Encode the number of utterances, their frame counts, their logits."""
     counts = np.array([len(logits), *map(len, logits)], "<u4")
     return b"".join([counts.tobytes(), *(rows.astype("<f4").tobytes() for rows in logits)])

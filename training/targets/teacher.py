@@ -1,4 +1,4 @@
-"""The teacher behind a device's server: spliced utterances in, k best logits out (003 IV-B3).
+"""The teachers behind a device's server: spliced utterances in, k best logits out (003 IV-B3).
 
 Messages are counts and raw little-endian arrays: nothing is unpickled.
 """
@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float32
+from jaxtyping import Float, Float32
 
 from infra.devices.device_pool import DevicePool
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.kbest import KBest, select_kbest
 from pipeline.runs.names import MODELS_FOLDER, TEACHER
 from pipeline.splicing import NUM_INPUTS
+from training.models.ensemble import ensemble_logits
 from training.models.store import load_model
 
 
@@ -30,19 +31,38 @@ class PooledTeacher:
         return decode_targets(self.pool.request(encode_utterances(utterances)), self.k)
 
 
-def serve_teacher(
-    device: str, run_uri: str, k: str, model: str = TEACHER
-) -> Callable[[bytes], bytes]:
-    """Load a run's teacher, `model`, onto `device`; a device pool's servers call this once each."""
+def load_teacher(
+    device: str, run_uri: str, models: str
+) -> Callable[
+    [list[Float32[np.ndarray, "_frames 192"]]], list[Float[np.ndarray, "_frames senones"]]
+]:
+    """Load a run's teacher onto `device`, and return the function from utterances to its logits.
+
+    Several `models`, between commas, are an ensemble: the answers are log of its mean posteriors.
+    """
     torch.set_num_threads(1)  # one server a device: on CPUs, a device is a core
     store = ObjectStore((join_uri(run_uri, MODELS_FOLDER),))
     place = torch.device(device.partition("#")[0])  # cpu#0 and cpu#1 are two cores
-    teacher = load_model(store, run_uri, model).to(place).model
+    members = [load_model(store, run_uri, name).to(place).model for name in models.split(",")]
+
+    def score(
+        utterances: list[Float32[np.ndarray, "_frames 192"]],
+    ) -> list[Float[np.ndarray, "_frames senones"]]:
+        given = [torch.from_numpy(frames).to(place) for frames in utterances]
+        return [rows.cpu().numpy() for rows in ensemble_logits(members, given)]
+
+    return score
+
+
+def serve_teacher(
+    device: str, run_uri: str, k: str, models: str = TEACHER
+) -> Callable[[bytes], bytes]:
+    """Load a run's teacher onto `device`; a device pool's servers call this once each."""
+    teacher = load_teacher(device, run_uri, models)
 
     def label(payload: bytes) -> bytes:
-        utterances = [torch.from_numpy(frames).to(place) for frames in decode_utterances(payload)]
-        logits = teacher.utterance_logits(utterances)
-        return encode_targets([select_kbest(rows.cpu().numpy(), int(k)) for rows in logits])
+        logits = teacher(decode_utterances(payload))
+        return encode_targets([select_kbest(rows, int(k)) for rows in logits])
 
     return label
 

@@ -1,4 +1,4 @@
-"""Targets at all three offsets: those at one are among them, and both steps state what they hold."""
+"""Targets at all three offsets: those at one are among them, and manifests say what they are."""
 
 import shutil
 from pathlib import Path

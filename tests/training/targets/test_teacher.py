@@ -1,5 +1,6 @@
 """The teacher behind a device's server: messages, and the targets that come back."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest, select_kbest
 from pipeline.records import Tally
+from pipeline.runs.names import model_step, teachers
 from pipeline.runs.step import StepSpec, run_step
 from training.models.acoustic_model import AcousticModel, ModelConfig
 from training.models.precision import set_float32_products
@@ -55,7 +57,7 @@ def test_targets_survive_the_message() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "options"), [("cpu", {}), ("cpu#1", {}), ("cpu", {"model": "teacher_smbr"})]
+    ("device", "options"), [("cpu", {}), ("cpu#1", {}), ("cpu", {"models": "teacher_smbr"})]
 )
 def test_the_server_gives_the_models_own_best(
     tmp_path: Path, device: str, options: dict[str, str]
@@ -66,7 +68,7 @@ def test_the_server_gives_the_models_own_best(
     config = ModelConfig(1, 8, bidirectional=True, look_ahead=0, dropout=0.0)
     model = AcousticModel(config, 30).eval()
     trained = TrainedModel(model, torch.zeros(30))
-    spec = StepSpec(store, str(tmp_path), f"models/{options.get('model', 'teacher')}", {})
+    spec = StepSpec(store, str(tmp_path), f"models/{options.get('models', 'teacher')}", {})
     run_step(spec, lambda context: store_model(context, trained, Tally(), {}))
     set_float32_products("tf32")
     answer = serve_teacher(device, str(tmp_path), "5", **options)(encode_utterances(utterances()))
@@ -74,6 +76,32 @@ def test_the_server_gives_the_models_own_best(
     logits = model.utterance_logits([torch.from_numpy(frames) for frames in utterances()])
     expected = [select_kbest(frames.numpy(), 5) for frames in logits]
     assert_same(decode_targets(answer, k=5), expected)
+
+
+@pytest.mark.parametrize("models", ["teacher,teacher_2,teacher_3", "teacher_3,teacher,teacher_2"])
+def test_an_ensemble_answers_with_the_mean_posteriors(tmp_path: Path, models: str) -> None:
+    """Against the mean of the members' softmax in float64; their order does not matter."""
+    store, by_member = ObjectStore((str(tmp_path),)), []
+    config = ModelConfig(1, 8, bidirectional=True, look_ahead=0, dropout=0.0)
+    for seed, name in enumerate(teachers(3)):
+        torch.manual_seed(seed)
+        model = AcousticModel(config, 30).eval()
+        trained = TrainedModel(model, torch.zeros(30))
+        spec = StepSpec(store, str(tmp_path), model_step(name), {})
+        run_step(spec, partial(store_model, trained=trained, data=Tally(), statistics={}))
+        frames = [torch.from_numpy(each) for each in utterances()]
+        by_member.append(
+            [each.numpy().astype(np.float64) for each in model.utterance_logits(frames)]
+        )
+    answer = serve_teacher("cpu", str(tmp_path), "5", models)(encode_utterances(utterances()))
+    for found, *members in zip(decode_targets(answer, k=5), *by_member, strict=True):
+        weights = [np.exp(logits) for logits in members]
+        mean = np.mean([each / each.sum(axis=1, keepdims=True) for each in weights], axis=0)
+        best = np.argsort(-mean, axis=1)[:, :5]
+        np.testing.assert_array_equal(found.senones, best)
+        kept = np.take_along_axis(mean, best, axis=1)
+        np.testing.assert_allclose(found.logits, np.log(kept / kept[:, :1]), rtol=1e-3, atol=1e-6)
+        np.testing.assert_allclose(found.log_z, -np.log(kept[:, 0]), rtol=1e-3)
 
 
 def test_the_server_computes_on_its_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,111 @@
+"""An ensemble of teachers: a model a seed, each a step of its own, known to every job."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jobs.cli.catalogue import TRAIN_TEACHER, writes_of
+from jobs.retry import later_steps
+from jobs.verify import step_configs
+from pipeline.runs.names import (
+    LABELLED,
+    TEACHER,
+    evaluated_models,
+    features_step,
+    labelling_models,
+    lattices_step,
+    model_step,
+    section_of,
+    teachers,
+)
+from tests.job_programs import RunJob
+from tests.training.sequence_training.toy_run import write_toy_run
+from tests.whole_path.processes import TINY
+from training.fit.model_specs import teacher_fit, teacher_fits
+from training.recipes import read_recipe
+
+ENSEMBLE = ("--set", "teacher.ensemble=2")
+SMBR = (
+    *("--set", "sequence_training.teacher=true"),
+    *("--set", "sequence_training.num_epochs=1"),
+    *("--set", "sequence_training.lattices.ngram_order=1"),
+    *("--set", "loss_budget=0.2"),
+)
+ONE = model_step(TEACHER)
+TWO = (ONE, model_step("teacher_2"))
+ALL = (
+    *(ONE, lattices_step(TEACHER), model_step("teacher_smbr")),
+    *(TWO[1], lattices_step("teacher_2"), model_step("teacher_2_smbr")),
+)
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> tuple[str, ...]:
+    """A run that is aligned, without a model; the arguments that name it."""
+    _, run_uri, corpus_uri = write_toy_run(tmp_path)
+    shutil.rmtree(Path(run_uri) / "models")
+    return ("--recipe", str(TINY), "--run", run_uri, "--set", f'corpus.uri="{corpus_uri}"')
+
+
+def test_a_single_teacher_grows_to_an_ensemble(options: tuple[str, ...], run_job: RunJob) -> None:
+    """The first one is that of a run without an ensemble, to the byte; the next has another seed.
+
+    Sequence training trains each on, on lattices of its own.
+    """
+    single = json.loads(run_job("train_teacher", *options, "--json").out)
+    assert tuple(single["manifests"]) == (ONE,)
+    first = (Path(options[3]) / ONE / "manifest.json").read_bytes()
+    more = (*options, *ENSEMBLE, *SMBR)
+    listed = json.loads(run_job("train_teacher", *more, "--dry-run", "--json").out)
+    assert listed["writes"] == {ONE: "there"} | dict.fromkeys(ALL[1:], "missing")
+    done = run_job("train_teacher", *more, "--json")
+    assert done.code == 0, done.err
+    assert tuple(json.loads(done.out)["manifests"]) == ALL
+    assert (Path(options[3]) / ONE / "manifest.json").read_bytes() == first
+    manifests = [json.loads((Path(options[3]) / s / "manifest.json").read_text()) for s in ALL]
+    configs = [each["config"] for each in manifests]
+    assert [each["seed"] for each in configs if "seed" in each] == [5, 17, 6, 17]
+    assert configs[5]["warm_start"] == "teacher_2"
+    outputs = [each["outputs"][0]["sha256"] for each in manifests]
+    assert len(set(outputs)) == len(ALL)
+    again = json.loads(run_job("train_teacher", *more, "--json").out)
+    assert again["status"] == "nothing to do"
+
+
+def test_a_teacher_of_an_ensemble_is_a_single_one_of_its_seed() -> None:
+    """But for the name: today's fingerprints remain, and each member can be made alone."""
+    plain, recipe = (read_recipe(str(TINY), each) for each in ([], ["teacher.ensemble=3"]))
+    fits = teacher_fits(recipe)
+    assert [fit.name for fit in fits] == ["teacher", "teacher_2", "teacher_3"]
+    assert fits[0].config == teacher_fit(plain).config
+    for number, fit in enumerate(fits):
+        seed = plain.teacher.seed + number
+        alone = teacher_fit(read_recipe(str(TINY), [f"teacher.seed={seed}"]))
+        assert fit == replace(alone, name=fit.name)
+    last = read_recipe(str(TINY), [f"teacher.seed={2**64 - 1}", "teacher.ensemble=2"])
+    assert [fit.seed for fit in teacher_fits(last)] == [2**64 - 1, 0]
+
+
+def test_jobs_know_the_models_of_an_ensemble() -> None:
+    """Which are scored and which label, with sequence training and without."""
+    assert teachers(1) == labelling_models((), 1) == (TEACHER,)
+    assert labelling_models(["student"], 2) == ("teacher", "teacher_2")
+    assert labelling_models([TEACHER], 2) == ("teacher_smbr", "teacher_2_smbr")
+    scored = ("baseline", "teacher", "teacher_2", "student")
+    assert evaluated_models((), 2) == scored
+    assert evaluated_models([TEACHER], 2) == (*scored, "teacher_smbr", "teacher_2_smbr")
+    assert writes_of(TRAIN_TEACHER, 1, (), 2) == TWO
+    assert writes_of(TRAIN_TEACHER, 1, [TEACHER], 2) == ALL
+    for name in evaluated_models([TEACHER], 3):
+        assert section_of(name) in scored
+
+
+def test_verify_and_retry_know_them() -> None:
+    """Settings of each are compared with the recipe; what is made from lost rows is removed."""
+    recipe = read_recipe(str(TINY), ["teacher.ensemble=2", "sequence_training.teacher=true"])
+    assert set(ALL) <= step_configs(recipe, recipe).keys()
+    assert set(ALL) <= set(later_steps([features_step(LABELLED)], 1, (), 2))
+    assert not set(ALL[3:]) & set(later_steps([features_step(LABELLED)], 1))

@@ -1,0 +1,36 @@
+"""Ensemble of teachers: the mean of several models' posteriors over the senones."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Float32, Float64
+from torch import Tensor
+
+from training.models.acoustic_model import AcousticModel
+
+
+def log_mean_posteriors(
+    members: Sequence[Float[Tensor, "frames senones"]],
+) -> Float64[Tensor, "frames senones"]:
+    """Return log of (1 / M) sum_m softmax(logits_m), frame by frame, from M members' logits."""
+    total = torch.log_softmax(members[0].double(), dim=-1)
+    for logits in members[1:]:
+        # Sums of float64 differ by 1e-15 between orders, where stored logits have 11 bits.
+        total = torch.logaddexp(total, torch.log_softmax(logits.double(), dim=-1))
+    return total - math.log(len(members))
+
+
+def ensemble_logits(
+    models: Sequence[AcousticModel], utterances: list[Float32[Tensor, "_frames 192"]]
+) -> list[Float[Tensor, "_frames senones"]]:
+    """Return the logits of one model, or log of the mean posteriors of several, by utterance.
+
+    The members compute one after another; beside their weights, the float32 logits of all of them
+    are in memory, and of one utterance at a time some float64 copies.
+    """
+    by_member = [model.utterance_logits(utterances) for model in models]
+    # Alone, a model's logits keep their bits.
+    if len(models) == 1:
+        return by_member[0]
+    return [log_mean_posteriors(each) for each in zip(*by_member, strict=True)]
