@@ -65,7 +65,8 @@ def repartition(
     """Write the training partitions of the unlabelled subset, a task for each group of shards."""
 
     def write_partitions(context: StepContext) -> StepContents:
-        features, targets = (read_manifest(store, run_uri, step).outputs for step in SOURCES)
+        extracted, labelled = (read_manifest(store, run_uri, step) for step in SOURCES)
+        features, targets = extracted.outputs, labelled.outputs
         groups = shard_groups(len(features), config.num_source_shards)
         names = [task_name(number) for number in range(len(groups))]
         tasks = {
@@ -79,7 +80,7 @@ def repartition(
             for name, group in zip(names, groups, strict=True)
         }
         # Rows at one offset are as they were before there were others, and so is their manifest.
-        is_at_all = read_manifest(store, run_uri, TARGETS_STEP).config.get("offsets") == "all"
+        is_at_all = labelled.config.get("offsets") == "all"
         # Joining loses nothing: each feature row has its target row.
         plan = TaskPlan(
             tasks,

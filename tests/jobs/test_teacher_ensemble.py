@@ -97,8 +97,8 @@ def test_jobs_know_the_models_of_an_ensemble() -> None:
     scored = ("baseline", "teacher", "teacher_2", "student")
     assert evaluated_models((), 2) == scored
     assert evaluated_models([TEACHER], 2) == (*scored, "teacher_smbr", "teacher_2_smbr")
-    assert writes_of(TRAIN_TEACHER, 1, (), 2) == TWO
-    assert writes_of(TRAIN_TEACHER, 1, [TEACHER], 2) == ALL
+    assert writes_of(TRAIN_TEACHER, 1, ensemble=2) == TWO
+    assert writes_of(TRAIN_TEACHER, 1, [TEACHER], ensemble=2) == ALL
     for name in evaluated_models([TEACHER], 3):
         assert section_of(name) in scored
 

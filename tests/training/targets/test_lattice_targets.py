@@ -110,7 +110,7 @@ def label(
     request = serve_logits("cpu", run_uri, TEACHER)
     teacher = open_lattice_teacher(store, run_uri, request, config.k, lattices)
     graphs = (TARGETS_GRAPH_STEP,)
-    arguments = store, run_uri, config, teacher, distribute, TEACHER, graphs, loss_budget
+    arguments = store, run_uri, config, teacher, distribute, (TEACHER,), graphs, loss_budget
     return generate_targets(*arguments).manifest
 
 
