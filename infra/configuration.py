@@ -33,9 +33,7 @@ LATER = {"later": True}
 `plain` leaves it out at its default, so that older files keep their digests.
 """
 
-MAX_KEYS = 16
-"""The most keys of one override; recipes nest four deep."""
-
+MAX_KEYS = 16  # of one override; recipes nest four deep
 _DEEP_KEY = re.compile(r"(?<![\w-])(?:[\w-]+[ \t]*\.[ \t]*){64}")
 
 
@@ -91,8 +89,7 @@ def _parse(text: str) -> dict[str, object]:
 
 
 def _malformed(error: Exception) -> str:
-    deep = isinstance(error, RecursionError)
-    return "nested too deeply" if deep else printable(str(error))
+    return "nested too deeply" if isinstance(error, RecursionError) else printable(str(error))
 
 
 def apply_overrides(table: Mapping[str, object], overrides: Sequence[str]) -> dict[str, object]:
@@ -143,9 +140,9 @@ def read_record(cls: type[Record], table: Mapping[str, object], where: str) -> R
     """Read `table` into the dataclass `cls`; `where` names the file in messages.
 
     Fields may be int, float, str, bool, Literal, StrEnum, dataclasses, tuple[T, ...],
-    dict[str, T], `T | None`, and unions of dataclasses, chosen by a table's `name`. Each may be
-    Annotated with its range. Raises ConfigurationError for unknown keys, missing keys, wrong types
-    and values out of range, and in place of a ValueError from the record's own check.
+    dict[str, T], `T | None`, unions of these values, and unions of dataclasses, chosen by a table's
+    `name`. Each may be Annotated with its range. Raises ConfigurationError for unknown and missing
+    keys, wrong types, values out of range, and in place of a ValueError from the record's check.
     """
     known = {field.name: field for field in fields(typing.cast(Any, cls)) if field.init}
     _refuse_unknown(table, list(known), where)
@@ -182,8 +179,7 @@ def _convert(annotation: Any, value: object, where: str) -> object:  # noqa: ANN
     hint, _ = bounds_of(annotation)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
-        one, *others = _members(hint)
-        return _read_tagged([one, *others], value, where) if others else _convert(one, value, where)
+        return _convert_to_member(hint, value, where)
     if origin is tuple and isinstance(value, list):
         return tuple(_convert(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value))
     if origin is dict and isinstance(value, dict):
@@ -200,22 +196,43 @@ def _convert(annotation: Any, value: object, where: str) -> object:  # noqa: ANN
     raise _wrong_type(hint, value, where)
 
 
+def _convert_to_member(union: Any, value: object, where: str) -> object:  # noqa: ANN401
+    members = _members(union)
+    if len(members) > 1 and all(map(is_dataclass, members)):
+        return _read_tagged(members, value, where)
+    # A number, a text or a flag is of the member that has its type: 1 is no float, and no flag.
+    fitting = [each for each in members if len(members) == 1 or bounds_of(each)[0] is type(value)]
+    if not fitting:
+        raise _wrong_type(union, value, where)
+    return _convert(fitting[0], value, where)
+
+
 def _members(union: Any) -> list[Any]:  # noqa: ANN401
     return [member for member in typing.get_args(union) if member is not types.NoneType]
 
 
 def _read_tagged(members: Sequence[Any], value: object, where: str) -> object:
-    """Read a table into the dataclass of a union whose field `name: Literal["..."]` it names."""
+    """Read a table into the dataclass of a union whose field `name: Literal["..."]` it names.
+
+    A table without a name is the dataclass whose name is LATER, unless it has a key of another's.
+    """
     tagged = {typing.get_args(typing.get_type_hints(each)[TAG])[0]: each for each in members}
     need = "one of " + ", ".join(map(repr, tagged))
     if not isinstance(value, dict):
         raise ConfigurationError(f"{where} = {shown(value)}: need a table")
-    if TAG not in value:
+    name = value.get(TAG, _unnamed(tagged, value))
+    if name is None:
         raise ConfigurationError(f"{where}: {TAG} is missing: need {need}")
-    name = value[TAG]
     if not (isinstance(name, str) and name in tagged):
         raise ConfigurationError(f"{where}: {TAG} = {shown(name)}: need {need}")
     return read_record(tagged[name], value, where)
+
+
+def _unnamed(tagged: Mapping[str, Any], table: Mapping[str, object]) -> str | None:
+    known = {name: {field.name: field for field in fields(cls)} for name, cls in tagged.items()}
+    every = set().union(*known.values())
+    meant = [name for name, its in known.items() if its[TAG].metadata == LATER]
+    return next((name for name in meant if not (every - known[name].keys()) & table.keys()), None)
 
 
 def _convert_plain(hint: type, value: object, where: str) -> object:
@@ -246,7 +263,8 @@ def _describe(annotation: Any) -> str:  # noqa: ANN401
     hint, _ = bounds_of(annotation)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
-        return _describe(_members(hint)[0])
+        values = [each for each in _members(hint) if not is_dataclass(each)]
+        return ", or ".join(map(_describe, values)) or "a table"
     if origin is tuple:
         return f"a list, each {_describe(arguments[0])}"
     if origin is typing.Literal:

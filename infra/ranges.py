@@ -167,8 +167,9 @@ def _parts(plain: Any, value: object) -> Iterator[tuple[Any, object, str]]:  # n
             yield arguments[1], item, f".{printable(str(key))}"
     elif origin in (types.UnionType, typing.Union) and value is not None:
         members = [member for member in arguments if member is not types.NoneType]
-        if len(members) == 1:
-            yield members[0], value, ""
+        if len(members) > 1:  # the one of the value's type; a record has checked itself
+            members = [each for each in members if bounds_of(each)[0] is type(value)]
+        yield from ((member, value, "") for member in members)
 
 
 def mebibytes(size: str) -> int:

@@ -48,7 +48,9 @@ def run(job: Job) -> StepResults:
         print(f"{ALIGN}: {said}", file=sys.stderr, flush=True)
     # A cluster's hosts need not have this one's GPU, and tasks beside each other would share it.
     realigned_on = str(device) if job.cluster.has_one_slot else "cpu"
-    settings = AlignmentSettings(recipe.evaluation.acoustic_scale, realigned_on)
+    settings = AlignmentSettings(
+        recipe.evaluation.acoustic_scale, recipe.models.of(ALIGNER), realigned_on
+    )
     with process_group.open_world(device=device), distribute_on_spark(job) as distribute:
         for each in realignment_rounds(recipe.alignment.rounds):
             with training_ranks(job) as ranks:

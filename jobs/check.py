@@ -7,7 +7,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,6 @@ from jobs.cli.job import Job, job_parser, open_job, written_steps
 from jobs.cli.parser import add_device_argument, add_ranks_arguments
 from jobs.cli.rank_device import Gpus, choose_device
 from jobs.ingestion.kaldi_directory import LANGUAGE_DATA
-from jobs.planning.volumes.training_volumes import num_parameters
 from pipeline.runs.manifest import manifest_uri
 from pipeline.runs.names import (
     ALIGNER,
@@ -38,6 +37,9 @@ from pipeline.steps.utterance_features import resolve_audio
 from training.decoding.language_model.arpa import RestrictedArpa, read_arpa
 from training.decoding.lexicon import Lexicon, parse_lexicon
 from training.evaluation.language_model import LanguageModelFile, TextSentences
+from training.models.contract import check_contract
+from training.models.factory import FactoryConfig
+from training.models.registry import num_parameters
 from training.recipes import Recipe, check_phones, check_ranks
 
 RANKS = Range(1, 1024)
@@ -66,7 +68,8 @@ def _parser() -> argparse.ArgumentParser:
         "Check what a run would take hours to find out: the range of every value in the recipe and "
         "the cluster files, ranks against groups and GPUs, senones against phones and k, executors "
         "against instances, the files of evaluation's language model against the lexicon, and the "
-        "installed versions. Nothing is written.",
+        "installed versions. A model of your own is made and tried on a small minibatch: shapes, "
+        "gradients, determinism, padding, look-ahead. Nothing is written.",
         "0 all is well, 2 something is not.",
     )
     add = parser.add_argument
@@ -102,6 +105,7 @@ def check(arguments: argparse.Namespace) -> Checked:
         require_dependencies(job.cluster)
         if job.cluster.is_local:
             _check_host(job.cluster)
+    _check_factories(jobs[0].recipe, ranks)
     _check_models(jobs[0].recipe, ranks)
     directory = Path(arguments.kaldi_dir) if arguments.kaldi_dir else None
     lexicon = _lexicon(by_step[EVALUATE], directory)
@@ -138,8 +142,7 @@ def _check_host(cluster: Cluster) -> None:
 def _check_models(recipe: Recipe, ranks: Mapping[str, int]) -> None:
     """Raise ConfigurationError if this host cannot hold what its ranks train, at the least."""
     for section, num_ranks in ranks.items():
-        model = recipe.models.teacher if section == TEACHER else recipe.models.student
-        size = num_parameters(model, recipe.senones.max_senones)
+        size = num_parameters(recipe.models.of(section), recipe.senones.max_senones)
         config = getattr(recipe, section)
         # Weights, gradients, and what optimizer and trainer keep, as float32.
         num_vectors = 2 + config.optimizer.num_state_vectors + config.trainer.num_state_vectors
@@ -147,8 +150,21 @@ def _check_models(recipe: Recipe, ranks: Mapping[str, int]) -> None:
         if needed > (has := _host_mebibytes()):
             raise ConfigurationError(
                 f"{section}: a model of {size} parameters needs {needed} MB on {num_ranks} ranks: "
-                f"need at most {has} MB, the memory of this host: lower num_layers or num_units"
+                f"need at most {has} MB, the memory of this host: name a smaller model in models"
             )
+
+
+def _check_factories(recipe: Recipe, sections: Iterable[str]) -> None:
+    """Raise ConfigurationError if a model of the user's own is not as the others take it."""
+    tried = set()
+    for section in sections:
+        form, precision = recipe.models.of(section), getattr(recipe, section).precision
+        if isinstance(form, FactoryConfig) and (form, precision) not in tried:
+            tried.add((form, precision))
+            try:
+                check_contract(form, recipe.senones.max_senones, precision)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"models: {section}: {error}") from error
 
 
 def _host_mebibytes() -> int:

@@ -31,7 +31,7 @@ def run(job: Job) -> StepResults:
     report_device(job.name, device)
     where, recipe = (job.store, job.run_uri, job.corpus_uri), job.recipe
     names = evaluated_models(recipe.sequence_training.models, recipe.teacher.ensemble)
-    shared = device, names
+    shared = {name: recipe.models.of(name) for name in names}, device
     has_development = DEV in subsets_of_run(job.store, job.run_uri, features_step)
     tuned = [tune(*where, recipe.evaluation, recipe.tuning, *shared)] if has_development else []
     return [*tuned, evaluate(*where, recipe.evaluation, *shared)]

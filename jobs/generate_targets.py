@@ -3,6 +3,9 @@
 megahour generate_targets --recipe demo --run runs/demo
 """
 
+from collections.abc import Sequence
+
+from infra.configuration import canonical_json
 from infra.devices.device_pool import DevicePool
 from jobs.cli.catalogue import GENERATE_TARGETS
 from jobs.cli.command_line import Step, StepResults, main
@@ -34,7 +37,7 @@ def run(job: Job) -> StepResults:
     models = labelling_models(job.recipe.sequence_training.models, job.recipe.teacher.ensemble)
     pool = DevicePool(
         factory="training.targets.teacher:serve_teacher",
-        arguments={"run_uri": job.run_uri, "k": str(k), "models": ",".join(models)},
+        arguments={"k": str(k), **teacher_arguments(job, models)},
         devices=job.cluster.devices,
         idle_timeout_s=IDLE_TIMEOUT_S,
     )
@@ -55,7 +58,7 @@ def label_with_lattices(job: Job) -> StepResults:
     models = labelling_models(recipe.sequence_training.models, recipe.teacher.ensemble)
     pool = DevicePool(
         factory="training.targets.lattice_targets:serve_logits",
-        arguments={"run_uri": job.run_uri, "models": ",".join(models)},
+        arguments=teacher_arguments(job, models),
         devices=job.cluster.devices,
         idle_timeout_s=SEARCH_IDLE_TIMEOUT_S,
     )
@@ -64,6 +67,12 @@ def label_with_lattices(job: Job) -> StepResults:
     with distribute_on_spark(job) as distribute:
         targets = generate_targets(*where, config, teacher, distribute, models, graphs, limit)
     return [graph, targets]
+
+
+def teacher_arguments(job: Job, models: Sequence[str]) -> dict[str, str]:
+    """Return the arguments of servers: the run, its teachers, and the recipe's settings of them."""
+    form = canonical_json(job.recipe.models.of(TEACHER))
+    return {"run_uri": job.run_uri, "form": form, "models": ",".join(models)}
 
 
 STEP = Step(

@@ -14,6 +14,7 @@ from infra.configuration import (
     read_toml,
 )
 from infra.ranges import Items, Range, Seed, Text, check_ranges
+from pipeline.runs.names import TEACHER, section_of
 from pipeline.steps.features import ExtractionConfig
 from pipeline.steps.repartition import RepartitionConfig
 from pipeline.steps.selection.select import SelectionConfig
@@ -23,8 +24,8 @@ from training.augmentation.augmenter import AugmentationConfig
 from training.decoding.bootstrap.hmm import BootstrapConfig
 from training.decoding.decoding_settings import AcousticScale, NgramOrder, TuningConfig
 from training.decoding.senones.tree_growing import TreeConfig
-from training.models.acoustic_model import ModelConfig
 from training.models.precision import Precision
+from training.models.registry import ModelConfig
 from training.recipe_values import (
     Beam,
     Count,
@@ -110,6 +111,12 @@ class StudentConfig:
             )
         check_decay(self.initial_learning_rate, self.final_learning_rate, num_sub_epochs)
 
+    @property
+    def chunks(self) -> str:
+        """Name the setting that makes chunks, and the value without them; empty without them."""
+        whole, total = self.num_whole_utterance_sub_epochs, self.num_sub_epochs * self.num_passes
+        return f"num_whole_utterance_sub_epochs = {whole}: need {total}" if whole < total else ""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelsConfig:
@@ -117,6 +124,10 @@ class ModelsConfig:
 
     student: ModelConfig
     teacher: ModelConfig
+
+    def of(self, name: str) -> ModelConfig:
+        """Return the form of the model `name`; an ensemble's teachers have one form."""
+        return self.teacher if section_of(name) == TEACHER else self.student
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,12 +208,15 @@ class Recipe:
                 f"{self.senones.max_senones}"
             )
         for section, earlier in EARLIER_MODELS.items():
-            name = getattr(self, section).warm_start
+            config = getattr(self, section)
+            name = config.warm_start
             if name not in earlier:
                 raise ValueError(
                     f"{section}: warm_start = {name!r}: need one of {', '.join(earlier)}: a model "
                     "of the same form that is trained before it"
                 )
+            if self.models.of(section).whole_utterances and (said := config.chunks):
+                raise ValueError(f"{section}: {said}: its model declares whole_utterances = true")
 
 
 def check_ranks(recipe: Recipe, section: str, num_ranks: int) -> None:

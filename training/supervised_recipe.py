@@ -63,6 +63,14 @@ class SupervisedConfig:
                 "the epochs in all"
             )
 
+    @property
+    def chunks(self) -> str:
+        """Name the setting that makes chunks, and the value without them; empty without them."""
+        if self.num_chunked_epochs:
+            return f"num_chunked_epochs = {self.num_chunked_epochs}: need 0"
+        # Newbob's loss is of chunks, so that minibatches have the size of training's.
+        return "schedule = 'newbob': need 'exponential'" if self.schedule == "newbob" else ""
+
 
 @dataclass(frozen=True, slots=True)
 class TeacherConfig(SupervisedConfig):

@@ -125,7 +125,7 @@ def training_stages(job: Job, fit: Fit, ranks: Ranks) -> list[Callable[[], StepR
     check_trainer(by_sequence, ranks.group)  # now, not after hours of training
     where = job.store, job.run_uri, job.corpus_uri
     limits = config.acoustic_scale, job.recipe.loss_budget
-    decode = partial(generate_lattices, *where, fit.name, config.lattices, *limits)
+    decode = partial(generate_lattices, *where, fit.name, fit.model, config.lattices, *limits)
     return [
         train,
         partial(decode, ranks.group, ranks.device),

@@ -19,13 +19,13 @@ from jobs.planning.volumes.pipeline_volumes import spark_volumes
 from jobs.planning.volumes.shard_sizes import num_target_frames
 from jobs.planning.volumes.step_volume import Volume
 from jobs.planning.volumes.training_volumes import (
-    num_parameters,
     num_training_frames,
     training_volume,
 )
 from jobs.planning.volumes.workload import Workload
 from pipeline.runs.names import LABELLED, TEACHER, UNLABELLED
 from training.fit.model_specs import Fit, baseline_fit, student_fit, teacher_fits
+from training.models.registry import num_parameters
 from training.recipes import Recipe
 
 STUDENT_PIPELINE = (

@@ -22,7 +22,7 @@ from tests.training.decoding.toy_language import toy_lexicon
 from tests.training.targets.labelled_run import row
 from training.decoding.bootstrap.hmm import BootstrapConfig
 from training.decoding.senones.tree_growing import TreeConfig
-from training.models.acoustic_model import AcousticModel, ModelConfig
+from training.models.lstm import LstmConfig, LstmModel
 from training.models.store import TrainedModel
 from training.targets.alignment import MAX_PADDED_FRAMES, length_batches, log_likelihoods
 from training.targets.bootstrap import align_rows
@@ -48,8 +48,8 @@ def shard(hours: float) -> list[FeatureRow]:
 
 def network() -> TrainedModel:
     """Return an untrained network with as many senones as the paper's."""
-    config = ModelConfig(1, 32, bidirectional=False, look_ahead=3, dropout=0.0)
-    return TrainedModel(AcousticModel(config, NUM_SENONES).eval(), torch.zeros(NUM_SENONES))
+    config = LstmConfig(1, 32, bidirectional=False, look_ahead=3, dropout=0.0)
+    return TrainedModel(LstmModel(config, NUM_SENONES).eval(), torch.zeros(NUM_SENONES))
 
 
 def at_once(hours: float) -> None:

@@ -17,14 +17,14 @@ from training.algorithms.optimizers import AdamConfig
 from training.data.batching import CHUNK_FRAMES
 from training.data.minibatch import Minibatch
 from training.fit.steps import GradientNorms, LoopConfig, take_steps
-from training.models.acoustic_model import AcousticModel, ModelConfig
+from training.models.lstm import LstmConfig, LstmModel
 from training.models.precision import Precision
 from training.targets.hard import HardTargets
 
 MODELS = {
-    "student 2 x 160": ModelConfig(2, 160, False, 3, 0.1),
-    "student 2 x 256": ModelConfig(2, 256, False, 3, 0.2),
-    "teacher 2 x 160": ModelConfig(2, 160, True, 0, 0.3),
+    "student 2 x 160": LstmConfig(2, 160, False, 3, 0.1),
+    "student 2 x 256": LstmConfig(2, 256, False, 3, 0.2),
+    "teacher 2 x 160": LstmConfig(2, 160, True, 0, 0.3),
 }
 MINIBATCH_FRAMES = (256, 512, 1024, 2048)
 PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
@@ -32,7 +32,7 @@ STEPS = 4
 
 
 def steps_of(
-    config: ModelConfig, num_frames: int, precision: Precision
+    config: LstmConfig, num_frames: int, precision: Precision
 ) -> tuple[int, Callable[[], object]]:
     """Return how many frames some steps have, padding left out, and what takes them."""
     num_chunks = num_frames // CHUNK_FRAMES
@@ -41,7 +41,7 @@ def steps_of(
     labels = torch.randint(NUM_SENONES, (num_chunks, CHUNK_FRAMES))
     labels[torch.arange(CHUNK_FRAMES) >= lengths.unsqueeze(1)] = -1
     minibatch = Minibatch(torch.randn(num_chunks, CHUNK_FRAMES, 192), lengths, HardTargets(labels))
-    model = AcousticModel(config, NUM_SENONES)
+    model = LstmModel(config, NUM_SENONES)
     optimizer = AdamConfig().make_optimizer(model.parameters())
     loop, norms = LoopConfig(num_frames, 1.0, precision=precision), GradientNorms(0, 0)
     given = [minibatch] * STEPS

@@ -38,7 +38,8 @@ from training.data.sub_epochs import SubEpoch
 from training.distributed import process_group
 from training.distributed.process_group import ProcessGroup
 from training.fit.steps import GradientNorms, LoopConfig, RunningTotals, take_steps
-from training.models.acoustic_model import AcousticModel, ModelConfig
+from training.models.acoustic_model import AcousticModel
+from training.models.lstm import LstmConfig, LstmModel
 from training.targets.hard import HardTargets
 from training.trainers import Synchronous
 
@@ -155,8 +156,8 @@ def bare_loop(
 def make_model(corpus: Corpus, case: Case) -> tuple[AcousticModel, Optimizer]:
     """Make a recipe's model, and its optimizer."""
     dropout, look_ahead = (0.3, 0) if case.is_teacher else (corpus.student_dropout, 3)
-    config = ModelConfig(2, corpus.num_units, case.is_teacher, look_ahead, dropout)
-    model = AcousticModel(config, NUM_SENONES)
+    config = LstmConfig(2, corpus.num_units, case.is_teacher, look_ahead, dropout)
+    model = LstmModel(config, NUM_SENONES)
     return model, AdamConfig().make_optimizer(model.parameters())
 
 

@@ -37,7 +37,7 @@ from training.fit.steps import (
     compute_gradients,
     take_steps,
 )
-from training.models.acoustic_model import AcousticModel, ModelConfig
+from training.models.lstm import LstmConfig, LstmModel
 from training.models.precision import Precision, set_float32_products
 from training.trainers.bmuf import BmufConfig
 from training.trainers.gtc import GtcConfig
@@ -54,7 +54,7 @@ TRAINERS: tuple[TrainerConfig, ...] = (SynchronousConfig(), GtcConfig(), BmufCon
 class Job:
     """Job holds a student's form and data; each of its partitions is the same object."""
 
-    config: ModelConfig
+    config: LstmConfig
     num_senones: int
     minibatch_frames: int
     partition_hours: float
@@ -69,7 +69,7 @@ class Job:
         return Dataset(store, folder, (), parts, 3, self.minibatch_frames, 1, 0, 1)
 
 
-PAPERS = Job(ModelConfig(5, 768, False, 3, 0.0), 3183, 2048, 2.0, 16, num_first_steps=120)
+PAPERS = Job(LstmConfig(5, 768, False, 3, 0.0), 3183, 2048, 2.0, 16, num_first_steps=120)
 """The 24 M parameters of 003 at the minibatch of 000; a partition has some 120 steps."""
 
 GOALS = "goal 0.9"
@@ -98,7 +98,7 @@ class Bench:
     ) -> Iterator[int]:
         """Take the steps of a sub-epoch as jobs do; yield the frames of each."""
         torch.manual_seed(0)
-        model = AcousticModel(self.job.config, self.job.num_senones).to(self.device)
+        model = LstmModel(self.job.config, self.job.num_senones).to(self.device)
         optimizer = AdamConfig().make_optimizer(model.parameters())
         loop = LoopConfig(self.job.minibatch_frames, 1.0, precision=precision)
         compute = (

@@ -10,6 +10,7 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor, nn
 
 from infra.store.object_store import ObjectStore, join_uri, normalize_uri
+from jobs.cli.job import recipe_path
 from pipeline.filterbank import NUM_BINS
 from pipeline.kbest import KBest
 from pipeline.runs.manifest import read_manifest, read_output
@@ -17,6 +18,7 @@ from pipeline.runs.names import ALIGNMENT_STEP, HELDOUT, PARTITIONS_STEP, featur
 from pipeline.shards import read_partition
 from pipeline.splicing import STACK, low_rate_alignment, splice
 from training.models.store import load_model
+from training.recipes import read_recipe
 from training.simulation import Training
 from training.targets.alignment import network_alignments, read_tree
 from training.targets.labelled import read_lexicon, read_shards
@@ -160,7 +162,8 @@ def _aligned(store: ObjectStore, run_uri: str) -> Iterator[Utterance]:
         for shard in read_shards(store, run_uri, features_step(HELDOUT)).values()
         for row in shard
     ]
-    teacher, tree = load_model(store, run_uri, "teacher"), read_tree(store, run_uri)
+    form = read_recipe(recipe_path("demo")).models.teacher
+    teacher, tree = load_model(store, run_uri, "teacher", form), read_tree(store, run_uri)
     lexicon = read_lexicon(store, run_uri, join_uri(run_uri, "corpus"), []).parse()
     found = network_alignments(rows, teacher, lexicon, tree, ACOUSTIC_SCALE)
     for row in rows:

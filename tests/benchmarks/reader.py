@@ -34,7 +34,7 @@ from training.data.dataset import Dataset
 from training.data.minibatch import Minibatch
 from training.data.sub_epochs import SubEpoch
 from training.fit.steps import GradientNorms, LoopConfig, take_steps
-from training.models.acoustic_model import AcousticModel, ModelConfig
+from training.models.lstm import LstmConfig, LstmModel
 from training.targets.hard import HardTargets
 
 K = 20
@@ -117,8 +117,8 @@ def read_all(dataset: Dataset, sub_epoch: SubEpoch) -> int:
 
 def step_of(student: Student) -> Callable[[], object]:
     """Return a training step on a minibatch of full chunks, as the trainer takes it."""
-    config = ModelConfig(student.num_layers, student.num_units, False, 3, 0.0)
-    model = AcousticModel(config, student.num_senones)
+    config = LstmConfig(student.num_layers, student.num_units, False, 3, 0.0)
+    model = LstmModel(config, student.num_senones)
     optimizer = torch.optim.Adam(model.parameters())
     batch = student.minibatch_frames // 32
     minibatch = Minibatch(

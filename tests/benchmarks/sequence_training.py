@@ -16,7 +16,7 @@ import torch
 from pipeline.shards import Lattice
 from pipeline.shards.lattices import check_lattice
 from tests.benchmarks.measure import Figure, interleaved, ratios, show
-from training.models.acoustic_model import AcousticModel, ModelConfig
+from training.models.lstm import LstmConfig, LstmModel
 from training.sequence_training.smbr import AlignedLattice, Smbr, SmbrBatch, smbr_loss
 
 NUM_SENONES, LOOK_AHEAD, FRAMES = 3183, 3, 2048
@@ -72,8 +72,8 @@ def main() -> None:
         "forward-backward": lambda: batch.expected_accuracies(scores),
     }
     for name, (num_layers, num_units) in SIZES.items():
-        config = ModelConfig(num_layers, num_units, False, LOOK_AHEAD, 0.0)
-        model = AcousticModel(config, NUM_SENONES)
+        config = LstmConfig(num_layers, num_units, False, LOOK_AHEAD, 0.0)
+        model = LstmModel(config, NUM_SENONES)
         features = torch.randn(len(utterances), int(lengths.max()), 192)
         functions[name] = lambda m=model, x=features: m(x, lengths).sum().backward()
     smbr_loss(torch.zeros(len(utterances), int(lengths.max()), NUM_SENONES), batch)  # once, to warm

@@ -22,6 +22,7 @@ from jobs.planning.calibration.throughputs import read_published
 from jobs.planning.scaling_options import read_scaling
 from jobs.synthesis.plan import SynthesisConfig
 from pipeline.steps.features import ExtractionConfig
+from training.models.factory import FactoryConfig
 from training.recipes import read_recipe
 from training.shuffle_audit.certificate import CertificateConfig
 from training.trainers.registry import TRAINERS
@@ -54,10 +55,15 @@ COMPANIONS: Mapping[tuple[str, str], Mapping[str, object]] = {
     ("StudentConfig", "final_learning_rate"): {"initial_learning_rate": 100},
     ("SequenceTrainingConfig", "initial_learning_rate"): {"final_learning_rate": 1e-12},
     ("SequenceTrainingConfig", "final_learning_rate"): {"initial_learning_rate": 100},
-    ("ModelConfig", "look_ahead"): {"bidirectional": False},
+    ("LstmConfig", "look_ahead"): {"bidirectional": False},
+    ("FactoryConfig", "delay"): {"look_ahead": 1000},
+    ("ConformerConfig", "num_units"): {"num_heads": 1},
+    ("ConformerConfig", "num_heads"): {"num_units": 1024},
     ("SynthesisConfig", "num_heldout_speakers"): {"heldout_utterances_per_placement": 1_000_000},
     ("SynthesisConfig", "heldout_utterances_per_placement"): {"num_heldout_speakers": 1},
 }
+# A record without defaults, as one that is valid.
+EXAMPLES = {FactoryConfig: FactoryConfig(factory="my_models:tdnn", look_ahead=3)}
 # Texts that are checked for more than their characters.
 TEXTS = {
     "created_from": ("", "2019-03-01", "2019-03-01T10:00:00.123456+01:00"),
@@ -99,7 +105,7 @@ def walk(record: Any) -> Iterator[Field]:
         members = [each for each in typing.get_args(hint) if is_dataclass(each)]
         if typing.get_origin(hint) in (types.UnionType, typing.Union) and members:
             for member in members:
-                yield from walk(value if isinstance(value, member) else member())
+                yield from walk(value if isinstance(value, member) else example_of(member))
         elif is_dataclass(value):
             yield from walk(value)
         elif isinstance(value, dict) and any(map(is_dataclass, value.values())):
@@ -109,6 +115,10 @@ def walk(record: Any) -> Iterator[Field]:
             # An option is left out of a file, or has a value of the one other type.
             (option,) = members_of(hint) if type(None) in typing.get_args(hint) else (annotation,)
             yield Field(record, name, option)
+
+
+def example_of(member: type) -> Any:
+    return EXAMPLES[member] if member in EXAMPLES else member()
 
 
 def members_of(union: Any) -> list[Any]:
@@ -182,6 +192,8 @@ def bad_values(annotation: Any) -> Iterator[object]:
         yield f"s3://someone:{PASSWORD}@bucket/run"
     elif hint is bool:
         yield from NO_FLAGS
+    elif typing.get_origin(hint) in (types.UnionType, typing.Union):
+        yield from (None, [], {}, math.nan, math.inf, HUGE, -HUGE, 1e301, "a\0b", 2**63)
     elif typing.get_origin(hint) is Literal:
         yield from ("no such name", "", 1, None, [])
     elif typing.get_origin(hint) is tuple:
@@ -199,6 +211,8 @@ def bad_values(annotation: Any) -> Iterator[object]:
 
 def of_part(annotation: Any) -> tuple[tuple[Bound, ...], bool]:
     hint, bounds = bounds_of(annotation)
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        return of_part(members_of(hint)[0])
     return bounds, hint is float
 
 
@@ -252,7 +266,8 @@ def test_lists_and_tables_pass_at_their_bounds() -> None:
         value = inside(*of_part(parts[-1 if typing.get_origin(hint) is dict else 0]))[0]
         many: Any = [value] * items.most
         if typing.get_origin(hint) is dict:
-            many = {f"spark.{number}": value for number in range(items.most)}
+            name = inside(*of_part(parts[0]))[0]
+            many = {f"{name}{number}": value for number in range(items.most)}
         assert len(getattr(field.read(many), field.name)) == items.most, field.place
 
 

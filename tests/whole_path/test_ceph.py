@@ -7,6 +7,7 @@ from pathlib import Path
 import boto3
 import pytest
 
+from infra.configuration import canonical_json
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.kbest import KBest
 from pipeline.runs.names import SUBSETS
@@ -62,7 +63,7 @@ def run_serially(store: ObjectStore, run_uri: str) -> None:
         uri = metadata_uri(corpus_uri, subset)
         select_utterances(store, run_uri, subset, uri, recipe.selection, budget, serially)
         extract_features(store, run_uri, subset, corpus_uri, recipe.features, budget, serially)
-    label = serve_teacher("cpu", run_uri, str(k))
+    label = serve_teacher("cpu", run_uri, str(k), canonical_json(recipe.models.teacher))
 
     def teacher(utterances: list) -> list[KBest]:
         return decode_targets(label(encode_utterances(utterances)), k)

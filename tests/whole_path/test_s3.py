@@ -10,6 +10,7 @@ from pathlib import Path
 import boto3
 import pytest
 
+from infra.configuration import canonical_json
 from infra.store.object_store import ObjectStore, join_uri
 from jobs.ingestion.corpus import ingest
 from jobs.run import launches
@@ -143,7 +144,9 @@ def test_targets_and_partitions_do_not_depend_on_the_place(
     for found in whole.store.list(join_uri(whole.uri, "models/teacher")):
         store.put(found.uri.replace(whole.uri, run_uri), whole.store.get(found.uri))
     recipe = read_recipe(str(TINY))
-    label = serve_teacher("cpu", run_uri, str(recipe.targets.k))
+    label = serve_teacher(
+        "cpu", run_uri, str(recipe.targets.k), canonical_json(recipe.models.teacher)
+    )
 
     def teacher(utterances: list) -> list[KBest]:
         return decode_targets(label(encode_utterances(utterances)), recipe.targets.k)

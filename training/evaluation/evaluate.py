@@ -17,7 +17,6 @@ from pipeline.runs.names import (
     ALIGNMENT_STEP,
     BASELINE,
     DEV,
-    EVALUATED_MODELS,
     EVALUATION_STEP,
     HELDOUT,
     STUDENT,
@@ -37,7 +36,8 @@ from training.evaluation.decoding import Graphs, count_errors, placement_of
 from training.evaluation.language_model import LanguageModelFiles
 from training.evaluation.tuning import recipe_settings, tuned_settings
 from training.evaluation.word_errors import WordErrors, werr
-from training.models.store import TrainedModel, load_model
+from training.models.registry import ModelConfig
+from training.models.store import TrainedModel, load_models
 from training.recipes import EvaluationConfig
 from training.targets.alignment import log_likelihoods, network_alignments, read_tree
 from training.targets.labelled import Alignments, read_lexicon, read_shards
@@ -48,16 +48,16 @@ def evaluate(
     run_uri: str,
     corpus_uri: str,
     config: EvaluationConfig,
+    forms: Mapping[str, ModelConfig],
     device: torch.device = CPU,
-    names: Sequence[str] = EVALUATED_MODELS,
 ) -> StepResult:
     """Decode the held-out subset with each model; write word and frame errors by placement.
 
-    The models `names` are on `device`, the decoder on the CPU.
+    The models, of these forms by name, are on `device`, the decoder on the CPU.
     """
     features = features_step(HELDOUT)
     is_tuned = DEV in subsets_of_run(store, run_uri, features_step)
-    reads = [features, ALIGNMENT_STEP, *map(model_step, names)]
+    reads = [features, ALIGNMENT_STEP, *map(model_step, forms)]
     reads += [TUNING_STEP] if is_tuned else []
     lexicon = read_lexicon(store, run_uri, corpus_uri, reads)
     files = LanguageModelFiles.read(store, corpus_uri, config)
@@ -69,10 +69,10 @@ def evaluate(
             raise ValueError("the held-out subset is empty: list speakers in heldout.speakers")
         if not any((row.text or "").split() for row in rows):
             raise ValueError("the held-out subset has no words: list others in heldout.speakers")
-        models = {name: load_model(store, run_uri, name).to(device) for name in names}
+        models = load_models(store, run_uri, forms, device)
         words, tree = lexicon.parse(), read_tree(store, run_uri)
         language_model = files.model(store, run_uri, words, config)
-        settings = dict.fromkeys(names, recipe_settings(config))
+        settings = dict.fromkeys(forms, recipe_settings(config))
         settings |= tuned_settings(store, run_uri) if is_tuned else {}
         graphs = Graphs(words, tree, language_model)
         errors = count_by_model(

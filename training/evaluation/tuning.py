@@ -15,7 +15,6 @@ from pipeline.runs.manifest import read_manifest
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
     DEV,
-    EVALUATED_MODELS,
     TUNING_STEP,
     features_step,
     model_step,
@@ -28,7 +27,8 @@ from training.distributed.process_group import CPU
 from training.evaluation.decoding import Graphs, count_errors
 from training.evaluation.language_model import GivenModel, LanguageModelFiles
 from training.evaluation.word_errors import WordErrors
-from training.models.store import TrainedModel, load_model
+from training.models.registry import ModelConfig
+from training.models.store import TrainedModel, load_models
 from training.recipes import EvaluationConfig
 from training.targets.alignment import read_tree
 from training.targets.labelled import read_lexicon, read_shards
@@ -40,16 +40,16 @@ def tune(
     corpus_uri: str,
     config: EvaluationConfig,
     tuning: TuningConfig,
+    forms: Mapping[str, ModelConfig],
     device: torch.device = CPU,
-    names: Sequence[str] = EVALUATED_MODELS,
 ) -> StepResult:
     """Decode the development speakers over the grid; write each model's choice and curve.
 
-    003 VII-D tunes on its test set; here no held-out speaker has a part in it. The models `names`
-    are on `device`, the decoder on the CPU.
+    003 VII-D tunes on its test set; here no held-out speaker has a part in it. The models, of
+    these forms by name, are on `device`, the decoder on the CPU.
     """
     features = features_step(DEV)
-    reads = [features, ALIGNMENT_STEP, *map(model_step, names)]
+    reads = [features, ALIGNMENT_STEP, *map(model_step, forms)]
     lexicon = read_lexicon(store, run_uri, corpus_uri, reads)
     files = LanguageModelFiles.read(store, corpus_uri, config)
     reads += files.reads(store, run_uri)
@@ -65,7 +65,7 @@ def tune(
             del grid["ngram_order"]  # it has its own
         graphs = Graphs(words, read_tree(store, run_uri), language_model)
         decoder = DecoderConfig(config.beam, config.max_active)
-        models = {name: load_model(store, run_uri, name).to(device) for name in names}
+        models = load_models(store, run_uri, forms, device)
         found = {
             name: search(
                 recipe_settings(config), grid, partial(total_errors, rows, model, graphs, decoder)

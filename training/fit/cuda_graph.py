@@ -2,7 +2,8 @@
 
 Five layers over a chunk's 32 frames are some 160 small products forwards and twice as many
 backwards, each of which the host would launch. Whole utterances have ever other shapes; trainers
-and optimizers exchange and decide in Python: they remain outside.
+and optimizers exchange and decide in Python: they remain outside, and so do models that read the
+lengths: bidirectional ones, Conformers, and a user's own.
 """
 
 from collections.abc import Callable
@@ -25,8 +26,8 @@ WARM_UP_STEPS = 3
 def gradients_of(model: AcousticModel, config: LoopConfig) -> ComputeGradients:
     """Return what computes the gradients of the model's minibatches, by graphs on a GPU."""
     compute = partial(compute_gradients, model, config)
-    # Packing a bidirectional model's minibatches makes shapes that follow from their lengths.
-    if model.config.bidirectional or not is_captured_on(model.mean.device):
+    # A graph repeats its first minibatch's computations, whatever lengths another one has.
+    if not model.config.ignores_lengths or not is_captured_on(model.device):
         return compute
     return GradientGraphs(model, compute, chunked_shape(config.minibatch_frames))
 

@@ -12,13 +12,11 @@ from pipeline.runs.names import (
     LABELLED,
     PARTITIONS_STEP,
     STUDENT,
-    TEACHER,
     UNLABELLED,
     RealignmentRound,
     features_step,
     lattices_step,
     model_step,
-    section_of,
     sequence_trained,
     teachers,
 )
@@ -32,7 +30,7 @@ from training.data.sub_epochs import (
     supervised_sub_epochs,
 )
 from training.fit.steps import LoopConfig
-from training.models.acoustic_model import ModelConfig
+from training.models.registry import ModelConfig
 from training.recipes import CheckpointConfig, Recipe, StudentConfig
 from training.sequence_recipe import SequenceTrainingConfig
 from training.supervised_recipe import SupervisedConfig
@@ -123,13 +121,12 @@ def loop_of(config: SupervisedConfig | StudentConfig | SequenceTrainingConfig) -
 
 
 def _supervised(name: str, config: SupervisedConfig, recipe: Recipe, labelled: str) -> Fit:
-    models = recipe.models
     rates = config.initial_learning_rate, config.final_learning_rate
     decay = exponential_decay(*rates, config.num_epochs)
     is_newbob = config.schedule == "newbob"
     return Fit(
         name=name,
-        model=models.teacher if section_of(name) == TEACHER else models.student,
+        model=recipe.models.of(name),
         labelled=labelled,
         unlabelled=None,
         sub_epochs=supervised_sub_epochs(decay, config.num_chunked_epochs),

@@ -65,9 +65,9 @@ def train_model(
     labelled = read_manifest(store, run_uri, fit.labelled)
     # Ranks draw their own dropout; their initial weights are replaced by rank 0's.
     torch.manual_seed((fit.seed + group.rank()) % 2**64)  # the largest seed is 2^64 - 1
-    model = AcousticModel(fit.model, len(labelled.statistics["senone_counts"]))
+    model = fit.model.make_model(len(labelled.statistics["senone_counts"]))
     if fit.warm_start != "none":
-        warm_start(model, load_model(store, run_uri, fit.warm_start).model, fit)
+        warm_start(model, fit, store, run_uri)
     model.freeze_normalization(global_moments(store, run_uri))
     model.to(device)  # initial weights are those of the CPU's random numbers, wherever it trains
     dataset = open_dataset(fit, store, run_uri, labelled.outputs, group)
@@ -88,17 +88,21 @@ def check_trainer(fit: Fit, group: ProcessGroup) -> None:
         raise ConfigurationError(f"{fit.name}: trainer: {error}") from error
 
 
-def warm_start(model: AcousticModel, trained: AcousticModel, fit: Fit) -> None:
+def warm_start(model: AcousticModel, fit: Fit, store: ObjectStore, run_uri: str) -> None:
     """Begin from the weights of a model that was trained on a part of the data (000 3.2).
 
     Raises ConfigurationError where that model is of another form.
     """
-    forms = [(each.config, each.num_senones) for each in (model, trained)]
-    if forms[0] != forms[1]:
+    try:
+        trained = load_model(store, run_uri, fit.warm_start, fit.model).model
+        if trained.num_senones != model.num_senones:
+            has, needs = trained.num_senones, model.num_senones
+            raise ConfigurationError(f"has {has} senones, and this model {needs}")
+    except ConfigurationError as error:
         raise ConfigurationError(
-            f"{fit.name}: warm_start = {fit.warm_start!r}: is {forms[1]}, and this model is "
-            f"{forms[0]}: need a model of the same form, or warm_start = 'none'"
-        )
+            f"{fit.name}: warm_start = {fit.warm_start!r}: {error}; need a model of the same form, "
+            "or warm_start = 'none'"
+        ) from error
     model.load_state_dict(trained.state_dict())
 
 
@@ -158,7 +162,7 @@ def open_dataset(
         run_uri=run_uri,
         labelled=labelled,
         unlabelled=unlabelled,
-        look_ahead=fit.model.look_ahead,
+        look_ahead=fit.model.delay,
         minibatch_frames=fit.loop.minibatch_frames,
         seed=fit.seed,
         rank=group.rank(),

@@ -1,64 +1,55 @@
-"""LSTM student and bidirectional LSTM teacher over spliced log-mel frames (paper 003 II-B, V-A)."""
+"""The contract of acoustic models, whatever their architecture, over spliced log-mel frames."""
 
-from dataclasses import dataclass
-from typing import Annotated
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.utils.rnn import pad_sequence
 
-from infra.ranges import Range, check_ranges
 from pipeline.normalization import Moments
 from pipeline.splicing import NUM_INPUTS, STACK
-from training.models.padded_lstm import padded_lstm
-from training.models.precision import Precision, linear_in_bfloat16, lstm_in_bfloat16
+from training.models.precision import Precision
 
 
-@dataclass(frozen=True, slots=True)
-class ModelConfig:
-    """ModelConfig: the paper has 5 layers of 768 units, for its teacher the same both ways."""
+@runtime_checkable
+class Architecture(Protocol):
+    """Architecture: a recipe's model, and all that other parts need to know of it beforehand.
 
-    num_layers: Annotated[int, Range(1, 100)]
-    num_units: Annotated[int, Range(1, 16_384)]
-    bidirectional: bool
-    # 000 3.2 found three low-rate frames to give the best WERR.
-    look_ahead: Annotated[int, Range(0, 1000)]
-    dropout: Annotated[float, Range(0, 1, below=True)]
+    The logits of a frame may change with `look_ahead` later ones, and if `bidirectional` with all
+    frames. Outputs are `delay` frames late. With `whole_utterances` it cannot be trained on chunks.
+    If it `ignores_lengths`, its computations are the same whatever lengths a minibatch has.
+    """
 
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        if self.bidirectional and self.look_ahead:
-            raise ValueError(
-                f"look_ahead = {self.look_ahead}: need 0 for a bidirectional model, which sees "
-                "all frames"
-            )
+    @property
+    def look_ahead(self) -> int: ...  # noqa: D102
+    @property
+    def delay(self) -> int: ...  # noqa: D102
+    @property
+    def bidirectional(self) -> bool: ...  # noqa: D102
+    @property
+    def whole_utterances(self) -> bool: ...  # noqa: D102
+    @property
+    def ignores_lengths(self) -> bool: ...  # noqa: D102
+    def make_model(self, num_senones: int) -> "AcousticModel": ...  # noqa: D102
 
 
-class AcousticModel(nn.Module):
+class AcousticModel(nn.Module, ABC):
     """AcousticModel maps spliced frames to senone logits, with global mean and variance frozen in.
 
-    Outputs are `look_ahead` low-rate frames late: logits[t] speak of frame t - look_ahead.
+    Outputs are `config.delay` low-rate frames late: logits[t] speak of frame t - delay.
     """
 
     mean: Tensor
     inverse_deviation: Tensor
 
-    def __init__(self, config: ModelConfig, num_senones: int) -> None:
+    def __init__(self, config: Architecture, num_senones: int) -> None:
         super().__init__()
         self.config = config
         self.num_senones = num_senones
-        self.lstm = nn.LSTM(
-            NUM_INPUTS,
-            config.num_units,
-            config.num_layers,
-            batch_first=True,
-            bidirectional=config.bidirectional,
-            dropout=config.dropout if config.num_layers > 1 else 0.0,
-        )
-        # 003 V-A counts 78 M parameters for its teacher; five such layers have 67.5 M.
-        num_outputs = config.num_units * (2 if config.bidirectional else 1)
-        self.output = nn.Linear(num_outputs, num_senones)
         self.register_buffer("mean", torch.zeros(NUM_INPUTS))
         self.register_buffer("inverse_deviation", torch.ones(NUM_INPUTS))
 
@@ -80,24 +71,47 @@ class AcousticModel(nn.Module):
         lengths: Int64[Tensor, " batch"] | None = None,
         precision: Precision = "float32",
     ) -> Float[Tensor, "batch frames senones"]:
-        """Return logits, `look_ahead` frames late; padding starts at `lengths`, if given."""
+        """Return logits, `delay` frames late; padding starts at `lengths`, of the host, if any."""
         # Normalizing here spares a second pass over the features, 46 TB at a million hours.
         normalized = (features - self.mean).mul_(self.inverse_deviation)
         if precision == "bfloat16":
-            rounded = lstm_in_bfloat16(self.lstm)
-            hidden = padded_lstm(rounded, normalized.bfloat16(), lengths)
             # Logits of 8 bits: a CPU has no product of bfloat16 that gives float32. The softmax
             # over thousands of senones sums them in float32.
-            return linear_in_bfloat16(self.output, hidden).float()
-        logits: Tensor = self.output(padded_lstm(self.lstm, normalized, lengths))
-        return logits
+            return self.bfloat16_logits(normalized.bfloat16(), lengths).float()
+        return self.normalized_logits(normalized, lengths)
+
+    @abstractmethod
+    def normalized_logits(
+        self, normalized: Float[Tensor, "batch frames 192"], lengths: Int64[Tensor, " batch"] | None
+    ) -> Float[Tensor, "batch frames senones"]:
+        """Return the logits of frames of mean 0 and variance 1."""
+
+    @abstractmethod
+    def bfloat16_logits(
+        self, normalized: Float[Tensor, "batch frames 192"], lengths: Int64[Tensor, " batch"] | None
+    ) -> Float[Tensor, "batch frames senones"]:
+        """Compute logits by weights rounded to bfloat16; gradients arrive at the float32 ones."""
+
+    @abstractmethod
+    def advance(
+        self, normalized: Float[Tensor, "frames 192"], state: object, is_last: bool
+    ) -> tuple[Float[Tensor, "outputs senones"], object]:
+        """Return the logits that an utterance's next frames complete, and the state after them.
+
+        The state is None before the first frames. Raises ValueError if the model keeps none.
+        """
+
+    @property
+    @abstractmethod
+    def can_stream(self) -> bool:
+        """Return whether a state is carried from one piece of an utterance to the next."""
 
     @torch.inference_mode()
     def utterance_logits(
         self, utterances: list[Float[Tensor, "_frames 192"]]
     ) -> list[Float[Tensor, "_frames senones"]]:
         """Return logits of whole utterances, aligned with their frames, the delay undone."""
-        delay = self.config.look_ahead
+        delay = self.config.delay
         extended = [delay_input(utterance, delay) for utterance in utterances]
         lengths = torch.tensor([len(frames) for frames in extended])
         logits = self(pad_sequence(extended, batch_first=True), lengths)
@@ -105,9 +119,82 @@ class AcousticModel(nn.Module):
             row[delay : delay + len(frames)] for row, frames in zip(logits, utterances, strict=True)
         ]
 
+    @torch.inference_mode()
+    def stream(
+        self, pieces: Iterable[Float[Tensor, "_frames 192"]]
+    ) -> Iterator[Float[Tensor, "_outputs senones"]]:
+        """Yield an utterance's logits as its pieces arrive, of any lengths, 1 frame or more.
 
-def delay_input(
-    features: Float[Tensor, "frames 192"], look_ahead: int
-) -> Float[Tensor, "extended 192"]:
-    """Append the last frame `look_ahead` times, so that the delayed outputs cover all frames."""
-    return torch.cat([features, features[-1:].expand(look_ahead, -1)]) if look_ahead else features
+        Together they are those of `utterance_logits`.
+        """
+        state: object = None
+        num_late = self.config.delay
+        last = torch.empty(0, NUM_INPUTS, device=self.device)
+        for piece in pieces:
+            normalized = (piece - self.mean) * self.inverse_deviation
+            logits, state = self.advance(normalized, state, False)
+            yield logits[num_late:]
+            num_late = max(num_late - len(logits), 0)
+            last = normalized[-1:] if len(piece) else last
+        logits, _ = self.advance(last.expand(self.config.delay, -1), state, True)
+        yield logits[num_late:]
+
+
+class NetworkModel(AcousticModel):
+    """NetworkModel: any module from normalized frames and lengths to logits.
+
+    `network(frames, lengths)` is given (batch, frames, 192) and the lengths on the host; it returns
+    (batch, frames, senones). If it can stream, `network.advance` is `AcousticModel.advance`.
+    """
+
+    def __init__(self, config: Architecture, num_senones: int, network: nn.Module) -> None:
+        super().__init__(config, num_senones)
+        self.network = network
+
+    def normalized_logits(
+        self, normalized: Float[Tensor, "batch frames 192"], lengths: Int64[Tensor, " batch"] | None
+    ) -> Float[Tensor, "batch frames senones"]:
+        """Return the network's logits."""
+        logits: Tensor = self.network(normalized, _given(lengths, normalized))
+        return logits
+
+    def bfloat16_logits(
+        self, normalized: Float[Tensor, "batch frames 192"], lengths: Int64[Tensor, " batch"] | None
+    ) -> Float[Tensor, "batch frames senones"]:
+        """Call the network with rounded weights and buffers in the places of its own."""
+        own = {**dict(self.network.named_parameters()), **dict(self.network.named_buffers())}
+        rounded = {
+            name: value.bfloat16() if value.is_floating_point() else value
+            for name, value in own.items()
+        }
+        arguments = normalized, _given(lengths, normalized)
+        logits: Tensor = functional_call(self.network, rounded, arguments)
+        return logits
+
+    @property
+    def can_stream(self) -> bool:
+        """Return whether the network has the method."""
+        return hasattr(self.network, "advance")
+
+    def advance(
+        self, normalized: Float[Tensor, "frames 192"], state: object, is_last: bool
+    ) -> tuple[Float[Tensor, "outputs senones"], object]:
+        """Let the network advance."""
+        if not self.can_stream:
+            raise ValueError(
+                f"{type(self.network).__name__} has no method advance(frames, state, is_last): "
+                "need one to stream; whole utterances need none"
+            )
+        logits, after = self.network.advance(normalized, state, is_last)  # type: ignore[operator]
+        return logits, after
+
+
+def _given(
+    lengths: Int64[Tensor, " batch"] | None, frames: Float[Tensor, "batch frames 192"]
+) -> Int64[Tensor, " batch"]:
+    return torch.full((len(frames),), frames.shape[1]) if lengths is None else lengths
+
+
+def delay_input(features: Float[Tensor, "frames 192"], delay: int) -> Float[Tensor, "extended 192"]:
+    """Append the last frame `delay` times, so that the delayed outputs cover all frames."""
+    return torch.cat([features, features[-1:].expand(delay, -1)]) if delay else features

@@ -1,21 +1,23 @@
 """Trained models in the store: weights, frozen normalization, configuration and senone priors."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from infra.configuration import ConfigurationError, canonical_json, plain
 from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
 from pipeline.runs.commit import StepContext
 from pipeline.runs.manifest import read_manifest, read_output
 from pipeline.runs.names import model_step
 from pipeline.runs.step import StepContents
-from training.models.acoustic_model import AcousticModel, ModelConfig
+from training.models.acoustic_model import AcousticModel
 from training.models.precision import set_float32_products
+from training.models.registry import ModelConfig
 from training.tensor_encoding import decode_state, encode_state
 
 
@@ -38,7 +40,7 @@ class TrainedModel:
 def encode_model(trained: TrainedModel) -> bytes:
     """Encode all that is needed to use the model."""
     state = {
-        "config": asdict(trained.model.config),
+        "config": plain(trained.model.config),
         "num_senones": trained.model.num_senones,
         "log_priors": trained.log_priors,
         "state": dict(trained.model.state_dict()),
@@ -46,18 +48,46 @@ def encode_model(trained: TrainedModel) -> bytes:
     return encode_state(state)
 
 
-def decode_model(data: bytes) -> TrainedModel:
-    """Decode what `encode_model` wrote to a model that is ready for inference."""
+def decode_model(data: bytes, config: ModelConfig) -> TrainedModel:
+    """Decode what `encode_model` wrote to a model that is ready for inference.
+
+    The recipe's `config` makes the model: what is stored names no module to import, it is compared
+    alone. ConfigurationError if it was another model.
+    """
     state = decode_state(data)
-    model = AcousticModel(ModelConfig(**state["config"]), state["num_senones"])
-    model.load_state_dict(state["state"])
+    if state["config"] != plain(config):
+        raise ConfigurationError(
+            f"was trained as {canonical_json(state['config'])}, and the recipe has "
+            f"{canonical_json(config)}: take the recipe that it was trained with, or train again"
+        )
+    model = config.make_model(state["num_senones"])
+    try:
+        model.load_state_dict(state["state"])
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f"{error}: its code now makes another model: take the code that it was trained with, "
+            "or train again"
+        ) from error
     return TrainedModel(model.eval(), state["log_priors"])
 
 
-def load_model(store: ObjectStore, run_uri: str, name: str) -> TrainedModel:
-    """Load model `name` (aligner, baseline, teacher or student) of a run."""
+def load_model(store: ObjectStore, run_uri: str, name: str, config: ModelConfig) -> TrainedModel:
+    """Load model `name` of a run, such as the student, which is `config` in the recipe.
+
+    ConfigurationError if the model that is stored is another one.
+    """
     (output,) = read_manifest(store, run_uri, model_step(name)).outputs
-    return decode_model(read_output(store, run_uri, output))
+    try:
+        return decode_model(read_output(store, run_uri, output), config)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{model_step(name)}: {error}") from error
+
+
+def load_models(
+    store: ObjectStore, run_uri: str, forms: Mapping[str, ModelConfig], device: torch.device
+) -> dict[str, TrainedModel]:
+    """Load models of a run, by name, onto a device."""
+    return {name: load_model(store, run_uri, name, form).to(device) for name, form in forms.items()}
 
 
 def store_model(

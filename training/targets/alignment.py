@@ -40,6 +40,7 @@ from training.decoding.decoder import AlignmentError, align
 from training.decoding.graph.hclg import alignment_graph
 from training.decoding.lexicon import Lexicon
 from training.decoding.senones.senone_tree import SenoneTree, parse_senone_tree
+from training.models.registry import ModelConfig
 from training.models.store import TrainedModel, load_model
 from training.targets.labelled import (
     Senones,
@@ -58,9 +59,10 @@ At 3,183 senones; a shard of five hours is scored in some 75 batches. A longer u
 
 @dataclass(frozen=True, slots=True)
 class AlignmentSettings:
-    """AlignmentSettings: the scale of log-likelihoods, and the device of a task, as "cuda:0"."""
+    """AlignmentSettings: log-likelihoods' scale, the network's form, a task's device ("cuda:0")."""
 
     acoustic_scale: float
+    form: ModelConfig
     device: str = "cpu"
 
 
@@ -129,7 +131,8 @@ def align_shard(task: AlignmentTask) -> Commit:
     torch.set_num_threads(1)  # a task has one core
     store, run_uri = task.context.store, task.context.run_uri
     # On AN4's 7 labelled minutes, realignment keeps 87.6 % of the senones and gains no WER.
-    trained = load_model(store, run_uri, task.aligner).to(torch.device(task.settings.device))
+    trained = load_model(store, run_uri, task.aligner, task.settings.form)
+    trained = trained.to(torch.device(task.settings.device))
     lexicon = read_lexicon(store, run_uri, task.corpus_uri, [BOOTSTRAP_STEP]).parse()
     rows = read_features(read_output(store, run_uri, task.features))
     tree = read_tree(store, run_uri)
@@ -168,7 +171,7 @@ def network_alignments(
 
     Memory is bounded whatever the number of rows: a batch's scores are released with the batch.
     """
-    delay = trained.model.config.look_ahead
+    delay = trained.model.config.delay
     lengths = [num_low_rate_frames(len(row.features), 0) + delay for row in rows]
     alignments: dict[str, Senones | str] = {}
     for batch in length_batches(lengths, MAX_PADDED_FRAMES):

@@ -130,9 +130,9 @@ def open_lattice_teacher(
     return LatticeTeacher(request, k, config, graph, acoustic_scale, log_priors(counts).numpy())
 
 
-def serve_logits(device: str, run_uri: str, models: str) -> Callable[[bytes], bytes]:
+def serve_logits(device: str, run_uri: str, form: str, models: str) -> Callable[[bytes], bytes]:
     """Load a run's teacher, or an ensemble's `models`, onto `device`; answers are all logits."""
-    teacher = load_teacher(device, run_uri, models)
+    teacher = load_teacher(device, run_uri, form, models)
     return lambda payload: encode_logits(teacher(decode_utterances(payload)))
 
 

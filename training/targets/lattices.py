@@ -41,6 +41,7 @@ from training.decoding.search_process import GraphFile, SearchError, SearchProce
 from training.distributed import collectives
 from training.distributed.process_group import CPU, ProcessGroup
 from training.distributed.rank_tasks import run_own_tasks
+from training.models.registry import ModelConfig
 from training.models.store import TrainedModel, load_model
 from training.recipe_values import Beam
 from training.sequence_training.lattice_decoder import (
@@ -92,13 +93,14 @@ def generate_lattices(
     run_uri: str,
     corpus_uri: str,
     name: str,
+    form: ModelConfig,
     config: LatticeConfig,
     acoustic_scale: float,
     loss_budget: float,
     group: ProcessGroup,
     device: torch.device = CPU,
 ) -> StepResult:
-    """Decode the labelled data by the model `name` on all ranks; write the lattices.
+    """Decode the labelled data by the model `name`, a `form`, on all ranks; write the lattices.
 
     The model is on `device`, the decoder on the CPU.
     Each has the reference's path, so that no frame is without its reference: where the search did
@@ -110,7 +112,7 @@ def generate_lattices(
     def decode(context: StepContext) -> StepContents | None:
         aligned = read_manifest(store, run_uri, ALIGNMENT_STEP)
         partitions = aligned.outputs
-        model = load_model(store, run_uri, name).to(device)
+        model = load_model(store, run_uri, name, form).to(device)
         beams = LatticeBeams(config.beam, config.lattice_beam)
         limit = LossLimit(loss_budget, aligned.tally_out.utterances)
         graph = GraphFile(weak_graph(store, run_uri, stored.parse(), config.ngram_order))
@@ -219,7 +221,7 @@ def decoded_rows(
     rows: Sequence[PartitionRow], task: LatticeTask
 ) -> Iterator[tuple[int, DecodedRow | Quarantined]]:
     """Yield each row's number and lattice, or its ledger row, in batches of bounded size."""
-    delay = task.model.model.config.look_ahead
+    delay = task.model.model.config.delay
     lengths = [num_low_rate_frames(len(row.features), LATTICE_OFFSET) + delay for row in rows]
     with SearchProcess(task.graph) as search:
         for batch in length_batches(lengths, MAX_PADDED_FRAMES):

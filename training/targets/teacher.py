@@ -16,6 +16,7 @@ from pipeline.kbest import KBest, select_kbest
 from pipeline.runs.names import MODELS_FOLDER, TEACHER
 from pipeline.splicing import NUM_INPUTS
 from training.models.ensemble import ensemble_logits
+from training.models.registry import read_form
 from training.models.store import load_model
 
 
@@ -32,18 +33,20 @@ class PooledTeacher:
 
 
 def load_teacher(
-    device: str, run_uri: str, models: str
+    device: str, run_uri: str, form: str, models: str
 ) -> Callable[
     [list[Float32[np.ndarray, "_frames 192"]]], list[Float[np.ndarray, "_frames senones"]]
 ]:
     """Load a run's teacher onto `device`, and return the function from utterances to its logits.
 
     Several `models`, between commas, are an ensemble: the answers are log of its mean posteriors.
+    `form` is the recipe's settings of them as JSON.
     """
     torch.set_num_threads(1)  # one server a device: on CPUs, a device is a core
     store = ObjectStore((join_uri(run_uri, MODELS_FOLDER),))
     place = torch.device(device.partition("#")[0])  # cpu#0 and cpu#1 are two cores
-    members = [load_model(store, run_uri, name).to(place).model for name in models.split(",")]
+    trained = [load_model(store, run_uri, name, read_form(form)) for name in models.split(",")]
+    members = [each.to(place).model for each in trained]
 
     def score(
         utterances: list[Float32[np.ndarray, "_frames 192"]],
@@ -55,10 +58,10 @@ def load_teacher(
 
 
 def serve_teacher(
-    device: str, run_uri: str, k: str, models: str = TEACHER
+    device: str, run_uri: str, k: str, form: str, models: str = TEACHER
 ) -> Callable[[bytes], bytes]:
     """Load a run's teacher onto `device`; a device pool's servers call this once each."""
-    teacher = load_teacher(device, run_uri, models)
+    teacher = load_teacher(device, run_uri, form, models)
 
     def label(payload: bytes) -> bytes:
         logits = teacher(decode_utterances(payload))

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from jobs.planning.calibration.throughputs import DeviceRates, ModelRate
-from jobs.planning.volumes.training_volumes import num_parameters
 from pipeline.filterbank import FRAME_SHIFT_MS
 from pipeline.splicing import NUM_INPUTS, STACK
 from training.algorithms.optimizers import OptimizerConfig
@@ -20,7 +19,7 @@ from training.cost_model.message_rates import measure_messages
 from training.data.batching import CHUNK_FRAMES
 from training.data.minibatch import Minibatch
 from training.fit.steps import minibatch_loss
-from training.models.acoustic_model import AcousticModel, ModelConfig
+from training.models.registry import ModelConfig, num_parameters
 from training.recipes import Recipe
 from training.targets.hard import HardTargets
 
@@ -99,7 +98,7 @@ def training_rate(
     device: torch.device,
 ) -> ModelRate:
     """Time low-rate frames through forward, backward and the optimizer's step."""
-    model = AcousticModel(config, num_senones).to(device).train()
+    model = config.make_model(num_senones).to(device).train()
     optimizer = optimizer_config.make_optimizer(model.parameters())
     batch = max(minibatch_frames // CHUNK_FRAMES, 1)
     features = torch.randn(batch, CHUNK_FRAMES, NUM_INPUTS, device=device)
@@ -120,7 +119,7 @@ def forward_rate(
     config: ModelConfig, num_senones: int, request_frames: int, length: int, device: torch.device
 ) -> ModelRate:
     """Time the forward pass of a request of whole utterances, logits copied to the host."""
-    model = AcousticModel(config, num_senones).to(device).eval()
+    model = config.make_model(num_senones).to(device).eval()
     count = max(request_frames // length, 1)
     utterances = [torch.randn(length, NUM_INPUTS, device=device) for _ in range(count)]
 

@@ -1,9 +1,5 @@
 """Compute the volume of training from the sub-epochs of the recipe's models."""
 
-from functools import cache
-
-import torch
-
 from jobs.planning.volumes import shard_sizes
 from jobs.planning.volumes.object_counts import num_feature_shards, num_partitions
 from jobs.planning.volumes.pipeline_volumes import features_of, partitions_of
@@ -11,20 +7,12 @@ from jobs.planning.volumes.step_volume import Requests, Volume
 from jobs.planning.volumes.workload import Subset, Workload
 from pipeline.runs.names import LABELLED, UNLABELLED
 from training.fit.model_specs import Fit
-from training.models.acoustic_model import AcousticModel, ModelConfig
+from training.models.registry import num_parameters
 from training.recipes import Recipe
 
 WEIGHT_BYTES = 4
 WHOLE_SHARDS_A_RANK = 4
 """With so many shards a rank and share, each rank reads whole shards (training.data.sharding)."""
-
-
-@cache
-def num_parameters(config: ModelConfig, num_senones: int) -> int:
-    """Count the parameters of a model without allocating it."""
-    with torch.device("meta"):
-        model = AcousticModel(config, num_senones)
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def num_training_frames(fit: Fit, workload: Workload) -> float:
@@ -39,7 +27,7 @@ def num_training_frames(fit: Fit, workload: Workload) -> float:
 def _frames(workload: Workload, subset: str, fit: Fit) -> float:
     utterances = workload.utterances(subset)
     frames = shard_sizes.num_low_rate_frames(workload.hours(subset), utterances)
-    return frames * fit.augmentation.mean_stretch + fit.model.look_ahead * utterances
+    return frames * fit.augmentation.mean_stretch + fit.model.delay * utterances
 
 
 def training_volume(

@@ -70,7 +70,7 @@ def _score(scoring: Scoring) -> None:
     torch.set_num_threads(1)
     store = ObjectStore((str(scoring.run), str(scoring.language_run)))
     run_uri, config = str(scoring.run), scoring.recipe.evaluation
-    model = load_model(store, run_uri, scoring.name)
+    model = load_model(store, run_uri, scoring.name, scoring.recipe.models.of(scoring.name))
     graph = _graph(store, scoring)
     decoder = DecoderConfig(config.beam, config.max_active)
     scales = sorted({config.acoustic_scale, *scoring.recipe.tuning.acoustic_scales})

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from infra.configuration import canonical_json
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit
@@ -21,7 +22,6 @@ from pipeline.steps.targets import generate_targets
 from tests.small_corpus import flac, serially, tone
 from tests.whole_path.manifests import manifest_bytes
 from tests.whole_path.processes import TINY
-from training.models.acoustic_model import AcousticModel
 from training.models.store import TrainedModel, store_model
 from training.recipes import Recipe, read_recipe
 from training.targets.teacher import decode_targets, encode_utterances, serve_teacher
@@ -76,7 +76,7 @@ def store_random_teacher(store: ObjectStore, run_uri: str) -> None:
     """Store an untrained teacher; it labels as any other does."""
     with torch.random.fork_rng():
         torch.manual_seed(7)
-        model = AcousticModel(chaos_recipe().models.teacher, NUM_SENONES)
+        model = chaos_recipe().models.teacher.make_model(NUM_SENONES)
     trained = TrainedModel(model.eval(), torch.zeros(NUM_SENONES))
     spec = StepSpec(store, run_uri, "models/teacher", {})
     run_step(spec, lambda context: store_model(context, trained, Tally(), {}))
@@ -91,7 +91,7 @@ def run_undisturbed(store: ObjectStore, run_uri: str, corpus_uri: str) -> None:
         select_utterances(store, run_uri, subset, uri, recipe.selection, budget, serially)
         extract_features(store, run_uri, subset, corpus_uri, recipe.features, budget, serially)
     k = recipe.targets.k
-    label = serve_teacher("cpu", run_uri, str(k))
+    label = serve_teacher("cpu", run_uri, str(k), canonical_json(recipe.models.teacher))
 
     def teacher(utterances: list) -> list:
         return decode_targets(label(encode_utterances(utterances)), k)

@@ -14,9 +14,9 @@ from jobs import plan as job
 from jobs.planning.calibration.throughputs import HERE, read_calibration
 from jobs.planning.plan_table import LINE_WIDTH, aligned, count, dollars, duration, size
 from jobs.planning.stored_plan import stored_calibration
-from jobs.planning.volumes.training_volumes import num_parameters
 from tests.job_programs import RunJob
 from tests.jobs.planning.test_throughputs import CALIBRATION
+from training.models.registry import num_parameters
 from training.recipes import read_recipe
 
 REPOSITORY = Path(__file__).parents[3]

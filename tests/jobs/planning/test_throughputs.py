@@ -24,12 +24,13 @@ from jobs.planning.calibration.throughputs import (
 from jobs.planning.run_plan import STUDENT_PIPELINE, RunPlan, plan_run
 from jobs.planning.step_plan import core_seconds, num_devices, plan_spark_step
 from jobs.planning.volumes.step_volume import Requests, Volume, Work
-from jobs.planning.volumes.training_volumes import num_parameters, num_training_frames
+from jobs.planning.volumes.training_volumes import num_training_frames
 from jobs.planning.volumes.workload import planned_workload
 from training.algorithms.optimizers import AdamConfig, SgdConfig
 from training.augmentation.augmenter import AugmentationConfig
 from training.fit.model_specs import student_fit, teacher_fit
-from training.models.acoustic_model import AcousticModel
+from training.models.lstm import LstmModel
+from training.models.registry import num_parameters
 from training.recipes import read_recipe
 
 REPOSITORY = Path(__file__).parents[3]
@@ -122,7 +123,7 @@ def test_devices_without_a_figure_are_refused() -> None:
 def test_parameters_are_counted_without_making_the_model() -> None:
     """The paper's student has about 24 M; small ones are counted as made."""
     assert num_parameters(HOURS_1M.models.student, 3_183) == pytest.approx(24e6, rel=0.02)
-    made = AcousticModel(TINY.models.student, 60)
+    made = LstmModel(TINY.models.student, 60)
     assert num_parameters(TINY.models.student, 60) == sum(p.numel() for p in made.parameters())
 
 

@@ -23,7 +23,7 @@ from training.distributed.process_group import ProcessGroup
 from training.fit.model_specs import Fit
 from training.fit.steps import LoopConfig
 from training.fit.train_model import fit_model
-from training.models.acoustic_model import ModelConfig
+from training.models.lstm import LstmConfig
 from training.recipes import CheckpointConfig
 from training.trainers.registry import TRAINERS, with_trainer
 
@@ -100,7 +100,7 @@ def small_fit(
     settings = {"gradient_threshold": 0.25, "block_size": 3, "group_size": group_size}
     return Fit(
         name="student" if student else "baseline",
-        model=ModelConfig(2, 8, bidirectional=False, look_ahead=1, dropout=0.1),
+        model=LstmConfig(2, 8, bidirectional=False, look_ahead=1, dropout=0.1),
         labelled=ALIGNMENT_STEP,
         unlabelled=PARTITIONS_STEP if student else None,
         sub_epochs=SCHEDULED if student else SUPERVISED,

@@ -26,7 +26,8 @@ from training.fit.steps import (
     take_steps,
 )
 from training.fit.training_loop import Fitting
-from training.models.acoustic_model import AcousticModel, ModelConfig
+from training.models.acoustic_model import AcousticModel
+from training.models.lstm import LstmConfig, LstmModel
 from training.models.precision import Precision
 from training.recipes import CheckpointConfig
 from training.targets.hard import HardTargets
@@ -48,7 +49,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
 def model(dropout: float = 0.0) -> AcousticModel:
     torch.manual_seed(1)
-    return AcousticModel(ModelConfig(2, 6, False, 1, dropout), NUM_SENONES)
+    return LstmModel(LstmConfig(2, 6, False, 1, dropout), NUM_SENONES)
 
 
 def minibatch(number: int, shape: tuple[int, int], soft: bool) -> Minibatch:

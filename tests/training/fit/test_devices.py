@@ -22,7 +22,7 @@ from training.fit.model_specs import Fit
 from training.fit.steps import validation_loss
 from training.fit.train_model import open_dataset
 from training.fit.training_loop import Fitting
-from training.models.acoustic_model import AcousticModel
+from training.models.lstm import LstmModel
 from training.tensor_encoding import decode_state, encode_state
 from training.trainers import Trainer
 
@@ -46,7 +46,7 @@ def fitting_on(device: torch.device, folder: Path, what: Fit, group: ProcessGrou
     store, run_uri = ObjectStore((str(folder),)), str(folder)
     labelled = read_manifest(store, run_uri, ALIGNMENT_STEP).outputs
     dataset = open_dataset(what, store, run_uri, labelled, group)
-    model = AcousticModel(what.model, NUM_SENONES).to(device)
+    model = LstmModel(what.model, NUM_SENONES).to(device)
     checkpoints = Checkpointer(store, f"{run_uri}/checkpoints", "fingerprint", group)
     return Fitting(what, model, dataset, checkpoints, group)
 
@@ -101,7 +101,7 @@ def test_a_checkpoint_of_the_cpu_is_loaded_to_another_device(name: str) -> None:
     saved: list[bytes] = []
 
     def load_and_save(group: ProcessGroup, device: torch.device) -> set[str]:
-        model = AcousticModel(what.model, NUM_SENONES).to(device)
+        model = LstmModel(what.model, NUM_SENONES).to(device)
         optimizer = what.optimizer.make_optimizer(model.parameters())
         trainer = what.trainer.make_trainer(model, optimizer, group)
         if saved:

@@ -11,6 +11,7 @@ from pipeline.runs.manifest import Manifest, read_manifest, read_output
 from pipeline.runs.names import BASELINE, TEACHER, lattices_step
 from tests.training.fit.small_fits import copy_stopped, steps_saved
 from tests.training.sequence_training.toy_run import (
+    CONFIG,
     NUM_ROWS,
     SCALE,
     rows_of,
@@ -25,7 +26,7 @@ from training.fit.cuda_graph import GradientGraphs
 from training.fit.model_specs import Fit
 from training.fit.steps import RunningTotals
 from training.fit.train_model import fit_model, open_dataset
-from training.models.acoustic_model import ModelConfig
+from training.models.lstm import LstmConfig
 from training.targets.lattices import LatticeConfig, generate_lattices
 from training.targets.sequence import SequenceTargets
 from training.trainers.registry import TRAINERS
@@ -38,7 +39,7 @@ def run(tmp_path: Path) -> Path:
     """A run with lattices; one of its eight utterances has none."""
     place = write_toy_run(tmp_path / "made")
     with process_group.open_world() as group:
-        generate_lattices(*place, BASELINE, BEAMS, SCALE, 0.2, group)
+        generate_lattices(*place, BASELINE, CONFIG, BEAMS, SCALE, 0.2, group)
     return Path(place[1])
 
 
@@ -65,10 +66,10 @@ def test_expected_accuracy_rises_under_every_trainer(run: Path, trainer: str) ->
 
 def test_a_bidirectional_teacher_is_trained_on(tmp_path: Path) -> None:
     """It sees all frames, without look-ahead, in minibatches with padding."""
-    form = ModelConfig(1, 8, bidirectional=True, look_ahead=0, dropout=0.0)
+    form = LstmConfig(1, 8, bidirectional=True, look_ahead=0, dropout=0.0)
     place = write_toy_run(tmp_path, TEACHER, form)
     with process_group.open_world() as group:
-        generate_lattices(*place, TEACHER, BEAMS, SCALE, 0.2, group)
+        generate_lattices(*place, TEACHER, form, BEAMS, SCALE, 0.2, group)
         what = smbr_fit("gtc", name=TEACHER, config=form)
         manifest, _ = fit(group, Path(place[1]), what)
     curve = [point["expected_frame_accuracy"] for point in manifest.statistics["curve"]]

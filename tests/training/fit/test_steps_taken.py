@@ -5,7 +5,7 @@ import torch
 
 from training.data.minibatch import Minibatch
 from training.fit.steps import GradientNorms, LoopConfig, clip_gradients, take_steps
-from training.models.acoustic_model import AcousticModel, ModelConfig
+from training.models.lstm import LstmConfig, LstmModel
 from training.targets.hard import HardTargets
 
 CONFIG = LoopConfig(minibatch_frames=20, max_gradient_norm=1.0)
@@ -21,7 +21,7 @@ def minibatch(broken: float) -> Minibatch:
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 def test_a_broken_gradient_ends_training_before_it_is_applied(broken: float) -> None:
     """Whatever the trainer: weights stay what they were, so that no checkpoint can hold a NaN."""
-    model = AcousticModel(ModelConfig(1, 8, False, 0, 0.0), 5)
+    model = LstmModel(LstmConfig(1, 8, False, 0, 0.0), 5)
     optimizer = torch.optim.Adam(model.parameters())
     minibatches = iter([minibatch(0), minibatch(broken)])
     steps = take_steps(model, optimizer, minibatches, 2, CONFIG, GradientNorms(3, 40))

@@ -63,7 +63,7 @@ def test_the_curve_says_what_was_exchanged(tmp_path: Path, trainer: str, numbers
     sent = [point["bytes_sent"] for point in points]
     assert sum(sent) > 0
     if trainer == "synchronous":
-        model = load_model(store, run_uri, "baseline").model
+        model = load_model(store, run_uri, "baseline", what.model).model
         num_trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         assert all(each % (2 * 4 * num_trained) == 0 < each for each in sent)
     for point in points:

@@ -6,14 +6,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from training.models.acoustic_model import AcousticModel, ModelConfig
+from training.models.acoustic_model import AcousticModel
+from training.models.lstm import LstmConfig, LstmModel
 from training.models.precision import lstm_in_bfloat16, set_float32_products
 
 
 def acoustic_model(bidirectional: bool = False) -> AcousticModel:
     torch.manual_seed(0)
     look_ahead = 0 if bidirectional else 2
-    return AcousticModel(ModelConfig(2, 16, bidirectional, look_ahead, 0.0), 9)
+    return LstmModel(LstmConfig(2, 16, bidirectional, look_ahead, 0.0), 9)
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])

@@ -18,6 +18,7 @@ from pipeline.runs.names import ALIGNMENT_STEP, BASELINE, task_name
 from pipeline.shards import LatticeRow, PartitionRow, read_lattices
 from tests.training.sequence_training.endless_search import search_without_end
 from tests.training.sequence_training.toy_run import (
+    CONFIG,
     NUM_ROWS,
     SCALE,
     UNREADABLE,
@@ -37,7 +38,7 @@ WIDE = LatticeConfig(ngram_order=1, beam=30.0, lattice_beam=8.0)
 def decode(
     group: ProcessGroup, place: tuple, config: LatticeConfig = WIDE, loss_budget: float = 0.2
 ) -> Manifest:
-    return generate_lattices(*place, BASELINE, config, SCALE, loss_budget, group).manifest
+    return generate_lattices(*place, BASELINE, CONFIG, config, SCALE, loss_budget, group).manifest
 
 
 def lattices(store: ObjectStore, run_uri: str, manifest: Manifest) -> list[list[LatticeRow]]:
@@ -93,7 +94,7 @@ def test_a_finished_partition_is_not_decoded_again(tmp_path: Path) -> None:
 
 
 def generate_again(group: ProcessGroup, place: tuple) -> bool:
-    return generate_lattices(*place, BASELINE, WIDE, SCALE, 0.2, group).was_finished
+    return generate_lattices(*place, BASELINE, CONFIG, WIDE, SCALE, 0.2, group).was_finished
 
 
 def test_a_narrow_search_still_has_the_reference(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tests.training.sequence_training.random_lattices import (
     random_lattice,
     seeds,
 )
-from training.models.acoustic_model import AcousticModel, ModelConfig
+from training.models.lstm import LstmConfig, LstmModel
 from training.sequence_training.lattice_arcs import LatticeArc, make_lattice
 from training.sequence_training.smbr import AlignedLattice, Smbr, SmbrBatch, smbr_loss
 
@@ -73,8 +73,8 @@ def test_gradient_is_that_of_the_expected_accuracy(seed: int) -> None:
 def test_gradient_reaches_every_weight_of_a_network() -> None:
     """Finite differences through a whole LSTM, in float64, are the gradients of its weights."""
     torch.manual_seed(3)
-    config = ModelConfig(1, 4, bidirectional=False, look_ahead=1, dropout=0.0)
-    model = AcousticModel(config, NUM_SENONES).double()
+    config = LstmConfig(1, 4, bidirectional=False, look_ahead=1, dropout=0.0)
+    model = LstmModel(config, NUM_SENONES).double()
     features = torch.randn(len(FRAMES), max(FRAMES) + 1, 192, dtype=torch.float64)
     batch = SmbrBatch.of(utterances(11), 1, Smbr(0.8, 0.1, UNIFORM))
     smbr_loss(model(features), batch).backward()

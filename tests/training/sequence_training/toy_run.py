@@ -28,7 +28,8 @@ from tests.training.decoding.toy_language import LEXICON_TXT, senones_of, toy_tr
 from training.data.sub_epochs import sequence_sub_epochs
 from training.fit.model_specs import Fit, SequenceCriterion
 from training.fit.steps import LoopConfig
-from training.models.acoustic_model import AcousticModel, ModelConfig
+from training.models.acoustic_model import AcousticModel
+from training.models.lstm import LstmConfig, LstmModel
 from training.models.store import TrainedModel, log_priors, store_model
 from training.recipes import CheckpointConfig
 from training.trainers.registry import TRAINERS, with_trainer
@@ -40,7 +41,7 @@ UNREADABLE = "utterance-0-2"
 """Its alignment is no sequence of words."""
 
 SCALE = 0.5
-CONFIG = ModelConfig(1, 12, bidirectional=False, look_ahead=1, dropout=0.0)
+CONFIG = LstmConfig(1, 12, bidirectional=False, look_ahead=1, dropout=0.0)
 
 
 def sentence_row(partition: int, number: int) -> PartitionRow:
@@ -69,7 +70,7 @@ def rows_of(partition: int) -> list[PartitionRow]:
 
 
 def write_toy_run(
-    folder: Path, name: str = BASELINE, config: ModelConfig = CONFIG
+    folder: Path, name: str = BASELINE, config: LstmConfig = CONFIG
 ) -> tuple[ObjectStore, str, str]:
     """All that lattices and training on them read; the store, the run and the corpus."""
     run_uri, corpus_uri = str(folder / "run"), str(folder / "corpus")
@@ -92,7 +93,7 @@ def write_toy_run(
     total = sum((output.tally for output in outputs), Tally())
     finish(*(store, run_uri, ALIGNMENT_STEP, total, tuple(outputs)), senone_counts=counts.tolist())
     torch.manual_seed(7)
-    model = AcousticModel(config, TREE.num_senones)
+    model = LstmModel(config, TREE.num_senones)
     put_model(store, run_uri, name, model, counts.tolist(), moments)
     return store, run_uri, corpus_uri
 
@@ -114,7 +115,7 @@ def put_model(
         for row in rows:
             features = torch.from_numpy(row.features.astype(np.float32)).reshape(1, -1, 192)
             labels = torch.from_numpy(row.targets.senones[1::3].astype(np.int64))
-            logits = model(features)[0, model.config.look_ahead :]
+            logits = model(features)[0, model.config.delay :]
             torch.nn.functional.cross_entropy(logits, labels[: len(logits)]).backward()
         optimizer.step()
     context: StepContext = step_context(store, run_uri, model_step(name), {}, {})
@@ -138,7 +139,7 @@ def smbr_fit(
     num_epochs: int = 4,
     steps: int = 0,
     name: str = BASELINE,
-    config: ModelConfig = CONFIG,
+    config: LstmConfig = CONFIG,
 ) -> Fit:
     """Train a model on by sMBR, in minibatches of two or three sentences."""
     settings = {"gradient_threshold": 0.02, "block_size": 2, "group_size": 1}

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from infra.configuration import canonical_json
 from infra.store.object_store import ObjectStore
 from pipeline.audit.verify import Expectation, verify_run
 from pipeline.kbest import soft_targets
@@ -34,7 +35,7 @@ from training.decoding import search_process
 from training.decoding.graph.hclg import decoding_graph
 from training.decoding.language_model import witten_bell_arpa
 from training.evaluation.target_graph import build_target_graph
-from training.models.acoustic_model import ModelConfig
+from training.models.lstm import LstmConfig
 from training.models.store import load_model
 from training.recipes import EvaluationConfig
 from training.sequence_training.lattice_decoder import LatticeBeams, decode_lattice
@@ -51,7 +52,7 @@ K = 6
 CONFIG = TargetsConfig(K, 60, 3)
 EVALUATION = EvaluationConfig(ngram_order=2, acoustic_scale=SCALE, beam=13.0, max_active=100)
 LATTICES = LatticeTargetsConfig(weight=1.0, beam=30.0, lattice_beam=10.0)
-BIDIRECTIONAL = ModelConfig(1, 12, bidirectional=True, look_ahead=0, dropout=0.0)
+BIDIRECTIONAL = LstmConfig(1, 12, bidirectional=True, look_ahead=0, dropout=0.0)
 SHARDS = ((4, 0), (4, 1), (3, 2))
 """The sentences of each shard: how many, and from which of the toy run's on."""
 
@@ -107,7 +108,7 @@ def label(
     run_uri = str(folder / "run")
     store = ObjectStore((str(folder),))
     remove_targets(folder)
-    request = serve_logits("cpu", run_uri, TEACHER)
+    request = serve_logits("cpu", run_uri, canonical_json(BIDIRECTIONAL), TEACHER)
     teacher = open_lattice_teacher(store, run_uri, request, config.k, lattices)
     graphs = (TARGETS_GRAPH_STEP,)
     arguments = store, run_uri, config, teacher, distribute, (TEACHER,), graphs, loss_budget
@@ -123,7 +124,7 @@ def from_logits(folder: Path) -> Manifest:
     """Label into a fresh targets step, by the teacher's logits alone."""
     run_uri = str(folder / "run")
     remove_targets(folder)
-    serve = serve_teacher("cpu", run_uri, str(K))
+    serve = serve_teacher("cpu", run_uri, str(K), canonical_json(BIDIRECTIONAL))
 
     def teacher(utterances: list[np.ndarray]) -> list:
         return decode_targets(serve(lattice_targets.encode_utterances(utterances)), K)
@@ -152,7 +153,8 @@ def test_targets_are_those_of_each_utterances_lattice(toy_run: Path) -> None:
     ]
     assert {row.offset for row in found} == {0, 1, 2}
     words = [sentence_row(part, row).text.split() for part in (0, 1) for row in range((5, 3)[part])]
-    lexicon, trained = toy_lexicon(), load_model(store, run_uri, TEACHER)
+    lexicon = toy_lexicon()
+    trained = load_model(store, run_uri, TEACHER, BIDIRECTIONAL)
     graph = decoding_graph(lexicon, TREE, witten_bell_arpa(words, lexicon.pronunciations, 2))
     features = [row.features for shard in range(len(SHARDS)) for row in unlabelled_rows(shard)]
     for row, frames in zip(found, features, strict=True):
@@ -231,7 +233,11 @@ def test_bytes_do_not_depend_on_the_distribution(toy_run: Path) -> None:
         label(toy_run, distribute=only_one)
     store, run_uri = ObjectStore((str(toy_run),)), str(toy_run / "run")
     teacher = open_lattice_teacher(
-        store, run_uri, serve_logits("cpu", run_uri, TEACHER), K, LATTICES
+        store,
+        run_uri,
+        serve_logits("cpu", run_uri, canonical_json(BIDIRECTIONAL), TEACHER),
+        K,
+        LATTICES,
     )
     resumed = generate_targets(
         store, run_uri, CONFIG, teacher, serially, graphs=(TARGETS_GRAPH_STEP,)

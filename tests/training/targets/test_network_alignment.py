@@ -8,7 +8,7 @@ import torch
 
 from pipeline.shards import FeatureRow
 from tests.training.decoding.toy_language import toy_lexicon, toy_tree
-from training.models.acoustic_model import AcousticModel, ModelConfig
+from training.models.lstm import LstmConfig, LstmModel
 from training.models.store import TrainedModel
 from training.targets import alignment
 from training.targets.alignment import (
@@ -24,8 +24,8 @@ SENTENCES = ("see a cab", "sake", "be cabs", "a bee see sake")
 
 def network() -> TrainedModel:
     torch.manual_seed(3)
-    config = ModelConfig(2, 24, bidirectional=False, look_ahead=3, dropout=0.0)
-    model = AcousticModel(config, TREE.num_senones).eval()
+    config = LstmConfig(2, 24, bidirectional=False, look_ahead=3, dropout=0.0)
+    model = LstmModel(config, TREE.num_senones).eval()
     return TrainedModel(model, torch.randn(TREE.num_senones))
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pipeline.shards import FeatureRow
-from training.models.acoustic_model import AcousticModel, ModelConfig
+from training.models.lstm import LstmConfig, LstmModel
 from training.models.store import TrainedModel
 from training.targets.alignment import log_likelihoods
 
@@ -18,8 +18,8 @@ def test_only_scores_leave_the_models_device(
     monkeypatch: pytest.MonkeyPatch, bidirectional: bool
 ) -> None:
     """Features come to the device; an operation on tensors of two devices would fail."""
-    config = ModelConfig(1, 8, bidirectional, look_ahead=0 if bidirectional else 2, dropout=0.0)
-    model = AcousticModel(config, NUM_SENONES).eval()
+    config = LstmConfig(1, 8, bidirectional, look_ahead=0 if bidirectional else 2, dropout=0.0)
+    model = LstmModel(config, NUM_SENONES).eval()
     trained = TrainedModel(model, torch.zeros(NUM_SENONES)).to(META)
     features = [np.ones((length, 64), np.float16) for length in (30, 12)]
     rows = [

@@ -20,6 +20,7 @@ from pipeline.runs.names import (
 from tests.small_corpus import serially
 from tests.training.targets.labelled_run import (
     FEATURES,
+    NETWORK,
     NUM_SHARDS,
     Place,
     bootstrapped,
@@ -29,7 +30,7 @@ from tests.training.targets.labelled_run import (
 )
 from training.targets.alignment import AlignmentSettings, realign
 
-SETTINGS = AlignmentSettings(0.3)
+SETTINGS = AlignmentSettings(0.3, NETWORK)
 
 
 @pytest.fixture

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from infra.configuration import canonical_json
 from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest, select_kbest
 from pipeline.records import Tally
 from pipeline.runs.names import model_step, teachers
 from pipeline.runs.step import StepSpec, run_step
-from training.models.acoustic_model import AcousticModel, ModelConfig
+from training.models.lstm import LstmConfig, LstmModel
 from training.models.precision import set_float32_products
 from training.models.store import TrainedModel, store_model
 from training.targets.teacher import (
@@ -65,13 +66,14 @@ def test_the_server_gives_the_models_own_best(
     """The answer is the k best of the stored model's logits, without TF32; of sMBR's model too."""
     store = ObjectStore((str(tmp_path),))
     torch.manual_seed(0)
-    config = ModelConfig(1, 8, bidirectional=True, look_ahead=0, dropout=0.0)
-    model = AcousticModel(config, 30).eval()
+    config = LstmConfig(1, 8, bidirectional=True, look_ahead=0, dropout=0.0)
+    model = LstmModel(config, 30).eval()
     trained = TrainedModel(model, torch.zeros(30))
     spec = StepSpec(store, str(tmp_path), f"models/{options.get('models', 'teacher')}", {})
     run_step(spec, lambda context: store_model(context, trained, Tally(), {}))
     set_float32_products("tf32")
-    answer = serve_teacher(device, str(tmp_path), "5", **options)(encode_utterances(utterances()))
+    label = serve_teacher(device, str(tmp_path), "5", canonical_json(config), **options)
+    answer = label(encode_utterances(utterances()))
     assert torch.backends.cudnn.rnn.fp32_precision == "ieee"
     logits = model.utterance_logits([torch.from_numpy(frames) for frames in utterances()])
     expected = [select_kbest(frames.numpy(), 5) for frames in logits]
@@ -82,10 +84,10 @@ def test_the_server_gives_the_models_own_best(
 def test_an_ensemble_answers_with_the_mean_posteriors(tmp_path: Path, models: str) -> None:
     """Against the mean of the members' softmax in float64; their order does not matter."""
     store, by_member = ObjectStore((str(tmp_path),)), []
-    config = ModelConfig(1, 8, bidirectional=True, look_ahead=0, dropout=0.0)
+    config = LstmConfig(1, 8, bidirectional=True, look_ahead=0, dropout=0.0)
     for seed, name in enumerate(teachers(3)):
         torch.manual_seed(seed)
-        model = AcousticModel(config, 30).eval()
+        model = LstmModel(config, 30).eval()
         trained = TrainedModel(model, torch.zeros(30))
         spec = StepSpec(store, str(tmp_path), model_step(name), {})
         run_step(spec, partial(store_model, trained=trained, data=Tally(), statistics={}))
@@ -93,7 +95,8 @@ def test_an_ensemble_answers_with_the_mean_posteriors(tmp_path: Path, models: st
         by_member.append(
             [each.numpy().astype(np.float64) for each in model.utterance_logits(frames)]
         )
-    answer = serve_teacher("cpu", str(tmp_path), "5", models)(encode_utterances(utterances()))
+    label = serve_teacher("cpu", str(tmp_path), "5", canonical_json(config), models)
+    answer = label(encode_utterances(utterances()))
     for found, *members in zip(decode_targets(answer, k=5), *by_member, strict=True):
         weights = [np.exp(logits) for logits in members]
         mean = np.mean([each / each.sum(axis=1, keepdims=True) for each in weights], axis=0)
@@ -107,8 +110,8 @@ def test_an_ensemble_answers_with_the_mean_posteriors(tmp_path: Path, models: st
 def test_the_server_computes_on_its_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On torch's meta device, where two devices do not mix, logits alone leave it."""
     store = ObjectStore((str(tmp_path),))
-    config = ModelConfig(1, 8, bidirectional=True, look_ahead=0, dropout=0.0)
-    trained = TrainedModel(AcousticModel(config, 30).eval(), torch.zeros(30))
+    config = LstmConfig(1, 8, bidirectional=True, look_ahead=0, dropout=0.0)
+    trained = TrainedModel(LstmModel(config, 30).eval(), torch.zeros(30))
     spec = StepSpec(store, str(tmp_path), "models/teacher", {})
     run_step(spec, lambda context: store_model(context, trained, Tally(), {}))
     left = []
@@ -118,7 +121,7 @@ def test_the_server_computes_on_its_device(tmp_path: Path, monkeypatch: pytest.M
             left.append((values.device.type, values.shape))
         return torch.zeros(values.shape, dtype=values.dtype)
 
-    label = serve_teacher("meta", str(tmp_path), "5")
+    label = serve_teacher("meta", str(tmp_path), "5", canonical_json(config))
     monkeypatch.setattr(torch.Tensor, "cpu", leave)
     answer = label(encode_utterances(utterances()))
     assert [len(each.log_z) for each in decode_targets(answer, k=5)] == list(LENGTHS)

@@ -14,6 +14,9 @@ from pipeline.runs.step import StepContents, StepSpec, run_step
 from pipeline.shards import write_partition
 from tests.training.decoding.toy_language import LEXICON_TXT
 from tests.training.sequence_training.toy_run import (
+    CONFIG as NETWORK,
+)
+from tests.training.sequence_training.toy_run import (
     NUM_ROWS,
     SCALE,
     finish,
@@ -105,7 +108,8 @@ def test_ingest_is_an_input_of_what_counts_its_versions(tmp_path: Path) -> None:
     place = write_toy_run(tmp_path)
     write_ingest(place, {"placements": {"training": CHOICE, "heldout": CHOICE, "seed": 0}})
     weak = LatticeConfig(ngram_order=1, beam=30.0, lattice_beam=8.0)
-    simulate_ranks(1, lambda group: generate_lattices(*place, "baseline", weak, SCALE, 0.2, group))
+    what = "baseline", NETWORK, weak, SCALE, 0.2
+    simulate_ranks(1, lambda group: generate_lattices(*place, *what, group))
     manifest = read_manifest(*place[:2], "lattices/baseline")
     assert INGEST_STEP in manifest.inputs
 

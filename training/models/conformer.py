@@ -1,0 +1,193 @@
+"""A chunked causal Conformer, which streams: an architecture beside the papers' LSTMs.
+
+Conformer blocks (Gulati et al. 2020) with attention to the chunk and a bounded past, convolutions
+that see no future, and LayerNorm in the place of BatchNorm, which would mix utterances and padding.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, nn
+from torch.nn import functional
+
+from infra.ranges import Range, check_ranges
+from pipeline.splicing import NUM_INPUTS
+from training.models.acoustic_model import NetworkModel
+from training.models.chunked_attention import ChunkedAttention, GatedConvolution
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConformerConfig:
+    """ConformerConfig: by default the size of an LSTM of 2 layers of 256 units, 1.0 M parameters.
+
+    Frames see to the end of their chunk: `chunk_frames - 1` ahead at most, half of it on average.
+    `left_frames` and the chunk together fit into the 32 frames of the chunks of training.
+    """
+
+    name: Literal["conformer"] = "conformer"
+    num_layers: Annotated[int, Range(1, 100)] = 4
+    num_units: Annotated[int, Range(1, 16_384)] = 128
+    num_heads: Annotated[int, Range(1, 1024)] = 4
+    feed_forward_factor: Annotated[int, Range(1, 64)] = 2
+    kernel_frames: Annotated[int, Range(1, 1000)] = 15
+    chunk_frames: Annotated[int, Range(1, 1001)] = 4
+    left_frames: Annotated[int, Range(0, 10_000)] = 24
+    dropout: Annotated[float, Range(0, 1, below=True)] = 0.1
+
+    bidirectional: ClassVar[bool] = False
+    delay: ClassVar[int] = 0
+    whole_utterances: ClassVar[bool] = False
+    ignores_lengths: ClassVar[bool] = False
+    """A chunk's last frames could see padding, so attention masks it."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.num_units % self.num_heads:
+            raise ValueError(
+                f"num_units = {self.num_units}: need a multiple of num_heads = {self.num_heads}"
+            )
+
+    @property
+    def look_ahead(self) -> int:
+        """Return how far a chunk's first frame sees ahead."""
+        return self.chunk_frames - 1
+
+    def make_model(self, num_senones: int) -> NetworkModel:
+        """Make the model with random weights."""
+        return NetworkModel(self, num_senones, Conformer(self, num_senones))
+
+
+@dataclass(frozen=True, slots=True)
+class BlockState:
+    """BlockState holds what a block keeps of the past: keys and values, gated frames."""
+
+    keys_values: Float[Tensor, "batch left keys_values"]
+    gated: Float[Tensor, "batch before units"]
+
+
+@dataclass(frozen=True, slots=True)
+class ConformerState:
+    """ConformerState: frames of a chunk that is not complete, and the past of all blocks.
+
+    `is_frame` says which frames of the past there were: none before the utterance.
+    """
+
+    pending: Float[Tensor, "pending 192"]
+    is_frame: Bool[Tensor, "batch left"]
+    blocks: tuple[BlockState, ...]
+
+
+class Conformer(nn.Module):
+    """Conformer maps (batch, frames, 192) and lengths to logits, or an utterance's pieces."""
+
+    def __init__(self, config: ConformerConfig, num_senones: int) -> None:
+        super().__init__()
+        self.config = config
+        self.num_senones = num_senones
+        self.inputs = nn.Sequential(
+            nn.Linear(NUM_INPUTS, config.num_units), nn.Dropout(config.dropout)
+        )
+        self.blocks = nn.ModuleList(ConformerBlock(config) for _ in range(config.num_layers))
+        self.output = nn.Linear(config.num_units, num_senones)
+
+    def forward(
+        self, frames: Float[Tensor, "batch frames 192"], lengths: Int64[Tensor, " batch"]
+    ) -> Float[Tensor, "batch frames senones"]:
+        """Return the logits of whole utterances, or of chunks of training as if they were whole."""
+        present = torch.arange(frames.shape[1]) < lengths.view(-1, 1)
+        is_frame = present.to(frames.device, non_blocking=True)
+        logits, _ = self._logits(frames, is_frame, self._start(frames))
+        return logits
+
+    def advance(
+        self, frames: Float[Tensor, "frames 192"], state: object, is_last: bool
+    ) -> tuple[Float[Tensor, "outputs senones"], ConformerState]:
+        """Return the logits of the chunks that these frames complete, and the state after them."""
+        before = state if isinstance(state, ConformerState) else self._start(frames[None])
+        known = torch.cat([before.pending, frames])
+        num_waiting = 0 if is_last else len(known) % self.config.chunk_frames
+        num_ready = len(known) - num_waiting
+        ready, pending = known[:num_ready], known[num_ready:]
+        if num_ready == 0:
+            return frames.new_empty(0, self.num_senones), replace(before, pending=pending)
+        is_frame = torch.ones(1, num_ready, dtype=torch.bool, device=frames.device)
+        logits, after = self._logits(ready[None], is_frame, before)
+        return logits[0], replace(after, pending=pending)
+
+    def _start(self, frames: Float[Tensor, "batch frames 192"]) -> ConformerState:
+        """Return the state before an utterance, on the device of its frames."""
+        batch, config = len(frames), self.config
+        block = BlockState(
+            frames.new_zeros(batch, config.left_frames, 2 * config.num_units),
+            frames.new_zeros(batch, config.kernel_frames - 1, config.num_units),
+        )
+        no_frame = torch.zeros(batch, config.left_frames, dtype=torch.bool, device=frames.device)
+        return ConformerState(frames[0, :0], no_frame, (block,) * config.num_layers)
+
+    def _logits(
+        self,
+        frames: Float[Tensor, "batch frames 192"],
+        present: Bool[Tensor, "batch frames"],
+        state: ConformerState,
+    ) -> tuple[Float[Tensor, "batch frames senones"], ConformerState]:
+        """Compute the logits of frames that begin a chunk, and the state after them."""
+        num_frames = frames.shape[1]
+        num_padding = -num_frames % self.config.chunk_frames
+        hidden = self.inputs(functional.pad(frames, (0, 0, 0, num_padding)))
+        is_frame = torch.cat([state.is_frame, functional.pad(present, (0, num_padding))], dim=1)
+        after = []
+        for block, before in zip(self.blocks, state.blocks, strict=True):
+            hidden, kept = block(hidden, before, is_frame)
+            after.append(kept)
+        past = is_frame[:, num_frames + num_padding :]
+        logits = self.output(hidden[:, :num_frames])
+        return logits, ConformerState(state.pending, past, tuple(after))
+
+
+class ConformerBlock(nn.Module):
+    """ConformerBlock: attention and convolution between two halves of a feed-forward layer."""
+
+    def __init__(self, config: ConformerConfig) -> None:
+        super().__init__()
+        num_units = config.num_units
+        self.first = _feed_forward(config)
+        self.attention_norm = nn.LayerNorm(num_units)
+        self.attention = ChunkedAttention(
+            num_units, config.num_heads, config.chunk_frames, config.left_frames
+        )
+        self.convolution_norm = nn.LayerNorm(num_units)
+        self.convolution = GatedConvolution(num_units, config.kernel_frames)
+        self.second = _feed_forward(config)
+        self.norm = nn.LayerNorm(num_units)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self,
+        hidden: Float[Tensor, "batch frames units"],
+        before: BlockState,
+        is_frame: Bool[Tensor, "batch all_frames"],
+    ) -> tuple[Float[Tensor, "batch frames units"], BlockState]:
+        """Return the block's outputs, and what it keeps of the past for the next frames."""
+        hidden = hidden + self.first(hidden) / 2
+        attended, keys_values = self.attention(
+            self.attention_norm(hidden), before.keys_values, is_frame
+        )
+        hidden = hidden + self.dropout(attended)
+        filtered, gated = self.convolution(self.convolution_norm(hidden), before.gated)
+        hidden = hidden + self.dropout(filtered)
+        hidden = hidden + self.second(hidden) / 2
+        return self.norm(hidden), BlockState(keys_values, gated)
+
+
+def _feed_forward(config: ConformerConfig) -> nn.Sequential:
+    inner = config.feed_forward_factor * config.num_units
+    return nn.Sequential(
+        nn.LayerNorm(config.num_units),
+        nn.Linear(config.num_units, inner),
+        nn.SiLU(),
+        nn.Dropout(config.dropout),
+        nn.Linear(inner, config.num_units),
+        nn.Dropout(config.dropout),
+    )

@@ -1,0 +1,100 @@
+"""LSTM student and bidirectional LSTM teacher (paper 003 II-B, V-A)."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal
+
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from infra.configuration import LATER
+from infra.ranges import Range, check_ranges
+from pipeline.splicing import NUM_INPUTS
+from training.models.acoustic_model import AcousticModel
+from training.models.padded_lstm import padded_lstm
+from training.models.precision import linear_in_bfloat16, lstm_in_bfloat16
+
+
+@dataclass(frozen=True, slots=True)
+class LstmConfig:
+    """LstmConfig: the paper has 5 layers of 768 units, for its teacher the same both ways."""
+
+    num_layers: Annotated[int, Range(1, 100)]
+    num_units: Annotated[int, Range(1, 16_384)]
+    bidirectional: bool
+    # 000 3.2 found three low-rate frames to give the best WERR.
+    look_ahead: Annotated[int, Range(0, 1000)]
+    dropout: Annotated[float, Range(0, 1, below=True)]
+    name: Literal["lstm"] = field(default="lstm", metadata=LATER)
+
+    whole_utterances: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.bidirectional and self.look_ahead:
+            raise ValueError(
+                f"look_ahead = {self.look_ahead}: need 0 for a bidirectional model, which sees "
+                "all frames"
+            )
+
+    @property
+    def delay(self) -> int:
+        """Return by how many frames outputs are late: it sees the look-ahead by waiting for it."""
+        return self.look_ahead
+
+    @property
+    def ignores_lengths(self) -> bool:
+        """Return whether padding cannot reach a frame: only backwards in time it could."""
+        return not self.bidirectional
+
+    def make_model(self, num_senones: int) -> "LstmModel":
+        """Make the model with random weights."""
+        return LstmModel(self, num_senones)
+
+
+class LstmModel(AcousticModel):
+    """LstmModel: layers of LSTMs, and an output layer."""
+
+    def __init__(self, config: LstmConfig, num_senones: int) -> None:
+        super().__init__(config, num_senones)
+        self.lstm = nn.LSTM(
+            NUM_INPUTS,
+            config.num_units,
+            config.num_layers,
+            batch_first=True,
+            bidirectional=config.bidirectional,
+            dropout=config.dropout if config.num_layers > 1 else 0.0,
+        )
+        # 003 V-A counts 78 M parameters for its teacher; five such layers have 67.5 M.
+        num_outputs = config.num_units * (2 if config.bidirectional else 1)
+        self.output = nn.Linear(num_outputs, num_senones)
+
+    def normalized_logits(
+        self, normalized: Float[Tensor, "batch frames 192"], lengths: Int64[Tensor, " batch"] | None
+    ) -> Float[Tensor, "batch frames senones"]:
+        """Return logits, `look_ahead` frames late."""
+        logits: Tensor = self.output(padded_lstm(self.lstm, normalized, lengths))
+        return logits
+
+    def bfloat16_logits(
+        self, normalized: Float[Tensor, "batch frames 192"], lengths: Int64[Tensor, " batch"] | None
+    ) -> Float[Tensor, "batch frames senones"]:
+        """Compute by rounded weights, an LSTM's in one piece."""
+        hidden = padded_lstm(lstm_in_bfloat16(self.lstm), normalized, lengths)
+        return linear_in_bfloat16(self.output, hidden)
+
+    @property
+    def can_stream(self) -> bool:
+        """Return whether no layer runs backwards in time."""
+        return not self.lstm.bidirectional
+
+    def advance(
+        self, normalized: Float[Tensor, "frames 192"], state: object, is_last: bool
+    ) -> tuple[Float[Tensor, "outputs senones"], object]:
+        """Compute the next frames from the last state; no output waits for more."""
+        del is_last
+        if self.lstm.bidirectional:
+            raise ValueError("a bidirectional LSTM needs whole utterances: stream another model")
+        if len(normalized) == 0:
+            return normalized.new_empty(0, self.num_senones), state
+        hidden, after = self.lstm(normalized, state)
+        return self.output(hidden), after
