@@ -18,10 +18,11 @@ from jobs.planning.comparison import compare_plan
 from jobs.report_page import format_table, render_report
 from pipeline.runs.commit import StepContext
 from pipeline.runs.ledger import ledger_reasons
-from pipeline.runs.manifest import read_manifest, read_output, subsets_of_run
+from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output, subsets_of_run
 from pipeline.runs.names import (
     DEV,
     EVALUATED_MODELS,
+    EVALUATION_SCORES,
     EVALUATION_STEP,
     FEATURES_FOLDER,
     MODELS_FOLDER,
@@ -79,7 +80,7 @@ def build_report(job: Job) -> dict[str, Any]:
     # theirs, too.
     read = dict.fromkeys((*READS, *optional, *map(model_step, models)))
     manifests = {name: read_manifest(job.store, job.run_uri, name) for name in read}
-    (evaluation,) = manifests[EVALUATION_STEP].outputs
+    evaluation = scores_of(manifests[EVALUATION_STEP])
     steps = step_records(job)
     if EVALUATE not in steps:
         record = join_uri(job.run_uri, job_record(EVALUATE))
@@ -107,6 +108,14 @@ def build_report(job: Job) -> dict[str, Any]:
             if folder_of(name) in (SELECTION_FOLDER, FEATURES_FOLDER)
         },
     }
+
+
+def scores_of(evaluation: Manifest) -> Output:
+    """Return the evaluation's output that holds its scores."""
+    names = {output.key.rpartition("/")[2]: output for output in evaluation.outputs}
+    return next(
+        output for name, output in names.items() if name.startswith(f"{EVALUATION_SCORES}-")
+    )
 
 
 def planned_and_actual(job: Job, steps: Mapping[str, Any]) -> dict[str, Any]:

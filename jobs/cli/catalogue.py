@@ -47,7 +47,7 @@ STEPS: Mapping[str, Starter] = {
     GENERATE_TARGETS: "Spark",
     REPARTITION: "Spark",
     TRAIN_STUDENT: "torchrun",
-    EVALUATE: "python",
+    EVALUATE: "Spark",
     CERTIFY: "python",
     REPORT: "python",
 }

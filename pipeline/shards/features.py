@@ -79,12 +79,13 @@ def write_features(rows: Sequence[FeatureRow]) -> bytes:
     return write_rows(_FORMAT, (_to_cells(row, storage) for row in rows), dtype=storage)
 
 
-def read_features(data: bytes) -> list[FeatureRow]:
+def read_features(data: bytes, chosen: Sequence[int] | None = None) -> list[FeatureRow]:
     """Read a feature shard in stored order; float16 arrays are views, to be read only.
 
-    ValueError for damaged bytes or tensors of another size than stated.
+    Only rows `chosen` by number, if given. ValueError for damaged bytes or tensors of another size
+    than stated.
     """
-    rows, footer = read_rows(_FORMAT, data)
+    rows, footer = read_rows(_FORMAT, data, chosen)
     storage = stated_storage(footer)
     return [_from_cells(row, storage) for row in rows]
 

@@ -32,21 +32,41 @@ class DecoderConfig:
             raise ValueError(f"max_active = {self.max_active}: need at least 2 states a frame")
 
 
-def decode(
+@dataclass(frozen=True, slots=True, eq=False)
+class BestPath:
+    """BestPath: the words of a search, and the senone of every frame on their path."""
+
+    words: tuple[str, ...]
+    senones: Int64[np.ndarray, " frames"]
+
+
+def best_path(
     graph: DecodingGraph,
     log_likelihoods: Float32[np.ndarray, "frames senones"],
     config: DecoderConfig,
-) -> list[str]:
-    """Return the words of the best path for log-likelihoods divided by priors and scaled.
+) -> BestPath | None:
+    """Return the best path for log-likelihoods divided by priors and scaled; None without one.
 
     If no path ends a sentence on the last frame, the best unfinished one is taken.
     """
     search = _search(graph, log_likelihoods, config.beam, config.max_active)
     found, path = search.get_best_path()
     if not found:
-        return []
-    _, _, word_ids, _ = kaldifst.get_linear_symbol_sequence(path)
-    return [graph.words[word_id] for word_id in word_ids]
+        return None
+    _, labels, word_ids, _ = kaldifst.get_linear_symbol_sequence(path)
+    words = tuple(graph.words[word_id] for word_id in word_ids)
+    # Label 0 is epsilon, so senone s has the input label s + 1.
+    return BestPath(words, np.asarray(labels, dtype=np.int64) - 1)
+
+
+def decode(
+    graph: DecodingGraph,
+    log_likelihoods: Float32[np.ndarray, "frames senones"],
+    config: DecoderConfig,
+) -> list[str]:
+    """Return the words of the best path, as `best_path` does; none without a path."""
+    path = best_path(graph, log_likelihoods, config)
+    return list(path.words) if path else []
 
 
 def align(

@@ -1,71 +1,185 @@
-"""Decode utterances with one model at several settings, and count word errors by placement."""
+"""Decode slices of a subset: tasks of Spark, each with one model and some minutes of speech.
 
-from collections import defaultdict
-from collections.abc import Sequence
+Workers of a cluster import this module, so it imports nothing that only a driver has.
+"""
 
-from tqdm import tqdm
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
 
-from pipeline.shards import FeatureRow
-from training.decoding.decoder import DecoderConfig, decode
+import numpy as np
+import torch
+from jaxtyping import Float32
+
+from infra.store.checked_reads import scan_checked
+from infra.store.object_store import ObjectStore, join_uri
+from pipeline.runs.commit import StepContext
+from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output
+from pipeline.runs.names import ALIGNMENT_STEP, task_name
+from pipeline.runs.step import Distribute
+from pipeline.shards import FeatureRow, read_feature_texts, read_features
+from pipeline.splicing import STACK, num_low_rate_frames
+from training.decoding.decoder import DecoderConfig
 from training.decoding.decoding_settings import DecodingSettings
 from training.decoding.graph.grammar import GrammarWeights
 from training.decoding.graph.hclg import DecodingGraph, decoding_graph
 from training.decoding.lexicon import Lexicon
 from training.decoding.senones.senone_tree import SenoneTree
-from training.evaluation.language_model import EstimatedModel, GivenModel
-from training.evaluation.utterance_errors import WITHOUT_PLACEMENT
-from training.evaluation.word_errors import WordErrors, word_errors
-from training.models.store import TrainedModel
-from training.targets.alignment import log_likelihoods
+from training.models.store import TrainedModel, load_model
+from training.targets.alignment import batched_log_likelihoods, read_tree
+from training.targets.labelled import read_lexicon
+
+SLICE_MS = 600_000
+"""The speech of a task, in milliseconds: about ten minutes, so that hours use many cores."""
+
+MAX_PIECE_FRAMES = 20_000
+"""The most low-rate frames that are scored and searched at once: ten minutes, 0.25 GB of logits.
+
+At 3,183 senones. A longer utterance is decoded in pieces, and its hypotheses are put together.
+"""
 
 
-class Graphs:
-    """Graphs builds the decoding graph of some settings; it keeps those of the last ones."""
+@dataclass(frozen=True, slots=True)
+class ModelsToDecode:
+    """ModelsToDecode: the names of models, and where and how the tasks of each one run."""
 
-    def __init__(
-        self, lexicon: Lexicon, tree: SenoneTree, language_model: EstimatedModel | GivenModel
-    ) -> None:
-        self._parts = lexicon, tree
-        self._language_model = language_model
-        self._kept: dict[tuple[int, GrammarWeights], DecodingGraph] = {}
+    names: Sequence[str]
+    distribute: Distribute
+    device: str = "cpu"
 
-    def of(self, settings: Sequence[DecodingSettings]) -> list[DecodingGraph]:
-        """Return the graph of each settings."""
-        keys = [
-            (each.ngram_order, GrammarWeights(each.language_model_scale, each.insertion_penalty))
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Slice: rows `start` to `stop` of a feature shard; its number makes names of tasks."""
+
+    name: str
+    features: Output
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecodingPlace:
+    """DecodingPlace holds what all tasks of a decoding step share.
+
+    `arpas` are the stored language models by order; a given one is of each order. Models compute
+    on `device`, the search on the CPU.
+    """
+
+    context: StepContext
+    corpus_uri: str
+    decoder: DecoderConfig
+    arpas: Mapping[int, Output]
+    device: str
+
+    def lexicon_and_tree(self) -> tuple[Lexicon, SenoneTree]:
+        """Read what the graphs and the words' times need."""
+        store, run_uri = self.context.store, self.context.run_uri
+        lexicon = read_lexicon(store, run_uri, self.corpus_uri, [ALIGNMENT_STEP]).parse()
+        return lexicon, read_tree(store, run_uri)
+
+    def model(self, name: str) -> TrainedModel:
+        """Load a model of the run for this task, which has one core."""
+        torch.set_num_threads(1)
+        device = torch.device(self.device)
+        return load_model(self.context.store, self.context.run_uri, name).to(device)
+
+    def rows(self, some: Slice) -> list[FeatureRow]:
+        """Read the rows of a slice."""
+        data = read_output(self.context.store, self.context.run_uri, some.features)
+        return read_features(data, range(some.start, some.stop))
+
+    def graphs(
+        self, lexicon: Lexicon, tree: SenoneTree, settings: Sequence[DecodingSettings]
+    ) -> list[DecodingGraph]:
+        """Build the graph of each settings; those of this process's last call are kept."""
+        wanted = [
+            (
+                self.context.fingerprint,
+                self.arpas[each.ngram_order],
+                GrammarWeights(each.language_model_scale, each.insertion_penalty),
+            )
             for each in settings
         ]
-        self._kept = {key: self._kept.get(key) or self._build(*key) for key in keys}
-        return [self._kept[key] for key in keys]
+        kept = _kept_graphs()
+        for key in kept.keys() - set(wanted):
+            del kept[key]
+        for key in wanted:
+            if key not in kept:
+                _, arpa, weights = key
+                store, run_uri = self.context.store, self.context.run_uri
+                text = read_output(store, run_uri, arpa).decode()
+                kept[key] = decoding_graph(lexicon, tree, text, weights)
+        return [kept[key] for key in wanted]
 
-    def _build(self, ngram_order: int, weights: GrammarWeights) -> DecodingGraph:
-        return decoding_graph(*self._parts, self._language_model.arpa(ngram_order), weights)
+
+_GraphKey = tuple[str, Output, GrammarWeights]
 
 
-def count_errors(
-    rows: Sequence[FeatureRow],
-    model: TrainedModel,
-    settings: Sequence[DecodingSettings],
-    graphs: Graphs,
-    decoder: DecoderConfig,
-    description: str,
-) -> list[dict[str, WordErrors]]:
-    """Decode the rows at each settings; return the word errors of each by placement.
+@cache
+def _kept_graphs() -> dict[_GraphKey, DecodingGraph]:
+    """Return the graphs that this process keeps, as its next task most often wants the same."""
+    return {}
 
-    An utterance's logits are computed once for all settings.
+
+def slices(features: Manifest) -> list[Slice]:
+    """Cut each shard of a subset into slices of about SLICE_MS, of as many utterances each."""
+    found = []
+    for number, output in enumerate(features.outputs):
+        rows = output.utterances
+        parts = max(1, min(rows, round(output.duration_ms / SLICE_MS)))
+        bounds = [rows * part // parts for part in range(parts + 1)]
+        for part, (start, stop) in enumerate(pairwise(bounds)):
+            found.append(Slice(f"{task_name(number)}-{part:04d}", output, start, stop))
+    return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """Piece: some of a row's low-rate frames, from `first_frame` on, and their log-likelihoods."""
+
+    row: int
+    first_frame: int
+    log_likelihoods: Float32[np.ndarray, "frames senones"]
+
+
+def scored_pieces(rows: Sequence[FeatureRow], model: TrainedModel) -> Iterator[Piece]:
+    """Score rows, each frame once, in pieces of at most MAX_PIECE_FRAMES; the shortest first.
+
+    The log-likelihoods are at scale 1.
     """
-    found: list[dict[str, WordErrors]] = [defaultdict(WordErrors) for _ in settings]
-    every = list(zip(settings, graphs.of(settings), found, strict=True))
-    for row in tqdm(rows, desc=description, unit="utterance"):
-        reference = (row.text or "").split()
-        (scores,) = log_likelihoods([row], model, 1.0)
-        for each, graph, errors in every:
-            hypothesis = decode(graph, each.acoustic_scale * scores, decoder)
-            # Errors are summed before dividing, so that long utterances weigh by their words.
-            errors[placement_of(row)] += word_errors(reference, hypothesis)
-    return [dict(sorted(errors.items())) for errors in found]
+    step = STACK * MAX_PIECE_FRAMES
+    cuts = [
+        (number, start)
+        for number, row in enumerate(rows)
+        for start in range(0, STACK * num_low_rate_frames(len(row.features), 0), step)
+    ]
+    parts = [
+        replace(rows[number], features=rows[number].features[start : start + step])
+        for number, start in cuts
+    ]
+    for position, scores in batched_log_likelihoods(parts, model, 1.0):
+        number, start = cuts[position]
+        yield Piece(number, start // STACK, scores)
 
 
-def placement_of(row: FeatureRow) -> str:
-    """Return the device's placement, if the corpus has it."""
-    return row.placement or WITHOUT_PLACEMENT
+def count_unknown_words(
+    store: ObjectStore, run_uri: str, features: str, known: Collection[str]
+) -> int:
+    """Count the words of a subset's transcripts that are not `known`; reads no features.
+
+    They are errors of every model. ValueError for a subset without utterances, or without words.
+    """
+    subset = features.rpartition("/")[2]
+    outputs = read_manifest(store, run_uri, features).outputs
+    if not outputs:
+        raise ValueError(f"the {subset} subset is empty: list speakers in {subset}.speakers")
+    counts = Counter[str]()
+    for output in outputs:
+        for text in scan_checked(store, join_uri(run_uri, output.key), read_feature_texts):
+            counts.update(text.split())
+    if not counts:
+        raise ValueError(f"the {subset} subset has no words: list others in {subset}.speakers")
+    return sum(count for word, count in counts.items() if word not in known)

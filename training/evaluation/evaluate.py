@@ -1,46 +1,59 @@
 """Score the run's models on the held-out subset (paper 003 VII-B, VII-D, VIII-C)."""
 
 import json
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import dataclass, replace
 from typing import Any
-
-import numpy as np
-import torch
 
 from infra.configuration import plain
 from infra.store.object_store import ObjectStore
-from pipeline.runs.commit import StepContext
-from pipeline.runs.manifest import read_manifest, subsets_of_run
+from pipeline.records import Tally
+from pipeline.runs.commit import Commit, Repetition, StepContext, committed_tasks
+from pipeline.runs.manifest import Output, read_manifest, read_output, subsets_of_run
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
-    BASELINE,
     DEV,
+    EVALUATION_SCORES,
     EVALUATION_STEP,
     HELDOUT,
-    STUDENT,
+    SCRATCH_FOLDER,
     TEACHER,
     TUNING_STEP,
     features_step,
     model_step,
-    sequence_trained,
 )
-from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step
-from pipeline.shards import FeatureRow
-from pipeline.splicing import low_rate_alignment
+from pipeline.runs.step import (
+    StepContents,
+    StepResult,
+    StepSpec,
+    commit_each,
+    run_step,
+)
 from training.decoding.decoder import DecoderConfig
 from training.decoding.decoding_settings import DecodingSettings
-from training.distributed.process_group import CPU
-from training.evaluation.decoding import Graphs, count_errors, placement_of
-from training.evaluation.language_model import LanguageModelFiles
+from training.evaluation.decoded import DecodedUtterance, read_decoded
+from training.evaluation.decoding import (
+    DecodingPlace,
+    ModelsToDecode,
+    Slice,
+    count_unknown_words,
+    slices,
+)
+from training.evaluation.hypotheses import AlignedBefore, AlignsAt, HypothesisTask, decode_slice
+from training.evaluation.language_model import LanguageModelFiles, store_arpas
+from training.evaluation.scores import ModelScores, model_scores, speaker_scores, word_error_scores
+from training.evaluation.scoring_files import (
+    file_order,
+    hypothesis_ctm,
+    hypothesis_trn,
+    reference_stm,
+    reference_trn,
+)
 from training.evaluation.tuning import recipe_settings, tuned_settings
-from training.evaluation.word_errors import WordErrors, werr
-from training.models.registry import ModelConfig
-from training.models.store import TrainedModel, load_models
+from training.evaluation.utterance_errors import UtteranceErrors, write_errors
+from training.models.store import load_model
 from training.recipes import EvaluationConfig
-from training.targets.alignment import log_likelihoods, network_alignments, read_tree
-from training.targets.labelled import Alignments, read_lexicon, read_shards
+from training.targets.labelled import read_lexicon
 
 
 def evaluate(
@@ -48,128 +61,155 @@ def evaluate(
     run_uri: str,
     corpus_uri: str,
     config: EvaluationConfig,
-    forms: Mapping[str, ModelConfig],
-    device: torch.device = CPU,
+    models: ModelsToDecode,
 ) -> StepResult:
-    """Decode the held-out subset with each model; write word and frame errors by placement.
+    """Decode the held-out subset with each model, a task for each slice of it and each model.
 
-    The models, of these forms by name, are on `device`, the decoder on the CPU.
+    Hypotheses, references and errors by utterance are kept beside the scores. No utterance is
+    left out: a search that finds no path has deleted all words.
     """
     features = features_step(HELDOUT)
     is_tuned = DEV in subsets_of_run(store, run_uri, features_step)
-    reads = [features, ALIGNMENT_STEP, *map(model_step, forms)]
+    reads = [features, ALIGNMENT_STEP, *map(model_step, models.names)]
     reads += [TUNING_STEP] if is_tuned else []
     lexicon = read_lexicon(store, run_uri, corpus_uri, reads)
     files = LanguageModelFiles.read(store, corpus_uri, config)
     reads += files.reads(store, run_uri)
 
     def score(context: StepContext) -> StepContents:
-        rows = [row for shard in read_shards(store, run_uri, features).values() for row in shard]
-        if not rows:
-            raise ValueError("the held-out subset is empty: list speakers in heldout.speakers")
-        if not any((row.text or "").split() for row in rows):
-            raise ValueError("the held-out subset has no words: list others in heldout.speakers")
-        models = load_models(store, run_uri, forms, device)
-        words, tree = lexicon.parse(), read_tree(store, run_uri)
-        language_model = files.model(store, run_uri, words, config)
-        settings = dict.fromkeys(forms, recipe_settings(config))
+        words = lexicon.parse()
+        unknown = count_unknown_words(store, run_uri, features, words.pronunciations.keys())
+        settings = dict.fromkeys(models.names, recipe_settings(config))
         settings |= tuned_settings(store, run_uri) if is_tuned else {}
-        graphs = Graphs(words, tree, language_model)
-        errors = count_by_model(
-            rows, models, settings, graphs, DecoderConfig(config.beam, config.max_active)
+        language_model = files.model(store, run_uri, words, config)
+        scratch = replace(context, step=f"{context.step}/{SCRATCH_FOLDER}")
+        orders = {each.ngram_order for each in settings.values()}
+        place = DecodingPlace(
+            scratch,
+            corpus_uri,
+            DecoderConfig(config.beam, config.max_active),
+            store_arpas(scratch, language_model, orders),
+            models.device,
         )
-        # Frame accuracy counts against the teacher's alignment of the transcripts.
-        place = words, tree, config.acoustic_scale
-        reference = network_alignments(rows, models[TEACHER], *place)
-        scores = word_error_scores(errors) | model_scores(rows, models, reference)
-        scores |= {"decoding": plain(settings)} if is_tuned else {}
-        heldout = read_manifest(store, run_uri, features).tally_out
-        data = json.dumps(scores, indent=1, sort_keys=True).encode()
-        output = context.put_output("scores", ".json", data, heldout)
-        statistics = {"language_model": dict(language_model.statistics)}
-        return StepContents.of_all(heldout, (output,), statistics)
+        decoded = decode_all(place, settings, models, config.acoustic_scale)
+        statistics = {
+            "language_model": dict(language_model.statistics),
+            "num_unknown_words": unknown,
+        }
+        chosen = {"decoding": plain(settings)} if is_tuned else {}
+        return contents(context, fold(context, decoded), chosen, statistics)
 
     digests = {**lexicon.digests, **files.digests}
-    spec = StepSpec(store, run_uri, EVALUATION_STEP, plain(config), reads, digests)
-    return run_step(spec, score)
+    place = store, run_uri, EVALUATION_STEP, plain(config), reads, digests
+    # A word at the edge of the beam may be another one where logits have other last bits.
+    return run_step(StepSpec(*place, Repetition.OTHER_LAST_BITS), score)
 
 
-def count_by_model(
-    rows: Sequence[FeatureRow],
-    models: Mapping[str, TrainedModel],
+def decode_all(
+    place: DecodingPlace,
     settings: Mapping[str, DecodingSettings],
-    graphs: Graphs,
-    decoder: DecoderConfig,
-) -> dict[str, dict[str, WordErrors]]:
-    """Decode the rows with each model at its settings; return word errors by placement."""
-    found = {}
-    for name, model in models.items():
-        description = f"decode with {name}"
-        (found[name],) = count_errors(rows, model, [settings[name]], graphs, decoder, description)
-    return found
+    models: ModelsToDecode,
+    alignment_scale: float,
+) -> dict[str, list[Commit]]:
+    """Decode every slice with every model; return each model's commits in the slices' order.
 
-
-def word_error_scores(errors: Mapping[str, Mapping[str, WordErrors]]) -> dict[str, Any]:
-    """Return counts and rates by model and placement, and the student's WERR by placement.
-
-    `werr_smbr` compares the two after sequence training, as Table II does, where both had it.
+    The teacher is first, as it aligns the transcripts. Then one model follows the other, so that
+    a worker keeps one graph and one model at a time.
     """
-    rates = {
-        # A placement whose transcripts are all empty has no rate.
-        name: {
-            placement: counts.word_error_rate
-            for placement, counts in by_placement.items()
-            if counts.reference_words
-        }
-        for name, by_placement in errors.items()
+    context = place.context
+    parts = slices(read_manifest(context.store, context.run_uri, features_step(HELDOUT)))
+
+    def task(model: str, part: Slice, labels: AlignedBefore | AlignsAt) -> HypothesisTask:
+        name = f"{model}-{part.name}"
+        return HypothesisTask(name, place, part, model, settings[model], labels)
+
+    def run(tasks: Sequence[HypothesisTask], description: str) -> list[Commit]:
+        by_name = {each.name: each for each in tasks}
+        return commit_each(committed, by_name, decode_slice, models.distribute, description)
+
+    committed = committed_tasks(context)
+    aligns = AlignsAt(alignment_scale)
+    aligned = run([task(TEACHER, each, aligns) for each in parts], f"decode with {TEACHER}")
+    labels = [AlignedBefore(commit.outputs[0]) for commit in aligned]
+    others = [name for name in models.names if name != TEACHER]
+    tasks = [task(name, *pair) for name in others for pair in zip(parts, labels, strict=True)]
+    commits = iter(run(tasks, f"decode with {', '.join(others)}"))
+    return {TEACHER: aligned, **{name: [next(commits) for _ in parts] for name in others}}
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """Folded: all hypotheses, as files and as counts by utterance and by model."""
+
+    files: Mapping[str, Output]
+    utterances: Sequence[UtteranceErrors]
+    models: Mapping[str, ModelScores]
+
+
+def fold(context: StepContext, decoded: Mapping[str, Sequence[Commit]]) -> Folded:
+    """Store each model's hypotheses, and add up errors by utterance.
+
+    One model's hypotheses are in memory at a time, beside the errors by utterance of all.
+    """
+    files: dict[str, Output] = {}
+    models: dict[str, ModelScores] = {}
+    errors: dict[str, UtteranceErrors] = {}
+    for name, commits in decoded.items():
+        utterances = read_hypotheses(context, commits)
+        texts = {f"{name}.trn": hypothesis_trn, f"{name}.ctm": hypothesis_ctm}
+        if not models:
+            texts |= {"reference.trn": reference_trn, "reference.stm": reference_stm}
+        for file, write in texts.items():
+            stem, _, suffix = file.rpartition(".")
+            files[file] = context.put_output(stem, f".{suffix}", write(utterances), Tally())
+        models[name] = ModelScores.of(utterances)
+        for each in utterances:
+            before = errors.get(each.utterance_id)
+            own = {**(before.errors if before else {}), name: each.errors}
+            errors[each.utterance_id] = UtteranceErrors(
+                each.utterance_id, each.speaker_id, each.placement, each.duration_ms, own
+            )
+    return Folded(files, list(errors.values()), models)
+
+
+def read_hypotheses(context: StepContext, commits: Sequence[Commit]) -> list[DecodedUtterance]:
+    """Read what tasks decoded with one model, in the order of the scoring files."""
+    utterances = [
+        replace(each, labels=())  # which only tasks need, and which take most of the memory
+        for commit in commits
+        for each in read_decoded(read_output(context.store, context.run_uri, commit.outputs[0]))
+    ]
+    return sorted(utterances, key=file_order)
+
+
+def contents(
+    context: StepContext, folded: Folded, chosen: Mapping[str, Any], statistics: Mapping[str, Any]
+) -> StepContents:
+    """Store scores and errors by utterance; the manifest's tallies are those of the utterances."""
+    heldout = read_manifest(context.store, context.run_uri, features_step(HELDOUT)).tally_out
+    evaluated = Tally(len(folded.utterances), sum(each.duration_ms for each in folded.utterances))
+    assert evaluated == heldout, "every utterance is scored, once"
+    errors = write_errors(folded.utterances)
+    files = {
+        **folded.files,
+        "errors.jsonl": context.put_output("errors", ".jsonl", errors, heldout),
     }
-    scores = {"wer": rates, "werr": reductions(rates[BASELINE], rates[STUDENT])}
-    trained_on = [sequence_trained(name) for name in (BASELINE, STUDENT)]
-    if errors.keys() >= set(trained_on):
-        scores["werr_smbr"] = reductions(*(rates[name] for name in trained_on))
-    return {
-        **scores,
-        "word_errors": {
-            name: {placement: asdict(counts) for placement, counts in by_placement.items()}
-            for name, by_placement in errors.items()
-        },
-    }
-
-
-def reductions(baseline: Mapping[str, float], student: Mapping[str, float]) -> dict[str, float]:
-    """Return the WERR by placement, where the baseline has errors."""
-    return {place: werr(rate, student[place]) for place, rate in baseline.items() if rate > 0}
-
-
-def model_scores(
-    rows: Sequence[FeatureRow], models: Mapping[str, TrainedModel], reference: Alignments
-) -> dict[str, Any]:
-    """Return each model's frame accuracy by placement, and its size."""
-    return {
-        "frame_accuracy": {
-            name: frame_accuracy(rows, model, reference) for name, model in models.items()
-        },
+    scores = {
+        **word_error_scores(folded.utterances),
+        **speaker_scores(folded.utterances),
+        **model_scores(folded.models),
         "models": {
-            name: {"num_parameters": sum(each.numel() for each in trained.model.parameters())}
-            for name, trained in models.items()
+            name: {"num_parameters": num_parameters(context, name)} for name in folded.models
         },
+        **chosen,
+        "files": {name: output.key for name, output in files.items()},
     }
+    data = json.dumps(scores, indent=1, sort_keys=True).encode()
+    output = context.put_output(EVALUATION_SCORES, ".json", data, Tally())
+    return StepContents.of_all(heldout, (output, *files.values()), statistics)
 
 
-def frame_accuracy(
-    rows: Sequence[FeatureRow], model: TrainedModel, reference: Alignments
-) -> dict[str, float]:
-    """Return the percentage of frames whose best senone is that of the teacher's alignment."""
-    correct: dict[str, int] = defaultdict(int)
-    total: dict[str, int] = defaultdict(int)
-    for row in rows:
-        aligned = reference[row.utterance_id]
-        if isinstance(aligned, str):
-            continue
-        (scores,) = log_likelihoods([row], model, 1.0)
-        # The best senone is that of the posteriors, so the priors are added again.
-        best = (scores + model.log_priors.numpy()).argmax(axis=1)
-        labels = low_rate_alignment(aligned, 0)
-        correct[placement_of(row)] += int(np.count_nonzero(best == labels))
-        total[placement_of(row)] += len(labels)
-    return {placement: 100 * correct[placement] / total[placement] for placement in sorted(total)}
+def num_parameters(context: StepContext, name: str) -> int:
+    """Count the weights of a model."""
+    model = load_model(context.store, context.run_uri, name).model
+    return sum(each.numel() for each in model.parameters())

@@ -1,12 +1,14 @@
 """The language model that a run decodes with: estimated from its transcripts, or the user's own."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from infra.store.object_store import ObjectStore
-from pipeline.runs.manifest import sha256
+from pipeline.records import Tally
+from pipeline.runs.commit import StepContext
+from pipeline.runs.manifest import Output, sha256
 from pipeline.runs.names import LANGUAGE_MODEL_SETTINGS
 from pipeline.steps.utterance_features import resolve_audio
 from training.decoding.language_model import kneser_ney_arpa, witten_bell_arpa
@@ -177,3 +179,13 @@ class LanguageModelFiles:
             }
             sentences += extra.sentences
         return EstimatedModel(sentences, lexicon, config.smoothing, statistics)
+
+
+def store_arpas(
+    context: StepContext, model: EstimatedModel | GivenModel, orders: Iterable[int]
+) -> dict[int, Output]:
+    """Store the model of each order for a step's tasks, which build graphs of it."""
+    return {
+        order: context.put_output(f"arpa-{order}", ".arpa", model.arpa(order).encode(), Tally())
+        for order in sorted(set(orders))
+    }

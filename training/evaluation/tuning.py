@@ -1,37 +1,38 @@
 """Choose each model's decoding settings by the word errors of the development speakers."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
-from typing import Any
-
-import torch
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
 
 from infra.configuration import plain
 from infra.store.object_store import ObjectStore
-from pipeline.runs.commit import StepContext
+from pipeline.runs.commit import Commit, Repetition, StepContext, committed_tasks
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
     DEV,
+    SCRATCH_FOLDER,
     TUNING_STEP,
     features_step,
     model_step,
 )
-from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step
-from pipeline.shards import FeatureRow
+from pipeline.runs.step import StepContents, StepResult, StepSpec, commit_each, run_step
 from training.decoding.decoder import DecoderConfig
 from training.decoding.decoding_settings import DecodingSettings, TuningConfig
-from training.distributed.process_group import CPU
-from training.evaluation.decoding import Graphs, count_errors
-from training.evaluation.language_model import GivenModel, LanguageModelFiles
+from training.evaluation.decoding import (
+    DecodingPlace,
+    ModelsToDecode,
+    count_unknown_words,
+    slices,
+)
+from training.evaluation.language_model import GivenModel, LanguageModelFiles, store_arpas
+from training.evaluation.trials import ScoringTask, TrialTask, score_slice, try_settings
 from training.evaluation.word_errors import WordErrors
-from training.models.registry import ModelConfig
-from training.models.store import TrainedModel, load_models
 from training.recipes import EvaluationConfig
-from training.targets.alignment import read_tree
-from training.targets.labelled import read_lexicon, read_shards
+from training.targets.labelled import read_lexicon
+
+T = TypeVar("T", ScoringTask, TrialTask)
 
 
 def tune(
@@ -40,38 +41,32 @@ def tune(
     corpus_uri: str,
     config: EvaluationConfig,
     tuning: TuningConfig,
-    forms: Mapping[str, ModelConfig],
-    device: torch.device = CPU,
+    models: ModelsToDecode,
 ) -> StepResult:
     """Decode the development speakers over the grid; write each model's choice and curve.
 
-    003 VII-D tunes on its test set; here no held-out speaker has a part in it. The models, of
-    these forms by name, are on `device`, the decoder on the CPU.
+    003 VII-D tunes on its test set; here no held-out speaker has a part in it. Tasks compute each
+    model's log-likelihoods once, and keep them in the step's scratch for all settings.
     """
     features = features_step(DEV)
-    reads = [features, ALIGNMENT_STEP, *map(model_step, forms)]
+    reads = [features, ALIGNMENT_STEP, *map(model_step, models.names)]
     lexicon = read_lexicon(store, run_uri, corpus_uri, reads)
     files = LanguageModelFiles.read(store, corpus_uri, config)
     reads += files.reads(store, run_uri)
 
     def choose(context: StepContext) -> StepContents:
-        rows = [row for shard in read_shards(store, run_uri, features).values() for row in shard]
-        if not any((row.text or "").split() for row in rows):
-            raise ValueError("the development speakers have no words: list others in dev.speakers")
         words = lexicon.parse()
+        count_unknown_words(store, run_uri, features, words.pronunciations.keys())
         language_model = files.model(store, run_uri, words, config)
-        grid = tuning.grid()
+        start, grid = recipe_settings(config), tuning.grid()
         if isinstance(language_model, GivenModel):
             del grid["ngram_order"]  # it has its own
-        graphs = Graphs(words, read_tree(store, run_uri), language_model)
+        scratch = replace(context, step=f"{context.step}/{SCRATCH_FOLDER}")
+        orders = {start.ngram_order, *map(int, grid.get("ngram_order", ()))}
+        arpas = store_arpas(scratch, language_model, orders)
         decoder = DecoderConfig(config.beam, config.max_active)
-        models = load_models(store, run_uri, forms, device)
-        found = {
-            name: search(
-                recipe_settings(config), grid, partial(total_errors, rows, model, graphs, decoder)
-            )
-            for name, model in models.items()
-        }
+        trials = Trials(DecodingPlace(scratch, corpus_uri, decoder, arpas, models.device), models)
+        found = search_all({name: search(start, grid) for name in models.names}, trials.count)
         tally = read_manifest(store, run_uri, features).tally_out
         curves = {name: [point.to_json() for point in each.curve] for name, each in found.items()}
         data = json.dumps(curves, indent=1, sort_keys=True).encode()
@@ -81,8 +76,8 @@ def tune(
 
     resolved = {"evaluation": plain(config), "tuning": plain(tuning)}
     digests = {**lexicon.digests, **files.digests}
-    spec = StepSpec(store, run_uri, TUNING_STEP, resolved, reads, digests)
-    return run_step(spec, choose)
+    place = store, run_uri, TUNING_STEP, resolved, reads, digests
+    return run_step(StepSpec(*place, Repetition.OTHER_LAST_BITS), choose)
 
 
 def recipe_settings(config: EvaluationConfig) -> DecodingSettings:
@@ -96,17 +91,54 @@ def tuned_settings(store: ObjectStore, run_uri: str) -> dict[str, DecodingSettin
     return {name: DecodingSettings(**each) for name, each in chosen.items()}
 
 
-def total_errors(
-    rows: Sequence[FeatureRow],
-    model: TrainedModel,
-    graphs: Graphs,
-    decoder: DecoderConfig,
-    settings: Sequence[DecodingSettings],
-) -> list[WordErrors]:
-    """Decode the rows at each settings; return the word errors of each."""
-    description = f"tune at {len(settings)} settings"
-    found = count_errors(rows, model, settings, graphs, decoder, description)
-    return [sum(each.values(), WordErrors()) for each in found]
+class Trials:
+    """Trials counts the development speakers' word errors at settings, for all models at once."""
+
+    def __init__(self, place: DecodingPlace, models: ModelsToDecode) -> None:
+        """Compute the log-likelihoods of each model, where an earlier call has not."""
+        self._place, self._distribute = place, models.distribute
+        context = place.context
+        self._committed = committed_tasks(context)
+        parts = slices(read_manifest(context.store, context.run_uri, features_step(DEV)))
+        tasks = [
+            ScoringTask(f"{name}-scores-{part.name}", place, part, name)
+            for name in models.names
+            for part in parts
+        ]
+        self._parts = parts
+        self._scores = self._run(tasks, score_slice, "score the development speakers")
+        self._num_stages = 0
+
+    def count(self, asked: Mapping[str, Sequence[DecodingSettings]]) -> dict[str, list[WordErrors]]:
+        """Return the word errors of each model at each of the settings that are asked of it."""
+        # After a kill the same search asks the same again, so a number names what was tried.
+        self._num_stages += 1
+        tasks = [
+            TrialTask(
+                f"{name}-trial-{self._num_stages}-{part.name}",
+                self._place,
+                self._scores[f"{name}-scores-{part.name}"].outputs,
+                tuple(settings),
+            )
+            for name, settings in asked.items()
+            for part in self._parts
+        ]
+        commits = self._run(tasks, try_settings, f"decode at stage {self._num_stages} of tuning")
+        found: dict[str, list[WordErrors]] = {}
+        for name, settings in asked.items():
+            found[name] = [WordErrors()] * len(settings)
+            for part in self._parts:
+                commit = commits[f"{name}-trial-{self._num_stages}-{part.name}"]
+                counted = [WordErrors(**each) for each in commit.statistics["errors"]]
+                found[name] = [a + b for a, b in zip(found[name], counted, strict=True)]
+        return found
+
+    def _run(
+        self, tasks: Sequence[T], function: Callable[[T], Commit], description: str
+    ) -> dict[str, Commit]:
+        by_name = {each.name: each for each in tasks}
+        arguments = self._committed, by_name, function, self._distribute, description
+        return {each.task: each for each in commit_each(*arguments)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,17 +163,17 @@ class Tuned:
     curve: Sequence[CurvePoint]
 
 
-def search(
-    start: DecodingSettings,
-    grid: Mapping[str, Sequence[int | float]],
-    count: Callable[[Sequence[DecodingSettings]], Sequence[WordErrors]],
-) -> Tuned:
+Search = Generator[Sequence[DecodingSettings], Sequence[WordErrors], Tuned]
+"""A search yields settings to try, is sent their word errors, and returns what it has chosen."""
+
+
+def search(start: DecodingSettings, grid: Mapping[str, Sequence[int | float]]) -> Search:
     """Choose one setting after the other: the value of the fewest word errors.
 
     A value must gain an error to replace what `start` states or the grid lists before it. Decodes
     once for the start and each other value: the grid's sum, where all its pairs were a product.
     """
-    (errors,) = count([start])
+    (errors,) = yield [start]
     best = CurvePoint("start", start, errors)
     curve = [best]
     for setting, values in grid.items():
@@ -149,7 +181,27 @@ def search(
         tried = [each for each in varied if each != best.settings]
         if not tried:
             continue
-        points = [CurvePoint(setting, *each) for each in zip(tried, count(tried), strict=True)]
+        counted = yield tried
+        points = [CurvePoint(setting, *each) for each in zip(tried, counted, strict=True)]
         curve += points
         best = min([best, *points], key=lambda point: point.errors.errors)
     return Tuned(best.settings, curve)
+
+
+def search_all(
+    searches: Mapping[str, Search],
+    count: Callable[[Mapping[str, Sequence[DecodingSettings]]], Mapping[str, Sequence[WordErrors]]],
+) -> dict[str, Tuned]:
+    """Run searches side by side: `count` gets what all of them ask, so that it counts together."""
+    found: dict[str, Tuned] = {}
+    asked = {name: next(each) for name, each in searches.items()}
+    while asked:
+        counted = count(asked)
+        still: dict[str, Sequence[DecodingSettings]] = {}
+        for name in asked:
+            try:
+                still[name] = searches[name].send(counted[name])
+            except StopIteration as end:
+                found[name] = end.value
+        asked = still
+    return {name: found[name] for name in searches}

@@ -3,7 +3,7 @@
 Workers of a cluster import this module, so it imports nothing that only a driver has.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -167,18 +167,25 @@ def network_alignments(
     tree: SenoneTree,
     acoustic_scale: float,
 ) -> dict[str, Senones | str]:
-    """Align by the network: the senone of every 10 ms frame, or why an utterance has none.
+    """Align by the network: the senone of every 10 ms frame, or why an utterance has none."""
+    return {
+        rows[position].utterance_id: align_row(rows[position], scores, lexicon, tree)
+        for position, scores in batched_log_likelihoods(rows, trained, acoustic_scale)
+    }
+
+
+def batched_log_likelihoods(
+    rows: Sequence[FeatureRow], trained: TrainedModel, acoustic_scale: float
+) -> Iterator[tuple[int, Float32[np.ndarray, "_frames senones"]]]:
+    """Yield each row's position and its `log_likelihoods`, the shortest row first.
 
     Memory is bounded whatever the number of rows: a batch's scores are released with the batch.
     """
     delay = trained.model.config.delay
     lengths = [num_low_rate_frames(len(row.features), 0) + delay for row in rows]
-    alignments: dict[str, Senones | str] = {}
     for batch in length_batches(lengths, MAX_PADDED_FRAMES):
         some = [rows[position] for position in batch]
-        for row, scores in zip(some, log_likelihoods(some, trained, acoustic_scale), strict=True):
-            alignments[row.utterance_id] = align_row(row, scores, lexicon, tree)
-    return alignments
+        yield from zip(batch, log_likelihoods(some, trained, acoustic_scale), strict=True)
 
 
 def align_row(

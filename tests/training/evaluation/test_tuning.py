@@ -8,7 +8,7 @@ import pytest
 from jobs.cli.job import recipe_path
 from pipeline.runs.names import ALIGNMENT_STEP, DEV_ALIGNMENT_STEP, realignment_rounds
 from training.decoding.decoding_settings import DecodingSettings, TuningConfig
-from training.evaluation.tuning import search
+from training.evaluation.tuning import Tuned, search, search_all
 from training.evaluation.word_errors import WordErrors
 from training.fit.model_specs import (
     aligner_fit,
@@ -20,6 +20,11 @@ from training.fit.model_specs import (
 from training.recipes import read_recipe
 
 START = DecodingSettings(acoustic_scale=0.3, ngram_order=3)
+
+
+def run_search(start: DecodingSettings, grid, count) -> Tuned:
+    """Run one search, and count what it asks for."""
+    return search_all({"": search(start, grid)}, lambda asked: {"": count(asked[""])})[""]
 
 
 class Decoded:
@@ -48,7 +53,7 @@ def test_the_best_of_the_grid_is_found() -> None:
     """Each setting's best value is chosen at the best of those before; each is decoded once."""
     best = DecodingSettings(0.2, 4, 1.25, 0.5)
     decoded = Decoded(best)
-    tuned = search(START, TuningConfig().grid(), decoded)
+    tuned = run_search(START, TuningConfig().grid(), decoded)
     assert tuned.settings == best
     assert len(decoded.asked) == len(set(decoded.asked)) == 1 + 6 + 2 + 2 + 2
     assert [point.settings for point in tuned.curve] == decoded.asked
@@ -64,12 +69,12 @@ def test_equal_errors_leave_the_recipes_settings() -> None:
     def none(settings: Sequence[DecodingSettings]) -> list[WordErrors]:
         return [WordErrors(reference_words=9) for _ in settings]
 
-    assert search(START, TuningConfig().grid(), none).settings == START
+    assert run_search(START, TuningConfig().grid(), none).settings == START
 
     def fewer_elsewhere(settings: Sequence[DecodingSettings]) -> list[WordErrors]:
         return [WordErrors(int(each.acoustic_scale == 0.3), reference_words=9) for each in settings]
 
-    assert search(START, {"acoustic_scale": (0.5, 0.1)}, fewer_elsewhere).settings == replace(
+    assert run_search(START, {"acoustic_scale": (0.5, 0.1)}, fewer_elsewhere).settings == replace(
         START, acoustic_scale=0.5
     )
 
@@ -77,8 +82,27 @@ def test_equal_errors_leave_the_recipes_settings() -> None:
 def test_an_empty_list_decodes_nothing() -> None:
     """A setting without other values costs no decoding, and stays."""
     decoded = Decoded(DecodingSettings(0.1, 3))
-    tuned = search(START, {"acoustic_scale": (), "ngram_order": (3,)}, decoded)
+    tuned = run_search(START, {"acoustic_scale": (), "ngram_order": (3,)}, decoded)
     assert (tuned.settings, decoded.asked) == (START, [START])
+
+
+def test_searches_of_several_models_are_counted_together() -> None:
+    """Each stage asks for all models at once, and gives each what it would find alone."""
+    best = {"a": DecodingSettings(0.2, 4), "b": DecodingSettings(0.3, 3), "c": START}
+    counts = {name: Decoded(each) for name, each in best.items()}
+    stages = []
+
+    def count(asked):
+        stages.append({name: len(settings) for name, settings in asked.items()})
+        return {name: counts[name](settings) for name, settings in asked.items()}
+
+    grid = TuningConfig().grid()
+    found = search_all({name: search(START, grid) for name in best}, count)
+    assert {name: each.settings for name, each in found.items()} == best
+    assert stages[0] == {"a": 1, "b": 1, "c": 1}
+    assert len(stages) == 5
+    for name, each in best.items():
+        assert found[name] == run_search(START, grid, Decoded(each))
 
 
 @pytest.mark.parametrize("make", [baseline_fit, teacher_fit])
