@@ -5,6 +5,12 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
+from jobs.report_page.certainty import (
+    certainty,
+    interval_table,
+    speaker_table,
+    worst_utterances,
+)
 from jobs.report_page.markup import details, figure, number, paragraph, section, text
 from jobs.report_page.planned import plan_note, plan_table
 from jobs.report_page.plots import learning_curve, step_bars, trainer_curve, word_error_bars
@@ -69,7 +75,9 @@ def _sections(report: Report) -> list[str]:
     recipe = json.dumps(report.get("recipe") or {}, indent=2, ensure_ascii=False)
     return [
         section("Word error rates", word_error_table(report), _word_error_note(report)),
-        section("Kinds of errors", error_table(report)),
+        section("Certainty", _certainty(report), interval_table(report)),
+        section("Kinds of errors", error_table(report), worst_utterances(report)),
+        section("Speakers", speaker_table(report)),
         section("Decoding settings", decoding_table(report)),
         section("Frame accuracy", frame_accuracy_table(report)),
         section("Learning curves", *_curves(report)),
@@ -144,6 +152,11 @@ def _targets(report: Report) -> str:
         f"frame. They hold {100 * targets['mean_retained_mass']:.2f} % of {whose} probability on "
         f"average, over {targets['num_frames']:,} low-rate frames{where}."
     )
+
+
+def _certainty(report: Report) -> str:
+    stated = certainty(report)
+    return paragraph(stated) if stated else ""
 
 
 def _plan_note(report: Report) -> str:

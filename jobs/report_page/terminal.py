@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from jobs.report_page.certainty import certainty
 from jobs.report_page.markup import printable
 from jobs.report_page.planned import plan_columns
 from jobs.report_page.scores import Report, Scores, headline, in_order, mean, placements, reductions
@@ -14,7 +15,8 @@ def format_table(report: Report) -> str:
     """Format headline, word error rates, WERR and plan in lines of about 70 columns."""
     wer: Scores = report.get("wer") or {}
     models, names = in_order(wer), placements(wer)
-    blocks = [textwrap.fill(printable(headline(report)), LINE_WIDTH)]
+    stated = [text for text in (headline(report), certainty(report)) if text]
+    blocks = [textwrap.fill(printable(text), LINE_WIDTH) for text in stated]
     rows = [(model, wer[model]) for model in models] + list(reductions(report).items())
     labels = [printable(label) for label in ("WER, %", *(label for label, _ in rows))]
     columns = [_column(printable(name), [values.get(name) for _, values in rows]) for name in names]

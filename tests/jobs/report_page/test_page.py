@@ -301,3 +301,70 @@ def test_terminal_table_of_one_and_of_many_placements(report: dict[str, Any]) ->
     table = format_table(report)
     assert all(name in table for name in many)
     assert max(map(len, table.splitlines())) <= 70
+
+
+def evaluated(report: dict[str, Any], high: float | None = 31.0) -> dict[str, Any]:
+    """Return the report with what an evaluation says about speakers."""
+    estimate = {"value": 20.0, "low": -4.25, "high": high}
+    comparison = {
+        "baseline": "baseline",
+        "system": "student",
+        "reduction": estimate,
+        "p_value": 0.04,
+        "share_without_gain": 0.02,
+    }
+    found = {
+        "num_speakers": 12,
+        "reference_words": 1234,
+        "wer": {model: {"value": 40.0, "low": 35.5, "high": 44.5} for model in report["wer"]},
+        "comparisons": [comparison],
+    }
+    worst = {
+        "utterance_id": "u-7",
+        "speaker_id": "ann",
+        "placement": "DP1",
+        "word_errors": {"substitutions": 1, "insertions": 1, "deletions": 0, "reference_words": 2},
+        "words": [["see", "see"], ["", "the"], ["wasp", SCRIPT]],
+    }
+    return {
+        **report,
+        "statistics": {
+            "num_resamples": 10_000,
+            "seed": 17,
+            "level": 95,
+            "pooled": found,
+            "by_placement": dict.fromkeys(PLACEMENTS, found),
+        },
+        "speakers": {
+            name: {"reference_words": 50, "errors": {"baseline": 9, "teacher": 8, "student": wrong}}
+            for name, wrong in (("ann", 5), ("bob", 25), (SCRIPT, 10))
+        },
+        "worst": {"model": "student", "utterances": [worst]},
+    }
+
+
+def test_certainty_is_stated(report: dict[str, Any]) -> None:
+    """Intervals, the test, each speaker, and the worst utterance word by word are in the page."""
+    page = render_report(evaluated(report))
+    titles = [element.text for element in parse(page).iter("h2")]
+    assert titles[:4] == ["Word error rates", "Certainty", "Kinds of errors", "Speakers"]
+    shown = text_of(page)
+    stated = (
+        "Over 12 speakers and 1,234 words together the WERR is 20.0 %, with a 95 % interval from "
+        "\N{MINUS SIGN}4.2 to 31.0 %. If both models were equally good, a difference as large "
+        "would come about with probability 0.04."
+    )
+    for fact in (stated, "35.5 to 44.5", "all together", "10,000 draws of speakers", "50.0"):
+        assert fact in shown
+    assert shown.index("bob") < shown.rindex("ann")  # the student's worst speaker first
+    start = shown.index("u-7 (ann, DP1): 2 errors in 2 words")
+    lines = [line.rstrip() for line in shown[start:].splitlines()]
+    assert lines[1].startswith("  transcript see *   wasp")
+    assert lines[2].startswith("  decoded    see the <script>")
+    assert lines[3] == "                 !   !"
+    assert " ".join(format_table(evaluated(report)).split()).count(stated) == 1
+
+
+def test_one_speaker_bounds_nothing(report: dict[str, Any]) -> None:
+    """An interval without an end says so."""
+    assert "to \N{INFINITY} %" in text_of(render_report(evaluated(report, high=None)))
