@@ -20,8 +20,8 @@ from pipeline.runs.names import (
     model_step,
 )
 from training.distributed.process_group import CPU
-from training.evaluation.decoding import ModelsToDecode
 from training.evaluation.evaluate import evaluate
+from training.evaluation.slices import ModelsToDecode
 from training.evaluation.tuning import tune
 
 

@@ -31,23 +31,24 @@ from pipeline.runs.step import (
 )
 from training.decoding.decoder import DecoderConfig
 from training.decoding.decoding_settings import DecodingSettings
-from training.evaluation.decoded import DecodedUtterance, read_decoded
-from training.evaluation.decoding import (
+from training.evaluation.decoded import (
+    DecodedUtterance,
+    file_order,
+    hypothesis_ctm,
+    hypothesis_trn,
+    read_decoded,
+    reference_stm,
+    reference_trn,
+)
+from training.evaluation.hypotheses import AlignedBefore, AlignsAt, HypothesisTask, decode_slice
+from training.evaluation.language_model import LanguageModelFiles, store_arpas
+from training.evaluation.scores import ModelScores, model_scores, speaker_scores, word_error_scores
+from training.evaluation.slices import (
     DecodingPlace,
     ModelsToDecode,
     Slice,
     count_unknown_words,
     slices,
-)
-from training.evaluation.hypotheses import AlignedBefore, AlignsAt, HypothesisTask, decode_slice
-from training.evaluation.language_model import LanguageModelFiles, store_arpas
-from training.evaluation.scores import ModelScores, model_scores, speaker_scores, word_error_scores
-from training.evaluation.scoring_files import (
-    file_order,
-    hypothesis_ctm,
-    hypothesis_trn,
-    reference_stm,
-    reference_trn,
 )
 from training.evaluation.tuning import recipe_settings, tuned_settings
 from training.evaluation.utterance_errors import UtteranceErrors, write_errors

@@ -28,7 +28,7 @@ from training.evaluation.decoded import (
     read_decoded,
     write_decoded,
 )
-from training.evaluation.decoding import DecodingPlace, Piece, Slice, scored_pieces
+from training.evaluation.slices import DecodingPlace, Piece, Slice, scored_pieces
 from training.evaluation.utterance_errors import WITHOUT_PLACEMENT
 from training.models.store import TrainedModel
 from training.targets.alignment import align_row
@@ -69,7 +69,7 @@ class HypothesisTask:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Decoder:
-    """What decodes a task's utterances: model, lexicon, tree and graph."""
+    """_Decoder holds model, lexicon, tree and graph of a task."""
 
     task: HypothesisTask
     model: TrainedModel
@@ -80,7 +80,7 @@ class _Decoder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Found:
-    """What is kept of a piece once its logits are released."""
+    """_Found is kept of a piece once its logits are released."""
 
     first_frame: int
     path: BestPath | None

@@ -15,7 +15,7 @@ from pipeline.runs.manifest import Output, read_output
 from pipeline.shards import FeatureRow
 from training.decoding.decoder import decode
 from training.decoding.decoding_settings import DecodingSettings
-from training.evaluation.decoding import DecodingPlace, Piece, Slice, scored_pieces
+from training.evaluation.slices import DecodingPlace, Piece, Slice, scored_pieces
 from training.evaluation.word_errors import WordErrors, word_errors
 from training.tensor_encoding import decode_state, encode_state
 

@@ -20,13 +20,13 @@ from pipeline.runs.names import (
 from pipeline.runs.step import StepContents, StepResult, StepSpec, commit_each, run_step
 from training.decoding.decoder import DecoderConfig
 from training.decoding.decoding_settings import DecodingSettings, TuningConfig
-from training.evaluation.decoding import (
+from training.evaluation.language_model import GivenModel, LanguageModelFiles, store_arpas
+from training.evaluation.slices import (
     DecodingPlace,
     ModelsToDecode,
     count_unknown_words,
     slices,
 )
-from training.evaluation.language_model import GivenModel, LanguageModelFiles, store_arpas
 from training.evaluation.trials import ScoringTask, TrialTask, score_slice, try_settings
 from training.evaluation.word_errors import WordErrors
 from training.recipes import EvaluationConfig

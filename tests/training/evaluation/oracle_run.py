@@ -23,7 +23,7 @@ from pipeline.runs.names import model_step as step_of_model
 from pipeline.runs.step import StepContents, StepSpec, run_step
 from pipeline.shards import Alignment, FeatureRow, PartitionRow, write_features, write_partition
 from tests.training.decoding.toy_language import LEXICON_TXT, senones_of, toy_tree
-from training.evaluation import decoding, evaluate
+from training.evaluation import evaluate, slices
 from training.models.acoustic_model import AcousticModel, ModelConfig
 from training.models.store import TrainedModel
 from training.recipes import EvaluationConfig
@@ -155,7 +155,7 @@ def write_oracle_run(
     for name in MODELS:
         spec = StepSpec(run.store, run.run_uri, step_of_model(name), {})
         run_step(spec, lambda _: StepContents.of_all(Tally()))
-    monkeypatch.setattr(decoding, "load_model", run.model)
+    monkeypatch.setattr(slices, "load_model", run.model)
     monkeypatch.setattr(evaluate, "load_model", run.model)
     return run
 

@@ -23,9 +23,9 @@ from tests.training.evaluation.oracle_run import (
     write_oracle_run,
 )
 from training.decoding.decoder import BestPath
-from training.evaluation import decoding, hypotheses
-from training.evaluation.decoding import ModelsToDecode
+from training.evaluation import hypotheses, slices
 from training.evaluation.evaluate import evaluate
+from training.evaluation.slices import ModelsToDecode
 from training.evaluation.utterance_errors import read_errors
 
 T = TypeVar("T")
@@ -158,7 +158,7 @@ def fails_after(number: int) -> Callable[..., list[R]]:
 
 def test_a_killed_evaluation_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whenever it was killed, the manifest is the undisturbed one, and no task ran twice."""
-    monkeypatch.setattr(decoding, "SLICE_MS", 4000)
+    monkeypatch.setattr(slices, "SLICE_MS", 4000)
     undisturbed = write_oracle_run(tmp_path / "once", monkeypatch, heldout_rows())
     expected = run_evaluation(undisturbed)
     num_tasks = len(undisturbed.store_keys("evaluation/scratch/commits"))
@@ -175,7 +175,7 @@ def test_slices_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     """One task a shard or one an utterance: the same scores and files, to the byte."""
     found, rows = [], heldout_rows()[:10]
     for number, milliseconds in enumerate((10**9, 1)):
-        monkeypatch.setattr(decoding, "SLICE_MS", milliseconds)
+        monkeypatch.setattr(slices, "SLICE_MS", milliseconds)
         run = write_oracle_run(tmp_path / str(number), monkeypatch, rows)
         found.append(run_evaluation(run).to_bytes())
         num_tasks = len(run.store_keys("evaluation/scratch/commits"))
@@ -187,7 +187,7 @@ def test_long_utterances_are_decoded_in_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Words of all pieces are one hypothesis, with times of the whole; memory holds a piece."""
-    monkeypatch.setattr(decoding, "MAX_PIECE_FRAMES", 15)
+    monkeypatch.setattr(slices, "MAX_PIECE_FRAMES", 15)
     # Silence, two phones and two silences take three low-rate frames each: 15 in all.
     first, second = (row(0, [word], "s") for word in ("see", "bee"))
     both = np.concatenate([first.features, first.features[-9:], second.features])

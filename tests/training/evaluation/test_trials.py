@@ -16,9 +16,9 @@ from tests.training.evaluation.oracle_run import (
     write_oracle_run,
 )
 from training.decoding.decoding_settings import TuningConfig
-from training.evaluation import decoding, trials
-from training.evaluation.decoding import ModelsToDecode
+from training.evaluation import slices, trials
 from training.evaluation.evaluate import evaluate
+from training.evaluation.slices import ModelsToDecode
 from training.evaluation.tuning import tune
 
 TUNING = TuningConfig(
@@ -32,7 +32,7 @@ def test_trials_hear_nothing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     The scores are stored in several objects, and utterances in several pieces.
     """
     monkeypatch.setattr(trials, "_MAX_STORED_SCORES", 3000)
-    monkeypatch.setattr(decoding, "MAX_PIECE_FRAMES", 20)
+    monkeypatch.setattr(slices, "MAX_PIECE_FRAMES", 20)
     rows = heldout_rows()[:12]
     run = write_oracle_run(tmp_path, monkeypatch, rows, dev=True)
     left = iter(range(5))

@@ -1,4 +1,4 @@
-"""Decode slices of a subset: tasks of Spark, each with one model and some minutes of speech.
+"""Slices of a subset: some minutes of speech, which a task decodes with one model.
 
 Workers of a cluster import this module, so it imports nothing that only a driver has.
 """
