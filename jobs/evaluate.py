@@ -35,7 +35,8 @@ def run(job: Job) -> StepResults:
     names = evaluated_models(recipe.sequence_training.models, recipe.teacher.ensemble)
     has_development = DEV in subsets_of_run(job.store, job.run_uri, features_step)
     with distribute_on_spark(job) as distribute:
-        models = ModelsToDecode(names, distribute, str(of_tasks))
+        forms = {name: recipe.models.of(name) for name in names}
+        models = ModelsToDecode(forms, distribute, str(of_tasks))
         tuned = [tune(*where, recipe.evaluation, recipe.tuning, models)] if has_development else []
         return [*tuned, evaluate(*where, recipe.evaluation, models)]
 

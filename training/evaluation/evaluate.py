@@ -52,8 +52,9 @@ from training.evaluation.slices import (
 )
 from training.evaluation.tuning import recipe_settings, tuned_settings
 from training.evaluation.utterance_errors import UtteranceErrors, write_errors
-from training.models.store import load_model
+from training.models.registry import num_parameters
 from training.recipes import EvaluationConfig
+from training.targets.alignment import read_tree
 from training.targets.labelled import read_lexicon
 
 
@@ -90,6 +91,7 @@ def evaluate(
             corpus_uri,
             DecoderConfig(config.beam, config.max_active),
             store_arpas(scratch, language_model, orders),
+            models.forms,
             models.device,
         )
         decoded = decode_all(place, settings, models, config.acoustic_scale)
@@ -98,7 +100,10 @@ def evaluate(
             "num_unknown_words": unknown,
         }
         chosen = {"decoding": plain(settings)} if is_tuned else {}
-        return contents(context, fold(context, decoded), chosen, statistics)
+        num_senones = read_tree(store, run_uri).num_senones
+        sizes = {name: num_parameters(form, num_senones) for name, form in models.forms.items()}
+        about = {"models": {name: {"num_parameters": size} for name, size in sizes.items()}}
+        return contents(context, fold(context, decoded), {**about, **chosen}, statistics)
 
     digests = {**lexicon.digests, **files.digests}
     place = store, run_uri, EVALUATION_STEP, plain(config), reads, digests
@@ -184,7 +189,7 @@ def read_hypotheses(context: StepContext, commits: Sequence[Commit]) -> list[Dec
 
 
 def contents(
-    context: StepContext, folded: Folded, chosen: Mapping[str, Any], statistics: Mapping[str, Any]
+    context: StepContext, folded: Folded, about: Mapping[str, Any], statistics: Mapping[str, Any]
 ) -> StepContents:
     """Store scores and errors by utterance; the manifest's tallies are those of the utterances."""
     heldout = read_manifest(context.store, context.run_uri, features_step(HELDOUT)).tally_out
@@ -199,18 +204,9 @@ def contents(
         **word_error_scores(folded.utterances),
         **speaker_scores(folded.utterances),
         **model_scores(folded.models),
-        "models": {
-            name: {"num_parameters": num_parameters(context, name)} for name in folded.models
-        },
-        **chosen,
+        **about,
         "files": {name: output.key for name, output in files.items()},
     }
     data = json.dumps(scores, indent=1, sort_keys=True).encode()
     output = context.put_output(EVALUATION_SCORES, ".json", data, Tally())
     return StepContents.of_all(heldout, (output, *files.values()), statistics)
-
-
-def num_parameters(context: StepContext, name: str) -> int:
-    """Count the weights of a model."""
-    model = load_model(context.store, context.run_uri, name).model
-    return sum(each.numel() for each in model.parameters())

@@ -27,6 +27,7 @@ from training.decoding.graph.grammar import GrammarWeights
 from training.decoding.graph.hclg import DecodingGraph, decoding_graph
 from training.decoding.lexicon import Lexicon
 from training.decoding.senones.senone_tree import SenoneTree
+from training.models.registry import ModelConfig
 from training.models.store import TrainedModel, load_model
 from training.targets.alignment import batched_log_likelihoods, read_tree
 from training.targets.labelled import read_lexicon
@@ -43,11 +44,16 @@ At 3,183 senones. A longer utterance is decoded in pieces, and its hypotheses ar
 
 @dataclass(frozen=True, slots=True)
 class ModelsToDecode:
-    """ModelsToDecode: the names of models, and where and how the tasks of each one run."""
+    """ModelsToDecode: the forms of models by name, and where and how the tasks of each one run."""
 
-    names: Sequence[str]
+    forms: Mapping[str, ModelConfig]
     distribute: Distribute
     device: str = "cpu"
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of the models, in order."""
+        return list(self.forms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +78,7 @@ class DecodingPlace:
     corpus_uri: str
     decoder: DecoderConfig
     arpas: Mapping[int, Output]
+    forms: Mapping[str, ModelConfig]
     device: str
 
     def lexicon_and_tree(self) -> tuple[Lexicon, SenoneTree]:
@@ -84,7 +91,8 @@ class DecodingPlace:
         """Load a model of the run for this task, which has one core."""
         torch.set_num_threads(1)
         device = torch.device(self.device)
-        return load_model(self.context.store, self.context.run_uri, name).to(device)
+        store, run_uri = self.context.store, self.context.run_uri
+        return load_model(store, run_uri, name, self.forms[name]).to(device)
 
     def rows(self, some: Slice) -> list[FeatureRow]:
         """Read the rows of a slice."""

@@ -65,7 +65,9 @@ def tune(
         orders = {start.ngram_order, *map(int, grid.get("ngram_order", ()))}
         arpas = store_arpas(scratch, language_model, orders)
         decoder = DecoderConfig(config.beam, config.max_active)
-        trials = Trials(DecodingPlace(scratch, corpus_uri, decoder, arpas, models.device), models)
+        trials = Trials(
+            DecodingPlace(scratch, corpus_uri, decoder, arpas, models.forms, models.device), models
+        )
         found = search_all({name: search(start, grid) for name in models.names}, trials.count)
         tally = read_manifest(store, run_uri, features).tally_out
         curves = {name: [point.to_json() for point in each.curve] for name, each in found.items()}

@@ -23,14 +23,16 @@ from pipeline.runs.names import model_step as step_of_model
 from pipeline.runs.step import StepContents, StepSpec, run_step
 from pipeline.shards import Alignment, FeatureRow, PartitionRow, write_features, write_partition
 from tests.training.decoding.toy_language import LEXICON_TXT, senones_of, toy_tree
-from training.evaluation import evaluate, slices
-from training.models.acoustic_model import AcousticModel, ModelConfig
+from training.evaluation import slices
+from training.models.lstm import LstmConfig, LstmModel
+from training.models.registry import ModelConfig
 from training.models.store import TrainedModel
 from training.recipes import EvaluationConfig
 
 TREE = toy_tree()
 CONFIG = EvaluationConfig(ngram_order=2, acoustic_scale=1.0, beam=40.0, max_active=5000)
-MODELS = ("baseline", "teacher", "student")
+FORM = LstmConfig(1, 1, bidirectional=False, look_ahead=0, dropout=0.0)
+MODELS = dict.fromkeys(("baseline", "teacher", "student"), FORM)
 SENTENCES = [["see", "a", "cab"], ["a", "bee"], ["cabs", "see", "see"], ["sake", "a"]]
 LISTENS_FROM = {"baseline": 2, "student": 4, "teacher": 9}
 """A model does not hear utterances that are marked as this hard, or harder."""
@@ -64,12 +66,11 @@ def heldout_rows() -> list[FeatureRow]:
     ]
 
 
-class Oracle(AcousticModel):
+class Oracle(LstmModel):
     """Oracle reads the senones off the features; what is too hard for it sounds like silence."""
 
     def __init__(self, name: str, heard: Counter[tuple[str, bytes]]) -> None:
-        config = ModelConfig(1, 1, bidirectional=False, look_ahead=0, dropout=0.0)
-        super().__init__(config, TREE.num_senones)
+        super().__init__(FORM, TREE.num_senones)
         self.name, self.heard = name, heard
 
     def utterance_logits(self, utterances: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -98,9 +99,9 @@ class OracleRun:
         """Return what steps take."""
         return self.store, self.run_uri, self.corpus_uri
 
-    def model(self, store: ObjectStore, run_uri: str, name: str) -> TrainedModel:
+    def model(self, store: ObjectStore, run_uri: str, name: str, form: ModelConfig) -> TrainedModel:
         """Make the model, in the place of what a run stores."""
-        del store, run_uri
+        del store, run_uri, form
         uniform = torch.full((TREE.num_senones,), 1 / TREE.num_senones).log()
         return TrainedModel(Oracle(name, self.heard).eval(), uniform)
 
@@ -156,7 +157,6 @@ def write_oracle_run(
         spec = StepSpec(run.store, run.run_uri, step_of_model(name), {})
         run_step(spec, lambda _: StepContents.of_all(Tally()))
     monkeypatch.setattr(slices, "load_model", run.model)
-    monkeypatch.setattr(evaluate, "load_model", run.model)
     return run
 
 

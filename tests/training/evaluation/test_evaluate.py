@@ -264,7 +264,7 @@ def test_nothing_to_score_is_refused(
 
 def test_models_after_sequence_training_are_named_in_one_place() -> None:
     """The names follow the recipe's, in the order of training."""
-    assert evaluated_models([]) == MODELS
+    assert evaluated_models([]) == tuple(MODELS)
     assert evaluated_models(["student", "baseline"]) == (*MODELS, "baseline_smbr", "student_smbr")
 
 
