@@ -32,7 +32,8 @@ from training.recipes import Recipe, read_recipe
 EPILOG = """\
 Core-hours count the time that cores compute; instances are paid for by wall-clock time. Without
 --calibration, the plan times the steps of the pipeline here, on synthetic speech, for 20 seconds;
-GPUs that this machine does not have come from published figures (jobs/calibrations/published.toml).
+GPUs that this machine does not have, and searches of real speech (alignment, lattices, decoding),
+come from published figures (jobs/calibrations/published.toml).
 To plan for another machine, run --calibrate-to FILE there, and give the file to --calibration here.
 Exit codes: 0 done, 1 failed, 2 bad usage or recipe.
 """
@@ -52,6 +53,9 @@ def parser() -> Parser:
     add("--cluster", help="cluster TOML, or a name in infra/clusters; default: the recipe's")
     add("--hours", type=float, help="unlabelled hours; default: those of the run or the recipe")
     add("--labelled-hours", type=float, help="default: 0.7 %% of --hours, the share of the paper")
+    add("--dev-hours", type=float, default=0.0, help="hours of development speakers; default 0")
+    decoded = "hours to evaluate on; default 0: no evaluation is planned"
+    add("--heldout-hours", type=float, default=0.0, help=decoded)
     length = f"mean length of an utterance, default {UTTERANCE_SECONDS:g}"
     add("--utterance-seconds", type=float, default=UTTERANCE_SECONDS, help=length)
     add("--run", help="take the hours of this run, and store plan and calibration in <run>/plan")
@@ -105,7 +109,8 @@ def choose_workload(
         )
     labelled = arguments.labelled_hours
     labelled_hours = LABELLED_SHARE * hours if labelled is None else labelled
-    return planned_workload(hours, labelled_hours, arguments.utterance_seconds)
+    others = arguments.dev_hours, arguments.heldout_hours
+    return planned_workload(hours, labelled_hours, arguments.utterance_seconds, *others)
 
 
 def choose_calibration(arguments: argparse.Namespace, recipe: Recipe) -> Calibration:

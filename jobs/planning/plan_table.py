@@ -34,7 +34,7 @@ def _title(workload: Workload) -> str:
         f"{each.hours:,.4g} h {each.name} ({count(each.utterances)} utterances)"
         for each in workload.subsets
     )
-    return "Plan for " + ", ".join(subsets)
+    return textwrap.fill("Plan for " + ", ".join(subsets), LINE_WIDTH, subsequent_indent="  ")
 
 
 def _made(step: StepPlan) -> list[str]:
@@ -112,11 +112,12 @@ def _grounds(plan: RunPlan, calibration: Calibration) -> list[str]:
     assumed = (
         "a core of the clusters is as fast as the one measured; files and speakers come out even; "
         f"nothing fails; {SPARK_START_S:.0f} s to start a step; audio of "
-        f"{size(plan.workload.audio_bytes_per_hour)} an hour; no align, evaluate, sMBR"
+        f"{size(plan.workload.audio_bytes_per_hour)} an hour; no ingest, certify, report"
     )
     lines = [
         f"Measured on one core ({calibration.machine}): {measured}.",
         *(f"Devices of {kind}: {calibration.device(kind).source}." for kind in kinds),
+        f"Searches, sMBR and augmentation on one core: {calibration.search.source}.",
         f"Assumed: {assumed}.",
         f"Store: {calibration.store.source}.",
         f"Prices: instances, the cluster files; requests, {S3_STANDARD.source}.",

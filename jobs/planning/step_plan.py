@@ -1,10 +1,11 @@
 """Plan one step: its volume times unit costs, on its own cluster."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import ceil, inf
 
 from infra.cluster import Cluster
-from jobs.planning.calibration.throughputs import Calibration, CoreRates, StoreRates
+from jobs.planning.calibration.throughputs import Calibration, CoreRates, SearchRates, StoreRates
 from jobs.planning.prices import S3_STANDARD
 from jobs.planning.volumes.step_volume import Volume, Work
 
@@ -52,6 +53,22 @@ def core_seconds(work: Work, rates: CoreRates) -> float:
     )
 
 
+def search_seconds(work: Work, rates: SearchRates) -> float:
+    """Return the seconds that one core searches graphs and lattices, without the network."""
+    return (
+        work.bootstrapped_seconds / rates.bootstrap_x_real_time
+        + work.aligned_seconds / rates.alignment_x_real_time
+        + work.lattice_seconds / rates.lattices_x_real_time
+        + work.decoded_seconds / rates.decoding_x_real_time
+        + work.sequence_frames / rates.sequence_frames_per_s
+    )
+
+
+def augmentation_seconds(work: Work, rates: SearchRates) -> float:
+    """Return the seconds that readers augment, beside the training steps."""
+    return work.speed_frames / rates.speed_frames_per_s + work.mask_frames / rates.mask_frames_per_s
+
+
 def num_devices(cluster: Cluster) -> int:
     """Count the devices of a cluster: those of its hosts, or one for each rank of torchrun."""
     return max(cluster.num_instances * len(cluster.devices), cluster.num_executors)
@@ -64,9 +81,14 @@ def plan_spark_step(
     calibration: Calibration,
     gets_in_flight: int = 1,
     device_seconds: float = 0.0,
+    scoring_seconds: float = 0.0,
 ) -> StepPlan:
-    """Plan a step of equal tasks, in waves over the cores, or bound by the devices."""
-    busy = core_seconds(volume.work, calibration.core)
+    """Plan a step of equal tasks, in waves over the cores, or bound by the devices.
+
+    Tasks that score speech by a network of their own take a core's `scoring_seconds`.
+    """
+    busy = core_seconds(volume.work, calibration.core) + scoring_seconds
+    busy += search_seconds(volume.work, calibration.search)
     if not cluster.is_local:
         busy += volume.requests.total * calibration.store.request_core_seconds
     slots = cluster.num_executors * cluster.cores_per_executor
@@ -83,14 +105,45 @@ def plan_spark_step(
 
 
 def plan_training_step(
-    step: str, volume: Volume, cluster: Cluster, calibration: Calibration, device_seconds: float
+    step: str,
+    volume: Volume,
+    cluster: Cluster,
+    calibration: Calibration,
+    device_seconds: float,
+    num_ranks: int,
 ) -> StepPlan:
-    """Plan a training step, whose work is equal on all devices."""
+    """Plan a training step, whose work is equal on all ranks, each with a device and a core.
+
+    A rank searches between what its device does, and reads and augments beside it.
+    """
+    searching = search_seconds(volume.work, calibration.search)
+    augmenting = augmentation_seconds(volume.work, calibration.search)
     bounds = {
-        "devices": device_seconds / num_devices(cluster),
+        "devices" if device_seconds >= searching else "cores": (device_seconds + searching)
+        / num_ranks,
+        "reader": augmenting / num_ranks,
         "network": _network_seconds(volume, cluster, calibration.store),
     }
-    return _plan(step, volume, cluster, 0.0, device_seconds, bounds)
+    return _plan(step, volume, cluster, searching + augmenting, device_seconds, bounds)
+
+
+def in_turn(parts: Sequence[StepPlan]) -> StepPlan:
+    """Add the parts of one step, which its cluster runs one after the other."""
+    longest = max(parts, key=lambda part: part.wall_seconds)
+    return replace(
+        longest,
+        volume=sum((part.volume for part in parts), Volume()),
+        **{
+            name: sum(getattr(part, name) for part in parts)
+            for name in (
+                "core_seconds",
+                "device_seconds",
+                "wall_seconds",
+                "instance_dollars",
+                "request_dollars",
+            )
+        },
+    )
 
 
 def _plan(

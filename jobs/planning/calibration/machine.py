@@ -30,6 +30,7 @@ def calibrate(recipe: Recipe, utterance_seconds: float) -> Calibration:
         core=core,
         store=published.store,
         devices={**published.devices, HERE: device},
+        search=published.search,
     )
 
 

@@ -87,23 +87,53 @@ Devices = Annotated[dict[Name, DeviceRates], Items(0, 1000)]
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
-    """Published holds the figures that cannot be measured here: other devices, and S3."""
+class SearchRates:
+    """SearchRates holds the rates of one core on speech and a language that plans cannot make up.
 
-    store: StoreRates
-    devices: Devices
+    `x_real_time` are seconds of speech a second through a search, without the network; sequence
+    frames are low-rate frames through sMBR's forward-backward. Frames of augmentation are of 10 ms.
+    """
+
+    source: Source
+    bootstrap_x_real_time: Rate
+    alignment_x_real_time: Rate
+    lattices_x_real_time: Rate
+    decoding_x_real_time: Rate
+    sequence_frames_per_s: Rate
+    speed_frames_per_s: Rate
+    mask_frames_per_s: Rate
 
     __post_init__ = check_ranges
 
 
 @dataclass(frozen=True, slots=True)
+class Published:
+    """Published holds the figures that cannot be measured here: other devices, S3, real speech."""
+
+    store: StoreRates
+    search: SearchRates
+    devices: Devices
+
+    __post_init__ = check_ranges
+
+
+def read_published() -> Published:
+    """Read the figures that come with the package, each with its source."""
+    return read_record(Published, read_toml(PUBLISHED), str(PUBLISHED))
+
+
+@dataclass(frozen=True, slots=True)
 class Calibration:
-    """Calibration holds all throughputs of a plan; `machine` names the measured one and the day."""
+    """Calibration holds all throughputs of a plan; `machine` names the measured one and the day.
+
+    A file that an earlier version wrote has no rates of searches: it takes the published ones.
+    """
 
     machine: Source
     core: CoreRates
     store: StoreRates
     devices: Devices
+    search: SearchRates = field(default_factory=lambda: read_published().search)
 
     __post_init__ = check_ranges
 
@@ -117,11 +147,6 @@ class Calibration:
                 f"it has {', '.join(self.devices) or 'none'}"
             )
         return found
-
-
-def read_published() -> Published:
-    """Read the figures that come with the package, each with its source."""
-    return read_record(Published, read_toml(PUBLISHED), str(PUBLISHED))
 
 
 def read_calibration(path: str) -> Calibration:

@@ -124,7 +124,8 @@ def targets(subset: Subset, recipe: Recipe) -> Volume:
     logits = frames * recipe.senones.max_senones
     # Splicing and packing are done for each offset, and reading once.
     seconds = subset.hours * 3600 * (STACK if offsets == "all" else 1)
-    work = Work(labelled_seconds=seconds, kbest_logits=logits)
+    searched = seconds if recipe.targets.source == "lattice" else 0
+    work = Work(labelled_seconds=seconds, kbest_logits=logits, lattice_seconds=searched)
     return _step(shards, shards, Requests(get=shards + 4), read, written, work)
 
 

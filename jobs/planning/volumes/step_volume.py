@@ -1,6 +1,6 @@
 """Define the volume of a step: objects, bytes, requests and work."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +35,17 @@ class Work:
     labelled_seconds: float = 0
     repartitioned_seconds: float = 0
     kbest_logits: float = 0
+    bootstrapped_seconds: float = 0
+    aligned_seconds: float = 0
+    lattice_seconds: float = 0
+    decoded_seconds: float = 0
+    sequence_frames: float = 0
+    speed_frames: float = 0
+    mask_frames: float = 0
 
     def __add__(self, other: "Work") -> "Work":
-        return Work(
-            self.metadata_records + other.metadata_records,
-            self.extracted_seconds + other.extracted_seconds,
-            self.labelled_seconds + other.labelled_seconds,
-            self.repartitioned_seconds + other.repartitioned_seconds,
-            self.kbest_logits + other.kbest_logits,
-        )
+        names = [field.name for field in fields(self)]
+        return Work(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
 @dataclass(frozen=True, slots=True)

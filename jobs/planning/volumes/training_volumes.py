@@ -2,11 +2,13 @@
 
 from jobs.planning.volumes import shard_sizes
 from jobs.planning.volumes.object_counts import num_feature_shards, num_partitions
-from jobs.planning.volumes.pipeline_volumes import features_of, partitions_of
-from jobs.planning.volumes.step_volume import Requests, Volume
+from jobs.planning.volumes.pipeline_volumes import partitions_of
+from jobs.planning.volumes.search_volumes import aligned_bytes, lattice_bytes, low_rate_frames
+from jobs.planning.volumes.step_volume import Requests, Volume, Work
 from jobs.planning.volumes.workload import Subset, Workload
-from pipeline.runs.names import LABELLED, UNLABELLED
-from training.fit.model_specs import Fit
+from pipeline.runs.names import DEV, LABELLED, UNLABELLED
+from pipeline.splicing import STACK
+from training.fit.model_specs import Fit, SequenceCriterion
 from training.models.registry import num_parameters
 from training.recipes import Recipe
 
@@ -30,6 +32,19 @@ def _frames(workload: Workload, subset: str, fit: Fit) -> float:
     return frames * fit.augmentation.mean_stretch + fit.model.delay * utterances
 
 
+def num_validation_frames(fit: Fit, workload: Workload) -> float:
+    """Count low-rate frames through all of newbob's validations, which have no backward pass.
+
+    They are of the development speakers, or of the labelled ones that are left out.
+    """
+    if fit.newbob is None:
+        return 0.0
+    developed = [low_rate_frames(each) for each in workload.subsets if each.name == DEV]
+    labelled = [low_rate_frames(each) for each in workload.subsets if each.name == LABELLED]
+    of_one = sum(developed) or sum(labelled) / fit.validation_one_in
+    return len(fit.sub_epochs) * of_one
+
+
 def training_volume(
     fit: Fit, workload: Workload, recipe: Recipe, num_ranks: int, num_senones: int
 ) -> Volume:
@@ -42,10 +57,18 @@ def training_volume(
         for subset in workload.subsets:
             if subset.name == (LABELLED if sub_epoch.labelled else UNLABELLED):
                 shards, size = _shards(subset, recipe)
+                if isinstance(fit.criterion, SequenceCriterion):
+                    size += lattice_bytes(subset)
                 whole = shards >= WHOLE_SHARDS_A_RANK * sub_epoch.num_shares * num_ranks
                 # Fewer shards are shared in slices, and each rank counts as reading all of them.
                 times = 1 / sub_epoch.num_shares if whole else num_ranks
                 reads, num_bytes = reads + times * shards, num_bytes + times * size
+    frames = num_training_frames(fit, workload)
+    work = Work(
+        sequence_frames=frames if isinstance(fit.criterion, SequenceCriterion) else 0,
+        speed_frames=STACK * frames if fit.augmentation.changes_speed else 0,
+        mask_frames=STACK * frames if fit.augmentation.num_masks else 0,
+    )
     weights = WEIGHT_BYTES * num_parameters(fit.model, num_senones)
     # A rank's checkpoint has the weights, and what optimizer and trainer keep.
     copies = 1 + fit.optimizer.num_state_vectors + fit.trainer.num_state_vectors
@@ -53,7 +76,7 @@ def training_volume(
     if fit.checkpoints.steps:
         step_frames = num_ranks * fit.loop.minibatch_frames
         # Checkpoints within sub-epochs come on top of those at their ends.
-        saves += int(num_training_frames(fit, workload) / step_frames / fit.checkpoints.steps)
+        saves += int(frames / step_frames / fit.checkpoints.steps)
     return Volume(
         tasks=num_ranks,
         shards=1,
@@ -61,11 +84,11 @@ def training_volume(
         requests=Requests(get=3 * reads, put=2 + saves * (num_ranks + 1), head=reads, list=1),
         bytes_read=num_bytes,
         bytes_written=weights * (1 + copies * saves * num_ranks),
+        work=work,
     )
 
 
 def _shards(subset: Subset, recipe: Recipe) -> tuple[int, float]:
     if subset.name == LABELLED:
-        frames = shard_sizes.num_frames(subset.hours, subset.utterances)
-        return num_feature_shards(subset, recipe), features_of(subset, recipe) + 2 * frames
+        return num_feature_shards(subset, recipe), aligned_bytes(subset, recipe)
     return num_partitions(subset, recipe), partitions_of(subset, recipe)

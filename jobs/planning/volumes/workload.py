@@ -8,7 +8,15 @@ from math import ceil
 from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
 from pipeline.runs.manifest import Output, manifest_uri, read_manifest
-from pipeline.runs.names import ALL_SUBSETS, INGEST_STEP, LABELLED, METADATA_FOLDER, UNLABELLED
+from pipeline.runs.names import (
+    ALL_SUBSETS,
+    DEV,
+    HELDOUT,
+    INGEST_STEP,
+    LABELLED,
+    METADATA_FOLDER,
+    UNLABELLED,
+)
 from pipeline.steps.selection.buckets import bucket_of
 
 UTTERANCE_SECONDS = 3.6
@@ -69,16 +77,22 @@ class Workload:
 
 
 def planned_workload(
-    hours: float, labelled_hours: float, utterance_seconds: float = UTTERANCE_SECONDS
+    hours: float,
+    labelled_hours: float,
+    utterance_seconds: float = UTTERANCE_SECONDS,
+    dev_hours: float = 0.0,
+    heldout_hours: float = 0.0,
 ) -> Workload:
     """Plan the subsets of a corpus before ingestion, all of whose metadata is selected."""
     if not 0 < hours <= 1e9:
         raise ValueError(f"hours = {hours}: need more than 0, at most 1e9")
-    if not 0 <= labelled_hours <= 1e9:
-        raise ValueError(f"labelled hours = {labelled_hours}: need 0 or more, at most 1e9")
+    others = {LABELLED: labelled_hours, DEV: dev_hours, HELDOUT: heldout_hours}
+    for name, some in others.items():
+        if not 0 <= some <= 1e9:
+            raise ValueError(f"{name} hours = {some}: need 0 or more, at most 1e9")
     if not 0 < utterance_seconds <= 3600:
         raise ValueError(f"utterance seconds = {utterance_seconds}: need more than 0, at most 3600")
-    subsets = {UNLABELLED: hours, LABELLED: labelled_hours}
+    subsets = {UNLABELLED: hours, **others}
     return Workload(
         tuple(
             _planned(name, some, max(round(some * 3600 / utterance_seconds), 1))

@@ -40,26 +40,35 @@ def test_the_table_answers_the_users_questions(
     capsys: pytest.CaptureFixture[str], calibration_file: str
 ) -> None:
     """Steps, units, sums, the paper's 12 days, and what is measured and assumed; aligned."""
-    shown = planned(capsys, "--hours", "1e6", "--calibration", calibration_file)
+    arguments = ("--hours", "1e6", "--heldout-hours", "50", "--dev-hours", "20")
+    shown = planned(capsys, *arguments, "--calibration", calibration_file)
     assert max(map(len, shown.splitlines())) <= LINE_WIDTH
     made, takes = shown.split("\n\n")[1:3]
     for table in (made, takes):
         lines = table.splitlines()
-        assert [line.split()[0] for line in lines[1:8]] == [
+        assert [line.split()[0] for line in lines[1:10]] == [
             "select_utterances",
             "extract_features",
+            "align",
             "train_baseline",
             "train_teacher",
             "generate_targets",
             "repartition",
             "train_student",
+            "evaluate",
         ]
     assert made.splitlines()[0].split() == [
         *("step", "tasks", "objects", "GET", "PUT", "LIST", "requests", "read", "written")
     ]
     for fact in ("1e9 utterances", "46.3 TB", "40 x c4.4xlarge", "12 days", "7.6 of data", "$"):
         assert fact in shown
-    for ground in ("Measured on one core (a machine)", "Devices of p3.16xlarge", "Assumed", "2025"):
+    for ground in (
+        "Measured on one core (a machine)",
+        "Devices of p3.16xlarge",
+        "Assumed",
+        "2025",
+        "AN4",
+    ):
         assert ground in shown
 
 
@@ -115,6 +124,7 @@ def test_calibrate_to_writes_a_file_that_calibration_reads(
         (("--recipe", "demo"), "give --hours"),
         (("--utterance-seconds", "0"), "utterance seconds = 0.0: need more than 0"),
         (("--labelled-hours", "-1"), "labelled hours = -1.0"),
+        (("--dev-hours", "-1"), "dev hours = -1.0: need 0 or more, at most 1e9"),
     ],
 )
 def test_wrong_values_name_the_bound(

@@ -1,6 +1,7 @@
 """Calibrations: measured on the real functions, kept and read back, refused if they are wrong."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -22,16 +23,27 @@ from jobs.planning.calibration.throughputs import (
     read_published,
 )
 from jobs.planning.run_plan import STUDENT_PIPELINE, RunPlan, plan_run
-from jobs.planning.step_plan import core_seconds, num_devices, plan_spark_step
+from jobs.planning.step_plan import (
+    StepPlan,
+    core_seconds,
+    num_devices,
+    plan_spark_step,
+    plan_training_step,
+)
+from jobs.planning.volumes.search_volumes import num_tuned_settings
 from jobs.planning.volumes.step_volume import Requests, Volume, Work
 from jobs.planning.volumes.training_volumes import num_training_frames
-from jobs.planning.volumes.workload import planned_workload
+from jobs.planning.volumes.workload import Workload, planned_workload
 from training.algorithms.optimizers import AdamConfig, SgdConfig
 from training.augmentation.augmenter import AugmentationConfig
-from training.fit.model_specs import student_fit, teacher_fit
+from training.decoding.decoding_settings import DecodingSettings, TuningConfig
+from training.evaluation.tuning import recipe_settings, search
+from training.evaluation.word_errors import WordErrors
+from training.fit.model_specs import sequence_fit, student_fit, teacher_fit
 from training.models.lstm import LstmModel
 from training.models.registry import num_parameters
-from training.recipes import read_recipe
+from training.recipes import AlignmentConfig, Recipe, read_recipe
+from training.sequence_recipe import SequenceTrainingConfig
 
 REPOSITORY = Path(__file__).parents[3]
 HOURS_1M = read_recipe(str(REPOSITORY / "jobs" / "recipes" / "hours_1m.toml"))
@@ -151,6 +163,7 @@ def test_a_million_hours_on_the_papers_clusters() -> None:
     assert list(steps) == [
         "select_utterances",
         "extract_features",
+        "align",
         "train_baseline",
         "train_teacher",
         "generate_targets",
@@ -234,3 +247,104 @@ def test_devices_are_the_hosts_or_the_ranks() -> None:
 def test_core_seconds_add_up() -> None:
     """Each kind of work over its rate."""
     assert core_seconds(Work(30_000, 4_000, 60_000, 40_000, 1e9), CORE) == 1 + 2 + 3 + 4 + 5
+
+
+SPEECH = planned_workload(1_000, 100, 3.6, dev_hours=2, heldout_hours=3)
+SEARCH = CALIBRATION.search
+
+
+def step_of(recipe: Recipe, step: str, workload: Workload = SPEECH) -> StepPlan:
+    """A step's plan, on its own cluster, by a recipe."""
+    steps = plan_run(workload, recipe, CALIBRATION, load_cluster).steps
+    return next(each for each in steps if each.step == step)
+
+
+def test_sequence_training_costs_lattices_and_epochs() -> None:
+    """The search of all labelled speech, the network over it, and three epochs of sMBR."""
+    with_smbr = replace(HOURS_1M, sequence_training=SequenceTrainingConfig(student=True))
+    before, after = (step_of(recipe, "train_student") for recipe in (HOURS_1M, with_smbr))
+    fit = sequence_fit(with_smbr, student_fit(with_smbr))
+    frames = num_training_frames(fit, SPEECH)
+    assert frames == pytest.approx(3 * 100 * 120_000 * 1.01, rel=0.02)
+    searched = 360_000 / SEARCH.lattices_x_real_time + frames / SEARCH.sequence_frames_per_s
+    assert after.core_seconds - before.core_seconds == pytest.approx(searched)
+    rate = CALIBRATION.devices["p3.16xlarge"].student_training
+    frames_per_s = rate.of(num_parameters(HOURS_1M.models.student, 3_183))
+    trained = frames / frames_per_s + frames / 3 / frames_per_s / 3
+    assert after.device_seconds - before.device_seconds == pytest.approx(trained, rel=0.02)
+    assert after.wall_seconds > before.wall_seconds + (trained + searched) / 64
+    assert after.volume.bytes_written > before.volume.bytes_written + 14 * 18 * frames / 3
+
+
+def test_each_round_of_realignment_costs_a_network_and_a_search() -> None:
+    """The bootstrap is on 20 hours; development speakers are aligned in the last round alone."""
+    once, twice = (
+        step_of(replace(HOURS_1M, alignment=AlignmentConfig(rounds=rounds)), "align")
+        for rounds in (1, 2)
+    )
+    forward = 100 * 120_000 / 3 / RATE.of(num_parameters(HOURS_1M.models.student, 3_183))
+    a_round = 360_000 / SEARCH.alignment_x_real_time + forward
+    assert twice.core_seconds - once.core_seconds == pytest.approx(a_round, rel=0.02)
+    assert twice.device_seconds == pytest.approx(2 * once.device_seconds)
+    others = 72_000 / SEARCH.bootstrap_x_real_time + 1.02 * a_round
+    assert once.core_seconds == pytest.approx(others, rel=0.02)
+
+
+def test_tuning_decodes_at_as_many_settings_as_it_tries() -> None:
+    """The start and each other value of the grid, for each model, sequence-trained ones too."""
+    tried: list[DecodingSettings] = []
+
+    def count(settings: Sequence[DecodingSettings]) -> list[WordErrors]:
+        tried.extend(settings)
+        return [WordErrors(1, 0, 0, 2)] * len(settings)
+
+    search(recipe_settings(HOURS_1M.evaluation), HOURS_1M.tuning.grid(), count)
+    assert num_tuned_settings(HOURS_1M) == len(tried) > 10
+    with_arpa = replace(HOURS_1M, evaluation=replace(HOURS_1M.evaluation, arpa="own.arpa"))
+    assert num_tuned_settings(with_arpa) == len(tried) - 2
+    plain, smbr = HOURS_1M, SequenceTrainingConfig(student=True)
+    for recipe, models in ((plain, 3), (replace(plain, sequence_training=smbr), 4)):
+        without = replace(recipe, tuning=TuningConfig((), (), (), ()))
+        tuned, fixed = step_of(recipe, "evaluate"), step_of(without, "evaluate")
+        decoded = 7_200 * models * (len(tried) - 1) / SEARCH.decoding_x_real_time
+        assert tuned.core_seconds - fixed.core_seconds == pytest.approx(decoded)
+    alone = planned_workload(1_000, 100)
+    assert "evaluate" not in [
+        each.step for each in plan_run(alone, plain, CALIBRATION, load_cluster).steps
+    ]
+
+
+def test_newbob_costs_its_validations() -> None:
+    """On development speakers a forward pass of all of them an epoch; else on those left out."""
+    newbob = replace(HOURS_1M, teacher=replace(HOURS_1M.teacher, schedule="newbob"))
+    without = planned_workload(1_000, 100)
+    plain = step_of(HOURS_1M, "train_teacher", without).device_seconds
+    for workload, hours in ((SPEECH, 2), (without, 100 / newbob.teacher.validation_one_in)):
+        step = step_of(newbob, "train_teacher", workload)
+        share = 0.78 * hours / 3 / 100  # no rank waits for GTC's messages in a validation
+        assert step.device_seconds / plain - 1 == pytest.approx(share, rel=0.03)
+
+
+def test_augmentation_costs_its_readers() -> None:
+    """Speeds and masks take a core of each rank beside its steps, and lengthen the wait at last."""
+    augmented = AugmentationConfig(speed=(0.9, 1.0, 1.1), time_masks=2)
+    recipe = replace(HOURS_1M, student=replace(HOURS_1M.student, augmentation=augmented))
+    step = step_of(recipe, "train_student")
+    frames = 3 * num_training_frames(student_fit(recipe), SPEECH)
+    rates = 1 / SEARCH.speed_frames_per_s + 1 / SEARCH.mask_frames_per_s
+    assert step.core_seconds == pytest.approx(frames * rates)
+    assert step.bound != "reader"
+    slow = replace(SEARCH, speed_frames_per_s=1e3)
+    cluster = load_cluster("train_student")
+    bound = plan_training_step(
+        "s", step.volume, cluster, replace(CALIBRATION, search=slow), 1.0, 64
+    )
+    assert bound.bound == "reader"
+
+
+def test_a_calibration_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    """It has no rates of searches, and takes the published ones."""
+    kept = asdict(CALIBRATION)
+    del kept["search"]
+    (tmp_path / "kept.json").write_text(json.dumps(kept))
+    assert read_calibration(str(tmp_path / "kept.json")).search == read_published().search

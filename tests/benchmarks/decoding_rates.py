@@ -1,0 +1,86 @@
+"""Time alignment, lattices and decoding of a finished run's speech on one core, for plans.
+
+python -m tests.benchmarks.decoding_rates --run DIR [--utterances N] [--json]
+
+DIR is a run with a baseline. Each figure is seconds of speech a second of CPU time, the network's
+time left out, at the settings of the recipe `recorded`; sMBR's is low-rate frames a second.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+
+import torch
+
+from infra.store.object_store import ObjectStore, join_uri
+from jobs.cli.job import recipe_path
+from pipeline.runs.names import BASELINE, BOOTSTRAP_STEP, CORPUS_FOLDER, LABELLED, features_step
+from tests.benchmarks.measure import Figure, interleaved, show
+from training.decoding.bootstrap.hmm import bootstrap_alignment
+from training.decoding.decoder import DecoderConfig, decode
+from training.decoding.graph.hclg import decoding_graph
+from training.decoding.language_model import witten_bell_arpa
+from training.models.store import load_model
+from training.recipes import read_recipe
+from training.sequence_training.lattice_decoder import LatticeBeams, decode_lattice
+from training.targets.alignment import align_row, log_likelihoods, read_tree
+from training.targets.labelled import read_lexicon, read_shards, transcribed
+
+NUM_ROUNDS = 3
+
+
+def works(run_uri: str, num_utterances: int) -> tuple[float, dict[str, Callable[[], object]]]:
+    """Return the seconds of speech, and what each kind of work does with them."""
+    store, corpus_uri = ObjectStore((run_uri,)), join_uri(run_uri, CORPUS_FOLDER)
+    recipe = read_recipe(recipe_path("recorded"))
+    rows = [
+        row
+        for some in read_shards(store, run_uri, features_step(LABELLED)).values()
+        for row in some
+    ]
+    rows = rows[:num_utterances]
+    lexicon = read_lexicon(store, run_uri, corpus_uri, [BOOTSTRAP_STEP]).parse()
+    tree, model = read_tree(store, run_uri), load_model(store, run_uri, BASELINE)
+    evaluation, lattices = recipe.evaluation, recipe.sequence_training.lattices
+    scores = log_likelihoods(rows, model, evaluation.acoustic_scale)
+    sentences = [(row.text or "").split() for row in rows]
+
+    def graph(order: int):
+        arpa = witten_bell_arpa(sentences, lexicon.pronunciations, order)
+        return decoding_graph(lexicon, tree, arpa)
+
+    weak, usual = graph(lattices.ngram_order), graph(evaluation.ngram_order)
+    beams = LatticeBeams(lattices.beam, lattices.lattice_beam)
+    decoder = DecoderConfig(evaluation.beam, evaluation.max_active)
+    seconds = sum(row.duration_ms for row in rows) / 1000
+    return seconds, {
+        "bootstrap": lambda: bootstrap_alignment(
+            [transcribed(row) for row in rows], lexicon, recipe.bootstrap
+        ),
+        "alignment": lambda: [
+            align_row(row, each, lexicon, tree) for row, each in zip(rows, scores, strict=True)
+        ],
+        "lattices": lambda: [decode_lattice(weak, each, beams) for each in scores],
+        "decoding": lambda: [decode(usual, each, decoder) for each in scores],
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--run", required=True)
+    parser.add_argument("--utterances", type=int, default=60)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    speech_s, functions = works(arguments.run, arguments.utterances)
+    spent = interleaved(functions, NUM_ROUNDS, time.process_time)
+    figures = [
+        Figure.of(name, [speech_s / each for each in some], "x real time")
+        for name, some in spent.items()
+    ]
+    show(f"{speech_s:.0f} s of speech, one core", figures, arguments.json)
+
+
+if __name__ == "__main__":
+    main()
