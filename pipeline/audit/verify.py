@@ -19,6 +19,7 @@ from pipeline.audit.step_records import (
 from pipeline.audit.stored_objects import Holding, Reader
 from pipeline.runs.manifest import Output, differences
 from pipeline.runs.names import (
+    COMMAND_LINE_SETTINGS,
     FEATURES_FOLDER,
     INGEST_STEP,
     PLAN_CALIBRATION,
@@ -155,11 +156,16 @@ class _Work:
 
 
 def _recipe_findings(records: StepRecords, config: Mapping[str, Any] | None) -> Iterator[Finding]:
-    """Compare the settings that both the step's manifest and the recipe state."""
-    if config is None or records.manifest is None:
+    """Compare the settings of a step's manifest with those that the recipe decides.
+
+    A setting that one of them does not state is at its default there. A manifest without any, as
+    of a model from elsewhere, is not compared.
+    """
+    if config is None or records.manifest is None or not records.manifest.config:
         return
     manifest = records.manifest
-    said = {name: config.get(name, value) for name, value in manifest.config.items()}
+    given = [name for name in COMMAND_LINE_SETTINGS if name in manifest.config]
+    said = {**{name: manifest.config[name] for name in given}, **config}
     if differing := differences(manifest, said, manifest.inputs).removeprefix(": "):
         remedy = "give the recipe that made the run, with its --set, or use another --run"
         yield Finding(records.folder.manifest_key, "the recipe's settings", differing, remedy)

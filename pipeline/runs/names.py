@@ -62,6 +62,9 @@ METADATA_FOLDER = "metadata"
 AUDIO_FOLDER = "audio"
 LEXICON_FILE = "lexicon.txt"
 
+COMMAND_LINE_SETTINGS = ("num_ranks", "num_steps", "num_sub_epochs")
+"""Settings of a certificate that its command line gives, and no recipe."""
+
 LANGUAGE_MODEL_SETTINGS = ("arpa", "language_model_text")
 """Settings of an evaluation that name a file; its digest is an input of the same name."""
 

@@ -3,12 +3,13 @@
 import json
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from infra.configuration import plain
 from infra.store.object_store import ObjectStore, join_uri
 from jobs.run import JOBS
 from pipeline.runs.manifest import Manifest
@@ -74,6 +75,28 @@ def test_verify_compares_the_recipe(ask: Ask, undamaged: Run) -> None:
         "2 findings",
     ):
         assert part in out
+
+
+@pytest.mark.parametrize(
+    ("made_by", "asked_of", "expected"),
+    [
+        ((), ("targets.offsets=all",), 'offsets is absent, now "all"'),
+        (("targets.offsets=all",), (), 'offsets is "all", now absent'),
+        (("targets.offsets=all",), ("targets.offsets=all",), "all is as the manifests say"),
+    ],
+)
+def test_verify_compares_settings_at_their_defaults(
+    ask: Ask, tmp_path: Path, made_by: Sequence[str], asked_of: Sequence[str], expected: str
+) -> None:
+    """A setting that either the manifest or the recipe leaves out is compared all the same."""
+    config = plain(read_recipe(str(TINY), [*SETTINGS, *made_by]).targets)
+    step = "targets/unlabelled"
+    manifest = Manifest(step, config, {}, ()).to_bytes()
+    ObjectStore((str(tmp_path),)).put(join_uri(str(tmp_path), step, "manifest.json"), manifest)
+    options = [part for setting in asked_of for part in ("--set", setting)]
+    code, out, _ = ask("verify", str(tmp_path), *options)
+    assert expected in out
+    assert code == (0 if asked_of == made_by else 1)
 
 
 @pytest.mark.parametrize("chosen", [{}, {"student": "gtc"}])

@@ -1,7 +1,7 @@
 """Certify runs: figures of the order that training reads, beside those of uniform orders."""
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ from pipeline.audit.provenance import read_provenance
 from pipeline.kbest import KBest
 from pipeline.records import parse_utterance
 from pipeline.runs.manifest import manifest_uri, read_manifest, read_output
+from pipeline.runs.names import COMMAND_LINE_SETTINGS
 from pipeline.shards import read_partition
 from pipeline.steps.repartition import RepartitionConfig, repartition
 from tests.small_corpus import local_store, serially
@@ -56,6 +57,22 @@ def test_an_augmented_reading_order_is_certified(run: tuple[ObjectStore, str]) -
         num_steps.append(statistics["whole_utterances"]["num_steps"])
     remove_certificate(run_uri)
     assert num_steps[1] > 1.4 * num_steps[0]
+
+
+def test_an_order_over_other_offsets_than_the_targets_is_refused(
+    run: tuple[ObjectStore, str],
+) -> None:
+    """Its lengths would be those of frames without targets."""
+    store, run_uri = run
+    remove_certificate(run_uri)
+    rotating = small_fit("targets.offsets=all")
+    with pytest.raises(ValueError, match="partitions/unlabelled: its targets are at one offset"):
+        certify_run(rotating, store, run_uri, CertificateConfig(2, 4, 1))
+
+
+def test_settings_of_its_command_line_are_no_recipes() -> None:
+    """Verification takes these from the certificate's manifest."""
+    assert tuple(field.name for field in fields(CertificateConfig)) == COMMAND_LINE_SETTINGS
 
 
 def test_provenance_is_that_of_the_selection_files(run: tuple[ObjectStore, str]) -> None:
