@@ -19,16 +19,15 @@ Precision: TypeAlias = Literal["float32", "tf32", "bfloat16"]
 
 
 def set_float32_products(precision: Precision) -> None:
-    """Let this process's matrices and LSTMs on GPUs use TF32, or not; torch's LSTMs would."""
-    products = "tf32" if precision == "tf32" else "ieee"
-    torch.backends.cuda.matmul.fp32_precision = products
-    torch.backends.cudnn.rnn.fp32_precision = products  # type: ignore[attr-defined]
+    """Let this process's products on GPUs use TF32, or not; by default LSTMs and filters do."""
+    for switch in _switches():
+        switch.fp32_precision = "tf32" if precision == "tf32" else "ieee"
 
 
 @contextmanager
 def without_tf32() -> Iterator[None]:
     """Compute products of float32 numbers in float32 within; then the switches are as before."""
-    switches: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn.rnn]
+    switches = _switches()
     before = [each.fp32_precision for each in switches]
     set_float32_products("float32")
     try:
@@ -36,6 +35,12 @@ def without_tf32() -> Iterator[None]:
     finally:
         for switch, value in zip(switches, before, strict=True):
             switch.fp32_precision = value
+
+
+def _switches() -> list[Any]:
+    """Return torch's switches of matrices, LSTMs and convolutions."""
+    cudnn: Any = torch.backends.cudnn
+    return [torch.backends.cuda.matmul, cudnn.rnn, cudnn.conv]
 
 
 def lstm_in_bfloat16(lstm: nn.LSTM) -> nn.LSTM:

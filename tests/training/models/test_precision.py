@@ -63,7 +63,8 @@ def test_weights_in_one_piece_are_rounded_to_one() -> None:
     ("precision", "expected"), [("float32", "ieee"), ("tf32", "tf32"), ("bfloat16", "ieee")]
 )
 def test_tf32_is_used_where_it_is_asked_for(precision: str, expected: str) -> None:
-    """For matrices and LSTMs alike; torch itself uses it for LSTMs alone."""
+    """For matrices, LSTMs and convolutions alike; torch itself uses it for the last two."""
     set_float32_products(precision)
-    products = torch.backends.cuda.matmul, torch.backends.cudnn.rnn
-    assert [each.fp32_precision for each in products] == [expected, expected]
+    cudnn = torch.backends.cudnn
+    products = torch.backends.cuda.matmul, cudnn.rnn, cudnn.conv
+    assert {each.fp32_precision for each in products} == {expected}

@@ -29,7 +29,8 @@ from training.data.sub_epochs import sequence_sub_epochs
 from training.fit.model_specs import Fit, SequenceCriterion
 from training.fit.steps import LoopConfig
 from training.models.acoustic_model import AcousticModel
-from training.models.lstm import LstmConfig, LstmModel
+from training.models.lstm import LstmConfig
+from training.models.registry import ModelConfig
 from training.models.store import TrainedModel, log_priors, store_model
 from training.recipes import CheckpointConfig
 from training.trainers.registry import TRAINERS, with_trainer
@@ -70,7 +71,7 @@ def rows_of(partition: int) -> list[PartitionRow]:
 
 
 def write_toy_run(
-    folder: Path, name: str = BASELINE, config: LstmConfig = CONFIG
+    folder: Path, name: str = BASELINE, config: ModelConfig = CONFIG
 ) -> tuple[ObjectStore, str, str]:
     """All that lattices and training on them read; the store, the run and the corpus."""
     run_uri, corpus_uri = str(folder / "run"), str(folder / "corpus")
@@ -93,7 +94,7 @@ def write_toy_run(
     total = sum((output.tally for output in outputs), Tally())
     finish(*(store, run_uri, ALIGNMENT_STEP, total, tuple(outputs)), senone_counts=counts.tolist())
     torch.manual_seed(7)
-    model = LstmModel(config, TREE.num_senones)
+    model = config.make_model(TREE.num_senones)
     put_model(store, run_uri, name, model, counts.tolist(), moments)
     return store, run_uri, corpus_uri
 
@@ -139,7 +140,7 @@ def smbr_fit(
     num_epochs: int = 4,
     steps: int = 0,
     name: str = BASELINE,
-    config: LstmConfig = CONFIG,
+    config: ModelConfig = CONFIG,
 ) -> Fit:
     """Train a model on by sMBR, in minibatches of two or three sentences."""
     settings = {"gradient_threshold": 0.02, "block_size": 2, "group_size": 1}
