@@ -168,7 +168,7 @@ def loops(
     """Yield the loops over a sub-epoch, from the bare one to the jobs', to be called often."""
     num_frames = corpus.teacher_frames if case.is_teacher else corpus.student_frames
     look_ahead = 0 if case.is_teacher else 3
-    dataset = replace(dataset, minibatch_frames=num_frames, look_ahead=look_ahead)
+    dataset = replace(dataset, minibatch_frames=num_frames, delay=look_ahead)
     sub_epoch = SubEpoch(case.labelled, 0, 1, 0, case.whole_utterances, 1e-3)
     minibatches = list(dataset.plan(sub_epoch, 0).minibatches())
     norms, config = GradientNorms(0, 0), LoopConfig(num_frames, 1.0)

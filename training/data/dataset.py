@@ -42,7 +42,7 @@ class Dataset:
     run_uri: str
     labelled: tuple[Output, ...]
     unlabelled: tuple[Output, ...]
-    look_ahead: int
+    delay: int
     minibatch_frames: int
     seed: int
     rank: int
@@ -84,7 +84,7 @@ class Dataset:
         # Hierarchical shuffle (003 IV-A2): partitions in random order, then frames within a buffer.
         for number in generator.permutation(len(slices)):
             chosen = slices[number]
-            lengths = lengths_of(chosen.output).low_rate(sub_epoch, self.look_ahead)
+            lengths = lengths_of(chosen.output).low_rate(sub_epoch, self.delay)
             rows = self.rows(chosen, sub_epoch, len(lengths))
             if len(rows):
                 yield BufferPart(chosen.output, rows, lengths[rows])
@@ -125,7 +125,7 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BufferPart:
-    """BufferPart: rows of one partition, and their low-rate frames, look-ahead included."""
+    """BufferPart: rows of one partition, and their low-rate frames, the delay included."""
 
     output: Output
     rows: Int64[np.ndarray, " _rows"]
@@ -189,7 +189,7 @@ class MinibatchRange:
     def minibatches(self, frames: BufferFrames) -> Iterator[Minibatch]:
         """Yield the minibatches from the shuffle buffer's frames."""
         for segments in self.buffer.batches()[self.first : self.last]:
-            yield frames.minibatch(segments, self.buffer.dataset.look_ahead)
+            yield frames.minibatch(segments, self.buffer.dataset.delay)
 
 
 @dataclass(frozen=True, slots=True)

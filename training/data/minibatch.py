@@ -41,7 +41,7 @@ class Minibatch:
 
     @property
     def num_frames(self) -> int:
-        """Count the frames that have a target, each once whatever the look-ahead."""
+        """Count the frames that have a target, each once whatever the delay."""
         return int(self.lengths.sum()) - self.num_early
 
 
@@ -94,19 +94,19 @@ class BufferFrames:
             _concatenated([part.targets for part in parts]),
         )
 
-    def minibatch(self, segments: Segments, look_ahead: int) -> Minibatch:
-        """Delay the targets by `look_ahead`, repeat the last frames as often, pad at the ends."""
+    def minibatch(self, segments: Segments, delay: int) -> Minibatch:
+        """Delay the targets by `delay`, repeat the last frames as often, pad at the ends."""
         lengths = segments.stops - segments.starts
         steps = np.arange(lengths.max())
         present = steps < lengths[:, np.newaxis]
         frames = segments.starts[:, np.newaxis] + steps
         firsts = self.firsts[segments.utterances][:, np.newaxis]
         last = self.counts[segments.utterances][:, np.newaxis] - 1
-        # The look-ahead repeats the last frame, so that delayed outputs cover all frames.
+        # A delay repeats the last frame, so that delayed outputs cover all frames.
         inputs = np.where(present, firsts + np.minimum(frames, last), _PADDING)
-        # Output t is trained towards frame t - look_ahead; the first outputs have no target.
-        delayed = firsts + frames - look_ahead
-        early = frames < look_ahead
+        # Output t is trained towards frame t - delay; the first outputs have no target.
+        delayed = firsts + frames - delay
+        early = frames < delay
         labelled = np.where(present & ~early, delayed, _PADDING)
         # Gathering by index makes 5.5 to 6.7 M frames a second, so reading is what costs.
         return Minibatch(

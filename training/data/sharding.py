@@ -50,12 +50,12 @@ class Lengths:
     num_frames: Int64[np.ndarray, " rows"]
     offsets: Int64[np.ndarray, " rows"]
 
-    def low_rate(self, sub_epoch: SubEpoch, look_ahead: int) -> Int64[np.ndarray, " rows"]:
-        """Count each row's low-rate frames in `sub_epoch`, look-ahead included; 0 for none."""
+    def low_rate(self, sub_epoch: SubEpoch, delay: int) -> Int64[np.ndarray, " rows"]:
+        """Count each row's low-rate frames in `sub_epoch`, the delay included; 0 for none."""
         own = np.zeros_like(self.offsets) if sub_epoch.labelled else self.offsets
         offsets = (own + sub_epoch.offset) % STACK
         counts = (self.num_frames - offsets) // STACK
-        lengths: Int64[np.ndarray, " rows"] = np.where(counts > 0, counts + look_ahead, 0)
+        lengths: Int64[np.ndarray, " rows"] = np.where(counts > 0, counts + delay, 0)
         return lengths
 
 

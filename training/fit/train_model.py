@@ -162,7 +162,7 @@ def open_dataset(
         run_uri=run_uri,
         labelled=labelled,
         unlabelled=unlabelled,
-        look_ahead=fit.model.delay,
+        delay=fit.model.delay,
         minibatch_frames=fit.loop.minibatch_frames,
         seed=fit.seed,
         rank=group.rank(),

@@ -103,7 +103,7 @@ class AcousticModel(nn.Module, ABC):
 
     @property
     @abstractmethod
-    def can_stream(self) -> bool:
+    def carries_state(self) -> bool:
         """Return whether a state is carried from one piece of an utterance to the next."""
 
     @torch.inference_mode()
@@ -120,7 +120,7 @@ class AcousticModel(nn.Module, ABC):
         ]
 
     @torch.inference_mode()
-    def stream(
+    def piece_logits(
         self, pieces: Iterable[Float[Tensor, "_frames 192"]]
     ) -> Iterator[Float[Tensor, "_outputs senones"]]:
         """Yield an utterance's logits as its pieces arrive, of any lengths, 1 frame or more.
@@ -144,7 +144,7 @@ class NetworkModel(AcousticModel):
     """NetworkModel: any module from normalized frames and lengths to logits.
 
     `network(frames, lengths)` is given (batch, frames, 192) and the lengths on the host; it returns
-    (batch, frames, senones). If it can stream, `network.advance` is `AcousticModel.advance`.
+    (batch, frames, senones). If it takes pieces, its `advance` is `AcousticModel.advance`.
     """
 
     def __init__(self, config: Architecture, num_senones: int, network: nn.Module) -> None:
@@ -172,7 +172,7 @@ class NetworkModel(AcousticModel):
         return logits
 
     @property
-    def can_stream(self) -> bool:
+    def carries_state(self) -> bool:
         """Return whether the network has the method."""
         return hasattr(self.network, "advance")
 
@@ -180,10 +180,10 @@ class NetworkModel(AcousticModel):
         self, normalized: Float[Tensor, "frames 192"], state: object, is_last: bool
     ) -> tuple[Float[Tensor, "outputs senones"], object]:
         """Let the network advance."""
-        if not self.can_stream:
+        if not self.carries_state:
             raise ValueError(
                 f"{type(self.network).__name__} has no method advance(frames, state, is_last): "
-                "need one to stream; whole utterances need none"
+                "need one for pieces of utterances; whole ones need none"
             )
         logits, after = self.network.advance(normalized, state, is_last)  # type: ignore[operator]
         return logits, after

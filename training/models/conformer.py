@@ -1,4 +1,4 @@
-"""A chunked causal Conformer, which streams: an architecture beside the papers' LSTMs.
+"""A chunked causal Conformer, which takes speech as it arrives, beside the papers' LSTMs.
 
 Conformer blocks (Gulati et al. 2020) with attention to the chunk and a bounded past, convolutions
 that see no future, and LayerNorm in the place of BatchNorm, which would mix utterances and padding.
@@ -22,7 +22,7 @@ from training.models.chunked_attention import ChunkedAttention, GatedConvolution
 class ConformerConfig:
     """ConformerConfig: by default the size of an LSTM of 2 layers of 256 units, 1.0 M parameters.
 
-    Frames see to the end of their chunk: `chunk_frames - 1` ahead at most, half of it on average.
+    Frames see to the end of their chunk: `chunk_frames` - 1 ahead at most, half of it on average.
     `left_frames` and the chunk together fit into the 32 frames of the chunks of training.
     """
 

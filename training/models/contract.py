@@ -47,8 +47,8 @@ def check_contract(config: ModelConfig, num_senones: int, precision: Precision) 
             _check_padding(model)
             if not config.bidirectional:
                 _check_look_ahead(model)
-            if model.can_stream:
-                _check_stream(model)
+            if model.carries_state:
+                _check_pieces(model)
 
 
 def _gradients(model: AcousticModel, precision: Precision) -> dict[str, Tensor]:
@@ -117,11 +117,11 @@ def _check_look_ahead(model: AcousticModel) -> None:
         )
 
 
-def _check_stream(model: AcousticModel) -> None:
+def _check_pieces(model: AcousticModel) -> None:
     utterance = torch.randn(sum(PIECES), NUM_INPUTS)
     (whole,) = model.utterance_logits([utterance])
-    streamed = torch.cat(list(model.stream(torch.split(utterance, PIECES))))
-    if streamed.shape != whole.shape or not _is_close(streamed, whole):
+    found = torch.cat(list(model.piece_logits(torch.split(utterance, PIECES))))
+    if found.shape != whole.shape or not _is_close(found, whole):
         raise ConfigurationError(
             f"advance() gives other logits for pieces of {PIECES} frames than the whole utterance "
             "has: need the same, or no such method"

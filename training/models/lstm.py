@@ -83,7 +83,7 @@ class LstmModel(AcousticModel):
         return linear_in_bfloat16(self.output, hidden)
 
     @property
-    def can_stream(self) -> bool:
+    def carries_state(self) -> bool:
         """Return whether no layer runs backwards in time."""
         return not self.lstm.bidirectional
 
@@ -93,7 +93,7 @@ class LstmModel(AcousticModel):
         """Compute the next frames from the last state; no output waits for more."""
         del is_last
         if self.lstm.bidirectional:
-            raise ValueError("a bidirectional LSTM needs whole utterances: stream another model")
+            raise ValueError("a bidirectional LSTM has no pieces: give it whole utterances")
         if len(normalized) == 0:
             return normalized.new_empty(0, self.num_senones), state
         hidden, after = self.lstm(normalized, state)

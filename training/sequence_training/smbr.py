@@ -62,14 +62,14 @@ class SmbrBatch:
     def of(
         cls,
         utterances: Sequence[AlignedLattice],
-        look_ahead: int,
+        delay: int,
         criterion: Smbr,
     ) -> "SmbrBatch":
-        """Join the utterances of a minibatch, row after row; frame t is output t + look_ahead."""
+        """Join the utterances of a minibatch, row after row; frame t is output t + delay."""
         columns = [_arc_columns(row, each) for row, each in enumerate(utterances)]
         rows, frames, senones, correct = np.concatenate(columns, axis=1)
         reads = senones >= 0
-        chosen = np.stack([rows, frames + look_ahead, senones])[:, reads]
+        chosen = np.stack([rows, frames + delay, senones])[:, reads]
         # Each cell once, so that gradients add up here, in a fixed order, on any device.
         shape = tuple(chosen.max(axis=1) + 1)
         unique, numbers = np.unique(np.ravel_multi_index(tuple(chosen), shape), return_inverse=True)

@@ -64,7 +64,7 @@ def certify_run(
             run_uri=run_uri,
             labelled=(),
             unlabelled=partitions.outputs,
-            look_ahead=fit.model.delay,
+            delay=fit.model.delay,
             minibatch_frames=fit.loop.minibatch_frames,
             seed=fit.seed,
             rank=0,

@@ -63,8 +63,8 @@ class SequenceTargetRows:
 
     def take(self, rows: Int64[np.ndarray, "batch frames"]) -> SequenceTargets:
         """Gather the targets of whole utterances by the number of the row."""
-        # The look-ahead's outputs come first and have no target: row 0.
-        look_ahead = int((rows[0] > 0).argmax())
-        utterances = self.lattices.take(rows[:, look_ahead]).tolist()
-        batch = SmbrBatch.of(utterances, look_ahead, self.criterion)
+        # The outputs before the delay is over come first and have no target: row 0.
+        delay = int((rows[0] > 0).argmax())
+        utterances = self.lattices.take(rows[:, delay]).tolist()
+        batch = SmbrBatch.of(utterances, delay, self.criterion)
         return SequenceTargets(torch.from_numpy(self.labels.take(rows)), batch)

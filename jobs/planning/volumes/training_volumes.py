@@ -18,7 +18,7 @@ WHOLE_SHARDS_A_RANK = 4
 
 
 def num_training_frames(fit: Fit, workload: Workload) -> float:
-    """Count low-rate frames over all sub-epochs, with the frames repeated for the look-ahead."""
+    """Count low-rate frames over all sub-epochs, with those repeated for the delay."""
     return sum(
         _frames(workload, LABELLED if sub_epoch.labelled else UNLABELLED, fit)
         / sub_epoch.num_shares

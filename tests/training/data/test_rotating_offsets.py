@@ -41,17 +41,17 @@ def passes(whole: bool, number: int = 3) -> list[SubEpoch]:
     return [each for each in planned if not each.labelled]
 
 
-def frames_of(batches: Iterator[Minibatch], look_ahead: int) -> Counter[tuple[int, int]]:
+def frames_of(batches: Iterator[Minibatch], delay: int) -> Counter[tuple[int, int]]:
     """Utterance and middle frame of each target; inputs and targets must speak of one frame."""
     seen: Counter[tuple[int, int]] = Counter()
     for batch in batches:
         assert isinstance(batch.targets, SoftTargets)
         features, senones = batch.features.numpy(), batch.targets.senones[..., 0].numpy()
         present = batch.targets.probabilities[..., 0].numpy() > 0
-        # A target comes `look_ahead` outputs after its input, which may be of a chunk before.
-        spoken = features[:, : features.shape[1] - look_ahead, 64]
-        late = present[:, look_ahead:]
-        assert np.array_equal(senones[:, look_ahead:][late], spoken[late])
+        # A target comes `delay` outputs after its input, which may be of a chunk before.
+        spoken = features[:, : features.shape[1] - delay, 64]
+        late = present[:, delay:]
+        assert np.array_equal(senones[:, delay:][late], spoken[late])
         utterances = features[..., 1][present].astype(int).tolist()
         seen.update(zip(utterances, senones[present].tolist(), strict=True))
     return seen
@@ -93,7 +93,7 @@ def test_three_passes_read_each_frame_exactly_once(lengths, whole, num_ranks) ->
         seen: Counter[tuple[int, int]] = Counter()
         for index, sub_epoch in enumerate(passes(whole)):
             for plan in world(made, sub_epoch, index, num_ranks):
-                seen += frames_of(plan.minibatches(), made.look_ahead)
+                seen += frames_of(plan.minibatches(), made.delay)
         expected = [
             (n, middle) for n, count in enumerate(lengths) for middle in range(1, count - 1)
         ]

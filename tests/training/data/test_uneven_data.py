@@ -59,6 +59,6 @@ def test_every_row_is_trained_once(
     assert len({model for _, model in results}) == 1
     numbered = enumerate([*np.concatenate(LABELLED), *np.concatenate(unlabelled)], 1)
     assert frames_seen == {
-        number: num_low_rate_frames(int(num_frames), 0) + what.model.look_ahead
+        number: num_low_rate_frames(int(num_frames), 0) + what.model.delay
         for number, num_frames in numbered
     }

@@ -1,4 +1,4 @@
-"""The Conformer: masks against plain attention, streaming, padding, look-ahead, gradients."""
+"""The Conformer: masks against plain attention, pieces, padding, look-ahead, gradients."""
 
 from functools import partial
 
@@ -64,8 +64,8 @@ def test_windows_are_plain_attention_with_a_mask(shape: tuple[int, int, int]) ->
         torch.testing.assert_close(found[row, :length], expected[row, :length])
 
 
-def streamed(model: AcousticModel, frames: Tensor, sizes: list[int]) -> Tensor:
-    return torch.cat(list(model.stream(torch.split(frames, sizes))))
+def in_pieces(model: AcousticModel, frames: Tensor, sizes: list[int]) -> Tensor:
+    return torch.cat(list(model.piece_logits(torch.split(frames, sizes))))
 
 
 @settings(max_examples=25, deadline=None)
@@ -77,7 +77,7 @@ def test_pieces_give_what_the_whole_gives(sizes: list[int], number: int) -> None
     model = makers[number]()
     frames = torch.randn(sum(sizes) + 1, 192)
     (whole,) = model.utterance_logits([frames])
-    found = streamed(model, frames, [*sizes, 1])
+    found = in_pieces(model, frames, [*sizes, 1])
     assert found.shape == whole.shape
     torch.testing.assert_close(found, whole, rtol=0, atol=1e-5)
 
@@ -85,7 +85,7 @@ def test_pieces_give_what_the_whole_gives(sizes: list[int], number: int) -> None
 def test_logits_come_as_soon_as_a_chunk_is_there() -> None:
     """A frame waits for its chunk's end alone; the rest comes with the utterance's end."""
     model = conformer((4, 8, 3))
-    counts = [len(each) for each in model.stream(torch.randn(11, 192).split([3, 1, 0, 5, 2]))]
+    counts = [len(each) for each in model.piece_logits(torch.randn(11, 192).split([3, 1, 0, 5, 2]))]
     assert counts == [0, 4, 0, 4, 0, 3]
 
 
