@@ -40,7 +40,8 @@ def works(run_uri: str, num_utterances: int) -> tuple[float, dict[str, Callable[
     ]
     rows = rows[:num_utterances]
     lexicon = read_lexicon(store, run_uri, corpus_uri, [BOOTSTRAP_STEP]).parse()
-    tree, model = read_tree(store, run_uri), load_model(store, run_uri, BASELINE)
+    form = recipe.models.of(BASELINE)
+    tree, model = read_tree(store, run_uri), load_model(store, run_uri, BASELINE, form)
     evaluation, lattices = recipe.evaluation, recipe.sequence_training.lattices
     scores = log_likelihoods(rows, model, evaluation.acoustic_scale)
     sentences = [(row.text or "").split() for row in rows]

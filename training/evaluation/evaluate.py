@@ -95,10 +95,8 @@ def evaluate(
             models.device,
         )
         decoded = decode_all(place, settings, models, config.acoustic_scale)
-        statistics = {
-            "language_model": dict(language_model.statistics),
-            "num_unknown_words": unknown,
-        }
+        about_words = dict(language_model.statistics)
+        statistics = {"language_model": about_words, "num_unknown_words": unknown}
         chosen = {"decoding": plain(settings)} if is_tuned else {}
         num_senones = read_tree(store, run_uri).num_senones
         sizes = {name: num_parameters(form, num_senones) for name, form in models.forms.items()}
