@@ -49,6 +49,8 @@ NUM_DRAWN = 2
 
 SEEDED = ("aligner", "baseline", "teacher", "student", "targets", "sequence_training")
 ORACLE = "oracle"
+ORACLE_ALIGNER = ("aligner.num_epochs=3", "aligner.num_chunked_epochs=3")
+"""An epoch of the oracle's aligner is five of the other's."""
 
 
 @dataclass(frozen=True)
@@ -95,21 +97,15 @@ class Experiment:
 
 
 def train(experiment: Experiment) -> None:
-    """Run all steps of a semi-supervised fold, two lanes at a time."""
+    """Run all steps of a semi-supervised fold, its two runs side by side."""
     of_baseline = experiment.epochs(experiment.fold.labelled)
     transcribed = experiment.fold.transcribed(experiment.corpus.words()).labelled
-    of_oracle = experiment.epochs(transcribed)
+    of_oracle = (*experiment.epochs(transcribed), *ORACLE_ALIGNER)
+    every = (*DATA_STEPS, *BASELINE_STEPS, *STUDENT_STEPS)
     run_lanes(
         [
-            experiment.lane("run", DATA_STEPS, *of_baseline),
-            experiment.lane(ORACLE, DATA_STEPS, *of_oracle),
-        ]
-    )
-    run_lanes(
-        [
-            experiment.lane("run", STUDENT_STEPS, *of_baseline),
-            experiment.lane(ORACLE, BASELINE_STEPS, *of_oracle),
-            experiment.lane("run", BASELINE_STEPS, *of_baseline),
+            experiment.lane("run", every, *of_baseline),
+            experiment.lane(ORACLE, (*DATA_STEPS, *BASELINE_STEPS), *of_oracle),
         ]
     )
 
