@@ -82,7 +82,7 @@ class Corpus:
     def hours(self, speakers: Sequence[str]) -> float:
         """Return the hours of some speakers."""
         paths = [self.path_of[key] for key, name in self.speaker_of.items() if name in speakers]
-        return sum(soundfile.info(path).duration for path in paths) / 3600
+        return sum(float(soundfile.info(path).duration) for path in paths) / 3600
 
     def write(self, fold: Fold, folder: Path) -> None:
         """Write the data directory of a fold; the audio remains where it is."""

@@ -87,8 +87,8 @@ def _score(scoring: Scoring) -> None:
         for row in _rows(store, run_uri, HELDOUT)
         for errors in _errors(row, model, graph, decoder, [best])
     ]
-    facts = _facts(store, run_uri, scoring.name, model)
-    facts |= {"acoustic_scale": best, "development_errors": curve}
+    chosen = {"acoustic_scale": best, "development_errors": curve}
+    facts = {**_facts(store, run_uri, scoring.name, model), **chosen}
     data = {"facts": facts, "utterances": [asdict(each) for each in utterances]}
     partial = scoring.result.with_suffix(".partial")
     partial.write_text(json.dumps(data))
