@@ -28,10 +28,14 @@ Columns = dict[str, list[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """The columns of one kind of shard and the footer entries that state its conventions."""
+    """The columns of one kind of shard and the footer entries that state its conventions.
+
+    `remedy` says what to do with a shard of other columns.
+    """
 
     schema: pa.Schema
     footer: Mapping[str, str]
+    remedy: str = "read it by the version that wrote it"
 
 
 def required(name: str, data_type: pa.DataType) -> pa.Field:
@@ -158,7 +162,8 @@ def _open(shard_format: Format, source: pa.NativeFile) -> pq.ParquetFile:
     file = _open_sealed(source)
     if not file.schema_arrow.equals(shard_format.schema):
         names = shard_format.schema.names
-        raise ValueError(f"columns {file.schema_arrow.names}: need {names}, with their types")
+        found = f"columns {file.schema_arrow.names}: need {names}, with their types"
+        raise ValueError(f"{found}: {shard_format.remedy}")
     footer = _footer(file)
     for name, expected in shard_format.footer.items():
         if footer.get(name) != expected:

@@ -10,7 +10,6 @@ from pipeline.kbest import KBest, check_kbest
 
 FLOAT16 = np.dtype("<f2")
 FLOAT32 = np.dtype("<f4")
-INT32 = np.dtype("<i4")
 UINT16 = np.dtype("<u2")
 UINT8 = np.dtype("u1")
 

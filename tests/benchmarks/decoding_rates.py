@@ -1,20 +1,22 @@
 """Time alignment, lattices and decoding of a finished run's speech on one core, for plans.
 
-python -m tests.benchmarks.decoding_rates --run DIR [--utterances N] [--json]
+python -m tests.benchmarks.decoding_rates --run DIR [--set KEY=VALUE ...] [--utterances N] [--json]
 
 DIR is a run with a baseline. Each figure is seconds of speech a second of CPU time, the network's
-time left out, at the settings of the recipe `recorded`; sMBR's is low-rate frames a second.
+time left out, at the settings of the recipe `recorded`, with what --set replaces.
 """
 
 import argparse
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from infra.store.object_store import ObjectStore, join_uri
 from jobs.cli.job import recipe_path
 from pipeline.runs.names import BASELINE, BOOTSTRAP_STEP, CORPUS_FOLDER, LABELLED, features_step
+from pipeline.shards import Lattice
 from tests.benchmarks.measure import Figure, interleaved, show
 from training.decoding.bootstrap.hmm import bootstrap_alignment
 from training.decoding.decoder import DecoderConfig, decode
@@ -29,16 +31,17 @@ from training.targets.labelled import read_lexicon, read_shards, transcribed
 NUM_ROUNDS = 3
 
 
-def works(run_uri: str, num_utterances: int) -> tuple[float, dict[str, Callable[[], object]]]:
+def works(arguments: argparse.Namespace) -> tuple[float, dict[str, Callable[[], Any]]]:
     """Return the seconds of speech, and what each kind of work does with them."""
+    run_uri: str = arguments.run
     store, corpus_uri = ObjectStore((run_uri,)), join_uri(run_uri, CORPUS_FOLDER)
-    recipe = read_recipe(recipe_path("recorded"))
+    recipe = read_recipe(recipe_path("recorded"), arguments.set)
     rows = [
         row
         for some in read_shards(store, run_uri, features_step(LABELLED)).values()
         for row in some
     ]
-    rows = rows[:num_utterances]
+    rows = rows[: arguments.utterances]
     lexicon = read_lexicon(store, run_uri, corpus_uri, [BOOTSTRAP_STEP]).parse()
     form = recipe.models.of(BASELINE)
     tree, model = read_tree(store, run_uri), load_model(store, run_uri, BASELINE, form)
@@ -66,15 +69,28 @@ def works(run_uri: str, num_utterances: int) -> tuple[float, dict[str, Callable[
     }
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def decoded_lattices(arguments: argparse.Namespace) -> list[Lattice]:
+    """Return the lattices of a run's first labelled utterances."""
+    _, functions = works(arguments)
+    found: list[Lattice] = functions["lattices"]()
+    return found
+
+
+def parsed(description: str) -> argparse.Namespace:
+    """Parse the arguments of a benchmark on a finished run."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--run", required=True)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--utterances", type=int, default=60)
     parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    speech_s, functions = works(arguments.run, arguments.utterances)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure and print."""
+    arguments = parsed(__doc__.splitlines()[0])
+    speech_s, functions = works(arguments)
     spent = interleaved(functions, NUM_ROUNDS, time.process_time)
     figures = [
         Figure.of(name, [speech_s / each for each in some], "x real time")

@@ -9,8 +9,8 @@ from jobs.planning.volumes.step_volume import Requests, Volume, Work
 from jobs.planning.volumes.workload import Subset
 from training.recipes import Recipe
 
-LATTICE_BYTES_PER_FRAME = 14.3 * 18
-"""AN4's lattices have 14.3 arcs a low-rate frame, and an arc 18 bytes (RESULTS.md)."""
+LATTICE_BYTES_PER_FRAME = 14.3 * 2.54
+"""AN4's lattices have 14.3 arcs a low-rate frame, and an arc 2.54 bytes (RESULTS.md)."""
 
 SENONE_BYTES = 2
 """An alignment's bytes for each frame of 10 ms."""
