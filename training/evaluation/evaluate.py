@@ -95,13 +95,11 @@ def evaluate(
             models.device,
         )
         decoded = decode_all(place, settings, models, config.acoustic_scale)
-        about_words = dict(language_model.statistics)
-        statistics = {"language_model": about_words, "num_unknown_words": unknown}
-        chosen = {"decoding": plain(settings)} if is_tuned else {}
-        num_senones = read_tree(store, run_uri).num_senones
-        sizes = {name: num_parameters(form, num_senones) for name, form in models.forms.items()}
-        about = {"models": {name: {"num_parameters": size} for name, size in sizes.items()}}
-        return contents(context, fold(context, decoded), {**about, **chosen}, statistics)
+        about: dict[str, Any] = {"decoding": plain(settings)} if is_tuned else {}
+        about["models"] = model_sizes(models, read_tree(store, run_uri).num_senones)
+        statistics: dict[str, Any] = {"language_model": dict(language_model.statistics)}
+        statistics["num_unknown_words"] = unknown
+        return contents(context, fold(context, decoded), about, statistics)
 
     digests = {**lexicon.digests, **files.digests}
     place = store, run_uri, EVALUATION_STEP, plain(config), reads, digests
@@ -139,6 +137,14 @@ def decode_all(
     tasks = [task(name, *pair) for name in others for pair in zip(parts, labels, strict=True)]
     commits = iter(run(tasks, f"decode with {', '.join(others)}"))
     return {TEACHER: aligned, **{name: [next(commits) for _ in parts] for name in others}}
+
+
+def model_sizes(models: ModelsToDecode, num_senones: int) -> dict[str, dict[str, int]]:
+    """Return the number of weights of each model."""
+    return {
+        name: {"num_parameters": num_parameters(form, num_senones)}
+        for name, form in models.forms.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)

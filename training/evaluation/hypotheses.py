@@ -160,11 +160,11 @@ def _timed_words(
 
 
 def _confidence(log_posteriors: Float32[np.ndarray, " frames"]) -> float:
-    """Return the geometric mean of posteriors; 0 for a word that has no frame."""
-    if not len(log_posteriors):
-        return 0.0
-    # Four digits, as the last bits differ between devices.
-    return round(float(np.exp(log_posteriors.mean(dtype=np.float64))), 4)
+    """Return the geometric mean of posteriors, from 0.0001, as of a word without frames."""
+    mean = np.exp(log_posteriors.mean(dtype=np.float64)) if len(log_posteriors) else 0.0
+    # Four digits, as the last bits differ between devices. sclite's normalized cross-entropy is
+    # infinite where a word is wrong at 1 or right at 0.
+    return round(float(np.clip(mean, 1e-4, 1 - 1e-4)), 4)
 
 
 def _decoded(

@@ -23,6 +23,7 @@ TASK_MODULES = {
     "align": ("training.targets.alignment",),
     "generate_targets": ("pipeline.steps.targets", "training.targets.teacher"),
     "repartition": ("pipeline.steps.repartition",),
+    "evaluate": ("training.evaluation.hypotheses", "training.evaluation.trials"),
 }
 
 READ_ALL = """

@@ -1,6 +1,8 @@
 """An evaluation decodes each utterance once with each model, keeps all of it, and resumes."""
 
 import re
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +30,7 @@ from training.evaluation.evaluate import evaluate
 from training.evaluation.slices import ModelsToDecode
 from training.evaluation.utterance_errors import read_errors
 
+SCLITE = Path(shutil.which("sclite") or "/usr/lib/sctk/bin/sclite")
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -97,6 +100,30 @@ def test_every_word_is_scored_as_the_files_say(run: OracleRun) -> None:
     assert of_student["baseline"] == "baseline"
     assert of_student["reduction"]["value"] > 0
     assert pooled["num_speakers"] == len(scores["speakers"]) == 4
+
+
+@pytest.mark.skipif(not SCLITE.exists(), reason="apt-get install sctk")
+def test_sclite_counts_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NIST's scorer finds each speaker's errors in trn and ctm, whatever marks are in names."""
+    rows = heldout_rows()[:6]
+    rows[3] = replace(rows[3], utterance_id="odd (name) {a}/b;;", speaker_id="sp-k_er 1")
+    rows[4] = replace(rows[4], text="see (a) {x/y} %b <c> @ ;;z")
+    run = write_oracle_run(tmp_path, monkeypatch, rows)
+    run_evaluation(run)
+    for name, data in files_of(run).items():
+        (tmp_path / name).write_bytes(data)
+    total = sum(each["errors"]["student"] for each in scores_of(run)["speakers"].values())
+    for kind, reference in (("trn", "trn"), ("ctm", "stm")):
+        pair = ["-r", f"reference.{reference}", reference, "-h", f"student.{kind}", kind]
+        said = subprocess.run(
+            [SCLITE, "-s", "-i", "spu_id", "-o", "rsum", "stdout", "-f", "0", *pair],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        (summed,) = re.findall(r"^ *\| Sum +\|.*$", said, re.MULTILINE)
+        assert int(summed.split()[10]) == total > 0
 
 
 def test_words_have_times_in_order(run: OracleRun) -> None:
