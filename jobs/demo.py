@@ -17,6 +17,7 @@ from jobs.run import (
     dev_share_arguments,
     exit_with,
     launches,
+    num_target_rounds,
     run_steps,
     shared_arguments,
 )
@@ -75,8 +76,10 @@ def make_and_run(arguments: argparse.Namespace, directory: str) -> int:
     code = check(arguments) or run_steps([synthesis], ["--out", directory])
     ranks = arguments.supervised_ranks, arguments.student_ranks
     development = dev_share_arguments(arguments)
-    steps = launches(directory, *ranks, arguments.device, development=development)
-    code = code or run_steps(steps, shared_arguments(arguments.recipe, arguments))
+    if not code:
+        rounds = num_target_rounds(arguments.recipe, arguments.set)
+        steps = launches(directory, *ranks, arguments.device, (), development, rounds)
+        code = run_steps(steps, shared_arguments(arguments.recipe, arguments))
     if not code:
         print(f"report: {arguments.run}/{REPORT_STEP}/report.html")
     return code

@@ -32,7 +32,9 @@ def run(job: Job) -> StepResults:
     of_tasks = device if job.cluster.has_one_slot else CPU
     report_device(job.name, of_tasks)
     where, recipe = (job.store, job.run_uri, job.corpus_uri), job.recipe
-    names = evaluated_models(recipe.sequence_training.models, recipe.teacher.ensemble)
+    names = evaluated_models(
+        recipe.sequence_training.models, recipe.teacher.ensemble, recipe.targets.rounds
+    )
     has_development = DEV in subsets_of_run(job.store, job.run_uri, features_step)
     with distribute_on_spark(job) as distribute:
         forms = {name: recipe.models.of(name) for name in names}

@@ -3,7 +3,7 @@
 megahour generate_targets --recipe demo --run runs/demo
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from infra.configuration import canonical_json
 from infra.devices.device_pool import DevicePool
@@ -11,14 +11,18 @@ from jobs.cli.catalogue import GENERATE_TARGETS
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
+from pipeline.runs.manifest import is_finished
 from pipeline.runs.names import (
     TARGETS_GRAPH_STEP,
     TEACHER,
     UNLABELLED,
+    TargetsRound,
     features_step,
     labelling_models,
     model_step,
+    targets_rounds,
 )
+from pipeline.runs.step import Distribute, StepResult
 from pipeline.steps.targets import generate_targets
 from training.evaluation.target_graph import build_target_graph
 from training.targets.lattice_targets import open_lattice_teacher
@@ -30,43 +34,59 @@ SEARCH_IDLE_TIMEOUT_S = 120.0
 
 
 def run(job: Job) -> StepResults:
-    """Label all unlabelled feature shards with the servers of the teacher, one a device."""
-    if job.recipe.targets.source == "lattice":
-        return label_with_lattices(job)
+    """Label all unlabelled feature shards, in each round whose teachers are trained."""
+    with distribute_on_spark(job) as distribute:
+        if job.recipe.targets.source == "lattice":
+            return label_with_lattices(job, distribute)
+        return [
+            label_by_logits(job, distribute, targets_round, models)
+            for targets_round, models in due_rounds(job)
+        ]
+
+
+def due_rounds(job: Job) -> Iterator[tuple[TargetsRound, Sequence[str]]]:
+    """Yield the first round, and each later one whose teacher is trained, with its models."""
+    recipe = job.recipe
+    trained_on, ensemble = recipe.sequence_training.models, recipe.teacher.ensemble
+    for each in targets_rounds(recipe.targets.rounds):
+        models = labelling_models(trained_on, ensemble, each)
+        if each.number == 1 or is_finished(job.store, job.run_uri, model_step(models[0])):
+            yield each, models
+
+
+def label_by_logits(
+    job: Job, distribute: Distribute, targets_round: TargetsRound, models: Sequence[str]
+) -> StepResult:
+    """Label with the servers of the teachers, one a device."""
     k = job.recipe.targets.k
-    models = labelling_models(job.recipe.sequence_training.models, job.recipe.teacher.ensemble)
     pool = DevicePool(
         factory="training.targets.teacher:serve_teacher",
         arguments={"k": str(k), **teacher_arguments(job, models)},
         devices=job.cluster.devices,
         idle_timeout_s=IDLE_TIMEOUT_S,
     )
-    with distribute_on_spark(job) as distribute:
-        teacher = PooledTeacher(pool, k)
-        return [
-            generate_targets(
-                job.store, job.run_uri, job.recipe.targets, teacher, distribute, models
-            )
-        ]
+    place = job.store, job.run_uri, job.recipe.targets, PooledTeacher(pool, k)
+    return generate_targets(*place, distribute, models, targets_round=targets_round)
 
 
-def label_with_lattices(job: Job) -> StepResults:
-    """Build the graph of the teacher's search, then label by the servers' logits and lattices."""
+def label_with_lattices(job: Job, distribute: Distribute) -> StepResults:
+    """Build the graph of the teachers' search, then label by the servers' logits and lattices."""
     recipe, where = job.recipe, (job.store, job.run_uri)
     config = recipe.targets
     graph = build_target_graph(*where, job.corpus_uri, recipe.evaluation, config.lattices)
-    models = labelling_models(recipe.sequence_training.models, recipe.teacher.ensemble)
-    pool = DevicePool(
-        factory="training.targets.lattice_targets:serve_logits",
-        arguments=teacher_arguments(job, models),
-        devices=job.cluster.devices,
-        idle_timeout_s=SEARCH_IDLE_TIMEOUT_S,
-    )
-    teacher = open_lattice_teacher(*where, pool.request, config.k, config.lattices)
-    graphs, limit = (TARGETS_GRAPH_STEP,), recipe.loss_budget
-    with distribute_on_spark(job) as distribute:
-        targets = generate_targets(*where, config, teacher, distribute, models, graphs, limit)
-    return [graph, targets]
+    limits = (TARGETS_GRAPH_STEP,), recipe.loss_budget
+    made = [graph]
+    for targets_round, models in due_rounds(job):
+        pool = DevicePool(
+            factory="training.targets.lattice_targets:serve_logits",
+            arguments=teacher_arguments(job, models),
+            devices=job.cluster.devices,
+            idle_timeout_s=SEARCH_IDLE_TIMEOUT_S,
+        )
+        teacher = open_lattice_teacher(*where, pool.request, config.k, config.lattices)
+        label = *where, config, teacher, distribute, models, *limits, targets_round
+        made.append(generate_targets(*label))
+    return made
 
 
 def teacher_arguments(job: Job, models: Sequence[str]) -> dict[str, str]:
@@ -83,7 +103,8 @@ STEP = Step(
     "one server process for each device that the cluster file names; its tasks share them. With "
     "targets.source = 'lattice' each task also decodes its utterances with the language model of "
     "the evaluation, and the lattices' state posteriors enter the targets. An utterance without a "
-    "lattice keeps the teacher's own; loss_budget bounds how many these may be.",
+    "lattice keeps the teacher's own; loss_budget bounds how many these may be. Of several rounds "
+    "(targets.rounds) it makes those whose teachers are trained.",
     reads=(features_step(UNLABELLED), model_step(TEACHER)),
     run=run,
 )

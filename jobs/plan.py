@@ -13,8 +13,8 @@ from infra.cluster import load_cluster
 from infra.configuration import ConfigurationError
 from infra.store.object_store import ObjectStore, StoreError, normalize_uri
 from jobs.cli.command_line import fail
-from jobs.cli.job import add_recipe_arguments, recipe_path
-from jobs.cli.parser import Parser
+from jobs.cli.job import add_recipe_arguments
+from jobs.cli.parser import Parser, recipe_path
 from jobs.planning.calibration.machine import calibrate
 from jobs.planning.calibration.throughputs import Calibration, read_calibration
 from jobs.planning.plan_table import format_plan

@@ -72,8 +72,10 @@ def run(job: Job) -> StepResults:
 
 def build_report(job: Job) -> dict[str, Any]:
     """Collect the contents of report.json."""
-    trained_on, ensemble = job.recipe.sequence_training.models, job.recipe.teacher.ensemble
-    models = evaluated_models(trained_on, ensemble)
+    recipe = job.recipe
+    models = evaluated_models(
+        recipe.sequence_training.models, recipe.teacher.ensemble, recipe.targets.rounds
+    )
     subsets = subsets_of_run(job.store, job.run_uri, features_step)
     optional = OPTIONAL_READS if DEV in subsets else ()
     # The evaluation's inputs name the tuning and the models trained on by sMBR, so its digest is
@@ -98,6 +100,7 @@ def build_report(job: Job) -> dict[str, Any]:
         "targets": {
             "k": targets.config["k"],
             "offsets": targets.config.get("offsets", "one"),
+            "source": targets.config.get("source", "logits"),
             "num_teachers": sum(folder_of(name) == MODELS_FOLDER for name in targets.inputs),
             **targets.statistics,
         },

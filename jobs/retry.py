@@ -39,8 +39,8 @@ def retry(job: Job) -> Answer:
     # Only newbob's loss is of the development speakers' alignment.
     schedules = job.recipe.baseline.schedule, job.recipe.teacher.schedule
     unread = () if "newbob" in schedules else (DEV_ALIGNMENT_STEP,)
-    ensemble = job.recipe.teacher.ensemble
-    made_from = later_steps({each.step for each in rows}, num_rounds, unread, ensemble)
+    variations = job.recipe.teacher.ensemble, job.recipe.targets.rounds
+    made_from = later_steps({each.step for each in rows}, num_rounds, unread, *variations)
     later = [step for step in made_from if has_begun(job.store, job.run_uri, step)]
     is_refused = bool(later) and not arguments.with_later_steps
     is_done = bool(rows) and not is_refused and not arguments.dry_run
@@ -66,7 +66,11 @@ def parse_reasons(text: str) -> list[str]:
 
 
 def later_steps(
-    changed: Collection[str], num_rounds: int, unread: Collection[str] = (), ensemble: int = 1
+    changed: Collection[str],
+    num_rounds: int,
+    unread: Collection[str] = (),
+    ensemble: int = 1,
+    num_target_rounds: int = 1,
 ) -> list[str]:
     """Return the steps that read what changes, directly or through others, in a run's order.
 
@@ -75,7 +79,7 @@ def later_steps(
     outdated, found = set(changed), list[str]()
     for job in STEPS:
         step: Step = import_module(f"jobs.{job}").STEP
-        made = writes_of(job, num_rounds, EVALUATED_MODELS, True, ensemble)
+        made = writes_of(job, num_rounds, EVALUATED_MODELS, True, ensemble, num_target_rounds)
         for written in made:
             reads = {*OPTIONAL_STEPS.get(written, step.reads)} - {*unread}
             if outdated & reads:
@@ -87,7 +91,9 @@ def later_steps(
 def remove(job: Job, rows: Sequence[LostRows], later: Sequence[str]) -> None:
     """Remove the later steps, the last one first, then the rows' tasks; jobs' records go first."""
     changed = {*later, *(each.step for each in rows)}
-    made = job.recipe.alignment.rounds, EVALUATED_MODELS, True, job.recipe.teacher.ensemble
+    recipe = job.recipe
+    variations = recipe.teacher.ensemble, recipe.targets.rounds
+    made = recipe.alignment.rounds, EVALUATED_MODELS, True, *variations
     for name in WRITES:
         if changed & {*writes_of(name, *made)}:
             job.store.delete(join_uri(job.run_uri, STEP_RECORDS_FOLDER, f"{name}.json"))

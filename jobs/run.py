@@ -12,10 +12,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from infra.configuration import apply_overrides, read_toml
 from infra.ranges import holds_password, printable
 from infra.spark.session import spark_environment
 from infra.supervisor import command_of, describe_end, shell_code
-from jobs.cli.catalogue import CHECK, INGEST, STEPS, STEPS_WITH_DEVICE, TRAIN_STUDENT
+from jobs.cli.catalogue import (
+    CHECK,
+    GENERATE_TARGETS,
+    INGEST,
+    REPARTITION,
+    STEPS,
+    STEPS_WITH_DEVICE,
+    TRAIN_STUDENT,
+    TRAIN_TEACHER,
+)
 from jobs.cli.parser import (
     AUTO,
     HELDOUT_PLACEMENTS,
@@ -26,6 +36,7 @@ from jobs.cli.parser import (
     add_device_argument,
     add_placement_arguments,
     add_ranks_arguments,
+    recipe_path,
 )
 
 JOBS = Path(__file__).parent
@@ -55,10 +66,12 @@ def launches(
     device: str = AUTO,
     placements: Sequence[str] = (),
     development: Sequence[str] = (),
+    num_target_rounds: int = 1,
 ) -> list[Launch]:
     """Return the steps in order, each with spark-submit, torchrun or Python before it.
 
-    `placements` are ingest's arguments for them, and `development` those for its speakers.
+    `placements` are ingest's arguments for them, and `development` those for its speakers. Each
+    round of targets after the first repeats three steps, which then do what has become due.
     """
     prefixes = {
         "python": (sys.executable,),
@@ -71,7 +84,17 @@ def launches(
         step: Launch(step, prefixes[starter], own.get(step, ())) for step, starter in STEPS.items()
     }
     found[TRAIN_STUDENT] = replace(found[TRAIN_STUDENT], prefix=_torchrun(student_ranks))
-    return list(found.values())
+    again = (TRAIN_TEACHER, GENERATE_TARGETS, REPARTITION) * (num_target_rounds - 1)
+    steps = list(found)
+    place = steps.index(REPARTITION) + 1
+    return [found[step] for step in (*steps[:place], *again, *steps[place:])]
+
+
+def num_target_rounds(recipe: str, overrides: Sequence[str]) -> int:
+    """Read the rounds of targets from a recipe that was checked, without its records' torch."""
+    targets = apply_overrides(read_toml(recipe_path(recipe)), overrides)["targets"]
+    assert isinstance(targets, dict), "the recipe was checked"
+    return int(targets.get("rounds", 1))
 
 
 def _torchrun(num_ranks: int) -> tuple[str, ...]:
@@ -230,9 +253,11 @@ def check_and_run(arguments: argparse.Namespace) -> int:
     """Check what the steps will need, then run them."""
     ranks = arguments.supervised_ranks, arguments.student_ranks
     ingested = placement_arguments(arguments), dev_share_arguments(arguments)
-    steps = launches(arguments.kaldi_dir, *ranks, arguments.device, *ingested)
-    code = check(arguments, "--kaldi-dir", arguments.kaldi_dir)
-    return code or run_steps(steps, shared_arguments(arguments.recipe, arguments))
+    if code := check(arguments, "--kaldi-dir", arguments.kaldi_dir):
+        return code
+    rounds = num_target_rounds(arguments.recipe, arguments.set)
+    steps = launches(arguments.kaldi_dir, *ranks, arguments.device, *ingested, rounds)
+    return run_steps(steps, shared_arguments(arguments.recipe, arguments))
 
 
 if __name__ == "__main__":

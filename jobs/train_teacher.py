@@ -13,6 +13,7 @@ from jobs.cli.training_steps import (
     training_ranks,
     training_stages,
 )
+from pipeline.runs.manifest import is_finished
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
     DEV_ALIGNMENT_STEP,
@@ -21,23 +22,27 @@ from pipeline.runs.names import (
     UNLABELLED,
     features_step,
 )
-from training.fit.model_specs import teacher_fits
+from training.fit.model_specs import sibling_fits, teacher_fits
 
 
 def run(job: Job) -> StepResults:
-    """Train the teacher on all ranks."""
+    """Train the teachers on all ranks, and those of later rounds whose targets are made."""
+    place = job.store, job.run_uri
+    siblings = sibling_fits(job.recipe)
+    due = [fit for fit in siblings if fit.unlabelled and is_finished(*place, fit.unlabelled)]
     with training_ranks(job) as ranks:
         return [
             train()
-            for fit in teacher_fits(job.recipe)
+            for fit in (*teacher_fits(job.recipe), *due)
             for train in training_stages(job, fit, ranks)
         ]
 
 
 STEP = Step(
     name=TRAIN_TEACHER,
-    description="Train the bidirectional teacher on the labelled data (paper 003 V-A, VII-C4)."
-    + HOW_MODELS_TRAIN,
+    description="Train the bidirectional teacher on the labelled data (paper 003 V-A, VII-C4). With"
+    " several rounds of targets (targets.rounds) it then trains the next one's teacher, on the"
+    " targets before and labelled data in turn, once repartition has made them." + HOW_MODELS_TRAIN,
     reads=(ALIGNMENT_STEP, DEV_ALIGNMENT_STEP, features_step(LABELLED), features_step(UNLABELLED)),
     run=run,
 )

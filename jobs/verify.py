@@ -12,7 +12,8 @@ from infra.configuration import plain
 from infra.store.object_store import ObjectNotFound, join_uri
 from jobs.cli.catalogue import TRAIN_BASELINE, TRAIN_STUDENT, TRAIN_TEACHER, WRITES
 from jobs.cli.command_line import Answer, Query, main
-from jobs.cli.job import Job, recipe_path, written_steps
+from jobs.cli.job import Job, written_steps
+from jobs.cli.parser import recipe_path
 from pipeline.audit.step_records import Finding
 from pipeline.audit.verify import Expectation, Verification, sweep, verify_run
 from pipeline.runs.manifest import is_finished
@@ -23,10 +24,8 @@ from pipeline.runs.names import (
     DEV,
     DEV_ALIGNMENT_STEP,
     EVALUATION_STEP,
-    PARTITIONS_STEP,
     SCRATCH_FOLDER,
     TARGETS_GRAPH_STEP,
-    TARGETS_STEP,
     TUNING_STEP,
     features_step,
     job_record,
@@ -35,13 +34,16 @@ from pipeline.runs.names import (
     realignment_rounds,
     section_of,
     selection_step,
+    targets_rounds,
 )
 from pipeline.runs.sealed_json import unseal
 from training.evaluation.target_graph import target_graph_settings
 from training.fit.model_specs import (
+    Fit,
     aligner_fit,
     baseline_fit,
     sequence_fit,
+    sibling_fits,
     student_fit,
     teacher_fits,
 )
@@ -101,7 +103,8 @@ def step_configs(
     """
     rounds = realignment_rounds(recipe.alignment.rounds)
     aligners = [aligner_fit(trained, each) for each in rounds]
-    fits = [*aligners, baseline_fit(trained), *teacher_fits(trained), student_fit(trained)]
+    fits = [*aligners, *fits_of(trained)]
+    target_rounds = targets_rounds(recipe.targets.rounds)
     if has_dev:
         fits = [fit.on_development_speakers() for fit in fits]
     return {
@@ -116,19 +119,24 @@ def step_configs(
         **{model_step(fit.name): fit.config for fit in fits},
         **sequence_training_configs(trained),
         TARGETS_GRAPH_STEP: target_graph_settings(recipe.evaluation, recipe.targets.lattices),
-        TARGETS_STEP: plain(recipe.targets),
-        PARTITIONS_STEP: asdict(recipe.partitions),
+        **{each.targets: plain(recipe.targets) for each in target_rounds},
+        **{each.partitions: asdict(recipe.partitions) for each in target_rounds},
         TUNING_STEP: {"evaluation": plain(recipe.evaluation), "tuning": plain(recipe.tuning)},
         EVALUATION_STEP: plain(recipe.evaluation),
         CERTIFICATE_STEP: student_fit(recipe).config,
     }
 
 
+def fits_of(recipe: Recipe) -> list[Fit]:
+    """Describe the models that are trained after the alignment."""
+    siblings = sibling_fits(recipe)
+    return [baseline_fit(recipe), *teacher_fits(recipe), *siblings, student_fit(recipe)]
+
+
 def sequence_training_configs(recipe: Recipe) -> dict[str, dict[str, Any]]:
     """Return the settings of the lattices and of the models that are trained on by sMBR."""
     config = recipe.sequence_training
-    fits = [baseline_fit(recipe), *teacher_fits(recipe), student_fit(recipe)]
-    trained_on = [fit for fit in fits if section_of(fit.name) in config.models]
+    trained_on = [fit for fit in fits_of(recipe) if section_of(fit.name) in config.models]
     lattices = lattice_settings(config.lattices, config.acoustic_scale)
     models = [sequence_fit(recipe, fit) for fit in trained_on]
     return {

@@ -217,6 +217,12 @@ class Recipe:
                 )
             if self.models.of(section).whole_utterances and (said := config.chunks):
                 raise ValueError(f"{section}: {said}: its model declares whole_utterances = true")
+        rounds = self.targets.rounds
+        if rounds > 1 and self.models.teacher.whole_utterances and (said := self.student.chunks):
+            raise ValueError(
+                f"student: {said}: with targets.rounds = {rounds} a teacher learns as the student "
+                "does, and its model declares whole_utterances = true"
+            )
 
 
 def check_ranks(recipe: Recipe, section: str, num_ranks: int) -> None:

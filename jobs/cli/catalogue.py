@@ -27,6 +27,7 @@ from pipeline.runs.names import (
     section_of,
     selection_step,
     sequence_trained,
+    targets_rounds,
     teachers,
 )
 
@@ -89,19 +90,26 @@ def writes_of(
     trained_on: Collection[str] = (),
     has_lattice_targets: bool = False,
     ensemble: int = 1,
+    num_target_rounds: int = 1,
 ) -> tuple[str, ...]:
     """Return where `step` writes manifests.
 
-    There are `num_rounds` of realignment, sMBR trains the models `trained_on` on, and so many
-    teachers are an ensemble. Lattice targets need a graph.
+    There are `num_rounds` of realignment and `num_target_rounds` of targets, sMBR trains the models
+    `trained_on` on, and so many teachers are an ensemble. Lattice targets need a graph.
     """
-    if step == GENERATE_TARGETS and has_lattice_targets:
-        return (TARGETS_GRAPH_STEP, *WRITES[step])
+    first, *later = targets_rounds(num_target_rounds)
+    if step == GENERATE_TARGETS:
+        graph = (TARGETS_GRAPH_STEP,) if has_lattice_targets else ()
+        return (*graph, *(each.targets for each in (first, *later)))
+    if step == REPARTITION:
+        return tuple(each.partitions for each in (first, *later))
     if step == ALIGN:
         return (*alignment_steps(num_rounds), DEV_ALIGNMENT_STEP)
     if step not in TRAINS:
         return WRITES[step]
-    models = teachers(ensemble) if step == TRAIN_TEACHER else (TRAINS[step],)
+    models: tuple[str, ...] = (TRAINS[step],)
+    if step == TRAIN_TEACHER:
+        models = (*teachers(ensemble), *(each.sibling for each in later))
     by_model = ((model_step(model), *sequence_steps(model, trained_on)) for model in models)
     return tuple(chain.from_iterable(by_model))
 

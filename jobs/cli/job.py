@@ -2,20 +2,15 @@
 
 import argparse
 from dataclasses import dataclass, field
-from importlib.resources import files
-from importlib.resources.abc import Traversable
-from pathlib import Path
 
 from infra.cluster import Cluster, load_cluster
 from infra.store.object_store import ObjectStore, join_uri, normalize_uri
 from infra.store.request_counts import TaskTotals
 from infra.torchrun import launched_rank
 from jobs.cli.catalogue import writes_of
-from jobs.cli.parser import Parser
+from jobs.cli.parser import Parser, recipe_path
 from pipeline.runs.names import CORPUS_FOLDER
 from training.recipes import Recipe, read_recipe
-
-RECIPES = files("jobs") / "recipes"  # the code may lie in a zip
 
 
 @dataclass(frozen=True)
@@ -44,6 +39,7 @@ def written_steps(recipe: Recipe, name: str) -> tuple[str, ...]:
         recipe.sequence_training.models,
         has_lattice_targets=recipe.targets.source == "lattice",
         ensemble=recipe.teacher.ensemble,
+        num_target_rounds=recipe.targets.rounds,
     )
 
 
@@ -89,12 +85,3 @@ def open_job(name: str, arguments: argparse.Namespace) -> Job:
     prefixes = cluster.readable(run_uri, corpus_uri)
     store = ObjectStore((*prefixes, *recipe.corpus.audio_prefixes))
     return Job(name, recipe, run_uri, corpus_uri, store, cluster, arguments, launched_rank() == 0)
-
-
-def recipe_path(recipe: str) -> str | Traversable:
-    """Return a recipe's file: the path as given, or one of jobs/recipes by name."""
-    try:
-        ours = RECIPES / f"{recipe}.toml"
-        return ours if ours.is_file() and not Path(recipe).is_file() else recipe
-    except OSError:  # longer than a file's name may be; reading it says so
-        return recipe

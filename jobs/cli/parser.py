@@ -3,6 +3,9 @@
 import argparse
 import math
 import re
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import NoReturn
 
 from infra.ranges import Range, printable
@@ -16,6 +19,8 @@ PLACEMENT_SEED = "--placement-seed"
 AUTO, ON_CPU = "auto", "cpu"
 DEVICE = re.compile(rf"{AUTO}|{ON_CPU}|cuda(:(?P<number>[0-9]{{1,4}}))?")
 """The values of --device."""
+
+RECIPES = files("jobs") / "recipes"  # the code may lie in a zip
 
 
 class Parser(argparse.ArgumentParser):
@@ -101,3 +106,12 @@ def _dev_share(text: str) -> float:
     if not DEV_SHARES.admits(share):
         raise argparse.ArgumentTypeError(f"{printable(text)}: need {DEV_SHARES.need}")
     return share
+
+
+def recipe_path(recipe: str) -> str | Traversable:
+    """Return a recipe's file: the path as given, or one of jobs/recipes by name."""
+    try:
+        ours = RECIPES / f"{recipe}.toml"
+        return ours if ours.is_file() and not Path(recipe).is_file() else recipe
+    except OSError:  # longer than a file's name may be; reading it says so
+        return recipe

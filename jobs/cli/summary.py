@@ -98,8 +98,12 @@ def store_record(job: Job, summary: dict[str, Any], steps: Sequence[str], is_fre
 
 
 def _made(job: Job, steps: Sequence[str]) -> tuple[NamedObject, ...]:
-    """Name the manifests of the steps, and the checkpoints' records, which no manifest names."""
-    uris = [manifest_uri(job.run_uri, step) for step in there_or_needed(job, steps)]
+    """Name the manifests of the steps, and the checkpoints' records, which no manifest names.
+
+    A later round of targets may not be made yet.
+    """
+    there = [step for step in steps if is_finished(job.store, job.run_uri, step)]
+    uris = [manifest_uri(job.run_uri, step) for step in there]
     for step in steps:
         if folder_of(step) == MODELS_FOLDER:
             listed = job.store.list(join_uri(job.run_uri, step, CHECKPOINTS_FOLDER))

@@ -55,6 +55,7 @@ from training.fit.model_specs import (
     aligner_fit,
     baseline_fit,
     sequence_fit,
+    sibling_fits,
     student_fit,
     teacher_fits,
 )
@@ -119,7 +120,8 @@ def plan_run(
     if workload.hours(LABELLED):
         steps.append(_alignment(workload, recipe, cluster_of(ALIGN), calibration))
         steps.append(train(TRAIN_BASELINE, [baseline_fit(recipe)]))
-        steps.append(train(TRAIN_TEACHER, teacher_fits(recipe)))
+        fits = [*teacher_fits(recipe), *sibling_fits(recipe)]
+        steps.append(train(TRAIN_TEACHER, fits))
     steps += [spark(GENERATE_TARGETS, labelling), spark(REPARTITION)]
     steps.append(train(TRAIN_STUDENT, [student_fit(recipe)]))
     if workload.hours(HELDOUT):
@@ -152,7 +154,9 @@ def _evaluation(
     workload: Workload, recipe: Recipe, cluster: Cluster, calibration: Calibration
 ) -> StepPlan:
     """Plan tuning on the development speakers, if any, and the decoding of the held-out ones."""
-    names = evaluated_models(recipe.sequence_training.models, recipe.teacher.ensemble)
+    names = evaluated_models(
+        recipe.sequence_training.models, recipe.teacher.ensemble, recipe.targets.rounds
+    )
     settings = {DEV: num_tuned_settings(recipe), HELDOUT: 1}
     parts = []
     for subset in (each for each in workload.subsets if each.name in settings):
@@ -176,7 +180,9 @@ def _teacher_seconds(
     forward = frames / rate.of(num_parameters(recipe.models.teacher, senones))
     # A device's one server selects the k best once for all of an ensemble, on one core.
     selecting = frames * senones / calibration.core.kbest_logits_per_s
-    return recipe.teacher.ensemble * forward + selecting
+    # In later rounds one sibling labels, where an ensemble may in the first.
+    rounds = recipe.targets.rounds
+    return (recipe.teacher.ensemble + rounds - 1) * forward + rounds * selecting
 
 
 def _forward_seconds(

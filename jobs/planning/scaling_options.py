@@ -9,7 +9,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from infra.configuration import read_file, read_record, read_toml
-from jobs.cli.job import recipe_path
+from jobs.cli.parser import recipe_path
 from jobs.planning.calibration.device_throughput import measure_rank
 from jobs.planning.calibration.throughputs import json_object
 from training.cost_model.calibration import Calibration

@@ -8,17 +8,22 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, takewhile
+from types import MappingProxyType
 from typing import Any
 
+from infra.store.checked_reads import read_checked
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.audit.metadata_record import audio_now, find_record, why_unselected
 from pipeline.audit.search import Hit, in_lines, in_shards, of_task
 from pipeline.records import Quarantined, Utterance
+from pipeline.runs.commit import Commit
+from pipeline.runs.loss_watch import WITHOUT_LATTICE
 from pipeline.runs.manifest import Manifest, Output, manifest_uri, read_manifest, sha256
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
     ALL_SUBSETS,
     BOOTSTRAP_STEP,
+    COMMITS_FOLDER,
     DEV,
     DEV_ALIGNMENT_STEP,
     FEATURES_FOLDER,
@@ -28,19 +33,21 @@ from pipeline.runs.names import (
     MANIFEST_FILE,
     METADATA_FOLDER,
     MODELS_FOLDER,
-    PARTITIONS_STEP,
-    TARGETS_STEP,
     UNLABELLED,
+    TargetsRound,
     earlier_alignment,
     features_step,
     folder_of,
     lattices_step,
     model_step,
     selection_step,
+    targets_rounds,
     task_name,
 )
 from pipeline.steps.repartition import shard_groups
 from pipeline.steps.selection.select import metadata_uri
+
+NO_FACTS: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,23 +130,50 @@ class _Tracer:
         if subset == DEV:
             self._at_step(self._manifest(DEV_ALIGNMENT_STEP), DEV_ALIGNMENT_STEP, task)
         if subset == UNLABELLED:
-            targets = self._manifest(TARGETS_STEP)
-            self._at_step(targets, TARGETS_STEP, task)
-            partitions = self._manifest(PARTITIONS_STEP)
-            size = partitions.config["num_source_shards"] if partitions else 1
-            # Repartition's own rule says in which group of shards the place lies.
-            groups = enumerate(shard_groups(len(features.outputs), size))
-            group = next(number for number, shards in groups if place in shards)
-            self._at_step(partitions, PARTITIONS_STEP, task_name(group))
+            for each in targets_rounds(self._num_target_rounds()):
+                self._follow_round(each, place, len(features.outputs))
 
-    def _at_step(self, manifest: Manifest | None, step: str, task: str) -> Hit | None:
-        """Find the utterance in the outputs of `task`, or else anywhere in the step."""
+    def _follow_round(self, targets_round: TargetsRound, place: int, num_shards: int) -> None:
+        """Follow the utterance of the feature shard at `place` through a round of targets."""
+        targets, task = self._manifest(targets_round.targets), task_name(place)
+        without = self._without_lattice(targets, task)
+        self._at_step(targets, targets_round.targets, task, without)
+        partitions = self._manifest(targets_round.partitions)
+        size = partitions.config["num_source_shards"] if partitions else 1
+        # Repartition's own rule says in which group of shards the place lies.
+        groups = enumerate(shard_groups(num_shards, size))
+        group = next(number for number, shards in groups if place in shards)
+        self._at_step(partitions, targets_round.partitions, task_name(group))
+
+    def _without_lattice(self, targets: Manifest | None, task: str) -> Mapping[str, Any]:
+        """Return why the utterance has the teacher's own targets, if its lattice was asked for."""
+        if targets is None or WITHOUT_LATTICE not in targets.statistics:
+            return {}
+        uri = join_uri(self.run_uri, targets.step, COMMITS_FOLDER, f"{task}.json")
+        commit = read_checked(self.store, uri, Commit.from_bytes)
+        why = commit.statistics.get(WITHOUT_LATTICE, {}).get(self.utterance_id)
+        return {WITHOUT_LATTICE: f"{why['reason']}: {why['detail']}"} if why else {}
+
+    def _num_target_rounds(self) -> int:
+        """Return how many rounds of targets the run has begun: those before the last, and it."""
+        early = (TargetsRound(number, number + 1).targets for number in count(1))
+        is_there = self.store.exists
+        there = takewhile(lambda step: is_there(manifest_uri(self.run_uri, step)), early)
+        return 1 + len(list(there))
+
+    def _at_step(
+        self, manifest: Manifest | None, step: str, task: str, more: Mapping[str, Any] = NO_FACTS
+    ) -> Hit | None:
+        """Find the utterance in the outputs of `task`, or else anywhere in the step.
+
+        `more` is what is known of it besides the hit's facts.
+        """
         if manifest is None:
             self.steps.append(StepTrace(step, "step not finished"))
             return None
         outputs = of_task(manifest.outputs, task)
         if hit := in_shards(self.store, self.run_uri, outputs, self.utterance_id):
-            return self._add(manifest, "written", hit, hit.facts)
+            return self._add(manifest, "written", hit, {**hit.facts, **more})
         if hit := self._in_lines(of_task(manifest.ledgers, task)):
             self._add(manifest, "quarantined", hit, hit.facts)
         elif manifest.unselected.utterances:

@@ -158,22 +158,66 @@ def section_of(model: str) -> str:
     return model.partition("_")[0]
 
 
-def labelling_models(trained_on: Collection[str], ensemble: int) -> tuple[str, ...]:
-    """Return the models whose mean posteriors label the targets.
+@dataclass(frozen=True, slots=True)
+class TargetsRound:
+    """TargetsRound is round `number`, from 1, of `total`: teachers label, then a model learns.
+
+    The last one's targets and partitions have the plain names, as later steps read them.
+    """
+
+    number: int
+    total: int
+
+    @property
+    def targets(self) -> str:
+        """The step of the targets that are made."""
+        return TARGETS_STEP if self.number == self.total else self._early(TARGETS_FOLDER)
+
+    @property
+    def partitions(self) -> str:
+        """The step of the training partitions that are made of them."""
+        return PARTITIONS_STEP if self.number == self.total else self._early(PARTITIONS_FOLDER)
+
+    @property
+    def sibling(self) -> str:
+        """The student's bidirectional sibling: the teacher of this round, from the second on."""
+        assert self.number > 1, "the first round's teachers learn from labelled data alone"
+        return f"{TEACHER}_round_{self.number}"
+
+    def _early(self, folder: str) -> str:
+        return f"{folder}/round_{self.number}"
+
+
+ONLY_ROUND = TargetsRound(1, 1)
+
+
+def targets_rounds(total: int) -> list[TargetsRound]:
+    """Return so many rounds of targets, in order."""
+    return [TargetsRound(number, total) for number in range(1, total + 1)]
+
+
+def labelling_models(
+    trained_on: Collection[str], ensemble: int, targets_round: TargetsRound = ONLY_ROUND
+) -> tuple[str, ...]:
+    """Return the models whose mean posteriors label the targets: the ensemble, or a later sibling.
 
     They are sequence-trained before, as the paper's teacher (003 VII-C4), where the sections
     `trained_on` name it.
     """
-    names = teachers(ensemble)
+    is_first = targets_round.number == 1
+    names = teachers(ensemble) if is_first else (targets_round.sibling,)
     return tuple(map(sequence_trained, names)) if TEACHER in trained_on else names
 
 
-def evaluated_models(trained_on: Collection[str], ensemble: int = 1) -> tuple[str, ...]:
-    """Return the models that are scored: each teacher of an ensemble, too, alone.
+def evaluated_models(
+    trained_on: Collection[str], ensemble: int = 1, num_target_rounds: int = 1
+) -> tuple[str, ...]:
+    """Return the models that are scored: each teacher of an ensemble or a later round, too, alone.
 
     Sequence training trains those of the sections `trained_on` on.
     """
-    names = (BASELINE, *teachers(ensemble), STUDENT)
+    siblings = (each.sibling for each in targets_rounds(num_target_rounds)[1:])
+    names = (BASELINE, *teachers(ensemble), *siblings, STUDENT)
     smbr = (sequence_trained(name) for name in names if section_of(name) in trained_on)
     return (*names, *smbr)
 

@@ -15,7 +15,14 @@ from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, StepContext, once
 from pipeline.runs.manifest import Output, read_manifest, read_output
-from pipeline.runs.names import PARTITIONS_STEP, TARGETS_STEP, UNLABELLED, features_step, task_name
+from pipeline.runs.names import (
+    ONLY_ROUND,
+    TARGETS_STEP,
+    UNLABELLED,
+    TargetsRound,
+    features_step,
+    task_name,
+)
 from pipeline.runs.step import (
     Distribute,
     StepContents,
@@ -60,12 +67,17 @@ class GroupTask:
 
 
 def repartition(
-    store: ObjectStore, run_uri: str, config: RepartitionConfig, distribute: Distribute
+    store: ObjectStore,
+    run_uri: str,
+    config: RepartitionConfig,
+    distribute: Distribute,
+    targets_round: TargetsRound = ONLY_ROUND,
 ) -> StepResult:
     """Write the training partitions of the unlabelled subset, a task for each group of shards."""
+    sources = (features_step(UNLABELLED), targets_round.targets)
 
     def write_partitions(context: StepContext) -> StepContents:
-        extracted, labelled = (read_manifest(store, run_uri, step) for step in SOURCES)
+        extracted, labelled = (read_manifest(store, run_uri, step) for step in sources)
         features, targets = extracted.outputs, labelled.outputs
         groups = shard_groups(len(features), config.num_source_shards)
         names = [task_name(number) for number in range(len(groups))]
@@ -92,7 +104,7 @@ def repartition(
         )
         return run_tasks(context, plan)
 
-    spec = StepSpec(store, run_uri, PARTITIONS_STEP, asdict(config), SOURCES)
+    spec = StepSpec(store, run_uri, targets_round.partitions, asdict(config), sources)
     return run_step(spec, write_partitions)
 
 

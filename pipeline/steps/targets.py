@@ -17,9 +17,10 @@ from pipeline.runs.commit import Commit, Repetition, StepContext, once
 from pipeline.runs.loss_watch import WITHOUT_LATTICE
 from pipeline.runs.manifest import Output, read_manifest, read_output
 from pipeline.runs.names import (
-    TARGETS_STEP,
+    ONLY_ROUND,
     TEACHER,
     UNLABELLED,
+    TargetsRound,
     features_step,
     model_step,
     task_name,
@@ -96,6 +97,7 @@ def generate_targets(
     models: Sequence[str] = (TEACHER,),
     graphs: Sequence[str] = (),
     loss_budget: float = 0.0,
+    targets_round: TargetsRound = ONLY_ROUND,
 ) -> StepResult:
     """Write the unlabelled subset's target shards, in the order of its feature shards.
 
@@ -125,7 +127,7 @@ def generate_targets(
     spec = StepSpec(
         store,
         run_uri,
-        TARGETS_STEP,
+        targets_round.targets,
         plain(config),
         [features, *map(model_step, models), *graphs],
         # Logits differ in their last bits between devices, and with their neighbours in a batch.

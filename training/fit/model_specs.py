@@ -14,10 +14,12 @@ from pipeline.runs.names import (
     STUDENT,
     UNLABELLED,
     RealignmentRound,
+    TargetsRound,
     features_step,
     lattices_step,
     model_step,
     sequence_trained,
+    targets_rounds,
     teachers,
 )
 from training.algorithms.learning_rates import MinRateNewbob, exponential_decay
@@ -218,3 +220,25 @@ def student_fit(recipe: Recipe) -> Fit:
         augmentation=config.augmentation,
         checkpoints=recipe.checkpoints,
     )
+
+
+def sibling_fit(recipe: Recipe, earlier: TargetsRound) -> Fit:
+    """Describe the student's bidirectional sibling, which labels in the round after `earlier`.
+
+    It has the teacher's form and trainer, and learns as the student does, from earlier targets.
+    """
+    sibling = TargetsRound(earlier.number + 1, earlier.total).sibling
+    return replace(
+        student_fit(recipe),
+        name=sibling,
+        model=recipe.models.teacher,
+        unlabelled=earlier.partitions,
+        trainer=recipe.teacher.trainer,
+        # No earlier model of the run is of its form and has learnt from these targets.
+        warm_start="none",
+    )
+
+
+def sibling_fits(recipe: Recipe) -> list[Fit]:
+    """Describe the teachers of all rounds of targets after the first, in order."""
+    return [sibling_fit(recipe, each) for each in targets_rounds(recipe.targets.rounds)[:-1]]

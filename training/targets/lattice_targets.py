@@ -54,10 +54,15 @@ class LatticeTargetsConfig:
 
 @dataclass(frozen=True, slots=True)
 class LabellingConfig(TargetsConfig):
-    """LabellingConfig: targets of the teacher's logits alone, or of its lattices too."""
+    """LabellingConfig: targets of the teacher's logits alone, or of its lattices too.
+
+    In each of the `rounds` after the first, a model of the teacher's form, trained on the targets
+    of the round before as the student is, labels again.
+    """
 
     source: Literal["logits", "lattice"] = field(default="logits", metadata=LATER)
     lattices: LatticeTargetsConfig = field(default=LatticeTargetsConfig(), metadata=LATER)
+    rounds: Annotated[int, Range(1, 5)] = field(default=1, metadata=LATER)
 
     __post_init__ = check_ranges
 

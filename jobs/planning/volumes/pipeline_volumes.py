@@ -41,7 +41,8 @@ OUTPUT_BYTES = 320
 def spark_volumes(workload: Workload, recipe: Recipe) -> dict[str, Volume]:
     """Compute the volumes of the Spark steps, by name, over the subsets that each processes."""
     every = workload.subsets
-    sampled = [each for each in every if each.name == UNLABELLED]
+    # Each round labels and repartitions again.
+    sampled = [each for each in every if each.name == UNLABELLED] * recipe.targets.rounds
     return {
         SELECT_UTTERANCES: sum((selection(workload, each, recipe) for each in every), Volume())
         + comparison(workload, recipe),

@@ -1,19 +1,27 @@
 """Every utterance of a run can be followed from step to step, and none is made up."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.audit.trace import StepTrace, Trace, UnknownUtteranceError, trace
+from pipeline.kbest import KBest, KBestWithoutLattice
 from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest, sha256
 from pipeline.runs.names import DEV_ALIGNMENT_STEP
 from pipeline.shards import read_features, read_partition, read_targets
+from pipeline.splicing import splice
+from pipeline.steps.targets import TargetsConfig, generate_targets
+from tests.four_steps import teacher
+from tests.small_corpus import serially
 from tests.small_run import (
     BAD_AUDIO,
     BAD_METADATA,
+    SEED,
     SUBSET,
     copy_run,
     make_run,
@@ -213,3 +221,32 @@ def test_only_the_shards_that_hold_it_are_read(run: Run, tmp_path: Path) -> None
     for key in others:
         store.delete(join_uri(run_uri, key))
     assert follow(copied, utterance_id)[1] == seen
+
+
+def test_an_utterance_without_a_lattice_says_why(run: Run, tmp_path: Path) -> None:
+    """Its targets are the teacher's own, with reason and detail; other utterances say nothing."""
+    store, run_uri = copy_run(run[1], tmp_path)
+    shutil.rmtree(Path(run_uri) / "targets")
+    chosen, other = sorted(set(selected_ids(store, run_uri)) - {spoilt(store, run_uri)})[:2]
+    (frames,) = [
+        row.features
+        for output in outputs(store, run_uri, "features")
+        for row in read_features(store.get(join_uri(run_uri, output.key)))
+        if row.utterance_id == chosen
+    ]
+
+    def searching(utterances: list[np.ndarray]) -> list[KBest]:
+        return [
+            KBestWithoutLattice(own.senones, own.logits, own.log_z, "search_failed", "too long")
+            if any(np.array_equal(splice(frames, offset), given) for offset in range(3))
+            else own
+            for own, given in zip(teacher(utterances), utterances, strict=True)
+        ]
+
+    generate_targets(
+        store, run_uri, TargetsConfig(4, 100, SEED), searching, serially, loss_budget=0.1
+    )
+    _, seen = follow((store, run_uri), chosen)
+    assert seen["targets"].outcome == "written"
+    assert seen["targets"].facts["without_lattice"] == "search_failed: too long"
+    assert "without_lattice" not in follow((store, run_uri), other)[1]["targets"].facts

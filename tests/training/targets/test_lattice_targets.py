@@ -13,12 +13,10 @@ from infra.configuration import canonical_json
 from infra.store.object_store import ObjectStore
 from pipeline.audit.verify import Expectation, verify_run
 from pipeline.kbest import soft_targets
-from pipeline.records import Tally
-from pipeline.runs.commit import step_context
 from pipeline.runs.ledger import LossBudgetExceededError
-from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest, read_output
-from pipeline.runs.names import TARGETS_GRAPH_STEP, TEACHER, UNLABELLED, features_step
-from pipeline.shards import FeatureRow, TargetRow, read_targets, write_features
+from pipeline.runs.manifest import Manifest, read_manifest, read_output
+from pipeline.runs.names import TARGETS_GRAPH_STEP, TEACHER
+from pipeline.shards import TargetRow, read_targets
 from pipeline.splicing import splice
 from pipeline.steps.targets import TargetsConfig, generate_targets
 from tests.small_corpus import serially
@@ -26,16 +24,19 @@ from tests.training.decoding.toy_language import toy_lexicon
 from tests.training.sequence_training.toy_run import (
     SCALE,
     TREE,
-    finish,
     sentence_row,
-    write_toy_run,
 )
 from tests.training.targets.endless_target_search import failing_search
+from tests.training.targets.unlabelled_toy_run import (
+    BIDIRECTIONAL,
+    SHARDS,
+    unlabelled_rows,
+    write_unlabelled_toy_run,
+)
 from training.decoding import search_process
 from training.decoding.graph.hclg import decoding_graph
 from training.decoding.language_model import witten_bell_arpa
 from training.evaluation.target_graph import build_target_graph
-from training.models.lstm import LstmConfig
 from training.models.store import load_model
 from training.recipes import EvaluationConfig
 from training.sequence_training.lattice_decoder import LatticeBeams, decode_lattice
@@ -52,48 +53,13 @@ K = 6
 CONFIG = TargetsConfig(K, 60, 3)
 EVALUATION = EvaluationConfig(ngram_order=2, acoustic_scale=SCALE, beam=13.0, max_active=100)
 LATTICES = LatticeTargetsConfig(weight=1.0, beam=30.0, lattice_beam=10.0)
-BIDIRECTIONAL = LstmConfig(1, 12, bidirectional=True, look_ahead=0, dropout=0.0)
-SHARDS = ((4, 0), (4, 1), (3, 2))
-"""The sentences of each shard: how many, and from which of the toy run's on."""
-
-
-def unlabelled_rows(shard: int) -> list[FeatureRow]:
-    number, first = SHARDS[shard]
-    sentences = [sentence_row(first + 10, row) for row in range(number)]
-    return [
-        FeatureRow(
-            f"unlabelled-{shard}-{row}",
-            "speaker",
-            each.duration_ms,
-            "2020-01-01",
-            "a.wav",
-            "etag",
-            None,
-            None,
-            each.features,
-        )
-        for row, each in enumerate(sentences)
-    ]
 
 
 @pytest.fixture(scope="module")
 def toy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with a bidirectional teacher, three unlabelled shards, and the graph."""
     folder = tmp_path_factory.mktemp("toy")
-    place = write_toy_run(folder, TEACHER, BIDIRECTIONAL)
-    store, run_uri, _ = place
-    step = features_step(UNLABELLED)
-    moments = read_manifest(store, run_uri, step).statistics["moments"]
-    Path(manifest_uri(run_uri, step)).unlink()
-    context = step_context(store, run_uri, step, {}, {})
-    outputs = []
-    for shard in range(len(SHARDS)):
-        rows = unlabelled_rows(shard)
-        tally = Tally(len(rows), sum(row.duration_ms for row in rows))
-        outputs.append(context.put_output(f"{shard:06d}", ".parquet", write_features(rows), tally))
-    total = sum((output.tally for output in outputs), Tally())
-    finish(*(store, run_uri, step, total, tuple(outputs)), moments=moments)
-    build_target_graph(*place, EVALUATION, LATTICES)
+    build_target_graph(*write_unlabelled_toy_run(folder), EVALUATION, LATTICES)
     return folder
 
 

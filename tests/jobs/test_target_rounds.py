@@ -1,0 +1,155 @@
+"""Rounds of targets: the student's bidirectional sibling labels again, each job as it is due."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from infra.configuration import canonical_json, plain
+from infra.store.object_store import ObjectStore
+from jobs.cli.catalogue import GENERATE_TARGETS, REPARTITION, TRAIN_TEACHER, writes_of
+from jobs.cli.job import open_job, read_recipe, recipe_path
+from jobs.generate_targets import STEP as GENERATE
+from jobs.generate_targets import due_rounds
+from jobs.retry import later_steps
+from jobs.run import launches, num_target_rounds
+from jobs.verify import step_configs
+from pipeline.runs.manifest import Manifest, read_manifest
+from pipeline.runs.names import (
+    STUDENT,
+    TEACHER,
+    UNLABELLED,
+    TargetsRound,
+    evaluated_models,
+    features_step,
+    model_step,
+    sequence_trained,
+    targets_rounds,
+)
+from pipeline.steps.repartition import RepartitionConfig, repartition
+from pipeline.steps.targets import TargetsConfig, generate_targets
+from tests.job_programs import RunJob
+from tests.small_corpus import serially
+from tests.training.targets.unlabelled_toy_run import write_unlabelled_toy_run
+from tests.whole_path.processes import TINY
+from training.fit.model_specs import sibling_fit, student_fit, teacher_fit
+from training.targets.teacher import decode_targets, encode_utterances, serve_teacher
+
+FIRST, LAST = targets_rounds(2)
+ROUNDS = ("--set", "targets.rounds=2", "--set", "student.num_passes=1")
+SIBLING = "teacher_round_2"
+
+
+def make(store: ObjectStore, run_uri: str, targets_round: TargetsRound, model: str) -> Manifest:
+    """Label and repartition in one round, by the server's function in this process."""
+    form = canonical_json(read_recipe(str(TINY)).models.of(model))
+    serve = serve_teacher("cpu", run_uri, "6", form, model)
+
+    def teacher(utterances: list[np.ndarray]) -> list:
+        return decode_targets(serve(encode_utterances(utterances)), 6)
+
+    config = TargetsConfig(6, 60, 3)
+    made = generate_targets(
+        *(store, run_uri, config, teacher, serially, [model]), targets_round=targets_round
+    )
+    parts = RepartitionConfig(1 / 3600, 2, 3)
+    repartition(store, run_uri, parts, serially, targets_round)
+    return made.manifest
+
+
+def test_a_second_round_is_labelled_by_a_model_of_the_first_ones_targets(
+    tmp_path: Path, run_job: RunJob
+) -> None:
+    """Each job does the rounds that are due: the first, then, given again, the next one."""
+    store, run_uri, corpus_uri = write_unlabelled_toy_run(tmp_path)
+    Path(run_uri, model_step(TEACHER), "manifest.json").unlink()
+    options = ("--recipe", str(TINY), "--run", run_uri, "--set", f'corpus.uri="{corpus_uri}"')
+    more = (*options, *ROUNDS, "--json")
+
+    def due() -> list[TargetsRound]:
+        arguments = GENERATE.parser().parse_args([*options, *ROUNDS])
+        return [each for each, _ in due_rounds(open_job(GENERATE.name, arguments))]
+
+    def trained() -> tuple[list[str], str]:
+        done = run_job(TRAIN_TEACHER, *more)
+        assert done.code == 0, done.err
+        answer = json.loads(done.out)
+        return list(answer["manifests"]), answer["status"]
+
+    both = [model_step(TEACHER), model_step(SIBLING)]
+    listed = json.loads(run_job(TRAIN_TEACHER, *more, "--dry-run").out)
+    assert listed["writes"] == dict.fromkeys(both, "missing")
+    assert trained() == (both[:1], "done")
+    assert trained() == (both[:1], "nothing to do")
+    assert due() == [FIRST]
+    first = make(store, run_uri, FIRST, TEACHER)
+    assert due() == [FIRST]
+    assert trained() == (both, "done")
+    assert due() == [FIRST, LAST]
+    assert trained() == (both, "nothing to do")
+    last = make(store, run_uri, LAST, SIBLING)
+    assert (first.step, last.step) == ("targets/round_1", "targets/unlabelled")
+    assert model_step(SIBLING) in last.inputs
+    assert first.tally_out == last.tally_out == last.tally_in
+    assert [each.sha256 for each in first.outputs] != [each.sha256 for each in last.outputs]
+    sibling = read_manifest(store, run_uri, model_step(SIBLING))
+    assert "partitions/round_1" in sibling.inputs
+    assert sibling.config["model"]["bidirectional"]
+    # The student's targets are those of the last round.
+    partitions = read_manifest(store, run_uri, "partitions/unlabelled")
+    assert set(partitions.inputs) == {features_step(UNLABELLED), "targets/unlabelled"}
+    record = json.loads(Path(run_uri, "steps", f"{TRAIN_TEACHER}.json").read_text())
+    named = {each["key"] for each in record["objects"]}
+    assert {f"{step}/manifest.json" for step in both} <= named
+
+
+def test_the_sibling_learns_as_the_student_does() -> None:
+    """Its form and trainer are the teacher's; sub-epochs, rates and data are the student's."""
+    recipe = read_recipe(str(TINY), ["targets.rounds=2"])
+    student, sibling = student_fit(recipe), sibling_fit(recipe, FIRST)
+    assert sibling == replace(
+        student,
+        name=SIBLING,
+        model=recipe.models.teacher,
+        unlabelled="partitions/round_1",
+        trainer=recipe.teacher.trainer,
+    )
+    assert sibling.unlabelled != student.unlabelled
+    assert sibling.model == teacher_fit(recipe).model != student.model
+
+
+def test_jobs_know_the_rounds() -> None:
+    """What they write, score, compare with the recipe and remove; one round is as it was."""
+    assert writes_of(GENERATE_TARGETS, 1, num_target_rounds=3) == (
+        *("targets/round_1", "targets/round_2", "targets/unlabelled"),
+    )
+    assert writes_of(REPARTITION, 1, num_target_rounds=2) == (
+        *("partitions/round_1", "partitions/unlabelled"),
+    )
+    made = writes_of(TRAIN_TEACHER, 1, [TEACHER], num_target_rounds=2)
+    sibling = (model_step(SIBLING), f"lattices/{SIBLING}", model_step(sequence_trained(SIBLING)))
+    assert made[3:] == sibling
+    recipe = read_recipe(str(TINY), ["targets.rounds=2", "sequence_training.teacher=true"])
+    early = {"targets/round_1", "partitions/round_1", *sibling}
+    assert early <= step_configs(recipe, recipe).keys()
+    assert early <= set(later_steps([features_step(UNLABELLED)], 1, (), 1, 2))
+    assert not early & set(later_steps([features_step(UNLABELLED)], 1))
+    assert evaluated_models((), 1, 2) == ("baseline", TEACHER, SIBLING, STUDENT)
+
+
+def test_a_run_repeats_the_jobs_of_a_round() -> None:
+    """Teacher, targets and partitions twice; recipes of one round start as many jobs as before."""
+    one, two = ([each.step for each in launches("data", 2, 2, num_target_rounds=n)] for n in (1, 2))
+    again = [TRAIN_TEACHER, GENERATE_TARGETS, REPARTITION]
+    place = one.index(REPARTITION) + 1
+    assert two == [*one[:place], *again, *one[place:]]
+    assert num_target_rounds("recorded", []) == 1
+    assert num_target_rounds(str(TINY), ["targets.k=3", "targets.rounds=2"]) == 2
+
+
+@pytest.mark.parametrize("name", ["demo", "recorded", "hours_1m"])
+def test_what_was_added_to_targets_changes_no_fingerprint(name: str) -> None:
+    """Sources, weights and rounds at their defaults are not in the settings of the step."""
+    assert plain(read_recipe(recipe_path(name)).targets).keys() == {"k", "request_frames", "seed"}

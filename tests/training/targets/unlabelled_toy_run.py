@@ -1,0 +1,52 @@
+"""Write a toy run whose teacher is trained, with unlabelled sentences in three feature shards."""
+
+from pathlib import Path
+
+from infra.store.object_store import ObjectStore
+from pipeline.records import Tally
+from pipeline.runs.commit import step_context
+from pipeline.runs.manifest import manifest_uri, read_manifest
+from pipeline.runs.names import TEACHER, UNLABELLED, features_step
+from pipeline.shards import FeatureRow, write_features
+from tests.training.sequence_training.toy_run import finish, sentence_row, write_toy_run
+from training.models.lstm import LstmConfig
+
+BIDIRECTIONAL = LstmConfig(1, 12, bidirectional=True, look_ahead=0, dropout=0.0)
+SHARDS = ((4, 0), (4, 1), (3, 2))
+"""The sentences of each shard: how many, and from which of the toy run's on."""
+
+
+def unlabelled_rows(shard: int) -> list[FeatureRow]:
+    number, first = SHARDS[shard]
+    sentences = [sentence_row(first + 10, row) for row in range(number)]
+    return [
+        FeatureRow(
+            f"unlabelled-{shard}-{row}",
+            "speaker",
+            each.duration_ms,
+            "2020-01-01",
+            "a.wav",
+            "etag",
+            None,
+            None,
+            each.features,
+        )
+        for row, each in enumerate(sentences)
+    ]
+
+
+def write_unlabelled_toy_run(folder: Path) -> tuple[ObjectStore, str, str]:
+    """Write it; return the store, the run and the corpus."""
+    store, run_uri, corpus_uri = write_toy_run(folder, TEACHER, BIDIRECTIONAL)
+    step = features_step(UNLABELLED)
+    moments = read_manifest(store, run_uri, step).statistics["moments"]
+    Path(manifest_uri(run_uri, step)).unlink()
+    context = step_context(store, run_uri, step, {}, {})
+    outputs = []
+    for shard in range(len(SHARDS)):
+        rows = unlabelled_rows(shard)
+        tally = Tally(len(rows), sum(row.duration_ms for row in rows))
+        outputs.append(context.put_output(f"{shard:06d}", ".parquet", write_features(rows), tally))
+    total = sum((output.tally for output in outputs), Tally())
+    finish(*(store, run_uri, step, total, tuple(outputs)), moments=moments)
+    return store, run_uri, corpus_uri
