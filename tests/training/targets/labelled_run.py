@@ -15,7 +15,8 @@ from tests.small_corpus import local_store
 from tests.training.decoding.toy_language import LEXICON_TXT
 from training.decoding.bootstrap.hmm import BootstrapConfig
 from training.decoding.senones.tree_growing import TreeConfig
-from training.models.lstm import LstmConfig, LstmModel
+from training.models.lstm import LstmConfig
+from training.models.registry import ModelConfig
 from training.models.store import TrainedModel, store_model
 from training.targets.alignment import read_tree
 from training.targets.bootstrap import bootstrap
@@ -89,11 +90,11 @@ def bootstrapped(place: Place, loss_budget: float = 0.0, **settings: float):
 NETWORK = LstmConfig(1, 16, bidirectional=False, look_ahead=3, dropout=0.0)
 
 
-def store_network(place: Place, name: str) -> None:
+def store_network(place: Place, name: str, form: ModelConfig = NETWORK) -> None:
     """Store an untrained network as one of the run's aligners."""
     store, run_uri, _ = place
     torch.manual_seed(3)
     num_senones = read_tree(store, run_uri).num_senones
-    trained = TrainedModel(LstmModel(NETWORK, num_senones).eval(), torch.zeros(num_senones))
+    trained = TrainedModel(form.make_model(num_senones).eval(), torch.zeros(num_senones))
     spec = StepSpec(store, run_uri, model_step(name), {}, [BOOTSTRAP_STEP])
     run_step(spec, lambda context: store_model(context, trained, Tally(), {}))
