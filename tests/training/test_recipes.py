@@ -7,6 +7,7 @@ import pytest
 
 from infra.configuration import ConfigurationError
 from jobs.cli.job import recipe_path
+from training.models.conformer import ConformerConfig
 from training.recipes import Recipe, read_recipe
 from training.trainers.bmuf import BmufConfig
 from training.trainers.gtc import GtcConfig
@@ -31,6 +32,43 @@ def test_each_trainer_has_settings_of_its_own() -> None:
         BmufConfig(block_size=3),
         HtmConfig(gradient_threshold=2.0, block_size=2, group_size=2),
     ]
+
+
+OWN = 'models.student={name = "factory", factory = "no_such:model", look_ahead = 2, %s}'
+
+
+def test_a_model_without_a_name_is_an_lstm() -> None:
+    """Keys of another architecture need its name; a typing error is named as before."""
+    assert tiny("models.student.name=lstm") == tiny()
+    assert tiny("models.student={name = 'conformer', chunk_frames = 8}").models.student == (
+        ConformerConfig(chunk_frames=8)
+    )
+    # Read without an import: the module may be on other hosts.
+    assert tiny(OWN % "settings.a = 1").models.student.settings == {"a": 1}
+    for override, message in (
+        ("models.student.factory=mine:tdnn", "student: name is missing: need one of 'lstm', 'conf"),
+        ("models.student.num_layer=2", "unknown key num_layer: did you mean num_layers"),
+        ("models.student.name=gmm", "name = 'gmm': need one of 'lstm', 'conformer', 'factory'"),
+        (OWN % "settings.a = [1]", r"settings\.a = \[1\]: need a whole number, or a finite number"),
+        (OWN % "settings.a-b = 1", "settings: key = 'a-b': need 1"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            tiny(override)
+
+
+def test_whole_utterances_refuse_chunks() -> None:
+    """Each section that trains such a model is named, with the setting that makes chunks."""
+    whole = OWN % "whole_utterances = true"
+    without = [whole, "aligner.num_chunked_epochs=0", "baseline.num_chunked_epochs=0"]
+    num_sub_epochs = tiny().student.num_sub_epochs * tiny().student.num_passes
+    for overrides, message in (
+        ([whole], "aligner: num_chunked_epochs = .*: need 0: its model declares whole_utterances"),
+        (without, f"student: num_whole_utterance_sub_epochs = .*: need {num_sub_epochs}"),
+        ([*without, "baseline.schedule=newbob"], "baseline: schedule = 'newbob': need 'exponen"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            tiny(*overrides)
+    tiny(*without, f"student.num_whole_utterance_sub_epochs={num_sub_epochs}")
 
 
 def test_settings_that_are_not_given_are_the_papers() -> None:

@@ -22,11 +22,16 @@ from training.fit.model_specs import Fit
 from training.fit.steps import validation_loss
 from training.fit.train_model import open_dataset
 from training.fit.training_loop import Fitting
-from training.models.lstm import LstmModel
+from training.models.conformer import ConformerConfig
+from training.models.registry import ModelConfig
 from training.tensor_encoding import decode_state, encode_state
 from training.trainers import Trainer
 
 META = torch.device("meta")
+
+
+LSTM = small_fit().model
+CONFORMER = ConformerConfig(num_layers=1, num_units=8, num_heads=2)
 
 
 class Arrival:
@@ -46,7 +51,7 @@ def fitting_on(device: torch.device, folder: Path, what: Fit, group: ProcessGrou
     store, run_uri = ObjectStore((str(folder),)), str(folder)
     labelled = read_manifest(store, run_uri, ALIGNMENT_STEP).outputs
     dataset = open_dataset(what, store, run_uri, labelled, group)
-    model = LstmModel(what.model, NUM_SENONES).to(device)
+    model = what.model.make_model(NUM_SENONES).to(device)
     checkpoints = Checkpointer(store, f"{run_uri}/checkpoints", "fingerprint", group)
     return Fitting(what, model, dataset, checkpoints, group)
 
@@ -59,9 +64,11 @@ def devices(value: Any) -> set[str]:
     return set().union(*map(devices, inner)) if isinstance(inner, list | tuple) else set()
 
 
-@pytest.mark.parametrize("trainer", ["synchronous", "bmuf"])
+@pytest.mark.parametrize(
+    ("trainer", "model"), [("synchronous", CONFORMER), ("synchronous", LSTM), ("bmuf", LSTM)]
+)
 def test_every_tensor_of_a_step_is_on_the_models_device(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainer: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainer: str, model: ModelConfig
 ) -> None:
     """Model, minibatches, losses, gradients, norms, exchanges, optimizer and totals are there.
 
@@ -72,7 +79,7 @@ def test_every_tensor_of_a_step_is_on_the_models_device(
         monkeypatch.setattr(module, "Arrival", Arrival)
     monkeypatch.setattr(Trainer, "_compare", lambda _: None)  # it reads, outside of steps
     write_run(tmp_path)
-    what = small_fit(trainer, student=True, minibatch_frames=2048)
+    what = replace(small_fit(trainer, student=True, minibatch_frames=2048), model=model)
 
     def train(group: ProcessGroup) -> Fitting:
         fitting = fitting_on(META, tmp_path, what, group)
@@ -101,7 +108,7 @@ def test_a_checkpoint_of_the_cpu_is_loaded_to_another_device(name: str) -> None:
     saved: list[bytes] = []
 
     def load_and_save(group: ProcessGroup, device: torch.device) -> set[str]:
-        model = LstmModel(what.model, NUM_SENONES).to(device)
+        model = what.model.make_model(NUM_SENONES).to(device)
         optimizer = what.optimizer.make_optimizer(model.parameters())
         trainer = what.trainer.make_trainer(model, optimizer, group)
         if saved:

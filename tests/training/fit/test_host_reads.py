@@ -26,6 +26,7 @@ from training.fit import train_model, training_loop
 from training.fit.model_specs import Fit
 from training.fit.steps import FrameTotals, RunningTotals, take_steps
 from training.fit.training_loop import Fitting
+from training.models.conformer import ConformerConfig
 from training.recipes import CheckpointConfig
 from training.trainers import trainer
 from training.trainers.replica import comparison
@@ -128,6 +129,10 @@ def bidirectional(what: Fit) -> Fit:
     return replace(what, model=replace(what.model, bidirectional=True, look_ahead=0))
 
 
+def conformer(what: Fit) -> Fit:
+    return replace(what, model=ConformerConfig(num_layers=1, num_units=8, num_heads=2))
+
+
 def with_sgd(what: Fit) -> Fit:
     return replace(what, optimizer=SgdConfig())
 
@@ -140,6 +145,7 @@ def with_optimizer_state(value: OptimizerState, what: Fit) -> Fit:
     ("name", "change"),
     [
         ("synchronous", bidirectional),
+        ("synchronous", conformer),
         ("synchronous", with_sgd),
         ("bmuf", with_sgd),
         ("bmuf", partial(with_optimizer_state, "average")),
@@ -149,7 +155,7 @@ def with_optimizer_state(value: OptimizerState, what: Fit) -> Fit:
 def test_no_step_of_other_fits_waits_either(
     tmp_path: Path, watch: Watch, compared: list[str], name: str, change: Callable[[Fit], Fit]
 ) -> None:
-    """Of a teacher, by SGD, and where blocks average or reset the optimizer's moments."""
+    """Of a teacher, a Conformer, by SGD, where blocks average or reset the optimizer's moments."""
     write_run(tmp_path)
     what = change(small_fit(name, minibatch_frames=32))
     simulate_ranks(2, fit, tmp_path, replace(what, sub_epochs=what.sub_epochs[-2:]))
