@@ -4,12 +4,10 @@ import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pipeline.runs.names import BASELINE
-from pipeline.shards import FeatureRow
 from tests.job_programs import RunJob, Said
 from tests.training.decoding.toy_language import toy_lexicon
 from tests.training.fit import small_fits
@@ -25,12 +23,12 @@ from tests.training.sequence_training.toy_run import (
     write_toy_run,
 )
 from tests.whole_path.processes import TINY
-from training.decoding.decoder import DecoderConfig
-from training.decoding.decoding_settings import DecodingSettings
+from training.decoding.decoder import DecoderConfig, decode
+from training.decoding.graph.hclg import decoding_graph
+from training.decoding.language_model.witten_bell import witten_bell_arpa
 from training.distributed import process_group
 from training.distributed.simulated_group import simulate_ranks
-from training.evaluation.decoding import Graphs, count_errors
-from training.evaluation.language_model import EstimatedModel
+from training.evaluation.word_errors import WordErrors, word_errors
 from training.fit import cuda_graph
 from training.fit.cuda_graph import GradientGraphs, gradients_of
 from training.fit.model_specs import Fit
@@ -40,6 +38,7 @@ from training.models.lstm import LstmConfig
 from training.models.registry import ModelConfig
 from training.models.store import load_model
 from training.recipes import CheckpointConfig
+from training.targets.alignment import log_likelihoods
 from training.targets.lattices import generate_lattices
 
 README = Path(__file__).parents[3] / "training" / "models" / "README.md"
@@ -125,22 +124,13 @@ def test_the_guides_example_recognizes_words(tmp_path: Path, example: FactoryCon
     model = load_model(store, run_uri, BASELINE, example)
     rows = [row for row in rows_of(0) if row.utterance_id != UNREADABLE]
     sentences = [(row.text or "").split() for row in rows]
-    graphs = Graphs(toy_lexicon(), TREE, EstimatedModel(sentences, toy_lexicon(), "witten_bell"))
-    (errors,) = count_errors(
-        [feature_row(row) for row in rows],
-        model,
-        [DecodingSettings(acoustic_scale=SCALE, ngram_order=2)],
-        graphs,
-        DecoderConfig(20.0, 500),
-        "decode",
-    )
-    assert errors["all"].word_error_rate <= 20
-
-
-def feature_row(row: Any) -> FeatureRow:
-    place = {"created_at": "", "audio_uri": "", "audio_etag": "", "placement": None}
-    names = ("utterance_id", "speaker_id", "duration_ms", "text", "features")
-    return FeatureRow(**{name: getattr(row, name) for name in names}, **place)
+    lexicon = toy_lexicon()
+    graph = decoding_graph(lexicon, TREE, witten_bell_arpa(sentences, lexicon.pronunciations, 2))
+    errors = WordErrors()
+    for row, words in zip(rows, sentences, strict=True):
+        (scores,) = log_likelihoods([row], model, SCALE)
+        errors += word_errors(words, decode(graph, scores, DecoderConfig(20.0, 500)))
+    assert errors.word_error_rate <= 20
 
 
 def test_graphs_are_for_models_that_ignore_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
