@@ -42,7 +42,15 @@ def test_as_many_frames_as_fit(num_frames: int, speed: float) -> None:
 
 @pytest.mark.parametrize(
     ("num_frames", "speed", "expected"),
-    [(101, 0.5, 201), (101, 2.0, 51), (101, 1.1, 91), (101, 0.9, 112), (5, 1.1, 5), (4, 0.5, 4)],
+    [
+        (101, 0.5, 201),
+        (101, 2.0, 51),
+        (101, 1.1, 91),
+        (101, 0.9, 112),
+        (5, 1.1, 5),
+        (5, 0.5, 9),
+        (4, 0.5, 4),
+    ],
 )
 def test_counts_by_hand(num_frames: int, speed: float, expected: int) -> None:
     """100 shifts of 10 ms at speed 1.1 are 90.9 shifts, and those have 91 frames."""

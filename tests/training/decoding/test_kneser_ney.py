@@ -15,8 +15,13 @@ from hypothesis import strategies as st
 
 from training.decoding.language_model import kneser_ney_arpa
 from training.decoding.language_model.arpa import read_arpa
-from training.decoding.language_model.kneser_ney import NO_COUNTS, Discounts, discounts_of
-from training.decoding.language_model.ngrams import UNKNOWN
+from training.decoding.language_model.kneser_ney import (
+    NO_COUNTS,
+    Discounts,
+    discounts_of,
+    kneser_ney,
+)
+from training.decoding.language_model.ngrams import UNKNOWN, count_ngrams
 
 VOCABULARY = ["a", "b", "c", "d"]
 Sentences = list[list[str]]
@@ -181,3 +186,17 @@ def test_unknown_words_are_left_types_and_never_predicted() -> None:
     assert all(UNKNOWN not in ngram for ngram in listed)
     total = sum(Arpa(text).probability(("a",), word) for word in [*VOCABULARY, "</s>"])
     assert math.isclose(total, 1, abs_tol=1e-6)
+
+
+def test_a_discount_of_zero_is_no_discount() -> None:
+    """Counts of counts 3, 3, 6, 1 make D2 = 0: all three are then y = 3 / (3 + 2 x 3)."""
+    counts = [1] * 3 + [2] * 3 + [3] * 6 + [4]
+    adjusted = Counter({(str(number),): count for number, count in enumerate(counts)})
+    assert discounts_of(adjusted) == Discounts(1 / 3, 1 / 3, 1 / 3)
+
+
+def test_only_histories_have_back_off_weights() -> None:
+    """Unigrams back off to nothing; and the mark of unknown words is no word of any text."""
+    counts = count_ngrams([["a", "b"], ["a"]], VOCABULARY, 2)
+    assert set(kneser_ney(counts).backoff_weights) == {("<s>",), ("a",), ("b",)}
+    assert UNKNOWN.split() == []

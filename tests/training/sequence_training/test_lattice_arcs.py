@@ -51,3 +51,12 @@ def test_a_path_is_added_once(seed: int) -> None:
     costs = [cost for _, cost in sorted([*before, *added])]
     assert [cost for _, cost in after] == pytest.approx(costs, abs=1e-5)
     assert add_path(lattice, utterance.reference, 1.0) is lattice
+
+
+def test_the_smallest_lattice_is_one_arc() -> None:
+    """Its end is a state of its own, behind both states of the arc."""
+    lattice = make_lattice([LatticeArc(0, 1, 3, 0.5)], 0, {1: 0.25})
+    check_lattice(lattice, "lattice")
+    assert lattice.num_states == 3
+    (path,) = paths_of(lattice)
+    assert (path.senones, path.graph_cost) == ((2,), 0.75)

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.shards import Lattice
 from tests.training.sequence_training.random_lattices import (
     NUM_SENONES,
     paths_of,
@@ -150,3 +151,17 @@ def test_a_weight_beyond_exponents_is_no_overflow() -> None:
     loss.backward()
     assert loss.isfinite()
     assert logits.grad.isfinite().all()
+
+
+def test_every_arc_may_read_a_frame() -> None:
+    """Lattices of others need no arc without frame at their end: the gradient has all cells."""
+    whole = np.array([1, 1], np.int32), np.array([0, 1], np.int32)
+    ends = np.array([0, 0], np.int32), np.array([1, 1], np.int32)
+    lattice = Lattice(*whole, *ends, np.array([1, 2], np.uint16), np.zeros(2, np.float32))
+    utterance = AlignedLattice(lattice, np.array([1]))
+    logits = torch.zeros(1, 1, NUM_SENONES, dtype=torch.float64).requires_grad_()
+    loss = smbr_loss(logits, SmbrBatch.of([utterance], 0, Smbr(1.0, 0.0, UNIFORM)))
+    loss.backward()
+    assert loss.item() == pytest.approx(-0.5)
+    assert logits.grad is not None
+    assert logits.grad[0, 0, :2].tolist() == pytest.approx([0.25, -0.25])

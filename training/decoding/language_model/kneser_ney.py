@@ -36,7 +36,7 @@ NO_COUNTS = Discounts(0.5, 1.0, 1.5)
 
 
 def kneser_ney_arpa(
-    sentences: Iterable[Sequence[str]], vocabulary: Iterable[str], order: int = 3
+    sentences: Iterable[Sequence[str]], vocabulary: Iterable[str], order: int
 ) -> str:
     """Return ARPA text of the n-gram model of `sentences`; after each history P sums to one.
 
