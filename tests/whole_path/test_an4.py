@@ -20,6 +20,7 @@ from jobs.planning.volumes.workload import planned_workload
 from jobs.verify import step_configs
 from pipeline.audit.verify import Expectation, Verification, verify_run
 from pipeline.runs.ledger import ledger_reasons
+from pipeline.runs.manifest import read_manifest
 from pipeline.runs.names import ALL_SUBSETS
 from tests.job_programs import RunJob
 from tests.jobs.planning.test_throughputs import CALIBRATION
@@ -27,6 +28,7 @@ from tests.whole_path.manifests import manifest_bytes, require_balance
 from tests.whole_path.processes import TINY, left_behind, run_all_steps, run_step
 from tests.whole_path.reduced_an4 import write_reduced_an4
 from tests.whole_path.run_damage import flipped, folders, kinds, replaced
+from training.evaluation.utterance_errors import read_errors
 from training.recipes import read_recipe
 
 pytestmark = pytest.mark.timeout(1200)
@@ -86,6 +88,28 @@ def test_the_report_has_the_documented_shape(whole: WholeRun) -> None:
     table = re.search(r"^baseline +([0-9.]+)$", whole.output, re.MULTILINE)
     assert table is not None
     assert float(table[1]) == pytest.approx(baseline, abs=0.05)
+
+
+def test_every_heldout_utterance_is_kept(whole: WholeRun) -> None:
+    """The files of errors, hypotheses and references have all of them, and add up to the scores."""
+    report, folder = whole.report(), whole.folder
+    heldout = [
+        json.loads(line)["utterance_id"]
+        for output in read_manifest(whole.store, str(folder), "selection/heldout").outputs
+        for line in (folder / output.key).read_text().splitlines()
+    ]
+    kept = {name: (folder / key).read_bytes() for name, key in report["files"].items()}
+    by_utterance = read_errors(kept["errors.jsonl"])
+    assert sorted(each.utterance_id for each in by_utterance) == sorted(heldout)
+    for model in MODELS:
+        assert len(kept[f"{model}.trn"].splitlines()) == len(heldout)
+        errors = sum(each.errors[model].errors for each in by_utterance)
+        counts = report["word_errors"][model]["all"]
+        assert errors == sum(counts[name] for name in ("substitutions", "insertions", "deletions"))
+        assert errors == sum(each["errors"][model] for each in report["speakers"].values())
+    pooled = report["statistics"]["pooled"]
+    assert pooled["num_speakers"] == len({each.speaker_id for each in by_utterance})
+    assert pooled["wer"]["student"]["value"] == pytest.approx(report["wer"]["student"]["all"])
 
 
 def test_the_page_needs_nothing_but_itself(whole: WholeRun) -> None:
