@@ -1,0 +1,79 @@
+"""Planned costs of an ensemble of teachers, and of targets at all offsets."""
+
+from pathlib import Path
+
+import pytest
+
+from infra.cluster import load_cluster
+from jobs.planning.run_plan import RunPlan, plan_run
+from jobs.planning.step_plan import StepPlan
+from jobs.planning.volumes.shard_sizes import partition_bytes, target_bytes
+from jobs.planning.volumes.workload import planned_workload
+from pipeline.shards import (
+    KBestAtAllOffsets,
+    PartitionRow,
+    TargetRow,
+    write_partition,
+    write_targets,
+)
+from tests.jobs.planning.test_throughputs import CALIBRATION
+from tests.training.data.partition_rows import row_at_all_offsets
+from training.recipes import read_recipe
+
+RECIPE = Path(__file__).parents[3] / "jobs" / "recipes" / "hours_1m.toml"
+
+
+def planned(*overrides: str) -> dict[str, StepPlan]:
+    recipe = read_recipe(str(RECIPE), overrides)
+    workload = planned_workload(1e4, 70)
+    plan: RunPlan = plan_run(workload, recipe, CALIBRATION, load_cluster)
+    return {step.step: step for step in plan.steps}
+
+
+def test_all_offsets_cost_three_times_the_labelling() -> None:
+    """Teacher, selection and target bytes thrice; partitions a third more; nothing else changes."""
+    one, every = planned(), planned("targets.offsets=all")
+    labelled, more = one["generate_targets"], every["generate_targets"]
+    assert more.device_seconds == pytest.approx(3 * labelled.device_seconds)
+    assert more.volume.bytes_written == pytest.approx(3 * labelled.volume.bytes_written, rel=0.01)
+    assert more.volume.bytes_read == labelled.volume.bytes_read
+    assert more.volume.requests == labelled.volume.requests
+    kept = one["repartition"].volume.bytes_written, every["repartition"].volume.bytes_written
+    assert kept[1] / kept[0] == pytest.approx((384 + 3 * 82) / (384 + 82), rel=0.02)
+    student = one["train_student"], every["train_student"]
+    assert student[0].device_seconds == student[1].device_seconds
+    # The paper's recipe makes one pass over the partitions.
+    more_read = student[1].volume.bytes_read - student[0].volume.bytes_read
+    assert more_read == pytest.approx(kept[1] - kept[0], rel=1e-3)
+    for step in one.keys() - {"generate_targets", "repartition", "train_student"}:
+        assert one[step] == every[step]
+
+
+@pytest.mark.parametrize("smbr", [(), ("sequence_training.teacher=true",)])
+def test_an_ensemble_costs_a_teacher_a_member(smbr: tuple[str, ...]) -> None:
+    """Its trainings follow one another, also by sMBR; each labels, and one selection follows."""
+    one, three = planned(*smbr), planned(*smbr, "teacher.ensemble=3")
+    trained = one["train_teacher"], three["train_teacher"]
+    assert trained[1].device_seconds == pytest.approx(3 * trained[0].device_seconds)
+    assert trained[1].volume.bytes_written == pytest.approx(3 * trained[0].volume.bytes_written)
+    labelled = one["generate_targets"], three["generate_targets"]
+    logits = labelled[0].volume.work.kbest_logits
+    selecting = logits / CALIBRATION.core.kbest_logits_per_s
+    forward = labelled[0].device_seconds - selecting
+    assert labelled[1].device_seconds == pytest.approx(3 * forward + selecting)
+    assert labelled[1].volume == labelled[0].volume
+    assert one["train_student"] == three["train_student"]
+
+
+def test_bytes_at_all_offsets_are_those_of_shards() -> None:
+    """Within 5 % of what is written for utterances of 4 to 13 s."""
+    rows: list[PartitionRow] = [row_at_all_offsets(n, 400 + 37 * n) for n in range(25)]
+    hours = sum(len(row.features) + 2 for row in rows) / 360_000
+    targets = []
+    for row in rows:
+        assert isinstance(row.targets, KBestAtAllOffsets)
+        targets.append(TargetRow(row.utterance_id, row.offset, row.targets))
+    counts = hours, len(rows), 1
+    written = len(write_targets(targets)), len(write_partition(rows))
+    assert target_bytes(*counts, 4, "all") == pytest.approx(written[0], rel=0.05)
+    assert partition_bytes(*counts, 4, "float16", "all") == pytest.approx(written[1], rel=0.05)
