@@ -17,7 +17,7 @@ from jobs.run import launches
 from jobs.synthesis.corpus import synthesize
 from jobs.synthesis.plan import SynthesisConfig
 from pipeline.kbest import KBest
-from pipeline.runs.names import SUBSETS
+from pipeline.runs.names import SUBSETS, model_step, teachers
 from pipeline.steps.features import extract_features
 from pipeline.steps.repartition import repartition
 from pipeline.steps.selection.select import metadata_uri, select_utterances
@@ -30,6 +30,9 @@ from training.recipes import read_recipe
 from training.targets.teacher import decode_targets, encode_utterances, serve_teacher
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.cluster]
+
+SETTINGS = ("teacher.ensemble=2", "targets.offsets=all", "student.num_passes=2")
+"""By --set: two teachers label at all offsets, and the student's second pass reads the next."""
 
 PLACEMENTS = ["DP1", "DP2", "DP3", "DP4", "DP5"]
 OTHER_SETTINGS = ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3")
@@ -76,8 +79,9 @@ def whole(
         for name in OTHER_SETTINGS:
             inherited.pop(name, None)
         ranks = ("--supervised-ranks", "1", "--student-ranks", "2")
-        done = run_all_steps(uri, kaldi_dir, inherited, *ranks)
-        yield WholeRun(uri, kaldi_dir, inherited, ranks, done.stdout + done.stderr)
+        options = (*ranks, *(part for each in SETTINGS for part in ("--set", each)))
+        done = run_all_steps(uri, kaldi_dir, inherited, *options)
+        yield WholeRun(uri, kaldi_dir, inherited, options, done.stdout + done.stderr)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +109,8 @@ def require_same(whole: WholeRun, local: tuple[ObjectStore, str], steps: set[str
 def test_the_table_has_the_five_placements(whole: WholeRun) -> None:
     """As 003's Table II, it has word error rates and their reduction at DP1 to DP5."""
     report = json.loads(whole.store.get(join_uri(whole.uri, "report", "report.json")))
-    assert sorted(report["wer"]) == ["baseline", "student", "teacher"]
+    assert sorted(report["wer"]) == ["baseline", "student", "teacher", "teacher_2"]
+    assert (report["targets"]["num_teachers"], report["targets"]["offsets"]) == (2, "all")
     for rates in report["wer"].values():
         assert sorted(rates) == PLACEMENTS
     assert set(report["werr"]) <= set(PLACEMENTS)
@@ -141,17 +146,18 @@ def test_targets_and_partitions_do_not_depend_on_the_place(
 ) -> None:
     """The teacher in this process and a plain loop give the bytes of its servers and Spark."""
     store, run_uri = local
-    for found in whole.store.list(join_uri(whole.uri, "models/teacher")):
-        store.put(found.uri.replace(whole.uri, run_uri), whole.store.get(found.uri))
-    recipe = read_recipe(str(TINY))
-    label = serve_teacher(
-        "cpu", run_uri, str(recipe.targets.k), canonical_json(recipe.models.teacher)
-    )
+    recipe = read_recipe(str(TINY), SETTINGS)
+    names = teachers(recipe.teacher.ensemble)
+    for folder in map(model_step, names):
+        for found in whole.store.list(join_uri(whole.uri, folder)):
+            store.put(found.uri.replace(whole.uri, run_uri), whole.store.get(found.uri))
+    form = canonical_json(recipe.models.teacher)
+    label = serve_teacher("cpu", run_uri, str(recipe.targets.k), form, ",".join(names))
 
     def teacher(utterances: list) -> list[KBest]:
         return decode_targets(label(encode_utterances(utterances)), recipe.targets.k)
 
-    generate_targets(store, run_uri, recipe.targets, teacher, serially)
+    generate_targets(store, run_uri, recipe.targets, teacher, serially, names)
     repartition(store, run_uri, recipe.partitions, serially)
     require_same(whole, local, {"targets/unlabelled", "partitions/unlabelled"})
 

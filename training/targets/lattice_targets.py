@@ -10,7 +10,7 @@ from functools import lru_cache, partial
 from typing import Annotated, Literal
 
 import numpy as np
-from jaxtyping import Float, Float32
+from jaxtyping import Float32
 from scipy.special import log_softmax
 
 from infra.configuration import LATER
@@ -141,7 +141,7 @@ def serve_logits(device: str, run_uri: str, form: str, models: str) -> Callable[
     return lambda payload: encode_logits(teacher(decode_utterances(payload)))
 
 
-def encode_logits(logits: Sequence[Float[np.ndarray, "_frames senones"]]) -> bytes:
+def encode_logits(logits: Sequence[Float32[np.ndarray, "_frames senones"]]) -> bytes:
     """Encode the number of utterances, their frame counts, their logits."""
     counts = np.array([len(logits), *map(len, logits)], "<u4")
     return b"".join([counts.tobytes(), *(rows.astype("<f4").tobytes() for rows in logits)])

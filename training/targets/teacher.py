@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32
+from jaxtyping import Float32
 
 from infra.devices.device_pool import DevicePool
 from infra.store.object_store import ObjectStore, join_uri
@@ -35,7 +35,7 @@ class PooledTeacher:
 def load_teacher(
     device: str, run_uri: str, form: str, models: str
 ) -> Callable[
-    [list[Float32[np.ndarray, "_frames 192"]]], list[Float[np.ndarray, "_frames senones"]]
+    [list[Float32[np.ndarray, "_frames 192"]]], list[Float32[np.ndarray, "_frames senones"]]
 ]:
     """Load a run's teacher onto `device`, and return the function from utterances to its logits.
 
@@ -50,7 +50,7 @@ def load_teacher(
 
     def score(
         utterances: list[Float32[np.ndarray, "_frames 192"]],
-    ) -> list[Float[np.ndarray, "_frames senones"]]:
+    ) -> list[Float32[np.ndarray, "_frames senones"]]:
         given = [torch.from_numpy(frames).to(place) for frames in utterances]
         return [rows.cpu().numpy() for rows in ensemble_logits(members, given)]
 
