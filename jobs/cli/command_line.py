@@ -18,7 +18,7 @@ from infra.spark.standard_error import separate_standard_error
 from infra.store.object_store import StoreError
 from infra.store.request_counts import REQUESTS
 from jobs.cli.catalogue import WRITES
-from jobs.cli.job import Job, job_parser, open_job, written_steps
+from jobs.cli.job import Job, job_parser, open_job, read_steps, written_steps
 from jobs.cli.summary import describe, describe_dry_run, dry_run_summary, store_record, tallies
 from pipeline.runs.ledger import LossBudgetExceededError
 from pipeline.runs.step import StepResult
@@ -63,7 +63,8 @@ class Step:
         """Run the step; store its record in the run."""
         writes = written_steps(job.recipe, self.name)
         if job.arguments.dry_run:
-            summary = dry_run_summary(job, self.reads, writes)
+            reads = read_steps(job.recipe, self.name, self.reads)
+            summary = dry_run_summary(job, reads, writes)
             return Answer(True, describe_dry_run(summary), summary)
         started, before = time.monotonic(), REQUESTS.total()
         results = self.run(job)

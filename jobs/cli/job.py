@@ -1,15 +1,22 @@
 """Open a job: parse its arguments, read its recipe and cluster, confine its store."""
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from infra.cluster import Cluster, load_cluster
 from infra.store.object_store import ObjectStore, join_uri, normalize_uri
 from infra.store.request_counts import TaskTotals
 from infra.torchrun import launched_rank
-from jobs.cli.catalogue import writes_of
+from jobs.cli.catalogue import EVALUATE, GENERATE_TARGETS, REPORT, writes_of
 from jobs.cli.parser import Parser, recipe_path
-from pipeline.runs.names import CORPUS_FOLDER
+from pipeline.runs.names import (
+    CORPUS_FOLDER,
+    EVALUATED_MODELS,
+    evaluated_models,
+    labelling_models,
+    model_step,
+)
 from training.recipes import Recipe, read_recipe
 
 
@@ -41,6 +48,23 @@ def written_steps(recipe: Recipe, name: str) -> tuple[str, ...]:
         ensemble=recipe.teacher.ensemble,
         num_target_rounds=recipe.targets.rounds,
     )
+
+
+def read_steps(recipe: Recipe, name: str, reads: Sequence[str]) -> tuple[str, ...]:
+    """Return the steps whose manifests the job `name` reads, of which a recipe decides the models.
+
+    `reads` are those that it reads under a recipe of one teacher, without sequence training.
+    """
+    trained_on, ensemble = recipe.sequence_training.models, recipe.teacher.ensemble
+    models = {
+        GENERATE_TARGETS: labelling_models(trained_on, ensemble),
+        EVALUATE: evaluated_models(trained_on, ensemble),
+        REPORT: evaluated_models(trained_on, ensemble),
+    }
+    if name not in models:
+        return tuple(reads)
+    plain = {model_step(model) for model in EVALUATED_MODELS}
+    return (*(s for s in reads if s not in plain), *map(model_step, models[name]))
 
 
 def job_parser(name: str, description: str, exit_codes: str) -> argparse.ArgumentParser:

@@ -73,6 +73,23 @@ def test_a_single_teacher_grows_to_an_ensemble(options: tuple[str, ...], run_job
     assert len(set(outputs)) == len(ALL)
     again = json.loads(run_job("train_teacher", *more, "--json").out)
     assert again["status"] == "nothing to do"
+    killed = Path(options[3]) / TWO[1] / "manifest.json"
+    stored = killed.read_bytes()
+    killed.unlink()
+    resumed = json.loads(run_job("train_teacher", *more, "--json").out)
+    assert (resumed["status"], killed.read_bytes()) == ("done", stored)
+
+
+@pytest.mark.parametrize("job", ["generate_targets", "evaluate"])
+def test_a_dry_run_lists_the_models_that_a_job_reads(
+    options: tuple[str, ...], run_job: RunJob, job: str
+) -> None:
+    """Those that label are trained on before; all of them are scored."""
+    said = json.loads(run_job(job, *options, *ENSEMBLE, *SMBR, "--dry-run", "--json").out)
+    found = {name for name in said["reads"] if name.startswith("models/")}
+    models = labelling_models if job == "generate_targets" else evaluated_models
+    assert found == set(map(model_step, models([TEACHER], 2)))
+    assert set(json.loads(run_job(job, *options, "--dry-run", "--json").out)["reads"]) >= {ONE}
 
 
 def test_a_teacher_of_an_ensemble_is_a_single_one_of_its_seed() -> None:

@@ -31,8 +31,8 @@ from training.targets.teacher import decode_targets, encode_utterances, serve_te
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.cluster]
 
-SETTINGS = ("teacher.ensemble=2", "targets.offsets=all", "student.num_passes=2")
-"""By --set: two teachers label at all offsets, and the student's second pass reads the next."""
+SETTINGS = ("teacher.ensemble=2", "targets.offsets=all", "student.num_passes=3")
+"""By --set: two teachers label at all offsets, of which each pass of the student reads one."""
 
 PLACEMENTS = ["DP1", "DP2", "DP3", "DP4", "DP5"]
 OTHER_SETTINGS = ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3")
@@ -110,7 +110,10 @@ def test_the_table_has_the_five_placements(whole: WholeRun) -> None:
     """As 003's Table II, it has word error rates and their reduction at DP1 to DP5."""
     report = json.loads(whole.store.get(join_uri(whole.uri, "report", "report.json")))
     assert sorted(report["wer"]) == ["baseline", "student", "teacher", "teacher_2"]
-    assert (report["targets"]["num_teachers"], report["targets"]["offsets"]) == (2, "all")
+    targets, curve = report["targets"], report["curves"]["student"]
+    assert (targets["num_teachers"], targets["offsets"]) == (2, "all")
+    read = sum(point["num_frames"] for point in curve if not point["labelled"])
+    assert read == targets["num_frames"]
     for rates in report["wer"].values():
         assert sorted(rates) == PLACEMENTS
     assert set(report["werr"]) <= set(PLACEMENTS)

@@ -80,7 +80,7 @@ def world(dataset: Dataset, sub_epoch: SubEpoch, index: int, size: int) -> list[
     return [each.plan(sub_epoch, index) for each in ranks]
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=8)
 @given(
     st.lists(st.one_of(st.integers(0, 7), st.integers(8, 140)), min_size=1, max_size=5),
     st.booleans(),
@@ -143,7 +143,7 @@ def test_a_pass_is_the_same_on_any_ranks_and_from_any_minibatch(tmp_path: Path) 
     assert counts[0] == counts[1] == counts[2]
 
 
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=5)
 @given(st.integers(0, 2), st.integers(0, 30), st.sampled_from([(1.0,), (0.9, 1.0, 1.1), (0.5,)]))
 def test_planned_lengths_are_read_lengths_at_every_offset(offset, index, speed) -> None:
     """Also where utterances change their speed, and with it their number of low-rate frames."""
