@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from infra.cluster import Cluster, load_cluster
 from infra.store.object_store import ObjectStore, join_uri, normalize_uri
@@ -16,6 +17,7 @@ from pipeline.runs.names import (
     evaluated_models,
     labelling_models,
     model_step,
+    targets_rounds,
 )
 from training.recipes import Recipe, read_recipe
 
@@ -55,11 +57,14 @@ def read_steps(recipe: Recipe, name: str, reads: Sequence[str]) -> tuple[str, ..
 
     `reads` are those that it reads under a recipe of one teacher, without sequence training.
     """
-    trained_on, ensemble = recipe.sequence_training.models, recipe.teacher.ensemble
+    trained = recipe.sequence_training.models, recipe.teacher.ensemble
+    rounds = recipe.targets.rounds
+    scored = evaluated_models(*trained, rounds)
+    labelling = (labelling_models(*trained, each) for each in targets_rounds(rounds))
     models = {
-        GENERATE_TARGETS: labelling_models(trained_on, ensemble),
-        EVALUATE: evaluated_models(trained_on, ensemble),
-        REPORT: evaluated_models(trained_on, ensemble),
+        GENERATE_TARGETS: tuple(chain.from_iterable(labelling)),
+        EVALUATE: scored,
+        REPORT: scored,
     }
     if name not in models:
         return tuple(reads)
