@@ -11,11 +11,12 @@ import pytest
 from infra.configuration import ConfigurationError
 from infra.store.object_store import ObjectStore
 from jobs import plan as job
+from jobs.cli.catalogue import EVALUATE
 from jobs.planning.calibration.throughputs import HERE, read_calibration
 from jobs.planning.plan_table import LINE_WIDTH, aligned, count, dollars, duration, size
 from jobs.planning.stored_plan import stored_calibration
 from tests.job_programs import RunJob
-from tests.jobs.planning.test_throughputs import CALIBRATION
+from tests.jobs.planning.test_throughputs import CALIBRATION, PLANNED
 from training.models.registry import num_parameters
 from training.recipes import read_recipe
 
@@ -46,17 +47,7 @@ def test_the_table_answers_the_users_questions(
     made, takes = shown.split("\n\n")[1:3]
     for table in (made, takes):
         lines = table.splitlines()
-        assert [line.split()[0] for line in lines[1:10]] == [
-            "select_utterances",
-            "extract_features",
-            "align",
-            "train_baseline",
-            "train_teacher",
-            "generate_targets",
-            "repartition",
-            "train_student",
-            "evaluate",
-        ]
+        assert [line.split()[0] for line in lines[1:10]] == [*PLANNED, EVALUATE]
     assert made.splitlines()[0].split() == [
         *("step", "tasks", "objects", "GET", "PUT", "LIST", "requests", "read", "written")
     ]

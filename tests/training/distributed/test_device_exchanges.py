@@ -8,7 +8,13 @@ import pytest
 import torch.distributed as dist
 
 from tests.training.distributed.rank_processes import NUM_RANKS, Train, WaitForDevice, World
-from tests.training.distributed.test_failure_detector import PATIENCE_S, SILENT, Case, require_named
+from tests.training.distributed.test_failure_detector import (
+    PATIENCE_S,
+    SILENT,
+    Case,
+    open_worlds,
+    require_named,
+)
 from training.distributed.failures.failure_detector import FailureDetector
 from training.distributed.rendezvous import rendezvous
 
@@ -24,19 +30,8 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def worlds() -> Iterator[dict[str, World]]:
-    """Start a world for each case, all at once."""
-    started = {}
-    try:
-        for name, case in CASES.items():
-            started[name] = world = World(case.scenario, case.time_limit_s, on_devices=True)
-            world.wait_for_training()
-            if case.sent_signal is not None:
-                time.sleep(1.5)  # a rank's first beat tells that it lives
-                world.send_signal(case.victim, case.sent_signal)
-        yield started
-    finally:
-        for world in started.values():
-            world.close()
+    """A signal comes after a rank's first beat, by which it is known to live."""
+    yield from open_worlds(CASES, lambda: 1.5, on_devices=True)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -3,7 +3,7 @@
 import random
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import pytest
@@ -58,21 +58,30 @@ CASES = {  # the long ones begin first
 }
 
 
-@pytest.fixture(scope="module")
-def worlds() -> Iterator[dict[str, World]]:
-    """Start a world for each case, all at once; the fault comes at a random moment of training."""
-    moments, started = random.Random(0), {}
+def open_worlds(
+    cases: Mapping[str, Case], pause_s: Callable[[], float], *, on_devices: bool = False
+) -> Iterator[dict[str, World]]:
+    """Start a world for each case, all at once; its signal comes a pause after training begins."""
+    started = {}
     try:
-        for name, case in CASES.items():
-            started[name] = world = World(case.scenario, case.time_limit_s, case.holds_store)
+        for name, case in cases.items():
+            limits = case.time_limit_s, case.holds_store
+            started[name] = world = World(case.scenario, *limits, on_devices)
             world.wait_for_training()
-            time.sleep(moments.uniform(0, 0.05))
             if case.sent_signal is not None:
+                time.sleep(pause_s())
                 world.send_signal(case.victim, case.sent_signal)
         yield started
     finally:
         for world in started.values():
             world.close()
+
+
+@pytest.fixture(scope="module")
+def worlds() -> Iterator[dict[str, World]]:
+    """The fault comes at a random moment of training."""
+    moments = random.Random(0)
+    yield from open_worlds(CASES, lambda: moments.uniform(0, 0.05))
 
 
 @pytest.mark.parametrize("name", CASES)

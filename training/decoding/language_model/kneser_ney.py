@@ -38,11 +38,7 @@ NO_COUNTS = Discounts(0.5, 1.0, 1.5)
 def kneser_ney_arpa(
     sentences: Iterable[Sequence[str]], vocabulary: Iterable[str], order: int
 ) -> str:
-    """Return ARPA text of the n-gram model of `sentences`; after each history P sums to one.
-
-    Words of `vocabulary` that never occur share the unigrams' unseen mass. Raises ValueError for
-    words outside it, and for no sentences.
-    """
+    """Return ARPA text of the n-gram model of `sentences`; words and errors as Witten-Bell's."""
     return write_arpa(kneser_ney(count_ngrams(sentences, vocabulary, order)))
 
 
