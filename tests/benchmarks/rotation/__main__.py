@@ -22,11 +22,12 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from infra.configuration import canonical_json, plain
 from jobs.cli.catalogue import TRAIN_BASELINE
 from pipeline.runs.names import BASELINE, STUDENT, TEACHER, sequence_trained
 from tests.benchmarks.rotation.folds import NUM_FOLDS, Corpus, Fold, fold_of
@@ -62,12 +63,14 @@ class Experiment:
     folder: Path
     overrides: tuple[str, ...]
     placements: tuple[str, ...]
+    is_resumed: bool = False
 
     def lane(self, name: str, steps: Sequence[str], *overrides: str) -> Lane:
         """Return a lane of the run `name`, with overrides of its own before those given."""
         every = (*overrides, *self.overrides)
         data = self.folder / f"{name}_data"
-        return Lane(self.folder / name, data, steps, RECIPE, every, self.placements)
+        run = self.folder / name
+        return Lane(run, data, steps, RECIPE, every, self.placements, self.is_resumed)
 
     def recipe(self, *overrides: str) -> Recipe:
         """Return the recipe with the overrides."""
@@ -200,6 +203,7 @@ def main() -> None:
     experiment.write_data()
     if arguments.reuse:
         take_over(experiment, arguments.out / arguments.reuse / name, arguments.again)
+    experiment = replace(experiment, is_resumed=begun_before(experiment))
     (train_supervised if arguments.supervised else train)(experiment)
     found = list(scorings(experiment, arguments.supervised))
     score_all(found)
@@ -220,9 +224,21 @@ def main() -> None:
 
 def take_over(experiment: Experiment, source: Path, again: str | None) -> None:
     """Link what another label finished before the step `again`, baseline and oracle too."""
-    step, recipe = again or TRAIN_BASELINE, experiment.recipe()
-    link_run(source / "run", experiment.folder / "run", recipe, step)
-    link_run(source / ORACLE, experiment.folder / ORACLE, recipe, step)
+    step = again or TRAIN_BASELINE
+    link_run(source / "run", experiment.folder / "run", step)
+    link_run(source / ORACLE, experiment.folder / ORACLE, step)
+
+
+def begun_before(experiment: Experiment) -> bool:
+    """Return whether the fold was begun with these settings; exit if it was with others."""
+    settings = canonical_json(plain(experiment.recipe()))
+    begun = experiment.folder / "settings.json"
+    if not begun.exists():
+        begun.write_text(settings)
+        return False
+    if begun.read_text() != settings:
+        sys.exit(f"{begun}: was begun with another recipe: give another --label")
+    return True
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
+from infra.store.object_store import ObjectStore
 from jobs.cli.catalogue import (
     ALIGN,
     EXTRACT_FEATURES,
@@ -21,9 +22,12 @@ from jobs.cli.catalogue import (
     writes_of,
 )
 from jobs.run import launches, run_steps
-from training.recipes import Recipe
+from pipeline.runs.manifest import is_finished
+from pipeline.runs.names import EVALUATED_MODELS
+from training.recipes import read_recipe
 
 NUM_LANES = 2
+MAX_ROUNDS, MAX_TEACHERS = 20, 20
 DATA_STEPS = (INGEST, SELECT_UTTERANCES, EXTRACT_FEATURES, ALIGN)
 STUDENT_STEPS = (TRAIN_TEACHER, GENERATE_TARGETS, REPARTITION, TRAIN_STUDENT)
 BASELINE_STEPS = (TRAIN_BASELINE,)
@@ -36,7 +40,10 @@ class StepFailedError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Lane: some steps of one run, its recipe, and ingest's arguments for placements."""
+    """Lane: some steps of one run, its recipe, and ingest's arguments for placements.
+
+    Of a run that is resumed with the settings that it began with, finished steps are not started.
+    """
 
     run: Path
     kaldi_dir: Path
@@ -44,11 +51,12 @@ class Lane:
     recipe: Path
     overrides: Sequence[str]
     placements: Sequence[str] = ()
+    is_resumed: bool = False
 
     @property
     def log(self) -> Path:
         """Return the file that all output is appended to."""
-        return self.run.with_suffix(".log")
+        return self.run.with_name(f"{self.run.name}-{self.steps[-1]}.log")
 
 
 def run_lanes(lanes: Sequence[Lane]) -> None:
@@ -66,14 +74,36 @@ def _run_lane(lane: Lane) -> int:
             os.dup2(log.fileno(), descriptor)
         # One rank a model: two lanes fill two cores, and no rank waits for another.
         every = launches(str(lane.kaldi_dir), 1, 1, "cpu", lane.placements)
-        chosen = [each for each in every if each.step in lane.steps]
+        chosen = [
+            each for each in every if each.step in lane.steps and not _is_done(lane, each.step)
+        ]
         shared = ["--recipe", str(lane.recipe), "--run", str(lane.run)]
         return run_steps(
             chosen, shared + [part for each in lane.overrides for part in ("--set", each)]
         )
 
 
-def link_run(source: Path, target: Path, recipe: Recipe, again: str) -> None:
+def _is_done(lane: Lane, step: str) -> bool:
+    """Return whether the step has all its manifests, and the lane's settings made them.
+
+    It would find them itself, but each start of a step costs seconds, and half a minute where the
+    machine is busy.
+    """
+    if not lane.is_resumed:
+        return False
+    recipe, run_uri = read_recipe(str(lane.recipe), lane.overrides), str(lane.run)
+    writes = writes_of(
+        step,
+        recipe.alignment.rounds,
+        recipe.sequence_training.models,
+        recipe.targets.source == "lattice",
+        recipe.teacher.ensemble,
+    )
+    store = ObjectStore((run_uri,))
+    return all(is_finished(store, run_uri, name) for name in writes)
+
+
+def link_run(source: Path, target: Path, again: str) -> None:
     """Make `target` the run `source` as it was before the step `again`, without copying bytes.
 
     A run that is there stays as it is.
@@ -84,7 +114,7 @@ def link_run(source: Path, target: Path, recipe: Recipe, again: str) -> None:
     left_out = {
         target / name
         for step in steps[steps.index(again) :]
-        for name in writes_of(step, recipe.alignment.rounds, recipe.sequence_training.models)
+        for name in writes_of(step, MAX_ROUNDS, EVALUATED_MODELS, True, MAX_TEACHERS)
     }
     for folder, _, files in os.walk(source):
         place = target / Path(folder).relative_to(source)
