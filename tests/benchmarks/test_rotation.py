@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.benchmarks.rotation.__main__ import RECIPE, Experiment, collect
+from tests.benchmarks.rotation.__main__ import RECIPE, Experiment, begun_before, collect
 from tests.benchmarks.rotation.folds import NUM_FOLDS, Corpus, fold_of
 from tests.benchmarks.rotation.lanes import link_run
 from tests.benchmarks.rotation.scores import Scoring
@@ -59,6 +59,18 @@ def test_baseline_and_oracle_read_as_many_frames_as_the_student(tmp_path: Path) 
     lists = (tmp_path / "oracle_data" / "labelled.speakers").read_text().split()
     assert len(lists) == len(folds[0].labelled) + len(folds[0].unlabelled) - 1
     assert Path((tmp_path / "run_data" / "wav.scp").read_text().split()[1]).exists()
+
+
+@pytest.mark.skipif(not AN4.exists(), reason="need AN4 beside the checkout")
+def test_another_recipe_needs_another_label(tmp_path: Path) -> None:
+    """A fold resumes with the settings that it began with, and is refused with others."""
+    corpus = Corpus(AN4)
+    fold = fold_of(corpus.speakers, 0)
+    experiment = Experiment(corpus, fold, tmp_path, ("student.seed=1",), ())
+    assert [begun_before(experiment) for _ in range(2)] == [False, True]
+    other = Experiment(corpus, fold, tmp_path, ("student.seed=2",), ())
+    with pytest.raises(SystemExit, match="was begun with another recipe: give another --label"):
+        begun_before(other)
 
 
 def scored(folder: Path, row: str, errors: list[int]) -> Scoring:
