@@ -106,7 +106,7 @@ def decode_slice(task: HypothesisTask) -> Commit:
         for number, row in enumerate(rows)
     ]
     tally = Tally(len(rows), sum(row.duration_ms for row in rows))
-    output = task.context.put_output(task.name, ".json", write_decoded(utterances), tally)
+    output = task.context.put_output(task.name, ".jsonl", write_decoded(utterances), tally)
     fingerprint = task.context.fingerprint
     return task.context.commit(
         Commit(task.name, fingerprint, (output,), None, tally_in=tally, quarantined=Tally())
