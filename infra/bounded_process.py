@@ -92,10 +92,13 @@ class BoundedProcess(Generic[C]):
         self._connection = ours
         try:
             ours.send(self._make)
-            _returned(ours.recv())
-        except (EOFError, OSError) as error:
+            is_error, error = ours.recv()
+        except (EOFError, OSError) as lost:
             ended = describe_end(self._end())
-            raise RuntimeError(f"a process for calls {ended} before the first call") from error
+            raise RuntimeError(f"a process for calls {ended} before the first call") from lost
+        if is_error:
+            self._end()
+            raise error
         return ours
 
     def _end(self) -> int:

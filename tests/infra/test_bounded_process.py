@@ -71,8 +71,15 @@ def test_a_call_is_tried_again_when_its_process_was_killed(
 
 def test_a_context_that_cannot_be_made_is_no_calls_error() -> None:
     """Its error is raised as it is, and a process that ends meanwhile is no CallError."""
-    with BoundedProcess(partial(int, "seven")) as broken, pytest.raises(ValueError, match="seven"):
-        broken.call(place, 60.0)
+    with BoundedProcess(partial(int, "seven")) as broken:
+        for _ in range(2):
+            with pytest.raises(ValueError, match="seven"):
+                broken.call(place, 60.0)
+    with (
+        BoundedProcess(partial(open, "/absent")) as absent,
+        pytest.raises(FileNotFoundError, match="/absent"),
+    ):
+        absent.call(place, 60.0)
     with BoundedProcess(partial(os._exit, 3)) as ended:
         with pytest.raises(RuntimeError, match="exit code 3 before the first call") as found:
             ended.call(place, 60.0)
