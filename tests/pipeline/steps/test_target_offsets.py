@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from infra.store.object_store import ObjectStore
-from pipeline.kbest import KBest
+from pipeline.kbest import KBest, KBestWithoutLattice
 from pipeline.runs.manifest import Manifest, read_manifest, read_output
 from pipeline.runs.names import PARTITIONS_STEP, TARGETS_STEP
 from pipeline.shards import (
@@ -121,3 +121,25 @@ def test_the_other_setting_needs_another_run(every: tuple[ObjectStore, str]) -> 
     at_one = TargetsConfig(4, 100, SEED)
     with pytest.raises(ValueError, match='offsets is "all", now absent: use another --run'):
         generate_targets(store, run_uri, at_one, teacher, serially)
+
+
+def test_an_utterance_without_lattice_at_an_offset_counts_once(
+    every: tuple[ObjectStore, str], tmp_path: Path
+) -> None:
+    """At one of its offsets or at all three, whichever of them the search leaves without one."""
+
+    def searching(utterances: list[np.ndarray]) -> list[KBest]:
+        return [
+            KBestWithoutLattice(each.senones, each.logits, each.log_z, "search_failed", "no path")
+            if len(frames) % 2
+            else each
+            for frames, each in zip(utterances, teacher(utterances), strict=True)
+        ]
+
+    store, run_uri = copy_run(every[1], tmp_path)
+    shutil.rmtree(Path(run_uri) / TARGETS_STEP)
+    made = generate_targets(store, run_uri, ALL, searching, serially, loss_budget=0.99).manifest
+    counts = [len(row.features) for row in partition_rows(*every).values()]
+    failed = [num for num in counts if any((num - offset) // STACK % 2 for offset in range(STACK))]
+    assert made.statistics["without_lattice"] == {"search_failed": len(failed)}
+    assert 0 < len(failed) < len(counts)
