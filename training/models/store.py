@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from infra.configuration import ConfigurationError, canonical_json, plain
+from infra.configuration import ConfigurationError, plain
+from infra.ranges import printable
 from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
 from pipeline.runs.commit import StepContext
@@ -57,16 +58,16 @@ def decode_model(data: bytes, config: ModelConfig) -> TrainedModel:
     state = decode_state(data)
     if state["config"] != plain(config):
         raise ConfigurationError(
-            f"was trained as {canonical_json(state['config'])}, and the recipe has "
-            f"{canonical_json(config)}: take the recipe that it was trained with, or train again"
+            f"was trained as {printable(str(state['config']), 500)}, and the recipe has "
+            f"{plain(config)}: take the recipe that it was trained with, or train again"
         )
     model = config.make_model(state["num_senones"])
     try:
         model.load_state_dict(state["state"])
     except RuntimeError as error:
         raise ConfigurationError(
-            f"{error}: its code now makes another model: take the code that it was trained with, "
-            "or train again"
+            f"{printable(str(error), 500)}: its code now makes another model: take the code that "
+            "it was trained with, or train again"
         ) from error
     return TrainedModel(model.eval(), state["log_priors"])
 

@@ -247,7 +247,7 @@ def test_a_warm_start_needs_a_model_of_the_same_form(tmp_path: Path) -> None:
     write_run(tmp_path)
     simulate_ranks(1, fit, tmp_path, small_fit())
     wider = replace(warm_student(), model=LstmConfig(2, 9, False, 1, 0.1))
-    with pytest.raises(ConfigurationError, match=r"'baseline': .*_units\": 8.* has .*_units\": 9"):
+    with pytest.raises(ConfigurationError, match=r"'baseline': .*_units': 8.* has .*_units': 9"):
         simulate_ranks(1, fit, tmp_path, wider)
     assert student_fit(recipe("student.warm_start=aligner")).warm_start == "aligner"
     for section in ("aligner", "teacher"):

@@ -108,10 +108,13 @@ def test_a_stored_model_imports_what_the_recipe_names_alone() -> None:
     # As an attacker would write it: bytes of a good model that name another module.
     state = decode_state(data)
     state["config"]["factory"] = "antigravity:fly"
+    state["config"]["settings"]["num_units"] = "\x1b[31m\n" * 1000
     hostile = encode_state(state)
     for expected in (config, replace(config, look_ahead=3), LstmConfig(1, 8, False, 2, 0.0)):
-        with pytest.raises(ConfigurationError, match="take the recipe that it was trained with"):
+        with pytest.raises(ConfigurationError, match="take the recipe that it was") as raised:
             decode_model(hostile, expected)
+        assert str(raised.value).isprintable()
+        assert len(str(raised.value)) < 1000
     assert "antigravity" not in sys.modules
 
 
