@@ -11,9 +11,11 @@ from jobs.cli.catalogue import GENERATE_TARGETS
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
-from pipeline.runs.manifest import is_finished
+from pipeline.runs.manifest import is_finished, subsets_of_run
 from pipeline.runs.names import (
+    DEV,
     TARGETS_GRAPH_STEP,
+    TARGETS_TUNING_STEP,
     TEACHER,
     UNLABELLED,
     TargetsRound,
@@ -24,7 +26,9 @@ from pipeline.runs.names import (
 )
 from pipeline.runs.step import Distribute, StepResult
 from pipeline.steps.targets import generate_targets
+from training.evaluation.slices import ModelsToDecode
 from training.evaluation.target_graph import build_target_graph
+from training.evaluation.tuning import tune
 from training.targets.lattice_targets import open_lattice_teacher
 from training.targets.teacher import PooledTeacher
 
@@ -73,9 +77,11 @@ def label_with_lattices(job: Job, distribute: Distribute) -> StepResults:
     """Build the graph of the teachers' search, then label by the servers' logits and lattices."""
     recipe, where = job.recipe, (job.store, job.run_uri)
     config = recipe.targets
-    graph = build_target_graph(*where, job.corpus_uri, recipe.evaluation, config.lattices)
+    made = tune_search(job, distribute)
+    tuned_model = first_model(job) if made else ""
+    place = *where, job.corpus_uri
+    made.append(build_target_graph(*place, recipe.evaluation, config.lattices, tuned_model))
     limits = (TARGETS_GRAPH_STEP,), recipe.loss_budget
-    made = [graph]
     for targets_round, models in due_rounds(job):
         pool = DevicePool(
             factory="training.targets.lattice_targets:serve_logits",
@@ -87,6 +93,23 @@ def label_with_lattices(job: Job, distribute: Distribute) -> StepResults:
         label = *where, config, teacher, distribute, models, *limits, targets_round
         made.append(generate_targets(*label))
     return made
+
+
+def tune_search(job: Job, distribute: Distribute) -> list[StepResult]:
+    """Tune the search of the first teacher where the run has development speakers for that."""
+    recipe, place = job.recipe, (job.store, job.run_uri)
+    has_development = DEV in subsets_of_run(*place, features_step)
+    if not (has_development and recipe.targets.lattices.are_tuned):
+        return []
+    models = ModelsToDecode({first_model(job): recipe.models.of(TEACHER)}, distribute)
+    settings = recipe.evaluation, recipe.tuning
+    return [tune(*place, job.corpus_uri, *settings, models, TARGETS_TUNING_STEP)]
+
+
+def first_model(job: Job) -> str:
+    """Name the model that labels alone, or first of an ensemble, in the first round."""
+    recipe = job.recipe
+    return labelling_models(recipe.sequence_training.models, recipe.teacher.ensemble)[0]
 
 
 def teacher_arguments(job: Job, models: Sequence[str]) -> dict[str, str]:
@@ -102,10 +125,11 @@ STEP = Step(
     "Several teachers (teacher.ensemble) label with the mean of their posteriors. Each host starts "
     "one server process for each device that the cluster file names; its tasks share them. With "
     "targets.source = 'lattice' each task also decodes its utterances with the language model of "
-    "the evaluation, and the lattices' state posteriors enter the targets. An utterance without a "
+    "the evaluation, at settings tuned on the development speakers where the corpus has some, and "
+    "the lattices' state posteriors enter the targets. An utterance without a "
     "lattice keeps the teacher's own; loss_budget bounds how many these may be. Of several rounds "
     "(targets.rounds) it makes those whose teachers are trained.",
-    reads=(features_step(UNLABELLED), model_step(TEACHER)),
+    reads=(features_step(UNLABELLED), model_step(TEACHER), TARGETS_TUNING_STEP),
     run=run,
 )
 

@@ -20,6 +20,7 @@ from pipeline.runs.names import (
     EVALUATED_MODELS,
     OPTIONAL_STEPS,
     STEP_RECORDS_FOLDER,
+    TARGETS_TUNING_STEP,
 )
 from pipeline.runs.retry import LostRows, find_lost_rows, has_begun, remove_step, take_back
 from pipeline.steps.utterance_features import REFUSALS
@@ -38,8 +39,12 @@ def retry(job: Job) -> Answer:
     num_rounds = job.recipe.alignment.rounds
     # Only newbob's loss is of the development speakers' alignment.
     schedules = job.recipe.baseline.schedule, job.recipe.teacher.schedule
-    unread = () if "newbob" in schedules else (DEV_ALIGNMENT_STEP,)
-    variations = job.recipe.teacher.ensemble, job.recipe.targets.rounds
+    unread = {*(() if "newbob" in schedules else (DEV_ALIGNMENT_STEP,))}
+    # Where the recipe states the settings of the teacher's search, none is tuned.
+    if not has_begun(job.store, job.run_uri, TARGETS_TUNING_STEP):
+        unread.add(TARGETS_TUNING_STEP)
+    targets = job.recipe.targets
+    variations = job.recipe.teacher.ensemble, targets.rounds, targets.source == "lattice"
     made_from = later_steps({each.step for each in rows}, num_rounds, unread, *variations)
     later = [step for step in made_from if has_begun(job.store, job.run_uri, step)]
     is_refused = bool(later) and not arguments.with_later_steps
@@ -71,6 +76,7 @@ def later_steps(
     unread: Collection[str] = (),
     ensemble: int = 1,
     num_target_rounds: int = 1,
+    has_lattice_targets: bool = False,
 ) -> list[str]:
     """Return the steps that read what changes, directly or through others, in a run's order.
 
@@ -79,7 +85,9 @@ def later_steps(
     outdated, found = set(changed), list[str]()
     for job in STEPS:
         step: Step = import_module(f"jobs.{job}").STEP
-        made = writes_of(job, num_rounds, EVALUATED_MODELS, True, ensemble, num_target_rounds)
+        made = writes_of(
+            job, num_rounds, EVALUATED_MODELS, has_lattice_targets, ensemble, num_target_rounds
+        )
         for written in made:
             reads = {*OPTIONAL_STEPS.get(written, step.reads)} - {*unread}
             if outdated & reads:

@@ -26,6 +26,7 @@ from pipeline.runs.names import (
     EVALUATION_STEP,
     SCRATCH_FOLDER,
     TARGETS_GRAPH_STEP,
+    TARGETS_TUNING_STEP,
     TUNING_STEP,
     features_step,
     job_record,
@@ -107,6 +108,7 @@ def step_configs(
     target_rounds = targets_rounds(recipe.targets.rounds)
     if has_dev:
         fits = [fit.on_development_speakers() for fit in fits]
+    tuning = {"evaluation": plain(recipe.evaluation), "tuning": plain(recipe.tuning)}
     return {
         **{selection_step(subset): asdict(recipe.selection) for subset in ALL_SUBSETS},
         **{features_step(subset): asdict(recipe.features) for subset in ALL_SUBSETS},
@@ -121,7 +123,7 @@ def step_configs(
         TARGETS_GRAPH_STEP: target_graph_settings(recipe.evaluation, recipe.targets.lattices),
         **{each.targets: plain(recipe.targets) for each in target_rounds},
         **{each.partitions: asdict(recipe.partitions) for each in target_rounds},
-        TUNING_STEP: {"evaluation": plain(recipe.evaluation), "tuning": plain(recipe.tuning)},
+        **dict.fromkeys((TARGETS_TUNING_STEP, TUNING_STEP), tuning),
         EVALUATION_STEP: plain(recipe.evaluation),
         CERTIFICATE_STEP: student_fit(recipe).config,
     }

@@ -18,6 +18,7 @@ from pipeline.runs.names import (
     STUDENT,
     TARGETS_GRAPH_STEP,
     TARGETS_STEP,
+    TARGETS_TUNING_STEP,
     TEACHER,
     TUNING_STEP,
     alignment_steps,
@@ -99,8 +100,8 @@ def writes_of(
     """
     first, *later = targets_rounds(num_target_rounds)
     if step == GENERATE_TARGETS:
-        graph = (TARGETS_GRAPH_STEP,) if has_lattice_targets else ()
-        return (*graph, *(each.targets for each in (first, *later)))
+        search = (TARGETS_TUNING_STEP, TARGETS_GRAPH_STEP) if has_lattice_targets else ()
+        return (*search, *(each.targets for each in (first, *later)))
     if step == REPARTITION:
         return tuple(each.partitions for each in (first, *later))
     if step == ALIGN:

@@ -32,6 +32,8 @@ BOOTSTRAP_STEP = f"{ALIGNMENTS_FOLDER}/bootstrap"
 TARGETS_STEP = f"{TARGETS_FOLDER}/{UNLABELLED}"
 TARGETS_GRAPH_STEP = f"{GRAPHS_FOLDER}/{TARGETS_FOLDER}"
 """The step that builds the graph of the teacher's search, for lattice targets."""
+TARGETS_TUNING_STEP = f"{GRAPHS_FOLDER}/tuning"
+"""The step that chooses the settings of this search by the development speakers."""
 PARTITIONS_STEP = f"{PARTITIONS_FOLDER}/{UNLABELLED}"
 CERTIFICATE_STEP = "certificate"
 CERTIFICATE_DOCUMENT = f"{CERTIFICATE_STEP}/certificate.json"
@@ -231,6 +233,7 @@ OPTIONAL_STEPS: Mapping[str, Sequence[str]] = {
         ALIGNMENT_STEP,
         *map(model_step, evaluated_models(EVALUATED_MODELS)),
     ),
+    TARGETS_TUNING_STEP: (features_step(DEV), ALIGNMENT_STEP, model_step(TEACHER)),
 }
 """The steps of a run whose corpus has development speakers, each with the steps that it reads.
 

@@ -29,13 +29,12 @@ ENGINES: Mapping[str, tuple[str, ...]] = {
     ),
     ALIGNMENTS_FOLDER: ("kaldi-decoder", "kaldifst", "numpy", "pyarrow", "scipy", "torch"),
     LATTICES_FOLDER: ("kaldi-decoder", "kaldifst", "numpy", "pyarrow", "torch"),
-    GRAPHS_FOLDER: ("kaldifst",),
     MODELS_FOLDER: ("numpy", "torch"),
     TARGETS_FOLDER: ("numpy", "pyarrow", "torch"),
     PARTITIONS_FOLDER: ("numpy", "pyarrow"),
     CERTIFICATE_STEP: ("numpy",),
     **dict.fromkeys(
-        (TUNING_STEP, EVALUATION_STEP),
+        (TUNING_STEP, GRAPHS_FOLDER, EVALUATION_STEP),
         ("kaldi-decoder", "kaldialign", "kaldifst", "numpy", "torch"),
     ),
 }

@@ -1,5 +1,6 @@
 """The graph that the teacher searches for lattice targets: the language model of the evaluation."""
 
+from dataclasses import replace
 from typing import Any
 
 from infra.configuration import plain
@@ -11,13 +12,14 @@ from pipeline.runs.names import (
     BOOTSTRAP_STEP,
     LANGUAGE_MODEL_SETTINGS,
     TARGETS_GRAPH_STEP,
+    TARGETS_TUNING_STEP,
 )
 from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step
-from training.decoding.decoding_settings import DecodingSettings
 from training.decoding.graph.grammar import GrammarWeights
 from training.decoding.graph.graph_text import encode_graph
 from training.decoding.graph.hclg import decoding_graph
 from training.evaluation.language_model import LanguageModelFiles
+from training.evaluation.tuning import recipe_settings, tuned_settings
 from training.recipes import EvaluationConfig
 from training.targets.alignment import read_tree
 from training.targets.labelled import read_lexicon
@@ -30,17 +32,25 @@ def build_target_graph(
     corpus_uri: str,
     evaluation: EvaluationConfig,
     lattices: LatticeTargetsConfig,
+    tuned_model: str = "",
 ) -> StepResult:
-    """Build the graph once, for all tasks; its statistics state the settings that it is for."""
-    reads = [ALIGNMENT_STEP, BOOTSTRAP_STEP]
+    """Build the graph once, for all tasks; its statistics state the settings that it is for.
+
+    What the recipe leaves open is what was tuned for `tuned_model`, or else the evaluation's.
+    """
+    reads = [ALIGNMENT_STEP, BOOTSTRAP_STEP, *([TARGETS_TUNING_STEP] if tuned_model else [])]
     lexicon = read_lexicon(store, run_uri, corpus_uri, reads)
     files = LanguageModelFiles.read(store, corpus_uri, evaluation)
     reads += files.reads(store, run_uri)
 
     def build(context: StepContext) -> StepContents:
-        settings = DecodingSettings(
-            lattices.acoustic_scale or evaluation.acoustic_scale,
-            lattices.ngram_order or evaluation.ngram_order,
+        settings = recipe_settings(evaluation)
+        if tuned_model:
+            settings = tuned_settings(store, run_uri, TARGETS_TUNING_STEP)[tuned_model]
+        settings = replace(
+            settings,
+            acoustic_scale=lattices.acoustic_scale or settings.acoustic_scale,
+            ngram_order=lattices.ngram_order or settings.ngram_order,
         )
         words = lexicon.parse()
         language_model = files.model(store, run_uri, words, evaluation)

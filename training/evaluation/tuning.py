@@ -42,6 +42,7 @@ def tune(
     config: EvaluationConfig,
     tuning: TuningConfig,
     models: ModelsToDecode,
+    step: str = TUNING_STEP,
 ) -> StepResult:
     """Decode the development speakers over the grid; write each model's choice and curve.
 
@@ -78,7 +79,7 @@ def tune(
 
     resolved = {"evaluation": plain(config), "tuning": plain(tuning)}
     digests = {**lexicon.digests, **files.digests}
-    place = store, run_uri, TUNING_STEP, resolved, reads, digests
+    place = store, run_uri, step, resolved, reads, digests
     return run_step(StepSpec(*place, Repetition.OTHER_LAST_BITS), choose)
 
 
@@ -87,9 +88,11 @@ def recipe_settings(config: EvaluationConfig) -> DecodingSettings:
     return DecodingSettings(config.acoustic_scale, config.ngram_order)
 
 
-def tuned_settings(store: ObjectStore, run_uri: str) -> dict[str, DecodingSettings]:
+def tuned_settings(
+    store: ObjectStore, run_uri: str, step: str = TUNING_STEP
+) -> dict[str, DecodingSettings]:
     """Return the settings that tuning chose for each model of the run."""
-    chosen = read_manifest(store, run_uri, TUNING_STEP).statistics["settings"]
+    chosen = read_manifest(store, run_uri, step).statistics["settings"]
     return {name: DecodingSettings(**each) for name, each in chosen.items()}
 
 

@@ -51,6 +51,11 @@ class LatticeTargetsConfig:
 
     __post_init__ = check_ranges
 
+    @property
+    def are_tuned(self) -> bool:
+        """Return whether the recipe leaves settings to the development speakers, if there are."""
+        return not (self.acoustic_scale and self.ngram_order)
+
 
 @dataclass(frozen=True, slots=True)
 class LabellingConfig(TargetsConfig):

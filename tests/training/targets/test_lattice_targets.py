@@ -13,9 +13,10 @@ from infra.configuration import canonical_json
 from infra.store.object_store import ObjectStore
 from pipeline.audit.verify import Expectation, verify_run
 from pipeline.kbest import soft_targets
+from pipeline.records import Tally
 from pipeline.runs.ledger import LossBudgetExceededError
 from pipeline.runs.manifest import Manifest, read_manifest, read_output
-from pipeline.runs.names import TARGETS_GRAPH_STEP, TEACHER
+from pipeline.runs.names import TARGETS_GRAPH_STEP, TARGETS_TUNING_STEP, TEACHER
 from pipeline.shards import TargetRow, read_targets
 from pipeline.splicing import splice
 from pipeline.steps.targets import TargetsConfig, generate_targets
@@ -24,6 +25,7 @@ from tests.training.decoding.toy_language import toy_lexicon
 from tests.training.sequence_training.toy_run import (
     SCALE,
     TREE,
+    finish,
     sentence_row,
 )
 from tests.training.targets.endless_target_search import failing_search
@@ -34,6 +36,8 @@ from tests.training.targets.unlabelled_toy_run import (
     write_unlabelled_toy_run,
 )
 from training.decoding import search_process
+from training.decoding.graph.grammar import GrammarWeights
+from training.decoding.graph.graph_text import encode_graph
 from training.decoding.graph.hclg import decoding_graph
 from training.decoding.language_model import witten_bell_arpa
 from training.evaluation.target_graph import build_target_graph
@@ -222,3 +226,26 @@ def test_the_graph_is_built_once(toy_run: Path) -> None:
             build_target_graph(*place, EVALUATION, changed)
     # How wide the search is does not change the graph.
     assert build_target_graph(*place, EVALUATION, replace(LATTICES, beam=5.0)).was_finished
+
+
+@pytest.mark.parametrize("stated", [{}, {"acoustic_scale": 0.9}, {"ngram_order": 2}])
+def test_tuned_settings_decide_what_the_recipe_leaves_open(
+    tmp_path: Path, stated: dict[str, float]
+) -> None:
+    """Scale and order of the recipe come first, then the teacher's tuned settings, all four."""
+    place = write_unlabelled_toy_run(tmp_path)
+    tuned = {"acoustic_scale": 0.7, "ngram_order": 1, "language_model_scale": 0.8}
+    chosen = {**tuned, "insertion_penalty": 0.5}
+    finish(*place[:2], TARGETS_TUNING_STEP, Tally(), (), settings={TEACHER: chosen})
+    lattices = replace(LATTICES, **stated)
+    built = build_target_graph(*place, EVALUATION, lattices, TEACHER).manifest
+    assert built.statistics["settings"] == {**chosen, **stated}
+    assert TARGETS_TUNING_STEP in built.inputs
+    (output,) = built.outputs
+    weights = GrammarWeights(0.8, 0.5)
+    words = [sentence_row(part, row).text.split() for part in (0, 1) for row in range((5, 3)[part])]
+    lexicon = toy_lexicon()
+    order = int(stated.get("ngram_order", 1))
+    arpa = witten_bell_arpa(words, lexicon.pronunciations, order)
+    expected = encode_graph(decoding_graph(lexicon, TREE, arpa, weights))
+    assert read_output(*place[:2], output) == expected
