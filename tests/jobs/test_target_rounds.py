@@ -18,7 +18,10 @@ from jobs.run import launches, num_target_rounds
 from jobs.verify import step_configs
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.names import (
+    DEV,
     STUDENT,
+    TARGETS_GRAPH_STEP,
+    TARGETS_TUNING_STEP,
     TEACHER,
     UNLABELLED,
     TargetsRound,
@@ -136,6 +139,9 @@ def test_jobs_know_the_rounds() -> None:
     assert early <= step_configs(recipe, recipe).keys()
     assert early <= set(later_steps([features_step(UNLABELLED)], 1, (), 1, 2))
     assert not early & set(later_steps([features_step(UNLABELLED)], 1))
+    tuned = later_steps([features_step(DEV)], 1, has_lattice_targets=True)
+    assert {TARGETS_TUNING_STEP, TARGETS_GRAPH_STEP, "targets/unlabelled"} <= {*tuned}
+    assert "targets/unlabelled" not in later_steps([features_step(DEV)], 1)
     assert evaluated_models((), 1, 2) == ("baseline", TEACHER, SIBLING, STUDENT)
 
 
