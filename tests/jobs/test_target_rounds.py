@@ -19,6 +19,7 @@ from jobs.verify import step_configs
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.names import (
     DEV,
+    DEV_ALIGNMENT_STEP,
     STUDENT,
     TARGETS_GRAPH_STEP,
     TARGETS_TUNING_STEP,
@@ -139,9 +140,10 @@ def test_jobs_know_the_rounds() -> None:
     assert early <= step_configs(recipe, recipe).keys()
     assert early <= set(later_steps([features_step(UNLABELLED)], 1, (), 1, 2))
     assert not early & set(later_steps([features_step(UNLABELLED)], 1))
-    tuned = later_steps([features_step(DEV)], 1, has_lattice_targets=True)
+    unread = [DEV_ALIGNMENT_STEP]  # no newbob
+    tuned = later_steps([features_step(DEV)], 1, unread, has_lattice_targets=True)
     assert {TARGETS_TUNING_STEP, TARGETS_GRAPH_STEP, "targets/unlabelled"} <= {*tuned}
-    assert "targets/unlabelled" not in later_steps([features_step(DEV)], 1)
+    assert "targets/unlabelled" not in later_steps([features_step(DEV)], 1, unread)
     assert evaluated_models((), 1, 2) == ("baseline", TEACHER, SIBLING, STUDENT)
 
 
