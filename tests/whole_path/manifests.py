@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
 from pipeline.runs.manifest import Manifest, read_output
-from pipeline.runs.names import DEV, SUBSETS
+from pipeline.runs.names import DEV, SUBSETS, model_step, teachers
 
 STEPS = {
     "ingest",
@@ -28,14 +28,15 @@ def manifest_bytes(store: ObjectStore, run_uri: str) -> dict[str, bytes]:
 
 
 def require_balance(
-    store: ObjectStore, run_uri: str, subsets: Sequence[str]
+    store: ObjectStore, run_uri: str, subsets: Sequence[str], ensemble: int = 1
 ) -> dict[str, Manifest]:
     """Require all steps, and in = out + quarantined in each and from each to the next.
 
     The bootstrap alone leaves some out, which it counts, and the network then aligns.
     """
     stored = manifest_bytes(store, run_uri)
-    assert stored.keys() == STEPS | (DEV_STEPS if DEV in subsets else set())
+    expected = STEPS | {*map(model_step, teachers(ensemble))}
+    assert stored.keys() == expected | (DEV_STEPS if DEV in subsets else set())
     manifests = {step: Manifest.from_bytes(data) for step, data in stored.items()}
     for step, manifest in manifests.items():
         unselected = manifest.unselected if step == "alignments/bootstrap" else Tally()
@@ -48,6 +49,8 @@ def require_balance(
             for output in (*manifest.outputs, *manifest.ledgers):
                 assert len(read_output(store, run_uri, output)) == output.num_bytes
     _require_chain(manifests, subsets)
+    aligned = manifests["alignments/labelled"].tally_out
+    assert all(manifests[model_step(name)].tally_in == aligned for name in teachers(ensemble))
     return manifests
 
 
