@@ -178,7 +178,7 @@ def running_ceph() -> Iterator[str]:
     """Run a Ceph cluster of one host; yield the endpoint URL of its S3 gateway, or skip."""
     missing = [program for program in PROGRAMS if shutil.which(program) is None]
     if missing:
-        pytest.skip(f"{', '.join(missing)} not found: run tests/install_ceph.sh as root")
+        pytest.skip(f"{', '.join(missing)} not found: run tests/install_packages.sh as root")
     with TemporaryDirectory(prefix="ceph-") as folder:
         ceph = _Ceph(Path(folder))
         try:

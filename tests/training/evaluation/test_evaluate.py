@@ -102,7 +102,8 @@ def test_every_word_is_scored_as_the_files_say(run: OracleRun) -> None:
     assert pooled["num_speakers"] == len(scores["speakers"]) == 4
 
 
-@pytest.mark.skipif(not SCLITE.exists(), reason="apt-get install sctk")
+@pytest.mark.cluster
+@pytest.mark.skipif(not SCLITE.exists(), reason="run tests/install_packages.sh as root")
 def test_sclite_counts_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """NIST's scorer finds each speaker's errors in trn and ctm, whatever marks are in names."""
     rows = heldout_rows()[:6]
