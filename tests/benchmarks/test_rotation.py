@@ -54,7 +54,7 @@ def test_baseline_and_oracle_read_as_many_frames_as_the_student(tmp_path: Path) 
     for speakers in (folds[0].labelled, (*folds[0].labelled, *folds[0].unlabelled)):
         epochs, chunked = (int(each.partition("=")[2]) for each in experiment.epochs(speakers))
         assert abs(epochs * corpus.hours(speakers) - hours) <= corpus.hours(speakers) / 2
-        assert epochs - chunked == round(epochs * 3 / 12)
+        assert epochs - chunked == round(epochs * 4 / 12)
     experiment.write_data()
     lists = (tmp_path / "oracle_data" / "labelled.speakers").read_text().split()
     assert len(lists) == len(folds[0].labelled) + len(folds[0].unlabelled) - 1
