@@ -13,7 +13,6 @@ from tests.benchmarks.rotation.scores import Scoring
 from tests.benchmarks.rotation.table import Measured, pair_table, whole_table
 from training.recipes import read_recipe
 
-AN4 = Path(__file__).parents[3] / "shared" / "corpora" / "an4"
 SPEAKERS = [f"{'f' if number < 21 else 'm'}{number:02d}" for number in range(74)]
 
 
@@ -40,10 +39,11 @@ def test_the_oracle_hears_the_same_speakers() -> None:
     assert (oracle.heldout, oracle.dev) == (fold.heldout, fold.dev)
 
 
-@pytest.mark.skipif(not AN4.exists(), reason="need AN4 beside the checkout")
-def test_baseline_and_oracle_read_as_many_frames_as_the_student(tmp_path: Path) -> None:
+def test_baseline_and_oracle_read_as_many_frames_as_the_student(
+    tmp_path: Path, an4_dir: Path
+) -> None:
     """All 5,442 words are held out; epochs times hours are the student's, within half an epoch."""
-    corpus = Corpus(AN4)
+    corpus = Corpus(an4_dir)
     words = corpus.words()
     folds = [fold_of(corpus.speakers, number) for number in range(NUM_FOLDS)]
     assert sum(words[name] for fold in folds for name in fold.heldout) == 5442
@@ -61,10 +61,9 @@ def test_baseline_and_oracle_read_as_many_frames_as_the_student(tmp_path: Path) 
     assert Path((tmp_path / "run_data" / "wav.scp").read_text().split()[1]).exists()
 
 
-@pytest.mark.skipif(not AN4.exists(), reason="need AN4 beside the checkout")
-def test_another_recipe_needs_another_label(tmp_path: Path) -> None:
+def test_another_recipe_needs_another_label(tmp_path: Path, an4_dir: Path) -> None:
     """A fold resumes with the settings that it began with, and is refused with others."""
-    corpus = Corpus(AN4)
+    corpus = Corpus(an4_dir)
     fold = fold_of(corpus.speakers, 0)
     experiment = Experiment(corpus, fold, tmp_path, ("student.seed=1",), ())
     assert [begun_before(experiment) for _ in range(2)] == [False, True]

@@ -125,7 +125,7 @@ def test_the_sibling_learns_as_the_student_does() -> None:
 
 
 def test_jobs_know_the_rounds() -> None:
-    """What they write, score, compare with the recipe and remove; one round is as it was."""
+    """They know its steps when they write, score, verify and remove; one round is as it was."""
     assert writes_of(GENERATE_TARGETS, 1, num_target_rounds=3) == (
         *("targets/round_1", "targets/round_2", "targets/unlabelled"),
     )

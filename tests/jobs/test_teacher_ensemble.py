@@ -107,7 +107,7 @@ def test_a_teacher_of_an_ensemble_is_a_single_one_of_its_seed() -> None:
 
 
 def test_jobs_know_the_models_of_an_ensemble() -> None:
-    """Which are scored and which label, with sequence training and without."""
+    """All members are scored, and the last form of each labels: by sMBR where it is trained on."""
     assert teachers(1) == labelling_models((), 1) == (TEACHER,)
     assert labelling_models(["student"], 2) == ("teacher", "teacher_2")
     assert labelling_models([TEACHER], 2) == ("teacher_smbr", "teacher_2_smbr")

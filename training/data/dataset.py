@@ -215,7 +215,7 @@ class SubEpochPlan:
         While one buffer is trained on, threads read the next `buffers_ahead`, and no more.
         A thread's error is raised here; closing the iterator ends the threads. `first` has the
         frames of the first buffer where they are read already, and gives them up. When all buffers
-        are read a thread calls `then`, whose error is dropped.
+        are read, a thread calls `then`, which keeps its errors.
         """
         if start < 0:
             raise ValueError(f"start = {start}: need the number of a minibatch, from 0 on")

@@ -44,13 +44,17 @@ class SubEpochReader:
         self.group = group
         self.buffers_ahead = buffers_ahead
         self._opened: Opened | None = None
+        self._error: Exception | None = None
 
     def begin(self, cursor: DataCursor) -> tuple[DataCursor, Generator[Minibatch, None, None]]:
         """Return the cursor with every rank's number of minibatches, and what this rank has left.
 
         All ranks call this together; they count where the sub-epoch begins or is resharded. Close
-        the minibatches before the next sub-epoch begins.
+        the minibatches before the next sub-epoch begins. An error of reading it ahead is raised.
         """
+        if self._error is not None:
+            # The store was asked for as long as it ever is: asked again, ranks would wait twice.
+            raise self._error
         opened, self._opened = self._opened, None
         if opened is None or opened.cursor != cursor:
             opened = Opened(cursor, self._plan(cursor), [])
@@ -73,7 +77,12 @@ class SubEpochReader:
 
     def _open(self, cursor: DataCursor) -> None:
         """Plan a whole sub-epoch, and read its first shuffle buffer, in a thread."""
-        if cursor.sub_epoch < len(self.sub_epochs):
+        if cursor.sub_epoch == len(self.sub_epochs):
+            return
+        try:
             plan = self._plan(cursor)
             first = [each.buffer.read() for each in plan.ranges[:1]]
+        except Exception as error:  # raised where its sub-epoch begins
+            self._error = error
+        else:
             self._opened = Opened(cursor, plan, first)

@@ -57,20 +57,6 @@ def readers() -> list[str]:
     return [each.name for each in threading.enumerate() if each.name.startswith("prefetch")]
 
 
-@pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """URIs of the partitions that have been read whole, in order."""
-    uris: list[str] = []
-    plainly = ObjectStore.get
-
-    def counting(store: ObjectStore, uri: str) -> bytes:
-        uris.append(uri)
-        return plainly(store, uri)
-
-    monkeypatch.setattr(ObjectStore, "get", counting)
-    return uris
-
-
 def test_reading_ahead_changes_no_bit(plan: SubEpochPlan) -> None:
     """The minibatches are those of the buffers read one after the other, without a thread."""
     plainly = [

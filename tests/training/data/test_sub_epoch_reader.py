@@ -33,20 +33,6 @@ def dataset(tmp_path: Path) -> Dataset:
 
 
 @pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """URIs of the partitions that have been read whole, in order."""
-    uris: list[str] = []
-    plainly = ObjectStore.get
-
-    def counting(store: ObjectStore, uri: str) -> bytes:
-        uris.append(uri)
-        return plainly(store, uri)
-
-    monkeypatch.setattr(ObjectStore, "get", counting)
-    return uris
-
-
-@pytest.fixture
 def reader(dataset: Dataset) -> Iterator[SubEpochReader]:
     """Read the three sub-epochs on one rank."""
     with process_group.open_world() as group:
@@ -58,10 +44,10 @@ def frames(minibatches: list[Minibatch]) -> list[torch.Tensor]:
     return [each for batch in minibatches for each in (batch.features, batch.lengths)]
 
 
-def wait_for(num_reads: int, reads: list[str]) -> None:
+def wait_for(num_reads: int, opened: list[str]) -> None:
     """Wait until so many partitions have been read, and a little longer for one too many."""
     deadline = time.monotonic() + 20
-    while len(reads) < num_reads and time.monotonic() < deadline:
+    while len(opened) < num_reads and time.monotonic() < deadline:
         time.sleep(0.001)
     time.sleep(0.02)
 
@@ -85,67 +71,74 @@ def test_reading_ahead_changes_no_bit(
 
 
 def test_the_next_first_buffer_is_read_while_the_last_is_trained_on(
-    reader: SubEpochReader, reads: list[str]
+    reader: SubEpochReader, opened: list[str]
 ) -> None:
     """One buffer of two partitions a sub-epoch: four reads at the first minibatch, and no more."""
     for index, expected in ((0, 4), (1, 6), (2, 6)):
         cursor, minibatches = reader.begin(DataCursor(index))
         with closing(minibatches):
             next(minibatches)
-            wait_for(expected, reads)
-            assert len(reads) == expected
+            wait_for(expected, opened)
+            assert len(opened) == expected
             # A rank takes its own minibatches, and asks for none beyond.
             for _ in range(cursor.num_steps_left - 1):
                 next(minibatches)
-    assert len(reads) == 6
+    assert len(opened) == 6
 
 
 def test_a_buffer_ahead_takes_the_place_of_another(
-    reader: SubEpochReader, monkeypatch: pytest.MonkeyPatch, reads: list[str]
+    reader: SubEpochReader, monkeypatch: pytest.MonkeyPatch, opened: list[str]
 ) -> None:
     """With two buffers a sub-epoch, the next one's is read only while the second is trained on."""
     monkeypatch.setattr(batching, "BUFFER_FRAMES", 100)
     cursor, minibatches = reader.begin(DataCursor())
     with closing(minibatches):
         next(minibatches)
-        wait_for(2, reads)
-        assert len(reads) == 2
+        wait_for(2, opened)
+        assert len(opened) == 2
         for _ in range(cursor.num_steps_left - 1):
             next(minibatches)
-        wait_for(3, reads)
-    assert len(reads) == 3
+        wait_for(3, opened)
+    assert len(opened) == 3
 
 
 def test_only_the_sub_epoch_that_was_read_is_taken(
-    dataset: Dataset, reader: SubEpochReader, reads: list[str]
+    dataset: Dataset, reader: SubEpochReader, opened: list[str]
 ) -> None:
     """A cursor within the next sub-epoch, or beyond it, gets what it asks for."""
     alone = [frames(list(dataset.plan(SUB_EPOCHS[n], n).minibatches())) for n in (1, 2)]
-    reads.clear()
+    opened.clear()
     for cursor, expected in ((DataCursor(1, (), (9,), 2), alone[0][4:]), (DataCursor(2), alone[1])):
         _, first = reader.begin(DataCursor())
         with closing(first):
             next(first)
-            wait_for(4, reads)
-        reads.clear()
+            wait_for(4, opened)
+        opened.clear()
         _, minibatches = reader.begin(cursor)
         with closing(minibatches):
             assert all(map(torch.equal, frames(list(minibatches)), expected))
 
 
 def test_an_error_ahead_is_raised_where_its_sub_epoch_begins(
-    dataset: Dataset, reader: SubEpochReader, reads: list[str]
+    reader: SubEpochReader, monkeypatch: pytest.MonkeyPatch, opened: list[str]
 ) -> None:
-    """The sub-epoch before is trained on whole: its end is saved before the error ends the run."""
-    cursor, minibatches = reader.begin(DataCursor())
+    """The sub-epoch before is trained on whole, and saved; the store is not asked once more."""
+    _, minibatches = reader.begin(DataCursor())
     with closing(minibatches):
-        taken = list(minibatches)
-        wait_for(4, reads)
-    assert len(taken) == cursor.num_steps_left
-    lost = dataset.unlabelled[1].key
-    dataset.store.delete(f"{dataset.run_uri}/{lost}")
-    _, minibatches = reader.begin(DataCursor(1))  # it was read before
+        next(minibatches)
+        wait_for(4, opened)
+    asked: list[str] = []
+
+    def failing(_: ObjectStore, uri: str) -> None:
+        asked.append(uri)
+        raise ObjectNotFound(f"{uri}: no such object")
+
+    monkeypatch.setattr(ObjectStore, "open", failing)
+    cursor, minibatches = reader.begin(DataCursor(1))  # it was read before
     with closing(minibatches):
-        assert len(list(minibatches)) > 2
-    with pytest.raises(ObjectNotFound, match=lost):
+        next(minibatches)
+        wait_for(1, asked)
+        assert len(list(minibatches)) == cursor.num_steps_left - 1 > 1
+    with pytest.raises(ObjectNotFound, match="no such object"):
         reader.begin(DataCursor(2))
+    assert len(asked) == 1

@@ -57,7 +57,7 @@ def test_many_speakers_are_counted_too() -> None:
 
 
 def test_equal_models_are_seldom_told_apart() -> None:
-    """Where labels mean nothing, p <= 0.05 in 5 % of the worlds, or less."""
+    """p is at most 0.05 in 5 % of the worlds, or fewer, where the labels mean nothing."""
     generator = np.random.default_rng(2)
     drawn = generator.integers(-20, 21, (600, 25))
     rejected = sum(permutation_p_value(each) <= 0.05 for each in drawn)

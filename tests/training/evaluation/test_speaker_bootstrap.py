@@ -138,7 +138,7 @@ def test_one_speaker_bounds_nothing() -> None:
 
 
 def test_draws_without_a_meaning_widen_the_interval() -> None:
-    """Where some draws have no gain of the oracle, recovery is bounded as far as they allow."""
+    """Recovery has a wider interval where the oracle gains nothing in some draws."""
     sure = [utterance(f"s{n}", f"s{n}", 9, a=5, b=4, o=3) for n in range(40)]
     odd = utterance("odd", "odd", 9, a=5, b=4, o=60)
     assert resample(SpeakerCounts.of(sure)).recovery("a", "b", "o") == Estimate(50.0, 50.0, 50.0)

@@ -98,7 +98,7 @@ def test_declarations_must_fit_together() -> None:
 
 
 def test_a_stored_model_imports_what_the_recipe_names_alone() -> None:
-    """What the store names is compared and never imported; the remedy names both."""
+    """The module that a store names is compared and never imported; the remedy names both."""
     config = own("tdnn", 2, settings={"num_units": 8})
     trained = TrainedModel(config.make_model(5).eval(), torch.zeros(5))
     data = encode_model(trained)

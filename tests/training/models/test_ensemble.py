@@ -27,7 +27,7 @@ def log_mean(members: list[np.ndarray]) -> np.ndarray:
 
 
 def stored(members: list[np.ndarray], k: int = 10) -> KBest:
-    """What a server stores of an ensemble."""
+    """Return the k best that a server stores of an ensemble."""
     mean = log_mean_posteriors([torch.from_numpy(each) for each in members])
     return select_kbest(relative_logits(mean).numpy(), k)
 
@@ -60,7 +60,7 @@ def test_it_is_no_mean_of_logits() -> None:
 
 
 def test_logits_beyond_exp_are_no_infinity() -> None:
-    """Where exp overflows float64, and where a senone's posterior is 0 in all but one member."""
+    """The mean is finite where exp overflows, and where one member alone gives a senone mass."""
     far = np.array([[1e4, 0, -1e4]], np.float32), np.array([[-1e4, 0, 1e4]], np.float32)
     np.testing.assert_allclose(log_mean([*far]), [[-np.log(2), -1e4, -np.log(2)]], rtol=1e-4)
 

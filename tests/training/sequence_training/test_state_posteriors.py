@@ -143,7 +143,7 @@ def test_targets_are_the_mean_of_two_distributions(weight: float, k: int) -> Non
 
 
 def test_absent_senones_have_no_loss_and_are_pushed_down() -> None:
-    """Where one senone of four is probable, loss and gradient are a hard label's."""
+    """Loss and gradient are a hard label's where one senone of four is probable."""
     lattice = make_lattice([LatticeArc(0, 1, 3, 0.0)], 0, {1: 0.0})
     logits = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
     kbest = interpolated_kbest(logits, state_posteriors(lattice, logits), 1.0, 3)
