@@ -42,14 +42,15 @@ def run(job: Job) -> StepResults:
     has_dev = DEV in subsets_of_run(job.store, job.run_uri, features_step)
     if has_dev and not is_finished(job.store, job.run_uri, DEV_ALIGNMENT_STEP):
         require_pronunciations(job.store, job.run_uri, DEV, lexicon)
-    bootstrapped = bootstrap(*where, recipe.bootstrap, recipe.senones, recipe.loss_budget)
+    versions = recipe.alignment.versions
+    bootstrapped = bootstrap(*where, recipe.bootstrap, recipe.senones, recipe.loss_budget, versions)
     check_senones(recipe, read_tree(job.store, job.run_uri).num_senones)
     if said := unreached_senones(bootstrapped.manifest):
         print(f"{ALIGN}: {said}", file=sys.stderr, flush=True)
     # A cluster's hosts need not have this one's GPU, and tasks beside each other would share it.
     realigned_on = str(device) if job.cluster.has_one_slot else "cpu"
     settings = AlignmentSettings(
-        recipe.evaluation.acoustic_scale, recipe.models.of(ALIGNER), realigned_on
+        recipe.evaluation.acoustic_scale, recipe.models.of(ALIGNER), realigned_on, versions
     )
     with process_group.open_world(device=device), distribute_on_spark(job) as distribute:
         for each in realignment_rounds(recipe.alignment.rounds):

@@ -14,6 +14,7 @@ from infra.configuration import (
     read_toml,
 )
 from infra.ranges import Items, Range, Seed, Text, check_ranges
+from pipeline.placement_versions import Versions
 from pipeline.runs.names import TEACHER, section_of
 from pipeline.steps.features import ExtractionConfig
 from pipeline.steps.repartition import RepartitionConfig
@@ -157,9 +158,14 @@ class EvaluationConfig:
 
 @dataclass(frozen=True, slots=True)
 class AlignmentConfig:
-    """AlignmentConfig: how often a network is trained on the alignments and realigns (VII-C2)."""
+    """AlignmentConfig: how often a network is trained on the alignments and realigns (VII-C2).
+
+    Of an utterance that ingest simulated in several placements, each version is aligned by itself,
+    or all have the alignment of the clearest.
+    """
 
     rounds: Annotated[int, Range(1, 20)] = 1
+    versions: Versions = field(default="own", metadata=LATER)
 
     __post_init__ = check_ranges
 

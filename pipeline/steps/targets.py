@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Float32
@@ -12,7 +12,8 @@ from infra.configuration import LATER, plain
 from infra.ranges import Range, Seed, check_ranges
 from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest, KBestWithoutLattice, retained_mass
-from pipeline.records import CLEAN, Tally, source_id
+from pipeline.placement_versions import Versions, heard_versions
+from pipeline.records import Tally
 from pipeline.runs.commit import Commit, Repetition, StepContext, once
 from pipeline.runs.loss_watch import WITHOUT_LATTICE
 from pipeline.runs.manifest import Output, read_manifest, read_output
@@ -54,9 +55,6 @@ HEARD_ELSEWHERE = "num_heard_elsewhere"
 
 SEARCH_ENGINES = ("kaldi-decoder", "kaldifst", "scipy")
 """The distributions that lattices depend on."""
-
-
-Versions = Literal["own", "clearest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,14 +163,22 @@ def label_shard(task: ShardTask) -> Commit:
     rows = read_features(read_output(task.context.store, task.context.run_uri, task.features))
     # A hash of the id chooses the offset, so every partition mixes all three.
     offsets = [sampling_priority(task.config.seed, row.utterance_id) % STACK for row in rows]
-    heard = clearest_versions(rows) if task.config.versions == "clearest" else rows
+    heard = heard_versions(rows, task.config.versions)
     num_elsewhere = sum(one is not other for one, other in zip(rows, heard, strict=True))
     num_turns = STACK if task.config.offsets == "all" else 1
-    # The first turn's requests are those of one offset, so its targets have the same bits.
-    turns = [
-        label_at(task, heard, [(offset + turn) % STACK for offset in offsets])
-        for turn in range(num_turns)
-    ]
+    turns: list[list[KBest]] = []
+    labelled: dict[tuple[str, int], KBest] = {}
+    for turn in range(num_turns):
+        keys = [
+            (row.utterance_id, (offset + turn) % STACK)
+            for row, offset in zip(heard, offsets, strict=True)
+        ]
+        # What several versions hear is labelled once.
+        new = {key: row for key, row in zip(keys, heard, strict=True) if key not in labelled}
+        # The first turn's requests are those of one offset, so its targets have the same bits.
+        found = label_at(task, list(new.values()), [offset for _, offset in new])
+        labelled |= zip(new, found, strict=True)
+        turns.append([labelled[key] for key in keys])
     by_row = list(zip(*turns, strict=True))
     data = write_targets(
         [
@@ -198,25 +204,6 @@ def label_shard(task: ShardTask) -> Commit:
         },
     )
     return task.context.commit(record)
-
-
-def clearest_versions(rows: Sequence[FeatureRow]) -> list[FeatureRow]:
-    """Return for each row the clearest version of its utterance that is among the rows.
-
-    Clean is clearer than any placement, and these are harder the higher their names. A version of
-    other length is not taken. A speaker is whole in one file, so only one of over five hours may
-    have versions in several shards.
-    """
-
-    def source(row: FeatureRow) -> tuple[str, str, int]:
-        # Other corpora may have placements too; only ingest's versions have ids that end so.
-        placements = [] if row.placement is None else [row.placement]
-        return row.speaker_id, source_id(row.utterance_id, placements), len(row.features)
-
-    best: dict[tuple[str, str, int], FeatureRow] = {}
-    for row in sorted(rows, key=lambda each: (each.placement != CLEAN, each.placement or "")):
-        best.setdefault(source(row), row)
-    return [best[source(row)] for row in rows]
 
 
 def label_at(task: ShardTask, rows: Sequence[FeatureRow], offsets: Sequence[int]) -> list[KBest]:

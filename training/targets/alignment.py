@@ -12,6 +12,12 @@ import torch
 from jaxtyping import Float32
 
 from infra.store.object_store import ObjectStore
+from pipeline.placement_versions import (
+    Versions,
+    distinct,
+    heard_versions,
+    shared_by_versions,
+)
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, Repetition, StepContext, once
 from pipeline.runs.manifest import Output, read_manifest, read_output
@@ -59,11 +65,21 @@ At 3,183 senones; a shard of five hours is scored in some 75 batches. A longer u
 
 @dataclass(frozen=True, slots=True)
 class AlignmentSettings:
-    """AlignmentSettings: log-likelihoods' scale, the network's form, a task's device ("cuda:0")."""
+    """AlignmentSettings: log-likelihoods' scale, the network's form, a task's device ("cuda:0").
+
+    With `versions` "clearest", the network hears an utterance's clearest version for all.
+    """
 
     acoustic_scale: float
     form: ModelConfig
     device: str = "cpu"
+    versions: Versions = "own"
+
+    @property
+    def resolved(self) -> dict[str, object]:
+        """Return the settings that alignments depend on; those that came later, if they are set."""
+        versions = {} if self.versions == "own" else {"versions": self.versions}
+        return {"acoustic_scale": self.acoustic_scale, **versions}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +132,7 @@ def realign(
         store,
         run_uri,
         realignment.writes if subset == LABELLED else alignment_step(subset),
-        {"acoustic_scale": settings.acoustic_scale},
+        settings.resolved,
         reads,
         stored.digests,
         # A frame between two senones may fall to the other one where logits have other last bits.
@@ -136,7 +152,10 @@ def align_shard(task: AlignmentTask) -> Commit:
     lexicon = read_lexicon(store, run_uri, task.corpus_uri, [BOOTSTRAP_STEP]).parse()
     rows = read_features(read_output(store, run_uri, task.features))
     tree = read_tree(store, run_uri)
-    alignments = network_alignments(rows, trained, lexicon, tree, task.settings.acoustic_scale)
+    heard = heard_versions(rows, task.settings.versions)
+    scale = task.settings.acoustic_scale
+    found = network_alignments(distinct(heard), trained, lexicon, tree, scale)
+    alignments = shared_by_versions(rows, heard, found)
     return commit_aligned(task.context, task.name, rows, alignments, Tally())
 
 

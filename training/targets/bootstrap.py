@@ -11,6 +11,12 @@ from typing import Any
 from infra.configuration import plain
 from infra.prefetch import prefetch
 from infra.store.object_store import ObjectStore
+from pipeline.placement_versions import (
+    Versions,
+    distinct,
+    heard_versions,
+    shared_by_versions,
+)
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, StepContext
 from pipeline.runs.manifest import Output, read_manifest, read_output
@@ -59,11 +65,13 @@ def bootstrap(
     config: BootstrapConfig,
     tree_config: TreeConfig,
     loss_budget: float,
+    versions: Versions = "own",
 ) -> StepResult:
     """Align by monophones, grow a senone tree on that, and write the senone of every frame.
 
-    Of more than `max_hours` the first network sees a share alone; it then realigns all. Raises
-    ValueError for words of the labelled transcripts that the lexicon lacks, drawn or not.
+    Of more than `max_hours` the first network sees a share alone; it then realigns all. With
+    `versions` "clearest", the versions of an utterance have the alignment of the clearest one.
+    Raises ValueError for words of the labelled transcripts that the lexicon lacks, drawn or not.
     """
     features = features_step(LABELLED)
     stored = read_lexicon(store, run_uri, corpus_uri, [features])
@@ -72,7 +80,7 @@ def bootstrap(
         lexicon = stored.parse()
         samples = _draw(context, lexicon, config.max_hours)
         rows = [row for sample in samples.values() for row in sample.rows]
-        senones, grown = align_rows(rows, lexicon, config, tree_config)
+        senones, grown = align_rows(rows, lexicon, config, tree_config, versions)
 
         def write_shard(name: str) -> Commit:
             if (earlier := context.committed(name)) is not None:
@@ -94,6 +102,7 @@ def bootstrap(
         return run_tasks(context, plan)
 
     resolved = {"bootstrap": plain(config), "senones": plain(tree_config)}
+    resolved |= {} if versions == "own" else {"versions": versions}
     spec = StepSpec(store, run_uri, BOOTSTRAP_STEP, resolved, [features], stored.digests)
     return run_step(spec, align_monophones)
 
@@ -113,10 +122,15 @@ def _draw(context: StepContext, lexicon: Lexicon, max_hours: float) -> dict[str,
 
 
 def align_rows(
-    rows: Sequence[FeatureRow], lexicon: Lexicon, config: BootstrapConfig, tree_config: TreeConfig
+    rows: Sequence[FeatureRow],
+    lexicon: Lexicon,
+    config: BootstrapConfig,
+    tree_config: TreeConfig,
+    versions: Versions = "own",
 ) -> tuple[Alignments, GrownTree]:
     """Align by monophones, and grow the senone tree on their segments."""
-    utterances = [transcribed(row) for row in rows]
+    heard = heard_versions(rows, versions)
+    utterances = [transcribed(row) for row in distinct(heard)]
     # 003 VII-C2 starts from an alignment model at hand; monophones need none.
     bootstrapped = bootstrap_alignment(utterances, lexicon, config)
     phones = bootstrapped.alignments
@@ -124,7 +138,7 @@ def align_rows(
     grown = grow_tree(speaker_cepstra(utterances), phones, lexicon.phones, tree_config)
     senones: dict[str, Senones | str] = dict(bootstrapped.failures)
     senones |= {name: senone_alignment(each, grown.tree) for name, each in phones.items()}
-    return senones, grown
+    return shared_by_versions(rows, heard, senones), grown
 
 
 def one_after_another(elements: Any, function: Any, description: str) -> list[Any]:  # noqa: ANN401

@@ -174,6 +174,12 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--kaldi-dir", type=Path, required=True, help="AN4's Kaldi data directory")
     parser.add_argument("--out", type=Path, required=True, help="folder of runs and results")
     parser.add_argument("--condition", choices=("multi", CLEAN), default="multi")
+    parser.add_argument(
+        "--drawn",
+        type=int,
+        default=NUM_DRAWN,
+        help="placements of each training utterance, of the six",
+    )
     parser.add_argument("--supervised", action="store_true", help="no unlabelled speech")
     parser.add_argument("--label", default="rotation", help="name of the recipe that is measured")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
@@ -188,7 +194,7 @@ def main() -> None:
     started, name = time.time(), f"{arguments.condition}-fold{arguments.fold}-seed{arguments.seed}"
     corpus = Corpus(arguments.kaldi_dir)
     seeds = tuple(f"{section}.seed={arguments.seed}" for section in SEEDED)
-    held_out, drawn = EVERY_PLACEMENT, f"{NUM_DRAWN}:{EVERY_PLACEMENT}"
+    held_out, drawn = EVERY_PLACEMENT, f"{arguments.drawn}:{EVERY_PLACEMENT}"
     placements = ("--placements", drawn, "--heldout-placements", held_out)
     experiment = Experiment(
         corpus,
@@ -213,6 +219,7 @@ def main() -> None:
         "seed": arguments.seed,
         "condition": arguments.condition,
         "label": arguments.label,
+        "drawn": arguments.drawn,
         "settings": arguments.set,
         "hours": hours,
         "seconds": time.time() - started,

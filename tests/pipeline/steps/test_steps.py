@@ -20,7 +20,13 @@ from pipeline.runs.manifest import (
     read_output,
 )
 from pipeline.runs.names import PARTITIONS_STEP
-from pipeline.shards import read_features, read_partition, read_targets
+from pipeline.shards import (
+    KBestAtAllOffsets,
+    Offsets,
+    read_features,
+    read_partition,
+    read_targets,
+)
 from pipeline.splicing import splice
 from pipeline.steps import audio_objects
 from pipeline.steps.features import ExtractionConfig, extract_features
@@ -340,10 +346,12 @@ def test_target_shards_keep_the_row_order_of_the_features(tmp_path: Path) -> Non
         ]
 
 
-def test_a_teacher_may_hear_the_clearest_version(tmp_path: Path) -> None:
+@pytest.mark.parametrize("offsets", ["one", "all"])
+def test_a_teacher_may_hear_the_clearest_version(tmp_path: Path, offsets: Offsets) -> None:
     """A version has the targets of the clearest one of its length and speaker, at its own frames.
 
-    The version of another length, and utterances of one version, are heard as they are.
+    The version of another length, and utterances of one version, are heard as they are. What
+    several versions hear at one offset is labelled once.
     """
     store, run_uri, corpus_uri = local_store(tmp_path)
     (record, *_) = write_corpus(store, corpus_uri, "unlabelled", num_speakers=1, num_each=1)
@@ -358,8 +366,14 @@ def test_a_teacher_may_hear_the_clearest_version(tmp_path: Path) -> None:
     select(store, run_uri, corpus_uri)
     (output,) = extract(store, run_uri, corpus_uri).outputs
     write_teacher_manifest(store, run_uri)
-    config = TargetsConfig(4, 100, 3, versions="clearest")
-    manifest = generate_targets(store, run_uri, config, teacher, serially).manifest
+    config = TargetsConfig(4, 100, 3, offsets, "clearest")
+    asked: list[int] = []
+
+    def counting(request):
+        asked.append(len(request))
+        return teacher(request)
+
+    manifest = generate_targets(store, run_uri, config, counting, serially).manifest
     features = {
         row.utterance_id: row.features for row in read_features(read_output(store, run_uri, output))
     }
@@ -368,11 +382,17 @@ def test_a_teacher_may_hear_the_clearest_version(tmp_path: Path) -> None:
     (targets,) = manifest.outputs
     rows = read_targets(read_output(store, run_uri, targets))
     assert {row.utterance_id for row in rows} == features.keys()
+    labelled = set()
     for row in rows:
-        spliced = splice(features[heard.get(row.utterance_id, row.utterance_id)], row.offset)
-        (expected,) = teacher([spliced.astype(np.float32)])
-        np.testing.assert_array_equal(row.kbest.senones, expected.senones)
-        np.testing.assert_array_equal(row.kbest.logits, expected.logits.astype(np.float16))
+        name = heard.get(row.utterance_id, row.utterance_id)
+        at_all = isinstance(row.kbest, KBestAtAllOffsets)
+        for offset in range(3) if at_all else [row.offset]:
+            labelled.add((name, offset))
+            found = row.kbest.at(offset) if isinstance(row.kbest, KBestAtAllOffsets) else row.kbest
+            (expected,) = teacher([splice(features[name], offset).astype(np.float32)])
+            np.testing.assert_array_equal(found.senones, expected.senones)
+            np.testing.assert_array_equal(found.logits, expected.logits.astype(np.float16))
+    assert sum(asked) == len(labelled)
 
 
 def test_manifests_that_lose_an_utterance_cannot_be_made() -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from infra.store.object_store import ObjectStore, join_uri
+from pipeline.placement_versions import Versions
 from pipeline.records import Tally
 from pipeline.runs.names import BOOTSTRAP_STEP, LABELLED, LEXICON_FILE, features_step, model_step
 from pipeline.runs.step import StepContents, StepSpec, run_step
@@ -81,10 +82,12 @@ def write_features_of(
     run_step(StepSpec(store, run_uri, features_step(subset), {}), write)
 
 
-def bootstrapped(place: Place, loss_budget: float = 0.0, **settings: float):
+def bootstrapped(
+    place: Place, loss_budget: float = 0.0, versions: Versions = "own", **settings: float
+):
     """Bootstrap the run, with few iterations and senones."""
     config = replace(BootstrapConfig(num_iterations=2, max_gaussians=1), **settings)
-    return bootstrap(*place, config, TreeConfig(20, 30), loss_budget)
+    return bootstrap(*place, config, TreeConfig(20, 30), loss_budget, versions)
 
 
 NETWORK = LstmConfig(1, 16, bidirectional=False, look_ahead=3, dropout=0.0)
