@@ -247,11 +247,11 @@ def without_lattice(
 def requests(
     spliced: Sequence[Float32[np.ndarray, "_frames 192"]], config: TargetsConfig
 ) -> list[list[Float32[np.ndarray, "_frames 192"]]]:
-    """Cut the utterances, in order, into requests of about `request_frames` frames."""
-    batches: list[list[Float32[np.ndarray, "_frames 192"]]] = [[]]
+    """Cut the utterances, in order, into requests of about `request_frames` frames, none empty."""
+    batches: list[list[Float32[np.ndarray, "_frames 192"]]] = []
     num_frames = 0
     for frames in spliced:
-        if batches[-1] and num_frames + len(frames) > config.request_frames:
+        if not batches or num_frames + len(frames) > config.request_frames:
             batches.append([])
             num_frames = 0
         batches[-1].append(frames)

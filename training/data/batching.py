@@ -4,8 +4,8 @@ These are index computations on utterance lengths, so that all ranks can count t
 beforehand.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from typing import TypeVar
 
 import numpy as np
@@ -25,6 +25,12 @@ class Segments:
     utterances: Int64[np.ndarray, " segments"]
     starts: Int64[np.ndarray, " segments"]
     stops: Int64[np.ndarray, " segments"]
+
+    @classmethod
+    def join(cls, parts: Sequence["Segments"]) -> "Segments":
+        """Join the segments of all parts, in order."""
+        names = (field.name for field in fields(cls))
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
     def take(self, chosen: slice | Int64[np.ndarray, " _chosen"]) -> "Segments":
         """Return some of the segments, in the order of `chosen`."""

@@ -188,8 +188,8 @@ class MinibatchRange:
 
     def minibatches(self, frames: BufferFrames) -> Iterator[Minibatch]:
         """Yield the minibatches from the shuffle buffer's frames."""
-        for segments in self.buffer.batches()[self.first : self.last]:
-            yield frames.minibatch(segments, self.buffer.dataset.delay)
+        batches = self.buffer.batches()[self.first : self.last]
+        yield from frames.minibatches(batches, self.buffer.dataset.delay)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from pipeline.steps import audio_objects
 from pipeline.steps.features import ExtractionConfig, extract_features
 from pipeline.steps.repartition import RepartitionConfig, repartition
 from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
-from pipeline.steps.targets import TargetsConfig, generate_targets
+from pipeline.steps.targets import TargetsConfig, generate_targets, requests
 from tests import small_run
 from tests.small_corpus import (
     flac,
@@ -393,6 +393,17 @@ def test_a_teacher_may_hear_the_clearest_version(tmp_path: Path, offsets: Offset
             np.testing.assert_array_equal(found.senones, expected.senones)
             np.testing.assert_array_equal(found.logits, expected.logits.astype(np.float16))
     assert sum(asked) == len(labelled)
+
+
+def test_no_request_to_a_teacher_is_empty() -> None:
+    """Nothing to label is no request: versions may hear at a turn what was labelled before."""
+    config = TargetsConfig(4, 100, 3)
+    assert requests([], config) == []
+    lengths = [
+        [len(frames) for frames in each]
+        for each in requests([np.zeros((n, 192), np.float32) for n in (150, 60, 40, 1)], config)
+    ]
+    assert lengths == [[150], [60, 40], [1]]
 
 
 def test_manifests_that_lose_an_utterance_cannot_be_made() -> None:

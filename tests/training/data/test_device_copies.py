@@ -27,7 +27,7 @@ class Reader:
         try:
             for number in range(4):
                 self.num_read += 1
-                yield frames.minibatch(segments((number, 0, 5)), 1)
+                yield from frames.minibatches([segments((number, 0, 5))], 1)
         finally:
             self.is_closed = True
 

@@ -24,11 +24,18 @@ def segments(*spans: tuple[int, int, int]) -> Segments:
     return Segments(*np.array(spans, np.int64).T)
 
 
+def minibatch(buffer: BufferFrames, chosen: Segments, delay: int) -> Minibatch:
+    """Return the one minibatch of these segments."""
+    (found,) = buffer.minibatches([chosen], delay)
+    return found
+
+
 @pytest.mark.parametrize("offset", [0, 1, 2])
 def test_hard_labels_are_those_of_the_middle_frame_and_come_late(offset: int) -> None:
     """Output t speaks of low-rate frame t - 3, labelled at 10 ms frame offset + 3t + 1."""
     num_frames = (20 - offset) // 3
-    batch = BufferFrames.of([row(0, 20)], offset).minibatch(segments((0, 0, num_frames + 3)), 3)
+    buffer = BufferFrames.of([row(0, 20)], offset)
+    batch = minibatch(buffer, segments((0, 0, num_frames + 3)), 3)
     assert isinstance(batch.targets, HardTargets)
     assert batch.targets.labels[0, :3].tolist() == [-1, -1, -1]
     expected = [offset + 3 * frame + 1 for frame in range(num_frames)]
@@ -41,7 +48,7 @@ def test_hard_labels_are_those_of_the_middle_frame_and_come_late(offset: int) ->
 def test_soft_targets_use_the_stored_offset() -> None:
     """The sub-epoch's offset does not matter to rows that carry the teacher's."""
     stored = row(2, 20, soft=True)
-    batch = BufferFrames.of([stored], sub_epoch_offset=0).minibatch(segments((0, 0, 6)), 0)
+    batch = minibatch(BufferFrames.of([stored], sub_epoch_offset=0), segments((0, 0, 6)), 0)
     assert batch.features[0, 0, 0] == 2
     assert isinstance(stored.targets, KBest)
     assert isinstance(batch.targets, SoftTargets)
@@ -50,7 +57,8 @@ def test_soft_targets_use_the_stored_offset() -> None:
 
 def test_padding_has_no_label() -> None:
     """The shorter segment ends in -1 and zeros."""
-    batch = BufferFrames.of([row(1, 6), row(2, 12)], 0).minibatch(segments((0, 0, 2), (1, 1, 4)), 0)
+    buffer = BufferFrames.of([row(1, 6), row(2, 12)], 0)
+    batch = minibatch(buffer, segments((0, 0, 2), (1, 1, 4)), 0)
     assert isinstance(batch.targets, HardTargets)
     assert batch.targets.labels.tolist() == [[1, 4, -1], [4, 7, 10]]
     assert batch.lengths.tolist() == [2, 3]
@@ -60,9 +68,8 @@ def test_padding_has_no_label() -> None:
 
 def test_padding_has_no_probability() -> None:
     """Nor have the first outputs, which speak of frames before the utterance."""
-    batch = BufferFrames.of([row(0, 6, True), row(3, 12, True)], 0).minibatch(
-        segments((0, 0, 3), (1, 0, 5)), 1
-    )
+    buffer = BufferFrames.of([row(0, 6, True), row(3, 12, True)], 0)
+    batch = minibatch(buffer, segments((0, 0, 3), (1, 0, 5)), 1)
     assert isinstance(batch.targets, SoftTargets)
     mass = batch.targets.probabilities.sum(-1)
     torch.testing.assert_close(mass, torch.tensor([[0, 1, 1, 0, 0], [0, 1, 1, 1, 1.0]]))
@@ -122,9 +129,10 @@ def tensors(minibatch: Minibatch) -> list[torch.Tensor]:
     st.integers(0, 2),
     st.integers(0, 4),
     st.integers(0, 12),
+    st.sampled_from([32, 96]),
 )
 def test_minibatches_are_bitwise_those_made_segment_by_segment(
-    frame_counts, soft, form, offset, look_ahead, num_first
+    frame_counts, soft, form, offset, look_ahead, num_first, minibatch_frames
 ) -> None:
     """Of one partition or two, with utterances too short for a low-rate frame among them."""
     rows = [row(number, count, soft) for number, count in enumerate(frame_counts)]
@@ -132,8 +140,9 @@ def test_minibatches_are_bitwise_those_made_segment_by_segment(
     buffer = BufferFrames.join([BufferFrames.of(part, offset) for part in parts if part])
     lengths = np.where(buffer.counts > 0, buffer.counts + look_ahead, 0)
     num_frames = 0
-    for chosen in form(lengths, 96, np.random.default_rng(0)):
-        found = buffer.minibatch(chosen, look_ahead)
+    batches = form(lengths, minibatch_frames, np.random.default_rng(0))
+    made = buffer.minibatches(batches, look_ahead)
+    for chosen, found in zip(batches, made, strict=True):
         num_frames += found.num_frames
         expected = segment_by_segment(rows, offset, look_ahead, chosen)
         assert type(found.targets) is type(expected.targets)

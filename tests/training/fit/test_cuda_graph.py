@@ -1,6 +1,7 @@
 """Steps by a recorded graph, on a CPU, are those without one; weights keep their memory."""
 
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -130,14 +131,14 @@ def test_trainers_train_by_graphs(
 ) -> None:
     """A student's fit with a checkpoint at each step has the bits of one without graphs."""
     monkeypatch.setattr(batching, "CHUNK_FRAMES", 8)
-    make = BufferFrames.minibatch
+    make = BufferFrames.minibatches
 
-    def on_host(*args: Any) -> Minibatch:
-        made = make(*args)
-        recorder.on_host.add(made.lengths.data_ptr())
-        return made
+    def on_host(*args: Any) -> Iterator[Minibatch]:
+        for made in make(*args):
+            recorder.on_host.add(made.lengths.data_ptr())
+            yield made
 
-    monkeypatch.setattr(BufferFrames, "minibatch", on_host)
+    monkeypatch.setattr(BufferFrames, "minibatches", on_host)
     write_run(tmp_path / "run")
     what = small_fit(name, student=True, group_size=2, minibatch_frames=32)
     what = replace(what, model=replace(what.model, dropout=0.0))
