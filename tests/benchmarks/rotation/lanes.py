@@ -27,7 +27,7 @@ from pipeline.runs.names import EVALUATED_MODELS
 from training.recipes import read_recipe
 
 NUM_LANES = 2
-MAX_ROUNDS, MAX_TEACHERS = 20, 20
+MAX_ROUNDS = MAX_TEACHERS = 20
 DATA_STEPS = (INGEST, SELECT_UTTERANCES, EXTRACT_FEATURES, ALIGN)
 STUDENT_STEPS = (TRAIN_TEACHER, GENERATE_TARGETS, REPARTITION, TRAIN_STUDENT)
 BASELINE_STEPS = (TRAIN_BASELINE,)
@@ -73,7 +73,8 @@ def _run_lane(lane: Lane) -> int:
         for descriptor in (1, 2):
             os.dup2(log.fileno(), descriptor)
         # One rank a model: two lanes fill two cores, and no rank waits for another.
-        every = launches(str(lane.kaldi_dir), 1, 1, "cpu", lane.placements)
+        rounds = read_recipe(str(lane.recipe), lane.overrides).targets.rounds
+        every = launches(str(lane.kaldi_dir), 1, 1, "cpu", lane.placements, (), rounds)
         chosen = [
             each for each in every if each.step in lane.steps and not _is_done(lane, each.step)
         ]
@@ -98,6 +99,7 @@ def _is_done(lane: Lane, step: str) -> bool:
         recipe.sequence_training.models,
         recipe.targets.source == "lattice",
         recipe.teacher.ensemble,
+        recipe.targets.rounds,
     )
     store = ObjectStore((run_uri,))
     return all(is_finished(store, run_uri, name) for name in writes)
@@ -114,7 +116,7 @@ def link_run(source: Path, target: Path, again: str) -> None:
     left_out = {
         target / name
         for step in steps[steps.index(again) :]
-        for name in writes_of(step, MAX_ROUNDS, EVALUATED_MODELS, True, MAX_TEACHERS)
+        for name in writes_of(step, MAX_ROUNDS, EVALUATED_MODELS, True, MAX_TEACHERS, MAX_ROUNDS)
     }
     for folder, _, files in os.walk(source):
         place = target / Path(folder).relative_to(source)

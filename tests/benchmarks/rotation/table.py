@@ -163,7 +163,8 @@ def pair_table(measured: Sequence[Measured], against: str, row: str) -> Iterator
     """Yield a line for each other label: WER of both, and the WERR between them, on equal folds."""
     by_label: dict[str, dict[Any, Measured]] = defaultdict(dict)
     for each in measured:
-        by_label[each.label][each.key] = each
+        if row in each.rows():
+            by_label[each.label][each.key] = each
     references = by_label.pop(against)
     placements = placements_of(e for m in references.values() for e in m.speakers)
     yield f"| {row} | files | {' | '.join(placements)} |"
