@@ -1,21 +1,23 @@
 """Report word error rates, hours, seconds and learning curves.
 
 megahour report --recipe demo --run runs/demo
+megahour report --recipe demo --run runs/20h --curve runs/1h runs/5h
 """
 
+import argparse
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from infra.cluster import load_cluster
 from infra.store.checked_reads import read_checked
-from infra.store.object_store import join_uri
+from infra.store.object_store import ObjectStore, join_uri, normalize_uri
 from jobs.cli.catalogue import EVALUATE, REPORT
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.planning.comparison import compare_plan
-from jobs.report_page import format_table, render_report
+from jobs.report_page import format_table, hours_point, render_report
 from pipeline.runs.commit import StepContext
 from pipeline.runs.ledger import ledger_reasons
 from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output, subsets_of_run
@@ -56,6 +58,8 @@ def run(job: Job) -> StepResults:
     The manifest comes first: a call with other inputs than the manifest's fails before it stores.
     """
     report = build_report(job)
+    if job.arguments.curve:
+        report["hours_curve"] = [hours_point(each) for each in (report, *other_reports(job))]
 
     def count(_: StepContext) -> StepContents:
         return StepContents.of_all(read_manifest(job.store, job.run_uri, EVALUATION_STEP).tally_out)
@@ -113,6 +117,16 @@ def build_report(job: Job) -> dict[str, Any]:
     }
 
 
+def other_reports(job: Job) -> Iterator[Mapping[str, Any]]:
+    """Yield the reports of the runs that `--curve` names."""
+    for given in job.arguments.curve:
+        run_uri = normalize_uri(given)
+        store = ObjectStore(job.cluster.readable(run_uri, run_uri))
+        remedy = f"run megahour report --run {given} again"
+        uri = join_uri(run_uri, REPORT_DOCUMENT)
+        yield read_checked(store, uri, lambda data, remedy=remedy: unseal(data, remedy))
+
+
 def scores_of(evaluation: Manifest) -> Output:
     """Return the evaluation's output that holds its scores."""
     names = {output.key.rpartition("/")[2]: output for output in evaluation.outputs}
@@ -160,5 +174,19 @@ STEP = Step(
     run=run,
 )
 
+
+def parsed() -> argparse.Namespace:
+    """Read the command line."""
+    parser = STEP.parser()
+    parser.add_argument(
+        "--curve",
+        nargs="+",
+        default=[],
+        metavar="RUN",
+        help="reported runs of other hours of unlabelled speech: draw word error rates by hours",
+    )
+    return parser.parse_args()
+
+
 if __name__ == "__main__":
-    main(STEP)
+    main(STEP, parsed())

@@ -11,6 +11,7 @@ from jobs.report_page.certainty import (
     speaker_table,
     worst_utterances,
 )
+from jobs.report_page.hours_curve import curve_figure, curve_table
 from jobs.report_page.markup import details, figure, number, paragraph, section, text
 from jobs.report_page.planned import plan_note, plan_table
 from jobs.report_page.plots import learning_curve, step_bars, trainer_curve, word_error_bars
@@ -76,6 +77,7 @@ def _sections(report: Report) -> list[str]:
     return [
         section("Word error rates", word_error_table(report), _word_error_note(report)),
         section("Certainty", _certainty(report), interval_table(report)),
+        section("Hours of unlabelled speech", curve_table(report), _hours_curve(report)),
         section("Kinds of errors", error_table(report), worst_utterances(report)),
         section("Speakers", speaker_table(report)),
         section("Decoding settings", decoding_table(report)),
@@ -101,6 +103,12 @@ def _word_error_note(report: Report) -> str:
     if report.get("werr_smbr"):
         note += " After sMBR it compares both models as sequence training left them."
     return figure(word_error_bars(wer), note + (PAPER_NOTE if at_paper_placements(wer) else ""))
+
+
+def _hours_curve(report: Report) -> str:
+    drawn = curve_figure(report)
+    note = "Bars are intervals over speakers. The baseline hears no unlabelled speech."
+    return figure(drawn, note) if drawn else ""
 
 
 def _curves(report: Report) -> list[str]:

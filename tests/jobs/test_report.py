@@ -2,16 +2,19 @@
 
 import json
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from infra.store.object_store import ObjectStore
+from infra.cluster import load_cluster
+from infra.store.object_store import ObjectStore, StoreError
 from jobs import report
 from jobs.cli.job import Job
 from pipeline.runs.commit import step_context
 from pipeline.runs.manifest import Manifest, manifest_uri
-from pipeline.runs.names import EVALUATION_STEP
+from pipeline.runs.names import EVALUATION_STEP, REPORT_DOCUMENT
+from pipeline.runs.sealed_json import seal
 from pipeline.runs.step import write_manifest
 
 
@@ -25,7 +28,9 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     store, run_uri = ObjectStore((str(tmp_path),)), str(tmp_path)
     for step in report.READS:
         write_manifest(step_context(store, run_uri, step, {}, {}), Manifest(step, {}, {}, ()))
-    return Job("report", None, run_uri, "", store, None, Namespace(json=False), is_leader=True)
+    return Job(
+        "report", None, run_uri, "", store, None, Namespace(json=False, curve=[]), is_leader=True
+    )
 
 
 def stored(job: Job) -> tuple[int, str]:
@@ -51,3 +56,42 @@ def test_a_report_of_other_inputs_replaces_none(job: Job) -> None:
     with pytest.raises(ValueError, match=r"report/manifest.json was made from .* evaluation is"):
         report.run(job)
     assert stored(job) == (0, "page 0")
+
+
+def rates(student: float) -> dict[str, object]:
+    """Return a report's statistics: the baseline at 40 %, each rate within 3 points."""
+    values = {"baseline": 40.0, "student": student}
+    wer = {
+        name: {"value": value, "low": value - 3, "high": value + 3}
+        for name, value in values.items()
+    }
+    return {"statistics": {"pooled": {"wer": wer}}}
+
+
+def test_a_curve_has_the_run_and_the_reported_runs_beside_it(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each point is a run's hours and its rates; a damaged report, and none, name the remedy."""
+    own = {"number": 0, "run": job.run_uri, "hours": {"unlabelled": 5.0}, **rates(30)}
+    monkeypatch.setattr(report, "build_report", lambda _: dict(own))
+    other = tmp_path / "other"
+    path = other / REPORT_DOCUMENT
+    path.parent.mkdir(parents=True)
+    path.write_bytes(seal({"run": str(other), "hours": {"unlabelled": 1.0}, **rates(35)}))
+    beside = replace(
+        job, cluster=load_cluster("demo"), arguments=Namespace(json=False, curve=[str(other)])
+    )
+    report.run(beside)
+    curve = json.loads(Path(job.run_uri, REPORT_DOCUMENT).read_text())["hours_curve"]
+    assert [(point["hours"], point["wer"]["student"]["value"]) for point in curve] == [
+        (5.0, 30.0),
+        (1.0, 35.0),
+    ]
+    path.write_bytes(seal({"run": str(other), "hours": {"unlabelled": 1.0}}))
+    with pytest.raises(
+        ValueError, match=r"other: its report has no intervals .*evaluate and report"
+    ):
+        report.run(beside)
+    path.write_bytes(path.read_bytes().replace(b"1.0", b"2.0"))
+    with pytest.raises((ValueError, StoreError), match=r"run megahour report --run .*other again"):
+        report.run(beside)

@@ -368,3 +368,30 @@ def test_certainty_is_stated(report: dict[str, Any]) -> None:
 def test_one_speaker_bounds_nothing(report: dict[str, Any]) -> None:
     """An interval without an end says so."""
     assert "to \N{INFINITY} %" in text_of(render_report(evaluated(report, high=None)))
+
+
+def test_hours_are_a_table_and_from_two_runs_on_a_plot(report: dict[str, Any]) -> None:
+    """Runs come by rising hours, whatever their order; without other runs there is no section."""
+    assert "Hours of unlabelled speech" not in render_report(report)
+    points = [
+        {
+            "run": f"s3://speech/runs/{SCRIPT}-{hours}",
+            "hours": hours,
+            "wer": {
+                "baseline": {"value": 40.0, "low": 37.0, "high": 43.5},
+                "student": {"value": 40.0 - hours, "low": 36.5 - hours, "high": 43.0 - hours},
+            },
+        }
+        for hours in (20.0, 0.5, 5.0)
+    ]
+    page = render_report({**report, "hours_curve": points})
+    root = parse(page)
+    assert "<script" not in page
+    text = " ".join(root.itertext())
+    assert text.index("0.50 40.0") < text.index("5.00 40.0") < text.index("20.00 40.0")
+    assert "35.0 (31.5 to 38.0)" in text
+    (drawn,) = [each for each in root.iter("svg") if "by hours" in each.attrib["aria-label"]]
+    assert drawn.attrib["aria-label"].endswith("0.50 h 39.5 %, 5.00 h 35.0 %, 20.00 h 20.0 %")
+    alone = render_report({**report, "hours_curve": points[:1]})
+    assert "Hours of unlabelled speech" in alone
+    assert "by hours of unlabelled speech:" not in alone
