@@ -1,13 +1,24 @@
 """The rotation holds every speaker out once, and its table counts what its files say."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.benchmarks.rotation.__main__ import RECIPE, Experiment, begun_before, collect
-from tests.benchmarks.rotation.folds import NUM_FOLDS, Corpus, fold_of
+from infra.store.object_store import ObjectStore
+from pipeline.runs.commit import step_context
+from pipeline.runs.manifest import Manifest
+from pipeline.runs.step import write_manifest
+from tests.benchmarks.rotation.__main__ import (
+    RECIPE,
+    Experiment,
+    begun_before,
+    collect,
+    link_scores,
+)
+from tests.benchmarks.rotation.folds import NUM_FOLDS, Corpus, Fold, fold_of
 from tests.benchmarks.rotation.lanes import link_run
 from tests.benchmarks.rotation.scores import Scoring
 from tests.benchmarks.rotation.table import Measured, pair_table, whole_table
@@ -147,3 +158,24 @@ def test_a_run_is_taken_over_up_to_a_step(tmp_path: Path) -> None:
     assert (target / kept[0]).samefile(source / kept[0])
     link_run(source, target, "ingest")
     assert (target / kept[0]).exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "is_linked"), [("student.seed=3", True), ("evaluation.beam=9.0", False)]
+)
+def test_scores_of_models_that_were_taken_over_are_too(
+    tmp_path: Path, an4_dir: Path, override: str, is_linked: bool
+) -> None:
+    """Unless they would be decoded otherwise; a model that is to be trained again has none."""
+    source, folder = tmp_path / "source", tmp_path / "folder"
+    began = Experiment(Corpus(an4_dir), Fold((), (), (), ()), source, (), ())
+    (source / "scores").mkdir(parents=True)
+    begun_before(began)
+    store = ObjectStore((str(tmp_path),))
+    made = Manifest("models/baseline", {}, {}, ())
+    write_manifest(step_context(store, f"{folder}/run", made.step, {}, {}), made)
+    for row in ("baseline", "student"):
+        (source / "scores" / f"{row}.json").write_text(row)
+    link_scores(replace(began, folder=folder, overrides=(override,)), source)
+    linked = {path.stem: path.read_text() for path in folder.rglob("scores/*.json")}
+    assert linked == ({"baseline": "baseline"} if is_linked else {})

@@ -50,6 +50,9 @@ NUM_DRAWN = 2
 
 SEEDED = ("aligner", "baseline", "teacher", "student", "targets", "sequence_training")
 ORACLE = "oracle"
+SETTINGS = "settings.json"
+"""The resolved recipe that a fold was begun with, in its folder."""
+
 ORACLE_ALIGNER = ("aligner.num_epochs=3", "aligner.num_chunked_epochs=3")
 """An epoch of the oracle's aligner is five of the other's."""
 
@@ -234,12 +237,25 @@ def take_over(experiment: Experiment, source: Path, again: str | None) -> None:
     step = again or TRAIN_BASELINE
     link_run(source / "run", experiment.folder / "run", step)
     link_run(source / ORACLE, experiment.folder / ORACLE, step)
+    link_scores(experiment, source)
+
+
+def link_scores(experiment: Experiment, source: Path) -> None:
+    """Link the scores of the models that were taken over, if they would be decoded alike."""
+    settings = json.loads(canonical_json(plain(experiment.recipe())))
+    before = json.loads((source / SETTINGS).read_text())
+    if any(before[section] != settings[section] for section in ("evaluation", "tuning")):
+        return
+    for each in scorings(experiment, is_supervised=False):
+        scored = source / each.result.relative_to(experiment.folder)
+        if scored.exists() and not each.result.exists():
+            os.link(scored, each.result)
 
 
 def begun_before(experiment: Experiment) -> bool:
     """Return whether the fold was begun with these settings; exit if it was with others."""
     settings = canonical_json(plain(experiment.recipe()))
-    begun = experiment.folder / "settings.json"
+    begun = experiment.folder / SETTINGS
     if not begun.exists():
         begun.write_text(settings)
         return False
