@@ -165,20 +165,7 @@ def label_shard(task: ShardTask) -> Commit:
     offsets = [sampling_priority(task.config.seed, row.utterance_id) % STACK for row in rows]
     heard = heard_versions(rows, task.config.versions)
     num_elsewhere = sum(one is not other for one, other in zip(rows, heard, strict=True))
-    num_turns = STACK if task.config.offsets == "all" else 1
-    turns: list[list[KBest]] = []
-    labelled: dict[tuple[str, int], KBest] = {}
-    for turn in range(num_turns):
-        keys = [
-            (row.utterance_id, (offset + turn) % STACK)
-            for row, offset in zip(heard, offsets, strict=True)
-        ]
-        # What several versions hear is labelled once.
-        new = {key: row for key, row in zip(keys, heard, strict=True) if key not in labelled}
-        # The first turn's requests are those of one offset, so its targets have the same bits.
-        found = label_at(task, list(new.values()), [offset for _, offset in new])
-        labelled |= zip(new, found, strict=True)
-        turns.append([labelled[key] for key in keys])
+    turns = label_turns(task, heard, offsets)
     by_row = list(zip(*turns, strict=True))
     data = write_targets(
         [
@@ -204,6 +191,28 @@ def label_shard(task: ShardTask) -> Commit:
         },
     )
     return task.context.commit(record)
+
+
+def label_turns(
+    task: ShardTask, heard: Sequence[FeatureRow], offsets: Sequence[int]
+) -> list[list[KBest]]:
+    """Label each utterance at its offset, and in two more turns at the next ones if all are asked.
+
+    What several versions hear is labelled once.
+    """
+    turns: list[list[KBest]] = []
+    done: dict[tuple[str, int], KBest] = {}
+    for turn in range(STACK if task.config.offsets == "all" else 1):
+        keys = [
+            (row.utterance_id, (offset + turn) % STACK)
+            for row, offset in zip(heard, offsets, strict=True)
+        ]
+        new = {key: row for key, row in zip(keys, heard, strict=True) if key not in done}
+        # The first turn's requests are those of one offset, so its targets have the same bits.
+        found = label_at(task, list(new.values()), [offset for _, offset in new])
+        done |= zip(new, found, strict=True)
+        turns.append([done[key] for key in keys])
+    return turns
 
 
 def label_at(task: ShardTask, rows: Sequence[FeatureRow], offsets: Sequence[int]) -> list[KBest]:
