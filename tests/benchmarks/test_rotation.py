@@ -1,7 +1,7 @@
 """The rotation holds every speaker out once, and its table counts what its files say."""
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from tests.benchmarks.rotation.__main__ import (
     collect,
     link_scores,
 )
+from tests.benchmarks.rotation.ablations import ABLATIONS
 from tests.benchmarks.rotation.folds import NUM_FOLDS, Corpus, Fold, fold_of
 from tests.benchmarks.rotation.lanes import link_run
 from tests.benchmarks.rotation.scores import Scoring
@@ -59,13 +60,13 @@ def test_baseline_and_oracle_read_as_many_frames_as_the_student(
     folds = [fold_of(corpus.speakers, number) for number in range(NUM_FOLDS)]
     assert sum(words[name] for fold in folds for name in fold.heldout) == 5442
     experiment = Experiment(corpus, folds[0], tmp_path, ("student.num_passes=4",), ())
-    # Four passes of three sub-epochs, after each of which half of the labelled speech is read.
+    # Four passes of six sub-epochs, after each of which a quarter of the labelled speech is read.
     labelled, unlabelled = (corpus.hours(getattr(folds[0], n)) for n in ("labelled", "unlabelled"))
     hours = 4 * unlabelled + 6 * labelled
     for speakers in (folds[0].labelled, (*folds[0].labelled, *folds[0].unlabelled)):
         epochs, chunked = (int(each.partition("=")[2]) for each in experiment.epochs(speakers))
         assert abs(epochs * corpus.hours(speakers) - hours) <= corpus.hours(speakers) / 2
-        assert epochs - chunked == round(epochs * 4 / 12)
+        assert epochs - chunked == round(epochs * 4 / 24)
     experiment.write_data()
     lists = (tmp_path / "oracle_data" / "labelled.speakers").read_text().split()
     assert len(lists) == len(folds[0].labelled) + len(folds[0].unlabelled) - 1
@@ -179,3 +180,25 @@ def test_scores_of_models_that_were_taken_over_are_too(
     link_scores(replace(began, folder=folder, overrides=(override,)), source)
     linked = {path.stem: path.read_text() for path in folder.rglob("scores/*.json")}
     assert linked == ({"baseline": "baseline"} if is_linked else {})
+
+
+@pytest.mark.parametrize("label", ABLATIONS)
+def test_ablations_differ_from_the_recipe_in_values_that_it_may_have(label: str) -> None:
+    """Each recipe can be read, differs, and leaves the steps before its first as they are."""
+    ablation, recipe = ABLATIONS[label], read_recipe(str(RECIPE))
+    other = read_recipe(str(RECIPE), ablation.settings)
+    differing = {
+        field.name
+        for field in fields(recipe)
+        if getattr(other, field.name) != getattr(recipe, field.name)
+    }
+    assert differing
+    sections = {
+        "align": {"alignment"},
+        "train_baseline": {"baseline", "teacher", "student"},
+        "train_teacher": {"teacher", "sequence_training"},
+        "generate_targets": {"targets"},
+        "train_student": {"student"},
+        "evaluate": {"evaluation", "tuning"},
+    }
+    assert differing <= sections[ablation.again]

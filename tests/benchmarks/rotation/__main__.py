@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.configuration import canonical_json, plain
-from jobs.cli.catalogue import TRAIN_BASELINE
+from jobs.cli.catalogue import INGEST, STEPS, TRAIN_BASELINE
 from pipeline.runs.names import BASELINE, STUDENT, TEACHER, sequence_trained
 from tests.benchmarks.rotation.folds import NUM_FOLDS, Corpus, Fold, fold_of
 from tests.benchmarks.rotation.lanes import (
@@ -39,14 +39,15 @@ from tests.benchmarks.rotation.lanes import (
     Lane,
     link_run,
     run_lanes,
+    steps_from,
 )
 from tests.benchmarks.rotation.scores import CLEAN, Scoring, is_trained, score_all
 from training.recipes import Recipe, read_recipe
 
 RECIPE = Path(__file__).parent / "recipe.toml"
 EVERY_PLACEMENT = "clean,DP1,DP2,DP3,DP4,DP5"
-NUM_DRAWN = 2
-"""The placements of each training utterance."""
+NUM_DRAWN = 6
+"""The placements of each training utterance: all, so that one of its versions is clean."""
 
 SEEDED = ("aligner", "baseline", "teacher", "student", "targets", "sequence_training")
 ORACLE = "oracle"
@@ -67,13 +68,20 @@ class Experiment:
     overrides: tuple[str, ...]
     placements: tuple[str, ...]
     is_resumed: bool = False
+    first_step: str = INGEST
+    student_ranks: int = 1
 
     def lane(self, name: str, steps: Sequence[str], *overrides: str) -> Lane:
-        """Return a lane of the run `name`, with overrides of its own before those given."""
+        """Return a lane of the run `name`, with overrides of its own before those given.
+
+        Steps before the first one were taken over, and are not started.
+        """
         every = (*overrides, *self.overrides)
         data = self.folder / f"{name}_data"
         run = self.folder / name
-        return Lane(run, data, steps, RECIPE, every, self.placements, self.is_resumed)
+        steps = steps_from(self.first_step, steps)
+        place = run, data, steps, RECIPE, every
+        return Lane(*place, self.placements, self.is_resumed, self.student_ranks)
 
     def recipe(self, *overrides: str) -> Recipe:
         """Return the recipe with the overrides."""
@@ -187,7 +195,14 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--label", default="rotation", help="name of the recipe that is measured")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     parser.add_argument("--reuse", metavar="LABEL", help="begin with what this label has finished")
-    parser.add_argument("--again", metavar="STEP", help="the first step that is not taken over")
+    parser.add_argument(
+        "--again",
+        metavar="STEP",
+        choices=STEPS,
+        default=TRAIN_BASELINE,
+        help="the first step that is not taken over, default train_baseline",
+    )
+    parser.add_argument("--student-ranks", type=int, default=1, help="of a distributed trainer")
     return parser.parse_args()
 
 
@@ -205,13 +220,15 @@ def main() -> None:
         arguments.out / arguments.label / name,
         (*seeds, *arguments.set),
         placements if arguments.condition == "multi" else (),
+        student_ranks=arguments.student_ranks,
     )
     target = arguments.out / "results" / f"{arguments.label}-{name}.jsonl"
     if target.exists():
         sys.exit(f"{target} is there already: nothing to do")
     experiment.write_data()
     if arguments.reuse:
-        take_over(experiment, arguments.out / arguments.reuse / name, arguments.again)
+        experiment = replace(experiment, first_step=arguments.again)
+        take_over(experiment, arguments.out / arguments.reuse / name)
     experiment = replace(experiment, is_resumed=begun_before(experiment))
     (train_supervised if arguments.supervised else train)(experiment)
     found = list(scorings(experiment, arguments.supervised))
@@ -223,6 +240,7 @@ def main() -> None:
         "condition": arguments.condition,
         "label": arguments.label,
         "drawn": arguments.drawn,
+        "student_ranks": arguments.student_ranks,
         "settings": arguments.set,
         "hours": hours,
         "seconds": time.time() - started,
@@ -232,11 +250,10 @@ def main() -> None:
     print(target)
 
 
-def take_over(experiment: Experiment, source: Path, again: str | None) -> None:
-    """Link what another label finished before the step `again`, baseline and oracle too."""
-    step = again or TRAIN_BASELINE
-    link_run(source / "run", experiment.folder / "run", step)
-    link_run(source / ORACLE, experiment.folder / ORACLE, step)
+def take_over(experiment: Experiment, source: Path) -> None:
+    """Link what another label finished before the first step, baseline and oracle too."""
+    for run in ("run", ORACLE):
+        link_run(source / run, experiment.folder / run, experiment.first_step)
     link_scores(experiment, source)
 
 

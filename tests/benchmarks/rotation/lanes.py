@@ -52,6 +52,7 @@ class Lane:
     overrides: Sequence[str]
     placements: Sequence[str] = ()
     is_resumed: bool = False
+    student_ranks: int = 1
 
     @property
     def log(self) -> Path:
@@ -61,6 +62,7 @@ class Lane:
 
 def run_lanes(lanes: Sequence[Lane]) -> None:
     """Run the lanes two at a time; StepFailedError once all have ended, if one failed."""
+    lanes = [each for each in lanes if each.steps]
     with ProcessPoolExecutor(NUM_LANES, get_context("spawn")) as pool:
         codes = list(pool.map(_run_lane, lanes))
     for lane, code in zip(lanes, codes, strict=True):
@@ -74,7 +76,8 @@ def _run_lane(lane: Lane) -> int:
             os.dup2(log.fileno(), descriptor)
         # One rank a model: two lanes fill two cores, and no rank waits for another.
         rounds = read_recipe(str(lane.recipe), lane.overrides).targets.rounds
-        every = launches(str(lane.kaldi_dir), 1, 1, "cpu", lane.placements, (), rounds)
+        ranks = 1, lane.student_ranks
+        every = launches(str(lane.kaldi_dir), *ranks, "cpu", lane.placements, (), rounds)
         chosen = [
             each for each in every if each.step in lane.steps and not _is_done(lane, each.step)
         ]
@@ -105,6 +108,12 @@ def _is_done(lane: Lane, step: str) -> bool:
     return all(is_finished(store, run_uri, name) for name in writes)
 
 
+def steps_from(first: str, steps: Sequence[str]) -> list[str]:
+    """Return those of some steps that come no earlier in a run than the step `first`."""
+    order = list(STEPS)
+    return [step for step in steps if order.index(step) >= order.index(first)]
+
+
 def link_run(source: Path, target: Path, again: str) -> None:
     """Make `target` the run `source` as it was before the step `again`, without copying bytes.
 
@@ -112,10 +121,9 @@ def link_run(source: Path, target: Path, again: str) -> None:
     """
     if target.exists():
         return
-    steps = list(STEPS)
     left_out = {
         target / name
-        for step in steps[steps.index(again) :]
+        for step in steps_from(again, list(STEPS))
         for name in writes_of(step, MAX_ROUNDS, EVALUATED_MODELS, True, MAX_TEACHERS, MAX_ROUNDS)
     }
     for folder, _, files in os.walk(source):

@@ -1,0 +1,95 @@
+"""Measure recipes that differ from the rotation's in one thing, each from the step that differs.
+
+python -m tests.benchmarks.rotation.ablations --fold 0 --seed 17 --kaldi-dir DIR --out DIR
+python -m tests.benchmarks.rotation.table DIR/results/*.jsonl --against rotation
+
+Takes the steps before over from the rotation's own run of this fold and seed, which must be there.
+What has a result is left; `--only LABEL ...` measures some alone.
+"""
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jobs.cli.catalogue import (
+    ALIGN,
+    EVALUATE,
+    GENERATE_TARGETS,
+    TRAIN_BASELINE,
+    TRAIN_STUDENT,
+    TRAIN_TEACHER,
+)
+
+REFERENCE = "rotation"
+MODELS = ("baseline", "teacher", "student")
+
+
+@dataclass(frozen=True, slots=True)
+class Ablation:
+    """Ablation: the first step that differs from the reference, and the values that do."""
+
+    again: str
+    settings: tuple[str, ...]
+    student_ranks: int = 1
+
+
+def distributed(trainer: str, *values: str) -> Ablation:
+    """Return the student's training on four ranks, in blocks as short as the demo's."""
+    settings = (f"name={trainer}", "block_size=10", *values)
+    return Ablation(TRAIN_STUDENT, tuple(f"student.trainer.{each}" for each in settings), 4)
+
+
+ABLATIONS: Mapping[str, Ablation] = {
+    "targets-of-own-version": Ablation(GENERATE_TARGETS, ("targets.versions=own",)),
+    "targets-at-one-offset": Ablation(GENERATE_TARGETS, ("targets.offsets=one",)),
+    "one-round": Ablation(GENERATE_TARGETS, ("targets.rounds=1",)),
+    "lattice-targets": Ablation(GENERATE_TARGETS, ("targets.source=lattice",)),
+    **{f"k-{k}": Ablation(GENERATE_TARGETS, (f"targets.k={k}",)) for k in (1, 5, 10)},
+    "teacher-without-smbr": Ablation(TRAIN_TEACHER, ("sequence_training.teacher=false",)),
+    **{f"ensemble-{m}": Ablation(TRAIN_TEACHER, (f"teacher.ensemble={m}",)) for m in (2, 3)},
+    **{f"passes-{p}": Ablation(TRAIN_STUDENT, (f"student.num_passes={p}",)) for p in (2, 6, 12)},
+    "no-whole-utterances": Ablation(TRAIN_STUDENT, ("student.num_whole_utterance_sub_epochs=0",)),
+    "no-scheduled-rate": Ablation(TRAIN_STUDENT, ("student.labelled_rate_factor=1.0",)),
+    "htm": distributed("htm", "gradient_threshold=0.25", "group_size=2"),
+    "bmuf-nesterov": distributed("bmuf", "form=nesterov"),
+    "bmuf-as-printed": distributed("bmuf", "form=as_printed"),
+    "no-speeds": Ablation(
+        TRAIN_BASELINE, tuple(f"{model}.augmentation.speed=[1.0]" for model in MODELS)
+    ),
+    "own-alignments": Ablation(ALIGN, ("alignment.versions=own",)),
+    "witten-bell": Ablation(EVALUATE, ("evaluation.smoothing=witten_bell",)),
+    "bigram": Ablation(EVALUATE, ("evaluation.ngram_order=2",)),
+    "one-scale": Ablation(EVALUATE, ("tuning.acoustic_scales=[]",)),
+}
+"""The pairs by label."""
+
+
+def command(label: str, ablation: Ablation, rest: list[str]) -> list[str]:
+    """Return the rotation's command line of one ablation; `rest` names fold, seed and folders."""
+    settings = [part for each in ablation.settings for part in ("--set", each)]
+    taken = ["--reuse", REFERENCE, "--again", ablation.again]
+    ranks = ["--student-ranks", str(ablation.student_ranks)]
+    module = [sys.executable, "-m", "tests.benchmarks.rotation"]
+    return [*module, "--label", label, *taken, *ranks, *settings, *rest]
+
+
+def main() -> None:
+    """Measure the ablations one after the other; exit with the first code that is not 0."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.benchmarks.rotation.ablations",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", nargs="+", choices=ABLATIONS, default=list(ABLATIONS))
+    arguments, rest = parser.parse_known_args()
+    codes = [
+        subprocess.run(command(label, ABLATIONS[label], rest), check=False).returncode
+        for label in arguments.only
+    ]
+    sys.exit(next(filter(None, codes), 0))
+
+
+if __name__ == "__main__":
+    main()
