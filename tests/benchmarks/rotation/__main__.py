@@ -54,6 +54,14 @@ ORACLE = "oracle"
 SETTINGS = "settings.json"
 """The resolved recipe that a fold was begun with, in its folder."""
 
+SUPERVISED = (
+    "senones.max_senones=400",
+    "senones.min_count=120",
+    *(f"{model}.num_epochs=40" for model in ("baseline", "teacher")),
+    *(f"{model}.num_chunked_epochs=34" for model in ("baseline", "teacher")),
+)
+"""With all speakers transcribed there are frames for more senones, and no student to follow."""
+
 ORACLE_ALIGNER = ("aligner.num_epochs=3", "aligner.num_chunked_epochs=3")
 """An epoch of the oracle's aligner is five of the other's."""
 
@@ -127,9 +135,9 @@ def train(experiment: Experiment) -> None:
 
 def train_supervised(experiment: Experiment) -> None:
     """Train the student's and the teacher's form on all speakers but the held-out ones."""
-    run_lanes([experiment.lane(ORACLE, DATA_STEPS)])
+    run_lanes([experiment.lane(ORACLE, DATA_STEPS, *SUPERVISED)])
     lanes = (BASELINE_STEPS, TEACHER_STEPS)
-    run_lanes([experiment.lane(ORACLE, steps) for steps in lanes])
+    run_lanes([experiment.lane(ORACLE, steps, *SUPERVISED) for steps in lanes])
 
 
 def scorings(experiment: Experiment, is_supervised: bool) -> Iterator[Scoring]:
