@@ -28,7 +28,8 @@ ENDINGS = {
 def begin(kind: str, mark: str) -> "subprocess.Popen[str]":
     """Start a run; return it when each worker of its step is at work."""
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "MEGAHOUR_TEST_MARK": mark}
-    command = [sys.executable, str(PROGRAM), kind]
+    # A script's background job ignores SIGINT, and so would all that it starts.
+    command = ["env", "--default-signal=INT", sys.executable, str(PROGRAM), kind]
     run = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     assert run.stderr is not None
     said = ""
