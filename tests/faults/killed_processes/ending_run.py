@@ -18,7 +18,9 @@ HERE = Path(__file__)
 
 def wait(_: int = 0) -> None:
     """Say so on standard error and wait."""
-    print("ready", file=sys.stderr, flush=True)
+    # In one piece: unbuffered, print() writes the end of the line by itself.
+    sys.stderr.write("ready\n")
+    sys.stderr.flush()
     time.sleep(300)
 
 
