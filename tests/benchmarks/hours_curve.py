@@ -25,6 +25,8 @@ SPEAKER_HOURS = 1 / 30
 SUPERVISED_RANKS, STUDENT_RANKS = 2, 4
 """Those of the demo."""
 
+SEEDED = ("aligner", "baseline", "teacher", "student")
+
 
 def overrides(hours: float, most: float, seed: int) -> list[str]:
     """Return the recipe's values for a run of some hours; ValueError if no passes fit."""
@@ -46,7 +48,7 @@ def overrides(hours: float, most: float, seed: int) -> list[str]:
         f"student.num_whole_utterance_sub_epochs={round(share * NUM_SUB_EPOCHS)}",
         f"baseline.num_epochs={num_epochs}",
         f"baseline.num_chunked_epochs={round((1 - share) * num_epochs)}",
-        *(f"{section}.seed={seed}" for section in ("baseline", "teacher", "student")),
+        *(f"{section}.seed={seed}" for section in SEEDED),
     ]
 
 
@@ -59,12 +61,11 @@ def synthesis(most: float) -> Launch:
 
 
 def run_hours(folder: Path, hours: float, given: Sequence[str], others: Sequence[Path]) -> int:
-    """Run all steps of one run; the first run's ingest fills the corpus of all."""
+    """Run all steps of one run; the first ingests, and later reports show `others` too."""
     run = folder / f"{hours:g}h"
     steps = launches(str(folder / "kaldi"), SUPERVISED_RANKS, STUDENT_RANKS, "cpu")
     if others:
         steps = [each for each in steps if each.step not in (INGEST, REPORT)]
-
         curve = ("--curve", *map(str, others))
         steps.append(Launch(REPORT, (sys.executable,), curve))
     values = [f"corpus.uri={folder / 'corpus'}", *given]
@@ -79,7 +80,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, required=True, help="folder of corpus and runs")
     parser.add_argument("--hours", default="0.5,1,2,5,10,20", help="separated by commas")
-    parser.add_argument("--seed", type=int, default=17, help="of baseline, teacher and student")
+    parser.add_argument("--seed", type=int, default=17, help="of all models")
     arguments = parser.parse_args()
     hours = sorted(map(float, arguments.hours.split(",")))
     given = [overrides(each, hours[-1], arguments.seed) for each in hours]

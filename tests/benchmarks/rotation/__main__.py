@@ -249,8 +249,10 @@ def main() -> None:
         "label": arguments.label,
         "drawn": arguments.drawn,
         "student_ranks": arguments.student_ranks,
-        "settings": arguments.set,
+        "settings": [*(SUPERVISED if arguments.supervised else ()), *arguments.set],
         "hours": hours,
+        # Of a fold that was cut off these are the last call's alone.
+        "is_resumed": experiment.is_resumed,
         "seconds": time.time() - started,
         "load": os.getloadavg()[0],
     }

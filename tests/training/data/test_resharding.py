@@ -123,23 +123,12 @@ def test_a_resharded_sub_epoch_resumes_from_any_minibatch(dataset: Dataset) -> N
         )
 
 
-def test_new_ranks_together_read_few_buffers_twice(dataset: Dataset, monkeypatch) -> None:
+def test_new_ranks_together_read_few_buffers_twice(dataset: Dataset, opened: list[str]) -> None:
     """A rank takes runs of minibatches: beside its own it shares a buffer with each neighbour."""
     sub_epoch = SubEpoch(False, 0, 1, 0, False, 0.1)
-    opened: list[str] = []
-    plainly = ObjectStore.get
-
-    def counting(store: ObjectStore, uri: str) -> bytes:
-        opened.append(uri)
-        return plainly(store, uri)
-
-    monkeypatch.setattr(ObjectStore, "get", counting)
     for rank in range(3):
-        list(
-            reshard(
-                replace(dataset, rank=rank, world_size=3), sub_epoch, INDEX, [[1] * 4]
-            ).minibatches()
-        )
+        taken_over = replace(dataset, rank=rank, world_size=3)
+        list(reshard(taken_over, sub_epoch, INDEX, [[1] * 4]).minibatches())
     shuffle_buffers = [
         minibatch_range.buffer.parts
         for plan in plans_of(dataset, sub_epoch, 4)
