@@ -62,14 +62,15 @@ def label_by_logits(
     job: Job, distribute: Distribute, targets_round: TargetsRound, models: Sequence[str]
 ) -> StepResult:
     """Label with the servers of the teachers, one a device."""
-    k = job.recipe.targets.k
+    config = job.recipe.targets
+    columns = {"k": str(config.k), "tail_samples": str(config.tail_samples)}
     pool = DevicePool(
         factory="training.targets.teacher:serve_teacher",
-        arguments={"k": str(k), **teacher_arguments(job, models)},
+        arguments={**columns, **teacher_arguments(job, models)},
         devices=job.cluster.devices,
         idle_timeout_s=IDLE_TIMEOUT_S,
     )
-    place = job.store, job.run_uri, job.recipe.targets, PooledTeacher(pool, k)
+    place = job.store, job.run_uri, config, PooledTeacher(pool, config.k, config.tail_samples)
     return generate_targets(*place, distribute, models, targets_round=targets_round)
 
 
@@ -89,7 +90,9 @@ def label_with_lattices(job: Job, distribute: Distribute) -> StepResults:
             devices=job.cluster.devices,
             idle_timeout_s=SEARCH_IDLE_TIMEOUT_S,
         )
-        teacher = open_lattice_teacher(*where, pool.request, config.k, config.lattices)
+        teacher = open_lattice_teacher(
+            *where, pool.request, config.k, config.lattices, config.tail_samples
+        )
         label = *where, config, teacher, distribute, models, *limits, targets_round
         made.append(generate_targets(*label))
     return made

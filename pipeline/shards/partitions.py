@@ -19,14 +19,13 @@ from pipeline.shards.feature_cells import (
 )
 from pipeline.shards.features import FEATURE_FOOTER
 from pipeline.shards.stored_kbest import (
-    Offsets,
+    StoredForm,
     StoredKBest,
     footer_of,
     from_stored_rows,
     num_stored_rows,
     offsets_of,
     stated_k,
-    stated_offsets,
     stored_rows,
 )
 from pipeline.shards.tensors import (
@@ -85,7 +84,7 @@ class PartitionRow:
 
 
 def write_partition(rows: Sequence[PartitionRow]) -> bytes:
-    """Write a training partition; its rows' common k, offsets and storage are in the footer."""
+    """Write a training partition; its rows' common k, form and storage are in the footer."""
     footer = footer_of([row.targets for row in rows if not isinstance(row.targets, Alignment)])
     storage, k = common_storage(row.storage for row in rows), stated_k(footer)
     return write_rows(_FORMAT, (_to_cells(row, k) for row in rows), **footer, dtype=storage)
@@ -98,8 +97,8 @@ def read_partition(data: bytes, chosen: Sequence[int] | None = None) -> list[Par
     than stated.
     """
     rows, footer = read_rows(_FORMAT, data, chosen)
-    k, offsets, storage = stated_k(footer), stated_offsets(footer), stated_storage(footer)
-    return [_from_cells(row, k, offsets, storage) for row in rows]
+    form, storage = StoredForm.stated(footer), stated_storage(footer)
+    return [_from_cells(row, form, storage) for row in rows]
 
 
 def read_partition_lengths(
@@ -173,7 +172,7 @@ def _to_cells(row: PartitionRow, k: int) -> Row:
     return cells | kbest_to_cells(stored_rows(row.targets), num_targets, k, where)
 
 
-def _from_cells(cells: dict[str, Any], k: int, offsets: Offsets, storage: Storage) -> PartitionRow:
+def _from_cells(cells: dict[str, Any], form: StoredForm, storage: Storage) -> PartitionRow:
     where, num_frames = cells["utterance_id"], cells["num_frames"]
     return PartitionRow(
         where,
@@ -181,13 +180,13 @@ def _from_cells(cells: dict[str, Any], k: int, offsets: Offsets, storage: Storag
         cells["duration_ms"],
         cells["text"],
         features_from_cell(cells["features"], num_frames, storage, where),
-        _targets_from_cells(cells, k, offsets),
+        _targets_from_cells(cells, form),
         cells["offset"],
         storage,
     )
 
 
-def _targets_from_cells(cells: dict[str, Any], k: int, offsets: Offsets) -> Alignment | StoredKBest:
+def _targets_from_cells(cells: dict[str, Any], form: StoredForm) -> Alignment | StoredKBest:
     where, num_frames = cells["utterance_id"], cells["num_frames"]
     is_aligned = cells["alignment"] is not None
     is_soft = any(cells[name] is not None for name in ("senones", "logits", "log_z"))
@@ -195,6 +194,7 @@ def _targets_from_cells(cells: dict[str, Any], k: int, offsets: Offsets) -> Alig
         kinds = "both an alignment and" if is_soft else "neither an alignment nor"
         raise ValueError(f"damaged shard: {where} has {kinds} k-best targets: need one of them")
     if is_soft:
-        num_targets = num_stored_rows(num_frames, cells["offset"], offsets)
-        return from_stored_rows(kbest_from_cells(cells, num_targets, k, where), offsets)
+        shape = num_stored_rows(num_frames, cells["offset"], form.offsets), form.k
+        kbest = kbest_from_cells(cells, shape, form.tail_samples, where)
+        return from_stored_rows(kbest, form.offsets)
     return Alignment(from_buffer(cells["alignment"], UINT16, (num_frames,), f"{where} alignment"))

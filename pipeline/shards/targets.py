@@ -9,12 +9,11 @@ import pyarrow as pa
 from pipeline.filterbank import FRAME_SHIFT_MS
 from pipeline.shards.container import Format, Row, read_rows, required, write_rows
 from pipeline.shards.stored_kbest import (
-    Offsets,
+    StoredForm,
     StoredKBest,
     footer_of,
     from_stored_rows,
     stated_k,
-    stated_offsets,
     stored_rows,
 )
 from pipeline.shards.tensors import kbest_from_cells, kbest_to_cells
@@ -46,7 +45,7 @@ class TargetRow:
 
 
 def write_targets(rows: Sequence[TargetRow]) -> bytes:
-    """Write a target shard; the footer states the rows' common k, and whether offsets are all."""
+    """Write a target shard; the footer states the rows' common k and form."""
     footer = footer_of([row.kbest for row in rows])
     return write_rows(_FORMAT, (_to_cells(row, stated_k(footer)) for row in rows), **footer)
 
@@ -57,8 +56,8 @@ def read_targets(data: bytes) -> list[TargetRow]:
     ValueError for damaged bytes or tensors of another size than stated.
     """
     rows, footer = read_rows(_FORMAT, data)
-    k, offsets = stated_k(footer), stated_offsets(footer)
-    return [_from_cells(row, k, offsets) for row in rows]
+    form = StoredForm.stated(footer)
+    return [_from_cells(row, form) for row in rows]
 
 
 def _to_cells(row: TargetRow, k: int) -> Row:
@@ -73,11 +72,12 @@ def _to_cells(row: TargetRow, k: int) -> Row:
     }
 
 
-def _from_cells(cells: dict[str, Any], k: int, offsets: Offsets) -> TargetRow:
+def _from_cells(cells: dict[str, Any], form: StoredForm) -> TargetRow:
     where = cells["utterance_id"]
     _require_offset(cells["offset"], where)
-    kbest = kbest_from_cells(cells, cells["num_low_rate_frames"], k, where)
-    return TargetRow(where, cells["offset"], from_stored_rows(kbest, offsets))
+    shape = cells["num_low_rate_frames"], form.k
+    kbest = kbest_from_cells(cells, shape, form.tail_samples, where)
+    return TargetRow(where, cells["offset"], from_stored_rows(kbest, form.offsets))
 
 
 def _require_offset(offset: int, where: str) -> None:

@@ -39,12 +39,18 @@ def require_tensor(
         raise ValueError(f"{where}: {array.dtype} {array.shape}: need {dtype} {shape}")
 
 
-def kbest_from_cells(row: dict[str, Any], num_frames: int, k: int, where: str) -> KBest:
-    """View the cells senones, logits and log_z of `row` as k-best targets, checked."""
+def kbest_from_cells(
+    row: dict[str, Any], shape: tuple[int, int], tail_samples: int, where: str
+) -> KBest:
+    """View the cells senones, logits and log_z of `row` as k-best targets, checked.
+
+    The last `tail_samples` of the `shape`'s columns were drawn.
+    """
     kbest = KBest(
-        from_buffer(row["senones"], UINT16, (num_frames, k), f"{where} senones"),
-        from_buffer(row["logits"], FLOAT16, (num_frames, k), f"{where} logits"),
-        from_buffer(row["log_z"], FLOAT16, (num_frames,), f"{where} log_z"),
+        from_buffer(row["senones"], UINT16, shape, f"{where} senones"),
+        from_buffer(row["logits"], FLOAT16, shape, f"{where} logits"),
+        from_buffer(row["log_z"], FLOAT16, shape[:1], f"{where} log_z"),
+        tail_samples=tail_samples,
     )
     check_kbest(kbest, where)
     return kbest

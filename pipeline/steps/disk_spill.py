@@ -64,7 +64,8 @@ def _tensors(row: PartitionRow) -> tuple[np.ndarray, ...]:
 
 
 def _with_tensors(row: PartitionRow, arrays: Sequence[np.ndarray]) -> PartitionRow:
+    assert not isinstance(row.targets, Alignment), "only rows with soft targets are spilled"
     features, *columns = arrays
-    kbest = KBest(*columns)
+    kbest = KBest(*columns, tail_samples=stored_rows(row.targets).tail_samples)
     is_at_all = isinstance(row.targets, KBestAtAllOffsets)
     return replace(row, features=features, targets=KBestAtAllOffsets(kbest) if is_at_all else kbest)

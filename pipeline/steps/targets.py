@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Annotated, Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from jaxtyping import Float32
 from infra.configuration import LATER, plain
 from infra.ranges import Range, Seed, check_ranges
 from infra.store.object_store import ObjectStore
-from pipeline.kbest import KBest, KBestWithoutLattice, retained_mass
+from pipeline.kbest import KBest, KBestWithoutLattice, require_below_k, retained_mass
 from pipeline.placement_versions import Versions, heard_versions
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, Repetition, StepContext, once
@@ -46,9 +47,13 @@ from pipeline.shards import (
     write_targets,
 )
 from pipeline.splicing import STACK, splice
+from pipeline.tail_samples import tail_seed
 
-Teacher = Callable[[list[Float32[np.ndarray, "_frames 192"]]], Sequence[KBest]]
-"""Spliced utterances to their k best logits, in the same order; called in the workers."""
+Teacher = Callable[[list[Float32[np.ndarray, "_frames 192"]], list[int]], Sequence[KBest]]
+"""Spliced utterances, and the seeds of their tails' draws, to their k best logits.
+
+In the same order; called in the workers.
+"""
 
 HEARD_ELSEWHERE = "num_heard_elsewhere"
 """The statistic of the utterances that have the targets of a clearer version."""
@@ -61,9 +66,10 @@ SEARCH_ENGINES = ("kaldi-decoder", "kaldifst", "scipy")
 class TargetsConfig:
     """`k` logits a frame; a request to the teacher holds about `request_frames` low-rate frames.
 
-    An utterance has targets at one of its offsets, which the seed draws, or at all three. Of an
-    utterance that ingest simulated in several placements, the teacher hears each version itself,
-    or for all of them the clearest: what is clean to the teacher is then in a room to the student.
+    The last `tail_samples` of the k are drawn from the senones beyond the best. An utterance has
+    targets at one of its offsets, which the seed draws, or at all three. Of one that ingest
+    simulated in several placements, the teacher hears each version itself, or for all of them the
+    clearest: what is clean to the teacher is then in a room to the student.
     """
 
     k: Annotated[int, Range(1, 255)]
@@ -71,8 +77,11 @@ class TargetsConfig:
     seed: Seed
     offsets: Offsets = field(default="one", metadata=LATER)
     versions: Versions = field(default="own", metadata=LATER)
+    tail_samples: Annotated[int, Range(0, 254)] = field(default=0, metadata=LATER)
 
-    __post_init__ = check_ranges
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        require_below_k(self.tail_samples, self.k)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,14 +225,20 @@ def label_turns(
 
 
 def label_at(task: ShardTask, rows: Sequence[FeatureRow], offsets: Sequence[int]) -> list[KBest]:
-    """Label each utterance at its offset."""
+    """Label each utterance at its offset; draws from its tail depend on both and the seed."""
     spliced = [
         splice(row.features, offset).astype(np.float32)
         for row, offset in zip(rows, offsets, strict=True)
     ]
+    seeds = (
+        tail_seed(task.config.seed, row.utterance_id, offset)
+        for row, offset in zip(rows, offsets, strict=True)
+    )
     # A request holds many utterances, as a GPU needs batches (003 IV-A4, IV-B3).
     return [
-        target for request in requests(spliced, task.config) for target in task.teacher(request)
+        target
+        for request in requests(spliced, task.config)
+        for target in task.teacher(request, list(islice(seeds, len(request))))
     ]
 
 

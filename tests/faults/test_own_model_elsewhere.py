@@ -95,7 +95,7 @@ def test_device_servers_find_it_where_their_task_does(place: Place, module: Path
         arguments = {"run_uri": place[1], "k": "2", "form": canonical_json(FORM)}
         serve = "training.targets.teacher:serve_teacher"
         return PooledTeacher(DevicePool(serve, arguments, ("cpu",), idle_timeout_s=1.0), 2)(
-            utterances
+            utterances, [0]
         )
 
     assert label()[0].senones.shape == (3, 2)

@@ -51,8 +51,8 @@ def make(store: ObjectStore, run_uri: str, targets_round: TargetsRound, model: s
     form = canonical_json(read_recipe(str(TINY)).models.of(model))
     serve = serve_teacher("cpu", run_uri, "6", form, model)
 
-    def teacher(utterances: list[np.ndarray]) -> list:
-        return decode_targets(serve(encode_utterances(utterances)), 6)
+    def teacher(utterances: list[np.ndarray], seeds: list[int]) -> list:
+        return decode_targets(serve(encode_utterances(utterances, seeds)), 6)
 
     config = TargetsConfig(6, 60, 3)
     made = generate_targets(

@@ -65,8 +65,8 @@ def run_serially(store: ObjectStore, run_uri: str) -> None:
         extract_features(store, run_uri, subset, corpus_uri, recipe.features, budget, serially)
     label = serve_teacher("cpu", run_uri, str(k), canonical_json(recipe.models.teacher))
 
-    def teacher(utterances: list) -> list[KBest]:
-        return decode_targets(label(encode_utterances(utterances)), k)
+    def teacher(utterances: list, seeds: list[int]) -> list[KBest]:
+        return decode_targets(label(encode_utterances(utterances, seeds)), k)
 
     generate_targets(store, run_uri, recipe.targets, teacher, serially)
     repartition(store, run_uri, recipe.partitions, serially)

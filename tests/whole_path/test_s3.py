@@ -157,8 +157,8 @@ def test_targets_and_partitions_do_not_depend_on_the_place(
     form = canonical_json(recipe.models.teacher)
     label = serve_teacher("cpu", run_uri, str(recipe.targets.k), form, ",".join(names))
 
-    def teacher(utterances: list) -> list[KBest]:
-        return decode_targets(label(encode_utterances(utterances)), recipe.targets.k)
+    def teacher(utterances: list, seeds: list[int]) -> list[KBest]:
+        return decode_targets(label(encode_utterances(utterances, seeds)), recipe.targets.k)
 
     generate_targets(store, run_uri, recipe.targets, teacher, serially, names)
     repartition(store, run_uri, recipe.partitions, serially)

@@ -111,5 +111,4 @@ def kbest_of_middles_at_speed(targets: KBest, num_frames: int, speed: float) -> 
 
 def _rows(targets: KBest, numbers: Float64[np.ndarray, " frames"]) -> KBest:
     """Take rows of soft targets, the first or last for numbers beyond."""
-    rows = numbers.astype(np.int64).clip(0, len(targets.log_z) - 1)
-    return KBest(targets.senones[rows], targets.logits[rows], targets.log_z[rows])
+    return targets.rows(numbers.astype(np.int64).clip(0, len(targets.log_z) - 1))

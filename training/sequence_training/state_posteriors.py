@@ -55,17 +55,21 @@ def interpolated_kbest(
     lattice: StatePosteriors,
     weight: float,
     k: int,
+    tail_samples: int = 0,
+    seed: int = 0,
 ) -> KBest:
     """Keep the k best log posteriors of (1 - weight) softmax(logits) + weight lattice posteriors.
 
     At weight 0 these are the logits' own k best, to the bit. Where fewer than k senones have a
     probability, the others kept have a logit whose exponential is 0: the student's loss gives them
-    no mass, as it gives none to senones that are not kept.
+    no mass, as it gives none to senones that are not kept. The tail's draws, if any, are from the
+    mixed posteriors.
     """
     if weight == 0:
-        return select_kbest(logits, k)
+        return select_kbest(logits, k, tail_samples, seed)
     mixed = (1 - weight) * softmax(logits.astype(np.float64), axis=1)
     mixed[lattice.frames, lattice.senones] += weight * lattice.probabilities
     with np.errstate(divide="ignore"):
         log_posteriors = np.log(mixed)
-    return select_kbest(np.maximum(log_posteriors, _LOWEST).astype(np.float32), k)
+    mixed_logits = np.maximum(log_posteriors, _LOWEST).astype(np.float32)
+    return select_kbest(mixed_logits, k, tail_samples, seed)

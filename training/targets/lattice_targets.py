@@ -69,8 +69,6 @@ class LabellingConfig(TargetsConfig):
     lattices: LatticeTargetsConfig = field(default=LatticeTargetsConfig(), metadata=LATER)
     rounds: Annotated[int, Range(1, 5)] = field(default=1, metadata=LATER)
 
-    __post_init__ = check_ranges
-
 
 @dataclass(frozen=True, slots=True)
 class StoredGraph:
@@ -99,15 +97,20 @@ class LatticeTeacher:
     graph: StoredGraph
     acoustic_scale: float
     log_priors: Float32[np.ndarray, " senones"]
+    tail_samples: int = 0
 
-    def __call__(self, utterances: list[Float32[np.ndarray, "_frames 192"]]) -> list[KBest]:
+    def __call__(
+        self, utterances: list[Float32[np.ndarray, "_frames 192"]], seeds: list[int]
+    ) -> list[KBest]:
         """Return each utterance's targets, or the teacher's own where it has no lattice."""
-        answer = self.request(encode_utterances(utterances))
-        return [self._targets(rows) for rows in decode_logits(answer, self.graph.num_senones)]
+        answer = self.request(encode_utterances(utterances, seeds))
+        logits = decode_logits(answer, self.graph.num_senones)
+        return [self._targets(*pair) for pair in zip(logits, seeds, strict=True)]
 
-    def _targets(self, logits: Float32[np.ndarray, "_frames senones"]) -> KBest:
+    def _targets(self, logits: Float32[np.ndarray, "_frames senones"], seed: int) -> KBest:
+        columns = self.k, self.tail_samples, seed
         if self.config.weight == 0 or not len(logits):
-            return select_kbest(logits, self.k)
+            return select_kbest(logits, *columns)
         # Posteriors divided by priors, as a hybrid system decodes (003 II-A).
         scores = self.acoustic_scale * (log_softmax(logits, axis=1) - self.log_priors)
         beams = LatticeBeams(self.config.beam, self.config.lattice_beam)
@@ -116,9 +119,8 @@ class LatticeTeacher:
             found = open_search(self.graph).search(decode, len(logits))
         except (LatticeError, SearchError) as error:
             reason = "lattice_failed" if isinstance(error, LatticeError) else "search_failed"
-            own = select_kbest(logits, self.k)
-            return KBestWithoutLattice(own.senones, own.logits, own.log_z, reason, str(error))
-        return interpolated_kbest(logits, found, self.config.weight, self.k)
+            return KBestWithoutLattice.of(select_kbest(logits, *columns), reason, str(error))
+        return interpolated_kbest(logits, found, self.config.weight, *columns)
 
 
 def open_lattice_teacher(
@@ -127,6 +129,7 @@ def open_lattice_teacher(
     request: Callable[[bytes], bytes],
     k: int,
     config: LatticeTargetsConfig,
+    tail_samples: int = 0,
 ) -> LatticeTeacher:
     """Open the teacher of a run whose graph was built, with the priors of the labelled data.
 
@@ -137,7 +140,8 @@ def open_lattice_teacher(
     counts = read_manifest(store, run_uri, ALIGNMENT_STEP).statistics["senone_counts"]
     graph = StoredGraph(store, run_uri, output, len(counts))
     acoustic_scale = built.statistics["settings"]["acoustic_scale"]
-    return LatticeTeacher(request, k, config, graph, acoustic_scale, log_priors(counts).numpy())
+    priors = log_priors(counts).numpy()
+    return LatticeTeacher(request, k, config, graph, acoustic_scale, priors, tail_samples)
 
 
 def serve_logits(device: str, run_uri: str, form: str, models: str) -> Callable[[bytes], bytes]:

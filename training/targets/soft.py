@@ -64,6 +64,7 @@ class SoftTargetRows:
             np.concatenate([np.zeros((1, k), np.uint16), *(kbest.senones for kbest in kbests)]),
             np.concatenate([np.zeros((1, k), np.float16), *(kbest.logits for kbest in kbests)]),
             np.concatenate([np.zeros(1, np.float16), *(kbest.log_z for kbest in kbests)]),
+            tail_samples=kbests[0].tail_samples,
         )
         probabilities = soft_targets(joined)
         # Without target mass, padding adds neither loss nor gradient.

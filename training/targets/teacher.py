@@ -26,10 +26,14 @@ class PooledTeacher:
 
     pool: DevicePool
     k: int
+    tail_samples: int = 0
 
-    def __call__(self, utterances: list[Float32[np.ndarray, "_frames 192"]]) -> list[KBest]:
+    def __call__(
+        self, utterances: list[Float32[np.ndarray, "_frames 192"]], seeds: list[int]
+    ) -> list[KBest]:
         """Return the k best logits of each utterance's frames."""
-        return decode_targets(self.pool.request(encode_utterances(utterances)), self.k)
+        answer = self.pool.request(encode_utterances(utterances, seeds))
+        return decode_targets(answer, self.k, self.tail_samples)
 
 
 def load_teacher(
@@ -58,30 +62,41 @@ def load_teacher(
 
 
 def serve_teacher(
-    device: str, run_uri: str, k: str, form: str, models: str = TEACHER
+    device: str, run_uri: str, k: str, form: str, models: str = TEACHER, tail_samples: str = "0"
 ) -> Callable[[bytes], bytes]:
     """Load a run's teacher onto `device`; a device pool's servers call this once each."""
     teacher = load_teacher(device, run_uri, form, models)
 
     def label(payload: bytes) -> bytes:
-        logits = teacher(decode_utterances(payload))
-        return encode_targets([select_kbest(rows, int(k)) for rows in logits])
+        pairs = zip(teacher(decode_utterances(payload)), decode_seeds(payload), strict=True)
+        columns = int(k), int(tail_samples)
+        return encode_targets([select_kbest(rows, *columns, seed) for rows, seed in pairs])
 
     return label
 
 
-def encode_utterances(utterances: Sequence[Float32[np.ndarray, "_frames 192"]]) -> bytes:
-    """Encode the number of utterances, their frame counts, their frames."""
+def encode_utterances(
+    utterances: Sequence[Float32[np.ndarray, "_frames 192"]], seeds: Sequence[int]
+) -> bytes:
+    """Encode the number of utterances, their frame counts, their seeds, their frames."""
     counts = np.array([len(utterances), *map(len, utterances)], "<u4")
-    return b"".join([counts.tobytes(), *(frames.astype("<f4").tobytes() for frames in utterances)])
+    each = (frames.astype("<f4").tobytes() for frames in utterances)
+    return b"".join([counts.tobytes(), np.array(seeds, "<u8").tobytes(), *each])
 
 
 def decode_utterances(payload: bytes) -> list[Float32[np.ndarray, "_frames 192"]]:
     """Invert `encode_utterances`."""
     (number,) = np.frombuffer(payload, "<u4", 1)
     counts = np.frombuffer(payload, "<u4", number, 4)
-    frames = np.frombuffer(payload, "<f4", offset=4 + 4 * int(number)).reshape(-1, NUM_INPUTS)
+    frames = np.frombuffer(payload, "<f4", offset=4 + 12 * int(number)).reshape(-1, NUM_INPUTS)
     return [part.copy() for part in np.split(frames, np.cumsum(counts)[:-1])]
+
+
+def decode_seeds(payload: bytes) -> list[int]:
+    """Read the seeds of the utterances that `encode_utterances` encoded."""
+    (number,) = np.frombuffer(payload, "<u4", 1)
+    seeds: list[int] = np.frombuffer(payload, "<u8", number, 4 + 4 * int(number)).tolist()
+    return seeds
 
 
 def encode_targets(targets: Sequence[KBest]) -> bytes:
@@ -95,8 +110,8 @@ def encode_targets(targets: Sequence[KBest]) -> bytes:
     return b"".join([counts.tobytes(), *(column.tobytes() for column in columns)])
 
 
-def decode_targets(payload: bytes, k: int) -> list[KBest]:
-    """Invert `encode_targets`."""
+def decode_targets(payload: bytes, k: int, tail_samples: int = 0) -> list[KBest]:
+    """Invert `encode_targets`; the last `tail_samples` of the k columns were drawn."""
     (number,) = np.frombuffer(payload, "<u4", 1)
     counts = np.frombuffer(payload, "<u4", number, 4)
     total, start = int(counts.sum()), 4 + 4 * int(number)
@@ -105,4 +120,4 @@ def decode_targets(payload: bytes, k: int) -> list[KBest]:
     log_z = np.frombuffer(payload, "<f2", total, start + 4 * total * k)
     edges = np.cumsum(counts)[:-1]
     parts = zip(*(np.split(column, edges) for column in (senones, logits, log_z)), strict=True)
-    return [KBest(*part) for part in parts]
+    return [KBest(*part, tail_samples=tail_samples) for part in parts]

@@ -93,8 +93,8 @@ def run_undisturbed(store: ObjectStore, run_uri: str, corpus_uri: str) -> None:
     k = recipe.targets.k
     label = serve_teacher("cpu", run_uri, str(k), canonical_json(recipe.models.teacher))
 
-    def teacher(utterances: list) -> list:
-        return decode_targets(label(encode_utterances(utterances)), k)
+    def teacher(utterances: list, seeds: list[int]) -> list:
+        return decode_targets(label(encode_utterances(utterances, seeds)), k)
 
     generate_targets(store, run_uri, recipe.targets, teacher, serially)
     repartition(store, run_uri, recipe.partitions, serially)

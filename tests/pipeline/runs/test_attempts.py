@@ -85,11 +85,11 @@ class DriftingTeacher:
     def __init__(self) -> None:
         self.calls = 0
 
-    def __call__(self, utterances: list[np.ndarray]) -> list[KBest]:
+    def __call__(self, utterances: list[np.ndarray], seeds: list[int]) -> list[KBest]:
         self.calls += 1
         return [
             replace(found, log_z=found.log_z + np.float16(self.calls))
-            for found in teacher(utterances)
+            for found in teacher(utterances, seeds)
         ]
 
 

@@ -3,6 +3,7 @@
 import gzip
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -69,7 +70,7 @@ def fake_logits(frames: np.ndarray) -> np.ndarray:
     return np.tanh(frames.astype(np.float32) @ projection / 20) * 5
 
 
-def teacher(utterances: list[np.ndarray]) -> list[KBest]:
+def teacher(utterances: list[np.ndarray], _: Sequence[int] = ()) -> list[KBest]:
     return [select_kbest(fake_logits(frames), 4) for frames in utterances]
 
 
@@ -369,9 +370,9 @@ def test_a_teacher_may_hear_the_clearest_version(tmp_path: Path, offsets: Offset
     config = TargetsConfig(4, 100, 3, offsets, "clearest")
     asked: list[int] = []
 
-    def counting(request):
+    def counting(request, seeds):
         asked.append(len(request))
-        return teacher(request)
+        return teacher(request, seeds)
 
     manifest = generate_targets(store, run_uri, config, counting, serially).manifest
     features = {

@@ -128,12 +128,12 @@ def test_an_utterance_without_lattice_at_an_offset_counts_once(
 ) -> None:
     """At one of its offsets or at all three, whichever of them the search leaves without one."""
 
-    def searching(utterances: list[np.ndarray]) -> list[KBest]:
+    def searching(utterances: list[np.ndarray], seeds: list[int]) -> list[KBest]:
         return [
             KBestWithoutLattice(each.senones, each.logits, each.log_z, "search_failed", "no path")
             if len(frames) % 2
             else each
-            for frames, each in zip(utterances, teacher(utterances), strict=True)
+            for frames, each in zip(utterances, teacher(utterances, seeds), strict=True)
         ]
 
     store, run_uri = copy_run(every[1], tmp_path)

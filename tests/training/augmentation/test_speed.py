@@ -117,6 +117,7 @@ def test_soft_targets_are_those_of_the_nearest_low_rate_frame(num_frames, speed,
         np.stack([middles, middles + 1], axis=1).astype(np.uint16),
         np.stack([np.zeros(stored), -middles], axis=1).astype(np.float16),
         middles.astype(np.float16),
+        tail_samples=1,
     )
     found = kbest_at_speed(targets, num_frames, offset, speed)
     wanted = positions_at_speed(num_frames, speed)[offset + 1 :: STACK]
@@ -126,3 +127,4 @@ def test_soft_targets_are_those_of_the_nearest_low_rate_frame(num_frames, speed,
     assert np.allclose(np.abs(found.senones[:, 0] - wanted), nearest)
     assert np.array_equal(found.log_z, found.senones[:, 0])
     assert np.array_equal(found.logits[:, 1], -found.log_z)
+    assert found.tail_samples == 1

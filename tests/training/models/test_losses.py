@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from pipeline.kbest import select_kbest, soft_targets
+from pipeline.kbest import KBest, select_kbest, soft_targets
 from training.models.losses import hard_cross_entropy, kbest_cross_entropy, num_correct
 
 
@@ -32,6 +32,32 @@ def test_kbest_cross_entropy_is_that_of_distributions_with_the_rest_left_out() -
     probabilities = torch.from_numpy(soft_targets(kbest))[None]
     actual = kbest_cross_entropy(student, senones, probabilities)
     torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def gradients(student: torch.Tensor, kbest: KBest) -> np.ndarray:
+    """The loss's gradients by the student's logits, [frames, senones]."""
+    logits = student.clone().requires_grad_()
+    senones = torch.from_numpy(kbest.senones.astype(np.int64))[None]
+    loss = kbest_cross_entropy(logits, senones, torch.from_numpy(soft_targets(kbest))[None])
+    (found,) = torch.autograd.grad(loss, logits)
+    return found[0].double().numpy()
+
+
+def test_the_mean_gradient_with_a_drawn_tail_is_that_of_all_logits() -> None:
+    """Within five standard errors of the draws themselves; renormalized k = 20 is far beyond."""
+    generator, num = np.random.default_rng(0), 20_000
+    teacher = generator.normal(size=(1, 60)).astype(np.float32)
+    student = torch.from_numpy(generator.normal(size=(1, 1, 60)).astype(np.float32))
+    exact = torch.softmax(student.double(), -1) - torch.softmax(torch.from_numpy(teacher), -1)
+    drawn = select_kbest(np.repeat(teacher, num, axis=0), 20, 4, seed=1)
+    found = gradients(student.expand(1, num, 60), drawn)
+    # float16 rounds logits, and with them probabilities of 0.1, by up to 2^-9.
+    bound = 5 * found.std(axis=0) / np.sqrt(num) + 2**-9 * 0.1
+    distance = np.abs(found.mean(axis=0) - exact[0, 0].numpy())
+    assert (distance <= bound).all()
+    renormalized = np.abs(gradients(student, select_kbest(teacher, 20))[0] - exact[0, 0].numpy())
+    assert (renormalized > bound).all()
+    assert np.linalg.norm(renormalized) > 10 * np.linalg.norm(distance)
 
 
 def test_kbest_with_one_senone_is_the_hard_cross_entropy() -> None:

@@ -157,3 +157,15 @@ def test_absent_senones_have_no_loss_and_are_pushed_down() -> None:
     assert loss.item() == pytest.approx(-log_softmax(np.zeros(4))[2])
     assert student.grad is not None
     assert student.grad.flatten().tolist() == pytest.approx([0.25, 0.25, -0.75, 0.25])
+
+
+def test_the_tail_is_drawn_from_the_mixed_posteriors() -> None:
+    """The mean of 1,000 seeds is the mixture within five standard errors of each senone."""
+    logits, found = drawn(7)
+    expected = 0.5 * softmax(logits, axis=1) + 0.5 * dense(found, 5, NUM_SENONES)
+    stored = np.zeros((1000, 5, NUM_SENONES))
+    for seed, each in enumerate(stored):
+        kbest = interpolated_kbest(logits, found, 0.5, 2, 1, seed)
+        np.add.at(each, (np.arange(5)[:, np.newaxis], kbest.senones), soft_targets(kbest))
+    bound = 5 * stored.std(axis=0) / np.sqrt(len(stored)) + 1e-3
+    assert (np.abs(stored.mean(axis=0) - expected) <= bound).all()

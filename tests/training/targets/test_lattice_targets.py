@@ -96,8 +96,8 @@ def from_logits(folder: Path) -> Manifest:
     remove_targets(folder)
     serve = serve_teacher("cpu", run_uri, str(K), canonical_json(BIDIRECTIONAL))
 
-    def teacher(utterances: list[np.ndarray]) -> list:
-        return decode_targets(serve(lattice_targets.encode_utterances(utterances)), K)
+    def teacher(utterances: list[np.ndarray], seeds: list[int]) -> list:
+        return decode_targets(serve(lattice_targets.encode_utterances(utterances, seeds)), K)
 
     return generate_targets(
         ObjectStore((str(folder),)), run_uri, CONFIG, teacher, serially

@@ -17,6 +17,7 @@ from training.models.lstm import LstmConfig, LstmModel
 from training.models.precision import set_float32_products
 from training.models.store import TrainedModel, store_model
 from training.targets.teacher import (
+    decode_seeds,
     decode_targets,
     decode_utterances,
     encode_targets,
@@ -25,6 +26,7 @@ from training.targets.teacher import (
 )
 
 LENGTHS = (7, 1, 40)
+SEEDS = (5, 0, 2**64 - 1)
 
 
 def utterances() -> list[np.ndarray]:
@@ -42,9 +44,33 @@ def assert_same(targets: list[KBest], expected: list[KBest]) -> None:
 def test_utterances_survive_the_message() -> None:
     """Frames come back to the bit, utterance by utterance."""
     for sent, received in zip(
-        utterances(), decode_utterances(encode_utterances(utterances())), strict=True
+        utterances(), decode_utterances(encode_utterances(utterances(), SEEDS)), strict=True
     ):
         np.testing.assert_array_equal(received, sent)
+
+
+def test_seeds_survive_the_message() -> None:
+    """All 64 bits, in the order of the utterances."""
+    assert decode_seeds(encode_utterances(utterances(), SEEDS)) == list(SEEDS)
+
+
+def test_the_server_draws_by_each_utterances_seed(tmp_path: Path) -> None:
+    """The last columns are draws of the seed in the message, whatever else is in the request."""
+    store = ObjectStore((str(tmp_path),))
+    torch.manual_seed(0)
+    config = LstmConfig(1, 8, bidirectional=True, look_ahead=0, dropout=0.0)
+    trained = TrainedModel(LstmModel(config, 30).eval(), torch.zeros(30))
+    spec = StepSpec(store, str(tmp_path), "models/teacher", {})
+    run_step(spec, lambda context: store_model(context, trained, Tally(), {}))
+    label = serve_teacher("cpu", str(tmp_path), "5", canonical_json(config), tail_samples="2")
+    together = decode_targets(label(encode_utterances(utterances(), SEEDS)), 5, 2)
+    frames = [torch.from_numpy(each) for each in utterances()]
+    logits = [each.numpy() for each in trained.model.utterance_logits(frames)]
+    pairs = zip(logits, SEEDS, strict=True)
+    assert_same(together, [select_kbest(each, 5, 2, seed) for each, seed in pairs])
+    assert all(each.tail_samples == 2 for each in together)
+    alone = decode_targets(label(encode_utterances(utterances()[2:], SEEDS[2:])), 5, 2)
+    np.testing.assert_array_equal(alone[0].senones, together[2].senones)
 
 
 def test_targets_survive_the_message() -> None:
@@ -73,7 +99,7 @@ def test_the_server_gives_the_models_own_best(
     run_step(spec, lambda context: store_model(context, trained, Tally(), {}))
     set_float32_products("tf32")
     label = serve_teacher(device, str(tmp_path), "5", canonical_json(config), **options)
-    answer = label(encode_utterances(utterances()))
+    answer = label(encode_utterances(utterances(), SEEDS))
     assert torch.backends.cudnn.rnn.fp32_precision == "ieee"
     logits = model.utterance_logits([torch.from_numpy(frames) for frames in utterances()])
     expected = [select_kbest(frames.numpy(), 5) for frames in logits]
@@ -96,7 +122,7 @@ def test_an_ensemble_answers_with_the_mean_posteriors(tmp_path: Path, models: st
             [each.numpy().astype(np.float64) for each in model.utterance_logits(frames)]
         )
     label = serve_teacher("cpu", str(tmp_path), "5", canonical_json(config), models)
-    answer = label(encode_utterances(utterances()))
+    answer = label(encode_utterances(utterances(), SEEDS))
     for found, *members in zip(decode_targets(answer, k=5), *by_member, strict=True):
         weights = [np.exp(logits) for logits in members]
         mean = np.mean([each / each.sum(axis=1, keepdims=True) for each in weights], axis=0)
@@ -123,6 +149,6 @@ def test_the_server_computes_on_its_device(tmp_path: Path, monkeypatch: pytest.M
 
     label = serve_teacher("meta", str(tmp_path), "5", canonical_json(config))
     monkeypatch.setattr(torch.Tensor, "cpu", leave)
-    answer = label(encode_utterances(utterances()))
+    answer = label(encode_utterances(utterances(), SEEDS))
     assert [len(each.log_z) for each in decode_targets(answer, k=5)] == list(LENGTHS)
     assert left == [("meta", (length, 30)) for length in LENGTHS]
