@@ -9,8 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64
 
-from pipeline.sampling import sampling_priority
-
 _BLOCK = 64
 """Senones of which the weights are added up at once, about the root of the papers' 3,183."""
 
@@ -27,12 +25,6 @@ class Tail:
 
     senones: Int64[np.ndarray, "frames draws"]
     weights: Float64[np.ndarray, "frames draws"]
-
-
-def tail_seed(seed: int, utterance_id: str, offset: int) -> int:
-    """Hash an utterance at an offset to the 64 bits that seed the draws of its tail."""
-    # Another text than that of the draw of the offset, which is of the id alone.
-    return sampling_priority(seed, f"tail {offset} {utterance_id}")
 
 
 def draw_tail(

@@ -40,6 +40,7 @@ from training.recipe_values import (
 from training.sequence_recipe import SequenceTrainingConfig
 from training.supervised_recipe import SupervisedConfig, TeacherConfig
 from training.targets.lattice_targets import LabellingConfig
+from training.targets.soft import SoftTargetsForm
 from training.trainers.registry import TrainerConfig, with_trainer
 
 Smoothing = Literal["witten_bell", "kneser_ney"]
@@ -78,7 +79,8 @@ class StudentConfig:
     """StudentConfig: scheduled learning on k-best targets and labelled data (003 V-D).
 
     `warm_start` names an earlier model of the run, whose weights training begins with (000 3.2).
-    The model computes in `precision`; its weights are float32.
+    The model computes in `precision`; its weights are float32. `soft_targets` sum to one over the
+    k best, or with one class of all other senones.
     """
 
     num_sub_epochs: Count
@@ -97,6 +99,7 @@ class StudentConfig:
     warm_start: WarmStart = field(default="none", metadata=LATER)
     augmentation: AugmentationConfig = field(default=AugmentationConfig(), metadata=LATER)
     precision: Precision = field(default="float32", metadata=LATER)
+    soft_targets: SoftTargetsForm = field(default="renormalized", metadata=LATER)
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -212,6 +215,11 @@ class Recipe:
             raise ValueError(
                 f"targets: k = {self.targets.k}: need at most senones.max_senones = "
                 f"{self.senones.max_senones}"
+            )
+        if self.student.soft_targets == "ghost" and self.targets.tail_samples:
+            raise ValueError(
+                f"student: soft_targets = 'ghost' with targets.tail_samples = "
+                f"{self.targets.tail_samples}: need 0: either stands for the senones not kept"
             )
         for section, earlier in EARLIER_MODELS.items():
             config = getattr(self, section)

@@ -47,7 +47,6 @@ from pipeline.shards import (
     write_targets,
 )
 from pipeline.splicing import STACK, splice
-from pipeline.tail_samples import tail_seed
 
 Teacher = Callable[[list[Float32[np.ndarray, "_frames 192"]], list[int]], Sequence[KBest]]
 """Spliced utterances, and the seeds of their tails' draws, to their k best logits.
@@ -240,6 +239,12 @@ def label_at(task: ShardTask, rows: Sequence[FeatureRow], offsets: Sequence[int]
         for request in requests(spliced, task.config)
         for target in task.teacher(request, list(islice(seeds, len(request))))
     ]
+
+
+def tail_seed(seed: int, utterance_id: str, offset: int) -> int:
+    """Hash an utterance at an offset to the 64 bits that seed the draws of its tail."""
+    # Another text than that of the draw of the offset, which is of the id alone.
+    return sampling_priority(seed, f"tail {offset} {utterance_id}")
 
 
 def stored_targets(first: int, turns: Sequence[KBest]) -> StoredKBest:

@@ -18,7 +18,8 @@ from pipeline.kbest import (
     select_kbest,
     soft_targets,
 )
-from pipeline.tail_samples import draw_tail, tail_seed
+from pipeline.steps.targets import tail_seed
+from pipeline.tail_samples import draw_tail
 
 K, DRAWS = 20, 4
 SEED_OF_A = 15565238360403752506

@@ -55,6 +55,7 @@ COMPANIONS: Mapping[tuple[str, str], Mapping[str, object]] = {
     ("StudentConfig", "final_learning_rate"): {"initial_learning_rate": 100},
     ("SequenceTrainingConfig", "initial_learning_rate"): {"final_learning_rate": 1e-12},
     ("SequenceTrainingConfig", "final_learning_rate"): {"initial_learning_rate": 100},
+    ("LabellingConfig", "tail_samples"): {"k": 255},
     ("LstmConfig", "look_ahead"): {"bidirectional": False},
     ("FactoryConfig", "delay"): {"look_ahead": 1000},
     ("ConformerConfig", "num_units"): {"num_heads": 1},

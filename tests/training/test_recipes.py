@@ -7,6 +7,7 @@ import pytest
 
 from infra.configuration import ConfigurationError
 from jobs.cli.job import recipe_path
+from training.fit.model_specs import sequence_fit, sibling_fits, student_fit
 from training.models.conformer import ConformerConfig
 from training.recipes import Recipe, read_recipe
 from training.trainers.bmuf import BmufConfig
@@ -69,6 +70,23 @@ def test_whole_utterances_refuse_chunks() -> None:
         with pytest.raises(ConfigurationError, match=message):
             tiny(*overrides)
     tiny(*without, f"student.num_whole_utterance_sub_epochs={num_sub_epochs}")
+
+
+def test_what_is_missing_of_the_targets_has_one_substitute() -> None:
+    """Drawn columns and the class of all others exclude each other; both are named."""
+    recipe = tiny("student.soft_targets=ghost", "targets.rounds=2")
+    assert [each.soft_targets for each in (student_fit(recipe), *sibling_fits(recipe))] == [
+        "ghost",
+        "ghost",
+    ]
+    assert "soft_targets" not in student_fit(tiny()).config
+    assert sequence_fit(recipe, student_fit(recipe)).soft_targets == "renormalized"
+    message = r"student: soft_targets = 'ghost' with targets\.tail_samples = 2: need 0"
+    with pytest.raises(ConfigurationError, match=message):
+        tiny("student.soft_targets=ghost", "targets.tail_samples=2")
+    assert tiny("targets.tail_samples=2").targets.tail_samples == 2
+    with pytest.raises(ConfigurationError, match=r"tail_samples = 8: need 0\.\.7, below k = 8"):
+        tiny("targets.tail_samples=8")
 
 
 def test_settings_that_are_not_given_are_the_papers() -> None:

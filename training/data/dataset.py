@@ -27,6 +27,7 @@ from training.data.minibatch import BufferFrames, Minibatch
 from training.data.sharding import Lengths, PartitionSlice, read_lengths, shard_partitions
 from training.data.sub_epochs import SubEpoch
 from training.data.validation_speakers import left_out_rows
+from training.targets.soft import SoftTargetsForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Dataset:
     augmentation: AugmentationConfig = NO_AUGMENTATION.config
     lattices: LatticeShards | None = None
     development: tuple[Output, ...] = ()
+    soft_targets: SoftTargetsForm = "renormalized"
 
     def plan(
         self, sub_epoch: SubEpoch, index: int, lengths_of: Callable[[Output], Lengths] | None = None
@@ -160,7 +162,8 @@ class ShuffleBuffer:
         data = read_output(self.dataset.store, self.dataset.run_uri, part.output)
         rows = read_partition(data, part.rows.tolist())
         augmenter = self.dataset.augmenter(self.sub_epoch, self.index)
-        frames = BufferFrames.of(rows, self.sub_epoch.offset, augmenter)
+        form = self.dataset.soft_targets
+        frames = BufferFrames.of(rows, self.sub_epoch.offset, augmenter, form)
         lattices = self.dataset.lattices
         return lattices.with_lattices(frames, part.output, part.rows) if lattices else frames
 

@@ -15,7 +15,7 @@ from training.augmentation.augmenter import NO_AUGMENTATION, Augmenter
 from training.data.batching import Segments
 from training.targets.hard import HardTargetRows, HardTargets
 from training.targets.sequence import SequenceTargetRows, SequenceTargets
-from training.targets.soft import SoftTargetRows, SoftTargets
+from training.targets.soft import SOFT_TARGET_ROWS, SoftTargetRows, SoftTargets, SoftTargetsForm
 
 _PADDING = 0
 """The row of zeros without a target."""
@@ -66,10 +66,12 @@ class BufferFrames:
         rows: Sequence[PartitionRow],
         sub_epoch_offset: int,
         augmenter: Augmenter = NO_AUGMENTATION,
+        soft_targets: SoftTargetsForm = "renormalized",
     ) -> "BufferFrames":
         """Augment and splice rows that all have hard targets, or all have soft ones."""
         rows = augmenter.at_speed(rows)
-        kind = HardTargetRows if isinstance(rows[0].targets, Alignment) else SoftTargetRows
+        is_hard = isinstance(rows[0].targets, Alignment)
+        kind = HardTargetRows if is_hard else SOFT_TARGET_ROWS[soft_targets]
         offsets = kind.offsets(rows, sub_epoch_offset)
         # The three offsets are views of stored frames, so only the concatenation below copies.
         parts = [splice(row.features, offset) for row, offset in zip(rows, offsets, strict=True)]

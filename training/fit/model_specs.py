@@ -36,6 +36,7 @@ from training.models.registry import ModelConfig
 from training.recipes import CheckpointConfig, Recipe, StudentConfig
 from training.sequence_recipe import SequenceTrainingConfig
 from training.supervised_recipe import SupervisedConfig
+from training.targets.soft import SoftTargetsForm
 from training.trainers.registry import TrainerConfig
 
 LEFT_OUT = "left_out"
@@ -79,6 +80,7 @@ class Fit:
     criterion: Criterion = field(default="cross_entropy", metadata=LATER)
     augmentation: AugmentationConfig = field(default=AugmentationConfig(), metadata=LATER)
     validation: str = field(default="", metadata=LATER)
+    soft_targets: SoftTargetsForm = field(default="renormalized", metadata=LATER)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
 
     def __post_init__(self) -> None:
@@ -189,6 +191,7 @@ def sequence_fit(recipe: Recipe, fit: Fit) -> Fit:
         warm_start=fit.name,
         # At another speed an utterance would have other frames than its lattice.
         augmentation=AugmentationConfig(),
+        soft_targets="renormalized",  # labelled data have none
         criterion=SequenceCriterion(lattices_step(fit.name), config.acoustic_scale, config.boost),
     )
 
@@ -218,6 +221,7 @@ def student_fit(recipe: Recipe) -> Fit:
         optimizer=config.optimizer,
         warm_start=config.warm_start,
         augmentation=config.augmentation,
+        soft_targets=config.soft_targets,
         checkpoints=recipe.checkpoints,
     )
 

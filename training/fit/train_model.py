@@ -171,6 +171,7 @@ def open_dataset(
         augmentation=fit.augmentation,
         lattices=lattice_shards(fit, store, run_uri),
         development=development,
+        soft_targets=fit.soft_targets,
     )
 
 

@@ -34,6 +34,28 @@ def kbest_cross_entropy(
     return -(log_posteriors * probabilities).sum()
 
 
+def ghost_cross_entropy(
+    logits: Float[Tensor, "batch frames senones"],
+    senones: Int64[Tensor, "batch frames k"],
+    probabilities: Float[Tensor, "batch frames k"],
+) -> Float[Tensor, ""]:
+    """Sum the cross-entropy with the k best and one class of all other senones.
+
+    - sum t log p - (1 - a) log(1 - sum p) over the k best, whose t are not renormalized and sum to
+    a: the ghost token of arXiv 2503.16870. A frame without target has all t 0, and no loss.
+    """
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    log_z = logits.logsumexp(-1)
+    best = logits.gather(-1, senones)
+    loss = ((log_z.unsqueeze(-1) - best) * probabilities).sum(-1)
+    if senones.shape[-1] == logits.shape[-1]:
+        return loss.sum()
+    missing = (1 - probabilities.sum(-1)).clamp(min=0) * (probabilities[..., 0] > 0)
+    # 1 - sum p would be 0, and its logarithm infinite, where the student is sure of its best.
+    rest = logits.scatter(-1, senones, -torch.inf).logsumexp(-1)
+    return (loss + missing * (log_z - rest)).sum()
+
+
 def num_correct(
     logits: Float[Tensor, "batch frames senones"], labels: Int64[Tensor, "batch frames"]
 ) -> Int64[Tensor, ""]:

@@ -1,17 +1,26 @@
 """Soft targets: the teacher's k best senones a frame, and their probabilities (paper 003 V-C)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float32, Int64, UInt16
 from torch import Tensor
 
-from pipeline.kbest import KBest, soft_targets
+from pipeline.kbest import KBest, best_probabilities, soft_targets
 from pipeline.shards import Alignment, KBestAtAllOffsets, PartitionRow
 from pipeline.splicing import STACK
-from training.models.losses import NO_LABEL, kbest_cross_entropy, num_correct
+from training.models.losses import (
+    NO_LABEL,
+    ghost_cross_entropy,
+    kbest_cross_entropy,
+    num_correct,
+)
+
+SoftTargetsForm: TypeAlias = Literal["renormalized", "ghost"]
+"""Whether the k best sum to one, or one class of all other senones has what they do not hold."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,6 +38,15 @@ class SoftTargets:
         """Count the frames of which the best senone is the teacher's best."""
         has_target = self.probabilities[..., 0] > 0
         return num_correct(logits, self.senones[..., 0].where(has_target, NO_LABEL))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GhostTargets(SoftTargets):
+    """GhostTargets: the k best with the teacher's own probabilities, which sum to at most one."""
+
+    def cross_entropy(self, logits: Float[Tensor, "batch frames senones"]) -> Float[Tensor, ""]:
+        """Sum the cross-entropy over the frames, with one class for all other senones."""
+        return ghost_cross_entropy(logits, self.senones, self.probabilities)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +69,7 @@ class SoftTargetRows:
 
     @classmethod
     def of(cls, rows: Sequence[PartitionRow], sub_epoch_offset: int) -> "SoftTargetRows":
-        """Normalize the stored logits to probabilities."""
+        """Turn the stored logits to probabilities."""
         offsets = cls.offsets(rows, sub_epoch_offset)
         kbests = [
             row.targets.at(offset) if isinstance(row.targets, KBestAtAllOffsets) else row.targets
@@ -66,10 +84,15 @@ class SoftTargetRows:
             np.concatenate([np.zeros(1, np.float16), *(kbest.log_z for kbest in kbests)]),
             tail_samples=kbests[0].tail_samples,
         )
-        probabilities = soft_targets(joined)
+        probabilities = cls.of_kbest(joined)
         # Without target mass, padding adds neither loss nor gradient.
         probabilities[0] = 0
         return cls(joined.senones, probabilities)
+
+    @staticmethod
+    def of_kbest(kbest: KBest) -> Float32[np.ndarray, "frames k"]:
+        """Normalize the stored logits to probabilities."""
+        return soft_targets(kbest)
 
     def take(self, rows: Int64[np.ndarray, "batch frames"]) -> SoftTargets:
         """Gather a minibatch's targets by the number of the row."""
@@ -77,3 +100,29 @@ class SoftTargetRows:
             torch.from_numpy(self.senones.take(rows, axis=0).astype(np.int64)),
             torch.from_numpy(self.probabilities.take(rows, axis=0)),
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GhostTargetRows(SoftTargetRows):
+    """GhostTargetRows: the k best of a shuffle buffer's frames with what log Z says they hold."""
+
+    @staticmethod
+    def of_kbest(kbest: KBest) -> Float32[np.ndarray, "frames k"]:
+        """Return the teacher's own probabilities."""
+        assert kbest.tail_samples == 0, "a recipe with both is refused"
+        probabilities = best_probabilities(kbest)
+        # float16 rounds log Z, so that all of the probability can sum to 1.004.
+        probabilities /= np.maximum(probabilities.sum(axis=1, keepdims=True), 1)
+        return probabilities
+
+    def take(self, rows: Int64[np.ndarray, "batch frames"]) -> GhostTargets:
+        """Gather a minibatch's targets by the number of the row."""
+        taken = SoftTargetRows.take(self, rows)
+        return GhostTargets(taken.senones, taken.probabilities)
+
+
+SOFT_TARGET_ROWS: Mapping[SoftTargetsForm, type[SoftTargetRows]] = {
+    "renormalized": SoftTargetRows,
+    "ghost": GhostTargetRows,
+}
+"""The rows of a shuffle buffer's soft targets, by their form."""

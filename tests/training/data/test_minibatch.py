@@ -9,14 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.kbest import KBest, soft_targets
+from pipeline.kbest import KBest, retained_mass, soft_targets
 from pipeline.shards import Alignment, PartitionRow
 from pipeline.splicing import splice
 from tests.training.data.partition_rows import row
 from training.data.batching import Segments, chunked_minibatches, whole_utterance_minibatches
 from training.data.minibatch import BufferFrames, Minibatch, Targets
 from training.targets.hard import HardTargets
-from training.targets.soft import SoftTargets
+from training.targets.soft import GhostTargets, SoftTargets
 
 
 def segments(*spans: tuple[int, int, int]) -> Segments:
@@ -75,6 +75,30 @@ def test_padding_has_no_probability() -> None:
     torch.testing.assert_close(mass, torch.tensor([[0, 1, 1, 0, 0], [0, 1, 1, 1, 1.0]]))
     assert not batch.targets.senones[mass == 0].any()
     assert batch.num_frames == int(mass.sum())
+
+
+def test_ghost_targets_keep_the_missing_mass() -> None:
+    """Joined, gathered and padded as others are; frames sum to what their k best hold."""
+    rows = [row(0, 6, True), row(3, 12, True)]
+    parts = [BufferFrames.of([each], 0, soft_targets="ghost") for each in rows]
+    batch = minibatch(BufferFrames.join(parts), segments((0, 0, 3), (1, 0, 5)), 1)
+    plain = minibatch(BufferFrames.of(rows, 0), segments((0, 0, 3), (1, 0, 5)), 1)
+    assert isinstance(batch.targets, GhostTargets)
+    assert isinstance(plain.targets, SoftTargets)
+    assert torch.equal(batch.targets.senones, plain.targets.senones)
+    mass = batch.targets.probabilities.sum(-1)
+    for each, found in zip(rows, (mass[0, 1:3], mass[1, 1:5]), strict=True):
+        assert isinstance(each.targets, KBest)
+        np.testing.assert_allclose(found, retained_mass(each.targets), rtol=1e-6)
+    assert not mass[0, 3:].any()
+    loss = batch.targets.cross_entropy(torch.zeros(2, 5, 9))
+    assert float(loss) == pytest.approx(uniform_ghost_loss(mass.numpy()), rel=1e-6)
+
+
+def uniform_ghost_loss(mass: np.ndarray) -> float:
+    """The loss of a uniform student of nine senones, of which four are kept."""
+    present = mass > 0
+    return float((mass * np.log(9) + (1 - mass) * np.log(9 / 5) * present).sum())
 
 
 def segment_by_segment(

@@ -33,7 +33,7 @@ from training.models.precision import Precision
 from training.recipes import CheckpointConfig
 from training.targets.hard import HardTargets
 from training.targets.sequence import SequenceTargets
-from training.targets.soft import SoftTargets
+from training.targets.soft import GhostTargets, SoftTargets
 
 NUM_SENONES, NUM_CHUNKS, FRAMES = 7, 3, 5
 CONFIG = LoopConfig(minibatch_frames=NUM_CHUNKS * FRAMES, max_gradient_norm=0.01)
@@ -53,13 +53,15 @@ def model(dropout: float = 0.0) -> AcousticModel:
     return LstmModel(LstmConfig(2, 6, False, 1, dropout), NUM_SENONES)
 
 
-def minibatch(number: int, shape: tuple[int, int], soft: bool) -> Minibatch:
+def minibatch(
+    number: int, shape: tuple[int, int], soft: bool, kind: type[SoftTargets] = SoftTargets
+) -> Minibatch:
     generator = torch.Generator().manual_seed(number)
     logits = torch.randn(*shape, NUM_SENONES, generator=generator)
     best = logits.topk(3)
     targets: Targets = HardTargets(logits.argmax(-1))
     if soft:
-        targets = SoftTargets(best.indices, best.values.softmax(-1))
+        targets = kind(best.indices, 0.9 * best.values.softmax(-1))
     lengths = torch.full((shape[0],), shape[1])
     lengths[0] -= number % 2
     return Minibatch(torch.randn(*shape, 192, generator=generator), lengths, targets)
@@ -87,9 +89,12 @@ def trained(
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_steps_by_graphs_are_those_without(recorder: Recorder, precision: Precision) -> None:
+@pytest.mark.parametrize("kind", [SoftTargets, GhostTargets])
+def test_steps_by_graphs_are_those_without(
+    recorder: Recorder, precision: Precision, kind: type[SoftTargets]
+) -> None:
     """Bitwise, with minibatches of other shapes between, both kinds of target, an empty step."""
-    minibatches = [minibatch(n, shape, soft=n % 4 == 3) for n, shape in enumerate(2 * SHAPES)]
+    minibatches = [minibatch(n, shape, soft=n % 4 == 3, kind=kind) for n, shape in enumerate(2 * SHAPES)]
     recorder.on_host.update(each.lengths.data_ptr() for each in minibatches)
     expected, weights = trained(minibatches, False, precision)
     found, found_weights = trained(minibatches, True, precision)
