@@ -14,15 +14,21 @@ from pipeline.runs.names import (
     DEV,
     EVALUATED_MODELS,
     HELDOUT,
+    STUDENT,
     TUNING_STEP,
+    UNLABELLED,
     evaluated_models,
     features_step,
+    labelling_models,
     model_step,
+    targets_rounds,
 )
 from training.distributed.process_group import CPU
 from training.evaluation.evaluate import evaluate
+from training.evaluation.kbest_sample import measure_kbest_costs
 from training.evaluation.slices import ModelsToDecode
 from training.evaluation.tuning import tune
+from training.models.registry import ModelConfig
 
 
 def run(job: Job) -> StepResults:
@@ -40,7 +46,17 @@ def run(job: Job) -> StepResults:
         forms = {name: recipe.models.of(name) for name in names}
         models = ModelsToDecode(forms, distribute, str(of_tasks))
         tuned = [tune(*where, recipe.evaluation, recipe.tuning, models)] if has_development else []
-        return [*tuned, evaluate(*where, recipe.evaluation, models)]
+        made = [*tuned, evaluate(*where, recipe.evaluation, models)]
+    return [*made, measure_kbest_costs(job.store, job.run_uri, recipe.targets, costed(job), device)]
+
+
+def costed(job: Job) -> dict[str, ModelConfig]:
+    """Return the forms of the models that labelled the last targets, and of the student."""
+    recipe = job.recipe
+    last = targets_rounds(recipe.targets.rounds)[-1]
+    trained_on = recipe.sequence_training.models
+    names = (*labelling_models(trained_on, recipe.teacher.ensemble, last), STUDENT)
+    return {name: recipe.models.of(name) for name in names}
 
 
 STEP = Step(
@@ -51,8 +67,10 @@ STEP = Step(
     "has development speakers, each model's scales, n-gram order and insertion penalty are tuned "
     "on these before. A Spark task decodes some ten minutes with one model, on --device where the "
     "cluster's master is local[1], on the CPU elsewhere. Hypotheses and references are kept as "
-    "trn, ctm and stm files, which sclite reads.",
+    "trn, ctm and stm files, which sclite reads. A sample of the unlabelled features "
+    "then says what the targets' k costs.",
     reads=(
+        features_step(UNLABELLED),
         features_step(HELDOUT),
         TUNING_STEP,
         ALIGNMENT_STEP,

@@ -20,13 +20,21 @@ from jobs.planning.comparison import compare_plan
 from jobs.report_page import format_table, hours_point, render_report
 from pipeline.runs.commit import StepContext
 from pipeline.runs.ledger import ledger_reasons
-from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output, subsets_of_run
+from pipeline.runs.manifest import (
+    Manifest,
+    Output,
+    is_finished,
+    read_manifest,
+    read_output,
+    subsets_of_run,
+)
 from pipeline.runs.names import (
     DEV,
     EVALUATED_MODELS,
     EVALUATION_SCORES,
     EVALUATION_STEP,
     FEATURES_FOLDER,
+    KBEST_COSTS_STEP,
     MODELS_FOLDER,
     REPORT_DOCUMENT,
     REPORT_PAGE,
@@ -105,9 +113,11 @@ def build_report(job: Job) -> dict[str, Any]:
             "k": targets.config["k"],
             "offsets": targets.config.get("offsets", "one"),
             "source": targets.config.get("source", "logits"),
+            "tail_samples": targets.config.get("tail_samples", 0),
             "num_teachers": sum(folder_of(name) == MODELS_FOLDER for name in targets.inputs),
             **targets.statistics,
         },
+        "kbest_costs": kbest_costs(job),
         "certificate": read_certificate(job.store, job.run_uri),
         "quarantine": {
             name: dict(ledger_reasons(job.store, job.run_uri, manifests[name].ledgers))
@@ -115,6 +125,13 @@ def build_report(job: Job) -> dict[str, Any]:
             if folder_of(name) in (SELECTION_FOLDER, FEATURES_FOLDER)
         },
     }
+
+
+def kbest_costs(job: Job) -> dict[str, Any]:
+    """Return what the targets' k costs, where the run was evaluated with that."""
+    if not is_finished(job.store, job.run_uri, KBEST_COSTS_STEP):
+        return {}
+    return dict(read_manifest(job.store, job.run_uri, KBEST_COSTS_STEP).statistics)
 
 
 def other_reports(job: Job) -> Iterator[Mapping[str, Any]]:

@@ -24,6 +24,7 @@ from pipeline.runs.names import (
     DEV,
     DEV_ALIGNMENT_STEP,
     EVALUATION_STEP,
+    KBEST_COSTS_STEP,
     SCRATCH_FOLDER,
     TARGETS_GRAPH_STEP,
     TARGETS_TUNING_STEP,
@@ -38,6 +39,7 @@ from pipeline.runs.names import (
     targets_rounds,
 )
 from pipeline.runs.sealed_json import unseal
+from training.evaluation.kbest_sample import kbest_costs_settings
 from training.evaluation.target_graph import target_graph_settings
 from training.fit.model_specs import (
     Fit,
@@ -125,6 +127,7 @@ def step_configs(
         **{each.partitions: asdict(recipe.partitions) for each in target_rounds},
         **dict.fromkeys((TARGETS_TUNING_STEP, TUNING_STEP), tuning),
         EVALUATION_STEP: plain(recipe.evaluation),
+        KBEST_COSTS_STEP: kbest_costs_settings(recipe.targets),
         CERTIFICATE_STEP: student_fit(recipe).config,
     }
 

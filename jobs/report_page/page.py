@@ -12,6 +12,7 @@ from jobs.report_page.certainty import (
     worst_utterances,
 )
 from jobs.report_page.hours_curve import curve_figure, curve_table
+from jobs.report_page.kbest_costs import costs_figure, costs_note, costs_table, costs_warning
 from jobs.report_page.markup import details, figure, number, paragraph, section, text
 from jobs.report_page.planned import plan_note, plan_table
 from jobs.report_page.plots import learning_curve, step_bars, trainer_curve, word_error_bars
@@ -85,6 +86,7 @@ def _sections(report: Report) -> list[str]:
         section("Learning curves", *_curves(report)),
         section("Data", hours_table(report), quarantine_table(report)),
         section("Targets", _targets(report)),
+        section("What k costs", *_kbest_costs(report)),
         section("Shuffle", shuffle_table(report), _shuffle_note(report)),
         section("Steps", _step_figure(report), funnel_table(report)),
         section("Planned and actual", plan_table(report), _plan_note(report)),
@@ -160,6 +162,13 @@ def _targets(report: Report) -> str:
         f"frame. They hold {100 * targets['mean_retained_mass']:.2f} % of {whose} probability on "
         f"average, over {targets['num_frames']:,} low-rate frames{where}."
     )
+
+
+def _kbest_costs(report: Report) -> list[str]:
+    drawn = costs_figure(report)
+    sentences = (costs_warning(report), costs_note(report))
+    shown = figure(drawn, "All placements together") if drawn else ""
+    return [*(paragraph(each) for each in sentences if each), costs_table(report), shown]
 
 
 def _certainty(report: Report) -> str:

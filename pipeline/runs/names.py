@@ -41,6 +41,8 @@ TUNING_STEP = "tuning"
 EVALUATION_STEP = "evaluation"
 EVALUATION_SCORES = "scores"
 """The name of the evaluation's output with rates and counts, among those for other tools."""
+KBEST_COSTS_STEP = "kbest_costs"
+"""The step that measures what the targets' k costs; runs that were evaluated before have none."""
 REPORT_STEP = "report"
 REPORT_DOCUMENT = f"{REPORT_STEP}/report.json"
 REPORT_PAGE = f"{REPORT_STEP}/report.html"
@@ -234,10 +236,11 @@ OPTIONAL_STEPS: Mapping[str, Sequence[str]] = {
         *map(model_step, evaluated_models(EVALUATED_MODELS)),
     ),
     TARGETS_TUNING_STEP: (features_step(DEV), ALIGNMENT_STEP, model_step(TEACHER)),
+    KBEST_COSTS_STEP: (features_step(UNLABELLED), model_step(TEACHER), model_step(STUDENT)),
 }
-"""The steps of a run whose corpus has development speakers, each with the steps that it reads.
+"""The steps of a run whose corpus has development speakers, and those that earlier runs lack.
 
-Other runs are whole without them.
+Each with the steps that it reads. Other runs are whole without them.
 """
 
 

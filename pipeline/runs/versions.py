@@ -10,6 +10,7 @@ from pipeline.runs.names import (
     EVALUATION_STEP,
     FEATURES_FOLDER,
     GRAPHS_FOLDER,
+    KBEST_COSTS_STEP,
     LATTICES_FOLDER,
     MODELS_FOLDER,
     PARTITIONS_FOLDER,
@@ -33,6 +34,7 @@ ENGINES: Mapping[str, tuple[str, ...]] = {
     TARGETS_FOLDER: ("numpy", "pyarrow", "torch"),
     PARTITIONS_FOLDER: ("numpy", "pyarrow"),
     CERTIFICATE_STEP: ("numpy",),
+    KBEST_COSTS_STEP: ("numpy", "pyarrow", "scipy", "torch"),
     **dict.fromkeys(
         (TUNING_STEP, GRAPHS_FOLDER, EVALUATION_STEP),
         ("kaldi-decoder", "kaldialign", "kaldifst", "numpy", "torch"),

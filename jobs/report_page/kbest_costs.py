@@ -1,0 +1,105 @@
+"""Show what the targets' k costs: a table, a plot over k, a warning where it keeps too little."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from jobs.report_page.markup import Cell, Row, grouped_table, number, printable
+from jobs.report_page.plots import WIDTH_INCHES
+from jobs.report_page.scores import Report
+from jobs.report_page.svg import SERIES, inline_svg, page_style
+
+LEAST_MASS = 0.95
+"""A retained mass below this is worth a warning: a twentieth of the probability is not stored."""
+
+FORMS = {
+    "renormalized": "renormalized",
+    "ghost": "ghost",
+    "sampled": "a fifth of k drawn",
+}
+Means = Mapping[str, Any]
+
+
+def costs_table(report: Report) -> str:
+    """Tabulate the costs of each k and form, in all and by placement."""
+    groups: dict[str, list[Row]] = {
+        f"{name}, {number(means['num_frames'], 0)} frames": [
+            _row(int(k), costs) for k, costs in means["k"].items()
+        ]
+        for name, means in _parts(report).items()
+    }
+    columns = [f"{what}, {form}" for what in ("error", "angle") for form in FORMS.values()]
+    header = ["Placement", "k", "mass, %", "agreement, %", *columns]
+    return grouped_table("What storing k columns a frame costs", header, groups)
+
+
+def costs_figure(report: Report) -> str:
+    """Draw mass, and each form's angle, over k, in all placements; empty without any."""
+    means = _parts(report).get("all")
+    if not means:
+        return ""
+    ks = list(means["k"])
+    with page_style():
+        figure = Figure(figsize=(WIDTH_INCHES, 2.6))
+        left, right = figure.subplots(1, 2)
+        left.plot(ks, [100 * means["k"][k]["mass"] for k in ks], marker="o", color=SERIES[2])
+        left.set_title("retained mass, %", loc="left")
+        right.set_title("angle to the full gradient, degrees", loc="left")
+        _plot_forms(right, means["k"])
+        for axes in (left, right):
+            axes.set_xlabel("k")
+            axes.grid(visible=False, axis="x")
+        handles, labels = right.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper right", ncols=len(labels))
+        label = f"Retained mass and angles of gradients at k of {', '.join(ks)}"
+        return inline_svg(figure, "kbest", f"{printable(label)}; the table above has the numbers")
+
+
+def _plot_forms(axes: Axes, by_k: Mapping[str, Means]) -> None:
+    for index, (form, title) in enumerate(FORMS.items()):
+        shown = {k: costs[f"angle_{form}"] for k, costs in by_k.items() if f"angle_{form}" in costs}
+        axes.plot(list(shown), list(shown.values()), marker="o", color=SERIES[index], label=title)
+
+
+def costs_warning(report: Report) -> str:
+    """Warn of the placements where the recipe's k keeps too little; empty where none is."""
+    k = (report.get("targets") or {}).get("k")
+    masses = {
+        name: means["k"][str(k)]["mass"]
+        for name, means in _parts(report).items()
+        if name != "all" and str(k) in means["k"]
+    }
+    low = [f"{name} ({100 * mass:.1f} %)" for name, mass in masses.items() if mass < LEAST_MASS]
+    if not low:
+        return ""
+    return (
+        f"Warning: at k = {k} the targets hold less than {LEAST_MASS:.0%} of the teacher's "
+        f"probability at {', '.join(low)}. Raise targets.k, or try targets.tail_samples or "
+        "student.soft_targets = 'ghost', which do not renormalize."
+    )
+
+
+def costs_note(report: Report) -> str:
+    """Explain the figures; empty without any."""
+    if not _parts(report):
+        return ""
+    return (
+        "Measured on a sample of the unlabelled features, of the logits of teacher and student. "
+        "Agreement: the student's best senone is among the teacher's k best. Error: how far the "
+        "best probability of a model that fits the targets is from the teacher's, on average. "
+        "Angle: between a frame's gradient and that of all logits, in degrees; a drawn tail is "
+        "right on average over frames, though not in each."
+    )
+
+
+def _parts(report: Report) -> Mapping[str, Means]:
+    found = report.get("kbest_costs") or {}
+    return {"all": found["all"], **found["by_placement"]} if found else {}
+
+
+def _row(k: int, costs: Means) -> Sequence[Cell | str]:
+    shares = [number(100 * costs["mass"], 2), number(100 * costs["agreement"], 2)]
+    errors = [number(costs.get(f"calibration_error_{form}"), 4) for form in FORMS]
+    return [str(k), *shares, *errors, *(number(costs.get(f"angle_{form}")) for form in FORMS)]

@@ -1,0 +1,129 @@
+"""What k costs is measured once, on a bounded sample of each placement, by stored models."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from infra.store.object_store import ObjectStore
+from pipeline.records import Tally
+from pipeline.runs.manifest import Manifest, read_manifest
+from pipeline.runs.names import STUDENT, TEACHER, UNLABELLED, features_step, model_step
+from pipeline.runs.step import StepContents, StepSpec, run_step
+from pipeline.shards import FeatureRow, write_features
+from pipeline.steps.targets import TargetsConfig
+from training.evaluation import kbest_sample
+from training.evaluation.kbest_sample import measure_kbest_costs, sample_utterances
+from training.evaluation.utterance_errors import WITHOUT_PLACEMENT
+from training.models.lstm import LstmConfig
+from training.models.store import TrainedModel, store_model
+from training.targets.kbest_costs import kbest_costs
+
+FORMS = {
+    TEACHER: LstmConfig(1, 8, bidirectional=True, look_ahead=0, dropout=0.0),
+    STUDENT: LstmConfig(1, 8, bidirectional=False, look_ahead=1, dropout=0.0),
+}
+CONFIG = TargetsConfig(6, 100, 3)
+SENONES = 25
+CPU = torch.device("cpu")
+
+
+def row(number: int) -> FeatureRow:
+    features = np.random.default_rng(number).normal(size=(40, 64)).astype(np.float16)
+    placement = (None, "DP1", "DP2")[number % 3]
+    about = f"u{number}", "s", 400, "2026-01-01T00:00:00+00:00", "a.flac", "", None, placement
+    return FeatureRow(*about, features)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> tuple[ObjectStore, str]:
+    """Three shards of ten utterances in three placements, and two models."""
+    store, run_uri = ObjectStore((str(tmp_path),)), str(tmp_path)
+
+    def put(context) -> StepContents:
+        tally = Tally(10, 4000)
+        shards = [write_features([row(10 * n + each) for each in range(10)]) for n in range(3)]
+        outputs = [
+            context.put_output(str(n), ".parquet", data, tally) for n, data in enumerate(shards)
+        ]
+        return StepContents.of_all(Tally(30, 12000), tuple(outputs))
+
+    run_step(StepSpec(store, run_uri, features_step(UNLABELLED), {}), put)
+    for seed, (name, form) in enumerate(FORMS.items()):
+        torch.manual_seed(seed)
+        model = form.make_model(SENONES).eval()
+        # Weights of a trained model's size, so that frames are neither sure nor uniform.
+        model.load_state_dict({key: 4 * value for key, value in model.state_dict().items()})
+        trained = TrainedModel(model, torch.zeros(SENONES))
+        run_step(
+            StepSpec(store, run_uri, model_step(name), {}),
+            lambda context, trained=trained: store_model(context, trained, Tally(), {}),
+        )
+    return store, run_uri
+
+
+def shards_of(store: ObjectStore, run_uri: str) -> Manifest:
+    return read_manifest(store, run_uri, features_step(UNLABELLED))
+
+
+def test_means_are_those_of_the_sampled_frames(run: tuple[ObjectStore, str]) -> None:
+    """Placements add up to all; the recipe's k is among those measured; a second call finds it."""
+    result = measure_kbest_costs(*run, CONFIG, FORMS, CPU)
+    found = result.manifest.statistics
+    assert not result.was_finished
+    assert list(found["by_placement"]) == sorted(["DP1", "DP2", WITHOUT_PLACEMENT])
+    assert list(found["all"]["k"]) == ["1", "5", "6", "10", "20"]
+    counts = [each["num_frames"] for each in found["by_placement"].values()]
+    assert sum(counts) == found["all"]["num_frames"] > 0
+    for k, means in found["all"]["k"].items():
+        parts = found["by_placement"].values()
+        total = sum(each["num_frames"] * each["k"][k]["mass"] for each in parts)
+        assert means["mass"] == pytest.approx(total / sum(counts))
+        assert 0 < means["mass"] < 1
+    again = measure_kbest_costs(*run, CONFIG, FORMS, CPU)
+    assert again.was_finished
+    assert again.manifest.to_bytes() == result.manifest.to_bytes()
+
+
+def test_the_sample_is_bounded_and_drawn_by_hash(
+    run: tuple[ObjectStore, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the order of the shards; each placement has its share, and at least one."""
+    shards = shards_of(*run).outputs
+    everything = sample_utterances(*run, shards, CONFIG)
+    assert len(everything) == 30
+    monkeypatch.setattr(kbest_sample, "MAX_UTTERANCES", 4)
+    few = [each.row.utterance_id for each in sample_utterances(*run, shards, CONFIG)]
+    back = [each.row.utterance_id for each in sample_utterances(*run, shards[::-1], CONFIG)]
+    assert few == back
+    assert len(few) == 12
+    monkeypatch.setattr(kbest_sample, "NUM_FRAMES", 3 * 2 * 13)
+    assert len(sample_utterances(*run, shards, CONFIG)) == 6
+    monkeypatch.setattr(kbest_sample, "NUM_FRAMES", 1)
+    assert len(sample_utterances(*run, shards, CONFIG)) == 3
+    monkeypatch.setattr(kbest_sample, "MAX_SHARDS", 1)
+    monkeypatch.setattr(kbest_sample, "NUM_FRAMES", 10_000)
+    shard = {each.row.utterance_id for each in sample_utterances(*run, shards, CONFIG)}
+    assert len(shard) == 10
+
+
+def test_pieces_of_utterances_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not depend on draws is the same for any length of pieces."""
+    generator = np.random.default_rng(0)
+    teacher, student = generator.normal(size=(2, 40, SENONES)).astype(np.float32)
+    monkeypatch.setattr(kbest_sample, "PIECE_FRAMES", 7)
+    sums = kbest_sample.CostSums()
+    kbest_sample.add_costs([sums], teacher, student, 6, 2**64 - 1)
+    means = sums.means()["k"]["6"]
+    whole = kbest_costs(teacher, student, 6, 0)
+    assert means["mass"] == pytest.approx(whole.mass.mean())
+    assert means["angle_renormalized"] == pytest.approx(whole.angles["renormalized"].mean())
+
+
+def test_the_teacher_may_hear_the_clearest_version(run: tuple[ObjectStore, str]) -> None:
+    """As targets do; another setting is another step's."""
+    measure_kbest_costs(*run, CONFIG, FORMS, CPU)
+    with pytest.raises(ValueError, match="use another --run"):
+        measure_kbest_costs(*run, replace(CONFIG, versions="clearest"), FORMS, CPU)
