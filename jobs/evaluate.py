@@ -25,10 +25,10 @@ from pipeline.runs.names import (
 )
 from training.distributed.process_group import CPU
 from training.evaluation.evaluate import evaluate
-from training.evaluation.kbest_sample import measure_kbest_costs
 from training.evaluation.slices import ModelsToDecode
 from training.evaluation.tuning import tune
 from training.models.registry import ModelConfig
+from training.targets.kbest_sample import measure_kbest_costs
 
 
 def run(job: Job) -> StepResults:

@@ -39,7 +39,6 @@ from pipeline.runs.names import (
     targets_rounds,
 )
 from pipeline.runs.sealed_json import unseal
-from training.evaluation.kbest_sample import kbest_costs_settings
 from training.evaluation.target_graph import target_graph_settings
 from training.fit.model_specs import (
     Fit,
@@ -51,6 +50,7 @@ from training.fit.model_specs import (
     teacher_fits,
 )
 from training.recipes import Recipe, read_recipe
+from training.targets.kbest_sample import kbest_costs_settings
 from training.targets.lattices import lattice_settings
 
 

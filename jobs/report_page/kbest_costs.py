@@ -96,7 +96,10 @@ def costs_note(report: Report) -> str:
 
 def _parts(report: Report) -> Mapping[str, Means]:
     found = report.get("kbest_costs") or {}
-    return {"all": found["all"], **found["by_placement"]} if found else {}
+    if not found:
+        return {}
+    # A corpus without placements has one, which evaluations name "all".
+    return {"all": found["all"], **found["by_placement"]}
 
 
 def _row(k: int, costs: Means) -> Sequence[Cell | str]:

@@ -1,4 +1,4 @@
-"""What storing k columns a frame costs: in probability, agreement, calibration and gradients.
+"""Costs of storing k columns a frame: in probability, agreement, calibration and gradients.
 
 The bias of renormalized k-best targets is that of arXiv 2503.16870; 003 V-C keeps k = 20 without a
 figure.

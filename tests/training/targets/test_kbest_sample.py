@@ -14,12 +14,12 @@ from pipeline.runs.names import STUDENT, TEACHER, UNLABELLED, features_step, mod
 from pipeline.runs.step import StepContents, StepSpec, run_step
 from pipeline.shards import FeatureRow, write_features
 from pipeline.steps.targets import TargetsConfig
-from training.evaluation import kbest_sample
-from training.evaluation.kbest_sample import measure_kbest_costs, sample_utterances
 from training.evaluation.utterance_errors import WITHOUT_PLACEMENT
 from training.models.lstm import LstmConfig
 from training.models.store import TrainedModel, store_model
+from training.targets import kbest_sample
 from training.targets.kbest_costs import kbest_costs
+from training.targets.kbest_sample import measure_kbest_costs, sample_utterances
 
 FORMS = {
     TEACHER: LstmConfig(1, 8, bidirectional=True, look_ahead=0, dropout=0.0),

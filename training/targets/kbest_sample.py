@@ -25,7 +25,6 @@ from pipeline.sampling import sampling_priority
 from pipeline.shards import FeatureRow, read_features
 from pipeline.splicing import STACK, num_low_rate_frames, splice
 from pipeline.steps.targets import TargetsConfig, tail_seed
-from training.evaluation.utterance_errors import WITHOUT_PLACEMENT
 from training.models.ensemble import ensemble_logits
 from training.models.registry import ModelConfig
 from training.models.store import load_models
@@ -33,6 +32,9 @@ from training.targets.kbest_costs import KS, CostSums, kbest_costs
 
 NUM_FRAMES = 20_000
 """The low-rate frames of the sample, in all placements together: ten minutes of speech."""
+
+WITHOUT_PLACEMENT = "all"
+"""The name that evaluations give to a missing placement."""
 
 MAX_SHARDS = 8
 MAX_UTTERANCES = 50
