@@ -68,8 +68,8 @@ def costs_warning(report: Report) -> str:
     k = (report.get("targets") or {}).get("k")
     masses = {
         name: means["k"][str(k)]["mass"]
-        for name, means in _parts(report).items()
-        if name != "all" and str(k) in means["k"]
+        for name, means in (report.get("kbest_costs") or {}).get("by_placement", {}).items()
+        if str(k) in means["k"]
     }
     low = [f"{name} ({100 * mass:.1f} %)" for name, mass in masses.items() if mass < LEAST_MASS]
     if not low:
