@@ -4,6 +4,9 @@ megahour generate_targets --recipe demo --run runs/demo
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
+
+import numpy as np
 
 from infra.configuration import canonical_json
 from infra.devices.device_pool import DevicePool
@@ -11,6 +14,7 @@ from jobs.cli.catalogue import GENERATE_TARGETS
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
+from pipeline.kbest import joined
 from pipeline.runs.manifest import is_finished, subsets_of_run
 from pipeline.runs.names import (
     DEV,
@@ -30,7 +34,7 @@ from training.evaluation.slices import ModelsToDecode
 from training.evaluation.target_graph import build_target_graph
 from training.evaluation.tuning import tune
 from training.targets.lattice_targets import open_lattice_teacher
-from training.targets.teacher import PooledTeacher
+from training.targets.teacher import PooledTeacher, kept_logits, kept_targets
 
 IDLE_TIMEOUT_S = 20.0
 SEARCH_IDLE_TIMEOUT_S = 120.0
@@ -68,10 +72,13 @@ def label_by_logits(
         factory="training.targets.teacher:serve_teacher",
         arguments={**columns, **teacher_arguments(job, models)},
         devices=job.cluster.devices,
+        batch_frames=config.request_frames,
         idle_timeout_s=IDLE_TIMEOUT_S,
     )
-    place = job.store, job.run_uri, config, PooledTeacher(pool, config.k, config.tail_samples)
-    return generate_targets(*place, distribute, models, targets_round=targets_round)
+    teacher = PooledTeacher(pool, config.windows, partial(kept_targets, config), joined)
+    budget = job.recipe.loss_budget
+    label = job.store, job.run_uri, config, teacher, distribute, models, (), budget, targets_round
+    return generate_targets(*label)
 
 
 def label_with_lattices(job: Job, distribute: Distribute) -> StepResults:
@@ -85,13 +92,15 @@ def label_with_lattices(job: Job, distribute: Distribute) -> StepResults:
     limits = (TARGETS_GRAPH_STEP,), recipe.loss_budget
     for targets_round, models in due_rounds(job):
         pool = DevicePool(
-            factory="training.targets.lattice_targets:serve_logits",
+            factory="training.targets.teacher:serve_logits",
             arguments=teacher_arguments(job, models),
             devices=job.cluster.devices,
+            batch_frames=config.request_frames,
             idle_timeout_s=SEARCH_IDLE_TIMEOUT_S,
         )
+        score = PooledTeacher(pool, config.windows, kept_logits, np.concatenate)
         teacher = open_lattice_teacher(
-            *where, pool.request, config.k, config.lattices, config.tail_samples
+            job.store, job.run_uri, score, config.k, config.lattices, config.tail_samples
         )
         label = *where, config, teacher, distribute, models, *limits, targets_round
         made.append(generate_targets(*label))

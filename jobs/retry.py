@@ -20,18 +20,24 @@ from pipeline.runs.names import (
     EVALUATED_MODELS,
     OPTIONAL_STEPS,
     STEP_RECORDS_FOLDER,
+    TARGETS_STEP,
     TARGETS_TUNING_STEP,
+    targets_rounds,
 )
 from pipeline.runs.retry import LostRows, find_lost_rows, has_begun, remove_step, take_back
+from pipeline.steps.labelled_utterances import TEACHER_FAILED
 from pipeline.steps.utterance_features import REFUSALS
 
-REASONS = (*REFUSALS.values(), *get_args(AudioReason))
+REASONS = (*REFUSALS.values(), *get_args(AudioReason), TEACHER_FAILED)
 
 
 def retry(job: Job) -> Answer:
     """Take rows back, and remove the later steps that were made from them if that is asked for."""
     arguments = job.arguments
-    steps = [arguments.step] if arguments.step else list(WRITES[EXTRACT_FEATURES])
+    rounds = targets_rounds(job.recipe.targets.rounds)
+    steps = [*WRITES[EXTRACT_FEATURES], *(each.targets for each in rounds)]
+    if arguments.step:
+        steps = [arguments.step]
     reasons = parse_reasons(arguments.reason)
     rows = [
         each for step in steps for each in find_lost_rows(job.store, job.run_uri, step, reasons)
@@ -62,7 +68,7 @@ def retry(job: Job) -> Answer:
 
 
 def parse_reasons(text: str) -> list[str]:
-    """Split the reasons; ConfigurationError if one is no reason of audio."""
+    """Split the reasons; ConfigurationError if one is of no ledger that is retried."""
     reasons = [reason.strip() for reason in text.split(",")]
     for reason in reasons:
         if reason not in REASONS:
@@ -133,9 +139,10 @@ OUTCOMES = {
 QUERY = Query(
     name="retry",
     description="Take rows back from the ledgers of feature extraction, for audio that can be read "
-    "now: access was denied, objects were missing, files have been replaced. The commits of the "
-    "tasks with such rows are removed, and the manifest of their step. The same `megahour run` or "
-    "`megahour extract_features` as before then does these tasks again, and the books balance. "
+    "now: access was denied, objects were missing, files have been replaced; and from those of "
+    "target generation, for utterances that the teacher failed at. The commits of the tasks with "
+    "such rows are removed, and the manifest of their step. The same `megahour run`, or job, as "
+    "before then does these tasks again, and the books balance. "
     "Use it while no step of the run is at work. It may be killed and given again.",
     exit_codes="0 done or nothing to do, 1 refused (later steps were made from these rows) or "
     "failed, 2 bad usage or recipe.",
@@ -152,7 +159,7 @@ if __name__ == "__main__":
     )
     parser.add_argument(
         "--step",
-        choices=WRITES[EXTRACT_FEATURES],
+        choices=(*WRITES[EXTRACT_FEATURES], TARGETS_STEP),
         help="take rows back from this step alone; default: from all",
     )
     parser.add_argument(

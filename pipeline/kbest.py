@@ -1,5 +1,6 @@
 """The k highest logits of each frame, and how much probability they keep (paper 003 V-C)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -59,6 +60,23 @@ class KBestWithoutLattice(KBest):
         """Say why the teacher's own targets have no lattice."""
         columns = own.senones, own.logits, own.log_z
         return cls(*columns, reason, detail, tail_samples=own.tail_samples)
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherFailure:
+    """TeacherFailure: why a teacher has no targets for an utterance, though it was alone."""
+
+    reason: str
+
+
+def joined(parts: Sequence[KBest]) -> KBest:
+    """Join the targets of an utterance's successive parts."""
+    return replace(
+        parts[0],
+        senones=np.concatenate([each.senones for each in parts]),
+        logits=np.concatenate([each.logits for each in parts]),
+        log_z=np.concatenate([each.log_z for each in parts]),
+    )
 
 
 def select_kbest(

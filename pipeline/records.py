@@ -197,6 +197,9 @@ def stream_order(utterance: Utterance) -> tuple[str, datetime, str]:
 CLEAN = "clean"
 """The placement of an utterance that is ingested as it is."""
 
+WITHOUT_PLACEMENT = "all"
+"""The placement of utterances whose corpus names none, where errors and costs are counted."""
+
 
 def version_id(utterance_id: str, placement: str) -> str:
     """Name the version of an utterance that is ingested in a placement, such as ann-1-DP3."""

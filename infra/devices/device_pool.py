@@ -16,23 +16,16 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from infra.devices.device_server import (
-    ANSWER,
-    FAILURE,
-    MessageError,
-    ServerSettings,
-    receive_message,
-    send_message,
-)
+from infra.devices.device_server import ServerSettings, last_words
 from infra.devices.file_locks import least_busy, locked
+from infra.devices.messages import MAX_FRAMES
 from infra.devices.pool_folder import held, remove_abandoned
 
-_MAX_ATTEMPTS = 3
 _POLL_INTERVAL_S = 0.05
 _CONNECT_LIMIT_S = 60.0  # a server accepts at once, unless 128 others are queued
 # Not TMPDIR, which may differ between the executors of a host.
@@ -43,11 +36,11 @@ _STARTED: "list[subprocess.Popen[bytes]]" = []
 
 
 class DeviceError(RuntimeError):
-    """DeviceError says that a device's server did not start, was lost or failed, and why."""
+    """DeviceError says that no device of a host can be used, and why."""
 
 
-class _ServerLostError(Exception):
-    """_ServerLostError says that a server did not start, or ended before it answered."""
+class ServerLostError(Exception):
+    """ServerLostError says that a device's server did not start, or ended, and why."""
 
 
 @dataclass(frozen=True)
@@ -55,16 +48,17 @@ class DevicePool:
     """DevicePool starts a server process for each device and shares it among a host's tasks.
 
     `factory` ("module:function") is called in the server as `function(device, **arguments)` and
-    returns the function from request to answer. A pool can be pickled, and all its copies find
-    the same servers. A server starts with its first request and ends after `idle_timeout_s`.
+    returns a `DeviceFunction`. A batch has at most `batch_frames` padded frames. A pool can be
+    pickled, and all its copies find the same servers. A server starts with its first client and
+    ends `idle_timeout_s` after its last.
     """
 
     factory: str
     arguments: Mapping[str, str]
     devices: tuple[str, ...]
+    batch_frames: int
     idle_timeout_s: float
     start_timeout_s: float = 600.0
-    request_timeout_s: float = 3600.0
     # Servers of another run, with other code, must not answer this pool.
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
 
@@ -73,36 +67,46 @@ class DevicePool:
             raise ValueError(f"factory = {self.factory!r}: need 'module:function'")
         if not self.devices or len(set(self.devices)) < len(self.devices):
             raise ValueError(f"devices = {self.devices}: need one or more, each once")
-        for name in ("idle_timeout_s", "start_timeout_s", "request_timeout_s"):
+        if not 1 <= self.batch_frames <= MAX_FRAMES:
+            raise ValueError(f"batch_frames = {self.batch_frames}: need 1..{MAX_FRAMES}")
+        for name in ("idle_timeout_s", "start_timeout_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} = {getattr(self, name)}: need more than 0 seconds")
 
-    def request(self, payload: bytes) -> bytes:
-        """Send `payload` to the least busy device and return its answer.
-
-        A request whose server does not start or ends without an answer is retried on another
-        device, three attempts in all. Raises ValueError for a ValueError of the function, which
-        blames the request. Raises DeviceError for its other errors, which are not retried, after
-        the last attempt, and after `request_timeout_s`, when the server is killed.
-        """
+    @contextmanager
+    def in_use(self) -> Iterator[Path]:
+        """Keep the pool's folder, with its servers' logs, as long as the context lasts."""
         with held(self._folder()):
-            return self._request(payload)
+            yield self._directory()
 
-    def _request(self, payload: bytes) -> bytes:
-        lost: dict[str, str] = {}
-        for _ in range(_MAX_ATTEMPTS):
-            # A device that cannot answer is never busy, so it would otherwise get every task.
-            untried = [name for name in self._names() if name not in lost] or self._names()
-            with least_busy(self._directory(), untried) as name:
-                try:
-                    return self._ask(name, payload)
-                except _ServerLostError as error:
-                    lost[name] = f"{self._device(name)}: {error}"
-        attempts = f"{_MAX_ATTEMPTS} attempts, logs in {self._directory()}"
-        raise DeviceError(f"{self.factory} failed on {'; '.join(lost.values())} ({attempts})")
+    @contextmanager
+    def least_busy(self, devices: Sequence[str]) -> Iterator[str]:
+        """Choose the device of the fewest clients on this host, and count as one of its clients."""
+        names = {_file_name(each): each for each in devices}
+        with least_busy(self._directory(), list(names)) as name:
+            yield names[name]
+
+    def connect(self, device: str) -> socket.socket:
+        """Connect to a device's server, which is started if there is none.
+
+        Raises ServerLostError if it cannot be reached, with the last line of its log.
+        """
+        path = self._directory() / _file_name(device)
+        try:
+            connection = _try_connect(path)
+            if connection is not None:
+                return connection
+            with locked(path.with_suffix(".starting"), 2 * self.start_timeout_s):
+                return _try_connect(path) or self._start(device, path)
+        except TimeoutError as error:
+            raise ServerLostError(f"its server cannot be reached: {error}") from error
+
+    def last_words(self, device: str) -> str:
+        """Return why a device's last server ended."""
+        return last_words((self._directory() / _file_name(device)).with_suffix(".log"))
 
     def _directory(self) -> Path:
-        served = [self.factory, sorted(self.arguments.items()), self.devices]
+        served = [self.factory, sorted(self.arguments.items()), self.batch_frames]
         name = hashlib.sha256(json.dumps(served).encode()).hexdigest()[:16]
         directory = self._folder() / name
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -111,63 +115,28 @@ class DevicePool:
     def _folder(self) -> Path:
         return _private_directory() / self.token
 
-    def _names(self) -> list[str]:
-        return [str(index) for index in range(len(self.devices))]
-
-    def _device(self, name: str) -> str:
-        return self.devices[int(name)]
-
-    def _ask(self, name: str, payload: bytes) -> bytes:
-        with self._connect(name) as connection:
-            connection.settimeout(self.request_timeout_s)
-            try:
-                send_message(connection, ANSWER, payload)
-                kind, body = receive_message(connection)
-            except TimeoutError as error:
-                os.kill(_server_pid(connection), signal.SIGKILL)
-                limit = f"no answer in {self.request_timeout_s:g} s, so its server was killed"
-                raise DeviceError(f"{self.factory} on {self._device(name)}: {limit}") from error
-            except MessageError as error:
-                message = f"{self.factory} on {self._device(name)}: {error}"
-                raise DeviceError(message) from error
-            except (EOFError, OSError) as error:
-                raise _ServerLostError("its server ended before it answered") from error
-        if kind == ANSWER:
-            return body
-        message = f"{self.factory} on {self._device(name)}: {body.decode()}"
-        raise DeviceError(message) if kind == FAILURE else ValueError(message)
-
-    def _connect(self, name: str) -> socket.socket:
-        path = self._directory() / name
-        try:
-            connection = _try_connect(path)
-            if connection is not None:
-                return connection
-            with locked(path.with_suffix(".starting"), 2 * self.start_timeout_s):
-                return _try_connect(path) or self._start(name, path)
-        except TimeoutError as error:
-            raise _ServerLostError(f"its server cannot be reached: {error}") from error
-
-    def _start(self, name: str, path: Path) -> socket.socket:
-        process = self._spawn(name, path)
+    def _start(self, device: str, path: Path) -> socket.socket:
+        process = self._spawn(device, path)
         deadline_s = time.monotonic() + self.start_timeout_s
         while time.monotonic() < deadline_s:
             connection = _try_connect(path)
             if connection is not None:
                 return connection
             if process.poll() is not None:
-                raise _ServerLostError(f"its server did not start: {_last_line(path)}")
+                raise ServerLostError(f"its server did not start: {_last_line(path)}")
             time.sleep(_POLL_INTERVAL_S)
         process.kill()
-        raise _ServerLostError(f"its server did not start within {self.start_timeout_s:g} s")
+        raise ServerLostError(f"its server did not start within {self.start_timeout_s:g} s")
 
-    def _spawn(self, name: str, path: Path) -> "subprocess.Popen[bytes]":
+    def _spawn(self, device: str, path: Path) -> "subprocess.Popen[bytes]":
         settings = ServerSettings(
             factory=self.factory,
             arguments=dict(self.arguments),
-            device=self._device(name),
+            device=device,
             socket_path=str(path),
+            batch_frames=self.batch_frames,
             idle_timeout_s=self.idle_timeout_s,
+            first_batch_limit_s=self.start_timeout_s,
         )
         remove_abandoned(_private_directory())
         import_path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
@@ -207,11 +176,18 @@ def _try_connect(path: Path) -> socket.socket | None:
     return connection
 
 
-def _server_pid(connection: socket.socket) -> int:
+def kill_server(connection: socket.socket) -> None:
+    """Kill the server at the other end."""
     credentials = struct.Struct("3i")  # pid, uid, gid
     packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
-    pid: int = credentials.unpack(packed)[0]
-    return pid
+    with suppress(ProcessLookupError):
+        os.kill(credentials.unpack(packed)[0], signal.SIGKILL)
+
+
+def _file_name(device: str) -> str:
+    # Short, as a socket's path has 107 characters at most.
+    digest = hashlib.sha256(device.encode()).hexdigest()[:6]
+    return f"{re.sub(r'[^A-Za-z0-9]', '-', device)[:12]}-{digest}"
 
 
 def _last_line(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Serve one device: make its function once, then apply it to one request after another.
+"""Serve one device: make its function once, then compute what clients send, batch by batch.
 
 infra/devices/device_pool.py starts this program with its settings as JSON on standard input.
 """
@@ -8,39 +8,59 @@ import json
 import os
 import signal
 import socket
-import struct
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import Annotated
+from queue import Queue
+from typing import Annotated, Any
 
 from infra.configuration import read_record
+from infra.devices.admission import Admission
+from infra.devices.batch_watch import BatchWatch
+from infra.devices.compute_pipeline import ComputePipeline, DeviceFunction
 from infra.devices.file_locks import locked
+from infra.devices.frame_budget import FrameBudget
+from infra.devices.messages import (
+    MAX_FRAMES,
+    MAX_MESSAGE_BYTES,
+    Kind,
+    Message,
+    MessageError,
+    receive_message,
+    send_message,
+)
 from infra.devices.pool_folder import held, remove_abandoned
+from infra.devices.request_queue import Batch, Request, RequestQueue
 from infra.ranges import Range, Text, check_ranges
 
-ANSWER, BAD_REQUEST, FAILURE = b"A", b"B", b"F"
-_HEADER = struct.Struct("<cQ")
-MAX_MESSAGE_BYTES = 1 << 32
-"""The longest message; the frames of an utterance of 24 hours, the longest, have 2.2 GB."""
+BEAT_INTERVAL_S = 1.0
 
-_STALL_LIMIT_S = 60.0  # the limit of a client's pause between two bytes
+_QUEUED_BATCHES = 4  # beside those in work: enough to find neighbours of like length
 _PREDECESSOR_LIMIT_S = 600.0
+_FLUSH_POLL_S = 0.0002
+_ENDED = "ended: "
 
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """ServerSettings names the function to serve ("module:function"), its device and socket."""
+    """ServerSettings names the function to serve ("module:function"), its device and socket.
+
+    A batch has at most `batch_frames` padded frames, and the first one `first_batch_limit_s`.
+    """
 
     factory: Annotated[str, Text(3, 1000, r"[\w.]+:\w+", "module:function")]
     arguments: dict[Annotated[str, Text(1, 1000)], Annotated[str, Text(0, 10_000)]]
     device: Annotated[str, Text(1, 100)]
     socket_path: Annotated[str, Text(1, 107)]
+    batch_frames: Annotated[int, Range(1, MAX_FRAMES)]
     idle_timeout_s: Annotated[float, Range(1e-3, 1e9)]
+    first_batch_limit_s: Annotated[float, Range(1e-3, 1e9)]
 
     __post_init__ = check_ranges
 
@@ -50,120 +70,152 @@ class ServerSettings:
         return Path(self.socket_path).parents[1]
 
 
-class MessageError(ValueError):
-    """MessageError says that a message is longer than the bound, or of no known kind."""
-
-
-def send_message(connection: socket.socket, kind: bytes, body: bytes) -> None:
-    """Send one byte of kind, the length as eight bytes, and the body; MessageError if too long."""
-    _check_length(len(body))
-    connection.sendall(_HEADER.pack(kind, len(body)))
-    connection.sendall(body)
-
-
-def receive_message(connection: socket.socket) -> tuple[bytes, bytes]:
-    """Receive a message's kind and body; raise EOFError if the connection closes too early.
-
-    Raises MessageError, before it reserves memory, for a message that is too long.
-    """
-    kind, num_bytes = _HEADER.unpack(_receive(connection, _HEADER.size))
-    if kind not in (ANSWER, BAD_REQUEST, FAILURE):
-        raise MessageError(f"message of kind {kind!r}: need A, B or F")
-    _check_length(num_bytes)
-    return kind, _receive(connection, num_bytes)
-
-
-def _check_length(num_bytes: int) -> None:
-    if num_bytes > MAX_MESSAGE_BYTES:
-        raise MessageError(f"message of {num_bytes} bytes: need at most {MAX_MESSAGE_BYTES}")
-
-
-def _receive(connection: socket.socket, num_bytes: int) -> bytes:
-    data = bytearray(num_bytes)
-    view, position = memoryview(data), 0
-    while position < num_bytes:
-        received = connection.recv_into(view[position:])
-        if received == 0:
-            raise EOFError(f"connection closed after {position} of {num_bytes} bytes")
-        position += received
-    return bytes(data)
-
-
 class DeviceServer:
-    """DeviceServer answers requests on a Unix socket, one at a time, until it is idle too long.
+    """DeviceServer computes for all clients of a Unix socket until it has had none for a while.
 
-    A ValueError of the function goes to the client, and the server continues. After any other
-    error the server sends the error and ends, as a failed GPU context may fail again.
+    It ends at once where its device no longer computes or takes too long, so that clients send
+    what they were not answered elsewhere.
     """
 
-    def __init__(self, settings: ServerSettings, function: Callable[[bytes], bytes]) -> None:
+    def __init__(self, settings: ServerSettings, function: DeviceFunction[Any, Any]) -> None:
         self._settings = settings
-        self._function = function
-        self._device_lock = threading.Lock()
-        self._count_lock = threading.Lock()
-        self._num_active = 0
+        self._requests = RequestQueue()
+        self._watch = BatchWatch(settings.first_batch_limit_s)
+        self._outgoing: dict[int, Queue[Message]] = {}
         self._last_used_s = time.monotonic()
+        self._admission = Admission(
+            _QUEUED_BATCHES * settings.batch_frames,
+            waiting=lambda: self._requests.num_frames,
+            ask=lambda client, frames: self._send(client, Message(Kind.WANT, num_frames=frames)),
+        )
+        budget = FrameBudget(settings.batch_frames)
+        self._pipeline = ComputePipeline(
+            function, self._requests, budget, self._watch, self, _end_process
+        )
 
     def serve(self) -> None:
-        """Answer requests; return when none has come for `idle_timeout_s`."""
+        """Serve clients; return when there was none for `idle_timeout_s`."""
         path = Path(self._settings.socket_path)
         path.unlink(missing_ok=True)  # left by a server that was killed
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(path))
             listener.listen(128)
-            while (remaining_s := self._remaining_s()) > 0:
-                listener.settimeout(remaining_s)
-                try:
-                    connection, _ = listener.accept()
-                except TimeoutError:
-                    continue
-                with self._count_lock:
-                    self._num_active += 1
-                threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+            listener.settimeout(BEAT_INTERVAL_S)
+            self._pipeline.start()
+            threading.Thread(target=self._beat, daemon=True).start()
+            for client in count():
+                connection = self._accept(listener)
+                if connection is None:
+                    break
+                outgoing = self._outgoing[client] = Queue()
+                receive = partial(self._receive, client, connection)
+                send_all = partial(self._send_all, client, connection, outgoing)
+                for talk in (receive, send_all):
+                    threading.Thread(target=talk, daemon=True).start()
             path.unlink(missing_ok=True)
 
-    def _remaining_s(self) -> float:
-        with self._count_lock:
-            if self._num_active:
-                return self._settings.idle_timeout_s
-            return self._last_used_s + self._settings.idle_timeout_s - time.monotonic()
+    def _accept(self, listener: socket.socket) -> socket.socket | None:
+        while self._outgoing or time.monotonic() < self._idle_until_s():
+            try:
+                return listener.accept()[0]
+            except TimeoutError:
+                continue
+        return None
 
-    def _answer(self, connection: socket.socket) -> None:
+    def _idle_until_s(self) -> float:
+        return self._last_used_s + self._settings.idle_timeout_s
+
+    def _beat(self) -> None:
+        while True:
+            time.sleep(BEAT_INTERVAL_S)
+            if reason := self._watch.overdue():
+                _end_process(f"stuck: {reason}")
+            for client in list(self._outgoing):
+                self._send(client, Message(Kind.BEAT))
+
+    def _receive(self, client: int, connection: socket.socket) -> None:
         try:
-            with connection:
-                connection.settimeout(_STALL_LIMIT_S)
-                try:
-                    _, payload = receive_message(connection)
-                except MessageError as error:
-                    send_message(connection, BAD_REQUEST, f"MessageError: {error}".encode())
-                    return
-                kind, body = self._apply(payload)
-                try:
-                    send_message(connection, kind, body)
-                finally:
-                    if kind == FAILURE:
-                        # A GPU context that failed once may fail for every later request.
-                        os._exit(1)
+            while True:
+                message = receive_message(connection)
+                match message.kind:
+                    case Kind.REQUEST | Kind.ALONE:
+                        self._put(client, message)
+                    case Kind.SENT:
+                        self._admission.sent(client, has_more=message.num_frames > 0)
+                    case Kind.READY:
+                        self._admission.ready(client)
+                    case other:
+                        raise MessageError(f"message of kind {other}: need one of a client")
         except (EOFError, OSError):
-            pass  # the client has ended and needs no answer
-        finally:
-            with self._count_lock:
-                self._num_active -= 1
-                self._last_used_s = time.monotonic()
-
-    def _apply(self, payload: bytes) -> tuple[bytes, bytes]:
-        self._device_lock.acquire()
-        try:
-            answer = ANSWER, self._function(payload)
-            _check_length(len(answer[1]))
-        except ValueError as error:
-            answer = BAD_REQUEST, f"ValueError: {error}".encode()
-        except BaseException as error:
-            # Keep the lock: waiting requests end with this process, and their tasks retry them.
+            pass  # the client has ended
+        except MessageError:
             traceback.print_exc()
-            return FAILURE, f"{type(error).__name__}: {error}".encode()
-        self._device_lock.release()
-        return answer
+        finally:
+            self._leave(client, connection)
+
+    def _put(self, client: int, message: Message) -> None:
+        request = Request(client, message.number, message.num_frames, message.body)
+        if message.kind is Kind.ALONE:
+            self._requests.put_batch(Batch([request], is_isolated=True))
+        else:
+            self._requests.put(request)
+
+    def _leave(self, client: int, connection: socket.socket) -> None:
+        self._last_used_s = time.monotonic()
+        self._outgoing.pop(client).put(Message(Kind.BEAT))  # wakes its other thread
+        connection.close()
+        self._requests.drop(client)
+        self._admission.gone(client)
+
+    def _send_all(self, client: int, connection: socket.socket, outgoing: "Queue[Message]") -> None:
+        with suppress(OSError):  # the client has ended: the other thread forgets it
+            while client in self._outgoing:
+                send_message(connection, outgoing.get())
+                outgoing.task_done()
+
+    def _send(self, client: int, message: Message) -> None:
+        outgoing = self._outgoing.get(client)
+        if outgoing is not None:
+            outgoing.put(message)
+
+    def taken(self, batch: Batch) -> None:
+        """Tell each client which of its requests are computed, and ask for more."""
+        for request in batch.requests:
+            self._send(request.client, Message(Kind.TAKEN, request.number))
+        self._admission.fill()
+
+    def answer(self, request: Request, body: bytes) -> None:
+        """Send an answer."""
+        if len(body) > MAX_MESSAGE_BYTES:
+            need = f"need at most {MAX_MESSAGE_BYTES}"
+            self.failure(request, f"answer of {len(body)} bytes: {need}")
+            return
+        self._send(request.client, Message(Kind.ANSWER, request.number, body=body))
+
+    def failure(self, request: Request, reason: str) -> None:
+        """Send why a request failed that was alone in its batch."""
+        self._send(request.client, Message(Kind.FAILURE, request.number, body=reason.encode()))
+
+    def flush(self, limit_s: float) -> None:
+        """Wait until clients have all messages, at most so long."""
+        deadline_s = time.monotonic() + limit_s
+        while time.monotonic() < deadline_s and any(
+            outgoing.unfinished_tasks for outgoing in list(self._outgoing.values())
+        ):
+            time.sleep(_FLUSH_POLL_S)
+
+
+def _end_process(reason: str) -> None:
+    # A GPU context that failed once may fail for every later batch.
+    print(_ENDED + reason, file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def last_words(log: Path) -> str:
+    """Return why the last server of a log ended itself, or that it did not say."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    said = [line.removeprefix(_ENDED) for line in lines[-1:] if line.startswith(_ENDED)]
+    return said[0] if said else "it was killed, or crashed"
 
 
 def _main() -> None:
@@ -181,7 +233,10 @@ def _serve(settings: ServerSettings) -> None:
     with locked(Path(f"{settings.socket_path}.server"), _PREDECESSOR_LIMIT_S):
         module, _, name = settings.factory.partition(":")
         factory = getattr(importlib.import_module(module), name)
-        DeviceServer(settings, factory(settings.device, **settings.arguments)).serve()
+        function = factory(settings.device, **settings.arguments)
+        # A device that cannot compute is found out before it costs an utterance.
+        function.check()
+        DeviceServer(settings, function).serve()
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def chain_findings(
         if not records.is_planned or records.manifest is None or name not in holdings:
             continue
         yield from _doubled(store, run_uri, name, holdings[name])
-        for earlier in records.manifest.inputs:
+        for earlier in _sources(records.manifest):
             # The realignment reads the features again, so only lattices are the alignment's.
             is_whole = folder_of(name) == LATTICES_FOLDER and earlier == ALIGNMENT_STEP
             if (is_whole or folder_of(earlier) in _EARLIER) and earlier in holdings:
@@ -46,6 +46,12 @@ def chain_findings(
                 yield from _unlike(store, run_uri, *pair, num_unselected)
                 yield from _tallies(finished[earlier].manifest, records.manifest)
     yield from _shared_by_subsets(store, run_uri, holdings)
+
+
+def _sources(manifest: Manifest) -> list[str]:
+    """Return the steps whose utterances a step takes: targets have what the teacher labelled."""
+    labelled = [each for each in manifest.inputs if folder_of(each) == TARGETS_FOLDER]
+    return labelled or list(manifest.inputs)
 
 
 def _doubled(store: ObjectStore, run_uri: str, step: str, holding: Holding) -> Iterator[Finding]:

@@ -137,7 +137,8 @@ class _Tracer:
         """Follow the utterance of the feature shard at `place` through a round of targets."""
         targets, task = self._manifest(targets_round.targets), task_name(place)
         without = self._without_lattice(targets, task)
-        self._at_step(targets, targets_round.targets, task, without)
+        if self._at_step(targets, targets_round.targets, task, without) is None and targets:
+            return
         partitions = self._manifest(targets_round.partitions)
         size = partitions.config["num_source_shards"] if partitions else 1
         # Repartition's own rule says in which group of shards the place lies.
@@ -151,14 +152,13 @@ class _Tracer:
             return {}
         uri = join_uri(self.run_uri, targets.step, COMMITS_FOLDER, f"{task}.json")
         commit = read_checked(self.store, uri, Commit.from_bytes)
-        why = commit.statistics.get(WITHOUT_LATTICE, {}).get(self.utterance_id)
-        return {WITHOUT_LATTICE: f"{why['reason']}: {why['detail']}"} if why else {}
+        found = commit.statistics.get(WITHOUT_LATTICE, {}).get(self.utterance_id)
+        return {WITHOUT_LATTICE: f"{found['reason']}: {found['detail']}"} if found else {}
 
     def _num_target_rounds(self) -> int:
         """Return how many rounds of targets the run has begun: those before the last, and it."""
         early = (TargetsRound(number, number + 1).targets for number in count(1))
-        is_there = self.store.exists
-        there = takewhile(lambda step: is_there(manifest_uri(self.run_uri, step)), early)
+        there = takewhile(lambda step: self.store.exists(manifest_uri(self.run_uri, step)), early)
         return 1 + len(list(there))
 
     def _at_step(

@@ -93,7 +93,7 @@ def repartition(
         }
         # Rows at one offset are as they were before there were others, and so is their manifest.
         is_at_all = labelled.config.get("offsets") == "all"
-        # Joining loses nothing: each feature row has its target row.
+        # Joining loses nothing: each target row has its feature row.
         plan = TaskPlan(
             tasks,
             write_group,
@@ -164,15 +164,19 @@ def balance(order: Sequence[int], durations_ms: Sequence[int], num_parts: int) -
 
 
 def join(task: GroupTask, features: Output, targets: Output) -> Iterator[PartitionRow]:
-    """Yield features with their targets; both shards hold the same utterances in one order."""
+    """Yield features with their targets, which are in the same order.
+
+    An utterance that the teacher failed at has none, and is left out.
+    """
     store, run_uri = task.context.store, task.context.run_uri
-    feature_rows = read_features(read_output(store, run_uri, features))
-    target_rows = read_targets(read_output(store, run_uri, targets))
-    for row, target in zip(feature_rows, target_rows, strict=True):
-        if row.utterance_id != target.utterance_id:
+    feature_rows = iter(read_features(read_output(store, run_uri, features)))
+    for target in read_targets(read_output(store, run_uri, targets)):
+        name = target.utterance_id
+        row = next((each for each in feature_rows if each.utterance_id == name), None)
+        if row is None:
             raise ValueError(
-                f"{targets.key}: {target.utterance_id} is in the row where {features.key} has "
-                f"{row.utterance_id}; generate the targets again into a fresh --run"
+                f"{targets.key}: {name} is not in {features.key}, or not in that "
+                "order; generate the targets again into a fresh --run"
             )
         yield PartitionRow(
             utterance_id=row.utterance_id,

@@ -1,9 +1,8 @@
 """Target generation: the teacher's k best logits for each feature shard (paper 003 IV-B3, V-C)."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Annotated, Any
 
 import numpy as np
@@ -12,7 +11,11 @@ from jaxtyping import Float32
 from infra.configuration import LATER, plain
 from infra.ranges import Range, Seed, check_ranges
 from infra.store.object_store import ObjectStore
-from pipeline.kbest import KBest, KBestWithoutLattice, require_below_k, retained_mass
+from pipeline.kbest import (
+    KBest,
+    TeacherFailure,
+    require_below_k,
+)
 from pipeline.placement_versions import Versions, heard_versions
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, Repetition, StepContext, once
@@ -39,23 +42,31 @@ from pipeline.runs.step import (
 from pipeline.sampling import sampling_priority
 from pipeline.shards import (
     FeatureRow,
-    KBestAtAllOffsets,
     Offsets,
-    StoredKBest,
-    TargetRow,
     read_features,
     write_targets,
 )
 from pipeline.splicing import STACK, splice
+from pipeline.steps.labelled_utterances import (
+    HEARD_ELSEWHERE,
+    Labelled,
+    num_elsewhere,
+    quarantined,
+    shard_statistics,
+    tally_of,
+)
 
-Teacher = Callable[[list[Float32[np.ndarray, "_frames 192"]], list[int]], Sequence[KBest]]
-"""Spliced utterances, and the seeds of their tails' draws, to their k best logits.
 
-In the same order; called in the workers.
-"""
+@dataclass(frozen=True, slots=True, eq=False)
+class TeacherInput:
+    """TeacherInput: an utterance's spliced frames, and the seed of the draws from its tail."""
 
-HEARD_ELSEWHERE = "num_heard_elsewhere"
-"""The statistic of the utterances that have the targets of a clearer version."""
+    frames: Float32[np.ndarray, "_frames 192"]
+    seed: int
+
+
+Teacher = Callable[[Iterable[TeacherInput]], Iterator[KBest | TeacherFailure]]
+"""A stream of utterances to their k best logits, in the same order; called in the workers."""
 
 SEARCH_ENGINES = ("kaldi-decoder", "kaldifst", "scipy")
 """The distributions that lattices depend on."""
@@ -63,7 +74,7 @@ SEARCH_ENGINES = ("kaldi-decoder", "kaldifst", "scipy")
 
 @dataclass(frozen=True, slots=True)
 class TargetsConfig:
-    """`k` logits a frame; a request to the teacher holds about `request_frames` low-rate frames.
+    """`k` logits a frame; a batch of the teacher has at most `request_frames` low-rate frames.
 
     The last `tail_samples` of the k are drawn from the senones beyond the best. An utterance has
     targets at one of its offsets, which the seed draws, or at all three. Of one that ingest
@@ -167,122 +178,59 @@ def label_statistics(commits: Sequence[Commit]) -> dict[str, Any]:
 
 @once
 def label_shard(task: ShardTask) -> Commit:
-    """Splice each utterance at its own offset, or at all, and keep the teacher's k best."""
+    """Splice each utterance at its own offset, or at all, and keep the teacher's k best.
+
+    An utterance that the teacher fails at is in the ledger, not in the shard.
+    """
     rows = read_features(read_output(task.context.store, task.context.run_uri, task.features))
     # A hash of the id chooses the offset, so every partition mixes all three.
     offsets = [sampling_priority(task.config.seed, row.utterance_id) % STACK for row in rows]
     heard = heard_versions(rows, task.config.versions)
-    num_elsewhere = sum(one is not other for one, other in zip(rows, heard, strict=True))
-    turns = label_turns(task, heard, offsets)
-    by_row = list(zip(*turns, strict=True))
-    data = write_targets(
-        [
-            TargetRow(row.utterance_id, offset, stored_targets(offset, labelled))
-            for row, offset, labelled in zip(rows, offsets, by_row, strict=True)
-        ]
-    )
-    kbest = [target for turn in turns for target in turn]
-    tally = Tally(len(rows), sum(row.duration_ms for row in rows))
+    labels = label_all(task, heard, offsets)
+    found = [Labelled(*each) for each in zip(rows, offsets, labels, strict=True)]
+    labelled = [each for each in found if not each.failures]
+    lost = [quarantined(each) for each in found if each.failures]
+    data = write_targets([each.target_row() for each in labelled])
+    tally = tally_of([each.row for each in labelled])
     record = Commit(
         task=task.name,
         fingerprint=task.context.fingerprint,
         outputs=(task.context.put_output(task.name, ".parquet", data, tally),),
-        ledger=None,
-        tally_in=tally,
-        quarantined=Tally(),
-        statistics={
-            "num_frames": sum(len(target.log_z) for target in kbest),
-            # 003 V-C calls this mass dominant without a figure; the demo's is 94.5 %.
-            "retained_mass": sum(float(retained_mass(target).sum()) for target in kbest),
-            **without_lattice(rows, by_row),
-            **({HEARD_ELSEWHERE: num_elsewhere} if num_elsewhere else {}),
-        },
+        ledger=task.context.put_ledger(task.name, lost),
+        tally_in=tally_of(rows),
+        quarantined=Tally.of(lost),
+        statistics=shard_statistics(labelled, num_elsewhere(rows, heard)),
     )
     return task.context.commit(record)
 
 
-def label_turns(
+def label_all(
     task: ShardTask, heard: Sequence[FeatureRow], offsets: Sequence[int]
-) -> list[list[KBest]]:
-    """Label each utterance at its offset, and in two more turns at the next ones if all are asked.
+) -> list[list[KBest | TeacherFailure]]:
+    """Label each utterance at its offset, and at the next two if all are asked.
 
-    What several versions hear is labelled once.
+    What several versions hear is labelled once. Draws from the tail depend on the heard
+    utterance, the offset and the seed.
     """
-    turns: list[list[KBest]] = []
-    done: dict[tuple[str, int], KBest] = {}
-    for turn in range(STACK if task.config.offsets == "all" else 1):
-        keys = [
-            (row.utterance_id, (offset + turn) % STACK)
-            for row, offset in zip(heard, offsets, strict=True)
-        ]
-        new = {key: row for key, row in zip(keys, heard, strict=True) if key not in done}
-        # The first turn's requests are those of one offset, so its targets have the same bits.
-        found = label_at(task, list(new.values()), [offset for _, offset in new])
-        done |= zip(new, found, strict=True)
-        turns.append([done[key] for key in keys])
-    return turns
-
-
-def label_at(task: ShardTask, rows: Sequence[FeatureRow], offsets: Sequence[int]) -> list[KBest]:
-    """Label each utterance at its offset; draws from its tail depend on both and the seed."""
-    spliced = [
-        splice(row.features, offset).astype(np.float32)
-        for row, offset in zip(rows, offsets, strict=True)
+    num_turns = STACK if task.config.offsets == "all" else 1
+    keys = [
+        [(row.utterance_id, (offset + turn) % STACK) for turn in range(num_turns)]
+        for row, offset in zip(heard, offsets, strict=True)
     ]
-    seeds = (
-        tail_seed(task.config.seed, row.utterance_id, offset)
-        for row, offset in zip(rows, offsets, strict=True)
+    by_id = {row.utterance_id: row for row in heard}
+    wanted = list(dict.fromkeys(key for turns in keys for key in turns))
+    inputs = (
+        TeacherInput(
+            splice(by_id[utterance_id].features, offset).astype(np.float32),
+            tail_seed(task.config.seed, utterance_id, offset),
+        )
+        for utterance_id, offset in wanted
     )
-    # A request holds many utterances, as a GPU needs batches (003 IV-A4, IV-B3).
-    return [
-        target
-        for request in requests(spliced, task.config)
-        for target in task.teacher(request, list(islice(seeds, len(request))))
-    ]
+    done = dict(zip(wanted, task.teacher(inputs), strict=True))
+    return [[done[key] for key in turns] for turns in keys]
 
 
 def tail_seed(seed: int, utterance_id: str, offset: int) -> int:
     """Hash an utterance at an offset to the 64 bits that seed the draws of its tail."""
     # Another text than that of the draw of the offset, which is of the id alone.
     return sampling_priority(seed, f"tail {offset} {utterance_id}")
-
-
-def stored_targets(first: int, turns: Sequence[KBest]) -> StoredKBest:
-    """Return what a shard holds of an utterance that was labelled at offset `first` and the next.
-
-    One turn is the targets at one offset; three are those at all.
-    """
-    if len(turns) == 1:
-        return turns[0]
-    return KBestAtAllOffsets.of([turns[(offset - first) % STACK] for offset in range(STACK)])
-
-
-def without_lattice(
-    rows: Sequence[FeatureRow], labelled: Sequence[Sequence[KBest]]
-) -> Mapping[str, Mapping[str, Mapping[str, str]]]:
-    """Return why utterances have no lattice, by their ids, as a statistic if there are some.
-
-    An utterance that has none at one of its offsets counts as one without.
-    """
-    found = {
-        row.utterance_id: {"reason": kbest.reason, "detail": kbest.detail}
-        for row, turns in zip(rows, labelled, strict=True)
-        for kbest in turns
-        if isinstance(kbest, KBestWithoutLattice)
-    }
-    return {WITHOUT_LATTICE: found} if found else {}
-
-
-def requests(
-    spliced: Sequence[Float32[np.ndarray, "_frames 192"]], config: TargetsConfig
-) -> list[list[Float32[np.ndarray, "_frames 192"]]]:
-    """Cut the utterances, in order, into requests of about `request_frames` frames, none empty."""
-    batches: list[list[Float32[np.ndarray, "_frames 192"]]] = []
-    num_frames = 0
-    for frames in spliced:
-        if not batches or num_frames + len(frames) > config.request_frames:
-            batches.append([])
-            num_frames = 0
-        batches[-1].append(frames)
-        num_frames += len(frames)
-    return batches

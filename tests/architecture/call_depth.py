@@ -12,7 +12,7 @@ import runpy
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,12 +20,14 @@ from types import FrameType
 
 import pytest
 
-from infra.devices.device_pool import DevicePool
+from infra.devices.in_flight_requests import PoolAnswer, PoolRequest
+from infra.devices.request_stream import RequestStream
 from jobs.cli import spark_steps
 from jobs.cli.job import Job
 from pipeline.runs.names import SUBSETS
 from pipeline.runs.step import Distribute
 from tests.faults.killed_processes.chaos_run import store_random_teacher
+from tests.in_process_teacher import answer_alone
 from tests.small_corpus import local_store, serially, write_corpus
 from tests.training.fit import small_fits
 from tests.whole_path.processes import TINY
@@ -112,9 +114,13 @@ def plain_loop(_: Job) -> Iterator[Distribute]:
     yield serially
 
 
-def answer_here(pool: DevicePool, payload: bytes) -> bytes:
-    """The teacher's server in this process, in the place of the device pool's."""
-    return serve_teacher("cpu", **pool.arguments)(payload)
+def answers_here(stream: RequestStream, requests: Iterable[PoolRequest]) -> Iterator[PoolAnswer]:
+    """The answers of the teacher's server in this process, in the place of the device pool's."""
+    function = serve_teacher("cpu", **stream._pool.arguments)
+    for each in requests:
+        answer = answer_alone(function, each.payload)
+        assert isinstance(answer, bytes)
+        yield answer
 
 
 def start(name: str, run_uri: str, *options: str) -> int:
@@ -123,7 +129,7 @@ def start(name: str, run_uri: str, *options: str) -> int:
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()):
         patch.setattr(sys, "argv", arguments)
         patch.setattr(spark_steps, "distribute_on_spark", plain_loop)
-        patch.setattr(DevicePool, "request", answer_here)
+        patch.setattr(RequestStream, "answers", answers_here)
         patch.delitem(sys.modules, f"jobs.{name}", raising=False)
         with pytest.raises(SystemExit) as ended:
             runpy.run_module(f"jobs.{name}", run_name="__main__", alter_sys=True)

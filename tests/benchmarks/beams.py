@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from infra.store.object_store import ObjectStore, join_uri, normalize_uri
 from jobs.cli.job import recipe_path
+from pipeline.records import WITHOUT_PLACEMENT
 from pipeline.runs.names import ALIGNMENT_STEP, BASELINE, CORPUS_FOLDER, DEV, features_step
 from tests.benchmarks.measure import Figure
 from training.decoding.decoder import DecoderConfig, decode
@@ -22,7 +23,7 @@ from training.decoding.graph.hclg import DecodingGraph, decoding_graph
 from training.evaluation.language_model import LanguageModelFiles
 from training.evaluation.slices import scored_pieces
 from training.evaluation.speaker_bootstrap import SpeakerCounts, resample
-from training.evaluation.utterance_errors import WITHOUT_PLACEMENT, UtteranceErrors
+from training.evaluation.utterance_errors import UtteranceErrors
 from training.evaluation.word_errors import WordErrors, word_errors
 from training.models.store import TrainedModel, load_model
 from training.recipes import Recipe, read_recipe

@@ -1,6 +1,7 @@
 """A user's own model in other processes: Spark's tasks and device servers import it, or say how."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from infra.configuration import canonical_json
 from infra.devices.device_pool import DeviceError, DevicePool
 from infra.spark.progress import TaskError
 from infra.spark.session import run_tasks, spark_session
+from pipeline.kbest import joined
 from pipeline.runs.names import ALIGNMENT_STEP, TEACHER, realignment_rounds
+from pipeline.steps.targets import TargetsConfig, TeacherInput
 from tests.training.targets.labelled_run import (
     Place,
     bootstrapped,
@@ -23,7 +26,8 @@ from tests.training.targets.labelled_run import (
 )
 from training.models.factory import FactoryConfig
 from training.targets.alignment import AlignmentSettings, realign
-from training.targets.teacher import PooledTeacher
+from training.targets.teacher import PooledTeacher, kept_targets
+from training.targets.windows import WindowsConfig
 
 pytestmark = pytest.mark.cluster
 
@@ -89,14 +93,14 @@ def test_spark_tasks_find_it_among_py_files(
 def test_device_servers_find_it_where_their_task_does(place: Place, module: Path) -> None:
     """A server has its task's import path; where it does not find the module, it says so."""
     store_network(place, TEACHER, FORM)
-    utterances = [np.ones((3, 192), np.float32)]
+    arguments = {"run_uri": place[1], "k": "2", "form": canonical_json(FORM)}
 
     def label() -> list[Any]:
-        arguments = {"run_uri": place[1], "k": "2", "form": canonical_json(FORM)}
         serve = "training.targets.teacher:serve_teacher"
-        return PooledTeacher(DevicePool(serve, arguments, ("cpu",), idle_timeout_s=1.0), 2)(
-            utterances, [0]
-        )
+        pool = DevicePool(serve, arguments, ("cpu",), 100, idle_timeout_s=1.0)
+        kept = partial(kept_targets, TargetsConfig(2, 100, 3))
+        teacher = PooledTeacher(pool, WindowsConfig(), kept, joined)
+        return list(teacher([TeacherInput(np.ones((3, 192), np.float32), 0)]))
 
     assert label()[0].senones.shape == (3, 2)
     module.rename(module.with_name("others_models.py"))

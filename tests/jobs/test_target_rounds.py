@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from infra.configuration import canonical_json, plain
@@ -34,12 +33,13 @@ from pipeline.runs.names import (
 )
 from pipeline.steps.repartition import RepartitionConfig, repartition
 from pipeline.steps.targets import TargetsConfig, generate_targets
+from tests.in_process_teacher import in_process
 from tests.job_programs import RunJob
 from tests.small_corpus import serially
 from tests.training.targets.unlabelled_toy_run import write_unlabelled_toy_run
 from tests.whole_path.processes import TINY
 from training.fit.model_specs import sibling_fit, student_fit, teacher_fit
-from training.targets.teacher import decode_targets, encode_utterances, serve_teacher
+from training.targets.teacher import serve_teacher
 
 FIRST, LAST = targets_rounds(2)
 ROUNDS = ("--set", "targets.rounds=2", "--set", "student.num_passes=1")
@@ -49,11 +49,7 @@ SIBLING = "teacher_round_2"
 def make(store: ObjectStore, run_uri: str, targets_round: TargetsRound, model: str) -> Manifest:
     """Label and repartition in one round, by the server's function in this process."""
     form = canonical_json(read_recipe(str(TINY)).models.of(model))
-    serve = serve_teacher("cpu", run_uri, "6", form, model)
-
-    def teacher(utterances: list[np.ndarray], seeds: list[int]) -> list:
-        return decode_targets(serve(encode_utterances(utterances, seeds)), 6)
-
+    teacher = in_process(serve_teacher("cpu", run_uri, "6", form, model), 6)
     config = TargetsConfig(6, 60, 3)
     made = generate_targets(
         *(store, run_uri, config, teacher, serially, [model]), targets_round=targets_round

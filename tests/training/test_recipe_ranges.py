@@ -45,6 +45,8 @@ COMPANIONS: Mapping[tuple[str, str], Mapping[str, object]] = {
     ("TeacherConfig", "num_chunked_epochs"): {"num_epochs": 10_000},
     ("TeacherConfig", "initial_learning_rate"): {"final_learning_rate": 1e-12},
     ("TeacherConfig", "final_learning_rate"): {"initial_learning_rate": 100},
+    ("WindowsConfig", "window_frames"): {"overlap_frames": 1},
+    ("WindowsConfig", "overlap_frames"): {"window_frames": 1_000_000},
     ("StudentConfig", "num_sub_epochs"): {"num_whole_utterance_sub_epochs": 0},
     ("StudentConfig", "num_passes"): {"num_whole_utterance_sub_epochs": 0},
     ("StudentConfig", "num_whole_utterance_sub_epochs"): {

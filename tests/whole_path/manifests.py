@@ -13,6 +13,7 @@ STEPS = {
     *("alignments/bootstrap", "alignments/round_1", "alignments/labelled"),
     *(f"models/{name}" for name in ("aligner_1", "aligner", "baseline", "teacher", "student")),
     *("targets/unlabelled", "partitions/unlabelled", "evaluation", "certificate", "report"),
+    "kbest_costs",
 }
 DEV_STEPS = {"selection/dev", "features/dev", "alignments/dev", "tuning"}
 

@@ -9,7 +9,6 @@ import pytest
 
 from infra.configuration import canonical_json
 from infra.store.object_store import ObjectStore, join_uri
-from pipeline.kbest import KBest
 from pipeline.runs.names import SUBSETS
 from pipeline.steps.features import extract_features
 from pipeline.steps.repartition import repartition
@@ -18,12 +17,13 @@ from pipeline.steps.targets import generate_targets
 from tests.ceph_server import running_ceph
 from tests.faults.failing_store.faulty_proxy import FaultyProxy, faulty_proxy
 from tests.faults.killed_processes.chaos_run import store_random_teacher
+from tests.in_process_teacher import in_process
 from tests.s3_server import CREDENTIALS
 from tests.small_corpus import serially, write_corpus
 from tests.whole_path.manifests import manifest_bytes
 from tests.whole_path.processes import TINY, run_step
 from training.recipes import read_recipe
-from training.targets.teacher import decode_targets, encode_utterances, serve_teacher
+from training.targets.teacher import serve_teacher
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
@@ -63,11 +63,8 @@ def run_serially(store: ObjectStore, run_uri: str) -> None:
         uri = metadata_uri(corpus_uri, subset)
         select_utterances(store, run_uri, subset, uri, recipe.selection, budget, serially)
         extract_features(store, run_uri, subset, corpus_uri, recipe.features, budget, serially)
-    label = serve_teacher("cpu", run_uri, str(k), canonical_json(recipe.models.teacher))
-
-    def teacher(utterances: list, seeds: list[int]) -> list[KBest]:
-        return decode_targets(label(encode_utterances(utterances, seeds)), k)
-
+    form = canonical_json(recipe.models.teacher)
+    teacher = in_process(serve_teacher("cpu", run_uri, str(k), form), k)
     generate_targets(store, run_uri, recipe.targets, teacher, serially)
     repartition(store, run_uri, recipe.partitions, serially)
 

@@ -16,18 +16,18 @@ from jobs.ingestion.corpus import ingest
 from jobs.run import launches
 from jobs.synthesis.corpus import synthesize
 from jobs.synthesis.plan import SynthesisConfig
-from pipeline.kbest import KBest
 from pipeline.runs.names import SUBSETS, model_step, teachers
 from pipeline.steps.features import extract_features
 from pipeline.steps.repartition import repartition
 from pipeline.steps.selection.select import metadata_uri, select_utterances
 from pipeline.steps.targets import generate_targets
+from tests.in_process_teacher import in_process
 from tests.s3_server import CREDENTIALS, running_s3_server
 from tests.small_corpus import serially
 from tests.whole_path.manifests import manifest_bytes, require_balance
 from tests.whole_path.processes import TINY, run_all_steps, run_step
 from training.recipes import read_recipe
-from training.targets.teacher import decode_targets, encode_utterances, serve_teacher
+from training.targets.teacher import serve_teacher
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.cluster]
 
@@ -155,11 +155,8 @@ def test_targets_and_partitions_do_not_depend_on_the_place(
         for found in whole.store.list(join_uri(whole.uri, folder)):
             store.put(found.uri.replace(whole.uri, run_uri), whole.store.get(found.uri))
     form = canonical_json(recipe.models.teacher)
-    label = serve_teacher("cpu", run_uri, str(recipe.targets.k), form, ",".join(names))
-
-    def teacher(utterances: list, seeds: list[int]) -> list[KBest]:
-        return decode_targets(label(encode_utterances(utterances, seeds)), recipe.targets.k)
-
+    k = recipe.targets.k
+    teacher = in_process(serve_teacher("cpu", run_uri, str(k), form, ",".join(names)), k)
     generate_targets(store, run_uri, recipe.targets, teacher, serially, names)
     repartition(store, run_uri, recipe.partitions, serially)
     require_same(whole, local, {"targets/unlabelled", "partitions/unlabelled"})

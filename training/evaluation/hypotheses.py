@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from pipeline.filterbank import FRAME_SHIFT_MS
-from pipeline.records import Tally
+from pipeline.records import WITHOUT_PLACEMENT, Tally
 from pipeline.runs.commit import Commit, StepContext, once
 from pipeline.runs.manifest import Output, read_output
 from pipeline.shards import FeatureRow
@@ -29,7 +29,6 @@ from training.evaluation.decoded import (
     write_decoded,
 )
 from training.evaluation.slices import DecodingPlace, Piece, Slice, scored_pieces
-from training.evaluation.utterance_errors import WITHOUT_PLACEMENT
 from training.models.store import TrainedModel
 from training.targets.alignment import align_row
 

@@ -10,9 +10,6 @@ from typing import Any
 
 from training.evaluation.word_errors import WordErrors
 
-WITHOUT_PLACEMENT = "all"
-"""The placement of utterances whose corpus names none."""
-
 
 @dataclass(frozen=True, slots=True)
 class UtteranceErrors:

@@ -16,7 +16,7 @@ from jaxtyping import Float32
 
 from infra.store.object_store import ObjectStore
 from pipeline.placement_versions import Versions, heard_versions
-from pipeline.records import Tally
+from pipeline.records import WITHOUT_PLACEMENT, Tally
 from pipeline.runs.commit import Repetition, StepContext
 from pipeline.runs.manifest import Output, read_manifest, read_output
 from pipeline.runs.names import KBEST_COSTS_STEP, STUDENT, UNLABELLED, features_step, model_step
@@ -32,9 +32,6 @@ from training.targets.kbest_costs import KS, CostSums, kbest_costs
 
 NUM_FRAMES = 20_000
 """The low-rate frames of the sample, in all placements together: ten minutes of speech."""
-
-WITHOUT_PLACEMENT = "all"
-"""The name that evaluations give to a missing placement."""
 
 MAX_SHARDS = 8
 MAX_UTTERANCES = 50

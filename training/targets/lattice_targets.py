@@ -4,10 +4,11 @@ What the language model knows reaches the student: an utterance without transcri
 forward-backward over its lattice gives the probability of each senone at each frame.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Annotated, Literal
+from itertools import tee
+from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
 from jaxtyping import Float32
@@ -16,10 +17,10 @@ from scipy.special import log_softmax
 from infra.configuration import LATER
 from infra.ranges import Range, check_ranges
 from infra.store.object_store import ObjectStore
-from pipeline.kbest import KBest, KBestWithoutLattice, select_kbest
+from pipeline.kbest import KBest, KBestWithoutLattice, TeacherFailure, select_kbest
 from pipeline.runs.manifest import Output, read_manifest, read_output
 from pipeline.runs.names import ALIGNMENT_STEP, TARGETS_GRAPH_STEP
-from pipeline.steps.targets import TargetsConfig
+from pipeline.steps.targets import TargetsConfig, TeacherInput
 from training.decoding.graph.graph_text import decode_graph
 from training.decoding.language_model.arpa import MAX_ORDER
 from training.decoding.search_process import GraphFile, SearchError, SearchProcess
@@ -31,7 +32,7 @@ from training.sequence_training.lattice_decoder import (
     decode_posteriors,
 )
 from training.sequence_training.state_posteriors import interpolated_kbest
-from training.targets.teacher import decode_utterances, encode_utterances, load_teacher
+from training.targets.windows import WindowsConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ class LabellingConfig(TargetsConfig):
     source: Literal["logits", "lattice"] = field(default="logits", metadata=LATER)
     lattices: LatticeTargetsConfig = field(default=LatticeTargetsConfig(), metadata=LATER)
     rounds: Annotated[int, Range(1, 5)] = field(default=1, metadata=LATER)
+    windows: WindowsConfig = field(default=WindowsConfig(), metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +89,16 @@ def open_search(stored: StoredGraph) -> SearchProcess:
     return SearchProcess(GraphFile(decode_graph(data, stored.num_senones)))
 
 
+Logits: TypeAlias = Float32[np.ndarray, "_frames senones"]
+Score = Callable[[Iterable[TeacherInput]], Iterator[Logits | TeacherFailure]]
+"""A stream of utterances to their logits, in the same order."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LatticeTeacher:
     """LatticeTeacher answers the targets step: logits from a device, lattices on this core."""
 
-    request: Callable[[bytes], bytes]
+    score: Score
     k: int
     config: LatticeTargetsConfig
     graph: StoredGraph
@@ -99,13 +106,15 @@ class LatticeTeacher:
     log_priors: Float32[np.ndarray, " senones"]
     tail_samples: int = 0
 
-    def __call__(
-        self, utterances: list[Float32[np.ndarray, "_frames 192"]], seeds: list[int]
-    ) -> list[KBest]:
-        """Return each utterance's targets, or the teacher's own where it has no lattice."""
-        answer = self.request(encode_utterances(utterances, seeds))
-        logits = decode_logits(answer, self.graph.num_senones)
-        return [self._targets(*pair) for pair in zip(logits, seeds, strict=True)]
+    def __call__(self, inputs: Iterable[TeacherInput]) -> Iterator[KBest | TeacherFailure]:
+        """Yield each utterance's targets, or the teacher's own where it has no lattice."""
+        scored, given = tee(inputs)
+        seeds = (each.seed for each in given)
+        for logits, seed in zip(self.score(scored), seeds, strict=True):
+            if isinstance(logits, TeacherFailure):
+                yield logits
+            else:
+                yield self._targets(logits, seed)
 
     def _targets(self, logits: Float32[np.ndarray, "_frames senones"], seed: int) -> KBest:
         columns = self.k, self.tail_samples, seed
@@ -126,14 +135,14 @@ class LatticeTeacher:
 def open_lattice_teacher(
     store: ObjectStore,
     run_uri: str,
-    request: Callable[[bytes], bytes],
+    score: Score,
     k: int,
     config: LatticeTargetsConfig,
     tail_samples: int = 0,
 ) -> LatticeTeacher:
     """Open the teacher of a run whose graph was built, with the priors of the labelled data.
 
-    `request` sends utterances to a server of `serve_logits`.
+    `score` makes the logits, by servers of `serve_logits`.
     """
     built = read_manifest(store, run_uri, TARGETS_GRAPH_STEP)
     (output,) = built.outputs
@@ -141,24 +150,4 @@ def open_lattice_teacher(
     graph = StoredGraph(store, run_uri, output, len(counts))
     acoustic_scale = built.statistics["settings"]["acoustic_scale"]
     priors = log_priors(counts).numpy()
-    return LatticeTeacher(request, k, config, graph, acoustic_scale, priors, tail_samples)
-
-
-def serve_logits(device: str, run_uri: str, form: str, models: str) -> Callable[[bytes], bytes]:
-    """Load a run's teacher, or an ensemble's `models`, onto `device`; answers are all logits."""
-    teacher = load_teacher(device, run_uri, form, models)
-    return lambda payload: encode_logits(teacher(decode_utterances(payload)))
-
-
-def encode_logits(logits: Sequence[Float32[np.ndarray, "_frames senones"]]) -> bytes:
-    """Encode the number of utterances, their frame counts, their logits."""
-    counts = np.array([len(logits), *map(len, logits)], "<u4")
-    return b"".join([counts.tobytes(), *(rows.astype("<f4").tobytes() for rows in logits)])
-
-
-def decode_logits(payload: bytes, num_senones: int) -> list[Float32[np.ndarray, "_frames senones"]]:
-    """Invert `encode_logits`; the arrays are read-only views."""
-    (number,) = np.frombuffer(payload, "<u4", 1)
-    counts = np.frombuffer(payload, "<u4", number, 4)
-    rows = np.frombuffer(payload, "<f4", offset=4 + 4 * int(number)).reshape(-1, num_senones)
-    return np.split(rows, np.cumsum(counts)[:-1])
+    return LatticeTeacher(score, k, config, graph, acoustic_scale, priors, tail_samples)

@@ -1,123 +1,243 @@
-"""The teachers behind a device's server: spliced utterances in, k best logits out (003 IV-B3).
+"""The teachers behind a host's device servers: spliced utterances in, k best out (003 IV-B3).
 
-Messages are counts and raw little-endian arrays: nothing is unpickled.
+Messages are raw little-endian arrays: nothing is unpickled.
 """
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
 from jaxtyping import Float32
+from torch import Tensor
 
 from infra.devices.device_pool import DevicePool
+from infra.devices.in_flight_requests import PoolAnswer, PoolRequest, RequestFailure
+from infra.devices.request_stream import RequestStream
 from infra.store.object_store import ObjectStore, join_uri
-from pipeline.kbest import KBest, select_kbest
+from pipeline.kbest import KBest, TeacherFailure, select_kbest
 from pipeline.runs.names import MODELS_FOLDER, TEACHER
 from pipeline.splicing import NUM_INPUTS
+from pipeline.steps.targets import TargetsConfig, TeacherInput
+from training.models.acoustic_model import AcousticModel
 from training.models.ensemble import ensemble_logits
 from training.models.registry import read_form
 from training.models.store import load_model
+from training.targets.windows import Window, WindowsConfig, windows
+
+T = TypeVar("T")
+
+SEED_BYTES = 8
+CHECK_FRAMES = 16
+"""The frames of noise that a device must label to be in use."""
 
 
-@dataclass(frozen=True, slots=True)
-class PooledTeacher:
-    """PooledTeacher answers the targets step: each request is sent to the least busy device."""
-
-    pool: DevicePool
-    k: int
-    tail_samples: int = 0
-
-    def __call__(
-        self, utterances: list[Float32[np.ndarray, "_frames 192"]], seeds: list[int]
-    ) -> list[KBest]:
-        """Return the k best logits of each utterance's frames."""
-        answer = self.pool.request(encode_utterances(utterances, seeds))
-        return decode_targets(answer, self.k, self.tail_samples)
+_BATCHES_AHEAD = 4
+"""Batches that a task holds, among which a device finds like lengths: 25 MB at 8,192 frames."""
 
 
-def load_teacher(
-    device: str, run_uri: str, form: str, models: str
-) -> Callable[
-    [list[Float32[np.ndarray, "_frames 192"]]], list[Float32[np.ndarray, "_frames senones"]]
-]:
-    """Load a run's teacher onto `device`, and return the function from utterances to its logits.
+@dataclass(frozen=True, slots=True, eq=False)
+class TeacherBatch:
+    """TeacherBatch: utterances on the device, and the seeds of their tails' draws."""
 
-    Several `models`, between commas, are an ensemble: the answers are log of its mean posteriors.
-    `form` is the recipe's settings of them as JSON.
+    utterances: list[Float32[Tensor, "_frames 192"]]
+    seeds: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LabelledBatch:
+    """LabelledBatch: a batch's logits on the device, and the seeds of the tails' draws."""
+
+    logits: list[Float32[Tensor, "_frames senones"]]
+    seeds: Sequence[int]
+
+
+Encode = Callable[[Float32[np.ndarray, "_frames senones"], int], bytes]
+"""An utterance's logits and the seed of its tail to what the server answers."""
+
+
+class TeacherFunction:
+    """TeacherFunction computes a batch's logits on a device, and answers what `encode` makes.
+
+    Several members are an ensemble: log of their mean posteriors.
     """
-    torch.set_num_threads(1)  # one server a device: on CPUs, a device is a core
+
+    def __init__(
+        self, members: Sequence[AcousticModel], device: torch.device, encode: Encode
+    ) -> None:
+        self._members = members
+        self._device = device
+        self._encode = encode
+
+    def prepare(self, payloads: Sequence[bytes | memoryview]) -> TeacherBatch:
+        """Copy the batch's frames to the device at once, from pinned memory to a GPU."""
+        frames = [decode_frames(payload) for payload in payloads]
+        joined = torch.from_numpy(np.concatenate(frames))
+        if self._device.type == "cuda":
+            joined = joined.pin_memory()
+        on_device = joined.to(self._device, non_blocking=True)
+        parts = torch.split(on_device, [len(each) for each in frames])
+        return TeacherBatch(list(parts), [decode_seed(payload) for payload in payloads])
+
+    def compute(self, prepared: TeacherBatch) -> LabelledBatch:
+        """Compute the logits of all utterances as one padded batch."""
+        logits = ensemble_logits(self._members, prepared.utterances)
+        return LabelledBatch(logits, prepared.seeds)
+
+    def finish(self, computed: LabelledBatch) -> Sequence[bytes | Exception]:
+        """Copy the logits back and encode each utterance's; its error is its alone."""
+        answers: list[bytes | Exception] = []
+        for logits, seed in zip(computed.logits, computed.seeds, strict=True):
+            try:
+                answers.append(self._encode(logits.cpu().numpy(), seed))
+            except ValueError as error:
+                answers.append(error)
+        return answers
+
+    def check(self) -> None:
+        """Free cached memory, and label a moment of noise."""
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        noise = torch.randn(CHECK_FRAMES, NUM_INPUTS, generator=torch.Generator().manual_seed(0))
+        for logits in ensemble_logits(self._members, [noise.to(self._device)]):
+            logits.cpu()
+
+
+def load_members(
+    device: torch.device, run_uri: str, form: str, models: str
+) -> Sequence[AcousticModel]:
+    """Load `models` of a run, between commas, onto a device; `form` is their settings as JSON."""
     store = ObjectStore((join_uri(run_uri, MODELS_FOLDER),))
-    place = torch.device(device.partition("#")[0])  # cpu#0 and cpu#1 are two cores
     trained = [load_model(store, run_uri, name, read_form(form)) for name in models.split(",")]
-    members = [each.to(place).model for each in trained]
+    return [each.to(device).model for each in trained]
 
-    def score(
-        utterances: list[Float32[np.ndarray, "_frames 192"]],
-    ) -> list[Float32[np.ndarray, "_frames senones"]]:
-        given = [torch.from_numpy(frames).to(place) for frames in utterances]
-        return [rows.cpu().numpy() for rows in ensemble_logits(members, given)]
 
-    return score
+def torch_device(device: str) -> torch.device:
+    """Return torch's device of a pool's, whose computations take one thread: cpu#1 is a core."""
+    torch.set_num_threads(1)
+    return torch.device(device.partition("#")[0])
 
 
 def serve_teacher(
     device: str, run_uri: str, k: str, form: str, models: str = TEACHER, tail_samples: str = "0"
-) -> Callable[[bytes], bytes]:
-    """Load a run's teacher onto `device`; a device pool's servers call this once each."""
-    teacher = load_teacher(device, run_uri, form, models)
+) -> TeacherFunction:
+    """Load a run's teacher; a device pool's servers call this once each. Answers are k best."""
+    place, columns = torch_device(device), (int(k), int(tail_samples))
 
-    def label(payload: bytes) -> bytes:
-        pairs = zip(teacher(decode_utterances(payload)), decode_seeds(payload), strict=True)
-        columns = int(k), int(tail_samples)
-        return encode_targets([select_kbest(rows, *columns, seed) for rows, seed in pairs])
+    def encode(logits: Float32[np.ndarray, "frames senones"], seed: int) -> bytes:
+        return encode_targets(select_kbest(logits, *columns, seed))
 
-    return label
+    return TeacherFunction(load_members(place, run_uri, form, models), place, encode)
 
 
-def encode_utterances(
-    utterances: Sequence[Float32[np.ndarray, "_frames 192"]], seeds: Sequence[int]
-) -> bytes:
-    """Encode the number of utterances, their frame counts, their seeds, their frames."""
-    counts = np.array([len(utterances), *map(len, utterances)], "<u4")
-    each = (frames.astype("<f4").tobytes() for frames in utterances)
-    return b"".join([counts.tobytes(), np.array(seeds, "<u8").tobytes(), *each])
+def serve_logits(device: str, run_uri: str, form: str, models: str) -> TeacherFunction:
+    """Load a run's teacher, or an ensemble's `models`; answers are all logits."""
+    place = torch_device(device)
+    return TeacherFunction(load_members(place, run_uri, form, models), place, encode_logits)
 
 
-def decode_utterances(payload: bytes) -> list[Float32[np.ndarray, "_frames 192"]]:
-    """Invert `encode_utterances`."""
-    (number,) = np.frombuffer(payload, "<u4", 1)
-    counts = np.frombuffer(payload, "<u4", number, 4)
-    frames = np.frombuffer(payload, "<f4", offset=4 + 12 * int(number)).reshape(-1, NUM_INPUTS)
-    return [part.copy() for part in np.split(frames, np.cumsum(counts)[:-1])]
+def encode_input(given: TeacherInput) -> bytes:
+    """Encode the seed, then the frames."""
+    return given.seed.to_bytes(SEED_BYTES, "little") + given.frames.astype("<f4").tobytes()
 
 
-def decode_seeds(payload: bytes) -> list[int]:
-    """Read the seeds of the utterances that `encode_utterances` encoded."""
-    (number,) = np.frombuffer(payload, "<u4", 1)
-    seeds: list[int] = np.frombuffer(payload, "<u8", number, 4 + 4 * int(number)).tolist()
-    return seeds
+def decode_seed(payload: bytes | memoryview) -> int:
+    """Return the seed that `encode_input` wrote."""
+    return int.from_bytes(payload[:SEED_BYTES], "little")
 
 
-def encode_targets(targets: Sequence[KBest]) -> bytes:
-    """Encode each utterance's frame count, then senones, logits and log Z of all."""
-    counts = np.array([len(targets), *(len(target.log_z) for target in targets)], "<u4")
-    columns = (
-        np.concatenate([target.senones for target in targets]).astype("<u2"),
-        np.concatenate([target.logits for target in targets]).astype("<f2"),
-        np.concatenate([target.log_z for target in targets]).astype("<f2"),
-    )
-    return b"".join([counts.tobytes(), *(column.tobytes() for column in columns)])
+def decode_frames(payload: bytes | memoryview) -> Float32[np.ndarray, "frames 192"]:
+    """View the frames that `encode_input` wrote."""
+    return np.frombuffer(payload, "<f4", offset=SEED_BYTES).reshape(-1, NUM_INPUTS)
 
 
-def decode_targets(payload: bytes, k: int, tail_samples: int = 0) -> list[KBest]:
+def encode_targets(targets: KBest) -> bytes:
+    """Encode senones, logits and log Z."""
+    columns = targets.senones.astype("<u2"), targets.logits.astype("<f2")
+    return b"".join([*(column.tobytes() for column in columns), targets.log_z.tobytes()])
+
+
+def decode_targets(payload: bytes, k: int, tail_samples: int = 0) -> KBest:
     """Invert `encode_targets`; the last `tail_samples` of the k columns were drawn."""
-    (number,) = np.frombuffer(payload, "<u4", 1)
-    counts = np.frombuffer(payload, "<u4", number, 4)
-    total, start = int(counts.sum()), 4 + 4 * int(number)
-    senones = np.frombuffer(payload, "<u2", total * k, start).reshape(total, k)
-    logits = np.frombuffer(payload, "<f2", total * k, start + 2 * total * k).reshape(total, k)
-    log_z = np.frombuffer(payload, "<f2", total, start + 4 * total * k)
-    edges = np.cumsum(counts)[:-1]
-    parts = zip(*(np.split(column, edges) for column in (senones, logits, log_z)), strict=True)
-    return [KBest(*part, tail_samples=tail_samples) for part in parts]
+    num_frames = len(payload) // (4 * k + 2)
+    count = num_frames * k
+    return KBest(
+        np.frombuffer(payload, "<u2", count).reshape(num_frames, k),
+        np.frombuffer(payload, "<f2", count, 2 * count).reshape(num_frames, k),
+        np.frombuffer(payload, "<f2", num_frames, 4 * count),
+        tail_samples=tail_samples,
+    )
+
+
+def encode_logits(logits: Float32[np.ndarray, "frames senones"], seed: int = 0) -> bytes:  # noqa: ARG001
+    """Encode the number of senones, then the logits; ValueError if not all are finite."""
+    if not np.isfinite(logits).all():
+        raise ValueError("logits hold NaN or infinity: the teacher has diverged")
+    return np.uint32(logits.shape[1]).tobytes() + logits.astype("<f4").tobytes()
+
+
+def decode_logits(payload: bytes) -> Float32[np.ndarray, "frames senones"]:
+    """Invert `encode_logits`; the array is a read-only view."""
+    (num_senones,) = np.frombuffer(payload, "<u4", 1)
+    return np.frombuffer(payload, "<f4", offset=4).reshape(-1, int(num_senones))
+
+
+@dataclass(frozen=True, slots=True)
+class PooledTeacher(Generic[T]):
+    """PooledTeacher sends utterances to a host's devices, long ones in windows.
+
+    `decode` reads an answer, of which it keeps some rows, and `join` puts windows together.
+    """
+
+    pool: DevicePool
+    windows: WindowsConfig
+    decode: Callable[[bytes, slice], T]
+    join: Callable[[Sequence[T]], T]
+
+    def __call__(self, inputs: Iterable[TeacherInput]) -> Iterator[T | TeacherFailure]:
+        """Yield what the device makes of each utterance, in order, or why it fails there."""
+        sent: deque[Sequence[Window]] = deque()
+        longest = max(self.pool.batch_frames, self.windows.window_frames)
+        stream = RequestStream(self.pool, _BATCHES_AHEAD * longest)
+        answers = stream.answers(self._requests(inputs, sent))
+        for answer in answers:
+            cut = sent.popleft()
+            parts = [answer, *(next(answers) for _ in cut[1:])]
+            yield self._joined(parts, cut)
+
+    def _requests(
+        self, inputs: Iterable[TeacherInput], sent: deque[Sequence[Window]]
+    ) -> Iterator[PoolRequest]:
+        for given in inputs:
+            cut = windows(len(given.frames), self.windows)
+            sent.append(cut)
+            for each in cut:
+                # Each window's draws are its own: those of one seed would be alike.
+                part = TeacherInput(
+                    given.frames[_slice(each)], (given.seed + each.labelled.start) % 2**64
+                )
+                yield PoolRequest(len(part.frames), encode_input(part))
+
+    def _joined(self, answers: Sequence[PoolAnswer], cut: Sequence[Window]) -> T | TeacherFailure:
+        parts: list[T] = []
+        for answer, window in zip(answers, cut, strict=True):
+            if isinstance(answer, RequestFailure):
+                return TeacherFailure(answer.reason)
+            parts.append(self.decode(answer, window.kept))
+        return parts[0] if len(parts) == 1 else self.join(parts)
+
+
+def kept_targets(config: TargetsConfig, answer: bytes, kept: slice) -> KBest:
+    """Read the rows of a window's targets that it labels."""
+    return decode_targets(answer, config.k, config.tail_samples).rows(kept)
+
+
+def kept_logits(answer: bytes, kept: slice) -> Float32[np.ndarray, "frames senones"]:
+    """Read the rows of a window's logits that it labels."""
+    return decode_logits(answer)[kept]
+
+
+def _slice(window: Window) -> slice:
+    return slice(window.heard.start, window.heard.stop)

@@ -133,7 +133,7 @@ def free_teacher(k: int, tail_samples: int = 0) -> Teacher:
     def repeated(num_frames: int) -> KBest:
         return best.rows(np.zeros(num_frames, np.int64))
 
-    return lambda utterances, _: [repeated(len(frames)) for frames in utterances]
+    return lambda inputs: (repeated(len(each.frames)) for each in inputs)
 
 
 def speech_like(number: int, duration_s: float) -> Float32[np.ndarray, " samples"]:

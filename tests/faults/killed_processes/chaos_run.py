@@ -19,12 +19,13 @@ from pipeline.steps.features import extract_features
 from pipeline.steps.repartition import repartition
 from pipeline.steps.selection.select import metadata_uri, select_utterances
 from pipeline.steps.targets import generate_targets
+from tests.in_process_teacher import in_process
 from tests.small_corpus import flac, serially, tone
 from tests.whole_path.manifests import manifest_bytes
 from tests.whole_path.processes import TINY
 from training.models.store import TrainedModel, store_model
 from training.recipes import Recipe, read_recipe
-from training.targets.teacher import decode_targets, encode_utterances, serve_teacher
+from training.targets.teacher import serve_teacher
 
 STEPS = ("select_utterances", "extract_features", "generate_targets", "repartition")
 MANIFESTS = (
@@ -36,7 +37,7 @@ NUM_BUCKETS = {"labelled": 6, "unlabelled": 24, "heldout": 6}
 SPEAKERS_PER_BUCKET = 4
 UTTERANCES_PER_SPEAKER = 6
 # Each file has one or two speakers, so that there are many small tasks.
-OVERRIDES = ("selection.file_hours=0.002", "selection.hours=0.13", "targets.request_frames=200")
+OVERRIDES = ("selection.file_hours=0.002", "selection.hours=0.13")
 
 
 def chaos_recipe() -> Recipe:
@@ -91,11 +92,8 @@ def run_undisturbed(store: ObjectStore, run_uri: str, corpus_uri: str) -> None:
         select_utterances(store, run_uri, subset, uri, recipe.selection, budget, serially)
         extract_features(store, run_uri, subset, corpus_uri, recipe.features, budget, serially)
     k = recipe.targets.k
-    label = serve_teacher("cpu", run_uri, str(k), canonical_json(recipe.models.teacher))
-
-    def teacher(utterances: list, seeds: list[int]) -> list:
-        return decode_targets(label(encode_utterances(utterances, seeds)), k)
-
+    form = canonical_json(recipe.models.teacher)
+    teacher = in_process(serve_teacher("cpu", run_uri, str(k), form), k)
     generate_targets(store, run_uri, recipe.targets, teacher, serially)
     repartition(store, run_uri, recipe.partitions, serially)
 

@@ -1,3 +1,5 @@
+"""Streams of requests to real servers, some of which die, hang or do not start."""
+
 import os
 import pickle
 import shutil
@@ -6,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
@@ -14,27 +16,54 @@ from pathlib import Path
 
 import pytest
 
+from infra.devices import server_link
 from infra.devices.device_pool import DeviceError, DevicePool, _private_directory
-from infra.devices.device_server import (
-    ANSWER,
+from infra.devices.in_flight_requests import PoolAnswer, PoolRequest, RequestFailure
+from infra.devices.messages import (
     MAX_MESSAGE_BYTES,
+    Kind,
+    Message,
     MessageError,
     receive_message,
     send_message,
 )
-from infra.devices.file_locks import least_busy
-from infra.devices.pool_folder import held, remove_abandoned
+from infra.devices.request_stream import RequestStream
 
-MAKE = "tests.infra.devices.device_functions:make"
+COMMANDS = "tests.infra.devices.device_functions:Commands"
+BROKEN = "tests.infra.devices.device_functions:Broken"
+SLOW = "tests.infra.devices.device_functions:slow"
+WINDOW = 100_000
 
 
 @pytest.fixture
 def pool(tmp_path: Path) -> Iterator[DevicePool]:
-    pool = DevicePool(MAKE, {"directory": str(tmp_path)}, ("cuda:0", "cuda:1"), idle_timeout_s=30)
+    devices = ("cuda:0", "cuda:1")
+    pool = DevicePool(COMMANDS, {"directory": str(tmp_path)}, devices, 1000, idle_timeout_s=30)
     yield pool
     for made in tmp_path.glob("cuda:*"):
-        _kill(int(made.name.rpartition("-")[2]))
+        _kill(_pid(made))
     shutil.rmtree(_private_directory() / pool.token, ignore_errors=True)
+
+
+def ask(pool: DevicePool, payloads: Sequence[bytes], num_frames: int = 10) -> list[PoolAnswer]:
+    """Return the answers to requests of `num_frames` frames each."""
+    stream = RequestStream(pool, WINDOW)
+    return list(stream.answers(PoolRequest(num_frames, payload) for payload in payloads))
+
+
+def where(pool: DevicePool) -> tuple[str, int]:
+    """Return a device and its server's process."""
+    return _where(*ask(pool, [b"where"]))
+
+
+def _where(answer: PoolAnswer) -> tuple[str, int]:
+    assert isinstance(answer, bytes)
+    device, pid = answer.decode().split()
+    return device, int(pid)
+
+
+def _pid(made: Path) -> int:
+    return int(made.name.rpartition("-")[2])
 
 
 def _kill(pid: int) -> None:
@@ -52,119 +81,178 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
-def _wait_until(condition: "object") -> None:
+def _wait_until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + 30
-    while not condition():  # type: ignore[operator]
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
-def _where(answer: bytes) -> tuple[str, int]:
-    device, pid = answer.decode().split()
-    return device, int(pid)
-
-
-def test_answers_come_back_whole(pool: DevicePool) -> None:
+def test_answers_come_back_whole_and_in_order(pool: DevicePool) -> None:
     """Empty and large requests are answered by one server, which was made once."""
     large = os.urandom(20_000_000)
-    assert pool.request(b"") == b""
-    assert pool.request(large) == large[::-1]
+    payloads = [b"", large, *(str(number).encode() for number in range(300))]
+    assert ask(pool, payloads) == [each[::-1] for each in payloads]
     assert len(list(Path(pool.arguments["directory"]).glob("cuda:0-*"))) == 1
 
 
 def test_every_process_finds_the_same_servers(pool: DevicePool) -> None:
-    """Four processes that start at once make one server per device, not one each."""
+    """Four processes that start at once make one server a device, not one each."""
     with get_context("spawn").Pool(4) as processes:
-        answers = processes.map(pickle.loads(pickle.dumps(pool)).request, [b"sleep 0.3"] * 12, 1)
+        copies = [(pickle.loads(pickle.dumps(pool)), [b"sleep 0.1"] * 12, 1000)] * 4
+        answers = [each for part in processes.starmap(ask, copies, 1) for each in part]
     assert {_where(answer)[0] for answer in answers} == {"cuda:0", "cuda:1"}
     assert len({_where(answer)[1] for answer in answers}) == 2
     assert len(list(Path(pool.arguments["directory"]).iterdir())) == 2
 
 
-def test_simultaneous_requests_spread_over_the_devices(pool: DevicePool) -> None:
-    """Of four requests at once each of two devices gets two."""
-    with ThreadPoolExecutor(4) as threads:
-        answers = list(threads.map(pool.request, [b"sleep 0.5"] * 4))
-    devices = sorted(_where(answer)[0] for answer in answers)
-    assert devices == ["cuda:0", "cuda:0", "cuda:1", "cuda:1"]
+def test_more_devices_are_opened_while_requests_wait(pool: DevicePool) -> None:
+    """Of 30 batches two devices compute about half each; one batch opens one device alone."""
+    assert ask(pool, [b"abc"])
+    assert len(list(Path(pool.arguments["directory"]).iterdir())) == 1
+    devices = [_where(each)[0] for each in ask(pool, [b"sleep 0.2"] * 30, 1000)]
+    assert 9 <= devices.count("cuda:1") <= 15
+    assert len({devices[-3], devices[-2], devices[-1]}) == 2
+
+
+def test_another_task_takes_the_device_that_is_free(pool: DevicePool) -> None:
+    """A task whose requests fit one device leaves the other to the next task."""
+    with ThreadPoolExecutor(2) as threads:
+        busy = threads.submit(ask, pool, [b"sleep 1"])
+        _wait_until(lambda: list(Path(pool.arguments["directory"]).glob("cuda:0-*")))
+        assert where(pool)[0] == "cuda:1"
+        assert _where(*busy.result())[0] == "cuda:0"
+
+
+def test_requests_of_two_tasks_share_batches(pool: DevicePool) -> None:
+    """While all steps of a device are at work, the requests of both wait, and are merged."""
+    pool = replace(pool, devices=("cuda:0",))
+    with ThreadPoolExecutor(3) as threads:
+        busy = threads.submit(ask, pool, [b"sleep 1"] * 3, 1000)
+        _wait_until(lambda: list(Path(pool.arguments["directory"]).glob("cuda:0-*")))
+        time.sleep(0.3)
+        both = list(threads.map(ask, [pool] * 2, [[b"size"] * 20] * 2))
+        busy.result()
+    assert {int(each) for answers in both for each in answers if isinstance(each, bytes)} == {40}
+
+
+def test_what_is_given_ahead_is_bounded(pool: DevicePool) -> None:
+    """A task holds no more frames than its window, however slowly its answers are taken."""
+    given: list[int] = []
+
+    def requests() -> Iterator[PoolRequest]:
+        for number in range(100):
+            given.append(number)
+            yield PoolRequest(100, b"x")
+
+    answers = RequestStream(pool, 500).answers(requests())
+    for taken, _ in enumerate(answers):
+        assert len(given) <= taken + 6
+    assert len(given) == 100
 
 
 def test_a_killed_server_is_replaced(pool: DevicePool) -> None:
-    """After SIGKILL other processes answer, and the device has a new server."""
-    device, pid = _where(pool.request(b"where"))
+    """After SIGKILL another process answers for the device."""
+    device, pid = where(pool)
     _kill(pid)
-    # The first may still reach the dying server's socket, and then asks the other device.
-    answers = [_where(pool.request(b"where")) for _ in range(2)]
-    assert all(other != pid for _, other in answers)
-    assert answers[-1][0] == device
+    assert where(pool) != (device, pid)
 
 
-def test_a_server_killed_at_work_does_not_lose_the_request(pool: DevicePool) -> None:
-    """A request is retried when its server is killed; one that always kills is given up."""
-    assert pool.request(b"die-once") == b"alive"
-    with pytest.raises(DeviceError, match=r"cuda:\d: its server ended before .*3 attempts, logs"):
-        pool.request(b"die")
-    assert pool.request(b"ab") == b"ba"
+def test_servers_killed_at_work_lose_nothing(pool: DevicePool, tmp_path: Path) -> None:
+    """Each of 40 requests is answered once, though servers are killed all the time."""
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(ask, pool, [b"sleep 0.05"] * 40, 250)
+        for _ in range(4):
+            time.sleep(0.3)
+            for made in tmp_path.glob("cuda:*"):
+                _kill(_pid(made))
+        answers = running.result()
+    assert len(answers) == 40
+    assert all(isinstance(each, bytes) for each in answers)
 
 
-def test_a_killed_client_frees_its_slot(pool: DevicePool, tmp_path: Path) -> None:
-    """A task that is killed while it waits does not leave its device counted as busy."""
-    program = "import pickle, sys; pickle.load(sys.stdin.buffer).request(b'sleep 60')"
-    client = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
-    assert client.stdin is not None
-    with client.stdin as stdin:
-        stdin.write(pickle.dumps(pool))
-    _wait_until(lambda: list(tmp_path.glob("cuda:0-*")))
-    time.sleep(0.3)
-    assert _where(pool.request(b"where"))[0] == "cuda:1", "cuda:0 is busy"
-    client.kill()
-    client.wait()
-    with least_busy(pool._directory(), ["0", "1"]) as name:
-        assert name == "0"
+def test_a_request_that_ends_every_server_fails_alone(pool: DevicePool) -> None:
+    """Two of them in one batch, and what they were with is answered, by devices that remain."""
+    answers = ask(pool, [b"ab", b"die", b"cd", b"die", b"die-once"])
+    ended = "its server ended 3 times, at last: its server ended: it was killed, or crashed"
+    assert answers == [b"ba", RequestFailure(ended), b"dc", RequestFailure(ended), b"alive"]
 
 
-def test_the_function_s_errors_come_back(pool: DevicePool) -> None:
-    """A ValueError leaves the server running; any other error is raised and replaces the server."""
-    before = pool.request(b"where")
-    with pytest.raises(ValueError, match=r"make on cuda:0: ValueError: payload = refuse: need"):
-        pool.request(b"refuse")
-    assert pool.request(b"where") == before
-    with pytest.raises(DeviceError, match=r"make on cuda:0: RuntimeError: out of memory"):
-        pool.request(b"fail")
-    assert pool.request(b"where") != before
+def test_requests_that_fail_alone_are_failures(pool: DevicePool) -> None:
+    """The errors come back with the device's; the server remains."""
+    before = where(pool)
+    answers = ask(pool, [b"ab", b"fail", b"nan", b"large 3"] * 4)
+    failed = RequestFailure("ValueError: payload = fail: need another")
+    assert answers == [b"ba", failed, RequestFailure("ValueError: NaN"), b"3 egral"] * 4
+    assert where(pool) == before
 
 
-def test_a_device_that_cannot_start_is_passed_over(pool: DevicePool) -> None:
-    """A broken device does not get all the tasks; if all are broken, the error says why."""
-    factory = "tests.infra.devices.device_functions:broken"
-    pool = replace(pool, factory=factory, arguments={}, devices=("bad", "good"), idle_timeout_s=1)
-    assert pool.request(b"") == b"good"
-    with pytest.raises(DeviceError, match="bad: its server did not start: OSError: no such device"):
-        replace(pool, devices=("bad",)).request(b"")
-    with pytest.raises(DeviceError, match="No module named 'no_such_module'"):
-        replace(pool, factory="no_such_module:f", devices=("x",)).request(b"")
-
-
-def test_waiting_has_limits(pool: DevicePool) -> None:
-    """A server that starts or answers too late is killed, with the limit in the message."""
-    hasty = replace(pool, request_timeout_s=1)
-    pid = _where(hasty.request(b"where"))[1]
-    with pytest.raises(DeviceError, match="no answer in 1 s, so its server was killed"):
-        hasty.request(b"sleep 30")
+def test_a_stopped_server_is_killed_after_ten_seconds(
+    pool: DevicePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sends no beat; what it had is computed by another."""
+    monkeypatch.setattr(server_link, "SILENCE_LIMIT_S", 2.5)
+    pool = replace(pool, devices=("cuda:0",))
+    pid = where(pool)[1]
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(ask, pool, [b"sleep 1.5"] * 3, 1000)
+        time.sleep(0.5)
+        os.kill(pid, signal.SIGSTOP)
+        others = {_where(answer)[1] for answer in running.result()}
+    assert pid not in others
     _wait_until(lambda: not _is_alive(pid))
-    factory = "tests.infra.devices.device_functions:slow"
-    slow = replace(pool, factory=factory, arguments={}, devices=("cpu",), start_timeout_s=0.5)
+
+
+def test_a_device_that_cannot_be_used_is_left_out(pool: DevicePool) -> None:
+    """The others compute, and the stream says why; without another the error says it."""
+    pool = replace(pool, factory=BROKEN, devices=("bad", "good", "worse"), idle_timeout_s=1)
+    stream = RequestStream(pool, WINDOW)
+    answers = list(stream.answers(PoolRequest(1000, b"sleep 0.3") for _ in range(30)))
+    assert {_where(each)[0] for each in answers} == {"good"}
+    assert stream.left_out == {
+        "bad": "its server did not start: OSError: no such device: bad",
+        "worse": "its server did not start: OSError: device does not answer: worse",
+    }
+    with pytest.raises(DeviceError, match=r"no device of this host .* bad: .* no such device: bad"):
+        ask(replace(pool, devices=("bad",)), [b""])
+    with pytest.raises(DeviceError, match="No module named 'no_such_module'"):
+        ask(replace(pool, factory="no_such_module:f", devices=("x",)), [b""])
+
+
+def test_starting_has_a_limit(pool: DevicePool) -> None:
+    """A server that starts too late is killed, with the limit in the message."""
+    slow = replace(pool, factory=SLOW, arguments={}, devices=("cpu",), start_timeout_s=0.5)
     with pytest.raises(DeviceError, match=r"cpu: its server did not start within 0.5 s"):
-        slow.request(b"")
+        ask(slow, [b""])
 
 
 def test_an_idle_server_ends(pool: DevicePool) -> None:
     """A server ends when idle, not while it works, and starts again when it is needed."""
     brief = replace(pool, idle_timeout_s=0.5)
-    pid = _where(brief.request(b"sleep 1.2"))[1]
+    pid = _where(*ask(brief, [b"sleep 1.2"]))[1]
     assert _is_alive(pid)
     _wait_until(lambda: not _is_alive(pid))
-    assert _where(brief.request(b"where"))[1] != pid
+    assert where(brief)[1] != pid
+
+
+def test_a_killed_client_frees_its_device(pool: DevicePool, tmp_path: Path) -> None:
+    """A task that is killed leaves no device busy, and its requests are not computed."""
+    program = (
+        "import pickle, sys; from tests.infra.devices.test_device_pool import ask;"
+        "ask(pickle.load(sys.stdin.buffer), [b'sleep 0.5'] * 20, 1000)"
+    )
+    pool = replace(pool, devices=("cuda:0",))
+    client = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
+    assert client.stdin is not None
+    with client.stdin as stdin:
+        stdin.write(pickle.dumps(pool))
+    _wait_until(lambda: list(tmp_path.glob("cuda:0-*")))
+    time.sleep(0.7)
+    client.kill()
+    client.wait()
+    begun_s = time.monotonic()
+    assert where(pool)[0] == "cuda:0"
+    assert time.monotonic() - begun_s < 4, "ten seconds of the client's requests were left"
 
 
 def _folders() -> set[str]:
@@ -172,14 +260,13 @@ def _folders() -> set[str]:
 
 
 def test_a_pool_s_folder_is_removed_when_its_last_server_ends(pool: DevicePool) -> None:
-    """Two servers that become idle leave nothing; a server that is terminated leaves nothing."""
+    """Servers that become idle leave nothing; a server that is terminated leaves nothing."""
     brief = replace(pool, idle_timeout_s=0.3, token=f"{pool.token}-brief")
-    with ThreadPoolExecutor(2) as threads:
-        list(threads.map(brief.request, [b"sleep 0.3"] * 2))
+    ask(brief, [b"sleep 0.3"] * 6, 1000)
     assert brief.token in _folders()
     _wait_until(lambda: brief.token not in _folders())
     ended = replace(pool, token=f"{pool.token}-ended")
-    os.kill(_where(ended.request(b"where"))[1], signal.SIGTERM)
+    os.kill(where(ended)[1], signal.SIGTERM)
     _wait_until(lambda: ended.token not in _folders())
 
 
@@ -187,53 +274,37 @@ def test_the_next_start_removes_the_folder_of_a_killed_server(pool: DevicePool) 
     """SIGKILL leaves a folder, which another pool's start recognizes; those in use remain."""
     killed = replace(pool, token=f"{pool.token}-killed")
     busy = replace(pool, token=f"{pool.token}-busy")
-    _kill(_where(killed.request(b"where"))[1])
-    server = _where(busy.request(b"where"))[1]
+    _kill(where(killed)[1])
+    server = where(busy)[1]
     assert busy.token in _folders()
-    pool.request(b"where")
+    where(pool)
     assert killed.token not in _folders()
-    assert _where(busy.request(b"where"))[1] == server
-    assert killed.request(b"ab") == b"ba"
-
-
-def test_a_folder_that_is_removed_and_held_at_once_is_there(tmp_path: Path) -> None:
-    """Of 500 holders beside a process that removes all it can, each has its folder."""
-    program = "import sys; from pathlib import Path; from infra.devices import pool_folder\n"
-    program += "while True: pool_folder.remove_abandoned(Path(sys.argv[1]))"
-    remover = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)])
-    try:
-        for _ in range(500):
-            with held(tmp_path / "pool"):
-                (tmp_path / "pool" / "file").write_bytes(b"")
-    finally:
-        remover.kill()
-        remover.wait()
-    remove_abandoned(tmp_path)
-    assert list(tmp_path.iterdir()) == []
+    assert where(busy)[1] == server
+    assert ask(killed, [b"ab"]) == [b"ba"]
 
 
 def test_a_message_has_a_longest_length(pool: DevicePool) -> None:
-    """A longer one, and one of no known kind, is refused by its header, before memory is taken."""
-    pool.request(b"")
-    path = next(pool._directory().glob("[0-9]"))
-    for header, refusal in (
-        (b"A" + (MAX_MESSAGE_BYTES + 1).to_bytes(8, "little"), b"4294967297 bytes: need at most 4"),
-        (b"A" + b"\xff" * 8, b"18446744073709551615 bytes: need at most 4294967296"),
-        (b"Z" + bytes(8), b"kind b'Z': need A, B or F"),
+    """A longer one, and one of no known kind, ends its connection before memory is taken."""
+    ask(pool, [b""])
+    path = next(each for each in pool._directory().iterdir() if each.is_socket())
+    for header in (
+        Kind.REQUEST.value + bytes(12) + (MAX_MESSAGE_BYTES + 1).to_bytes(8, "little"),
+        Kind.REQUEST.value + b"\xff" * 20,
+        b"Z" + bytes(20),
     ):
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(path))
             connection.sendall(header)
-            kind, body = receive_message(connection)
-        assert kind == b"B"
-        assert refusal in body
+            with pytest.raises(EOFError):
+                all(receive_message(connection) for _ in range(10))
     near, far = socket.socketpair()
     with near, far:
-        near.sendall(b"A" + (2**40).to_bytes(8, "little"))
+        near.sendall(b"A" + bytes(12) + (2**40).to_bytes(8, "little"))
         with pytest.raises(MessageError, match="1099511627776 bytes: need at most"):
             receive_message(far)
-        with pytest.raises(MessageError, match="need at most"):
-            send_message(near, ANSWER, Endless())  # type: ignore[arg-type]
+        with pytest.raises(MessageError, match="need at most 4294967296"):
+            send_message(near, Message(Kind.ANSWER, body=Endless()))  # type: ignore[arg-type]
+    assert ask(pool, [b"ab"]) == [b"ba"]
 
 
 class Endless:
@@ -249,10 +320,11 @@ class Endless:
         ({"factory": "os.system"}, "factory = 'os.system': need 'module:function'"),
         ({"devices": ()}, "need one or more"),
         ({"devices": ("cpu", "cpu")}, "each once"),
+        ({"batch_frames": 0}, "batch_frames = 0: need 1..4294967295"),
         ({"idle_timeout_s": 0}, "idle_timeout_s = 0: need more than 0 seconds"),
     ],
 )
 def test_bad_pools_are_refused(pool: DevicePool, change: dict[str, object], message: str) -> None:
-    """Factory, devices and time limits are checked when the pool is made."""
+    """Factory, devices, frames and time limits are checked when the pool is made."""
     with pytest.raises(ValueError, match=message):
         replace(pool, **change)  # type: ignore[arg-type]

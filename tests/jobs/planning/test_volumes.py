@@ -2,7 +2,6 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from pipeline.steps.features import extract_features
 from pipeline.steps.repartition import repartition
 from pipeline.steps.selection.select import metadata_uri, select_utterances
 from pipeline.steps.targets import generate_targets
+from tests.in_process_teacher import teacher_of
 from tests.jobs.planning.test_throughputs import CALIBRATION
 from tests.small_corpus import flac, local_store, serially, tone
 from training.recipes import read_recipe
@@ -73,11 +73,10 @@ def write_corpus(store: ObjectStore, run_uri: str, corpus_uri: str) -> None:
     store.put(manifest_uri(run_uri, "models/teacher"), teacher_manifest.to_bytes())
 
 
-def teacher(utterances: list[np.ndarray], _: Sequence[int] = ()) -> list[KBest]:
+def label(frames: np.ndarray) -> KBest:
     """Logits of as many senones as the recipe's, that depend on the frames alone."""
     projection = np.random.default_rng(0).normal(size=(192, 30)).astype(np.float32)
-    k = SMALL.targets.k
-    return [select_kbest(np.tanh(frames @ projection / 20), k) for frames in utterances]
+    return select_kbest(np.tanh(frames @ projection / 20), SMALL.targets.k)
 
 
 def run_steps(store: ObjectStore, run_uri: str, corpus_uri: str) -> dict[str, dict]:
@@ -91,7 +90,7 @@ def run_steps(store: ObjectStore, run_uri: str, corpus_uri: str) -> dict[str, di
             store, run_uri, "unlabelled", corpus_uri, SMALL.features, 0.0, serially
         ),
         "generate_targets": lambda: generate_targets(
-            store, run_uri, SMALL.targets, teacher, serially
+            store, run_uri, SMALL.targets, teacher_of(label), serially
         ),
         "repartition": lambda: repartition(store, run_uri, SMALL.partitions, serially),
     }

@@ -16,7 +16,8 @@ from pipeline.runs.names import DEV_ALIGNMENT_STEP
 from pipeline.shards import read_features, read_partition, read_targets
 from pipeline.splicing import splice
 from pipeline.steps.targets import TargetsConfig, generate_targets
-from tests.four_steps import teacher
+from tests.four_steps import label
+from tests.in_process_teacher import teacher_of
 from tests.small_corpus import serially
 from tests.small_run import (
     BAD_AUDIO,
@@ -235,17 +236,13 @@ def test_an_utterance_without_a_lattice_says_why(run: Run, tmp_path: Path) -> No
         if row.utterance_id == chosen
     ]
 
-    def searching(utterances: list[np.ndarray], seeds: list[int]) -> list[KBest]:
-        return [
-            KBestWithoutLattice(own.senones, own.logits, own.log_z, "search_failed", "too long")
-            if any(np.array_equal(splice(frames, offset), given) for offset in range(3))
-            else own
-            for own, given in zip(teacher(utterances, seeds), utterances, strict=True)
-        ]
+    def search(given: np.ndarray) -> KBest:
+        own = label(given)
+        is_chosen = any(np.array_equal(splice(frames, offset), given) for offset in range(3))
+        return KBestWithoutLattice.of(own, "search_failed", "too long") if is_chosen else own
 
-    generate_targets(
-        store, run_uri, TargetsConfig(4, 100, SEED), searching, serially, loss_budget=0.1
-    )
+    config = TargetsConfig(4, 100, SEED)
+    generate_targets(store, run_uri, config, teacher_of(search), serially, loss_budget=0.1)
     _, seen = follow((store, run_uri), chosen)
     assert seen["targets"].outcome == "written"
     assert seen["targets"].facts["without_lattice"] == "search_failed: too long"

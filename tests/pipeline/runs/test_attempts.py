@@ -1,7 +1,7 @@
 """Attempts at one task: a later one returns the commit, and versions are those of the first."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -25,8 +25,8 @@ from pipeline.steps.repartition import write_group
 from pipeline.steps.selection.index_bucket import index_bucket
 from pipeline.steps.selection.pack_files import pack_files
 from pipeline.steps.selection.select_bucket import select_bucket
-from pipeline.steps.targets import label_shard
-from tests.four_steps import four_steps, put_teacher, teacher
+from pipeline.steps.targets import TeacherInput, label_shard
+from tests.four_steps import four_steps, label, put_teacher
 from tests.pipeline.runs.small_commits import CONFIG, INPUTS, context, record
 from tests.small_corpus import local_store, serially, write_corpus
 
@@ -85,12 +85,12 @@ class DriftingTeacher:
     def __init__(self) -> None:
         self.calls = 0
 
-    def __call__(self, utterances: list[np.ndarray], seeds: list[int]) -> list[KBest]:
+    def __call__(self, inputs: Iterable[TeacherInput]) -> Iterator[KBest]:
         self.calls += 1
-        return [
-            replace(found, log_z=found.log_z + np.float16(self.calls))
-            for found in teacher(utterances, seeds)
-        ]
+        drift = np.float16(self.calls)
+        for each in inputs:
+            found = label(each.frames)
+            yield replace(found, log_z=found.log_z + drift)
 
 
 def test_two_gpus_make_one_step_of_targets(tmp_path: Path) -> None:

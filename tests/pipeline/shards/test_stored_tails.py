@@ -1,6 +1,7 @@
 """Targets whose last columns are drawn: in shards, on disk between steps, and through all steps."""
 
 import shutil
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from pipeline.shards.stored_kbest import StoredForm, footer_of
 from pipeline.splicing import num_low_rate_frames
 from pipeline.steps.disk_spill import SpilledRows
 from pipeline.steps.repartition import RepartitionConfig, repartition
-from pipeline.steps.targets import TargetsConfig, generate_targets, tail_seed
+from pipeline.steps.targets import TargetsConfig, TeacherInput, generate_targets, tail_seed
 from tests.small_corpus import serially
 from tests.small_run import SEED, copy_run, make_run, outputs
 
@@ -109,8 +110,8 @@ def test_a_tail_that_lies_is_not_written() -> None:
         write_targets([TargetRow("u1", 1, lying)])
 
 
-def teacher(utterances: list[np.ndarray], seeds: list[int]) -> list[KBest]:
-    return [drawn(len(frames), seed=seed) for frames, seed in zip(utterances, seeds, strict=True)]
+def teacher(inputs: Iterable[TeacherInput]) -> Iterator[KBest]:
+    return (drawn(len(each.frames), seed=each.seed) for each in inputs)
 
 
 @pytest.mark.parametrize("offsets", ["one", "all"])

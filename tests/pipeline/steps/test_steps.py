@@ -3,7 +3,6 @@
 import gzip
 import json
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,8 +32,9 @@ from pipeline.steps import audio_objects
 from pipeline.steps.features import ExtractionConfig, extract_features
 from pipeline.steps.repartition import RepartitionConfig, repartition
 from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
-from pipeline.steps.targets import TargetsConfig, generate_targets, requests
+from pipeline.steps.targets import TargetsConfig, generate_targets
 from tests import small_run
+from tests.in_process_teacher import teacher_of
 from tests.small_corpus import (
     flac,
     local_store,
@@ -70,8 +70,11 @@ def fake_logits(frames: np.ndarray) -> np.ndarray:
     return np.tanh(frames.astype(np.float32) @ projection / 20) * 5
 
 
-def teacher(utterances: list[np.ndarray], _: Sequence[int] = ()) -> list[KBest]:
-    return [select_kbest(fake_logits(frames), 4) for frames in utterances]
+def label(frames: np.ndarray) -> KBest:
+    return select_kbest(fake_logits(frames), 4)
+
+
+teacher = teacher_of(label)
 
 
 def write_teacher_manifest(store: ObjectStore, run_uri: str) -> None:
@@ -370,11 +373,12 @@ def test_a_teacher_may_hear_the_clearest_version(tmp_path: Path, offsets: Offset
     config = TargetsConfig(4, 100, 3, offsets, "clearest")
     asked: list[int] = []
 
-    def counting(request, seeds):
-        asked.append(len(request))
-        return teacher(request, seeds)
+    def counting(frames: np.ndarray) -> KBest:
+        asked.append(len(frames))
+        return label(frames)
 
-    manifest = generate_targets(store, run_uri, config, counting, serially).manifest
+    made = generate_targets(store, run_uri, config, teacher_of(counting), serially)
+    manifest = made.manifest
     features = {
         row.utterance_id: row.features for row in read_features(read_output(store, run_uri, output))
     }
@@ -390,21 +394,10 @@ def test_a_teacher_may_hear_the_clearest_version(tmp_path: Path, offsets: Offset
         for offset in range(3) if at_all else [row.offset]:
             labelled.add((name, offset))
             found = row.kbest.at(offset) if isinstance(row.kbest, KBestAtAllOffsets) else row.kbest
-            (expected,) = teacher([splice(features[name], offset).astype(np.float32)])
+            expected = label(splice(features[name], offset).astype(np.float32))
             np.testing.assert_array_equal(found.senones, expected.senones)
             np.testing.assert_array_equal(found.logits, expected.logits.astype(np.float16))
-    assert sum(asked) == len(labelled)
-
-
-def test_no_request_to_a_teacher_is_empty() -> None:
-    """Nothing to label is no request: versions may hear at a turn what was labelled before."""
-    config = TargetsConfig(4, 100, 3)
-    assert requests([], config) == []
-    lengths = [
-        [len(frames) for frames in each]
-        for each in requests([np.zeros((n, 192), np.float32) for n in (150, 60, 40, 1)], config)
-    ]
-    assert lengths == [[150], [60, 40], [1]]
+    assert len(asked) == len(labelled)
 
 
 def test_manifests_that_lose_an_utterance_cannot_be_made() -> None:

@@ -21,7 +21,8 @@ from pipeline.shards import (
 from pipeline.splicing import STACK, splice
 from pipeline.steps.repartition import RepartitionConfig, repartition
 from pipeline.steps.targets import TargetsConfig, generate_targets
-from tests.four_steps import teacher
+from tests.four_steps import label, teacher
+from tests.in_process_teacher import teacher_of
 from tests.small_corpus import serially
 from tests.small_run import SEED, copy_run, make_run, outputs
 
@@ -95,7 +96,7 @@ def test_each_offset_has_the_teachers_answer_at_it(every: tuple[ObjectStore, str
             found = together[row.utterance_id].kbest
             assert isinstance(found, KBestAtAllOffsets)
             for offset in range(STACK):
-                (expected,) = teacher([splice(row.features, offset).astype(np.float32)])
+                expected = label(splice(row.features, offset).astype(np.float32))
                 assert_same(found.at(offset), expected)
 
 
@@ -128,14 +129,11 @@ def test_an_utterance_without_lattice_at_an_offset_counts_once(
 ) -> None:
     """At one of its offsets or at all three, whichever of them the search leaves without one."""
 
-    def searching(utterances: list[np.ndarray], seeds: list[int]) -> list[KBest]:
-        return [
-            KBestWithoutLattice(each.senones, each.logits, each.log_z, "search_failed", "no path")
-            if len(frames) % 2
-            else each
-            for frames, each in zip(utterances, teacher(utterances, seeds), strict=True)
-        ]
+    def search(frames: np.ndarray) -> KBest:
+        own = label(frames)
+        return KBestWithoutLattice.of(own, "search_failed", "no path") if len(frames) % 2 else own
 
+    searching = teacher_of(search)
     store, run_uri = copy_run(every[1], tmp_path)
     shutil.rmtree(Path(run_uri) / TARGETS_STEP)
     made = generate_targets(store, run_uri, ALL, searching, serially, loss_budget=0.99).manifest

@@ -94,7 +94,9 @@ def test_steps_by_graphs_are_those_without(
     recorder: Recorder, precision: Precision, kind: type[SoftTargets]
 ) -> None:
     """Bitwise, with minibatches of other shapes between, both kinds of target, an empty step."""
-    minibatches = [minibatch(n, shape, soft=n % 4 == 3, kind=kind) for n, shape in enumerate(2 * SHAPES)]
+    minibatches = [
+        minibatch(n, shape, soft=n % 4 == 3, kind=kind) for n, shape in enumerate(2 * SHAPES)
+    ]
     recorder.on_host.update(each.lengths.data_ptr() for each in minibatches)
     expected, weights = trained(minibatches, False, precision)
     found, found_weights = trained(minibatches, True, precision)

@@ -48,7 +48,9 @@ def test_gradients_are_those_of_differences(k: int) -> None:
     senones, kept = targets(4, k)
     kept[0, 2], senones[0, 2] = 0, 0
     student = students(4).requires_grad_()
-    assert torch.autograd.gradcheck(lambda given: ghost_cross_entropy(given, senones, kept), student)
+    assert torch.autograd.gradcheck(
+        lambda given: ghost_cross_entropy(given, senones, kept), student
+    )
 
 
 def gradient(student: torch.Tensor, senones: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:

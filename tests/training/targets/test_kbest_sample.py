@@ -8,13 +8,12 @@ import pytest
 import torch
 
 from infra.store.object_store import ObjectStore
-from pipeline.records import Tally
+from pipeline.records import WITHOUT_PLACEMENT, Tally
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.names import STUDENT, TEACHER, UNLABELLED, features_step, model_step
 from pipeline.runs.step import StepContents, StepSpec, run_step
 from pipeline.shards import FeatureRow, write_features
 from pipeline.steps.targets import TargetsConfig
-from training.evaluation.utterance_errors import WITHOUT_PLACEMENT
 from training.models.lstm import LstmConfig
 from training.models.store import TrainedModel, store_model
 from training.targets import kbest_sample

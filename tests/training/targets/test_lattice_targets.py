@@ -20,6 +20,7 @@ from pipeline.runs.names import TARGETS_GRAPH_STEP, TARGETS_TUNING_STEP, TEACHER
 from pipeline.shards import TargetRow, read_targets
 from pipeline.splicing import splice
 from pipeline.steps.targets import TargetsConfig, generate_targets
+from tests.in_process_teacher import in_process, stream_alone
 from tests.small_corpus import serially
 from tests.training.decoding.toy_language import toy_lexicon
 from tests.training.sequence_training.toy_run import (
@@ -48,10 +49,10 @@ from training.sequence_training.state_posteriors import state_posteriors
 from training.targets import lattice_targets
 from training.targets.lattice_targets import (
     LatticeTargetsConfig,
+    Score,
     open_lattice_teacher,
-    serve_logits,
 )
-from training.targets.teacher import decode_targets, serve_teacher
+from training.targets.teacher import decode_logits, serve_logits, serve_teacher
 
 K = 6
 CONFIG = TargetsConfig(K, 60, 3)
@@ -67,6 +68,12 @@ def toy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def score(run_uri: str) -> Score:
+    """Return the teacher's logits, as a server in this process makes them."""
+    function = serve_logits("cpu", run_uri, canonical_json(BIDIRECTIONAL), TEACHER)
+    return partial(stream_alone, function, decode_logits)
+
+
 def label(
     folder: Path,
     lattices: LatticeTargetsConfig = LATTICES,
@@ -78,8 +85,7 @@ def label(
     run_uri = str(folder / "run")
     store = ObjectStore((str(folder),))
     remove_targets(folder)
-    request = serve_logits("cpu", run_uri, canonical_json(BIDIRECTIONAL), TEACHER)
-    teacher = open_lattice_teacher(store, run_uri, request, config.k, lattices)
+    teacher = open_lattice_teacher(store, run_uri, score(run_uri), config.k, lattices)
     graphs = (TARGETS_GRAPH_STEP,)
     arguments = store, run_uri, config, teacher, distribute, (TEACHER,), graphs, loss_budget
     return generate_targets(*arguments).manifest
@@ -94,11 +100,7 @@ def from_logits(folder: Path) -> Manifest:
     """Label into a fresh targets step, by the teacher's logits alone."""
     run_uri = str(folder / "run")
     remove_targets(folder)
-    serve = serve_teacher("cpu", run_uri, str(K), canonical_json(BIDIRECTIONAL))
-
-    def teacher(utterances: list[np.ndarray], seeds: list[int]) -> list:
-        return decode_targets(serve(lattice_targets.encode_utterances(utterances, seeds)), K)
-
+    teacher = in_process(serve_teacher("cpu", run_uri, str(K), canonical_json(BIDIRECTIONAL)), K)
     return generate_targets(
         ObjectStore((str(folder),)), run_uri, CONFIG, teacher, serially
     ).manifest
@@ -202,13 +204,7 @@ def test_bytes_do_not_depend_on_the_distribution(toy_run: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         label(toy_run, distribute=only_one)
     store, run_uri = ObjectStore((str(toy_run),)), str(toy_run / "run")
-    teacher = open_lattice_teacher(
-        store,
-        run_uri,
-        serve_logits("cpu", run_uri, canonical_json(BIDIRECTIONAL), TEACHER),
-        K,
-        LATTICES,
-    )
+    teacher = open_lattice_teacher(store, run_uri, score(run_uri), K, LATTICES)
     resumed = generate_targets(
         store, run_uri, CONFIG, teacher, serially, graphs=(TARGETS_GRAPH_STEP,)
     )

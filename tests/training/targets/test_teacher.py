@@ -1,5 +1,6 @@
 """The teacher behind a device's server: messages, and the targets that come back."""
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -13,15 +14,19 @@ from pipeline.kbest import KBest, select_kbest
 from pipeline.records import Tally
 from pipeline.runs.names import model_step, teachers
 from pipeline.runs.step import StepSpec, run_step
+from pipeline.steps.targets import TeacherInput
 from training.models.lstm import LstmConfig, LstmModel
 from training.models.precision import set_float32_products
 from training.models.store import TrainedModel, store_model
 from training.targets.teacher import (
-    decode_seeds,
+    TeacherFunction,
+    decode_frames,
+    decode_logits,
+    decode_seed,
     decode_targets,
-    decode_utterances,
+    encode_input,
     encode_targets,
-    encode_utterances,
+    serve_logits,
     serve_teacher,
 )
 
@@ -34,6 +39,10 @@ def utterances() -> list[np.ndarray]:
     return [generator.normal(size=(length, 192)).astype(np.float32) for length in LENGTHS]
 
 
+CONFIG = LstmConfig(1, 8, bidirectional=True, look_ahead=0, dropout=0.0)
+INPUTS = [TeacherInput(*each) for each in zip(utterances(), SEEDS, strict=True)]
+
+
 def assert_same(targets: list[KBest], expected: list[KBest]) -> None:
     for target, other in zip(targets, expected, strict=True):
         np.testing.assert_array_equal(target.senones, other.senones)
@@ -41,46 +50,62 @@ def assert_same(targets: list[KBest], expected: list[KBest]) -> None:
         np.testing.assert_array_equal(target.log_z, other.log_z)
 
 
-def test_utterances_survive_the_message() -> None:
-    """Frames come back to the bit, utterance by utterance."""
-    for sent, received in zip(
-        utterances(), decode_utterances(encode_utterances(utterances(), SEEDS)), strict=True
-    ):
-        np.testing.assert_array_equal(received, sent)
+def store_teachers(folder: Path, names: Sequence[str]) -> list[LstmModel]:
+    """Store small bidirectional models of 30 senones, of seeds 0, 1, ..."""
+    store, models = ObjectStore((str(folder),)), []
+    for seed, name in enumerate(names):
+        torch.manual_seed(seed)
+        models.append(LstmModel(CONFIG, 30).eval())
+        trained = TrainedModel(models[-1], torch.zeros(30))
+        spec = StepSpec(store, str(folder), model_step(name), {})
+        run_step(spec, partial(store_model, trained=trained, data=Tally(), statistics={}))
+    return models
 
 
-def test_seeds_survive_the_message() -> None:
-    """All 64 bits, in the order of the utterances."""
-    assert decode_seeds(encode_utterances(utterances(), SEEDS)) == list(SEEDS)
+def logits_of(model: LstmModel, lengths: slice = slice(None)) -> list[np.ndarray]:
+    frames = [torch.from_numpy(each) for each in utterances()[lengths]]
+    return [each.numpy() for each in model.utterance_logits(frames)]
 
 
-def test_the_server_draws_by_each_utterances_seed(tmp_path: Path) -> None:
-    """The last columns are draws of the seed in the message, whatever else is in the request."""
-    store = ObjectStore((str(tmp_path),))
-    torch.manual_seed(0)
-    config = LstmConfig(1, 8, bidirectional=True, look_ahead=0, dropout=0.0)
-    trained = TrainedModel(LstmModel(config, 30).eval(), torch.zeros(30))
-    spec = StepSpec(store, str(tmp_path), "models/teacher", {})
-    run_step(spec, lambda context: store_model(context, trained, Tally(), {}))
-    label = serve_teacher("cpu", str(tmp_path), "5", canonical_json(config), tail_samples="2")
-    together = decode_targets(label(encode_utterances(utterances(), SEEDS)), 5, 2)
-    frames = [torch.from_numpy(each) for each in utterances()]
-    logits = [each.numpy() for each in trained.model.utterance_logits(frames)]
-    pairs = zip(logits, SEEDS, strict=True)
-    assert_same(together, [select_kbest(each, 5, 2, seed) for each, seed in pairs])
-    assert all(each.tail_samples == 2 for each in together)
-    alone = decode_targets(label(encode_utterances(utterances()[2:], SEEDS[2:])), 5, 2)
-    np.testing.assert_array_equal(alone[0].senones, together[2].senones)
+def answers(function: TeacherFunction, inputs: Sequence[TeacherInput]) -> list[bytes | Exception]:
+    """Return the answers to one batch."""
+    prepared = function.prepare([encode_input(each) for each in inputs])
+    return list(function.finish(function.compute(prepared)))
+
+
+def targets(function: TeacherFunction, k: int = 5, tail_samples: int = 0) -> list[KBest]:
+    """Return the targets of the three utterances, in one batch."""
+    found = answers(function, INPUTS)
+    return [decode_targets(each, k, tail_samples) for each in found if isinstance(each, bytes)]
+
+
+def test_inputs_survive_the_message() -> None:
+    """Frames to the bit, and all 64 bits of the seed."""
+    for each in INPUTS:
+        payload = encode_input(each)
+        np.testing.assert_array_equal(decode_frames(payload), each.frames)
+        assert decode_seed(payload) == each.seed
 
 
 def test_targets_survive_the_message() -> None:
     """Senones, logits and log Z come back to the bit."""
     generator = np.random.default_rng(1)
-    targets = [
-        select_kbest(generator.normal(size=(length, 30)).astype(np.float32), 5)
-        for length in LENGTHS
-    ]
-    assert_same(decode_targets(encode_targets(targets), k=5), targets)
+    for length in LENGTHS:
+        sent = select_kbest(generator.normal(size=(length, 30)).astype(np.float32), 5)
+        assert_same([decode_targets(encode_targets(sent), k=5)], [sent])
+
+
+def test_the_server_draws_by_each_utterances_seed(tmp_path: Path) -> None:
+    """The last columns are draws of the seed in the message, whatever else is in the batch."""
+    (model,) = store_teachers(tmp_path, ["teacher"])
+    function = serve_teacher("cpu", str(tmp_path), "5", canonical_json(CONFIG), tail_samples="2")
+    together = targets(function, 5, 2)
+    pairs = zip(logits_of(model), SEEDS, strict=True)
+    assert_same(together, [select_kbest(each, 5, 2, seed) for each, seed in pairs])
+    assert all(each.tail_samples == 2 for each in together)
+    (alone,) = answers(function, INPUTS[2:])
+    assert isinstance(alone, bytes)
+    np.testing.assert_array_equal(decode_targets(alone, 5, 2).senones, together[2].senones)
 
 
 @pytest.mark.parametrize(
@@ -90,41 +115,22 @@ def test_the_server_gives_the_models_own_best(
     tmp_path: Path, device: str, options: dict[str, str]
 ) -> None:
     """The answer is the k best of the stored model's logits, without TF32; of sMBR's model too."""
-    store = ObjectStore((str(tmp_path),))
-    torch.manual_seed(0)
-    config = LstmConfig(1, 8, bidirectional=True, look_ahead=0, dropout=0.0)
-    model = LstmModel(config, 30).eval()
-    trained = TrainedModel(model, torch.zeros(30))
-    spec = StepSpec(store, str(tmp_path), f"models/{options.get('models', 'teacher')}", {})
-    run_step(spec, lambda context: store_model(context, trained, Tally(), {}))
+    (model,) = store_teachers(tmp_path, [options.get("models", "teacher")])
     set_float32_products("tf32")
-    label = serve_teacher(device, str(tmp_path), "5", canonical_json(config), **options)
-    answer = label(encode_utterances(utterances(), SEEDS))
+    function = serve_teacher(device, str(tmp_path), "5", canonical_json(CONFIG), **options)
+    found = targets(function)
     assert torch.backends.cudnn.rnn.fp32_precision == "ieee"
-    logits = model.utterance_logits([torch.from_numpy(frames) for frames in utterances()])
-    expected = [select_kbest(frames.numpy(), 5) for frames in logits]
-    assert_same(decode_targets(answer, k=5), expected)
+    assert_same(found, [select_kbest(each, 5) for each in logits_of(model)])
 
 
 @pytest.mark.parametrize("models", ["teacher,teacher_2,teacher_3", "teacher_3,teacher,teacher_2"])
 def test_an_ensemble_answers_with_the_mean_posteriors(tmp_path: Path, models: str) -> None:
     """Against the mean of the members' softmax in float64; their order does not matter."""
-    store, by_member = ObjectStore((str(tmp_path),)), []
-    config = LstmConfig(1, 8, bidirectional=True, look_ahead=0, dropout=0.0)
-    for seed, name in enumerate(teachers(3)):
-        torch.manual_seed(seed)
-        model = LstmModel(config, 30).eval()
-        trained = TrainedModel(model, torch.zeros(30))
-        spec = StepSpec(store, str(tmp_path), model_step(name), {})
-        run_step(spec, partial(store_model, trained=trained, data=Tally(), statistics={}))
-        frames = [torch.from_numpy(each) for each in utterances()]
-        by_member.append(
-            [each.numpy().astype(np.float64) for each in model.utterance_logits(frames)]
-        )
-    label = serve_teacher("cpu", str(tmp_path), "5", canonical_json(config), models)
-    answer = label(encode_utterances(utterances(), SEEDS))
-    for found, *members in zip(decode_targets(answer, k=5), *by_member, strict=True):
-        weights = [np.exp(logits) for logits in members]
+    members = store_teachers(tmp_path, teachers(3))
+    by_member = [[each.astype(np.float64) for each in logits_of(model)] for model in members]
+    function = serve_teacher("cpu", str(tmp_path), "5", canonical_json(CONFIG), models)
+    for found, *logits in zip(targets(function), *by_member, strict=True):
+        weights = [np.exp(each) for each in logits]
         mean = np.mean([each / each.sum(axis=1, keepdims=True) for each in weights], axis=0)
         best = np.argsort(-mean, axis=1)[:, :5]
         np.testing.assert_array_equal(found.senones, best)
@@ -133,13 +139,29 @@ def test_an_ensemble_answers_with_the_mean_posteriors(tmp_path: Path, models: st
         np.testing.assert_allclose(found.log_z, -np.log(kept[:, 0]), rtol=1e-3)
 
 
+@pytest.mark.parametrize("serve", ["targets", "logits"])
+def test_an_utterance_of_nan_fails_alone(tmp_path: Path, serve: str) -> None:
+    """Its neighbours in the batch have their own targets, or logits."""
+    (model,) = store_teachers(tmp_path, ["teacher"])
+    place = "cpu", str(tmp_path)
+    form = canonical_json(CONFIG)
+    functions = {
+        "targets": lambda: serve_teacher(*place, "5", form),
+        "logits": lambda: serve_logits(*place, form, "teacher"),
+    }
+    poison = TeacherInput(np.full((9, 192), np.nan, np.float32), 0)
+    first, failed, last = answers(functions[serve](), [INPUTS[0], poison, INPUTS[2]])
+    assert isinstance(failed, ValueError)
+    assert "NaN or infinity" in str(failed)
+    assert isinstance(first, bytes)
+    assert isinstance(last, bytes)
+    if serve == "logits":
+        np.testing.assert_allclose(decode_logits(last), logits_of(model)[2], rtol=1e-5, atol=1e-6)
+
+
 def test_the_server_computes_on_its_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On torch's meta device, where two devices do not mix, logits alone leave it."""
-    store = ObjectStore((str(tmp_path),))
-    config = LstmConfig(1, 8, bidirectional=True, look_ahead=0, dropout=0.0)
-    trained = TrainedModel(LstmModel(config, 30).eval(), torch.zeros(30))
-    spec = StepSpec(store, str(tmp_path), "models/teacher", {})
-    run_step(spec, lambda context: store_model(context, trained, Tally(), {}))
+    store_teachers(tmp_path, ["teacher"])
     left = []
 
     def leave(values: torch.Tensor) -> torch.Tensor:
@@ -147,8 +169,10 @@ def test_the_server_computes_on_its_device(tmp_path: Path, monkeypatch: pytest.M
             left.append((values.device.type, values.shape))
         return torch.zeros(values.shape, dtype=values.dtype)
 
-    label = serve_teacher("meta", str(tmp_path), "5", canonical_json(config))
+    function = serve_teacher("meta", str(tmp_path), "5", canonical_json(CONFIG))
     monkeypatch.setattr(torch.Tensor, "cpu", leave)
-    answer = label(encode_utterances(utterances(), SEEDS))
-    assert [len(each.log_z) for each in decode_targets(answer, k=5)] == list(LENGTHS)
+    assert [len(each.log_z) for each in targets(function)] == list(LENGTHS)
     assert left == [("meta", (length, 30)) for length in LENGTHS]
+    left.clear()
+    function.check()
+    assert left == [("meta", (16, 30))]

@@ -1,0 +1,128 @@
+"""A task's stream of requests to its host's device servers, answered in order."""
+
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+
+from infra.devices.device_pool import DeviceError, DevicePool
+from infra.devices.in_flight_requests import InFlightRequests, PoolAnswer, PoolRequest
+from infra.devices.server_link import ServerLink
+
+_OPEN_AFTER_S = 0.2  # in which requests have waited that no server asks for
+_POLL_INTERVAL_S = 0.1
+_CLOSE_LIMIT_S = 5.0
+
+
+class RequestStream:
+    """RequestStream keeps requests in flight to as many devices as have room for them.
+
+    Devices are opened one by one, the least busy first, while requests wait that no server asks
+    for. A device that cannot be used is left out, and `left_out` says why. At most `window_frames`
+    frames are held at a time, or one request.
+    """
+
+    def __init__(self, pool: DevicePool, window_frames: int) -> None:
+        self._pool = pool
+        self._window_frames = window_frames
+        self._in_flight = InFlightRequests()
+        self._links: dict[str, ServerLink] = {}
+        self._left_out: dict[str, str] = {}
+        self._waiting_since_s = 0.0
+        self._open = ExitStack()
+
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """Return why devices were left out, by their names."""
+        return dict(self._left_out)
+
+    def answers(self, requests: Iterable[PoolRequest]) -> Iterator[PoolAnswer]:
+        """Yield each request's answer, in order; DeviceError if no device can be used.
+
+        `requests` are taken as far ahead as the window has room.
+        """
+        with self._pool.in_use(), self._open:
+            num_given = num_taken = 0
+            for request in requests:
+                while self._is_full(request):
+                    yield self._next(num_taken)
+                    num_taken += 1
+                self._give(num_given, request)
+                num_given += 1
+                while (answer := self._in_flight.take(num_taken)) is not None:
+                    yield answer
+                    num_taken += 1
+            for number in range(num_taken, num_given):
+                yield self._next(number)
+
+    def _is_full(self, request: PoolRequest) -> bool:
+        held = self._in_flight.num_frames
+        return held > 0 and held + request.num_frames > self._window_frames
+
+    def _give(self, number: int, request: PoolRequest) -> None:
+        self._in_flight.add(number, request)
+        self._offer()
+        self._open_device()
+
+    def _offer(self) -> None:
+        for link in list(self._links.values()):
+            link.offer()
+
+    def _next(self, number: int) -> PoolAnswer:
+        while (answer := self._in_flight.take(number, _POLL_INTERVAL_S)) is None:
+            self._open_device()
+        return answer
+
+    def _open_device(self) -> None:
+        """Open one more device if requests wait that those open do not ask for."""
+        usable = [
+            each
+            for each in self._pool.devices
+            if each not in self._links and each not in self._left_out
+        ]
+        if not usable and len(self._left_out) == len(self._pool.devices):
+            raise DeviceError(self._no_device())
+        if not usable or not self._need_another():
+            return
+        self._waiting_since_s = time.monotonic()
+        device = self._open.enter_context(self._pool.least_busy(usable))
+        link = ServerLink(self._pool, device, self._in_flight, self._offer)
+        self._links[device] = link
+        self._open.callback(self._close, link, thread := self._thread(link))
+        thread.start()
+
+    def _need_another(self) -> bool:
+        num_frames = self._in_flight.num_waiting_frames
+        if not self._links or not self._in_flight.num_waiting:
+            self._waiting_since_s = time.monotonic()
+            return self._in_flight.num_waiting > 0
+        # Of servers that are about to start, each will take a batch.
+        expected = sum(not link.is_connected for link in self._links.values())
+        has_waited = time.monotonic() > self._waiting_since_s + _OPEN_AFTER_S
+        return has_waited and num_frames >= expected * self._pool.batch_frames
+
+    def _thread(self, link: ServerLink) -> threading.Thread:
+        def run() -> None:
+            try:
+                reason = link.run()
+            except Exception as error:
+                # Without a thread its requests would be waited for without end.
+                reason = f"{type(error).__name__}: {error}"
+            if reason:
+                self._in_flight.lose(link.device, reason)
+                self._left_out[link.device] = reason
+                del self._links[link.device]
+                print(f"{link.device} is left out: {reason}", file=sys.stderr, flush=True)
+                self._offer()
+
+        return threading.Thread(target=run, name=f"device {link.device}", daemon=True)
+
+    @staticmethod
+    def _close(link: ServerLink, thread: threading.Thread) -> None:
+        link.close()
+        thread.join(_CLOSE_LIMIT_S)
+
+    def _no_device(self) -> str:
+        reasons = "; ".join(f"{device}: {reason}" for device, reason in self._left_out.items())
+        return f"{self._pool.factory}: no device of this host can be used: {reasons}"
