@@ -10,7 +10,17 @@ from typing import Annotated
 from packaging.requirements import InvalidRequirement, Requirement
 
 from infra.configuration import ConfigurationError, read_record, read_toml
-from infra.ranges import Items, MemorySize, Range, Text, check_ranges, mebibytes, shown
+from infra.ranges import (
+    AUTO,
+    Devices,
+    Items,
+    MemorySize,
+    Range,
+    Text,
+    check_ranges,
+    mebibytes,
+    shown,
+)
 
 _CLUSTERS = files("infra") / "clusters"  # the code may lie in a zip
 _PLACEHOLDER = re.compile(r"\{(.*?)\}")
@@ -18,7 +28,6 @@ _PLACEHOLDER = re.compile(r"\{(.*?)\}")
 Prefixes = Annotated[tuple[Annotated[str, Text(1, 4096)], ...], Items(0, 1000)]
 # Spark refuses a JVM of less than 450 MB; the largest instances have 32 TB.
 Memory = Annotated[str, MemorySize(450, 32 << 20)]
-Device = Annotated[str, Text(3, 20, r"(cpu|cuda(:\d{1,3})?)(#\d{1,4})?", "cuda:0")]
 Master = Annotated[
     str, Text(1, 1000, r"local(-cluster)?(\[[\d*, ]+\])?|yarn|(spark|k8s|mesos)://\S+", "local[2]")
 ]
@@ -27,26 +36,29 @@ SparkKey = Annotated[str, Text(7, 1000, r"spark\.\S+", "spark.task.maxFailures")
 
 @dataclass(frozen=True, slots=True)
 class InstanceType:
-    """InstanceType holds the virtual cores and the memory of an instance."""
+    """InstanceType holds the virtual cores, the memory and the GPUs of an instance."""
 
     num_cores: int
     gibibytes: int
+    num_gpus: int = 0
 
 
 INSTANCE_TYPES: Mapping[str, InstanceType] = {
     "c4.2xlarge": InstanceType(8, 15),
     "c4.4xlarge": InstanceType(16, 30),
     "c4.8xlarge": InstanceType(36, 60),
-    "p2.xlarge": InstanceType(4, 61),
-    "p2.8xlarge": InstanceType(32, 488),
-    "p2.16xlarge": InstanceType(64, 732),
-    "p3.2xlarge": InstanceType(8, 61),
-    "p3.8xlarge": InstanceType(32, 244),
-    "p3.16xlarge": InstanceType(64, 488),
+    "p2.xlarge": InstanceType(4, 61, 1),
+    "p2.8xlarge": InstanceType(32, 488, 8),
+    "p2.16xlarge": InstanceType(64, 732, 16),
+    "p3.2xlarge": InstanceType(8, 61, 1),
+    "p3.8xlarge": InstanceType(32, 244, 4),
+    "p3.16xlarge": InstanceType(64, 488, 8),
+    "g5.48xlarge": InstanceType(192, 768, 8),
+    "p5.48xlarge": InstanceType(192, 2048, 8),
     "x1.16xlarge": InstanceType(64, 976),
     "x1.32xlarge": InstanceType(128, 1952),
 }
-"""The instances of the papers and of their families; nothing is known of others."""
+"""The papers' instances and their families, hosts of A10Gs and H100s; no others are known."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +67,8 @@ class Cluster:
 
     An executor is a Spark executor, or one rank of a training step. `read_prefixes` and
     `write_prefixes` may contain `{run}` and `{corpus}`. Prices are in US dollars. `devices` are
-    those of each host, such as `cuda:0`; `cpu#0` and `cpu#1` are two cores.
+    those of each host, such as `cuda:0`; `cpu#0` and `cpu#1` are two cores. "auto" are the host's
+    GPUs, or else its cores. Where Spark assigns GPUs to tasks, these are taken instead.
     """
 
     instance_type: Annotated[str, Text(1, 100)]
@@ -67,7 +80,7 @@ class Cluster:
     price_per_instance_hour: Annotated[float, Range(0, 1e6)]
     read_prefixes: Prefixes
     write_prefixes: Prefixes
-    devices: Annotated[tuple[Device, ...], Items(1, 1024)] = ("cpu",)
+    devices: Devices = ("cpu",)
     python_dependencies: Annotated[tuple[Annotated[str, Text(1, 1000)], ...], Items(0, 1000)] = ()
     master: Master = "yarn"
     spark: Annotated[dict[SparkKey, Annotated[str, Text(0, 10_000)]], Items(0, 1000)] = field(
@@ -76,7 +89,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if len(set(self.devices)) < len(self.devices):
+        if self.devices != AUTO and len(set(self.devices)) < len(self.devices):
             raise ValueError(f"devices = {shown(self.devices)}: need each once")
         for dependency in self.python_dependencies:
             _requirement(dependency)
@@ -87,6 +100,14 @@ class Cluster:
     def num_executors(self) -> int:
         """Count the executors, or ranks, of the whole cluster."""
         return self.num_instances * self.executors_per_instance
+
+    @property
+    def num_devices(self) -> int:
+        """Count the devices of the whole cluster; "auto" are as many as the instance's GPUs."""
+        if self.devices != AUTO:
+            return self.num_instances * len(self.devices)
+        num_gpus = self._instance.num_gpus if self._instance else 0
+        return self.num_instances * (num_gpus or self._cores_per_instance)
 
     @property
     def is_local(self) -> bool:
@@ -102,11 +123,10 @@ class Cluster:
         instance = self._instance
         if instance is None:
             return
-        num_cores = self.executors_per_instance * self.cores_per_executor
-        if num_cores > instance.num_cores:
+        if self._cores_per_instance > instance.num_cores:
+            product = f"executors_per_instance x cores_per_executor = {self._cores_per_instance}"
             raise ValueError(
-                f"executors_per_instance x cores_per_executor = {num_cores}: need at most "
-                f"{instance.num_cores}, the cores of {self.instance_type}"
+                f"{product}: need at most {instance.num_cores}, the cores of {self.instance_type}"
             )
         most = instance.gibibytes << 10
         executors = self.executors_per_instance * (
@@ -121,6 +141,10 @@ class Cluster:
                     f"{what} = {needed} MB: need at most {most} MB, the memory of "
                     f"{self.instance_type}"
                 )
+
+    @property
+    def _cores_per_instance(self) -> int:
+        return self.executors_per_instance * self.cores_per_executor
 
     @property
     def _instance(self) -> InstanceType | None:

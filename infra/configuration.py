@@ -17,7 +17,7 @@ from enum import StrEnum
 from importlib.resources.abc import Traversable
 from typing import Any, TypeVar
 
-from infra.ranges import bounds_of, check_ranges, declared, printable, shown
+from infra.ranges import bounds_of, check_ranges, declared, is_of, printable, shown
 
 Record = TypeVar("Record")
 
@@ -201,7 +201,7 @@ def _convert_to_member(union: Any, value: object, where: str) -> object:  # noqa
     if len(members) > 1 and all(map(is_dataclass, members)):
         return _read_tagged(members, value, where)
     # A number, a text or a flag is of the member that has its type: 1 is no float, and no flag.
-    fitting = [each for each in members if len(members) == 1 or bounds_of(each)[0] is type(value)]
+    fitting = [each for each in members if len(members) == 1 or is_of(each, value)]
     if not fitting:
         raise _wrong_type(union, value, where)
     return _convert(fitting[0], value, where)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sized
 from dataclasses import dataclass, fields
 from functools import cache
 from numbers import Integral, Real
-from typing import Annotated, Any, TypeAlias, cast
+from typing import Annotated, Any, Literal, TypeAlias, cast
 
 # A password may hold slashes; a user alone may be a token.
 _PASSWORD = re.compile(r"(?<=://)(?:[^/\s:@]*:\S*|[^/\s@]*)@")
@@ -124,6 +124,12 @@ Bound = Range | Text | MemorySize | Items
 Seed: TypeAlias = Annotated[int, Range(0, 2**64 - 1)]
 """A seed that NumPy, PyTorch and the hash of an utterance all take."""
 
+AUTO = "auto"
+"""The devices that a host has: its GPUs, or else its cores."""
+
+Device: TypeAlias = Annotated[str, Text(3, 20, r"(cpu|cuda(:\d{1,3})?)(#\d{1,4})?", "cuda:0")]
+Devices: TypeAlias = Annotated[tuple[Device, ...], Items(1, 1024)] | Literal["auto"]
+
 
 def check_ranges(record: object) -> None:
     """Raise ValueError, which names value and range, for a field outside its declared range."""
@@ -144,6 +150,15 @@ def bounds_of(hint: Any) -> tuple[Any, tuple[Bound, ...]]:  # noqa: ANN401
         return hint, ()
     plain, *extras = typing.get_args(hint)
     return plain, tuple(each for each in extras if isinstance(each, Bound))
+
+
+def is_of(hint: Any, value: object) -> bool:  # noqa: ANN401
+    """Return whether a value has an annotation's type; a list, as TOML holds it, is a tuple's."""
+    plain, _ = bounds_of(hint)
+    kind = typing.get_origin(plain) or plain
+    if kind is typing.Literal:
+        return value in typing.get_args(plain)
+    return type(value) is kind or (kind is tuple and isinstance(value, list))
 
 
 def _check(hint: Any, value: object, where: str) -> None:  # noqa: ANN401
@@ -168,7 +183,7 @@ def _parts(plain: Any, value: object) -> Iterator[tuple[Any, object, str]]:  # n
     elif origin in (types.UnionType, typing.Union) and value is not None:
         members = [member for member in arguments if member is not types.NoneType]
         if len(members) > 1:  # the one of the value's type; a record has checked itself
-            members = [each for each in members if bounds_of(each)[0] is type(value)]
+            members = [each for each in members if is_of(each, value)]
         yield from ((member, value, "") for member in members)
 
 

@@ -15,7 +15,7 @@ import torch
 
 from infra.cluster import Cluster, require_dependencies
 from infra.configuration import ConfigurationError
-from infra.ranges import Range, mebibytes, printable
+from infra.ranges import AUTO, Range, mebibytes, printable
 from infra.store.object_store import ObjectNotFound, StoreError, join_uri
 from infra.store.uris import require_within, resolve_prefix
 from jobs.cli.catalogue import CHECK, EVALUATE, STEPS
@@ -132,7 +132,7 @@ def _check_host(cluster: Cluster) -> None:
             "host, on which a local master runs"
         )
     present = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    for device in cluster.devices:
+    for device in () if cluster.devices == AUTO else cluster.devices:
         place = device.partition("#")[0]
         if place not in ("cpu", *present, *(["cuda"] if present else [])):
             remedy = f"need cpu, or one of {', '.join(present)}" if present else "need cpu"

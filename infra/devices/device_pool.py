@@ -25,6 +25,7 @@ from infra.devices.device_server import ServerSettings, last_words
 from infra.devices.file_locks import least_busy, locked
 from infra.devices.messages import MAX_FRAMES
 from infra.devices.pool_folder import held, remove_abandoned
+from infra.ranges import AUTO, Devices
 
 _POLL_INTERVAL_S = 0.05
 _CONNECT_LIMIT_S = 60.0  # a server accepts at once, unless 128 others are queued
@@ -48,14 +49,15 @@ class DevicePool:
     """DevicePool starts a server process for each device and shares it among a host's tasks.
 
     `factory` ("module:function") is called in the server as `function(device, **arguments)` and
-    returns a `DeviceFunction`. A batch has at most `batch_frames` padded frames. A pool can be
-    pickled, and all its copies find the same servers. A server starts with its first client and
-    ends `idle_timeout_s` after its last.
+    returns a `DeviceFunction`. Each task finds the `devices` of its host itself (`task_devices`).
+    A batch has at most `batch_frames` padded frames. A pool can be pickled, and all its copies
+    find the same servers. A server starts with its first client and ends `idle_timeout_s` after
+    its last.
     """
 
     factory: str
     arguments: Mapping[str, str]
-    devices: tuple[str, ...]
+    devices: Devices
     batch_frames: int
     idle_timeout_s: float
     start_timeout_s: float = 600.0
@@ -65,7 +67,8 @@ class DevicePool:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[\w.]+:\w+", self.factory):
             raise ValueError(f"factory = {self.factory!r}: need 'module:function'")
-        if not self.devices or len(set(self.devices)) < len(self.devices):
+        is_list = self.devices != AUTO
+        if is_list and (not self.devices or len(set(self.devices)) < len(self.devices)):
             raise ValueError(f"devices = {self.devices}: need one or more, each once")
         if not 1 <= self.batch_frames <= MAX_FRAMES:
             raise ValueError(f"batch_frames = {self.batch_frames}: need 1..{MAX_FRAMES}")
@@ -106,7 +109,9 @@ class DevicePool:
         return last_words((self._directory() / _file_name(device)).with_suffix(".log"))
 
     def _directory(self) -> Path:
-        served = [self.factory, sorted(self.arguments.items()), self.batch_frames]
+        # Where executors see other GPUs, cuda:0 of one is another's cuda:1.
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+        served = [self.factory, sorted(self.arguments.items()), self.batch_frames, seen]
         name = hashlib.sha256(json.dumps(served).encode()).hexdigest()[:16]
         directory = self._folder() / name
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)

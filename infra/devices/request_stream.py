@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from infra.devices.device_pool import DeviceError, DevicePool
 from infra.devices.in_flight_requests import InFlightRequests, PoolAnswer, PoolRequest
 from infra.devices.server_link import ServerLink
+from infra.spark.task_devices import task_devices
 
 _OPEN_AFTER_S = 0.2  # in which requests have waited that no server asks for
 _POLL_INTERVAL_S = 0.1
@@ -25,6 +26,7 @@ class RequestStream:
 
     def __init__(self, pool: DevicePool, window_frames: int) -> None:
         self._pool = pool
+        self._devices = task_devices(pool.devices)
         self._window_frames = window_frames
         self._in_flight = InFlightRequests()
         self._links: dict[str, ServerLink] = {}
@@ -77,11 +79,9 @@ class RequestStream:
     def _open_device(self) -> None:
         """Open one more device if requests wait that those open do not ask for."""
         usable = [
-            each
-            for each in self._pool.devices
-            if each not in self._links and each not in self._left_out
+            each for each in self._devices if each not in self._links and each not in self._left_out
         ]
-        if not usable and len(self._left_out) == len(self._pool.devices):
+        if not usable and len(self._left_out) == len(self._devices):
             raise DeviceError(self._no_device())
         if not usable or not self._need_another():
             return

@@ -71,7 +71,7 @@ def augmentation_seconds(work: Work, rates: SearchRates) -> float:
 
 def num_devices(cluster: Cluster) -> int:
     """Count the devices of a cluster: those of its hosts, or one for each rank of torchrun."""
-    return max(cluster.num_instances * len(cluster.devices), cluster.num_executors)
+    return max(cluster.num_devices, cluster.num_executors)
 
 
 def plan_spark_step(

@@ -124,3 +124,21 @@ def test_installed_versions_are_compared() -> None:
     message = rf"numpy<2: {installed} is installed; pyarrow>=9999: .* is installed: pip install 'nu"
     with pytest.raises(ConfigurationError, match=message):
         require_dependencies(old)
+
+
+def test_devices_are_named_or_found(tmp_path: Path) -> None:
+    """A plan counts those named on each host; "auto" are the instance's GPUs, or else the cores."""
+    demo, targets = load_cluster("demo"), load_cluster("generate_targets")
+    assert (demo.devices, demo.num_devices) == (("cpu#0", "cpu#1"), 2)
+    assert (targets.devices, targets.num_devices) == ("auto", 8 * 8)
+    of_cores = replace(
+        targets, instance_type="c4.8xlarge", executor_memory="1g", driver_memory="1g", spark={}
+    )
+    assert of_cores.num_devices == 8 * 24
+    own = tmp_path / "own.toml"
+    text = (Path(infra.__file__).parent / "clusters" / "demo.toml").read_text()
+    own.write_text(text.replace('["cpu#0", "cpu#1"]', '"all"'))
+    with pytest.raises(
+        ConfigurationError, match=r"devices = 'all': need a list, .* or one of 'auto'"
+    ):
+        load_cluster(str(own))

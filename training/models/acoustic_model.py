@@ -108,13 +108,13 @@ class AcousticModel(nn.Module, ABC):
 
     @torch.inference_mode()
     def utterance_logits(
-        self, utterances: list[Float[Tensor, "_frames 192"]]
+        self, utterances: list[Float[Tensor, "_frames 192"]], precision: Precision = "float32"
     ) -> list[Float[Tensor, "_frames senones"]]:
         """Return logits of whole utterances, aligned with their frames, the delay undone."""
         delay = self.config.delay
         extended = [delay_input(utterance, delay) for utterance in utterances]
         lengths = torch.tensor([len(frames) for frames in extended])
-        logits = self(pad_sequence(extended, batch_first=True), lengths)
+        logits = self(pad_sequence(extended, batch_first=True), lengths, precision)
         return [
             row[delay : delay + len(frames)] for row, frames in zip(logits, utterances, strict=True)
         ]

@@ -8,6 +8,7 @@ from jaxtyping import Float, Float32, Float64
 from torch import Tensor
 
 from training.models.acoustic_model import AcousticModel
+from training.models.precision import Precision
 
 
 def log_mean_posteriors(
@@ -30,14 +31,16 @@ def relative_logits(
 
 
 def ensemble_logits(
-    models: Sequence[AcousticModel], utterances: list[Float32[Tensor, "_frames 192"]]
+    models: Sequence[AcousticModel],
+    utterances: list[Float32[Tensor, "_frames 192"]],
+    precision: Precision = "float32",
 ) -> list[Float32[Tensor, "_frames senones"]]:
     """Return the logits of one model, or log of the mean posteriors of several, by utterance.
 
     The members compute one after another; beside their weights, the float32 logits of all of them
     are in memory, and of one utterance at a time some float64 copies.
     """
-    by_member = [model.utterance_logits(utterances) for model in models]
+    by_member = [model.utterance_logits(utterances, precision) for model in models]
     # Alone, a model's logits keep their bits.
     if len(models) == 1:
         return by_member[0]

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
+import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
@@ -11,7 +12,7 @@ from infra.ranges import Range, check_ranges
 from pipeline.splicing import NUM_INPUTS
 from training.models.acoustic_model import AcousticModel
 from training.models.padded_lstm import padded_lstm
-from training.models.precision import linear_in_bfloat16, lstm_in_bfloat16
+from training.models.precision import linear_in_bfloat16, lstm_in_bfloat16, summed_in_float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +79,10 @@ class LstmModel(AcousticModel):
     def bfloat16_logits(
         self, normalized: Float[Tensor, "batch frames 192"], lengths: Int64[Tensor, " batch"] | None
     ) -> Float[Tensor, "batch frames senones"]:
-        """Compute by rounded weights, an LSTM's in one piece."""
+        """Compute by rounded weights, an LSTM's in one piece; in inference, sums are float32."""
         hidden = padded_lstm(lstm_in_bfloat16(self.lstm), normalized, lengths)
+        if torch.is_inference_mode_enabled():
+            return summed_in_float32(self.output, hidden)
         return linear_in_bfloat16(self.output, hidden)
 
     @property

@@ -18,6 +18,16 @@ Precision: TypeAlias = Literal["float32", "tf32", "bfloat16"]
 """tf32: a GPU's products of float32 numbers keep 10 bits of each; a CPU knows no such thing."""
 
 
+def fastest_precision(device: torch.device) -> Precision:
+    """Return the numbers in which a device computes logits: bfloat16 if its products know it."""
+    if device.type != "cuda":
+        return "float32"
+    # A GPU without it converts each number, slower than float32.
+    with torch.cuda.device(device):
+        has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    return "bfloat16" if has_bfloat16 else "float32"
+
+
 def set_float32_products(precision: Precision) -> None:
     """Let this process's products on GPUs use TF32, or not; by default LSTMs and filters do."""
     for switch in _switches():
@@ -59,6 +69,16 @@ def linear_in_bfloat16(
 ) -> BFloat16[Tensor, "*batch outputs"]:
     """Apply rounded weights; their gradients arrive at those of `linear`."""
     return functional.linear(inputs, linear.weight.bfloat16(), linear.bias.bfloat16())
+
+
+def summed_in_float32(
+    linear: nn.Linear, inputs: BFloat16[Tensor, "*batch inputs"]
+) -> Float32[Tensor, "*batch outputs"]:
+    """Multiply as `linear_in_bfloat16` does, but keep the sums: outputs have 24 bits for 8.
+
+    TF32 holds each factor exactly, so a GPU may use it.
+    """
+    return functional.linear(inputs.float(), linear.weight.bfloat16().float(), linear.bias)
 
 
 class _Rounding(torch.autograd.Function):

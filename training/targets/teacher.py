@@ -23,6 +23,7 @@ from pipeline.splicing import NUM_INPUTS
 from pipeline.steps.targets import TargetsConfig, TeacherInput
 from training.models.acoustic_model import AcousticModel
 from training.models.ensemble import ensemble_logits
+from training.models.precision import fastest_precision, set_float32_products
 from training.models.registry import read_form
 from training.models.store import load_model
 from training.targets.windows import Window, WindowsConfig, windows
@@ -61,7 +62,8 @@ Encode = Callable[[Float32[np.ndarray, "_frames senones"], int], bytes]
 class TeacherFunction:
     """TeacherFunction computes a batch's logits on a device, and answers what `encode` makes.
 
-    Several members are an ensemble: log of their mean posteriors.
+    Several members are an ensemble: log of their mean posteriors. A GPU computes in bfloat16 if it
+    can.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class TeacherFunction:
     ) -> None:
         self._members = members
         self._device = device
+        self._precision = fastest_precision(device)
         self._encode = encode
 
     def prepare(self, payloads: Sequence[bytes | memoryview]) -> TeacherBatch:
@@ -83,7 +86,7 @@ class TeacherFunction:
 
     def compute(self, prepared: TeacherBatch) -> LabelledBatch:
         """Compute the logits of all utterances as one padded batch."""
-        logits = ensemble_logits(self._members, prepared.utterances)
+        logits = ensemble_logits(self._members, prepared.utterances, self._precision)
         return LabelledBatch(logits, prepared.seeds)
 
     def finish(self, computed: LabelledBatch) -> Sequence[bytes | Exception]:
@@ -101,7 +104,7 @@ class TeacherFunction:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         noise = torch.randn(CHECK_FRAMES, NUM_INPUTS, generator=torch.Generator().manual_seed(0))
-        for logits in ensemble_logits(self._members, [noise.to(self._device)]):
+        for logits in ensemble_logits(self._members, [noise.to(self._device)], self._precision):
             logits.cpu()
 
 
@@ -117,7 +120,10 @@ def load_members(
 def torch_device(device: str) -> torch.device:
     """Return torch's device of a pool's, whose computations take one thread: cpu#1 is a core."""
     torch.set_num_threads(1)
-    return torch.device(device.partition("#")[0])
+    place = torch.device(device.partition("#")[0])
+    # Of factors rounded to bfloat16, which TF32 holds exactly.
+    set_float32_products("tf32" if fastest_precision(place) == "bfloat16" else "float32")
+    return place
 
 
 def serve_teacher(

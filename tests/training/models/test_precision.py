@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from training.models.acoustic_model import AcousticModel
 from training.models.lstm import LstmConfig, LstmModel
-from training.models.precision import lstm_in_bfloat16, set_float32_products
+from training.models.precision import fastest_precision, lstm_in_bfloat16, set_float32_products
 
 
 def acoustic_model(bidirectional: bool = False) -> AcousticModel:
@@ -68,3 +68,28 @@ def test_tf32_is_used_where_it_is_asked_for(precision: str, expected: str) -> No
     cudnn = torch.backends.cudnn
     products = torch.backends.cuda.matmul, cudnn.rnn, cudnn.conv
     assert {each.fp32_precision for each in products} == {expected}
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_inference_keeps_the_bits_of_the_last_sums(bidirectional: bool) -> None:
+    """Logits are the rounded hidden values by rounded weights, within float32's own rounding."""
+    model = acoustic_model(bidirectional)
+    utterances = [torch.randn(length, 192) for length in (9, 4)]
+    hidden: list[Tensor] = []
+    model.output.register_forward_pre_hook(lambda _, inputs: hidden.append(inputs[0]))
+    half = copy.deepcopy(model).bfloat16()
+    half.utterance_logits([each.bfloat16() for each in utterances])
+    double = copy.deepcopy(half.output).double()
+    double.bias.data.copy_(model.output.bias)
+    found = model.utterance_logits(utterances, "bfloat16")
+    delay = model.config.delay
+    for number, logits in enumerate(found):
+        row = hidden[0][number, delay : delay + len(logits)]
+        torch.testing.assert_close(logits.double(), double(row.double()), rtol=1e-6, atol=1e-6)
+        exact = model.utterance_logits(utterances)[number]
+        torch.testing.assert_close(logits, exact, rtol=0.05, atol=0.02)
+
+
+def test_a_cpu_labels_in_float32() -> None:
+    """Nothing there computes bfloat16 faster."""
+    assert fastest_precision(torch.device("cpu")) == "float32"

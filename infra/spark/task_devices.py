@@ -1,0 +1,58 @@
+"""Find the devices of a task: those that Spark assigns it, the cluster file's, or the host's."""
+
+import os
+import re
+from collections.abc import Sequence
+from itertools import takewhile
+from pathlib import Path
+
+from pyspark import TaskContext
+
+from infra.ranges import AUTO, Devices, shown
+
+_DEVICE_NODES = Path("/dev")
+_GPU = "gpu"
+"""Spark's name of the resource: spark.task.resource.gpu.amount."""
+
+
+def task_devices(devices: Devices) -> tuple[str, ...]:
+    """Return the GPUs that Spark assigns the running task, or else `devices` of this host.
+
+    "auto" are the GPUs that CUDA shows this process, or its cores if it shows none.
+    """
+    context = TaskContext.get()
+    assigned = context.resources().get(_GPU) if context is not None else None
+    if assigned is not None:
+        return tuple(map(_cuda_device, assigned.addresses))
+    return _host_devices() if devices == AUTO else tuple(devices)
+
+
+def _host_devices() -> tuple[str, ...]:
+    nodes = [each.name for each in _DEVICE_NODES.glob("nvidia*")]
+    num_gpus = sum(re.fullmatch(r"nvidia\d+", name) is not None for name in nodes)
+    if num_gpus and (listed := _visible_gpus()) is not None:
+        num_gpus = len(listed)
+    if num_gpus:
+        return tuple(f"cuda:{number}" for number in range(num_gpus))
+    return tuple(f"cpu#{number}" for number in range(len(os.sched_getaffinity(0))))
+
+
+def _visible_gpus() -> Sequence[str] | None:
+    """Return the GPUs of CUDA_VISIBLE_DEVICES, in CUDA's order; None if it is not set."""
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
+        return None
+    # CUDA ends its list at the first entry that names no GPU.
+    names = (each.strip() for each in listed.split(","))
+    return list(takewhile(lambda name: name not in ("", "-1", "NoDevFiles"), names))
+
+
+def _cuda_device(address: str) -> str:
+    """Return torch's name of a GPU; torch counts those alone that are visible."""
+    listed = _visible_gpus()
+    if listed is None:
+        return f"cuda:{address}"
+    if address not in listed:
+        remedy = f"need one of CUDA_VISIBLE_DEVICES: {', '.join(listed) or 'none'}"
+        raise ValueError(f"Spark assigns GPU {shown(address)}: {remedy}")
+    return f"cuda:{listed.index(address)}"
