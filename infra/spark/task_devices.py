@@ -2,11 +2,10 @@
 
 import os
 import re
+import sys
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
-
-from pyspark import TaskContext
 
 from infra.ranges import AUTO, Devices, shown
 
@@ -20,11 +19,21 @@ def task_devices(devices: Devices) -> tuple[str, ...]:
 
     "auto" are the GPUs that CUDA shows this process, or its cores if it shows none.
     """
+    addresses = _assigned_gpus()
+    if addresses is not None:
+        return tuple(map(_cuda_device, addresses))
+    return _host_devices() if devices == AUTO else tuple(devices)
+
+
+def _assigned_gpus() -> Sequence[str] | None:
+    """Return the addresses of the running task's GPUs; None if Spark assigns none."""
+    if "pyspark" not in sys.modules:  # no task of Spark's
+        return None
+    from pyspark import TaskContext  # noqa: PLC0415 - other tasks need no Spark installed
+
     context = TaskContext.get()
     assigned = context.resources().get(_GPU) if context is not None else None
-    if assigned is not None:
-        return tuple(map(_cuda_device, assigned.addresses))
-    return _host_devices() if devices == AUTO else tuple(devices)
+    return None if assigned is None else assigned.addresses
 
 
 def _host_devices() -> tuple[str, ...]:
