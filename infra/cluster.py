@@ -110,6 +110,13 @@ class Cluster:
         return self.num_instances * (num_gpus or self._cores_per_instance)
 
     @property
+    def has_gpus(self) -> bool:
+        """Return whether its devices are GPUs; "auto" are if the instance is known to have any."""
+        if self.devices == AUTO:
+            return self._instance is not None and self._instance.num_gpus > 0
+        return any(device.startswith("cuda") for device in self.devices)
+
+    @property
     def is_local(self) -> bool:
         """Return whether Spark runs inside one process of this host."""
         return self.master.startswith("local")

@@ -101,7 +101,7 @@ def _ratio(plan: RunPlan, goal_days: float) -> str:
 
 
 def _grounds(plan: RunPlan, calibration: Calibration) -> list[str]:
-    core = calibration.core
+    core, pool = calibration.core, calibration.pool
     kinds = sorted({step.instance_type for step in plan.steps if step.device_seconds})
     measured = (
         f"selection {count(core.metadata_records_per_s)} records/s; extraction "
@@ -117,6 +117,7 @@ def _grounds(plan: RunPlan, calibration: Calibration) -> list[str]:
     lines = [
         f"Measured on one core ({calibration.machine}): {measured}.",
         *(f"Devices of {kind}: {calibration.device(kind).source}." for kind in kinds),
+        f"Device servers: {pool.efficiency:g} of a bare loop, {pool.source}.",
         f"Searches, sMBR and augmentation on one core: {calibration.search.source}.",
         f"Assumed: {assumed}.",
         f"Store: {calibration.store.source}.",

@@ -1,7 +1,7 @@
 """Plan all steps of a run in order, and sum them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from infra.cluster import Cluster
 from jobs.cli.catalogue import (
@@ -33,6 +33,7 @@ from jobs.planning.volumes.search_volumes import (
     realignment,
 )
 from jobs.planning.volumes.shard_sizes import num_target_frames
+from jobs.planning.volumes.step_volume import Volume
 from jobs.planning.volumes.training_volumes import (
     num_training_frames,
     num_validation_frames,
@@ -106,23 +107,22 @@ def plan_run(
     volumes = spark_volumes(workload, recipe)
     in_flight = {EXTRACT_FEATURES: recipe.features.gets_in_flight}
 
-    def spark(step: str, device_seconds: float = 0.0) -> StepPlan:
+    def spark(step: str) -> StepPlan:
         gets = in_flight.get(step, 1)
-        return plan_spark_step(
-            step, volumes[step], cluster_of(step), calibration, gets, device_seconds
-        )
+        return plan_spark_step(step, volumes[step], cluster_of(step), calibration, gets)
 
     def train(step: str, fits: Sequence[Fit]) -> StepPlan:
         return _training_step(step, fits, workload, recipe, cluster_of(step), calibration)
 
-    labelling = _teacher_seconds(workload, recipe, calibration, cluster_of(GENERATE_TARGETS))
+    place = cluster_of(GENERATE_TARGETS), calibration
+    labelling = _labelling(workload, recipe, volumes[GENERATE_TARGETS], *place)
     steps = [spark(SELECT_UTTERANCES), spark(EXTRACT_FEATURES)]
     if workload.hours(LABELLED):
         steps.append(_alignment(workload, recipe, cluster_of(ALIGN), calibration))
         steps.append(train(TRAIN_BASELINE, [baseline_fit(recipe)]))
         fits = [*teacher_fits(recipe), *sibling_fits(recipe)]
         steps.append(train(TRAIN_TEACHER, fits))
-    steps += [spark(GENERATE_TARGETS, labelling), spark(REPARTITION)]
+    steps += [labelling, spark(REPARTITION)]
     steps.append(train(TRAIN_STUDENT, [student_fit(recipe)]))
     if workload.hours(HELDOUT):
         steps.append(_evaluation(workload, recipe, cluster_of(EVALUATE), calibration))
@@ -170,19 +170,29 @@ def _evaluation(
     return in_turn(parts)
 
 
-def _teacher_seconds(
-    workload: Workload, recipe: Recipe, calibration: Calibration, cluster: Cluster
-) -> float:
+def _labelling(
+    workload: Workload, recipe: Recipe, volume: Volume, cluster: Cluster, calibration: Calibration
+) -> StepPlan:
+    """Plan the teachers' forward passes behind the device pool, and the selection of the k best."""
     counts = workload.hours(UNLABELLED), workload.utterances(UNLABELLED)
     frames = num_target_frames(*counts, recipe.targets.offsets)
-    senones = recipe.senones.max_senones
+    senones, rounds = recipe.senones.max_senones, recipe.targets.rounds
     rate = calibration.device(cluster.instance_type).teacher_forward
-    forward = frames / rate.of(num_parameters(recipe.models.teacher, senones))
-    # A device's one server selects the k best once for all of an ensemble, on one core.
-    selecting = frames * senones / calibration.core.kbest_logits_per_s
     # In later rounds one sibling labels, where an ensemble may in the first.
-    rounds = recipe.targets.rounds
-    return (recipe.teacher.ensemble + rounds - 1) * forward + rounds * selecting
+    passes = (recipe.teacher.ensemble + rounds - 1) * frames
+    forward = passes / rate.of(num_parameters(recipe.models.teacher, senones))
+    forward /= calibration.pool.efficiency
+    # A device's one server selects the k best once for all of an ensemble, on one core.
+    selecting = rounds * frames * senones / calibration.core.kbest_logits_per_s
+    if not cluster.has_gpus:
+        seconds = forward + selecting
+    elif recipe.targets.tail_samples:
+        seconds = max(forward, selecting)
+    else:
+        # A GPU selects itself, in less than a hundredth of a teacher's forward pass.
+        seconds = forward
+        volume = replace(volume, work=replace(volume.work, kbest_logits=0))
+    return plan_spark_step(GENERATE_TARGETS, volume, cluster, calibration, device_seconds=seconds)
 
 
 def _forward_seconds(

@@ -31,6 +31,7 @@ def calibrate(recipe: Recipe, utterance_seconds: float) -> Calibration:
         store=published.store,
         devices={**published.devices, HERE: device},
         search=published.search,
+        pool=published.pool,
     )
 
 

@@ -107,11 +107,22 @@ class SearchRates:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolRates:
+    """PoolRates holds the share of a bare loop's speed that device servers give their tasks."""
+
+    source: Source
+    efficiency: Annotated[float, Range(1e-6, 2)]
+
+    __post_init__ = check_ranges
+
+
+@dataclass(frozen=True, slots=True)
 class Published:
     """Published holds the figures that cannot be measured here: other devices, S3, real speech."""
 
     store: StoreRates
     search: SearchRates
+    pool: PoolRates
     devices: Devices
 
     __post_init__ = check_ranges
@@ -126,7 +137,8 @@ def read_published() -> Published:
 class Calibration:
     """Calibration holds all throughputs of a plan; `machine` names the measured one and the day.
 
-    A file that an earlier version wrote has no rates of searches: it takes the published ones.
+    A file that an earlier version wrote has no rates of searches or of the pool: it takes the
+    published ones.
     """
 
     machine: Source
@@ -134,6 +146,7 @@ class Calibration:
     store: StoreRates
     devices: Devices
     search: SearchRates = field(default_factory=lambda: read_published().search)
+    pool: PoolRates = field(default_factory=lambda: read_published().pool)
 
     __post_init__ = check_ranges
 

@@ -166,3 +166,30 @@ def test_columns_are_aligned() -> None:
     """Text to the left, numbers to the right, no trailing blanks."""
     table = aligned([("step", "n"), ("a", "10"), ("longer", "5")])
     assert table.splitlines() == ["step     n", "a       10", "longer   5"]
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu"), [("generate_targets_a10g", "A10G"), ("generate_targets_h100", "H100")]
+)
+def test_a_step_has_another_cluster(
+    capsys: pytest.CaptureFixture[str], calibration_file: str, name: str, gpu: str
+) -> None:
+    """Its devices and price are that cluster's, and the other steps' as before."""
+    given = "--hours", "1e6", "--calibration", calibration_file, "--json"
+    before = json.loads(planned(capsys, *given))["steps"]
+    shown = json.loads(planned(capsys, *given, "--step-cluster", f"generate_targets={name}"))
+    after = shown["steps"]
+    labelling, devices = after["generate_targets"], shown["calibration"]["devices"]
+    assert gpu in devices[labelling["instance_type"]]["source"]
+    for fact in ("device_seconds", "dollars"):
+        assert labelling[fact] < before["generate_targets"][fact]
+    del before["generate_targets"], after["generate_targets"]
+    assert after == before
+
+
+@pytest.mark.parametrize("text", ["generate=demo", "generate_targets", "generate_targets="])
+def test_an_unknown_step_has_no_cluster(calibration_file: str, text: str) -> None:
+    """The message names the value and the steps."""
+    given = ["--hours", "1", "--calibration", calibration_file, "--step-cluster", text]
+    with pytest.raises(ValueError, match=rf"--step-cluster {text}: need STEP=CLUSTER, .*repartit"):
+        job.plan_and_print(job.parser().parse_args(given))

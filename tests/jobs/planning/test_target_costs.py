@@ -1,10 +1,11 @@
 """Planned costs of an ensemble of teachers, and of targets at all offsets."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from infra.cluster import load_cluster
+from infra.cluster import Cluster, load_cluster
 from jobs.planning.run_plan import RunPlan, plan_run
 from jobs.planning.step_plan import StepPlan
 from jobs.planning.volumes.shard_sizes import partition_bytes, target_bytes
@@ -18,15 +19,18 @@ from pipeline.shards import (
 )
 from tests.jobs.planning.test_throughputs import CALIBRATION
 from tests.training.data.partition_rows import row_at_all_offsets
+from training.models.registry import num_parameters
 from training.recipes import read_recipe
 
 RECIPE = Path(__file__).parents[3] / "jobs" / "recipes" / "hours_1m.toml"
 
 
-def planned(*overrides: str) -> dict[str, StepPlan]:
+def planned(*overrides: str, **clusters: Cluster) -> dict[str, StepPlan]:
     recipe = read_recipe(str(RECIPE), overrides)
     workload = planned_workload(1e4, 70)
-    plan: RunPlan = plan_run(workload, recipe, CALIBRATION, load_cluster)
+    plan: RunPlan = plan_run(
+        workload, recipe, CALIBRATION, lambda step: clusters.get(step) or load_cluster(step)
+    )
     return {step.step: step for step in plan.steps}
 
 
@@ -57,12 +61,36 @@ def test_an_ensemble_costs_a_teacher_a_member(smbr: tuple[str, ...]) -> None:
     assert trained[1].device_seconds == pytest.approx(3 * trained[0].device_seconds)
     assert trained[1].volume.bytes_written == pytest.approx(3 * trained[0].volume.bytes_written)
     labelled = one["generate_targets"], three["generate_targets"]
-    logits = labelled[0].volume.work.kbest_logits
-    selecting = logits / CALIBRATION.core.kbest_logits_per_s
-    forward = labelled[0].device_seconds - selecting
-    assert labelled[1].device_seconds == pytest.approx(3 * forward + selecting)
+    assert labelled[1].device_seconds == pytest.approx(3 * labelled[0].device_seconds)
     assert labelled[1].volume == labelled[0].volume
     assert one["train_student"] == three["train_student"]
+
+
+def test_a_core_selects_after_its_forward_pass_and_beside_a_gpus() -> None:
+    """A GPU selects the k best itself, a core a drawn tail beside it; an ensemble's once."""
+    of_cpus = replace(load_cluster("generate_targets"), devices=("cpu#0", "cpu#1"))
+    one, three = (
+        planned(f"teacher.ensemble={members}", generate_targets=of_cpus)["generate_targets"]
+        for members in (1, 3)
+    )
+    selecting = one.volume.work.kbest_logits / CALIBRATION.core.kbest_logits_per_s
+    forward = planned()["generate_targets"].device_seconds
+    assert one.device_seconds == pytest.approx(forward + selecting)
+    assert three.device_seconds == pytest.approx(3 * forward + selecting)
+    for name, seconds in {"generate_targets": forward, "generate_targets_h100": selecting}.items():
+        drawn = planned("targets.tail_samples=4", generate_targets=load_cluster(name))
+        assert drawn["generate_targets"].device_seconds == pytest.approx(seconds)
+    assert planned()["generate_targets"].volume.work.kbest_logits == 0
+
+
+def test_servers_keep_a_share_of_a_bare_loop() -> None:
+    """The device's time is the forward pass's by that share, of each teacher that labels."""
+    rates = CALIBRATION.device("p3.16xlarge").teacher_forward
+    frames = 1e4 * 3600 / 0.03
+    forward = planned()["generate_targets"].device_seconds * CALIBRATION.pool.efficiency
+    recipe = read_recipe(str(RECIPE), ())
+    size = num_parameters(recipe.models.teacher, recipe.senones.max_senones)
+    assert forward == pytest.approx(frames / rates.of(size), rel=0.02)
 
 
 def test_bytes_at_all_offsets_are_those_of_shards() -> None:
