@@ -1,6 +1,7 @@
 """Sockets in use, devices that vanish or hang, two runs at once, and clients that are killed."""
 
 import pickle
+import re
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from infra.device_faults import FAULTS
 from infra.devices import device_pool, server_link
 from infra.devices.device_pool import DevicePool, _file_name, _private_directory, _try_connect
 from infra.devices.in_flight_requests import PoolRequest
@@ -114,6 +116,7 @@ def test_a_device_that_vanishes_is_left_out(
         while not stream.left_out:
             yield PoolRequest(1000, b"sleep 0.1")
 
+    FAULTS.take()
     answers = list(stream.answers(requests()))
     assert answers.pop(4) == b"hsinav"
     assert served_by(answers[-1])[0] == "cuda:1"
@@ -121,16 +124,37 @@ def test_a_device_that_vanishes_is_left_out(
     reason = "its server did not start: OSError: no such device: cuda:0"
     assert stream.left_out == {"cuda:0": reason}
     assert f"cuda:0 is left out: {reason}" in capfd.readouterr().err
+    faults = {(each.device, each.kind): each.reason for each in FAULTS.take()}
+    assert faults.keys() == {("cuda:0", "server lost"), ("cuda:0", "left out")}
+    assert faults["cuda:0", "left out"] == reason
+    assert faults["cuda:0", "server lost"].endswith("then OSError: no such device: cuda:0")
 
 
 def test_a_server_whose_batch_never_ends_is_replaced(pool: DevicePool) -> None:
     """Its beats come, so it is itself that notices; the utterance is computed again."""
     pool = replace(pool, devices=("cuda:0",), start_timeout_s=3)
+    FAULTS.take()
     assert ask(pool, [b"hang-once"]) == [b"ecno-gnah"]
     assert len(list(Path(pool.arguments["directory"]).glob("cuda:0-*"))) == 2
-    log = socket_path(pool).with_suffix(".log").read_text()
-    assert "ended: stuck: a batch of 10 frames takes" in log
-    assert "the limit is 3 s" in log
+    (fault,) = FAULTS.take()
+    assert (fault.device, fault.kind) == ("cuda:0", "server lost")
+    stuck = r"its server ended: stuck: a batch of 10 frames takes \d s: the limit is 3 s"
+    assert re.fullmatch(stuck, fault.reason)
+
+
+def test_a_task_knows_why_its_batches_failed(pool: DevicePool) -> None:
+    """Out of memory, and batches that were tried in halves, each once, with the first reason."""
+    pool = replace(pool, devices=("cuda:0",))
+    FAULTS.take()
+    answers = ask(pool, [b"sleep 0.3", *[b"large 3"] * 8])
+    assert answers[1:] == [b"3 egral"] * 8
+    (fault,) = FAULTS.take()
+    assert (fault.device, fault.kind) == ("cuda:0", "out of memory")
+    assert fault.reason == "RuntimeError: out of memory"
+    ask(pool, [b"sleep 0.3", *[b"ab", b"fail"] * 8])
+    (fault,) = FAULTS.take()
+    assert (fault.kind, fault.num_tasks) == ("batch failed", 1)
+    assert fault.reason == "ValueError: payload = fail: need another"
 
 
 def test_two_runs_at_once_have_their_own_servers(pool: DevicePool, tmp_path: Path) -> None:

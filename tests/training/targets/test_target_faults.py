@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from infra.configuration import canonical_json
+from infra.device_faults import FAULTS
 from infra.devices.device_pool import DevicePool, _private_directory
 from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest, joined
@@ -83,6 +84,7 @@ class ToyRun:
         """Label into a fresh targets step."""
         shutil.rmtree(Path(self.run_uri) / "targets", ignore_errors=True)
         faults.put(self.folder)
+        FAULTS.take()
         return self.resume(loss_budget, distribute)
 
     def resume(self, loss_budget: float, distribute: Callable = serially) -> Manifest:
@@ -142,6 +144,11 @@ def toy_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ToyRun]:
     shutil.rmtree(_private_directory() / pool.token, ignore_errors=True)
 
 
+def kinds_of_faults() -> set[str]:
+    """Take the kinds of devices' faults that tasks saw."""
+    return {each.kind for each in FAULTS.take()}
+
+
 def at_once(elements: Sequence, function: Callable, description: str) -> list:
     """Run the tasks of a step side by side, as the cores of a host do."""
     del description
@@ -184,6 +191,7 @@ def test_batches_that_do_not_fit_are_halved(toy_run: ToyRun) -> None:
     toy_run.assert_others_whole(manifest, [LONG])
     detail = toy_run.lost(manifest)[LONG]
     assert detail.startswith("OutOfMemoryError: CUDA out of memory: 5")
+    assert kinds_of_faults() == {"out of memory"}
     assert max(len(each.seeds) for each in batches(toy_run.folder)) >= 3
 
 
@@ -192,6 +200,7 @@ def test_a_server_killed_in_a_batch_loses_nothing(toy_run: ToyRun) -> None:
     faults = Faults(killing_once=[SEEDS[ALIKE[2]]], delayed=[SEEDS[LONG]])
     toy_run.assert_others_whole(toy_run.label(faults, 0.0, at_once))
     assert len({each.process for each in batches(toy_run.folder)}) == 2
+    assert kinds_of_faults() == {"server lost"}
 
 
 def test_an_utterance_that_kills_each_server_is_lost_alone(toy_run: ToyRun) -> None:
