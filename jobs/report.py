@@ -42,6 +42,7 @@ from pipeline.runs.names import (
     SELECTION_FOLDER,
     STEP_RECORDS_FOLDER,
     SUBSETS,
+    TARGETS_FOLDER,
     TARGETS_STEP,
     evaluated_models,
     features_step,
@@ -49,6 +50,7 @@ from pipeline.runs.names import (
     job_record,
     model_step,
     selection_step,
+    targets_rounds,
 )
 from pipeline.runs.sealed_json import NamedObject, naming, seal, unseal
 from pipeline.runs.step import StepContents, StepSpec, run_step, store_again
@@ -92,7 +94,8 @@ def build_report(job: Job) -> dict[str, Any]:
     optional = OPTIONAL_READS if DEV in subsets else ()
     # The evaluation's inputs name the tuning and the models trained on by sMBR, so its digest is
     # theirs, too.
-    read = dict.fromkeys((*READS, *optional, *map(model_step, models)))
+    rounds = (each.targets for each in targets_rounds(recipe.targets.rounds))
+    read = dict.fromkeys((*READS, *rounds, *optional, *map(model_step, models)))
     manifests = {name: read_manifest(job.store, job.run_uri, name) for name in read}
     evaluation = scores_of(manifests[EVALUATION_STEP])
     steps = step_records(job)
@@ -118,13 +121,25 @@ def build_report(job: Job) -> dict[str, Any]:
             **targets.statistics,
         },
         "kbest_costs": kbest_costs(job),
+        "device_faults": device_faults(steps),
         "certificate": read_certificate(job.store, job.run_uri),
-        "quarantine": {
-            name: dict(ledger_reasons(job.store, job.run_uri, manifests[name].ledgers))
-            for name in manifests
-            if folder_of(name) in (SELECTION_FOLDER, FEATURES_FOLDER)
-        },
+        "quarantine": quarantine_reasons(job, manifests),
     }
+
+
+def quarantine_reasons(job: Job, manifests: Mapping[str, Manifest]) -> dict[str, dict[str, int]]:
+    """Count the reasons of the ledgers of selections, features and targets."""
+    return {
+        name: dict(ledger_reasons(job.store, job.run_uri, manifest.ledgers))
+        for name, manifest in manifests.items()
+        if folder_of(name) in (SELECTION_FOLDER, FEATURES_FOLDER, TARGETS_FOLDER)
+    }
+
+
+def device_faults(steps: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the faults of devices in the steps' records, where there are some."""
+    found = {name: record.get("device_faults", []) for name, record in steps.items()}
+    return {name: faults for name, faults in found.items() if faults}
 
 
 def kbest_costs(job: Job) -> dict[str, Any]:

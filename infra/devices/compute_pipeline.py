@@ -55,6 +55,9 @@ class Delivery(Protocol):
     def failure(self, request: Request, reason: str) -> None:
         """Send why a request failed that was alone in its batch."""
 
+    def fault(self, batch: Batch, reason: str, out_of_memory: bool) -> None:
+        """Tell that a batch failed as such, and is tried again."""
+
     def flush(self, limit_s: float) -> None:
         """Wait until clients have all messages, at most so long."""
 
@@ -167,7 +170,10 @@ class ComputePipeline(Generic[P, C]):
         self._watch.end(number)
 
     def _try_again(self, batch: Batch, reason: str, out_of_memory: bool) -> None:
-        if len(batch.requests) == 1:
+        is_alone = len(batch.requests) == 1
+        if out_of_memory or not is_alone:
+            self._delivery.fault(batch, reason, out_of_memory)
+        if is_alone:
             self._try_alone(batch, reason, out_of_memory)
         elif out_of_memory:
             self._budget.shrink(batch.num_padded_frames)

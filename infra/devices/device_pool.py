@@ -171,14 +171,22 @@ def _private_directory() -> Path:
 
 
 def _try_connect(path: Path) -> socket.socket | None:
-    connection = socket.socket(socket.AF_UNIX)
-    connection.settimeout(_CONNECT_LIMIT_S)
-    try:
-        connection.connect(str(path))
-    except (FileNotFoundError, ConnectionRefusedError):
-        connection.close()
-        return None
-    return connection
+    deadline_s = time.monotonic() + _CONNECT_LIMIT_S
+    while True:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(_CONNECT_LIMIT_S)
+        try:
+            connection.connect(str(path))
+            return connection
+        except (FileNotFoundError, ConnectionRefusedError):
+            connection.close()
+            return None
+        except BlockingIOError as error:  # others are queued
+            connection.close()
+            if time.monotonic() > deadline_s:
+                late = f"{path}: does not accept within {_CONNECT_LIMIT_S:g} s"
+                raise TimeoutError(f"{late}: end the process that listens there") from error
+        time.sleep(_POLL_INTERVAL_S)
 
 
 def kill_server(connection: socket.socket) -> None:

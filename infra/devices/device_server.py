@@ -196,6 +196,12 @@ class DeviceServer:
         """Send why a request failed that was alone in its batch."""
         self._send(request.client, Message(Kind.FAILURE, request.number, body=reason.encode()))
 
+    def fault(self, batch: Batch, reason: str, out_of_memory: bool) -> None:
+        """Tell each client of a batch that it failed."""
+        kind = Kind.OUT_OF_MEMORY if out_of_memory else Kind.BATCH_FAILED
+        for client in {request.client for request in batch.requests}:
+            self._send(client, Message(kind, body=reason.encode()))
+
     def flush(self, limit_s: float) -> None:
         """Wait until clients have all messages, at most so long."""
         deadline_s = time.monotonic() + limit_s

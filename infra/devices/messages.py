@@ -2,8 +2,9 @@
 
 A server asks a client for so many frames (WANT), and the client sends requests of about as many
 (REQUEST, ALONE), then whether more wait (SENT). The server names the requests that it takes into a
-batch (TAKEN), and answers each (ANSWER, FAILURE). A client whose queue is no longer empty says so
-(READY). A server that lives says so every second (BEAT).
+batch (TAKEN), and answers each (ANSWER, FAILURE). It says why a batch is tried again: it had too
+little memory (OUT_OF_MEMORY), or failed otherwise (BATCH_FAILED). A client whose queue is no longer
+empty says so (READY). A server that lives says so every second (BEAT).
 """
 
 import socket
@@ -30,6 +31,8 @@ class Kind(Enum):
     TAKEN = b"T"
     ANSWER = b"A"
     FAILURE = b"F"
+    OUT_OF_MEMORY = b"M"
+    BATCH_FAILED = b"X"
     BEAT = b"B"
 
 

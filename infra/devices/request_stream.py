@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 
+from infra.device_faults import FAULTS
 from infra.devices.device_pool import DeviceError, DevicePool
 from infra.devices.in_flight_requests import InFlightRequests, PoolAnswer, PoolRequest
 from infra.devices.server_link import ServerLink
@@ -112,6 +113,7 @@ class RequestStream:
             if reason:
                 self._in_flight.lose(link.device, reason)
                 self._left_out[link.device] = reason
+                FAULTS.add(link.device, "left out", reason)
                 del self._links[link.device]
                 print(f"{link.device} is left out: {reason}", file=sys.stderr, flush=True)
                 self._offer()

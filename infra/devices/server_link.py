@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from infra.device_faults import FAULTS
 from infra.devices.device_pool import DeviceError, DevicePool, ServerLostError, kill_server
 from infra.devices.in_flight_requests import InFlightRequests, RequestFailure
 from infra.devices.messages import Kind, Message, MessageError, receive_message, send_message
@@ -57,6 +58,7 @@ class ServerLink:
             if self._is_closed:
                 break
             self._num_losses += 1
+            FAULTS.add(self.device, "server lost", reason)
             self.in_flight.lose(self.device, reason)
             self.lost()
             if self._num_losses == MAX_LOSSES:
@@ -110,8 +112,12 @@ class ServerLink:
                 self.in_flight.answer(self.device, message.number, bytes(message.body))
             case Kind.FAILURE:
                 self._num_losses = 0
-                reason = bytes(message.body).decode(errors="replace")
-                self.in_flight.answer(self.device, message.number, RequestFailure(reason))
+                failure = RequestFailure(_text(message))
+                self.in_flight.answer(self.device, message.number, failure)
+            case Kind.OUT_OF_MEMORY:
+                FAULTS.add(self.device, "out of memory", _text(message))
+            case Kind.BATCH_FAILED:
+                FAULTS.add(self.device, "batch failed", _text(message))
             case Kind.BEAT:
                 pass
             case other:
@@ -129,3 +135,7 @@ class ServerLink:
             has_more = self.in_flight.num_waiting > 0
             self._is_hungry = not has_more
             send_message(self._connection, Message(Kind.SENT, num_frames=int(has_more)))
+
+
+def _text(message: Message) -> str:
+    return bytes(message.body).decode(errors="replace")

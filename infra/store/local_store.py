@@ -34,6 +34,8 @@ _MISSING = {
     errno.ELOOP,
     errno.ENXIO,
 }
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_MAKE_ROOM = "make room, or raise the quota or ulimit -f; the same command then resumes"
 
 
 class LocalStore:
@@ -177,4 +179,5 @@ def _store_errors(uri: str) -> Iterator[None]:
     except OSError as error:
         if isinstance(error, FileNotFoundError) or error.errno in _MISSING:
             raise ObjectNotFound(f"{uri}: no such object: check the path") from error
-        raise StoreError(f"{uri}: {error.strerror}: check the disk and the path") from error
+        remedy = _MAKE_ROOM if error.errno in _NO_ROOM else "check the disk and the path"
+        raise StoreError(f"{uri}: {error.strerror}: {remedy}") from error

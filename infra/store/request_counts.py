@@ -1,4 +1,4 @@
-"""Count the requests, retries and bytes of a process, and the seconds of its tasks."""
+"""Count a process's requests, retries and bytes, and its tasks' seconds and device faults."""
 
 import threading
 import time
@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from operator import add, attrgetter, sub
 from typing import Generic, TypeVar
+
+from infra.device_faults import FAULTS, DeviceFault, summed
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -67,11 +69,12 @@ REQUESTS = RequestCounter()
 
 @dataclass(frozen=True, slots=True)
 class Measured(Generic[R]):
-    """Measured holds a task's result, its requests and its seconds."""
+    """Measured holds a task's result, its requests, its seconds and its devices' faults."""
 
     result: R
     requests: RequestCounts
     seconds: float
+    faults: tuple[DeviceFault, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +86,10 @@ class MeasuredFunction(Generic[T, R]):
     def __call__(self, element: T) -> Measured[R]:
         """Run the function on `element`."""
         before, started = REQUESTS.total(), time.monotonic()
+        FAULTS.take()  # of an attempt that failed
         result = self.function(element)
-        return Measured(result, REQUESTS.total() - before, time.monotonic() - started)
+        seconds = time.monotonic() - started
+        return Measured(result, REQUESTS.total() - before, seconds, FAULTS.take())
 
 
 class TaskTotals:
@@ -93,9 +98,11 @@ class TaskTotals:
     def __init__(self) -> None:
         self.requests = RequestCounts()
         self.seconds = 0.0
+        self.faults: list[DeviceFault] = []
 
     def add(self, measured: Measured[R]) -> R:
         """Count one task and return its result."""
         self.requests += measured.requests
         self.seconds += measured.seconds
+        self.faults = summed([*self.faults, *measured.faults])
         return measured.result

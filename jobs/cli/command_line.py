@@ -76,6 +76,7 @@ class Step:
             "seconds": round(seconds, 2),
             "task_seconds": round(job.tasks.seconds, 2),
             "requests": asdict(REQUESTS.total() - before + job.tasks.requests),
+            "device_faults": [asdict(each) for each in job.tasks.faults],
             "manifests": {each.manifest.step: tallies(each.manifest) for each in results},
         }
         if job.is_leader:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from infra.configuration import canonical_json, digest
+from infra.device_faults import DeviceFault
 from infra.store.object_store import ObjectNotFound, join_uri
 from infra.store.request_counts import RequestCounts
 from jobs.cli.job import Job
@@ -62,6 +63,7 @@ def describe(summary: dict[str, Any]) -> str:
         + (f", {counts['quarantined']} quarantined" if counts["quarantined"] else "")
         for name, counts in summary["manifests"].items()
     ]
+    lines += [f"  {DeviceFault(**each)}" for each in summary["device_faults"]]
     return "\n".join(lines)
 
 

@@ -20,6 +20,7 @@ from jobs.report_page.scores import Report, at_paper_placements, headline, in_or
 from jobs.report_page.shuffled import shuffle_note, shuffle_table
 from jobs.report_page.tables import (
     decoding_table,
+    device_fault_table,
     error_table,
     frame_accuracy_table,
     funnel_table,
@@ -84,7 +85,7 @@ def _sections(report: Report) -> list[str]:
         section("Decoding settings", decoding_table(report)),
         section("Frame accuracy", frame_accuracy_table(report)),
         section("Learning curves", *_curves(report)),
-        section("Data", hours_table(report), quarantine_table(report)),
+        section("Data", hours_table(report), quarantine_table(report), device_fault_table(report)),
         section("Targets", _targets(report)),
         section("What k costs", *_kbest_costs(report)),
         section("Shuffle", shuffle_table(report), _shuffle_note(report)),

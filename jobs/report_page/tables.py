@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from jobs.report_page.markup import Cell, Row, grouped_table, number, table
 from jobs.report_page.scores import (
@@ -125,3 +126,15 @@ def quarantine_table(report: Report) -> str:
         for step, reasons in quarantine.items()
     }
     return grouped_table("Utterances quarantined, by reason", ["Step", "Reason", "count"], groups)
+
+
+def device_fault_table(report: Report) -> str:
+    """Tabulate the devices that tasks left out, or that failed them, and the first reason."""
+    faults: Mapping[str, Sequence[Mapping[str, Any]]] = report.get("device_faults") or {}
+    columns = ("device", "host", "kind", "num_tasks", "reason")
+    groups = {
+        step: [[str(each[name]) for name in columns] for each in some]
+        for step, some in faults.items()
+    }
+    header = ["Step", "Device", "Host", "Fault", "tasks", "First reason"]
+    return grouped_table("Devices that failed, by the tasks that met it", header, groups)

@@ -11,9 +11,10 @@ from infra.cluster import load_cluster
 from infra.store.object_store import ObjectStore, StoreError
 from jobs import report
 from jobs.cli.job import Job
+from pipeline.records import Quarantined
 from pipeline.runs.commit import step_context
 from pipeline.runs.manifest import Manifest, manifest_uri
-from pipeline.runs.names import EVALUATION_STEP, REPORT_DOCUMENT
+from pipeline.runs.names import EVALUATION_STEP, REPORT_DOCUMENT, TARGETS_STEP
 from pipeline.runs.sealed_json import seal
 from pipeline.runs.step import write_manifest
 
@@ -56,6 +57,18 @@ def test_a_report_of_other_inputs_replaces_none(job: Job) -> None:
     with pytest.raises(ValueError, match=r"report/manifest.json was made from .* evaluation is"):
         report.run(job)
     assert stored(job) == (0, "page 0")
+
+
+def test_what_teachers_failed_at_is_in_the_quarantine(job: Job) -> None:
+    """Of the ledgers that steps wrote, with the counts of each reason."""
+    lost = Quarantined("a", "a.wav", "teacher_failed", "NaN", num_bytes=0, duration_ms=9)
+    ledger = step_context(job.store, job.run_uri, TARGETS_STEP, {}, {}).put_ledger("0", [lost] * 2)
+    assert ledger is not None
+    manifests = {
+        TARGETS_STEP: Manifest(TARGETS_STEP, {}, {}, (), (ledger,)),
+        EVALUATION_STEP: Manifest(EVALUATION_STEP, {}, {}, (), (ledger,)),
+    }
+    assert report.quarantine_reasons(job, manifests) == {TARGETS_STEP: {"teacher_failed": 2}}
 
 
 def rates(student: float) -> dict[str, object]:

@@ -33,12 +33,10 @@ class Commands:
         """Obey one payload."""
         command, _, rest = payload.partition(b" ")
         match command:
-            case b"where":
-                return f"{self.device} {os.getpid()}".encode()
             case b"size":
                 return str(batch_size).encode()
-            case b"sleep":
-                time.sleep(float(rest))
+            case b"where" | b"sleep":
+                time.sleep(float(rest or 0))
                 return f"{self.device} {os.getpid()}".encode()
             case b"nan":
                 return b"nan"
@@ -46,14 +44,47 @@ class Commands:
                 raise ValueError("payload = fail: need another")
             case b"large" if batch_size > int(rest):
                 raise RuntimeError("out of memory")
+            case b"note":
+                with (self.directory / "noted").open("ab") as file:
+                    file.write(b"x")
+                time.sleep(float(rest))
+            case b"folder":
+                return str(self.directory).encode()
+            case b"hang-once" if self._is_first("hung"):
+                time.sleep(60)
             case b"die-once":
-                if not (self.directory / "died").exists():
-                    (self.directory / "died").touch()
+                if self._is_first("died"):
                     os._exit(1)
                 return b"alive"
             case b"die":
                 os._exit(1)
         return payload[::-1]
+
+    def _is_first(self, name: str) -> bool:
+        """Return whether no call of this directory asked before."""
+        is_first = not (self.directory / name).exists()
+        (self.directory / name).touch()
+        return is_first
+
+
+class Vanishing(Commands):
+    """Vanishing fails on device "cuda:0", and cannot be made there, once it was asked to vanish."""
+
+    def __init__(self, device: str, directory: str) -> None:
+        super().__init__(device, directory)
+        self.check()
+
+    def check(self) -> None:
+        """Fail if the device is gone."""
+        if self.device == "cuda:0" and (self.directory / "gone").exists():
+            raise OSError("no such device: cuda:0")
+
+    def obey(self, payload: bytes, batch_size: int) -> bytes:
+        """Obey, unless the device is gone."""
+        if payload == b"vanish":
+            (self.directory / "gone").touch()
+        self.check()
+        return super().obey(payload, batch_size)
 
 
 class Broken(Commands):

@@ -59,6 +59,7 @@ class Pipeline:
         self.budget = FrameBudget(max_frames)
         self.answers: dict[int, bytes | str] = {}
         self.deliveries: list[int] = []
+        self.faults: list[tuple[int, str, bool]] = []
         self.flushes: list[float] = []
         self.gave_up: list[str] = []
         parts = self.requests, self.budget, self.watch, self
@@ -76,6 +77,9 @@ class Pipeline:
     def failure(self, request: Request, reason: str) -> None:
         self.deliveries.append(request.number)
         self.answers[request.number] = reason
+
+    def fault(self, batch: Batch, reason: str, out_of_memory: bool) -> None:
+        self.faults.append((len(batch.requests), reason, out_of_memory))
 
     def run(self, payloads: Sequence[bytes]) -> dict[int, bytes | str]:
         for number, payload in enumerate(payloads):
@@ -126,6 +130,7 @@ def test_out_of_memory_halves_the_budget_and_loses_nothing() -> None:
     assert 15 <= pipeline.budget.num_frames <= 30
     sizes = [len(each) for each in device.batches]
     assert sizes[0] == 20
+    assert pipeline.faults[0] == (20, "MemoryError: too many frames", True)
     assert max(sizes[-10:]) <= 3
 
 
@@ -144,7 +149,11 @@ def test_a_batch_that_fails_is_bisected(poisoned: tuple[int, ...]) -> None:
     device = Device()
     payloads = [str(number).encode() for number in range(32)]
     device.poison = {payloads[number] for number in poisoned}
-    answers = Pipeline(device).run(payloads)
+    pipeline = Pipeline(device)
+    answers = pipeline.run(payloads)
+    # What fails alone is no fault of the device.
+    assert {32} <= {size for size, _, _ in pipeline.faults} <= {2, 4, 8, 16, 32}
+    assert not any(out_of_memory for _, _, out_of_memory in pipeline.faults)
     for number, payload in enumerate(payloads):
         poison = f"ValueError: poison: [{payload!r}]"
         assert answers[number] == (poison if number in poisoned else payload * 2)

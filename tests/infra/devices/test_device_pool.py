@@ -2,13 +2,12 @@
 
 import os
 import pickle
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
@@ -18,7 +17,7 @@ import pytest
 
 from infra.devices import server_link
 from infra.devices.device_pool import DeviceError, DevicePool, _private_directory
-from infra.devices.in_flight_requests import PoolAnswer, PoolRequest, RequestFailure
+from infra.devices.in_flight_requests import PoolRequest, RequestFailure
 from infra.devices.messages import (
     MAX_MESSAGE_BYTES,
     Kind,
@@ -28,64 +27,19 @@ from infra.devices.messages import (
     send_message,
 )
 from infra.devices.request_stream import RequestStream
+from tests.infra.devices.device_clients import (
+    WINDOW,
+    ask,
+    is_alive,
+    kill,
+    served_by,
+    server_of,
+    wait_until,
+    where,
+)
 
-COMMANDS = "tests.infra.devices.device_functions:Commands"
 BROKEN = "tests.infra.devices.device_functions:Broken"
 SLOW = "tests.infra.devices.device_functions:slow"
-WINDOW = 100_000
-
-
-@pytest.fixture
-def pool(tmp_path: Path) -> Iterator[DevicePool]:
-    devices = ("cuda:0", "cuda:1")
-    pool = DevicePool(COMMANDS, {"directory": str(tmp_path)}, devices, 1000, idle_timeout_s=30)
-    yield pool
-    for made in tmp_path.glob("cuda:*"):
-        _kill(_pid(made))
-    shutil.rmtree(_private_directory() / pool.token, ignore_errors=True)
-
-
-def ask(pool: DevicePool, payloads: Sequence[bytes], num_frames: int = 10) -> list[PoolAnswer]:
-    """Return the answers to requests of `num_frames` frames each."""
-    stream = RequestStream(pool, WINDOW)
-    return list(stream.answers(PoolRequest(num_frames, payload) for payload in payloads))
-
-
-def where(pool: DevicePool) -> tuple[str, int]:
-    """Return a device and its server's process."""
-    return _where(*ask(pool, [b"where"]))
-
-
-def _where(answer: PoolAnswer) -> tuple[str, int]:
-    assert isinstance(answer, bytes)
-    device, pid = answer.decode().split()
-    return device, int(pid)
-
-
-def _pid(made: Path) -> int:
-    return int(made.name.rpartition("-")[2])
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    _wait_until(lambda: not _is_alive(pid))
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def _wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_answers_come_back_whole_and_in_order(pool: DevicePool) -> None:
@@ -101,8 +55,8 @@ def test_every_process_finds_the_same_servers(pool: DevicePool) -> None:
     with get_context("spawn").Pool(4) as processes:
         copies = [(pickle.loads(pickle.dumps(pool)), [b"sleep 0.1"] * 12, 1000)] * 4
         answers = [each for part in processes.starmap(ask, copies, 1) for each in part]
-    assert {_where(answer)[0] for answer in answers} == {"cuda:0", "cuda:1"}
-    assert len({_where(answer)[1] for answer in answers}) == 2
+    assert {served_by(answer)[0] for answer in answers} == {"cuda:0", "cuda:1"}
+    assert len({served_by(answer)[1] for answer in answers}) == 2
     assert len(list(Path(pool.arguments["directory"]).iterdir())) == 2
 
 
@@ -110,7 +64,7 @@ def test_more_devices_are_opened_while_requests_wait(pool: DevicePool) -> None:
     """Of 30 batches two devices compute about half each; one batch opens one device alone."""
     assert ask(pool, [b"abc"])
     assert len(list(Path(pool.arguments["directory"]).iterdir())) == 1
-    devices = [_where(each)[0] for each in ask(pool, [b"sleep 0.2"] * 30, 1000)]
+    devices = [served_by(each)[0] for each in ask(pool, [b"sleep 0.2"] * 30, 1000)]
     assert 9 <= devices.count("cuda:1") <= 15
     assert len({devices[-3], devices[-2], devices[-1]}) == 2
 
@@ -119,9 +73,9 @@ def test_another_task_takes_the_device_that_is_free(pool: DevicePool) -> None:
     """A task whose requests fit one device leaves the other to the next task."""
     with ThreadPoolExecutor(2) as threads:
         busy = threads.submit(ask, pool, [b"sleep 1"])
-        _wait_until(lambda: list(Path(pool.arguments["directory"]).glob("cuda:0-*")))
+        wait_until(lambda: list(Path(pool.arguments["directory"]).glob("cuda:0-*")))
         assert where(pool)[0] == "cuda:1"
-        assert _where(*busy.result())[0] == "cuda:0"
+        assert served_by(*busy.result())[0] == "cuda:0"
 
 
 def test_requests_of_two_tasks_share_batches(pool: DevicePool) -> None:
@@ -129,7 +83,7 @@ def test_requests_of_two_tasks_share_batches(pool: DevicePool) -> None:
     pool = replace(pool, devices=("cuda:0",))
     with ThreadPoolExecutor(3) as threads:
         busy = threads.submit(ask, pool, [b"sleep 1"] * 3, 1000)
-        _wait_until(lambda: list(Path(pool.arguments["directory"]).glob("cuda:0-*")))
+        wait_until(lambda: list(Path(pool.arguments["directory"]).glob("cuda:0-*")))
         time.sleep(0.3)
         both = list(threads.map(ask, [pool] * 2, [[b"size"] * 20] * 2))
         busy.result()
@@ -154,7 +108,7 @@ def test_what_is_given_ahead_is_bounded(pool: DevicePool) -> None:
 def test_a_killed_server_is_replaced(pool: DevicePool) -> None:
     """After SIGKILL another process answers for the device."""
     device, pid = where(pool)
-    _kill(pid)
+    kill(pid)
     assert where(pool) != (device, pid)
 
 
@@ -165,7 +119,7 @@ def test_servers_killed_at_work_lose_nothing(pool: DevicePool, tmp_path: Path) -
         for _ in range(4):
             time.sleep(0.3)
             for made in tmp_path.glob("cuda:*"):
-                _kill(_pid(made))
+                kill(server_of(made))
         answers = running.result()
     assert len(answers) == 40
     assert all(isinstance(each, bytes) for each in answers)
@@ -198,9 +152,9 @@ def test_a_stopped_server_is_killed_after_ten_seconds(
         running = threads.submit(ask, pool, [b"sleep 1.5"] * 3, 1000)
         time.sleep(0.5)
         os.kill(pid, signal.SIGSTOP)
-        others = {_where(answer)[1] for answer in running.result()}
+        others = {served_by(answer)[1] for answer in running.result()}
     assert pid not in others
-    _wait_until(lambda: not _is_alive(pid))
+    wait_until(lambda: not is_alive(pid))
 
 
 def test_a_device_that_cannot_be_used_is_left_out(pool: DevicePool) -> None:
@@ -208,7 +162,7 @@ def test_a_device_that_cannot_be_used_is_left_out(pool: DevicePool) -> None:
     pool = replace(pool, factory=BROKEN, devices=("bad", "good", "worse"), idle_timeout_s=1)
     stream = RequestStream(pool, WINDOW)
     answers = list(stream.answers(PoolRequest(1000, b"sleep 0.3") for _ in range(30)))
-    assert {_where(each)[0] for each in answers} == {"good"}
+    assert {served_by(each)[0] for each in answers} == {"good"}
     assert stream.left_out == {
         "bad": "its server did not start: OSError: no such device: bad",
         "worse": "its server did not start: OSError: device does not answer: worse",
@@ -229,16 +183,16 @@ def test_starting_has_a_limit(pool: DevicePool) -> None:
 def test_an_idle_server_ends(pool: DevicePool) -> None:
     """A server ends when idle, not while it works, and starts again when it is needed."""
     brief = replace(pool, idle_timeout_s=0.5)
-    pid = _where(*ask(brief, [b"sleep 1.2"]))[1]
-    assert _is_alive(pid)
-    _wait_until(lambda: not _is_alive(pid))
+    pid = served_by(*ask(brief, [b"sleep 1.2"]))[1]
+    assert is_alive(pid)
+    wait_until(lambda: not is_alive(pid))
     assert where(brief)[1] != pid
 
 
 def test_a_killed_client_frees_its_device(pool: DevicePool, tmp_path: Path) -> None:
     """A task that is killed leaves no device busy, and its requests are not computed."""
     program = (
-        "import pickle, sys; from tests.infra.devices.test_device_pool import ask;"
+        "import pickle, sys; from tests.infra.devices.device_clients import ask;"
         "ask(pickle.load(sys.stdin.buffer), [b'sleep 0.5'] * 20, 1000)"
     )
     pool = replace(pool, devices=("cuda:0",))
@@ -246,7 +200,7 @@ def test_a_killed_client_frees_its_device(pool: DevicePool, tmp_path: Path) -> N
     assert client.stdin is not None
     with client.stdin as stdin:
         stdin.write(pickle.dumps(pool))
-    _wait_until(lambda: list(tmp_path.glob("cuda:0-*")))
+    wait_until(lambda: list(tmp_path.glob("cuda:0-*")))
     time.sleep(0.7)
     client.kill()
     client.wait()
@@ -264,17 +218,17 @@ def test_a_pool_s_folder_is_removed_when_its_last_server_ends(pool: DevicePool) 
     brief = replace(pool, idle_timeout_s=0.3, token=f"{pool.token}-brief")
     ask(brief, [b"sleep 0.3"] * 6, 1000)
     assert brief.token in _folders()
-    _wait_until(lambda: brief.token not in _folders())
+    wait_until(lambda: brief.token not in _folders())
     ended = replace(pool, token=f"{pool.token}-ended")
     os.kill(where(ended)[1], signal.SIGTERM)
-    _wait_until(lambda: ended.token not in _folders())
+    wait_until(lambda: ended.token not in _folders())
 
 
 def test_the_next_start_removes_the_folder_of_a_killed_server(pool: DevicePool) -> None:
     """SIGKILL leaves a folder, which another pool's start recognizes; those in use remain."""
     killed = replace(pool, token=f"{pool.token}-killed")
     busy = replace(pool, token=f"{pool.token}-busy")
-    _kill(where(killed)[1])
+    kill(where(killed)[1])
     server = where(busy)[1]
     assert busy.token in _folders()
     where(pool)

@@ -3,9 +3,11 @@
 import random
 import time
 from collections.abc import Callable
+from socket import gethostname
 
 import pytest
 
+from infra.device_faults import FAULTS
 from infra.store import retry as module
 from infra.store.request_counts import (
     REQUESTS,
@@ -105,3 +107,19 @@ def test_counts_add_up_over_tasks() -> None:
     assert [totals.add(MeasuredFunction(task)(number)) for number in (2, 3)] == [4, 9]
     assert totals.requests == RequestCounts(get=5)
     assert totals.seconds >= 0
+
+
+def test_faults_of_devices_come_with_the_tasks_that_saw_them() -> None:
+    """A task that failed before, in the same process, leaves none to the next."""
+    totals = TaskTotals()
+
+    def task(number: int) -> int:
+        for _ in range(number):
+            FAULTS.add("cuda:3", "left out", f"reason\n {number}")
+        return number
+
+    FAULTS.add("cuda:0", "server lost", "of a task that failed")
+    assert [totals.add(MeasuredFunction(task)(number)) for number in (0, 1, 2)] == [0, 1, 2]
+    (fault,) = totals.faults
+    host = gethostname()
+    assert str(fault) == f"cuda:3 of {host}: left out on 2 tasks: reason 1"

@@ -51,6 +51,17 @@ def report() -> dict[str, Any]:
         "curves": {"baseline": curve([True] * 3), "student": curve([False, True] * 3)},
         "targets": {"k": 20, "mean_retained_mass": 0.98765, "num_frames": 4321},
         "quarantine": {"features/unlabelled": {"silent": 2, "truncated": 5}},
+        "device_faults": {
+            "generate_targets": [
+                {
+                    "host": "worker-7",
+                    "device": "cuda:3",
+                    "kind": "left out",
+                    "reason": "no such device",
+                    "num_tasks": 12,
+                }
+            ]
+        },
         "models": {"student": {"num_parameters": 612_345}},
     }
 
@@ -139,6 +150,9 @@ def test_sections_in_order(report: dict[str, Any]) -> None:
     for fact in ("1,234", "400", "61.2", "k = 20", "98.77 %", "4,321", "silent", "612,345", "99.0"):
         assert fact in shown
     assert "unlabelled sub-epochs" in shown
+    assert {"generate_targets", "cuda:3", "worker-7", "left out", "12", "no such device"} <= {
+        *parse(page).itertext()
+    }
 
 
 def test_tables_and_pictures_speak(report: dict[str, Any]) -> None:
@@ -258,6 +272,8 @@ def test_untrusted_text_is_escaped(report: dict[str, Any]) -> None:
     report["run"] = f"runs/{hostile}"
     report["recipe"] = {hostile: hostile}
     report["quarantine"] = {hostile: {hostile: 1}}
+    fault = dict.fromkeys(("host", "device", "kind", "reason"), hostile)
+    report["device_faults"] = {hostile: [{**fault, "num_tasks": 1}]}
     report["steps"] = {hostile: report["steps"]["extract_features"]}
     report["curves"] = {hostile: curve([True, False])}
     report["models"] = {}

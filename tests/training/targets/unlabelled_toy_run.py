@@ -1,5 +1,6 @@
 """Write a toy run whose teacher is trained, with unlabelled sentences in three feature shards."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from infra.store.object_store import ObjectStore
@@ -35,16 +36,17 @@ def unlabelled_rows(shard: int) -> list[FeatureRow]:
     ]
 
 
-def write_unlabelled_toy_run(folder: Path) -> tuple[ObjectStore, str, str]:
-    """Write it; return the store, the run and the corpus."""
+def write_unlabelled_toy_run(
+    folder: Path, shards: Sequence[Sequence[FeatureRow]] = ()
+) -> tuple[ObjectStore, str, str]:
+    """Write it, with other feature shards if some are given; return store, run and corpus."""
     store, run_uri, corpus_uri = write_toy_run(folder, TEACHER, BIDIRECTIONAL)
     step = features_step(UNLABELLED)
     moments = read_manifest(store, run_uri, step).statistics["moments"]
     Path(manifest_uri(run_uri, step)).unlink()
     context = step_context(store, run_uri, step, {}, {})
     outputs = []
-    for shard in range(len(SHARDS)):
-        rows = unlabelled_rows(shard)
+    for shard, rows in enumerate(shards or map(unlabelled_rows, range(len(SHARDS)))):
         tally = Tally(len(rows), sum(row.duration_ms for row in rows))
         outputs.append(context.put_output(f"{shard:06d}", ".parquet", write_features(rows), tally))
     total = sum((output.tally for output in outputs), Tally())

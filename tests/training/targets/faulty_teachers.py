@@ -1,0 +1,101 @@
+"""A toy teacher's server with the faults that a test asks for, by the seeds of its utterances."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from training.targets.teacher import (
+    LabelledBatch,
+    TeacherBatch,
+    TeacherFunction,
+    decode_seed,
+    serve_teacher,
+)
+
+WAIT_S = 0.5
+"""Enough for all other requests of a shard to arrive."""
+
+
+@dataclass(frozen=True)
+class Faults:
+    """Faults: the utterances, by their seeds, at which something happens, and the memory."""
+
+    delayed: Sequence[int] = ()
+    raising: Sequence[int] = ()
+    nan: Sequence[int] = ()
+    killing_once: Sequence[int] = ()
+    killing: Sequence[int] = ()
+    memory_frames: int = 10**6
+
+    def put(self, folder: Path) -> None:
+        """Let the servers of `folder` have these faults from now on; forget their batches."""
+        (folder / "batches").unlink(missing_ok=True)
+        (folder / "killed").unlink(missing_ok=True)
+        (folder / "faults.json").write_text(json.dumps(asdict(self)))
+
+
+@dataclass(frozen=True)
+class ComputedBatch:
+    """ComputedBatch: the server's process, and the seeds of the utterances."""
+
+    process: int
+    seeds: Sequence[int]
+
+
+def batches(folder: Path) -> list[ComputedBatch]:
+    """Return the batches that servers began to compute, in order."""
+    lines = (folder / "batches").read_text().splitlines()
+    return [ComputedBatch(**json.loads(line)) for line in lines]
+
+
+class FaultyTeacher(TeacherFunction):
+    """FaultyTeacher does a teacher's work, with the faults that its folder names."""
+
+    def __init__(self, teacher: TeacherFunction, folder: Path) -> None:
+        super().__init__(teacher._members, teacher._device, teacher._encode)
+        self._folder = folder
+
+    def _faults(self) -> Faults:
+        return Faults(**json.loads((self._folder / "faults.json").read_text()))
+
+    def prepare(self, payloads: Sequence[bytes | memoryview]) -> TeacherBatch:
+        """Delay some, so that what comes after them is batched together."""
+        if {decode_seed(each) for each in payloads} & {*self._faults().delayed}:
+            time.sleep(WAIT_S)
+        return super().prepare(payloads)
+
+    def compute(self, prepared: TeacherBatch) -> LabelledBatch:
+        """Die, raise, or spoil an utterance's logits."""
+        faults, seeds = self._faults(), set(prepared.seeds)
+        with (self._folder / "batches").open("a") as file:
+            file.write(json.dumps(asdict(ComputedBatch(os.getpid(), prepared.seeds))) + "\n")
+        killed = self._folder / "killed"
+        if seeds & {*faults.killing_once} and not killed.exists():
+            killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if seeds & {*faults.killing}:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if seeds & {*faults.raising}:
+            raise ValueError("utterance = poison: need another")
+        num_frames = len(seeds) * max(len(each) for each in prepared.utterances)
+        if num_frames > faults.memory_frames:
+            raise torch.OutOfMemoryError(f"CUDA out of memory: {num_frames} frames")
+        computed = super().compute(prepared)
+        logits = [
+            torch.full_like(each, torch.nan) if seed in faults.nan else each
+            for each, seed in zip(computed.logits, computed.seeds, strict=True)
+        ]
+        return LabelledBatch(logits, computed.seeds)
+
+
+def serve_faulty_teacher(
+    device: str, run_uri: str, k: str, form: str, folder: str
+) -> FaultyTeacher:
+    """Load the toy run's teacher."""
+    return FaultyTeacher(serve_teacher(device, run_uri, k, form), Path(folder))
