@@ -1,4 +1,4 @@
-"""The teachers behind a host's device servers: spliced utterances in, k best out (003 IV-B3).
+"""The teachers behind a host's device servers: utterances in, k best out (003 IV-B3).
 
 Messages are raw little-endian arrays: nothing is unpickled.
 """
@@ -20,9 +20,9 @@ from infra.store.object_store import ObjectStore, join_uri
 from pipeline.kbest import KBest, TeacherFailure, select_kbest
 from pipeline.runs.names import MODELS_FOLDER, TEACHER
 from pipeline.splicing import NUM_INPUTS
-from pipeline.steps.targets import TargetsConfig, TeacherInput
-from training.models.acoustic_model import AcousticModel
-from training.models.ensemble import ensemble_logits
+from pipeline.steps.targets import TargetsConfig
+from pipeline.steps.teacher_inputs import TeacherInput
+from training.models.ensemble import Member, ensemble_logits
 from training.models.registry import read_form
 from training.models.store import load_model
 from training.targets.windows import Window, WindowsConfig, windows
@@ -42,7 +42,7 @@ _BATCHES_AHEAD = 4
 class TeacherBatch:
     """TeacherBatch: utterances on the device, and the seeds of their tails' draws."""
 
-    utterances: list[Float32[Tensor, "_frames 192"]]
+    utterances: list[Float32[Tensor, "_frames _values"]]
     seeds: Sequence[int]
 
 
@@ -61,19 +61,25 @@ Encode = Callable[[Float32[np.ndarray, "_frames senones"], int], bytes]
 class TeacherFunction:
     """TeacherFunction computes a batch's logits on a device, and answers what `encode` makes.
 
-    Several members are an ensemble: log of their mean posteriors.
+    Several members are an ensemble: log of their mean posteriors. A frame that they hear has
+    `num_values`: 192 features, or the samples of its audio.
     """
 
     def __init__(
-        self, members: Sequence[AcousticModel], device: torch.device, encode: Encode
+        self,
+        members: Sequence[Member],
+        device: torch.device,
+        encode: Encode,
+        num_values: int = NUM_INPUTS,
     ) -> None:
         self._members = members
         self._device = device
         self._encode = encode
+        self._num_values = num_values
 
     def prepare(self, payloads: Sequence[bytes | memoryview]) -> TeacherBatch:
         """Copy the batch's frames to the device at once, from pinned memory to a GPU."""
-        frames = [decode_frames(payload) for payload in payloads]
+        frames = [decode_frames(payload, self._num_values) for payload in payloads]
         joined = torch.from_numpy(np.concatenate(frames))
         if self._device.type == "cuda":
             joined = joined.pin_memory()
@@ -100,18 +106,18 @@ class TeacherFunction:
         """Free cached memory, and label a moment of noise."""
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-        noise = torch.randn(CHECK_FRAMES, NUM_INPUTS, generator=torch.Generator().manual_seed(0))
+        # Below full scale, as audio is.
+        generator = torch.Generator().manual_seed(0)
+        noise = 2 * torch.rand(CHECK_FRAMES, self._num_values, generator=generator) - 1
         for logits in ensemble_logits(self._members, [noise.to(self._device)]):
             logits.cpu()
 
 
-def load_members(
-    device: torch.device, run_uri: str, form: str, models: str
-) -> Sequence[AcousticModel]:
+def load_members(device: torch.device, run_uri: str, form: str, models: str) -> Sequence[Member]:
     """Load `models` of a run, between commas, onto a device; `form` is their settings as JSON."""
     store = ObjectStore((join_uri(run_uri, MODELS_FOLDER),))
     trained = [load_model(store, run_uri, name, read_form(form)) for name in models.split(",")]
-    return [each.to(device).model for each in trained]
+    return [each.to(device).model.utterance_logits for each in trained]
 
 
 def torch_device(device: str) -> torch.device:
@@ -124,11 +130,8 @@ def serve_teacher(
     device: str, run_uri: str, k: str, form: str, models: str = TEACHER, tail_samples: str = "0"
 ) -> TeacherFunction:
     """Load a run's teacher; a device pool's servers call this once each. Answers are k best."""
-    place, columns = torch_device(device), (int(k), int(tail_samples))
-
-    def encode(logits: Float32[np.ndarray, "frames senones"], seed: int) -> bytes:
-        return encode_targets(select_kbest(logits, *columns, seed))
-
+    place = torch_device(device)
+    encode = kbest_encoder(k, tail_samples)
     return TeacherFunction(load_members(place, run_uri, form, models), place, encode)
 
 
@@ -136,6 +139,16 @@ def serve_logits(device: str, run_uri: str, form: str, models: str) -> TeacherFu
     """Load a run's teacher, or an ensemble's `models`; answers are all logits."""
     place = torch_device(device)
     return TeacherFunction(load_members(place, run_uri, form, models), place, encode_logits)
+
+
+def kbest_encoder(k: str, tail_samples: str) -> Encode:
+    """Return the function that selects and encodes the k best, of a server's arguments."""
+    columns = int(k), int(tail_samples)
+
+    def encode(logits: Float32[np.ndarray, "frames senones"], seed: int) -> bytes:
+        return encode_targets(select_kbest(logits, *columns, seed))
+
+    return encode
 
 
 def encode_input(given: TeacherInput) -> bytes:
@@ -148,9 +161,11 @@ def decode_seed(payload: bytes | memoryview) -> int:
     return int.from_bytes(payload[:SEED_BYTES], "little")
 
 
-def decode_frames(payload: bytes | memoryview) -> Float32[np.ndarray, "frames 192"]:
-    """View the frames that `encode_input` wrote."""
-    return np.frombuffer(payload, "<f4", offset=SEED_BYTES).reshape(-1, NUM_INPUTS)
+def decode_frames(
+    payload: bytes | memoryview, num_values: int = NUM_INPUTS
+) -> Float32[np.ndarray, "frames values"]:
+    """View the frames that `encode_input` wrote, of so many values each."""
+    return np.frombuffer(payload, "<f4", offset=SEED_BYTES).reshape(-1, num_values)
 
 
 def encode_targets(targets: KBest) -> bytes:
