@@ -41,6 +41,7 @@ from training.models.contract import check_contract
 from training.models.factory import FactoryConfig
 from training.models.registry import num_parameters
 from training.recipes import Recipe, check_phones, check_ranks
+from training.targets.own_teacher import OwnTeacherConfig, check_untrained
 
 RANKS = Range(1, 1024)
 """The ranks that one host may start."""
@@ -69,7 +70,8 @@ def _parser() -> argparse.ArgumentParser:
         "the cluster files, ranks against groups and GPUs, senones against phones and k, executors "
         "against instances, the files of evaluation's language model against the lexicon, and the "
         "installed versions. A model of your own is made and tried on a small minibatch: shapes, "
-        "gradients, determinism, padding, look-ahead. Nothing is written.",
+        "gradients, determinism, padding, look-ahead. A teacher of your own is imported, and its "
+        "settings are compared with its signature. Nothing is written.",
         "0 all is well, 2 something is not.",
     )
     add = parser.add_argument
@@ -106,6 +108,7 @@ def check(arguments: argparse.Namespace) -> Checked:
         if job.cluster.is_local:
             _check_host(job.cluster)
     _check_factories(jobs[0].recipe, ranks)
+    _check_own_teacher(jobs[0].recipe)
     _check_models(jobs[0].recipe, ranks)
     directory = Path(arguments.kaldi_dir) if arguments.kaldi_dir else None
     lexicon = _lexicon(by_step[EVALUATE], directory)
@@ -165,6 +168,15 @@ def _check_factories(recipe: Recipe, sections: Iterable[str]) -> None:
                 check_contract(form, recipe.senones.max_senones, precision)
             except ConfigurationError as error:
                 raise ConfigurationError(f"models: {section}: {error}") from error
+
+
+def _check_own_teacher(recipe: Recipe) -> None:
+    """Raise ConfigurationError if a teacher of the user's own cannot be made as the recipe says."""
+    if isinstance(own := recipe.targets.teacher, OwnTeacherConfig):
+        try:
+            check_untrained(own)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"targets: teacher: {error}") from error
 
 
 def _host_mebibytes() -> int:

@@ -16,6 +16,7 @@ from jobs.run import (
     check,
     dev_share_arguments,
     exit_with,
+    has_own_teacher,
     launches,
     num_target_rounds,
     run_steps,
@@ -77,8 +78,9 @@ def make_and_run(arguments: argparse.Namespace, directory: str) -> int:
     ranks = arguments.supervised_ranks, arguments.student_ranks
     development = dev_share_arguments(arguments)
     if not code:
-        rounds = num_target_rounds(arguments.recipe, arguments.set)
-        steps = launches(directory, *ranks, arguments.device, (), development, rounds)
+        recipe = arguments.recipe, arguments.set
+        repeats = num_target_rounds(*recipe), has_own_teacher(*recipe)
+        steps = launches(directory, *ranks, arguments.device, (), development, *repeats)
         code = run_steps(steps, shared_arguments(arguments.recipe, arguments))
     if not code:
         print(f"report: {arguments.run}/{REPORT_STEP}/report.html")

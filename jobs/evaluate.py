@@ -28,6 +28,7 @@ from training.evaluation.evaluate import evaluate
 from training.evaluation.slices import ModelsToDecode
 from training.evaluation.tuning import tune
 from training.models.registry import ModelConfig
+from training.recipes import Recipe
 from training.targets.kbest_sample import measure_kbest_costs
 
 
@@ -39,7 +40,7 @@ def run(job: Job) -> StepResults:
     report_device(job.name, of_tasks)
     where, recipe = (job.store, job.run_uri, job.corpus_uri), job.recipe
     names = evaluated_models(
-        recipe.sequence_training.models, recipe.teacher.ensemble, recipe.targets.rounds
+        recipe.sequence_training.models, recipe.num_teachers, recipe.targets.rounds
     )
     has_development = DEV in subsets_of_run(job.store, job.run_uri, features_step)
     with distribute_on_spark(job) as distribute:
@@ -47,16 +48,20 @@ def run(job: Job) -> StepResults:
         models = ModelsToDecode(forms, distribute, str(of_tasks))
         tuned = [tune(*where, recipe.evaluation, recipe.tuning, models)] if has_development else []
         made = [*tuned, evaluate(*where, recipe.evaluation, models)]
-    return [*made, measure_kbest_costs(job.store, job.run_uri, recipe.targets, costed(job), device)]
+    if not (forms := costed(recipe)):
+        return made
+    return [*made, measure_kbest_costs(job.store, job.run_uri, recipe.targets, forms, device)]
 
 
-def costed(job: Job) -> dict[str, ModelConfig]:
-    """Return the forms of the models that labelled the last targets, and of the student."""
-    recipe = job.recipe
+def costed(recipe: Recipe) -> dict[str, ModelConfig]:
+    """Return the forms of the models that labelled the last targets, and of the student.
+
+    A teacher of the user's own is no model of the run: the costs of its k are not measured.
+    """
     last = targets_rounds(recipe.targets.rounds)[-1]
     trained_on = recipe.sequence_training.models
-    names = (*labelling_models(trained_on, recipe.teacher.ensemble, last), STUDENT)
-    return {name: recipe.models.of(name) for name in names}
+    labelling = labelling_models(trained_on, recipe.num_teachers, last)
+    return {name: recipe.models.of(name) for name in (*labelling, STUDENT) if labelling}
 
 
 STEP = Step(
@@ -68,7 +73,7 @@ STEP = Step(
     "on these before. A Spark task decodes some ten minutes with one model, on --device where the "
     "cluster's master is local[1], on the CPU elsewhere. Hypotheses and references are kept as "
     "trn, ctm and stm files, which sclite reads. A sample of the unlabelled features "
-    "then says what the targets' k costs.",
+    "then says what the targets' k costs, unless the teacher is your own.",
     reads=(
         features_step(UNLABELLED),
         features_step(HELDOUT),

@@ -3,7 +3,8 @@
 megahour generate_targets --recipe demo --run runs/demo
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -17,6 +18,7 @@ from jobs.cli.spark_steps import distribute_on_spark
 from pipeline.kbest import joined
 from pipeline.runs.manifest import is_finished, subsets_of_run
 from pipeline.runs.names import (
+    BOOTSTRAP_STEP,
     DEV,
     TARGETS_GRAPH_STEP,
     TARGETS_TUNING_STEP,
@@ -29,11 +31,15 @@ from pipeline.runs.names import (
     targets_rounds,
 )
 from pipeline.runs.step import Distribute, StepResult
+from pipeline.steps.audio_hearing import AudioHearing
 from pipeline.steps.targets import generate_targets
+from pipeline.steps.teacher_inputs import FeatureHearing, Hearing
 from training.evaluation.slices import ModelsToDecode
 from training.evaluation.target_graph import build_target_graph
 from training.evaluation.tuning import tune
+from training.targets.alignment import read_tree
 from training.targets.lattice_targets import open_lattice_teacher
+from training.targets.own_teacher import OwnTeacherConfig, check_untrained
 from training.targets.teacher import PooledTeacher, kept_logits, kept_targets
 
 IDLE_TIMEOUT_S = 20.0
@@ -55,7 +61,7 @@ def run(job: Job) -> StepResults:
 def due_rounds(job: Job) -> Iterator[tuple[TargetsRound, Sequence[str]]]:
     """Yield the first round, and each later one whose teacher is trained, with its models."""
     recipe = job.recipe
-    trained_on, ensemble = recipe.sequence_training.models, recipe.teacher.ensemble
+    trained_on, ensemble = recipe.sequence_training.models, recipe.num_teachers
     for each in targets_rounds(recipe.targets.rounds):
         models = labelling_models(trained_on, ensemble, each)
         if each.number == 1 or is_finished(job.store, job.run_uri, model_step(models[0])):
@@ -68,9 +74,10 @@ def label_by_logits(
     """Label with the servers of the teachers, one a device."""
     config = job.recipe.targets
     columns = {"k": str(config.k), "tail_samples": str(config.tail_samples)}
+    labels = labels_of(job, models)
     pool = DevicePool(
-        factory="training.targets.teacher:serve_teacher",
-        arguments={**columns, **teacher_arguments(job, models)},
+        factory=labels.targets,
+        arguments={**columns, **labels.arguments},
         devices=job.cluster.devices,
         batch_frames=config.request_frames,
         idle_timeout_s=IDLE_TIMEOUT_S,
@@ -78,7 +85,7 @@ def label_by_logits(
     teacher = PooledTeacher(pool, config.windows, partial(kept_targets, config), joined)
     budget = job.recipe.loss_budget
     label = job.store, job.run_uri, config, teacher, distribute, models, (), budget, targets_round
-    return generate_targets(*label)
+    return generate_targets(*label, labels.hearing)
 
 
 def label_with_lattices(job: Job, distribute: Distribute) -> StepResults:
@@ -91,9 +98,10 @@ def label_with_lattices(job: Job, distribute: Distribute) -> StepResults:
     made.append(build_target_graph(*place, recipe.evaluation, config.lattices, tuned_model))
     limits = (TARGETS_GRAPH_STEP,), recipe.loss_budget
     for targets_round, models in due_rounds(job):
+        labels = labels_of(job, models)
         pool = DevicePool(
-            factory="training.targets.teacher:serve_logits",
-            arguments=teacher_arguments(job, models),
+            factory=labels.logits,
+            arguments=labels.arguments,
             devices=job.cluster.devices,
             batch_frames=config.request_frames,
             idle_timeout_s=SEARCH_IDLE_TIMEOUT_S,
@@ -103,15 +111,20 @@ def label_with_lattices(job: Job, distribute: Distribute) -> StepResults:
             job.store, job.run_uri, score, config.k, config.lattices, config.tail_samples
         )
         label = *where, config, teacher, distribute, models, *limits, targets_round
-        made.append(generate_targets(*label))
+        made.append(generate_targets(*label, labels.hearing))
     return made
 
 
 def tune_search(job: Job, distribute: Distribute) -> list[StepResult]:
-    """Tune the search of the first teacher where the run has development speakers for that."""
+    """Tune the search of the first teacher where the run has development speakers for that.
+
+    Tuning decodes by models of the run: the search of a teacher of the user's own has the settings
+    of the recipe.
+    """
     recipe, place = job.recipe, (job.store, job.run_uri)
     has_development = DEV in subsets_of_run(*place, features_step)
-    if not (has_development and recipe.targets.lattices.are_tuned):
+    is_tuned = recipe.targets.lattices.are_tuned and recipe.num_teachers > 0
+    if not (has_development and is_tuned):
         return []
     models = ModelsToDecode({first_model(job): recipe.models.of(TEACHER)}, distribute)
     settings = recipe.evaluation, recipe.tuning
@@ -121,27 +134,59 @@ def tune_search(job: Job, distribute: Distribute) -> list[StepResult]:
 def first_model(job: Job) -> str:
     """Name the model that labels alone, or first of an ensemble, in the first round."""
     recipe = job.recipe
-    return labelling_models(recipe.sequence_training.models, recipe.teacher.ensemble)[0]
+    return labelling_models(recipe.sequence_training.models, recipe.num_teachers)[0]
 
 
-def teacher_arguments(job: Job, models: Sequence[str]) -> dict[str, str]:
-    """Return the arguments of servers: the run, its teachers, and the recipe's settings of them."""
-    form = canonical_json(job.recipe.models.of(TEACHER))
-    return {"run_uri": job.run_uri, "form": form, "models": ",".join(models)}
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """Labels names the functions whose servers answer `targets` or `logits`, and their arguments.
+
+    `hearing` reads what these teachers hear.
+    """
+
+    targets: str
+    logits: str
+    arguments: Mapping[str, str]
+    hearing: Hearing
+
+
+def labels_of(job: Job, models: Sequence[str]) -> Labels:
+    """Return the servers of the run's teachers, or without any those of the user's own."""
+    own = job.recipe.targets.teacher
+    if models:
+        form = canonical_json(job.recipe.models.of(TEACHER))
+        arguments = {"run_uri": job.run_uri, "form": form, "models": ",".join(models)}
+        served = "training.targets.teacher:serve_teacher", "training.targets.teacher:serve_logits"
+        return Labels(*served, arguments, FeatureHearing())
+    assert isinstance(own, OwnTeacherConfig), "else models label"
+    is_audio = check_untrained(own) == "audio"
+    hearing = AudioHearing(job.store, job.corpus_uri) if is_audio else FeatureHearing()
+    # The targets are senones of the run's tree, whatever the teacher knows.
+    num_senones = str(read_tree(job.store, job.run_uri).num_senones)
+    module = "training.targets.own_teacher"
+    arguments = {"teacher": canonical_json(own), "num_senones": num_senones}
+    return Labels(f"{module}:serve_own_teacher", f"{module}:serve_own_logits", arguments, hearing)
 
 
 STEP = Step(
     name=GENERATE_TARGETS,
     description="Label every frame of the unlabelled features with the teacher's k best logits "
     "(paper 003 IV-B3, V-C), at one offset of each utterance or at all three (targets.offsets). "
-    "Several teachers (teacher.ensemble) label with the mean of their posteriors. Each host starts "
+    "Several teachers (teacher.ensemble) label with the mean of their posteriors. "
+    "With targets.teacher.factory functions of yours label, by the features or the audio, and the "
+    "run trains no teacher. Each host starts "
     "one server process for each device that the cluster file names; its tasks share them. With "
     "targets.source = 'lattice' each task also decodes its utterances with the language model of "
     "the evaluation, at settings tuned on the development speakers where the corpus has some, and "
     "the lattices' state posteriors enter the targets. An utterance without a "
     "lattice keeps the teacher's own; loss_budget bounds how many these may be. Of several rounds "
     "(targets.rounds) it makes those whose teachers are trained.",
-    reads=(features_step(UNLABELLED), model_step(TEACHER), TARGETS_TUNING_STEP),
+    reads=(
+        features_step(UNLABELLED),
+        BOOTSTRAP_STEP,
+        model_step(TEACHER),
+        TARGETS_TUNING_STEP,
+    ),
     run=run,
 )
 

@@ -44,6 +44,7 @@ from pipeline.runs.names import (
     SUBSETS,
     TARGETS_FOLDER,
     TARGETS_STEP,
+    TEACHER,
     evaluated_models,
     features_step,
     folder_of,
@@ -54,10 +55,12 @@ from pipeline.runs.names import (
 )
 from pipeline.runs.sealed_json import NamedObject, naming, seal, unseal
 from pipeline.runs.step import StepContents, StepSpec, run_step, store_again
+from training.recipes import Recipe
 from training.shuffle_audit.certificate import read_certificate
 
 PIPELINE = (*map(selection_step, SUBSETS), *map(features_step, SUBSETS))
 READS = (EVALUATION_STEP, TARGETS_STEP, *map(model_step, EVALUATED_MODELS), *PIPELINE)
+"""The steps that every report reads, but for the teacher where it is the user's own."""
 OPTIONAL_READS = (selection_step(DEV), features_step(DEV))
 
 
@@ -74,7 +77,8 @@ def run(job: Job) -> StepResults:
     def count(_: StepContext) -> StepContents:
         return StepContents.of_all(read_manifest(job.store, job.run_uri, EVALUATION_STEP).tally_out)
 
-    result = run_step(StepSpec(job.store, job.run_uri, REPORT_STEP, {}, READS), count)
+    reads = required_reads(job.recipe)
+    result = run_step(StepSpec(job.store, job.run_uri, REPORT_STEP, {}, reads), count)
     page = render_report(report).encode()
     document = {**report, "inputs": dict(result.manifest.inputs)}
     sealed = seal(naming(document, [NamedObject.of(REPORT_PAGE, page)]), indent=1)
@@ -88,14 +92,14 @@ def build_report(job: Job) -> dict[str, Any]:
     """Collect the contents of report.json."""
     recipe = job.recipe
     models = evaluated_models(
-        recipe.sequence_training.models, recipe.teacher.ensemble, recipe.targets.rounds
+        recipe.sequence_training.models, recipe.num_teachers, recipe.targets.rounds
     )
     subsets = subsets_of_run(job.store, job.run_uri, features_step)
     optional = OPTIONAL_READS if DEV in subsets else ()
     # The evaluation's inputs name the tuning and the models trained on by sMBR, so its digest is
     # theirs, too.
     rounds = (each.targets for each in targets_rounds(recipe.targets.rounds))
-    read = dict.fromkeys((*READS, *rounds, *optional, *map(model_step, models)))
+    read = dict.fromkeys((*required_reads(recipe), *rounds, *optional, *map(model_step, models)))
     manifests = {name: read_manifest(job.store, job.run_uri, name) for name in read}
     evaluation = scores_of(manifests[EVALUATION_STEP])
     steps = step_records(job)
@@ -117,7 +121,9 @@ def build_report(job: Job) -> dict[str, Any]:
             "offsets": targets.config.get("offsets", "one"),
             "source": targets.config.get("source", "logits"),
             "tail_samples": targets.config.get("tail_samples", 0),
-            "num_teachers": sum(folder_of(name) == MODELS_FOLDER for name in targets.inputs),
+            # A teacher of the user's own is no model of the run.
+            "num_teachers": sum(folder_of(name) == MODELS_FOLDER for name in targets.inputs)
+            or recipe.num_labelling,
             **targets.statistics,
         },
         "kbest_costs": kbest_costs(job),
@@ -140,6 +146,11 @@ def device_faults(steps: Mapping[str, Any]) -> dict[str, Any]:
     """Return the faults of devices in the steps' records, where there are some."""
     found = {name: record.get("device_faults", []) for name, record in steps.items()}
     return {name: faults for name, faults in found.items() if faults}
+
+
+def required_reads(recipe: Recipe) -> list[str]:
+    """Return the steps that a report reads in any case: no teacher where none is trained."""
+    return [step for step in READS if recipe.num_teachers or step != model_step(TEACHER)]
 
 
 def kbest_costs(job: Job) -> dict[str, Any]:

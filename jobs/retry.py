@@ -50,7 +50,7 @@ def retry(job: Job) -> Answer:
     if not has_begun(job.store, job.run_uri, TARGETS_TUNING_STEP):
         unread.add(TARGETS_TUNING_STEP)
     targets = job.recipe.targets
-    variations = job.recipe.teacher.ensemble, targets.rounds, targets.source == "lattice"
+    variations = job.recipe.num_teachers, targets.rounds, targets.source == "lattice"
     made_from = later_steps({each.step for each in rows}, num_rounds, unread, *variations)
     later = [step for step in made_from if has_begun(job.store, job.run_uri, step)]
     is_refused = bool(later) and not arguments.with_later_steps
@@ -106,7 +106,7 @@ def remove(job: Job, rows: Sequence[LostRows], later: Sequence[str]) -> None:
     """Remove the later steps, the last one first, then the rows' tasks; jobs' records go first."""
     changed = {*later, *(each.step for each in rows)}
     recipe = job.recipe
-    variations = recipe.teacher.ensemble, recipe.targets.rounds
+    variations = recipe.num_teachers, recipe.targets.rounds
     made = recipe.alignment.rounds, EVALUATED_MODELS, True, *variations
     for name in WRITES:
         if changed & {*writes_of(name, *made)}:

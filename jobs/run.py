@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from infra.configuration import apply_overrides, read_toml
 from infra.ranges import holds_password, printable
@@ -67,11 +68,13 @@ def launches(
     placements: Sequence[str] = (),
     development: Sequence[str] = (),
     num_target_rounds: int = 1,
+    has_own_teacher: bool = False,
 ) -> list[Launch]:
     """Return the steps in order, each with spark-submit, torchrun or Python before it.
 
     `placements` are ingest's arguments for them, and `development` those for its speakers. Each
-    round of targets after the first repeats three steps, which then do what has become due.
+    round of targets after the first repeats three steps, which then do what has become due. A
+    teacher of the user's own is not trained.
     """
     prefixes = {
         "python": (sys.executable,),
@@ -85,16 +88,25 @@ def launches(
     }
     found[TRAIN_STUDENT] = replace(found[TRAIN_STUDENT], prefix=_torchrun(student_ranks))
     again = (TRAIN_TEACHER, GENERATE_TARGETS, REPARTITION) * (num_target_rounds - 1)
-    steps = list(found)
+    steps = [step for step in found if step != TRAIN_TEACHER or not has_own_teacher]
     place = steps.index(REPARTITION) + 1
     return [found[step] for step in (*steps[:place], *again, *steps[place:])]
 
 
 def num_target_rounds(recipe: str, overrides: Sequence[str]) -> int:
     """Read the rounds of targets from a recipe that was checked, without its records' torch."""
+    return int(_targets(recipe, overrides).get("rounds", 1))
+
+
+def has_own_teacher(recipe: str, overrides: Sequence[str]) -> bool:
+    """Read whether a recipe that was checked names a teacher of the user's own."""
+    return "factory" in _targets(recipe, overrides).get("teacher", {})
+
+
+def _targets(recipe: str, overrides: Sequence[str]) -> dict[str, Any]:
     targets = apply_overrides(read_toml(recipe_path(recipe)), overrides)["targets"]
     assert isinstance(targets, dict), "the recipe was checked"
-    return int(targets.get("rounds", 1))
+    return targets
 
 
 def _torchrun(num_ranks: int) -> tuple[str, ...]:
@@ -255,8 +267,9 @@ def check_and_run(arguments: argparse.Namespace) -> int:
     ingested = placement_arguments(arguments), dev_share_arguments(arguments)
     if code := check(arguments, "--kaldi-dir", arguments.kaldi_dir):
         return code
-    rounds = num_target_rounds(arguments.recipe, arguments.set)
-    steps = launches(arguments.kaldi_dir, *ranks, arguments.device, *ingested, rounds)
+    recipe = arguments.recipe, arguments.set
+    repeats = num_target_rounds(*recipe), has_own_teacher(*recipe)
+    steps = launches(arguments.kaldi_dir, *ranks, arguments.device, *ingested, *repeats)
     return run_steps(steps, shared_arguments(arguments.recipe, arguments))
 
 

@@ -7,7 +7,8 @@ from typing import TypeVar
 import numpy as np
 
 from pipeline.kbest import KBest, TeacherFailure
-from pipeline.steps.targets import Teacher, TeacherInput
+from pipeline.steps.targets import Teacher
+from pipeline.steps.teacher_inputs import TeacherInput
 from training.targets.teacher import TeacherFunction, decode_targets, encode_input
 
 T = TypeVar("T")

@@ -45,7 +45,6 @@ from training.trainers.registry import TrainerConfig, with_trainer
 
 Smoothing = Literal["witten_bell", "kneser_ney"]
 
-
 MAX_SUB_EPOCHS = 100_000
 """The most sub-epochs of the student, of all passes; the paper's has 18."""
 
@@ -232,11 +231,27 @@ class Recipe:
             if self.models.of(section).whole_utterances and (said := config.chunks):
                 raise ValueError(f"{section}: {said}: its model declares whole_utterances = true")
         rounds = self.targets.rounds
+        own = "as targets.teacher names your own"
+        if not self.num_teachers and (number := self.teacher.ensemble) > 1:
+            remedy = "name the others in targets.teacher.ensemble"
+            raise ValueError(f"teacher: ensemble = {number}: need 1, {own}: {remedy}")
+        if not self.num_teachers and self.sequence_training.teacher and rounds == 1:
+            raise ValueError(f"sequence_training: teacher = True: need false, {own}, not trained")
         if rounds > 1 and self.models.teacher.whole_utterances and (said := self.student.chunks):
             raise ValueError(
                 f"student: {said}: with targets.rounds = {rounds} a teacher learns as the student "
                 "does, and its model declares whole_utterances = true"
             )
+
+    @property
+    def num_teachers(self) -> int:
+        """Return how many teachers are trained: none where the user's own label."""
+        return 0 if self.targets.teacher.members else self.teacher.ensemble
+
+    @property
+    def num_labelling(self) -> int:
+        """Return how many teachers label in the first round."""
+        return len(self.targets.teacher.members) or self.teacher.ensemble
 
 
 def check_ranks(recipe: Recipe, section: str, num_ranks: int) -> None:

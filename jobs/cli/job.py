@@ -12,6 +12,7 @@ from infra.torchrun import launched_rank
 from jobs.cli.catalogue import EVALUATE, GENERATE_TARGETS, REPORT, writes_of
 from jobs.cli.parser import Parser, recipe_path
 from pipeline.runs.names import (
+    BOOTSTRAP_STEP,
     CORPUS_FOLDER,
     EVALUATED_MODELS,
     evaluated_models,
@@ -47,7 +48,7 @@ def written_steps(recipe: Recipe, name: str) -> tuple[str, ...]:
         recipe.alignment.rounds,
         recipe.sequence_training.models,
         has_lattice_targets=recipe.targets.source == "lattice",
-        ensemble=recipe.teacher.ensemble,
+        ensemble=recipe.num_teachers,
         num_target_rounds=recipe.targets.rounds,
     )
 
@@ -55,9 +56,10 @@ def written_steps(recipe: Recipe, name: str) -> tuple[str, ...]:
 def read_steps(recipe: Recipe, name: str, reads: Sequence[str]) -> tuple[str, ...]:
     """Return the steps whose manifests the job `name` reads, of which a recipe decides the models.
 
-    `reads` are those that it reads under a recipe of one teacher, without sequence training.
+    `reads` are those that it reads under a recipe of one teacher, without sequence training. Only
+    a teacher of the user's own reads the tree of senones.
     """
-    trained = recipe.sequence_training.models, recipe.teacher.ensemble
+    trained = recipe.sequence_training.models, recipe.num_teachers
     rounds = recipe.targets.rounds
     scored = evaluated_models(*trained, rounds)
     labelling = (labelling_models(*trained, each) for each in targets_rounds(rounds))
@@ -69,6 +71,8 @@ def read_steps(recipe: Recipe, name: str, reads: Sequence[str]) -> tuple[str, ..
     if name not in models:
         return tuple(reads)
     plain = {model_step(model) for model in EVALUATED_MODELS}
+    if name == GENERATE_TARGETS and recipe.num_teachers:
+        plain.add(BOOTSTRAP_STEP)
     return (*(s for s in reads if s not in plain), *map(model_step, models[name]))
 
 

@@ -121,7 +121,8 @@ def plan_run(
         steps.append(_alignment(workload, recipe, cluster_of(ALIGN), calibration))
         steps.append(train(TRAIN_BASELINE, [baseline_fit(recipe)]))
         fits = [*teacher_fits(recipe), *sibling_fits(recipe)]
-        steps.append(train(TRAIN_TEACHER, fits))
+        if fits:
+            steps.append(train(TRAIN_TEACHER, fits))
     steps += [labelling, spark(REPARTITION)]
     steps.append(train(TRAIN_STUDENT, [student_fit(recipe)]))
     if workload.hours(HELDOUT):
@@ -155,7 +156,7 @@ def _evaluation(
 ) -> StepPlan:
     """Plan tuning on the development speakers, if any, and the decoding of the held-out ones."""
     names = evaluated_models(
-        recipe.sequence_training.models, recipe.teacher.ensemble, recipe.targets.rounds
+        recipe.sequence_training.models, recipe.num_teachers, recipe.targets.rounds
     )
     settings = {DEV: num_tuned_settings(recipe), HELDOUT: 1}
     parts = []
@@ -178,8 +179,9 @@ def _labelling(
     frames = num_target_frames(*counts, recipe.targets.offsets)
     senones, rounds = recipe.senones.max_senones, recipe.targets.rounds
     rate = calibration.device(cluster.instance_type).teacher_forward
+    # Of a teacher of the user's own nothing is known: it is planned as the recipe's model.
     # In later rounds one sibling labels, where an ensemble may in the first.
-    passes = (recipe.teacher.ensemble + rounds - 1) * frames
+    passes = (recipe.num_labelling + rounds - 1) * frames
     forward = passes / rate.of(num_parameters(recipe.models.teacher, senones))
     forward /= calibration.pool.efficiency
     # A device's one server selects the k best once for all of an ensemble, on one core.

@@ -153,8 +153,11 @@ def sequence_trained(name: str) -> str:
 
 
 def teachers(ensemble: int) -> tuple[str, ...]:
-    """Name an ensemble's teachers; the first has the name that a single one has."""
-    return (TEACHER, *(f"{TEACHER}_{number}" for number in range(2, ensemble + 1)))
+    """Name an ensemble's teachers; the first has the name that a single one has.
+
+    A run that trains none, as the teacher is the user's own, has an ensemble of 0.
+    """
+    return (TEACHER, *(f"{TEACHER}_{number}" for number in range(2, ensemble + 1)))[:ensemble]
 
 
 def section_of(model: str) -> str:
@@ -206,7 +209,7 @@ def labelling_models(
     """Return the models whose mean posteriors label the targets: the ensemble, or a later sibling.
 
     They are sequence-trained before, as the paper's teacher (003 VII-C4), where the sections
-    `trained_on` name it.
+    `trained_on` name it. A teacher of the user's own is no model: an ensemble of 0 has none.
     """
     is_first = targets_round.number == 1
     names = teachers(ensemble) if is_first else (targets_round.sibling,)

@@ -74,6 +74,14 @@ class AudioObjects:
             yield found
         self.end_reading()
 
+    def read_decided(self) -> Iterator[Fetched | StoreError]:
+        """Yield each object, or its error, which is decided about before the next one is read.
+
+        This is for utterances that are no stream: none has to be read again.
+        """
+        self._is_repeated = True
+        return self.read()
+
     def end_reading(self) -> None:
         """Decide about all that was refused in the first reading, however far it went."""
         if not self._is_repeated:

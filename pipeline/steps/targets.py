@@ -3,10 +3,8 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Annotated, Any
-
-import numpy as np
-from jaxtyping import Float32
 
 from infra.configuration import LATER, plain
 from infra.ranges import Range, Seed, check_ranges
@@ -16,12 +14,13 @@ from pipeline.kbest import (
     TeacherFailure,
     require_below_k,
 )
-from pipeline.placement_versions import Versions, heard_versions
+from pipeline.placement_versions import Versions, distinct, heard_versions
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, Repetition, StepContext, once
 from pipeline.runs.loss_watch import WITHOUT_LATTICE
 from pipeline.runs.manifest import Output, read_manifest, read_output
 from pipeline.runs.names import (
+    BOOTSTRAP_STEP,
     ONLY_ROUND,
     TEACHER,
     UNLABELLED,
@@ -46,7 +45,7 @@ from pipeline.shards import (
     read_features,
     write_targets,
 )
-from pipeline.splicing import STACK, splice
+from pipeline.splicing import STACK
 from pipeline.steps.labelled_utterances import (
     HEARD_ELSEWHERE,
     Labelled,
@@ -55,18 +54,12 @@ from pipeline.steps.labelled_utterances import (
     shard_statistics,
     tally_of,
 )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TeacherInput:
-    """TeacherInput: an utterance's spliced frames, and the seed of the draws from its tail."""
-
-    frames: Float32[np.ndarray, "_frames 192"]
-    seed: int
-
+from pipeline.steps.teacher_inputs import FeatureHearing, Hearing, TeacherInput
 
 Teacher = Callable[[Iterable[TeacherInput]], Iterator[KBest | TeacherFailure]]
 """A stream of utterances to their k best logits, in the same order; called in the workers."""
+
+FEATURES = FeatureHearing()
 
 SEARCH_ENGINES = ("kaldi-decoder", "kaldifst", "scipy")
 """The distributions that lattices depend on."""
@@ -103,6 +96,7 @@ class ShardTask:
     name: str
     features: Output
     teacher: Teacher
+    hearing: Hearing
 
 
 def generate_targets(
@@ -115,19 +109,22 @@ def generate_targets(
     graphs: Sequence[str] = (),
     loss_budget: float = 0.0,
     targets_round: TargetsRound = ONLY_ROUND,
+    hearing: Hearing = FEATURES,
 ) -> StepResult:
     """Write the unlabelled subset's target shards, in the order of its feature shards.
 
-    `models` are the names of the teacher's model, or of those of an ensemble. A teacher that makes
-    lattices reads the steps `graphs`; at most the share `loss_budget` of the utterances may have
-    none.
+    `models` are the names of the teacher's model, or of those of an ensemble; without any the
+    teacher is the user's own, of the senones of the run's tree. A teacher that makes lattices reads
+    the steps `graphs`; at most the share `loss_budget` of the utterances may have none.
     """
     features = features_step(UNLABELLED)
 
     def label(context: StepContext) -> StepContents:
         extracted = read_manifest(store, run_uri, features)
         tasks = {
-            task_name(number): ShardTask(context, config, task_name(number), output, teacher)
+            task_name(number): ShardTask(
+                context, config, task_name(number), output, teacher, hearing
+            )
             for number, output in enumerate(extracted.outputs)
         }
         # All features that were extracted are labelled, with or without lattices.
@@ -146,10 +143,10 @@ def generate_targets(
         run_uri,
         targets_round.targets,
         plain(config),
-        [features, *map(model_step, models), *graphs],
+        [features, *(map(model_step, models) if models else [BOOTSTRAP_STEP]), *graphs],
         # Logits differ in their last bits between devices, and with their neighbours in a batch.
         repetition=Repetition.OTHER_LAST_BITS,
-        engines=SEARCH_ENGINES if graphs else (),
+        engines=(*(SEARCH_ENGINES if graphs else ()), *hearing.engines),
     )
     return run_step(spec, label)
 
@@ -209,7 +206,7 @@ def label_all(
 ) -> list[list[KBest | TeacherFailure]]:
     """Label each utterance at its offset, and at the next two if all are asked.
 
-    What several versions hear is labelled once. Draws from the tail depend on the heard
+    What several versions hear is read and labelled once. Draws from the tail depend on the heard
     utterance, the offset and the seed.
     """
     num_turns = STACK if task.config.offsets == "all" else 1
@@ -217,17 +214,32 @@ def label_all(
         [(row.utterance_id, (offset + turn) % STACK) for turn in range(num_turns)]
         for row, offset in zip(heard, offsets, strict=True)
     ]
-    by_id = {row.utterance_id: row for row in heard}
-    wanted = list(dict.fromkeys(key for turns in keys for key in turns))
-    inputs = (
-        TeacherInput(
-            splice(by_id[utterance_id].features, offset).astype(np.float32),
-            tail_seed(task.config.seed, utterance_id, offset),
-        )
-        for utterance_id, offset in wanted
-    )
-    done = dict(zip(wanted, task.teacher(inputs), strict=True))
+    done = label_heard(task, distinct(heard), list(chain.from_iterable(keys)))
     return [[done[key] for key in turns] for turns in keys]
+
+
+def label_heard(
+    task: ShardTask, rows: Sequence[FeatureRow], keys: Sequence[tuple[str, int]]
+) -> dict[tuple[str, int], KBest | TeacherFailure]:
+    """Label each utterance at the offsets that the keys name; what is not heard has no targets."""
+    offsets: dict[str, dict[int, None]] = {row.utterance_id: {} for row in rows}
+    for utterance_id, offset in keys:
+        offsets[utterance_id][offset] = None
+    sent: list[tuple[str, int]] = []
+    failed: dict[tuple[str, int], KBest | TeacherFailure] = {}
+
+    def inputs() -> Iterator[TeacherInput]:
+        for row, found in zip(rows, task.hearing.listen(rows), strict=True):
+            for offset in offsets[row.utterance_id]:
+                key = row.utterance_id, offset
+                if isinstance(found, TeacherFailure):
+                    failed[key] = found
+                    continue
+                sent.append(key)
+                yield TeacherInput(found(offset), tail_seed(task.config.seed, *key))
+
+    answers = list(task.teacher(inputs()))
+    return {**dict(zip(sent, answers, strict=True)), **failed}
 
 
 def tail_seed(seed: int, utterance_id: str, offset: int) -> int:

@@ -16,7 +16,8 @@ from infra.spark.progress import TaskError
 from infra.spark.session import run_tasks, spark_session
 from pipeline.kbest import joined
 from pipeline.runs.names import ALIGNMENT_STEP, TEACHER, realignment_rounds
-from pipeline.steps.targets import TargetsConfig, TeacherInput
+from pipeline.steps.targets import TargetsConfig
+from pipeline.steps.teacher_inputs import TeacherInput
 from tests.training.targets.labelled_run import (
     Place,
     bootstrapped,

@@ -17,6 +17,8 @@ from pipeline.runs.manifest import Manifest, manifest_uri
 from pipeline.runs.names import EVALUATION_STEP, REPORT_DOCUMENT, TARGETS_STEP
 from pipeline.runs.sealed_json import seal
 from pipeline.runs.step import write_manifest
+from tests.whole_path.processes import TINY
+from training.recipes import read_recipe
 
 
 @pytest.fixture
@@ -29,9 +31,8 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     store, run_uri = ObjectStore((str(tmp_path),)), str(tmp_path)
     for step in report.READS:
         write_manifest(step_context(store, run_uri, step, {}, {}), Manifest(step, {}, {}, ()))
-    return Job(
-        "report", None, run_uri, "", store, None, Namespace(json=False, curve=[]), is_leader=True
-    )
+    arguments, recipe = Namespace(json=False, curve=[]), read_recipe(str(TINY))
+    return Job("report", recipe, run_uri, "", store, None, arguments, is_leader=True)
 
 
 def stored(job: Job) -> tuple[int, str]:

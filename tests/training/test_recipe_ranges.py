@@ -25,6 +25,7 @@ from pipeline.steps.features import ExtractionConfig
 from training.models.factory import FactoryConfig
 from training.recipes import read_recipe
 from training.shuffle_audit.certificate import CertificateConfig
+from training.targets.own_teacher import MemberConfig, OwnTeacherConfig
 from training.trainers.registry import TRAINERS
 
 TINY = Path(__file__).parents[1] / "whole_path" / "tiny.toml"
@@ -66,7 +67,11 @@ COMPANIONS: Mapping[tuple[str, str], Mapping[str, object]] = {
     ("SynthesisConfig", "heldout_utterances_per_placement"): {"num_heldout_speakers": 1},
 }
 # A record without defaults, as one that is valid.
-EXAMPLES = {FactoryConfig: FactoryConfig(factory="my_models:tdnn", look_ahead=3)}
+OWN = MemberConfig(factory="my_teachers:other", settings={"seed": 1})
+EXAMPLES = {
+    FactoryConfig: FactoryConfig(factory="my_models:tdnn", look_ahead=3),
+    OwnTeacherConfig: OwnTeacherConfig(factory="my_teachers:one", ensemble=(OWN,)),
+}
 # Texts that are checked for more than their characters.
 TEXTS = {
     "created_from": ("", "2019-03-01", "2019-03-01T10:00:00.123456+01:00"),
@@ -111,6 +116,9 @@ def walk(record: Any) -> Iterator[Field]:
                 yield from walk(value if isinstance(value, member) else example_of(member))
         elif is_dataclass(value):
             yield from walk(value)
+        elif isinstance(value, tuple) and any(map(is_dataclass, value)):
+            for each in value:
+                yield from walk(each)
         elif isinstance(value, dict) and any(map(is_dataclass, value.values())):
             for each in value.values():
                 yield from walk(each)

@@ -12,6 +12,7 @@ from pipeline.runs.commit import Commit, Repetition, StepContext, committed_task
 from pipeline.runs.manifest import Output, read_manifest, read_output, subsets_of_run
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
+    BASELINE,
     DEV,
     EVALUATION_SCORES,
     EVALUATION_STEP,
@@ -115,8 +116,8 @@ def decode_all(
 ) -> dict[str, list[Commit]]:
     """Decode every slice with every model; return each model's commits in the slices' order.
 
-    The teacher is first, as it aligns the transcripts. Then one model follows the other, so that
-    a worker keeps one graph and one model at a time.
+    The teacher is first, as it aligns the transcripts, or else the baseline. Then one model follows
+    the other, so that a worker keeps one graph and one model at a time.
     """
     context = place.context
     parts = slices(read_manifest(context.store, context.run_uri, features_step(HELDOUT)))
@@ -131,12 +132,13 @@ def decode_all(
 
     committed = committed_tasks(context)
     aligns = AlignsAt(alignment_scale)
-    aligned = run([task(TEACHER, each, aligns) for each in parts], f"decode with {TEACHER}")
+    first = TEACHER if TEACHER in models.names else BASELINE
+    aligned = run([task(first, each, aligns) for each in parts], f"decode with {first}")
     labels = [AlignedBefore(commit.outputs[0]) for commit in aligned]
-    others = [name for name in models.names if name != TEACHER]
+    others = [name for name in models.names if name != first]
     tasks = [task(name, *pair) for name in others for pair in zip(parts, labels, strict=True)]
     commits = iter(run(tasks, f"decode with {', '.join(others)}"))
-    return {TEACHER: aligned, **{name: [next(commits) for _ in parts] for name in others}}
+    return {first: aligned, **{name: [next(commits) for _ in parts] for name in others}}
 
 
 def model_sizes(models: ModelsToDecode, num_senones: int) -> dict[str, dict[str, int]]:

@@ -37,7 +37,7 @@ _LOW_RATE_MS = STACK * FRAME_SHIFT_MS
 
 @dataclass(frozen=True, slots=True)
 class AlignedBefore:
-    """AlignedBefore: the slice as the teacher decoded it, with the labels of its alignment."""
+    """AlignedBefore: the slice as the first model decoded it, with the labels of its alignment."""
 
     decoded: Output
 

@@ -16,7 +16,7 @@ from training.decoding.language_model.arpa import RestrictedArpa, restrict_arpa
 from training.decoding.language_model.ngrams import UNKNOWN
 from training.decoding.lexicon import Lexicon
 from training.recipes import EvaluationConfig
-from training.targets.transcripts import labelled_transcripts, transcript_reads
+from training.targets.labelled import labelled_transcripts, transcript_reads
 
 MAX_BYTES = 64 * 2**20
 """The largest ARPA or text that is read: some 2 million n-grams, or 12 million words."""

@@ -168,8 +168,8 @@ def teacher_fit(recipe: Recipe, number: int = 1) -> Fit:
 
 
 def teacher_fits(recipe: Recipe) -> list[Fit]:
-    """Describe all teachers of the ensemble, in order."""
-    return [teacher_fit(recipe, number) for number in range(1, recipe.teacher.ensemble + 1)]
+    """Describe all teachers of the ensemble, in order; none where the user's own labels."""
+    return [teacher_fit(recipe, number) for number in range(1, recipe.num_teachers + 1)]
 
 
 def sequence_fit(recipe: Recipe, fit: Fit) -> Fit:

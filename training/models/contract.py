@@ -8,8 +8,8 @@ from torch import Tensor
 
 from infra.configuration import ConfigurationError
 from pipeline.splicing import NUM_INPUTS
+from training.entry_point import described
 from training.models.acoustic_model import AcousticModel
-from training.models.factory import described
 from training.models.losses import NO_LABEL, hard_cross_entropy
 from training.models.precision import Precision
 from training.models.registry import ModelConfig

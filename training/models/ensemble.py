@@ -1,14 +1,17 @@
 """Ensemble of teachers: the mean of several models' posteriors over the senones."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Float, Float32, Float64
 from torch import Tensor
 
-from training.models.acoustic_model import AcousticModel
-from training.models.precision import Precision
+Member: TypeAlias = Callable[
+    [list[Float32[Tensor, "_frames _values"]]], list[Float32[Tensor, "_frames senones"]]
+]
+"""Utterances on a device to their logits, such as a model's `utterance_logits`."""
 
 
 def log_mean_posteriors(
@@ -31,18 +34,16 @@ def relative_logits(
 
 
 def ensemble_logits(
-    models: Sequence[AcousticModel],
-    utterances: list[Float32[Tensor, "_frames 192"]],
-    precision: Precision = "float32",
+    members: Sequence[Member], utterances: list[Float32[Tensor, "_frames _values"]]
 ) -> list[Float32[Tensor, "_frames senones"]]:
-    """Return the logits of one model, or log of the mean posteriors of several, by utterance.
+    """Return the logits of one member, or log of the mean posteriors of several, by utterance.
 
     The members compute one after another; beside their weights, the float32 logits of all of them
     are in memory, and of one utterance at a time some float64 copies.
     """
-    by_member = [model.utterance_logits(utterances, precision) for model in models]
-    # Alone, a model's logits keep their bits.
-    if len(models) == 1:
+    by_member = [label(utterances) for label in members]
+    # Alone, a member's logits keep their bits.
+    if len(members) == 1:
         return by_member[0]
     means = (log_mean_posteriors(each) for each in zip(*by_member, strict=True))
     return [relative_logits(mean) for mean in means]

@@ -25,7 +25,7 @@ from pipeline.sampling import sampling_priority
 from pipeline.shards import FeatureRow, read_features
 from pipeline.splicing import STACK, num_low_rate_frames, splice
 from pipeline.steps.targets import TargetsConfig, tail_seed
-from training.models.ensemble import ensemble_logits
+from training.models.ensemble import Member, ensemble_logits
 from training.models.registry import ModelConfig
 from training.models.store import load_models
 from training.targets.kbest_costs import KS, CostSums, kbest_costs
@@ -69,7 +69,7 @@ def measure_kbest_costs(
 
     def measure(_: StepContext) -> StepContents:
         models = load_models(store, run_uri, forms, device)
-        teachers = [each.model for name, each in models.items() if name != STUDENT]
+        teachers = [each.model.utterance_logits for name, each in models.items() if name != STUDENT]
         shards = read_manifest(store, run_uri, features).outputs
         sample = sample_utterances(store, run_uri, shards, config)
         whole = CostSums()
@@ -78,7 +78,8 @@ def measure_kbest_costs(
             offset = sampling_priority(config.seed, each.row.utterance_id) % STACK
             seed = tail_seed(config.seed, each.row.utterance_id, offset)
             score = partial(_logits, offset=offset, device=device)
-            pair = score(teachers, each.heard), score([models[STUDENT].model], each.row)
+            student = [models[STUDENT].model.utterance_logits]
+            pair = score(teachers, each.heard), score(student, each.row)
             add_costs([whole, by_placement[each.placement]], *pair, config.k, seed)
         # Tallies are of utterances that a step keeps: this one keeps none.
         return StepContents.of_all(Tally(), statistics=statistics(whole, by_placement))
@@ -157,11 +158,11 @@ def _within(rows: Sequence[SampledUtterance], num_frames: int) -> list[SampledUt
 
 
 def _logits(
-    models: Sequence[Any], row: FeatureRow, offset: int, device: torch.device
+    members: Sequence[Member], row: FeatureRow, offset: int, device: torch.device
 ) -> Float32[np.ndarray, "_frames senones"]:
     frames = torch.from_numpy(splice(row.features, offset).astype(np.float32)).to(device)
     with torch.no_grad():
-        (found,) = ensemble_logits(models, [frames])
+        (found,) = ensemble_logits(members, [frames])
     return found.float().cpu().numpy()
 
 

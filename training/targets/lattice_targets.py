@@ -20,7 +20,8 @@ from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest, KBestWithoutLattice, TeacherFailure, select_kbest
 from pipeline.runs.manifest import Output, read_manifest, read_output
 from pipeline.runs.names import ALIGNMENT_STEP, TARGETS_GRAPH_STEP
-from pipeline.steps.targets import TargetsConfig, TeacherInput
+from pipeline.steps.targets import TargetsConfig
+from pipeline.steps.teacher_inputs import TeacherInput
 from training.decoding.graph.graph_text import decode_graph
 from training.decoding.language_model.arpa import MAX_ORDER
 from training.decoding.search_process import GraphFile, SearchError, SearchProcess
@@ -32,6 +33,7 @@ from training.sequence_training.lattice_decoder import (
     decode_posteriors,
 )
 from training.sequence_training.state_posteriors import interpolated_kbest
+from training.targets.own_teacher import LabellingTeacher, TrainedTeacherConfig
 from training.targets.windows import WindowsConfig
 
 
@@ -63,13 +65,15 @@ class LabellingConfig(TargetsConfig):
     """LabellingConfig: targets of the teacher's logits alone, or of its lattices too.
 
     In each of the `rounds` after the first, a model of the teacher's form, trained on the targets
-    of the round before as the student is, labels again.
+    of the round before as the student is, labels again. The first round's `teacher` is the run's
+    own, or functions of the user's.
     """
 
     source: Literal["logits", "lattice"] = field(default="logits", metadata=LATER)
     lattices: LatticeTargetsConfig = field(default=LatticeTargetsConfig(), metadata=LATER)
     rounds: Annotated[int, Range(1, 5)] = field(default=1, metadata=LATER)
     windows: WindowsConfig = field(default=WindowsConfig(), metadata=LATER)
+    teacher: LabellingTeacher = field(default=TrainedTeacherConfig(), metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,8 +56,7 @@ from training.targets.alignment import (
     read_tree,
 )
 from training.targets.bootstrap import one_after_another
-from training.targets.labelled import read_lexicon
-from training.targets.transcripts import labelled_transcripts, transcript_reads
+from training.targets.labelled import labelled_transcripts, read_lexicon, transcript_reads
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The teachers behind a host's device servers: spliced utterances in, k best out (003 IV-B3).
+"""The teachers behind a host's device servers: utterances in, k best out (003 IV-B3).
 
 Messages are raw little-endian arrays: nothing is unpickled.
 """
@@ -6,6 +6,7 @@ Messages are raw little-endian arrays: nothing is unpickled.
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -20,9 +21,9 @@ from infra.store.object_store import ObjectStore, join_uri
 from pipeline.kbest import KBest, TeacherFailure, select_kbest
 from pipeline.runs.names import MODELS_FOLDER, TEACHER
 from pipeline.splicing import NUM_INPUTS
-from pipeline.steps.targets import TargetsConfig, TeacherInput
-from training.models.acoustic_model import AcousticModel
-from training.models.ensemble import ensemble_logits
+from pipeline.steps.targets import TargetsConfig
+from pipeline.steps.teacher_inputs import TeacherInput
+from training.models.ensemble import Member, ensemble_logits
 from training.models.precision import fastest_precision, set_float32_products
 from training.models.registry import read_form
 from training.models.store import load_model
@@ -43,7 +44,7 @@ _BATCHES_AHEAD = 4
 class TeacherBatch:
     """TeacherBatch: utterances on the device, and the seeds of their tails' draws."""
 
-    utterances: list[Float32[Tensor, "_frames 192"]]
+    utterances: list[Float32[Tensor, "_frames _values"]]
     seeds: Sequence[int]
 
 
@@ -62,21 +63,25 @@ Encode = Callable[[Float32[np.ndarray, "_frames senones"], int], bytes]
 class TeacherFunction:
     """TeacherFunction computes a batch's logits on a device, and answers what `encode` makes.
 
-    Several members are an ensemble: log of their mean posteriors. A GPU computes in bfloat16 if it
-    can.
+    Several members are an ensemble: log of their mean posteriors. A frame that they hear has
+    `num_values`: 192 features, or the samples of its audio.
     """
 
     def __init__(
-        self, members: Sequence[AcousticModel], device: torch.device, encode: Encode
+        self,
+        members: Sequence[Member],
+        device: torch.device,
+        encode: Encode,
+        num_values: int = NUM_INPUTS,
     ) -> None:
         self._members = members
         self._device = device
-        self._precision = fastest_precision(device)
         self._encode = encode
+        self._num_values = num_values
 
     def prepare(self, payloads: Sequence[bytes | memoryview]) -> TeacherBatch:
         """Copy the batch's frames to the device at once, from pinned memory to a GPU."""
-        frames = [decode_frames(payload) for payload in payloads]
+        frames = [decode_frames(payload, self._num_values) for payload in payloads]
         joined = torch.from_numpy(np.concatenate(frames))
         if self._device.type == "cuda":
             joined = joined.pin_memory()
@@ -86,7 +91,7 @@ class TeacherFunction:
 
     def compute(self, prepared: TeacherBatch) -> LabelledBatch:
         """Compute the logits of all utterances as one padded batch."""
-        logits = ensemble_logits(self._members, prepared.utterances, self._precision)
+        logits = ensemble_logits(self._members, prepared.utterances)
         return LabelledBatch(logits, prepared.seeds)
 
     def finish(self, computed: LabelledBatch) -> Sequence[bytes | Exception]:
@@ -103,38 +108,39 @@ class TeacherFunction:
         """Free cached memory, and label a moment of noise."""
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-        noise = torch.randn(CHECK_FRAMES, NUM_INPUTS, generator=torch.Generator().manual_seed(0))
-        for logits in ensemble_logits(self._members, [noise.to(self._device)], self._precision):
+        # Below full scale, as audio is.
+        generator = torch.Generator().manual_seed(0)
+        noise = 2 * torch.rand(CHECK_FRAMES, self._num_values, generator=generator) - 1
+        for logits in ensemble_logits(self._members, [noise.to(self._device)]):
             logits.cpu()
 
 
-def load_members(
-    device: torch.device, run_uri: str, form: str, models: str
-) -> Sequence[AcousticModel]:
-    """Load `models` of a run, between commas, onto a device; `form` is their settings as JSON."""
+def load_members(device: torch.device, run_uri: str, form: str, models: str) -> Sequence[Member]:
+    """Load `models` of a run, between commas, onto a device; `form` is their settings as JSON.
+
+    A GPU computes in bfloat16 if it can.
+    """
+    precision = fastest_precision(device)
+    if precision == "bfloat16":
+        set_float32_products("tf32")  # of factors rounded to bfloat16, which TF32 holds exactly
     store = ObjectStore((join_uri(run_uri, MODELS_FOLDER),))
     trained = [load_model(store, run_uri, name, read_form(form)) for name in models.split(",")]
-    return [each.to(device).model for each in trained]
+    loaded = [each.to(device).model for each in trained]
+    return [partial(model.utterance_logits, precision=precision) for model in loaded]
 
 
 def torch_device(device: str) -> torch.device:
     """Return torch's device of a pool's, whose computations take one thread: cpu#1 is a core."""
     torch.set_num_threads(1)
-    place = torch.device(device.partition("#")[0])
-    # Of factors rounded to bfloat16, which TF32 holds exactly.
-    set_float32_products("tf32" if fastest_precision(place) == "bfloat16" else "float32")
-    return place
+    return torch.device(device.partition("#")[0])
 
 
 def serve_teacher(
     device: str, run_uri: str, k: str, form: str, models: str = TEACHER, tail_samples: str = "0"
 ) -> TeacherFunction:
     """Load a run's teacher; a device pool's servers call this once each. Answers are k best."""
-    place, columns = torch_device(device), (int(k), int(tail_samples))
-
-    def encode(logits: Float32[np.ndarray, "frames senones"], seed: int) -> bytes:
-        return encode_targets(select_kbest(logits, *columns, seed))
-
+    place = torch_device(device)
+    encode = kbest_encoder(k, tail_samples)
     return TeacherFunction(load_members(place, run_uri, form, models), place, encode)
 
 
@@ -142,6 +148,16 @@ def serve_logits(device: str, run_uri: str, form: str, models: str) -> TeacherFu
     """Load a run's teacher, or an ensemble's `models`; answers are all logits."""
     place = torch_device(device)
     return TeacherFunction(load_members(place, run_uri, form, models), place, encode_logits)
+
+
+def kbest_encoder(k: str, tail_samples: str) -> Encode:
+    """Return the function that selects and encodes the k best, of a server's arguments."""
+    columns = int(k), int(tail_samples)
+
+    def encode(logits: Float32[np.ndarray, "frames senones"], seed: int) -> bytes:
+        return encode_targets(select_kbest(logits, *columns, seed))
+
+    return encode
 
 
 def encode_input(given: TeacherInput) -> bytes:
@@ -154,9 +170,11 @@ def decode_seed(payload: bytes | memoryview) -> int:
     return int.from_bytes(payload[:SEED_BYTES], "little")
 
 
-def decode_frames(payload: bytes | memoryview) -> Float32[np.ndarray, "frames 192"]:
-    """View the frames that `encode_input` wrote."""
-    return np.frombuffer(payload, "<f4", offset=SEED_BYTES).reshape(-1, NUM_INPUTS)
+def decode_frames(
+    payload: bytes | memoryview, num_values: int = NUM_INPUTS
+) -> Float32[np.ndarray, "frames values"]:
+    """View the frames that `encode_input` wrote, of so many values each."""
+    return np.frombuffer(payload, "<f4", offset=SEED_BYTES).reshape(-1, num_values)
 
 
 def encode_targets(targets: KBest) -> bytes:

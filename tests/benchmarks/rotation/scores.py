@@ -27,8 +27,7 @@ from training.evaluation.word_errors import word_errors
 from training.models.store import TrainedModel, load_model
 from training.recipes import Recipe
 from training.targets.alignment import log_likelihoods, read_tree
-from training.targets.labelled import read_shards
-from training.targets.transcripts import labelled_transcripts
+from training.targets.labelled import labelled_transcripts, read_shards
 
 CLEAN = "clean"
 

@@ -21,7 +21,12 @@ TASK_MODULES = {
     "select_utterances": ("pipeline.steps.selection.select",),
     "extract_features": ("pipeline.steps.features",),
     "align": ("training.targets.alignment",),
-    "generate_targets": ("pipeline.steps.targets", "training.targets.teacher"),
+    "generate_targets": (
+        "pipeline.steps.audio_hearing",
+        "pipeline.steps.targets",
+        "training.targets.own_teacher",
+        "training.targets.teacher",
+    ),
     "repartition": ("pipeline.steps.repartition",),
     "evaluate": ("training.evaluation.hypotheses", "training.evaluation.trials"),
 }

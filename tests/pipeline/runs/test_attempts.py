@@ -25,7 +25,8 @@ from pipeline.steps.repartition import write_group
 from pipeline.steps.selection.index_bucket import index_bucket
 from pipeline.steps.selection.pack_files import pack_files
 from pipeline.steps.selection.select_bucket import select_bucket
-from pipeline.steps.targets import TeacherInput, label_shard
+from pipeline.steps.targets import label_shard
+from pipeline.steps.teacher_inputs import TeacherInput
 from tests.four_steps import four_steps, label, put_teacher
 from tests.pipeline.runs.small_commits import CONFIG, INPUTS, context, record
 from tests.small_corpus import local_store, serially, write_corpus

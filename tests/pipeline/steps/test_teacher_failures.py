@@ -19,7 +19,8 @@ from pipeline.runs.retry import find_lost_rows, take_back
 from pipeline.shards import Offsets, read_features, read_partition, read_targets
 from pipeline.splicing import splice
 from pipeline.steps.repartition import RepartitionConfig, repartition
-from pipeline.steps.targets import TargetsConfig, TeacherInput, generate_targets
+from pipeline.steps.targets import TargetsConfig, generate_targets
+from pipeline.steps.teacher_inputs import TeacherInput
 from tests.four_steps import four_steps, label, put_teacher
 from tests.small_corpus import local_store, serially, write_corpus
 

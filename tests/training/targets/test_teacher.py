@@ -14,7 +14,7 @@ from pipeline.kbest import KBest, select_kbest
 from pipeline.records import Tally
 from pipeline.runs.names import model_step, teachers
 from pipeline.runs.step import StepSpec, run_step
-from pipeline.steps.targets import TeacherInput
+from pipeline.steps.teacher_inputs import TeacherInput
 from training.models.lstm import LstmConfig, LstmModel
 from training.models.precision import set_float32_products
 from training.models.store import TrainedModel, store_model

@@ -17,7 +17,8 @@ from pipeline.kbest import KBest, TeacherFailure, joined
 from pipeline.records import Tally
 from pipeline.runs.names import model_step
 from pipeline.runs.step import StepSpec, run_step
-from pipeline.steps.targets import TargetsConfig, TeacherInput
+from pipeline.steps.targets import TargetsConfig
+from pipeline.steps.teacher_inputs import TeacherInput
 from tests.in_process_teacher import in_process
 from training.models.lstm import LstmConfig, LstmModel
 from training.models.store import TrainedModel, store_model

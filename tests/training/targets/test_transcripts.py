@@ -27,8 +27,8 @@ from training.decoding.lexicon import parse_lexicon
 from training.distributed.simulated_group import simulate_ranks
 from training.evaluation.language_model import EstimatedModel, LanguageModelFiles
 from training.recipes import EvaluationConfig
+from training.targets.labelled import labelled_transcripts, transcript_reads
 from training.targets.lattices import LatticeConfig, generate_lattices, weak_graph
-from training.targets.transcripts import labelled_transcripts, transcript_reads
 
 LEXICON = parse_lexicon(LEXICON_TXT)
 PLACEMENTS = ("clean", "DP1", "DP3")

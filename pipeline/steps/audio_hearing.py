@@ -1,0 +1,76 @@
+"""Audio for teachers that hear it: fetched and decoded again, and cut into low-rate frames."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+from jaxtyping import Float32
+
+from infra.store.object_store import Fetched, ObjectStore, StoreError
+from pipeline.audio.decode import decode_audio
+from pipeline.audio.errors import AudioError
+from pipeline.filterbank import SHIFT_SAMPLES
+from pipeline.filterbank.log_mel import num_frames
+from pipeline.kbest import TeacherFailure
+from pipeline.shards import FeatureRow
+from pipeline.splicing import num_low_rate_frames
+from pipeline.steps.audio_objects import AudioObjects
+from pipeline.steps.teacher_inputs import SAMPLES_PER_FRAME, FramesAt
+from pipeline.steps.utterance_features import REFUSALS, resolve_audio, size_bound
+
+GETS_IN_FLIGHT = 4
+"""The audio objects that a task fetches ahead: a device labels an utterance in milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class AudioHearing:
+    """AudioHearing: the audio that the features were extracted from, 16 kHz mono.
+
+    At an offset o, low-rate frame t has the 480 samples from 160 o + 480 t on, where the first of
+    its three windows begins. Its last window ends 240 samples after them, in the next frame's.
+    Audio that is gone, has changed or cannot be decoded is a failure of its utterance.
+    """
+
+    store: ObjectStore
+    corpus_uri: str
+    engines: ClassVar[tuple[str, ...]] = ("miniaudio", "soundfile")
+
+    def listen(self, rows: Sequence[FeatureRow]) -> Iterator[FramesAt | TeacherFailure]:
+        """Fetch and decode the rows' audio, a few objects ahead."""
+        uris = [resolve_audio(self.corpus_uri, row.audio_uri) for row in rows]
+        bounds = [size_bound(row.duration_ms / 1000) for row in rows]
+        audio = AudioObjects(self.store, uris, bounds, GETS_IN_FLIGHT)
+        for row, found in zip(rows, audio.read_decided(), strict=True):
+            yield heard_audio(row, found)
+
+
+def heard_audio(row: FeatureRow, found: Fetched | StoreError) -> FramesAt | TeacherFailure:
+    """Decode an utterance's audio, or say why it is not what its features were made of."""
+    if isinstance(found, StoreError):
+        if (reason := REFUSALS.get(type(found))) is None:
+            raise found
+        return TeacherFailure(f"audio: {reason}: {found}")
+    if found.etag != row.audio_etag:
+        return TeacherFailure(
+            f"audio: {row.audio_uri} has changed since its features were extracted (ETag "
+            f"{found.etag}, not {row.audio_etag}): put it back, or extract the features again"
+        )
+    try:
+        samples = decode_audio(found.data)
+    except AudioError as error:
+        return TeacherFailure(f"audio: {error.reason}: {error.detail}")
+    count, made = num_frames(len(samples)), len(row.features)
+    if count != made:
+        return TeacherFailure(f"audio: {count} frames: need {made}, as its features have")
+    return partial(audio_frames, samples, count)
+
+
+def audio_frames(
+    samples: Float32[np.ndarray, " samples"], num_frames: int, offset: int
+) -> Float32[np.ndarray, "_frames 480"]:
+    """Cut audio of so many 10 ms frames into the 30 ms of each low-rate frame: a view."""
+    count = num_low_rate_frames(num_frames, offset)
+    first = SHIFT_SAMPLES * offset
+    return samples[first : first + SAMPLES_PER_FRAME * count].reshape(count, SAMPLES_PER_FRAME)

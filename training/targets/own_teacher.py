@@ -1,0 +1,191 @@
+"""Teachers of a user's own: functions that the recipe names make them, "module:function".
+
+A teacher maps what it hears, spliced features or audio, to logits over the student's outputs.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args
+
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+from infra.configuration import LATER, ConfigurationError, read_record
+from infra.ranges import Items, check_ranges
+from pipeline.splicing import NUM_INPUTS
+from pipeline.steps.teacher_inputs import SAMPLES_PER_FRAME
+from training.entry_point import EntryPoint, FactoryName, Settings, require_not_given
+from training.targets.teacher import (
+    Encode,
+    TeacherFunction,
+    encode_logits,
+    kbest_encoder,
+    torch_device,
+)
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+Heard = Literal["features", "audio"]
+"""An input of a teacher: spliced features (frames, 192), or samples at 16 kHz."""
+
+GIVEN = ("device", "num_senones")
+"""The arguments that every factory of a teacher is given."""
+
+_HEARD = "hears"
+
+
+def hears(heard: Heard) -> Callable[[F], F]:
+    """Declare what the teachers of a factory hear; without a declaration it is features."""
+
+    def declare(factory: F) -> F:
+        setattr(factory, _HEARD, heard)
+        return factory
+
+    return declare
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedTeacherConfig:
+    """TrainedTeacherConfig: the run trains its teachers on the labelled data (003 VII-C4)."""
+
+    name: Literal["trained"] = field(default="trained", metadata=LATER)
+
+    @property
+    def members(self) -> "Sequence[MemberConfig]":
+        """Return none of the user's own."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberConfig:
+    """MemberConfig: `factory(device=, num_senones=, **settings)` makes one teacher of several."""
+
+    factory: FactoryName
+    settings: Settings = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        require_not_given(self.settings, GIVEN)
+
+    @property
+    def entry_point(self) -> EntryPoint:
+        """Return the factory as it is imported."""
+        return EntryPoint(self.factory, self.settings, GIVEN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnTeacherConfig:
+    """OwnTeacherConfig: `factory(device=, num_senones=, **settings)` makes the teacher.
+
+    With an `ensemble` of others, the mean of all their posteriors labels.
+    """
+
+    name: Literal["own"] = field(default="own", metadata=LATER)
+    factory: FactoryName
+    settings: Settings = field(default_factory=dict)
+    ensemble: Annotated[tuple[MemberConfig, ...], Items(0, 19)] = ()
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        require_not_given(self.settings, GIVEN)
+
+    @property
+    def members(self) -> Sequence[MemberConfig]:
+        """Return all teachers, in order."""
+        return (MemberConfig(factory=self.factory, settings=self.settings), *self.ensemble)
+
+
+LabellingTeacher: TypeAlias = TrainedTeacherConfig | OwnTeacherConfig
+"""Whose posteriors label in the first round: a table with a factory names the user's own."""
+
+
+def check_untrained(config: OwnTeacherConfig) -> Heard:
+    """Import all factories and compare their settings; return what their teachers hear.
+
+    ConfigurationError if one cannot be imported, does not take its settings, or hears other input.
+    """
+    declared: dict[str, str] = {}
+    for member in config.members:
+        entry_point = member.entry_point
+        factory = entry_point.imported()
+        entry_point.arguments(factory)
+        heard = getattr(factory, _HEARD, "features")
+        if heard not in get_args(Heard):
+            need = " or ".join(map(repr, get_args(Heard)))
+            raise entry_point.error(f"hears {heard!r}: need {need}")
+        declared.setdefault(heard, member.factory)
+    if len(declared) > 1:
+        found = " and ".join(f"{name!r} {heard}" for heard, name in declared.items())
+        raise ConfigurationError(f"{found}: need one input for all teachers of an ensemble")
+    return "audio" if "audio" in declared else "features"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnMember:
+    """OwnMember calls one teacher, and refuses answers that are not its utterances' logits."""
+
+    entry_point: EntryPoint
+    label: Callable[[list[Tensor]], Any]
+    heard: Heard
+    device: torch.device
+    num_senones: int
+
+    @torch.inference_mode()
+    def __call__(
+        self, utterances: list[Float32[Tensor, "_frames _values"]]
+    ) -> list[Float32[Tensor, "_frames senones"]]:
+        """Return the utterances' logits; ConfigurationError if a number or a shape is wrong."""
+        is_audio = self.heard == "audio"
+        answers = self.label([each.flatten() if is_audio else each for each in utterances])
+        if not isinstance(answers, list | tuple) or len(answers) != len(utterances):
+            found = f"{len(answers)} answers" if isinstance(answers, list | tuple) else "no list"
+            raise self.entry_point.error(f"{found}: need {len(utterances)}, one an utterance")
+        pairs = zip(answers, utterances, strict=True)
+        return [self._logits(answer, len(utterance)) for answer, utterance in pairs]
+
+    def _logits(self, answer: object, num_frames: int) -> Float32[Tensor, "_frames senones"]:
+        need = num_frames, self.num_senones
+        if not isinstance(answer, Tensor) or not answer.is_floating_point():
+            kind = answer.dtype if isinstance(answer, Tensor) else type(answer).__name__
+            raise self.entry_point.error(f"logits of type {kind}: need a tensor of floats {need}")
+        if tuple(answer.shape) != need:
+            raise self.entry_point.error(
+                f"logits of shape {tuple(answer.shape)}: need {need}, the utterance's low-rate "
+                "frames and the senones of the run"
+            )
+        return answer.to(self.device, torch.float32)
+
+
+def serve_own_teacher(
+    device: str, teacher: str, num_senones: str, k: str, tail_samples: str = "0"
+) -> TeacherFunction:
+    """Make the teachers of a recipe's settings, as JSON; answers are k best.
+
+    A device pool's servers call this once each.
+    """
+    return _serve(device, teacher, num_senones, kbest_encoder(k, tail_samples))
+
+
+def serve_own_logits(device: str, teacher: str, num_senones: str) -> TeacherFunction:
+    """Make the teachers of a recipe's settings, as JSON; answers are all logits."""
+    return _serve(device, teacher, num_senones, encode_logits)
+
+
+def _serve(device: str, teacher: str, num_senones: str, encode: Encode) -> TeacherFunction:
+    config = read_record(OwnTeacherConfig, json.loads(teacher), "targets.teacher")
+    place, heard = torch_device(device), check_untrained(config)
+    members = [_member(each, heard, place, int(num_senones)) for each in config.members]
+    num_values = SAMPLES_PER_FRAME if heard == "audio" else NUM_INPUTS
+    return TeacherFunction(members, place, encode, num_values)
+
+
+def _member(
+    config: MemberConfig, heard: Heard, device: torch.device, num_senones: int
+) -> OwnMember:
+    entry_point = config.entry_point
+    label = entry_point.call(device=device, num_senones=num_senones)
+    if not callable(label):
+        raise entry_point.error(f"returns a {type(label).__name__}: need a function of utterances")
+    return OwnMember(entry_point, label, heard, device, num_senones)
