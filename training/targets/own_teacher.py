@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from infra.configuration import LATER, ConfigurationError, read_record
+from infra.configuration import LATER, ConfigurationError, canonical_json, read_record
 from infra.ranges import Items, check_ranges
 from pipeline.splicing import NUM_INPUTS
 from pipeline.steps.teacher_inputs import SAMPLES_PER_FRAME
@@ -69,6 +69,9 @@ class MemberConfig:
         check_ranges(self)
         require_not_given(self.settings, GIVEN)
 
+    def __hash__(self) -> int:
+        return hash(canonical_json(self))
+
     @property
     def entry_point(self) -> EntryPoint:
         """Return the factory as it is imported."""
@@ -90,6 +93,9 @@ class OwnTeacherConfig:
     def __post_init__(self) -> None:
         check_ranges(self)
         require_not_given(self.settings, GIVEN)
+
+    def __hash__(self) -> int:
+        return hash(canonical_json(self))
 
     @property
     def members(self) -> Sequence[MemberConfig]:
