@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from infra.configuration import LATER, ConfigurationError, read_record
+from infra.configuration import LATER, ConfigurationError, canonical_json, read_record
 from infra.ranges import Items, check_ranges
 from pipeline.splicing import NUM_INPUTS
 from pipeline.steps.teacher_inputs import SAMPLES_PER_FRAME
@@ -22,6 +22,7 @@ from training.targets.teacher import (
     TeacherFunction,
     encode_logits,
     kbest_encoder,
+    on_host,
     torch_device,
 )
 
@@ -69,6 +70,9 @@ class MemberConfig:
         check_ranges(self)
         require_not_given(self.settings, GIVEN)
 
+    def __hash__(self) -> int:
+        return hash(canonical_json(self))
+
     @property
     def entry_point(self) -> EntryPoint:
         """Return the factory as it is imported."""
@@ -90,6 +94,9 @@ class OwnTeacherConfig:
     def __post_init__(self) -> None:
         check_ranges(self)
         require_not_given(self.settings, GIVEN)
+
+    def __hash__(self) -> int:
+        return hash(canonical_json(self))
 
     @property
     def members(self) -> Sequence[MemberConfig]:
@@ -165,17 +172,18 @@ def serve_own_teacher(
 
     A device pool's servers call this once each.
     """
-    return _serve(device, teacher, num_senones, kbest_encoder(k, tail_samples))
+    place = torch_device(device)
+    return _serve(place, teacher, num_senones, kbest_encoder(place, k, tail_samples))
 
 
 def serve_own_logits(device: str, teacher: str, num_senones: str) -> TeacherFunction:
     """Make the teachers of a recipe's settings, as JSON; answers are all logits."""
-    return _serve(device, teacher, num_senones, encode_logits)
+    return _serve(torch_device(device), teacher, num_senones, on_host(encode_logits))
 
 
-def _serve(device: str, teacher: str, num_senones: str, encode: Encode) -> TeacherFunction:
+def _serve(place: torch.device, teacher: str, num_senones: str, encode: Encode) -> TeacherFunction:
     config = read_record(OwnTeacherConfig, json.loads(teacher), "targets.teacher")
-    place, heard = torch_device(device), check_untrained(config)
+    heard = check_untrained(config)
     members = [_member(each, heard, place, int(num_senones)) for each in config.members]
     num_values = SAMPLES_PER_FRAME if heard == "audio" else NUM_INPUTS
     return TeacherFunction(members, place, encode, num_values)

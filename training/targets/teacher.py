@@ -24,6 +24,7 @@ from pipeline.splicing import NUM_INPUTS
 from pipeline.steps.targets import TargetsConfig
 from pipeline.steps.teacher_inputs import TeacherInput
 from training.models.ensemble import Member, ensemble_logits
+from training.models.kbest_selection import select_on_device
 from training.models.precision import fastest_precision, set_float32_products
 from training.models.registry import read_form
 from training.models.store import load_model
@@ -50,14 +51,20 @@ class TeacherBatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabelledBatch:
-    """LabelledBatch: a batch's logits on the device, and the seeds of the tails' draws."""
+    """LabelledBatch: a batch whose logits are computed, or about to be on a GPU.
 
-    logits: list[Float32[Tensor, "_frames senones"]]
+    `answers` waits for them, and yields each utterance's answer, or its error, which is its alone.
+    """
+
+    answers: Callable[[], Iterator[bytes | Exception]]
     seeds: Sequence[int]
 
 
-Encode = Callable[[Float32[np.ndarray, "_frames senones"], int], bytes]
-"""An utterance's logits and the seed of its tail to what the server answers."""
+Encode = Callable[
+    [list[Float32[Tensor, "_frames senones"]], Sequence[int]],
+    Callable[[], Iterator[bytes | Exception]],
+]
+"""A batch's logits on the device, and the seeds of the tails' draws, to its answers."""
 
 
 class TeacherFunction:
@@ -92,17 +99,11 @@ class TeacherFunction:
     def compute(self, prepared: TeacherBatch) -> LabelledBatch:
         """Compute the logits of all utterances as one padded batch."""
         logits = ensemble_logits(self._members, prepared.utterances)
-        return LabelledBatch(logits, prepared.seeds)
+        return LabelledBatch(self._encode(logits, prepared.seeds), prepared.seeds)
 
     def finish(self, computed: LabelledBatch) -> Sequence[bytes | Exception]:
-        """Copy the logits back and encode each utterance's; its error is its alone."""
-        answers: list[bytes | Exception] = []
-        for logits, seed in zip(computed.logits, computed.seeds, strict=True):
-            try:
-                answers.append(self._encode(logits.cpu().numpy(), seed))
-            except ValueError as error:
-                answers.append(error)
-        return answers
+        """Copy the answers back; an utterance's error is its alone."""
+        return list(computed.answers())
 
     def check(self) -> None:
         """Free cached memory, and label a moment of noise."""
@@ -140,24 +141,60 @@ def serve_teacher(
 ) -> TeacherFunction:
     """Load a run's teacher; a device pool's servers call this once each. Answers are k best."""
     place = torch_device(device)
-    encode = kbest_encoder(k, tail_samples)
+    encode = kbest_encoder(place, k, tail_samples)
     return TeacherFunction(load_members(place, run_uri, form, models), place, encode)
 
 
 def serve_logits(device: str, run_uri: str, form: str, models: str) -> TeacherFunction:
     """Load a run's teacher, or an ensemble's `models`; answers are all logits."""
     place = torch_device(device)
-    return TeacherFunction(load_members(place, run_uri, form, models), place, encode_logits)
+    return TeacherFunction(
+        load_members(place, run_uri, form, models), place, on_host(encode_logits)
+    )
 
 
-def kbest_encoder(k: str, tail_samples: str) -> Encode:
-    """Return the function that selects and encodes the k best, of a server's arguments."""
+def kbest_encoder(device: torch.device, k: str, tail_samples: str) -> Encode:
+    """Return the function that selects and encodes the k best, of a server's arguments.
+
+    A GPU selects where the logits are, unless a tail is drawn.
+    """
     columns = int(k), int(tail_samples)
+    if device.type == "cuda" and not columns[1]:
+        return kbest_on_device(columns[0])
+    return on_host(lambda logits, seed: encode_targets(select_kbest(logits, *columns, seed)))
 
-    def encode(logits: Float32[np.ndarray, "frames senones"], seed: int) -> bytes:
-        return encode_targets(select_kbest(logits, *columns, seed))
 
-    return encode
+def kbest_on_device(k: int) -> Encode:
+    """Return the function that selects the k best on the device, and copies these alone."""
+
+    def begin(
+        logits: list[Float32[Tensor, "_frames senones"]],
+        seeds: Sequence[int],  # noqa: ARG001 - nothing is drawn
+    ) -> Callable[[], Iterator[bytes | Exception]]:
+        selected = select_on_device(logits, k)
+        return lambda: (
+            encode_targets(each) if isinstance(each, KBest) else each for each in selected.on_host()
+        )
+
+    return begin
+
+
+def on_host(encode: Callable[[Float32[np.ndarray, "_frames senones"], int], bytes]) -> Encode:
+    """Return the function that copies each utterance's logits, and encodes them with its seed."""
+
+    def begin(
+        logits: list[Float32[Tensor, "_frames senones"]], seeds: Sequence[int]
+    ) -> Callable[[], Iterator[bytes | Exception]]:
+        def answers() -> Iterator[bytes | Exception]:
+            for each, seed in zip(logits, seeds, strict=True):
+                try:
+                    yield encode(each.cpu().numpy(), seed)
+                except ValueError as error:
+                    yield error
+
+        return answers
+
+    return begin
 
 
 def encode_input(given: TeacherInput) -> bytes:

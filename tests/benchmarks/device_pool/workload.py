@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +13,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from pipeline.kbest import select_kbest
-from pipeline.steps.targets import TeacherInput
+from pipeline.steps.teacher_inputs import TeacherInput
 from training.models.lstm import LstmConfig, LstmModel
+from training.models.precision import fastest_precision, set_float32_products
 from training.targets.teacher import (
     SEED_BYTES,
     TeacherFunction,
     encode_input,
-    encode_targets,
+    kbest_encoder,
     torch_device,
 )
 
@@ -77,9 +78,10 @@ def make_function(device: str) -> TeacherFunction:
     is_gpu = place.type == "cuda"
     form, senones = (PAPERS_FORM, PAPERS_SENONES) if is_gpu else (FORM, NUM_SENONES)
     model = LstmModel(form, senones).eval().to(place)
-    return TeacherFunction(
-        [model], place, lambda logits, seed: encode_targets(select_kbest(logits, K, 0, seed))
-    )
+    if is_gpu:
+        set_float32_products("tf32")
+    label = partial(model.utterance_logits, precision=fastest_precision(place))
+    return TeacherFunction([label], place, kbest_encoder(place, str(K), "0"))
 
 
 @dataclass(frozen=True)
