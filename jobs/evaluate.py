@@ -29,7 +29,7 @@ from training.evaluation.slices import ModelsToDecode
 from training.evaluation.tuning import tune
 from training.models.registry import ModelConfig
 from training.recipes import Recipe
-from training.targets.kbest_sample import measure_kbest_costs
+from training.targets.kbest_costs.sample import measure_kbest_costs
 
 
 def run(job: Job) -> StepResults:

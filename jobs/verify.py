@@ -50,7 +50,7 @@ from training.fit.model_specs import (
     teacher_fits,
 )
 from training.recipes import Recipe, read_recipe
-from training.targets.kbest_sample import kbest_costs_settings
+from training.targets.kbest_costs.sample import kbest_costs_settings
 from training.targets.lattices import lattice_settings
 
 

@@ -9,7 +9,8 @@ import numpy as np
 from pipeline.kbest import KBest, TeacherFailure
 from pipeline.steps.targets import Teacher
 from pipeline.steps.teacher_inputs import TeacherInput
-from training.targets.teacher import TeacherFunction, decode_targets, encode_input
+from training.targets.teacher import TeacherFunction
+from training.targets.teacher_messages import decode_targets, encode_input
 
 T = TypeVar("T")
 

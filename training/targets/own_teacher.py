@@ -17,14 +17,8 @@ from infra.ranges import Items, check_ranges
 from pipeline.splicing import NUM_INPUTS
 from pipeline.steps.teacher_inputs import SAMPLES_PER_FRAME
 from training.entry_point import EntryPoint, FactoryName, Settings, require_not_given
-from training.targets.teacher import (
-    Encode,
-    TeacherFunction,
-    encode_logits,
-    kbest_encoder,
-    on_host,
-    torch_device,
-)
+from training.targets.teacher import TeacherFunction, torch_device
+from training.targets.teacher_messages import Encode, encode_logits, kbest_encoder, on_host
 
 F = TypeVar("F", bound=Callable[..., Any])
 

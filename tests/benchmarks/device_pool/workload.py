@@ -16,13 +16,8 @@ import torch
 from pipeline.steps.teacher_inputs import TeacherInput
 from training.models.lstm import LstmConfig, LstmModel
 from training.models.precision import fastest_precision, set_float32_products
-from training.targets.teacher import (
-    SEED_BYTES,
-    TeacherFunction,
-    encode_input,
-    kbest_encoder,
-    torch_device,
-)
+from training.targets.teacher import TeacherFunction, torch_device
+from training.targets.teacher_messages import SEED_BYTES, encode_input, kbest_encoder
 
 FORM = LstmConfig(2, 256, True, 0, 0.0)
 NUM_SENONES = 2000

@@ -5,18 +5,13 @@ import os
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 
-from training.targets.teacher import (
-    LabelledBatch,
-    TeacherBatch,
-    TeacherFunction,
-    decode_seed,
-    serve_teacher,
-)
+from training.targets.teacher import LabelledBatch, TeacherBatch, TeacherFunction, serve_teacher
+from training.targets.teacher_messages import decode_seed
 
 WAIT_S = 0.5
 """Enough for all other requests of a shard to arrive."""
@@ -86,12 +81,11 @@ class FaultyTeacher(TeacherFunction):
         num_frames = len(seeds) * max(len(each) for each in prepared.utterances)
         if num_frames > faults.memory_frames:
             raise torch.OutOfMemoryError(f"CUDA out of memory: {num_frames} frames")
-        computed = super().compute(prepared)
-        logits = [
+        utterances = [
             torch.full_like(each, torch.nan) if seed in faults.nan else each
-            for each, seed in zip(computed.logits, computed.seeds, strict=True)
+            for each, seed in zip(prepared.utterances, prepared.seeds, strict=True)
         ]
-        return LabelledBatch(logits, computed.seeds)
+        return super().compute(replace(prepared, utterances=utterances))
 
 
 def serve_faulty_teacher(

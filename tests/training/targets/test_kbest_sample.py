@@ -16,9 +16,9 @@ from pipeline.shards import FeatureRow, write_features
 from pipeline.steps.targets import TargetsConfig
 from training.models.lstm import LstmConfig
 from training.models.store import TrainedModel, store_model
-from training.targets import kbest_sample
-from training.targets.kbest_costs import kbest_costs
-from training.targets.kbest_sample import measure_kbest_costs, sample_utterances
+from training.targets.kbest_costs import sample as kbest_sample
+from training.targets.kbest_costs.costs import kbest_costs
+from training.targets.kbest_costs.sample import measure_kbest_costs, sample_utterances
 
 FORMS = {
     TEACHER: LstmConfig(1, 8, bidirectional=True, look_ahead=0, dropout=0.0),

@@ -52,7 +52,8 @@ from training.targets.lattice_targets import (
     Score,
     open_lattice_teacher,
 )
-from training.targets.teacher import decode_logits, serve_logits, serve_teacher
+from training.targets.teacher import serve_logits, serve_teacher
+from training.targets.teacher_messages import decode_logits
 
 K = 6
 CONFIG = TargetsConfig(K, 60, 3)

@@ -26,14 +26,8 @@ from training.targets.own_teacher import (
     serve_own_logits,
     serve_own_teacher,
 )
-from training.targets.teacher import (
-    PooledTeacher,
-    decode_logits,
-    decode_targets,
-    encode_input,
-    kept_logits,
-    kept_targets,
-)
+from training.targets.teacher import PooledTeacher, kept_logits, kept_targets
+from training.targets.teacher_messages import decode_logits, decode_targets, encode_input
 from training.targets.windows import WindowsConfig
 
 OWN = "tests.training.targets.own_teachers"

@@ -18,16 +18,18 @@ from pipeline.steps.teacher_inputs import TeacherInput
 from training.models.lstm import LstmConfig, LstmModel
 from training.models.precision import set_float32_products
 from training.models.store import TrainedModel, store_model
-from training.targets.teacher import (
-    TeacherFunction,
+from training.targets.teacher import TeacherFunction, load_members, serve_logits, serve_teacher
+from training.targets.teacher_messages import (
     decode_frames,
     decode_logits,
     decode_seed,
     decode_targets,
     encode_input,
+    encode_logits,
     encode_targets,
-    serve_logits,
-    serve_teacher,
+    kbest_encoder,
+    kbest_on_device,
+    on_host,
 )
 
 LENGTHS = (7, 1, 40)
@@ -121,6 +123,33 @@ def test_the_server_gives_the_models_own_best(
     found = targets(function)
     assert torch.backends.cudnn.rnn.fp32_precision == "ieee"
     assert_same(found, [select_kbest(each, 5) for each in logits_of(model)])
+
+
+def test_a_device_selects_what_its_host_would(tmp_path: Path) -> None:
+    """As on a GPU: the same answers, log Z within a rounding, NaN its utterance's own."""
+    store_teachers(tmp_path, ["teacher"])
+    cpu = torch.device("cpu")
+    members = load_members(cpu, str(tmp_path), canonical_json(CONFIG), "teacher")
+    here = TeacherFunction(members, cpu, kbest_encoder(cpu, "5", "0"))
+    there = TeacherFunction(members, cpu, kbest_on_device(5))
+    for one, other in zip(targets(there), targets(here), strict=True):
+        np.testing.assert_array_equal(one.senones, other.senones)
+        np.testing.assert_array_equal(one.logits, other.logits)
+        np.testing.assert_allclose(one.log_z, other.log_z, rtol=1e-3)
+    poison = TeacherInput(np.full((9, 192), np.nan, np.float32), 0)
+    first, failed, last = answers(there, [INPUTS[0], poison, INPUTS[2]])
+    assert isinstance(failed, ValueError)
+    assert [len(each) for each in (first, last)] == [22 * LENGTHS[0], 22 * LENGTHS[2]]
+
+
+@pytest.mark.parametrize(
+    ("device", "tail_samples", "copies"),
+    [("cpu", "0", True), ("meta", "0", True), ("cuda", "0", False), ("cuda", "2", True)],
+)
+def test_a_gpu_selects_what_is_not_drawn(device: str, tail_samples: str, copies: bool) -> None:
+    """All other logits are copied to the host, which selects and draws."""
+    encode = kbest_encoder(torch.device(device), "5", tail_samples)
+    assert (encode.__qualname__ == on_host(encode_logits).__qualname__) is copies
 
 
 @pytest.mark.parametrize("models", ["teacher,teacher_2,teacher_3", "teacher_3,teacher,teacher_2"])

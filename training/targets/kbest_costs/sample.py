@@ -28,7 +28,7 @@ from pipeline.steps.targets import TargetsConfig, tail_seed
 from training.models.ensemble import Member, ensemble_logits
 from training.models.registry import ModelConfig
 from training.models.store import load_models
-from training.targets.kbest_costs import KS, CostSums, kbest_costs
+from training.targets.kbest_costs.costs import KS, CostSums, kbest_costs
 
 NUM_FRAMES = 20_000
 """The low-rate frames of the sample, in all placements together: ten minutes of speech."""
