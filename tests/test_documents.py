@@ -28,7 +28,7 @@ DOCUMENTS = [
 # Folders and files of a run, of a user's corpus, or of another system, not of the repository.
 ELSEWHERE = re.compile(
     r"(runs|selection|features|corpus|report|certificate|conf|scratch|dist)/"
-    r"|(manifest|report)\.json|(example|inspect|my_models)\.py|spark-env\.sh"
+    r"|(manifest|report)\.json|(example|inspect|my_models|my_teachers)\.py|spark-env\.sh"
 )
 # Names of other software, and of the Makefile.
 FOREIGN = {

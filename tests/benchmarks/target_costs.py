@@ -31,6 +31,7 @@ from pipeline.shards import (
     write_partition,
 )
 from pipeline.steps.targets import ShardTask, TargetsConfig, label_shard
+from pipeline.steps.teacher_inputs import FeatureHearing
 from tests.benchmarks.measure import Figure, interleaved, ratios, show
 from tests.benchmarks.reader import kbest, read_all, utterances
 from training.data.dataset import Dataset
@@ -88,7 +89,7 @@ def labelling(folder: str, num_rounds: int) -> list[Figure]:
     def label(offsets: str, number: int) -> None:
         config = TargetsConfig(K, REQUEST_FRAMES, 1, offsets=offsets)  # type: ignore[arg-type]
         context = step_context(store, folder, f"{TARGETS_STEP}-{offsets}-{number}", {}, {})
-        task = ShardTask(context, config, "0", features, free_teacher(K))
+        task = ShardTask(context, config, "0", features, free_teacher(K), FeatureHearing())
         (written[offsets],) = label_shard(task).outputs
 
     numbers = iter(range(10_000))

@@ -77,6 +77,15 @@ def test_a_teacher_labels_by_features_or_by_audio(
     assert check_untrained(named(factory)) == heard
 
 
+@pytest.mark.parametrize(("factory", "num_values"), [("spliced", 192), ("listening", 480)])
+def test_the_teacher_computes_on_its_device(factory: str, num_values: int) -> None:
+    """On torch's meta device, where two devices do not mix, its logits lie there, too."""
+    function = serve_own_logits("meta", canonical_json(named(factory)), str(NUM_SENONES))
+    prepared = function.prepare([encode_input(each) for each in inputs(num_values)])
+    for logits, length in zip(function.compute(prepared).logits, LENGTHS, strict=True):
+        assert (logits.device.type, logits.shape) == ("meta", (length, NUM_SENONES))
+
+
 def test_settings_reach_the_factory() -> None:
     """With the types that its signature wants: a whole number is a float where it says so."""
     config = read_record(
