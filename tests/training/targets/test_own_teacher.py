@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 from scipy.special import softmax
 
 from infra.configuration import ConfigurationError, canonical_json, plain, read_record
@@ -17,6 +18,7 @@ from pipeline.steps.teacher_inputs import TeacherInput
 from tests.in_process_teacher import answer_alone
 from tests.training.targets.own_teachers import weights
 from tests.whole_path.processes import TINY
+from training.models.precision import set_float32_products
 from training.recipes import read_recipe
 from training.targets.own_teacher import (
     MemberConfig,
@@ -90,6 +92,16 @@ def test_the_teacher_computes_on_its_device(factory: str, num_values: int) -> No
     prepared = function.prepare([encode_input(each) for each in inputs(num_values)])
     for logits, length in zip(function.compute(prepared).logits, LENGTHS, strict=True):
         assert (logits.device.type, logits.shape) == ("meta", (length, NUM_SENONES))
+
+
+def test_products_are_float32_unless_the_factory_says_otherwise() -> None:
+    """No TF32 of the server's remains, so that logits are the teacher's own."""
+    set_float32_products("tf32")
+    serve_own_logits("cpu", canonical_json(named("spliced")), str(NUM_SENONES))
+    assert torch.backends.cudnn.rnn.fp32_precision == "ieee"
+    serve_own_logits("cpu", canonical_json(named("in_tf32")), str(NUM_SENONES))
+    assert torch.backends.cudnn.rnn.fp32_precision == "tf32"
+    set_float32_products("float32")
 
 
 def test_settings_reach_the_factory() -> None:
