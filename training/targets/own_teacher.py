@@ -17,6 +17,7 @@ from infra.ranges import Items, check_ranges
 from pipeline.splicing import NUM_INPUTS
 from pipeline.steps.teacher_inputs import SAMPLES_PER_FRAME
 from training.entry_point import EntryPoint, FactoryName, Settings, require_not_given
+from training.models.precision import set_float32_products
 from training.targets.teacher import TeacherFunction, torch_device
 from training.targets.teacher_messages import Encode, encode_logits, kbest_encoder, on_host
 
@@ -178,6 +179,8 @@ def serve_own_logits(device: str, teacher: str, num_senones: str) -> TeacherFunc
 def _serve(place: torch.device, teacher: str, num_senones: str, encode: Encode) -> TeacherFunction:
     config = read_record(OwnTeacherConfig, json.loads(teacher), "targets.teacher")
     heard = check_untrained(config)
+    # Whatever the run's own teachers compute in: a factory may choose another precision.
+    set_float32_products("float32")
     members = [_member(each, heard, place, int(num_senones)) for each in config.members]
     num_values = SAMPLES_PER_FRAME if heard == "audio" else NUM_INPUTS
     return TeacherFunction(members, place, encode, num_values)

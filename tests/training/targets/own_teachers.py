@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from training.models.precision import set_float32_products
 from training.targets.own_teacher import hears
 
 Label = Callable[[list[Tensor]], Any]
@@ -26,6 +27,12 @@ def in_bfloat16(device: torch.device, num_senones: int) -> Label:
     """The same in half precision."""
     good = spliced(device, num_senones)
     return lambda utterances: [each.bfloat16() for each in good(utterances)]
+
+
+def in_tf32(device: torch.device, num_senones: int) -> Label:
+    """The same with TF32, which it asks for itself."""
+    set_float32_products("tf32")
+    return spliced(device, num_senones)
 
 
 @hears("audio")

@@ -18,6 +18,7 @@ from pipeline.steps.teacher_inputs import TeacherInput
 from tests.in_process_teacher import answer_alone
 from tests.training.targets.own_teachers import weights
 from tests.whole_path.processes import TINY
+from training.models.precision import set_float32_products
 from training.recipes import read_recipe
 from training.targets.own_teacher import (
     MemberConfig,
@@ -94,6 +95,16 @@ def test_the_teacher_computes_on_its_device(
     prepared = function.prepare([encode_input(each) for each in inputs(num_values)])
     function.finish(function.compute(prepared))
     assert left == [("meta", (length, NUM_SENONES)) for length in LENGTHS]
+
+
+def test_products_are_float32_unless_the_factory_says_otherwise() -> None:
+    """No TF32 of the server's remains, so that logits are the teacher's own."""
+    set_float32_products("tf32")
+    serve_own_logits("cpu", canonical_json(named("spliced")), str(NUM_SENONES))
+    assert torch.backends.cudnn.rnn.fp32_precision == "ieee"
+    serve_own_logits("cpu", canonical_json(named("in_tf32")), str(NUM_SENONES))
+    assert torch.backends.cudnn.rnn.fp32_precision == "tf32"
+    set_float32_products("float32")
 
 
 def test_settings_reach_the_factory() -> None:
