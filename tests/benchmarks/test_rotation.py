@@ -186,7 +186,7 @@ def test_scores_of_models_that_were_taken_over_are_too(
 def test_ablations_differ_from_the_recipe_in_values_that_it_may_have(label: str) -> None:
     """Each recipe can be read, differs, and leaves the steps before its first as they are."""
     ablation, recipe = ABLATIONS[label], read_recipe(str(RECIPE))
-    other = read_recipe(str(RECIPE), ablation.settings)
+    other = read_recipe(str(RECIPE), ablation.values(108))
     differing = {
         field.name
         for field in fields(recipe)

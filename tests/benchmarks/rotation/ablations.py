@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from infra.store.object_store import ObjectStore
 from jobs.cli.catalogue import (
     ALIGN,
     EVALUATE,
@@ -21,6 +22,7 @@ from jobs.cli.catalogue import (
     TRAIN_STUDENT,
     TRAIN_TEACHER,
 )
+from training.targets.alignment import read_tree
 
 REFERENCE = "rotation"
 MODELS = ("baseline", "teacher", "student")
@@ -33,6 +35,10 @@ class Ablation:
     again: str
     settings: tuple[str, ...]
     student_ranks: int = 1
+
+    def values(self, num_senones: int) -> list[str]:
+        """Return the values that differ, with the number of the run's senones."""
+        return [each.replace("{senones}", str(num_senones)) for each in self.settings]
 
 
 def distributed(trainer: str, *values: str) -> Ablation:
@@ -47,6 +53,9 @@ ABLATIONS: Mapping[str, Ablation] = {
     "one-round": Ablation(GENERATE_TARGETS, ("targets.rounds=1",)),
     "lattice-targets": Ablation(GENERATE_TARGETS, ("targets.source=lattice",)),
     **{f"k-{k}": Ablation(GENERATE_TARGETS, (f"targets.k={k}",)) for k in (1, 5, 10)},
+    "k-all": Ablation(GENERATE_TARGETS, ("targets.k={senones}",)),
+    "drawn-tail": Ablation(GENERATE_TARGETS, ("targets.tail_samples=4",)),
+    "ghost": Ablation(TRAIN_STUDENT, ("student.soft_targets=ghost",)),
     "teacher-without-smbr": Ablation(TRAIN_TEACHER, ("sequence_training.teacher=false",)),
     **{f"ensemble-{m}": Ablation(TRAIN_TEACHER, (f"teacher.ensemble={m}",)) for m in (2, 3)},
     **{f"passes-{p}": Ablation(TRAIN_STUDENT, (f"student.num_passes={p}",)) for p in (2, 6, 12)},
@@ -66,13 +75,23 @@ ABLATIONS: Mapping[str, Ablation] = {
 """The pairs by label."""
 
 
-def command(label: str, ablation: Ablation, rest: list[str]) -> list[str]:
+def command(label: str, ablation: Ablation, rest: list[str], num_senones: int) -> list[str]:
     """Return the rotation's command line of one ablation; `rest` names fold, seed and folders."""
-    settings = [part for each in ablation.settings for part in ("--set", each)]
+    settings = [part for each in ablation.values(num_senones) for part in ("--set", each)]
     taken = ["--reuse", REFERENCE, "--again", ablation.again]
     ranks = ["--student-ranks", str(ablation.student_ranks)]
     module = [sys.executable, "-m", "tests.benchmarks.rotation"]
     return [*module, "--label", label, *taken, *ranks, *settings, *rest]
+
+
+def senones_of_reference(rest: list[str]) -> int:
+    """Count the senones of the run that the arguments of the rotation name."""
+    parser = argparse.ArgumentParser()
+    for name in ("--fold", "--seed", "--out"):
+        parser.add_argument(name, required=True)
+    given, _ = parser.parse_known_args(rest)
+    run = f"{given.out}/{REFERENCE}/multi-fold{given.fold}-seed{given.seed}/run"
+    return read_tree(ObjectStore((run,)), run).num_senones
 
 
 def main() -> None:
@@ -84,8 +103,9 @@ def main() -> None:
     )
     parser.add_argument("--only", nargs="+", choices=ABLATIONS, default=list(ABLATIONS))
     arguments, rest = parser.parse_known_args()
+    num_senones = senones_of_reference(rest)
     codes = [
-        subprocess.run(command(label, ABLATIONS[label], rest), check=False).returncode
+        subprocess.run(command(label, ABLATIONS[label], rest, num_senones), check=False).returncode
         for label in arguments.only
     ]
     sys.exit(next(filter(None, codes), 0))
