@@ -46,11 +46,13 @@ class Sent:
 class InFlightRequests:
     """InFlightRequests: what waits, what each device has, and what is answered. Safe for threads.
 
-    What a lost server had is sent again: what it computed at that moment alone, and after all
-    others, the rest as before. Each request is answered once, whatever is sent twice.
+    A device has at most `share_frames` at a time, or one request, so that others wait for the next
+    device. What a lost server had is sent again: what it computed at that moment alone, and after
+    all others, the rest as before. Each request is answered once, whatever is sent twice.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, share_frames: int) -> None:
+        self._share_frames = share_frames
         self.changed = threading.Condition()
         self._waiting: deque[Sent] = deque()
         self._sent: dict[str, dict[int, Sent]] = {}
@@ -70,15 +72,23 @@ class InFlightRequests:
             self._waiting.append(Sent(number, request))
 
     def next_for(self, device: str, num_frames: int) -> list[Sent]:
-        """Give a device requests of about so many frames, at least one if any waits."""
+        """Give a device requests of about so many frames, at least one if it may have any."""
         given: list[Sent] = []
         with self.changed:
-            while self._waiting and num_frames > 0:
+            sent = self._sent.setdefault(device, {})
+            while num_frames > 0 and self.has_for(device):
                 each = self._waiting.popleft()
                 num_frames -= max(1, each.request.num_frames)
                 given.append(each)
-            self._sent.setdefault(device, {}).update({each.number: each for each in given})
+                sent[each.number] = each
         return given
+
+    def has_for(self, device: str) -> bool:
+        """Return whether a request waits that the device may have."""
+        with self.changed:
+            sent = self._sent.get(device, {}).values()
+            num_frames = sum(each.request.num_frames for each in sent)
+            return bool(self._waiting) and (not sent or num_frames < self._share_frames)
 
     def computing(self, device: str, number: int) -> None:
         """Note that a device's server took a request into a batch."""

@@ -14,6 +14,7 @@ from infra.spark.task_devices import task_devices
 
 _OPEN_AFTER_S = 0.2  # in which requests have waited that no server asks for
 _POLL_INTERVAL_S = 0.1
+_SHARE_BATCHES = 3  # one for each thread of a server; what is beyond waits for another device
 _CLOSE_LIMIT_S = 5.0
 
 
@@ -29,7 +30,8 @@ class RequestStream:
         self._pool = pool
         self._devices = task_devices(pool.devices)
         self._window_frames = window_frames
-        self._in_flight = InFlightRequests()
+        share = max(_SHARE_BATCHES * pool.batch_frames, window_frames // len(self._devices))
+        self._in_flight = InFlightRequests(share)
         self._links: dict[str, ServerLink] = {}
         self._left_out: dict[str, str] = {}
         self._waiting_since_s = 0.0

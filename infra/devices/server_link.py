@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from infra.device_faults import FAULTS
 from infra.devices.device_pool import DeviceError, DevicePool, ServerLostError, kill_server
-from infra.devices.in_flight_requests import InFlightRequests, RequestFailure
+from infra.devices.in_flight_requests import InFlightRequests, PoolAnswer, RequestFailure
 from infra.devices.messages import Kind, Message, MessageError, receive_message, send_message
 
 SILENCE_LIMIT_S = 10.0
@@ -67,7 +67,9 @@ class ServerLink:
         return ""
 
     def offer(self) -> None:
-        """Tell the server that requests wait, unless it knows."""
+        """Tell the server that requests wait which it may have, unless it knows."""
+        if not self.in_flight.has_for(self.device):
+            return
         with self._sending, suppress(OSError):  # the other thread finds out
             if self._connection is not None and self._is_hungry:
                 self._is_hungry = False
@@ -85,8 +87,7 @@ class ServerLink:
         connection.settimeout(SILENCE_LIMIT_S)
         self._is_hungry, self._connection, self.is_connected = True, connection, True
         try:
-            if self.in_flight.num_waiting:
-                self.offer()
+            self.offer()
             while not self._is_closed:
                 self._obey(receive_message(connection))
         except TimeoutError:
@@ -108,12 +109,9 @@ class ServerLink:
             case Kind.TAKEN:
                 self.in_flight.computing(self.device, message.number)
             case Kind.ANSWER:
-                self._num_losses = 0
-                self.in_flight.answer(self.device, message.number, bytes(message.body))
+                self._note(message.number, bytes(message.body))
             case Kind.FAILURE:
-                self._num_losses = 0
-                failure = RequestFailure(_text(message))
-                self.in_flight.answer(self.device, message.number, failure)
+                self._note(message.number, RequestFailure(_text(message)))
             case Kind.OUT_OF_MEMORY:
                 FAULTS.add(self.device, "out of memory", _text(message))
             case Kind.BATCH_FAILED:
@@ -122,6 +120,11 @@ class ServerLink:
                 pass
             case other:
                 raise MessageError(f"message of kind {other}: need one of a server")
+
+    def _note(self, number: int, answer: PoolAnswer) -> None:
+        self._num_losses = 0
+        self.in_flight.answer(self.device, number, answer)
+        self.offer()  # it may have more for what it answered
 
     def _send_requests(self, num_frames: int) -> None:
         given = self.in_flight.next_for(self.device, num_frames)
@@ -132,7 +135,7 @@ class ServerLink:
                 request = each.request
                 message = Message(kind, each.number, request.num_frames, request.payload)
                 send_message(self._connection, message)
-            has_more = self.in_flight.num_waiting > 0
+            has_more = self.in_flight.has_for(self.device)
             self._is_hungry = not has_more
             send_message(self._connection, Message(Kind.SENT, num_frames=int(has_more)))
 

@@ -11,8 +11,8 @@ from infra.devices.in_flight_requests import (
 )
 
 
-def filled(count: int) -> InFlightRequests:
-    in_flight = InFlightRequests()
+def filled(count: int, share_frames: int = 10**6) -> InFlightRequests:
+    in_flight = InFlightRequests(share_frames)
     for number in range(count):
         in_flight.add(number, PoolRequest(10, str(number).encode()))
     return in_flight
@@ -30,6 +30,22 @@ def test_a_device_gets_about_the_frames_that_it_asks_for() -> None:
     assert numbers(in_flight, "a", 1000) == [4, 5]
     assert numbers(in_flight, "b", 1000) == []
     assert in_flight.num_waiting_frames == 0
+
+
+def test_a_device_has_no_more_than_its_share() -> None:
+    """Until it answers; a share that no request fits holds one."""
+    in_flight = filled(7, share_frames=25)
+    assert numbers(in_flight, "a", 1000) == [0, 1, 2]
+    assert not in_flight.has_for("a")
+    assert numbers(in_flight, "a", 1000) == []
+    assert numbers(in_flight, "b", 1000) == [3, 4, 5]
+    in_flight.answer("a", 1, b"one")
+    assert in_flight.has_for("a")
+    assert numbers(in_flight, "a", 1000) == [6]
+    assert not in_flight.has_for("b")
+    alone = filled(2, share_frames=1)
+    assert numbers(alone, "a", 1000) == [0]
+    assert not alone.has_for("a")
 
 
 def test_what_a_lost_server_had_comes_again() -> None:
