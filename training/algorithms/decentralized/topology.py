@@ -1,8 +1,9 @@
 """Define the neighbours of a rank in a round of decentralized SGD (paper 001 3 and 4).
 
-D-PSGD has one ring for all rounds, RAND-PSGD a drawn ring for each round. In AD-PSGD an active and
-a passive rank of the fixed ring exchange models in pairs. Every rank computes the neighbours of all
-ranks from a seed and a counter: no rank sends them, and a checkpoint holds the two numbers alone.
+D-PSGD has one ring for all mixing rounds, RAND-PSGD draws a ring for each. In AD-PSGD an active and
+a passive rank of the fixed ring exchange models in pairs (Lian et al., reference 2 of 001). Every
+rank computes the neighbours of all ranks from a seed and a counter: no rank sends them, and a
+checkpoint holds these two numbers alone.
 """
 
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ def fixed_ring(num_ranks: int) -> Ring:
 
 
 def permuted_ring(seed: int, round_index: int, num_ranks: int) -> Ring:
-    """Return the ring of RAND-PSGD in one round, whose order is a random permutation (eq. 7)."""
+    """Return RAND-PSGD's ring in one mixing round: its order is a random permutation (eq. 7)."""
     return Ring(permutation(seed, round_index, num_ranks))
 
 

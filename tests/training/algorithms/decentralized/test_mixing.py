@@ -158,22 +158,23 @@ def test_eq_11_is_an_equality_over_all_permutations(num_ranks: int, num_rounds: 
     assert expected <= (num_ranks - 1) / 3**num_rounds
 
 
-@pytest.mark.parametrize(("num_ranks", "num_rounds"), [(8, 1), (8, 3), (16, 4), (32, 2)])
+@pytest.mark.parametrize(("num_ranks", "num_rounds"), [(8, 2), (8, 3), (16, 4), (32, 2)])
 def test_drawn_rings_follow_eq_11(num_ranks: int, num_rounds: int) -> None:
-    """2,000 runs of successive rounds: their mean is eq. (11) within 4 standard errors.
+    """500 runs of successive rounds: their mean is eq. (11) within 4 standard errors.
 
-    A standard error is at most 1.5 % of eq. (11).
+    A standard error is at most 3 % of eq. (11), without whose -2 / (3 (L - 1)) the value is 2.7
+    times as large for 8 ranks and 3 rounds.
     """
     uniform = uniform_matrix(num_ranks)
     squares = []
-    for run in range(2000):
+    for run in range(500):
         mixed = np.eye(num_ranks)
         for round_index in range(run * num_rounds, (run + 1) * num_rounds):
             mixed = mixed @ ring_matrix(permuted_ring(11, round_index, num_ranks))
         squares.append(np.linalg.norm(mixed - uniform) ** 2)
     expected = permuted_ring_distance(num_ranks, num_rounds)
     error = np.std(squares, ddof=1) / np.sqrt(len(squares))
-    assert error <= 0.015 * expected
+    assert error <= 0.03 * expected
     assert abs(np.mean(squares) - expected) <= 4 * error + 1e-12
 
 
@@ -186,7 +187,7 @@ def test_drawn_rings_contract_any_models_alike() -> None:
     before = consensus_distance(wave) ** 2
     ratios = [
         consensus_distance(wave @ ring_matrix(permuted_ring(5, index, 32))) ** 2 / before
-        for index in range(2000)
+        for index in range(1000)
     ]
     error = np.std(ratios, ddof=1) / np.sqrt(len(ratios))
     assert error < 0.01
