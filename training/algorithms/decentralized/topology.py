@@ -81,4 +81,5 @@ def drawn_partner(seed: int, rank: int, exchange_index: int, num_ranks: int) -> 
     """
     assert is_active(rank), f"rank {rank} is passive and starts no exchange"
     choices = partners(rank, num_ranks)
-    return choices[shuffled_order(len(choices), seed, "partner", rank, exchange_index)[0]]
+    order = shuffled_order(len(choices), seed, "partner", rank, exchange_index)
+    return choices[int(order[0])]
