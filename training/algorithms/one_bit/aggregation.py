@@ -69,7 +69,7 @@ class TwoStageAggregation:
 
     def take_messages(
         self, state: RankState, gradients: Float[Tensor, " elements"]
-    ) -> list[Int32[Tensor, " words"]]:
+    ) -> list[Int32[Tensor, " _"]]:
         """Quantize a rank's gradients for each rank that aggregates them, itself included."""
         gradients = self.adagrad.at(AdaGradPlace.PARTIAL, state.adagrad, gradients)
         return [
@@ -90,9 +90,7 @@ class TwoStageAggregation:
         return take_message(state.stripe_residual, self._processed(state, total), columns)
 
     def update(
-        self,
-        messages: Sequence[Int32[Tensor, " words"]],
-        like: Float[Tensor, " elements"],
+        self, messages: Sequence[Int32[Tensor, " _"]], like: Float[Tensor, " elements"]
     ) -> Float[Tensor, " elements"]:
         """Return the update from the second messages of ranks 0, 1, ..., in a vector as `like`."""
         update = torch.zeros_like(like)

@@ -48,7 +48,7 @@ class Columns:
         """Return the vector's length."""
         return sum(matrix.num_elements for matrix in self.matrices)
 
-    def views(self, vector: Shaped[Tensor, " elements"]) -> list[Shaped[Tensor, "columns size"]]:
+    def views(self, vector: Shaped[Tensor, " elements"]) -> list[Shaped[Tensor, "_ _"]]:
         """Return each matrix's part of a vector of `num_elements`, a column a row, uncopied."""
         parts = vector.split([matrix.num_elements for matrix in self.matrices])
         return [
@@ -58,7 +58,7 @@ class Columns:
 
     def split(
         self, of_columns: Shaped[Tensor, "... all_columns"]
-    ) -> tuple[Shaped[Tensor, "... columns"], ...]:
+    ) -> tuple[Shaped[Tensor, "... _"], ...]:
         """Return each matrix's part of what has one value a column, uncopied."""
         return of_columns.split([matrix.num_columns for matrix in self.matrices], dim=-1)
 
