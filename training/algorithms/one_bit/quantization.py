@@ -1,0 +1,104 @@
+"""Quantize a vector to one bit an element, and keep the error for the next time (paper 004 3).
+
+A message is a vector of 32-bit words. First come two float32 reconstruction values for each column:
+all columns' means of the elements from 0 up, then all columns' means of those below. One bit for
+each element follows, lowest bit first, set from 0 up.
+"""
+
+import torch
+from jaxtyping import Bool, Float, Float32, Int32
+from torch import Tensor
+
+from training.algorithms.one_bit.columns import Columns
+
+WORD_BITS = 32
+_OCTET_BITS = 8
+# Multiplied by a 0 or 1 in each of 8 bytes, this collects them in the highest byte, without carry.
+_COLLECT_OCTET = sum(1 << 56 - 7 * bit for bit in range(_OCTET_BITS))
+
+
+def num_bit_words(num_elements: int) -> int:
+    """Return the number of words of one bit for each element, 1/32 of the words of float32."""
+    return -(-num_elements // WORD_BITS)
+
+
+def num_message_words(columns: Columns) -> int:
+    """Return the number of words of every message of these columns, 4 bytes each."""
+    return 2 * columns.num_columns + num_bit_words(columns.num_elements)
+
+
+def num_message_bytes(columns: Columns) -> int:
+    """Return the number of bytes of every message of these columns."""
+    return 4 * num_message_words(columns)
+
+
+def take_message(
+    residual: Float[Tensor, " elements"], gradients: Float[Tensor, " elements"], columns: Columns
+) -> Int32[Tensor, " words"]:
+    """Add a step's gradients r += g; move Q^-1(Q(r)) from the residual into a message.
+
+    Section 3 as printed keeps Delta = G - Q^-1, which drops the error carried in. Only what is kept
+    here, Delta = (G + Delta_before) - Q^-1, adds every gradient up into the model. A gradient that
+    is not finite makes neither message nor residual finite: resume from a checkpoint.
+    """
+    residual.add_(gradients)
+    num_words, device = num_bit_words(len(residual)), residual.device
+    bits = torch.zeros(WORD_BITS * num_words, dtype=torch.bool, device=device)
+    values = torch.empty(2, columns.num_columns, dtype=torch.float32, device=device)
+    parts = columns.views(residual), columns.views(bits[: len(residual)]), columns.split(values)
+    for r, upper, means in zip(*parts, strict=True):
+        # The threshold is 0. A mean minimizes the square error of its side; no element has mean 0.
+        torch.ge(r, 0, out=upper)
+        num_upper = upper.sum(1, dtype=torch.int32)
+        means[0] = r.clamp(min=0).sum(1) / num_upper.clamp(min=1)
+        means[1] = r.clamp(max=0).sum(1) / (r.shape[1] - num_upper).clamp(min=1)
+        r.sub_(_unquantized(upper, means))
+    return torch.cat([values.view(torch.int32).flatten(), _packed(bits)])
+
+
+def add_message(
+    total: Float[Tensor, " elements"], message: Int32[Tensor, " words"], columns: Columns
+) -> None:
+    """Add a message's unquantized values Q^-1 to `total`; ValueError for another length."""
+    if len(message) != num_message_words(columns):
+        raise ValueError(
+            f"a message of {len(message)} words: need {num_message_words(columns)} for "
+            f"{len(total)} parameters in {columns.num_columns} columns; start all ranks with one "
+            "model"
+        )
+    upper = _unpacked(message[2 * columns.num_columns :])[: len(total)]
+    parts = columns.views(total), columns.views(upper), columns.split(_values(message, columns))
+    for t, is_upper, means in zip(*parts, strict=True):
+        t.add_(_unquantized(is_upper, means))
+
+
+def is_finite(message: Int32[Tensor, " words"], columns: Columns) -> Bool[Tensor, ""]:
+    """Return whether what was quantized was finite; a NaN or an infinity reaches a column's mean.
+
+    The aggregate of a message that is not finite is not finite, so all ranks find it in the second
+    message. The result is on the message's device, so that no host waits.
+    """
+    return _values(message, columns).isfinite().all()
+
+
+def _values(message: Int32[Tensor, " words"], columns: Columns) -> Float32[Tensor, "2 columns"]:
+    values: Tensor = message[: 2 * columns.num_columns].view(torch.float32)
+    return values.view(2, columns.num_columns)
+
+
+def _unquantized(
+    is_upper: Bool[Tensor, "columns size"], means: Float32[Tensor, "2 columns"]
+) -> Float32[Tensor, "columns size"]:
+    return torch.where(is_upper, means[0, :, None], means[1, :, None])
+
+
+def _packed(bits: Bool[Tensor, " bits"]) -> Int32[Tensor, " words"]:
+    octets = (bits.view(torch.int64) * _COLLECT_OCTET) >> 56
+    return octets.to(torch.uint8).view(torch.int32)
+
+
+def _unpacked(words: Int32[Tensor, " words"]) -> Bool[Tensor, " bits"]:
+    octets = words.contiguous().view(torch.uint8)
+    shifts = torch.arange(_OCTET_BITS, dtype=torch.uint8, device=words.device)
+    bits = (octets[:, None] >> shifts) & 1
+    return bits.view(torch.bool).flatten()
