@@ -79,7 +79,7 @@ def ring_rho(num_ranks: int) -> float:
 
     The equation holds from L = 3 on; smaller rings have T_u and thus 0.
     """
-    if num_ranks <= 3:
+    if num_ranks <= 3:  # at 3 the cosine's rounding would leave 2e-16
         return 0.0
     return 1 / 3 + 2 / 3 * math.cos(2 * math.pi / num_ranks)
 
@@ -90,7 +90,7 @@ def permuted_ring_contraction(num_ranks: int) -> float:
     It is 1/3 - 2 / (3 (L - 1)), the second eigenvalue of eq. (10), below 1/3 for any number of
     ranks and the same for all W. Up to three ranks have T_u and thus 0.
     """
-    if num_ranks <= 3:
+    if num_ranks < 3:
         return 0.0
     return 1 / 3 - 2 / (3 * (num_ranks - 1))
 
