@@ -1,1 +1,1 @@
-"""Compute the tensor mathematics of the trainers: GTC's messages and BMUF's block filter."""
+"""Compute the tensor mathematics of the trainers: messages, block filters, mixing."""
