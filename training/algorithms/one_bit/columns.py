@@ -12,6 +12,7 @@ from itertools import pairwise
 from math import prod
 
 import numpy as np
+import torch
 from jaxtyping import Int64, Shaped
 from torch import Tensor
 
@@ -50,7 +51,7 @@ class Columns:
 
     def views(self, vector: Shaped[Tensor, " elements"]) -> list[Shaped[Tensor, "_ _"]]:
         """Return each matrix's part of a vector of `num_elements`, a column a row, uncopied."""
-        parts = vector.split([matrix.num_elements for matrix in self.matrices])
+        parts = torch.split(vector, [matrix.num_elements for matrix in self.matrices])
         return [
             part.view(matrix.num_columns, matrix.column_size)
             for part, matrix in zip(parts, self.matrices, strict=True)
@@ -60,7 +61,7 @@ class Columns:
         self, of_columns: Shaped[Tensor, "... all_columns"]
     ) -> tuple[Shaped[Tensor, "... _"], ...]:
         """Return each matrix's part of what has one value a column, uncopied."""
-        return of_columns.split([matrix.num_columns for matrix in self.matrices], dim=-1)
+        return torch.split(of_columns, [matrix.num_columns for matrix in self.matrices], dim=-1)
 
     def bounds(self) -> Int64[np.ndarray, " columns_and_one"]:
         """Return the index at which each column begins, and the vector's length."""

@@ -18,8 +18,8 @@ SIZE = COLUMNS.num_elements
 PLAIN = AdaGrad(place=AdaGradPlace.NOWHERE)
 
 # Linear regression with targets of 0, one sample on each of three ranks: f_k(x) = (a_k x)^2 / 2.
-# From a multiple of (1, 1, 1, -1, -1, -1) the sum of the gradients points downhill, and the sum of
-# their quantized values uphill: a column's mean moves +10 among the two +1, of the other half.
+# From START the gradients sum to 8 START, which points uphill, and their quantized values to
+# -16 START: the mean of 10, 1 and 1 moves most of the 10 from the first half to the second.
 SAMPLES = torch.tensor(
     [[10.0, -4, -4, -4, 1, 1], [-4.0, 10, -4, 1, -4, 1], [-4.0, -4, 10, 1, 1, -4]]
 )
