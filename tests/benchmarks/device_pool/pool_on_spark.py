@@ -1,4 +1,7 @@
-"""Label files by Spark's tasks, two at a time, which share the device pool's two servers."""
+"""Label files by Spark's tasks, which share the device pool's two servers.
+
+Four tasks run at a time, two a device: they read and send while the servers compute.
+"""
 
 import sys
 from dataclasses import replace
@@ -25,7 +28,8 @@ def main() -> None:
     paths = sorted(map(str, files.glob("*.parquet")))
     settings = {"spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[3])}
     demo = load_cluster("demo")
-    with spark_session("pool", replace(demo, spark=demo.spark | settings)) as session:
+    cluster = replace(demo, master="local[4]", spark=demo.spark | settings)
+    with spark_session("pool", cluster) as session:
         run_tasks(session, paths, label, "labels")
 
 
