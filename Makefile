@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+# Each process of a run would compile all modules again: half a second of a core at each start.
+unexport PYTHONDONTWRITEBYTECODE
 
 demo: RUN ?= runs/demo
 run: RUN ?= runs/mine
