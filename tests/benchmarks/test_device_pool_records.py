@@ -1,4 +1,4 @@
-"""What the harnesses of the device pool's benchmarks record, and what is made of it."""
+"""Records of the device pool's benchmarks give busy shares, makespans and batches."""
 
 import json
 from pathlib import Path

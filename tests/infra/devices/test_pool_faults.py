@@ -107,7 +107,7 @@ def test_a_client_waits_while_others_are_queued(
 def test_a_device_that_vanishes_is_left_out(
     pool: DevicePool, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """What it had is computed by the other device, once; the stream says why."""
+    """The other device computes its requests, once; the stream says why."""
     stream = RequestStream(replace(pool, factory=VANISHING), 5000)
 
     def requests() -> Iterator[PoolRequest]:

@@ -65,7 +65,7 @@ SPOILT: dict[int, Callable[[Tensor], Any]] = {
     15: lambda logits: logits * torch.nan,
     18: _refuse,
 }
-"""What the failing teacher makes of the logits of utterances of these lengths."""
+"""Return the failing teacher's answers for utterances of these lengths."""
 
 LEFT_OUT = 17
 """The length of the utterances for which it answers nothing."""

@@ -81,7 +81,7 @@ def test_values_beat_every_other_pair_and_every_column_has_its_own() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_messages_decode_to_the_reference(seed: int) -> None:
-    """What a message adds is the mean of its side, as computed a column at a time in NumPy."""
+    """A message adds the mean of each side, as NumPy computes it a column at a time."""
     vector = random_vector(seed)
     expected = reference(vector.numpy().astype(np.float64), COLUMNS)
     np.testing.assert_allclose(quantized(vector, COLUMNS), expected, rtol=2e-6)
@@ -138,7 +138,7 @@ def test_error_feedback_loses_nothing() -> None:
 
 
 def test_integers_are_conserved_exactly() -> None:
-    """Where means are exact in float32, sent and residual equal the gradients bit for bit."""
+    """Sent and residual equal the gradients bit for bit, if means are exact in float32."""
     columns = Columns((Matrix("a", 1, 4),))
     residual, sent = torch.zeros(4), torch.zeros(4)
     gradients = torch.tensor([8.0, 2.0, -1.0, -4.0])

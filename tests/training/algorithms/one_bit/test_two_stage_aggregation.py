@@ -120,7 +120,7 @@ def test_ranks_with_equal_gradients_are_one_with_their_sum(num_ranks: int, place
 
 
 def test_momentum_is_that_of_torch_before_the_second_quantization() -> None:
-    """Where both quantizations are exact, updates are SGD's with momentum, as of a whole vector."""
+    """Updates are SGD's with momentum on the whole vector, if both quantizations are exact."""
     columns = columns_of({"weight": (4, 2)})
     ranks = Ranks(2, columns, momentum=0.75)
     velocity = torch.zeros(8)
