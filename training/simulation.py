@@ -6,6 +6,7 @@ outcome = simulate(training, 128, htm)
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Generic, TypeVar
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
-from training.distributed.simulated_group import SimulatedGroup, simulate_ranks
+from training.distributed.simulated_group import SimulatedGroup, SimulatedLink, simulate_ranks
 from training.distributed.simulated_group.shared_device import shared_device
 from training.trainers import Trainer
 
@@ -22,6 +23,12 @@ MakeTrainer = Callable[..., Trainer]
 """A trainer's class, or a `functools.partial` of it that fixes its settings."""
 
 CPU = torch.device("cpu")
+AT_ONCE = SimulatedLink()
+
+
+def _no_time(rank: int, step: int) -> float:
+    del rank, step
+    return 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +37,7 @@ class Training(Generic[Minibatch]):
 
     `minibatches(epoch, rank, num_ranks)` is a rank's part of an epoch, equally many on all ranks;
     gradients of `loss` are summed over ranks; `learning_rates` are those of the epochs.
+    `step_seconds(rank, step)` is what a rank's step takes in virtual time, without exchanges.
     """
 
     make_model: Callable[[], nn.Module]
@@ -38,14 +46,19 @@ class Training(Generic[Minibatch]):
     loss: Callable[[nn.Module, Minibatch], Tensor]
     evaluate: Callable[[nn.Module], float]
     learning_rates: Sequence[float]
+    step_seconds: Callable[[int, int], float] = _no_time
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Outcome: the trained model, the same on all ranks, and its evaluation after each epoch."""
+    """Outcome: the trained model, the same on all ranks, and its evaluation after each epoch.
+
+    `seconds` is the virtual time at which rank 0 had taken an epoch's steps and left the trainer.
+    """
 
     model: nn.Module
     evaluations: tuple[float, ...]
+    seconds: tuple[float, ...]
 
 
 def simulate(
@@ -53,17 +66,19 @@ def simulate(
     num_ranks: int,
     make_trainer: MakeTrainer,
     device: torch.device = CPU,
+    link: SimulatedLink = AT_ONCE,
 ) -> Outcome:
     """Train on `num_ranks` ranks, one running at a time; on a CPU the bits are those of real ranks.
 
     On a GPU all ranks' models lie there, and their kernels run side by side. Tensors of minibatches
     (themselves, or in tuples, lists and dictionaries) are copied there while earlier steps run; the
     rest of `training` is called with models and tensors of that device. To evaluate, ranks leave
-    the trainer and enter it again, which ends a partial block.
+    the trainer and enter it again, which ends a partial block. In virtual time a step takes
+    `training.step_seconds`, and an exchange what `link` takes.
     """
     shared = shared_device(device)
     arguments = (training, make_trainer, device)
-    outcome, *_ = simulate_ranks(num_ranks, train_rank, *arguments, device=shared)
+    outcome, *_ = simulate_ranks(num_ranks, train_rank, *arguments, device=shared, link=link)
     return outcome
 
 
@@ -77,7 +92,7 @@ def train_rank(
     model = training.make_model().to(device)
     optimizer = training.make_optimizer(model)
     trainer = make_trainer(model, optimizer, group=group)
-    evaluations = []
+    evaluations, seconds, steps = [], [], count()
     for epoch, learning_rate in enumerate(training.learning_rates):
         for settings in optimizer.param_groups:
             settings["lr"] = learning_rate
@@ -87,11 +102,13 @@ def train_rank(
             for minibatch in copied_ahead(minibatches, device):
                 optimizer.zero_grad()
                 training.loss(model, minibatch).backward()  # type: ignore[no-untyped-call]
+                group.advance(training.step_seconds(group.rank(), next(steps)))
                 optimizer.step()
                 group.pass_turn()
+        seconds.append(group.now())
         if group.rank() == 0:
             evaluations.append(training.evaluate(model))
-    return Outcome(model, tuple(evaluations))
+    return Outcome(model, tuple(evaluations), tuple(seconds))
 
 
 def copied_ahead(minibatches: Iterable[Minibatch], device: torch.device) -> Iterator[Minibatch]:

@@ -6,6 +6,8 @@ residuals and a sub-epoch's totals, remain sums.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ from torch import Tensor
 
 from training.checkpoints.training_state import seed_of
 from training.trainers.replica.optimizer_state import is_moment
-from training.trainers.resharding import EntryPath, Rule, State
+from training.trainers.resharding import EntryPath, ReshardingPlan, Rule, State
 from training.trainers.trainer import Trainer
 
 
@@ -30,25 +32,54 @@ def reshard(
     trainer.check_own_state(first["trainer"])
     plan = trainer.resharding_plan(first)
     rules = {**plan.rules, **_own_rules(first)}
-    taken = {path: _exact(_entry(first, path)) for path in rules}
-    # Old rank 0's sums are new rank 0's, so the other ranks begin from zero.
-    if rank > 0:
-        taken |= {path: _zeros(taken[path]) for path, rule in rules.items() if rule == "sum"}
     # A group of HTM holds one model, so only its first rank enters the mean.
     ranks_per_model = num_old // plan.num_models
-    for old_rank, state in enumerate(states, start=1):
-        takes = {"mean": old_rank % ranks_per_model == 0, "sum": old_rank % num_new == rank}
-        for path, rule in rules.items():
-            if takes[rule]:
-                taken[path] = _sum(taken[path], _exact(_entry(state, path)))
+    taken = {path: _Taken(rule) for path, rule in rules.items()}
     resharded = first
-    for path, value in taken.items():
-        is_mean = rules[path] == "mean" and plan.num_models > 1
-        resharded = _replaced(resharded, path, value / plan.num_models if is_mean else value)
+    for old_rank, state in enumerate(chain([first], states)):
+        takes = {
+            "mean": old_rank % ranks_per_model == 0,
+            # Old rank 0's sums are new rank 0's, so the other ranks begin from zero.
+            "sum": old_rank % num_new == rank,
+            "stripe": True,
+            "own": False,
+            "shared": old_rank == 0,
+        }
+        for path, rule in rules.items():
+            taken[path].add(_exact(_entry(state, path)), is_taken=takes[rule])
+    for path, each in taken.items():
+        resharded = _replaced(resharded, path, each.value(plan, rank, num_new))
     return trainer.end_resharding(resharded) | {
         # No old rank's random numbers fit a new rank.
         "random": {"seed": seed_of(first["random"], f"rank {rank} of {num_new}")}
     }
+
+
+@dataclass(slots=True)
+class _Taken:
+    """_Taken is what a new rank has of an entry so far: a sum, or the pieces of a vector."""
+
+    rule: Rule
+    sum: Any = None
+    stripes: list[Tensor] = field(default_factory=list)
+
+    def add(self, entry: Any, *, is_taken: bool) -> None:  # noqa: ANN401
+        """Take an old rank's entry, or know from it what the zeros are like."""
+        if self.rule == "stripe":
+            self.stripes.append(entry)
+        elif self.sum is None:
+            self.sum = entry if is_taken else _zeros(entry)
+        elif is_taken:
+            self.sum = _sum(self.sum, entry)
+
+    def value(self, plan: ReshardingPlan, rank: int, num_new: int) -> Any:  # noqa: ANN401
+        """Return the new rank's entry, from those of all old ranks."""
+        if self.rule == "stripe":
+            bounds = plan.stripe_bounds(num_new)
+            # A copy, as a checkpoint would hold the whole vector with a view of it.
+            return torch.cat(self.stripes)[bounds[rank] : bounds[rank + 1]].clone()
+        is_mean = self.rule == "mean" and plan.num_models > 1
+        return _divided(self.sum, plan.num_models) if is_mean else self.sum
 
 
 def _own_rules(state: State) -> dict[EntryPath, Rule]:
@@ -87,6 +118,12 @@ def _sum(first: Any, second: Any) -> Any:  # noqa: ANN401
     if isinstance(first, dict):
         return {name: _sum(value, second[name]) for name, value in first.items()}
     return first + second
+
+
+def _divided(value: Any, divisor: int) -> Any:  # noqa: ANN401
+    if isinstance(value, dict):
+        return {name: _divided(inner, divisor) for name, inner in value.items()}
+    return value / divisor
 
 
 def _zeros(value: Any) -> Any:  # noqa: ANN401

@@ -5,12 +5,12 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from training.distributed.process_group import ProcessGroup, explaining_failure, wait_for
-from training.distributed.traffic import count_sent
+from training.distributed.traffic import broadcast_wire_bytes, count_sent, sum_wire_bytes
 
 
 def all_reduce_sum(values: Shaped[Tensor, "..."], group: ProcessGroup) -> None:
     """Replace `values` by their sum over the ranks, bitwise the same on each rank."""
-    count_sent(values, group)
+    count_sent(values.nbytes, group, sum_wire_bytes(values.nbytes, group.size()))
     with explaining_failure("sum", group):
         wait_for(group.allreduce(values), values, "sum")
 
@@ -38,8 +38,9 @@ def broadcast(values: Shaped[Tensor, "..."], group: ProcessGroup) -> None:
     """Replace `values`, of any type, by those of the group's rank 0."""
     if values.numel() == 0:
         return
-    if group.rank() == 0:
-        count_sent(values, group)
+    num_bytes = values.nbytes if group.rank() == 0 else 0
+    wire_bytes = broadcast_wire_bytes(values.nbytes, group.rank(), group.size())
+    count_sent(num_bytes, group, wire_bytes)
     # As bytes: gloo knows neither bool nor complex numbers.
     data = values.detach().clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
     with explaining_failure("broadcast", group):

@@ -37,7 +37,7 @@ def gather_ragged(
     Raises CollectiveError if a rank gathers for another purpose, so that values of one exchange are
     never mistaken for those of the next.
     """
-    count_sent(values, group)
+    count_sent(values.nbytes, group, 0)
     lengths, eager_rows = _gather_eagerly(values, group, purpose)
     longest = max(lengths)
     if longest <= eager_rows.shape[1]:
@@ -59,6 +59,7 @@ def _gather_eagerly(
     sent = values.new_zeros(2 + state.num_eager)
     sent[0], sent[1] = len(values), crc32(purpose.encode()) >> 1
     sent[2 : 2 + len(values)] = values[: state.num_eager]
+    count_sent(0, group, (group.size() - 1) * sent.nbytes)
     with explaining_failure(f"gather of {purpose}", group):
         gathered = _all_to_all(sent, group, purpose)
         elsewhere = (gathered[:, 1] != sent[1]).nonzero().squeeze(1).tolist()
@@ -114,7 +115,7 @@ def gather_equal(
     values: Int32[Tensor, " values"], group: ProcessGroup, purpose: str
 ) -> Int32[Tensor, "ranks values"]:
     """Return every rank's `values`, equally many on all; the host does not wait for a GPU."""
-    count_sent(values, group)
+    count_sent(values.nbytes, group, 0)
     return _gather_rows(values, group, purpose)
 
 
@@ -122,6 +123,8 @@ def _gather_rows(
     values: Int32[Tensor, " values"], group: ProcessGroup, purpose: str
 ) -> Int32[Tensor, "ranks values"]:
     gathered = values.new_empty(group.size() * len(values))
+    # On a ring each rank passes on all values but those of its next neighbour.
+    count_sent(0, group, (group.size() - 1) * values.nbytes)
     with explaining_failure(f"gather of {purpose}", group):
         wait_for(group.all_gather_single(gathered, values), values, f"gather of {purpose}")
     return gathered.view(group.size(), len(values))

@@ -13,6 +13,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import ProcessGroup as ProcessGroup  # noqa: PLC0414 - exported, for annotations
+from torch.distributed import Work as Work  # noqa: PLC0414 - exported too
 from torch.distributed.rendezvous import rendezvous as open_store
 
 from infra.torchrun import end_with_launcher, launched_rank

@@ -1,6 +1,6 @@
 """Take over the state that a trainer's ranks stored: by the same ranks, or by another number."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -10,20 +10,28 @@ State: TypeAlias = dict[str, Any]
 EntryPath: TypeAlias = tuple[str | int, ...]
 """The keys that lead to an entry of a `State`; all tensors and numbers below them are meant."""
 
-Rule: TypeAlias = Literal["mean", "sum"]
+Rule: TypeAlias = Literal["mean", "sum", "stripe", "own", "shared"]
+
+
+def _no_stripes(num_ranks: int) -> Sequence[int]:
+    raise AssertionError(f"a plan without stripes was asked for those of {num_ranks} ranks")
 
 
 @dataclass(frozen=True, slots=True)
 class ReshardingPlan:
     """Say by which rule new ranks take over each entry; an entry without rule is shared.
 
-    "mean" is the mean over the models, each held by equally many consecutive ranks. "sum" is a sum
-    over ranks: new rank i of N' takes those of old ranks i, i + N', i + 2 N', ... A shared entry is
-    the same on all ranks: old rank 0's is taken.
+    - "mean" is the mean over the models, each held by equally many consecutive ranks.
+    - "sum" is a sum over ranks: new rank i of N' takes those of old ranks i, i + N', i + 2 N', ...
+    - "stripe" is a rank's piece of one vector, in rank order: new ranks cut the whole at
+      `stripe_bounds(N')`, N' + 1 indices from 0 to its length.
+    - "own" means something on one rank alone: new ranks begin with zeros.
+    - "shared" is the same on all ranks: old rank 0's is taken.
     """
 
     num_models: int = 1
     rules: Mapping[EntryPath, Rule] = field(default_factory=dict)
+    stripe_bounds: Callable[[int], Sequence[int]] = _no_stripes
 
 
 def check_settings(state: Mapping[str, Any], own: Mapping[str, object]) -> None:

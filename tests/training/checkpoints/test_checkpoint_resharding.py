@@ -2,6 +2,8 @@
 
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from training.checkpoints.training_state import load_whole_state, whole_state
 from training.distributed.simulated_group import simulate_ranks
 from training.tensor_encoding import decode_state, encode_state
 from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
-from training.trainers.resharding import State
+from training.trainers.resharding import EntryPath, ReshardingPlan, Rule, State
 
 TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
     "synchronous": (Synchronous, {}),
@@ -245,3 +247,58 @@ def test_states_of_another_trainer_are_refused() -> None:
     """The message names both trainers."""
     with pytest.raises(ValueError, match="the checkpoint is of Gtc, this trainer is Htm"):
         reshard([state_of([0, 0], 0, 0)], 1, 0, 2, Htm)
+
+
+class Striped(Gtc):
+    """Striped keeps a rank's stripe of a vector, and a count of its own."""
+
+    @classmethod
+    def check_own_state(cls, state: State) -> None:
+        del state
+
+    @classmethod
+    def resharding_plan(cls, state: State) -> ReshardingPlan:
+        num_elements = 12
+        rules: dict[EntryPath, Rule] = {
+            ("trainer", "stripe"): "stripe",
+            ("trainer", "own"): "own",
+            ("trainer", "shared"): "shared",
+        }
+        return ReshardingPlan(rules=rules, stripe_bounds=partial(even_bounds, num_elements))
+
+
+def even_bounds(num_elements: int, num_ranks: int) -> list[int]:
+    return [rank * num_elements // num_ranks for rank in range(num_ranks + 1)]
+
+
+def striped_state(num_old: int, rank: int) -> State:
+    bounds = even_bounds(12, num_old)
+    own = {
+        "stripe": torch.arange(12.0)[bounds[rank] : bounds[rank + 1]],
+        "own": {"count": rank + 1, "vector": torch.full((2,), rank + 1.0)},
+        "shared": torch.full((2,), float(rank)),
+    }
+    state = state_of([0, 0], 0, rank)
+    return {**state, "trainer": {**state["trainer"], **own}}
+
+
+@given(st.integers(1, 13), st.integers(1, 13))
+def test_stripes_are_cut_again_and_what_a_rank_owns_begins_empty(
+    num_old: int, num_new: int
+) -> None:
+    """New stripes are those of the same vector; own entries are zeros; shared ones are rank 0's."""
+    trainers = [
+        reshard(
+            (striped_state(num_old, old) for old in range(num_old)), num_old, rank, num_new, Striped
+        )["trainer"]
+        for rank in range(num_new)
+    ]
+    assert torch.equal(torch.cat([each["stripe"] for each in trainers]), torch.arange(12.0))
+    bounds = even_bounds(12, num_new)
+    assert [len(each["stripe"]) for each in trainers] == [
+        end - first for first, end in pairwise(bounds)
+    ]
+    for each in trainers:
+        assert each["own"]["count"] == 0
+        assert each["own"]["vector"].tolist() == [0, 0]
+        assert each["shared"].tolist() == [0, 0]

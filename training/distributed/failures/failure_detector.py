@@ -50,7 +50,9 @@ class FailureDetector:
         self._num_beats = 0
         self._watches_devices = watches_devices
         self._beats: dict[int, tuple[bytes, float]] = {}
-        self._exchange_since = ("", time.monotonic())
+        self._training_thread = threading.get_ident()
+        self._exchanges: dict[int, tuple[str, float]] = {}
+        self._alone_since = time.monotonic()
         self._diagnosis: str | None = None
         self._waited_s: float | None = None
         self._polled_at: float | None = None
@@ -62,12 +64,15 @@ class FailureDetector:
 
     @contextmanager
     def in_exchange(self, exchange: str) -> Iterator[None]:
-        """Answer polls with this exchange while the context lasts."""
-        self._exchange_since = (exchange, time.monotonic())
+        """Answer polls with this exchange of the calling thread while the context lasts."""
+        thread = threading.get_ident()
+        self._exchanges[thread] = exchange, time.monotonic()
         try:
             yield
         finally:
-            self._exchange_since = ("", time.monotonic())
+            self._exchanges.pop(thread, None)
+            if thread == self._training_thread:
+                self._alone_since = time.monotonic()
 
     def watch(self, exchange: str, work: Work) -> None:
         """Watch an exchange that a device waits for, and its host does not."""
@@ -75,7 +80,8 @@ class FailureDetector:
 
     def diagnose(self) -> str:
         """Return why this rank's exchange failed, after 10 s at most."""
-        self._waited_s = time.monotonic() - self._exchange_since[1]
+        _, since = self._exchanges.get(threading.get_ident(), ("", self._alone_since))
+        self._waited_s = time.monotonic() - since
         self._wake.set()
         # A store that hangs delays the end of a failed training by 10 s, no more.
         if not self._has_diagnosis.wait(2 * ANSWER_LIMIT_S):
@@ -200,11 +206,14 @@ class FailureDetector:
             time.sleep(_POLL_INTERVAL_S)
 
     def _write_status(self, *, has_left: bool = False) -> None:
-        exchange, since = self._exchange_since
+        # A thread beside waits for other ranks all the time: it says nothing of the training.
+        exchanges = dict(self._exchanges)
+        exchange, since = exchanges.pop(self._training_thread, ("", self._alone_since))
         # The host may have begun other work while its device still waits.
         if (pending := self._device_exchanges.oldest()) is not None:
             exchange, since = pending.exchange, pending.since
-        status = RankStatus(exchange, time.monotonic() - since, has_left)
+        beside = ", ".join(other for other, _ in exchanges.values())
+        status = RankStatus(exchange, time.monotonic() - since, has_left, beside)
         self._store.set(self._key(f"status/{self._rank}"), json.dumps(asdict(status)))
 
     def _conclude(self, diagnosis: str) -> None:

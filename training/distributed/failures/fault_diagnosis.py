@@ -8,11 +8,15 @@ from training.distributed.rendezvous import Members
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """RankStatus is a rank's answer to a poll: its exchange ("" between two) and for how long."""
+    """RankStatus is a rank's answer to a poll: its exchange ("" between two) and for how long.
+
+    `beside` names what its communication threads are in.
+    """
 
     exchange: str
     duration_s: float
     has_left: bool = False
+    beside: str = ""
 
 
 def diagnose(members: Members, statuses: Mapping[int, RankStatus], waited_s: float) -> str:
@@ -43,4 +47,5 @@ def _is_late(status: RankStatus, waited_s: float) -> bool:
 
 def _place(status: RankStatus) -> str:
     where = f"in {status.exchange}" if status.exchange else "at work alone"
-    return f"{where} for {status.duration_s:.0f} s"
+    beside = f", beside {status.beside}" if status.beside else ""
+    return f"{where} for {status.duration_s:.0f} s{beside}"

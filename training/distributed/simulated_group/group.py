@@ -6,8 +6,6 @@ own torch random state. Trainers see a `torch.distributed.ProcessGroup`, as with
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from operator import itemgetter
 from typing import TypeVar
 
 import torch
@@ -15,101 +13,70 @@ import torch.distributed as dist
 from jaxtyping import Shaped
 from torch import Tensor
 
+from training.distributed.simulated_group.exchange import (
+    Exchange,
+    Operation,
+    Receive,
+    Send,
+)
+from training.distributed.simulated_group.link import SimulatedLink
 from training.distributed.simulated_group.rank_scheduler import RankScheduler
 from training.distributed.simulated_group.ring import ring_sum
 from training.distributed.simulated_group.shared_device import Moment, SharedDevice
 
 Result = TypeVar("Result")
 CPU = SharedDevice()
-Combine = Callable[[list[Tensor]], Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class _Timed:
-    """_Timed is a tensor, and the moment from which on it may be read on the device."""
-
-    values: Tensor
-    moment: Moment | None
-
-
-class Exchange:
-    """Exchange combines the tensors that all ranks of one group bring to an operation."""
-
-    def __init__(
-        self, scheduler: RankScheduler, device: SharedDevice, ranks: Sequence[int]
-    ) -> None:
-        self.scheduler = scheduler
-        self._device = device
-        self.ranks = tuple(ranks)
-        self._inputs: dict[int, _Timed] = {}
-        self._output = _Timed(torch.empty(0), None)
-        self._operation = ""
-        self._subgroups: dict[tuple[int, ...], Exchange] = {}
-
-    def run(self, rank: int, operation: str, values: Tensor, combine: Combine) -> Tensor:
-        """Wait for the values of all ranks; return `combine` of them, in rank order.
-
-        Raises RuntimeError if other ranks are in another operation.
-        """
-        if self._inputs and operation != self._operation:
-            raise RuntimeError(
-                f"ranks {sorted(self._inputs)} are in {self._operation}, {rank} in {operation}"
-            )
-        self._operation = operation
-        # The others combine later, when this rank may have overwritten its values.
-        self._inputs[rank] = _Timed(values.clone(), self._device.now())
-        if len(self._inputs) < len(self.ranks):
-            self.scheduler.block(rank, operation)
-        else:
-            self._combine(combine)
-            self.scheduler.unblock([member for member in self.ranks if member != rank])
-        self._device.wait_for(self._output.moment, self._output.values)
-        return self._output.values
-
-    def _combine(self, combine: Combine) -> None:
-        """Combine for all, as the last rank to arrive."""
-        inputs = [self._inputs.pop(member) for member in self.ranks]
-        for each in inputs:
-            self._device.wait_for(each.moment, each.values)
-        output = combine([each.values for each in inputs])
-        self._output = _Timed(output, self._device.now())
-
-    def subgroup(self, ranks: Sequence[int]) -> "Exchange":
-        """Return the exchange of some of the ranks, the same object on each of them."""
-        exchange = Exchange(self.scheduler, self._device, ranks)
-        return self._subgroups.setdefault(tuple(ranks), exchange)
-
-
-class _Completed(dist.Work):
-    def wait(self, *_: object) -> bool:
-        return True
+AT_ONCE = SimulatedLink()
 
 
 class SimulatedGroup(dist.ProcessGroup):
-    """SimulatedGroup is a process group of ranks inside one process, for `collectives`."""
+    """SimulatedGroup is a process group of ranks inside one process, for `collectives`.
 
-    def __init__(self, world_rank: int, exchange: Exchange) -> None:
+    Each rank has a clock of virtual time, which `advance` moves, and exchanges over `link`.
+    """
+
+    def __init__(self, world_rank: int, exchange: Exchange, link: SimulatedLink) -> None:
         super().__init__(exchange.ranks.index(world_rank), len(exchange.ranks))  # type: ignore[call-arg]
         self._world_rank = world_rank
         self._exchange = exchange
+        self._link = link
 
     def subgroup(self, ranks: Sequence[int]) -> "SimulatedGroup | None":
         """Make the group of some of this group's ranks; return None on the other ranks."""
         members = [self._exchange.ranks[rank] for rank in ranks]
         if self._world_rank not in members:
             return None
-        return SimulatedGroup(self._world_rank, self._exchange.subgroup(members))
+        return SimulatedGroup(self._world_rank, self._exchange.subgroup(members), self._link)
 
     def pass_turn(self) -> None:
         """Let other ranks queue their work, where this one's runs on a device meanwhile."""
-        self._exchange.scheduler.pass_turn(self._world_rank)
+        self._exchange.scheduler.pass_turn()
 
-    # torch passes options to these four operations; `collectives` and `gather` use none.
+    def advance(self, seconds: int | float) -> None:
+        """Spend virtual seconds at work; ranks that are earlier than that run first."""
+        if seconds < 0:
+            raise ValueError(f"{seconds} seconds of work: need at least 0")
+        self._exchange.scheduler.reach(self.now() + seconds)
+
+    def now(self) -> float:
+        """Return this rank's virtual time, in seconds."""
+        return self._exchange.scheduler.now()
+
+    def start_thread(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Run `work` in a thread beside this rank's, from its time on; return what waits for it."""
+        return self._exchange.scheduler.start_thread(work)
+
+    # torch passes options to these operations; `collectives` and its neighbours use none.
     def all_gather_single(  # type: ignore[override]
         self, output: Shaped[Tensor, " all_values"], values: Shaped[Tensor, " values"]
     ) -> dist.Work:
         """Concatenate every rank's `values`, equally many."""
-        return self._run(f"an all-gather of {len(values)} values", values, torch.cat, output)
+        operation = Operation(
+            f"an all-gather of {len(values)} values",
+            lambda inputs: [torch.cat([tensor for tensors in inputs for tensor in tensors])],
+            lambda inputs: self._link.gather_s(values.nbytes, len(inputs)),
+        )
+        return self._start(operation, [values], output)
 
     def all_to_all_single(  # type: ignore[override]
         self,
@@ -118,27 +85,78 @@ class SimulatedGroup(dist.ProcessGroup):
         output_sizes: Sequence[int],
         input_sizes: Sequence[int],
     ) -> dist.Work:
-        """Give each rank its part of every rank's `values`; parts are equally long."""
-        assert not output_sizes
-        assert not input_sizes
-        operation = f"an all-to-all of {len(values)} values"
-        stacked = self._exchange.run(self._world_rank, operation, values, torch.stack)
-        output.copy_(stacked.view(self.size(), self.size(), -1)[:, self.rank()].reshape(-1))
-        return _Completed()
+        """Give each rank its part of every rank's `values`; without sizes parts are equally long.
+
+        On `wait`, RuntimeError where a part is not as long as its receiver expects.
+        """
+        sizes = list(input_sizes) or [len(values) // self.size()] * self.size()
+        expected = list(output_sizes) or [len(output) // self.size()] * self.size()
+        name = "an uneven all-to-all" if input_sizes else f"an all-to-all of {len(values)} values"
+        operation = Operation(
+            name, lambda inputs: [part for parts in inputs for part in parts], self._direct_s
+        )
+
+        def deliver(parts: list[Tensor]) -> None:
+            own = parts[self.rank() :: self.size()]
+            if [len(part) for part in own] != expected:
+                found = [len(part) for part in own]
+                raise RuntimeError(f"parts of {found} values for a rank that expects {expected}")
+            output.copy_(torch.cat(own))
+
+        tensors = list(values.split_with_sizes(sizes))
+        return self._exchange.start(self._world_rank, operation, tensors, deliver)
 
     def allreduce(self, values: Shaped[Tensor, "..."]) -> dist.Work:  # type: ignore[override]
         """Replace `values` by their sum over the ranks, added in the order of gloo's ring."""
-        return self._run(f"a sum of {values.numel()} values", values, ring_sum, values)
+        operation = Operation(
+            f"a sum of {values.numel()} values",
+            lambda inputs: [ring_sum([tensors[0] for tensors in inputs])],
+            lambda inputs: self._link.sum_s(values.nbytes, len(inputs)),
+        )
+        return self._start(operation, [values], values)
 
     def broadcast(  # type: ignore[override]
         self, values: Shaped[Tensor, " values"], root: int
     ) -> dist.Work:
         """Replace `values` by those of rank `root`."""
-        return self._run("a broadcast", values, itemgetter(root), values)
+        operation = Operation(
+            "a broadcast",
+            lambda inputs: inputs[root],
+            lambda inputs: self._link.broadcast_s(values.nbytes, len(inputs)),
+        )
+        return self._start(operation, [values], values)
 
-    def _run(self, operation: str, values: Tensor, combine: Combine, output: Tensor) -> dist.Work:
-        output.copy_(self._exchange.run(self._world_rank, operation, values, combine))
-        return _Completed()
+    def send(self, tensors: list[Tensor], receiver: int, tag: int) -> dist.Work:
+        """Send a tensor to a rank, which may receive it later."""
+        (values,) = tensors
+        message = self._exchange.now_timed([values.clone()], self._link.message_s(values.nbytes))
+        self._exchange.mailboxes[self.rank(), receiver, tag].put(message)
+        return Send(self._exchange, values.nbytes / self._link.bytes_per_s)
+
+    def recv(self, tensors: list[Tensor], sender: int, tag: int) -> dist.Work:
+        """Receive the sender's next tensor of this tag into the one given."""
+        (into,) = tensors
+        mailbox = self._exchange.mailboxes[sender, self.rank(), tag]
+        return Receive(self._exchange, mailbox, into, f"a receive from rank {sender}")
+
+    def _start(self, operation: Operation, tensors: list[Tensor], output: Tensor) -> dist.Work:
+        def deliver(results: list[Tensor]) -> None:
+            output.copy_(results[0])
+
+        return self._exchange.start(self._world_rank, operation, tensors, deliver)
+
+    def _direct_s(self, inputs: list[list[Tensor]]) -> float:
+        """Return the seconds of messages that each rank sends to each other's link at once."""
+        if len(inputs) == 1:
+            return 0.0
+        return self._link.message_s(max(_bytes_to_others(inputs)))
+
+
+def _bytes_to_others(inputs: list[list[Tensor]]) -> list[int]:
+    return [
+        sum(part.nbytes for receiver, part in enumerate(parts) if receiver != sender)
+        for sender, parts in enumerate(inputs)
+    ]
 
 
 def simulate_ranks(
@@ -146,13 +164,14 @@ def simulate_ranks(
     scenario: Callable[..., Result],
     *arguments: object,
     device: SharedDevice = CPU,
+    link: SimulatedLink = AT_ONCE,
 ) -> list[Result]:
     """Run `scenario(group, *arguments)` on every rank; return the results in rank order.
 
-    On a `SharedGpu` each rank queues its work on a stream of its own: it begins after what the
-    caller has queued, and the caller's next work after it. An error on one rank ends the ranks that
-    wait for it, and is raised here. Raises DeadlockError if ranks wait for others that have
-    finished.
+    Ranks exchange over `link` in virtual time. On a `SharedGpu` each rank queues its work on a
+    stream of its own: it begins after what the caller has queued, and the caller's next work after
+    it. An error on one rank ends the ranks that wait for it, and is raised here. Raises
+    DeadlockError if ranks wait for others that have finished.
     """
     scheduler = RankScheduler(num_ranks, device)
     world = Exchange(scheduler, device, range(num_ranks))
@@ -163,11 +182,11 @@ def simulate_ranks(
 
     def run_rank(rank: int) -> None:
         try:
-            scheduler.wait(rank)
+            scheduler.enter(rank)
             with device.working():
                 device.wait_for(start)
                 device.set_random_state(random_state)
-                results[rank] = scenario(SimulatedGroup(rank, world), *arguments)
+                results[rank] = scenario(SimulatedGroup(rank, world, link), *arguments)
                 ends.append(device.now())
         except BaseException as error:
             errors.append(error)
@@ -180,6 +199,7 @@ def simulate_ranks(
     scheduler.run_next()
     for thread in threads:
         thread.join()
+    scheduler.join_started()
     for end in ends:
         device.wait_for(end)
     device.set_random_state(random_state)

@@ -1,8 +1,9 @@
-"""Run the threads of simulated ranks one at a time, in an order that does not change."""
+"""Run the threads of simulated ranks one at a time, in the order of their virtual time."""
 
 import threading
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from itertools import count
 
 from training.distributed.simulated_group.shared_device import SharedDevice
 
@@ -12,56 +13,142 @@ class DeadlockError(RuntimeError):
 
 
 class RankScheduler:
-    """RankScheduler lets one rank run; the others are ready, or blocked in an exchange."""
+    """RankScheduler lets one thread run: the earliest by its clock, of those that are ready.
+
+    The others are ready, or blocked in an exchange. Threads 0, 1, ... are the ranks; threads that
+    a rank starts beside its own follow. Clocks move in `reach` and `unblock` alone, so ranks whose
+    work takes no time take turns. What a thread finds has therefore happened before its own time.
+    """
 
     def __init__(self, num_ranks: int, device: SharedDevice) -> None:
         self._device = device
-        self._wakes = [threading.Semaphore(0) for _ in range(num_ranks)]
-        self._ready = deque(range(num_ranks))
+        self._wakes: list[threading.Semaphore] = []
+        self._clocks: list[float] = []
+        # A turn for each entry: of threads at one time the first to become ready runs first.
+        self._turns = count()
+        self._ready: list[tuple[float, int, int]] = []
         self._blocked: dict[int, str] = {}
         self._deadlock: DeadlockError | None = None
+        self._current = threading.local()
+        self._started: list[threading.Thread] = []
+        self._ended: set[int] = set()
+        for _ in range(num_ranks):
+            self._add_thread(0.0)
 
-    def wait(self, rank: int) -> None:
-        """Sleep until this rank is scheduled; raise DeadlockError if it never will be."""
-        self._wakes[rank].acquire()
-        if self._deadlock is not None:
-            raise self._deadlock
+    def enter(self, number: int) -> None:
+        """Make the calling thread the one of this number; sleep until it is scheduled."""
+        self._current.number = number
+        self._sleep(number)
 
-    def block(self, rank: int, operation: str) -> None:
-        """Run other ranks until the exchange that this rank waits for is complete."""
-        self._blocked[rank] = operation
-        self._run_others(rank)
+    def now(self) -> float:
+        """Return the calling thread's clock, in virtual seconds."""
+        return self._clocks[self.number()]
 
-    def pass_turn(self, rank: int) -> None:
-        """Run the other ranks that are ready, where this rank's work is under way meanwhile."""
+    def reach(self, moment: int | float) -> None:
+        """Move the calling thread's clock up to `moment`; threads that are earlier run first."""
+        number: int = self._current.number
+        self._clocks[number] = max(self._clocks[number], moment)
+        if self._ready and self._ready[0][0] < self._clocks[number]:
+            self._make_ready(number)
+            self._run_others()
+
+    def block(self, operation: str) -> None:
+        """Run other threads until what the calling one waits for is complete."""
+        self._blocked[self._current.number] = operation
+        self._run_others()
+
+    def unblock(self, numbers: Sequence[int], moment: int | float) -> None:
+        """Make blocked threads ready at `moment`, at which their exchange is complete."""
+        for number in numbers:
+            del self._blocked[number]
+            self._clocks[number] = max(self._clocks[number], moment)
+            self._make_ready(number)
+
+    def number(self) -> int:
+        """Return the calling thread's number."""
+        found: int = self._current.number
+        return found
+
+    def pass_turn(self) -> None:
+        """Run the other threads that are ready, where this one's work is under way meanwhile."""
         # A rank that kept its turn for a block of steps would fill the GPU's queue by itself.
         if self._device.queues_work and self._ready:
-            self._ready.append(rank)
-            self._run_others(rank)
+            self._make_ready(self._current.number)
+            self._run_others()
 
-    def _run_others(self, rank: int) -> None:
-        # Other ranks change torch's random state, which threads share.
-        random_state = self._device.random_state()
-        self.run_next()
-        self.wait(rank)
-        self._device.set_random_state(random_state)
+    def start_thread(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Start a thread of the calling one's rank, which begins at its time; return its join."""
+        number = self._add_thread(self.now())
+        waiting: list[int] = []
+        thread = threading.Thread(target=self._run_started, args=(number, work, waiting))
+        self._started.append(thread)
+        thread.start()
 
-    def unblock(self, ranks: Sequence[int]) -> None:
-        """Make ranks ready whose exchange is complete."""
-        for rank in ranks:
-            self._blocked.pop(rank, None)
-            self._ready.append(rank)
+        def join() -> None:
+            if number in self._ended:
+                self.reach(self._clocks[number])
+            else:
+                waiting.append(self.number())
+                self.block("the end of a thread beside it")
+
+        return join
+
+    def _run_started(self, number: int, work: Callable[[], None], waiting: list[int]) -> None:
+        try:
+            self.enter(number)
+            with self._device.working():
+                work()
+        except DeadlockError:
+            pass  # its rank has ended, or raises the same
+        finally:
+            self._ended.add(number)
+            if self._deadlock is None:
+                self.unblock(waiting, self._clocks[number])
+                self.run_next()
+
+    def join_started(self) -> None:
+        """Wait for the threads that ranks have started; those that still wait end with an error."""
+        for thread in self._started:
+            thread.join()
 
     def run_next(self) -> None:
-        """Wake the next ready rank; if there are only blocked ones, wake them to raise an error."""
+        """Wake the earliest ready thread; if all are blocked, wake them to raise an error."""
         if self._ready:
-            self._wakes[self._ready.popleft()].release()
-        # One rank runs at a time, so none ready and some blocked is a certain deadlock.
+            self._wakes[heappop(self._ready)[2]].release()
+        # One thread runs at a time, so none ready and some blocked is a certain deadlock.
         elif self._blocked and self._deadlock is None:
-            where = ", ".join(f"rank {rank} in {what}" for rank, what in self._blocked.items())
+            where = ", ".join(
+                f"{self._name(number)} in {what}" for number, what in self._blocked.items()
+            )
             self._deadlock = DeadlockError(
                 f"the ranks that have not finished wait for others: {where}. All ranks must take "
                 "the same number of steps"
             )
-            for rank in self._blocked:
-                self._wakes[rank].release()
+            for number in self._blocked:
+                self._wakes[number].release()
+
+    def _add_thread(self, moment: float) -> int:
+        number = len(self._wakes)
+        self._wakes.append(threading.Semaphore(0))
+        self._clocks.append(moment)
+        self._make_ready(number)
+        return number
+
+    def _make_ready(self, number: int) -> None:
+        heappush(self._ready, (self._clocks[number], next(self._turns), number))
+
+    def _run_others(self) -> None:
+        # Other ranks change torch's random state, which threads share.
+        random_state = self._device.random_state()
+        self.run_next()
+        self._sleep(self._current.number)
+        self._device.set_random_state(random_state)
+
+    def _sleep(self, number: int) -> None:
+        self._wakes[number].acquire()
+        if self._deadlock is not None:
+            raise self._deadlock
+
+    def _name(self, number: int) -> str:
+        num_ranks = len(self._wakes) - len(self._started)
+        return f"rank {number}" if number < num_ranks else "a thread beside a rank"
