@@ -258,7 +258,7 @@ class Striped(Gtc):
 
     @classmethod
     def resharding_plan(cls, state: State) -> ReshardingPlan:
-        num_elements = 12
+        num_elements = int(state["trainer"]["num_elements"])
         rules: dict[EntryPath, Rule] = {
             ("trainer", "stripe"): "stripe",
             ("trainer", "own"): "own",
@@ -274,6 +274,7 @@ def even_bounds(num_elements: int, num_ranks: int) -> list[int]:
 def striped_state(num_old: int, rank: int) -> State:
     bounds = even_bounds(12, num_old)
     own = {
+        "num_elements": 12,
         "stripe": torch.arange(12.0)[bounds[rank] : bounds[rank + 1]],
         "own": {"count": rank + 1, "vector": torch.full((2,), rank + 1.0)},
         "shared": torch.full((2,), float(rank)),
