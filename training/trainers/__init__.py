@@ -5,9 +5,20 @@ training loop. The gradients of all ranks are summed: see training/README.md.
 """
 
 from training.trainers.bmuf import Bmuf
+from training.trainers.decentralized import AdPsgd, D1dPsgd, DPsgd, RandPsgd
 from training.trainers.gtc import Gtc
 from training.trainers.htm import Htm
 from training.trainers.synchronous import Synchronous
 from training.trainers.trainer import Trainer
 
-__all__ = ["Bmuf", "Gtc", "Htm", "Synchronous", "Trainer"]
+__all__ = [
+    "AdPsgd",
+    "Bmuf",
+    "D1dPsgd",
+    "DPsgd",
+    "Gtc",
+    "Htm",
+    "RandPsgd",
+    "Synchronous",
+    "Trainer",
+]

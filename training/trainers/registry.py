@@ -7,11 +7,26 @@ from typing import Any, TypeAlias, get_args
 
 from infra.configuration import TAG
 from training.trainers.bmuf import BmufConfig
+from training.trainers.decentralized import (
+    AdPsgdConfig,
+    D1dPsgdConfig,
+    DPsgdConfig,
+    RandPsgdConfig,
+)
 from training.trainers.gtc import GtcConfig
 from training.trainers.htm import HtmConfig
 from training.trainers.synchronous import SynchronousConfig
 
-TrainerConfig: TypeAlias = SynchronousConfig | GtcConfig | BmufConfig | HtmConfig
+TrainerConfig: TypeAlias = (
+    SynchronousConfig
+    | GtcConfig
+    | BmufConfig
+    | HtmConfig
+    | DPsgdConfig
+    | AdPsgdConfig
+    | RandPsgdConfig
+    | D1dPsgdConfig
+)
 
 TRAINERS: Mapping[str, type[TrainerConfig]] = {
     config().name: config for config in get_args(TrainerConfig)
