@@ -155,6 +155,10 @@ def test_help_describes_each_trainer() -> None:
         "GTC",
         "BMUF",
         "HTM",
+        "D-PSGD",
+        "AD-PSGD",
+        "RAND-PSGD",
+        "D1D-PSGD",
     ]
 
 

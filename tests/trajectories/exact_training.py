@@ -21,7 +21,16 @@ from torch import Tensor, nn
 
 from training.distributed.process_group import ProcessGroup
 from training.distributed.simulated_group import simulate_ranks
-from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
+from training.trainers import (
+    Bmuf,
+    D1dPsgd,
+    DPsgd,
+    Gtc,
+    Htm,
+    RandPsgd,
+    Synchronous,
+    Trainer,
+)
 
 NUM_RANKS, NUM_STEPS, NUM_FRAMES = 4, 30, 8
 NUM_INPUTS, NUM_OUTPUTS = 5, 3
@@ -35,6 +44,9 @@ TRAINERS: dict[str, Callable[..., Trainer]] = {
     "bmuf_nesterov": partial(Bmuf, block_size=4),
     "bmuf_as_printed": partial(Bmuf, block_size=4, form="as_printed"),
     "htm": partial(Htm, group_size=2, block_size=4, gradient_threshold=4.0),
+    "d_psgd": DPsgd,
+    "rand_psgd": partial(RandPsgd, seed=5),
+    "d1d_psgd": D1dPsgd,
 }
 
 

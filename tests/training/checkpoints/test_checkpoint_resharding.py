@@ -18,7 +18,16 @@ from training.checkpoints.resharding import reshard
 from training.checkpoints.training_state import load_whole_state, whole_state
 from training.distributed.simulated_group import simulate_ranks
 from training.tensor_encoding import decode_state, encode_state
-from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
+from training.trainers import (
+    Bmuf,
+    D1dPsgd,
+    DPsgd,
+    Gtc,
+    Htm,
+    RandPsgd,
+    Synchronous,
+    Trainer,
+)
 from training.trainers.resharding import EntryPath, ReshardingPlan, Rule, State
 
 TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
@@ -30,12 +39,15 @@ TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
     "bmuf average": (Bmuf, {"block_size": 3, "optimizer_state": "average"}),
     "htm": (Htm, {"group_size": 2, "block_size": 3, "gradient_threshold": 1 / 64}),
     "htm in one tier": (Htm, {"group_size": 4, "block_size": 3, "gradient_threshold": 1 / 64}),
+    "d_psgd": (DPsgd, {}),
+    "rand_psgd": (RandPsgd, {"seed": 5}),
+    "d1d_psgd": (D1dPsgd, {}),
 }
 
 
 def num_ranks_of(name: str) -> int:
     """So many that there are two models, or one."""
-    return 2 if name.startswith("bmuf") else 4
+    return 2 if name.startswith("bmuf") or name.endswith("psgd") else 4
 
 
 def build(group: ProcessGroup, name: str, **other: Any) -> tuple[Any, Any, Trainer]:

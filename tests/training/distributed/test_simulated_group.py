@@ -10,7 +10,16 @@ from torch.distributed import ProcessGroup
 from tests.training.trainers.ranks import RankPool, all_equal, sgd, small_model, take_step, weights
 from training.distributed import collectives, process_group
 from training.distributed.simulated_group import simulate_ranks
-from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
+from training.trainers import (
+    Bmuf,
+    D1dPsgd,
+    DPsgd,
+    Gtc,
+    Htm,
+    RandPsgd,
+    Synchronous,
+    Trainer,
+)
 
 TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
     "synchronous": (Synchronous, {}),
@@ -18,6 +27,9 @@ TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
     "bmuf": (Bmuf, {"block_size": 3}),
     "bmuf as printed": (Bmuf, {"block_size": 3, "form": "as_printed"}),
     "htm": (Htm, {"group_size": 2, "block_size": 3, "gradient_threshold": 1 / 64}),
+    "d_psgd": (DPsgd, {}),
+    "rand_psgd": (RandPsgd, {"seed": 5}),
+    "d1d_psgd": (D1dPsgd, {}),
 }
 
 

@@ -14,7 +14,16 @@ from tests.training.trainers.ranks import RankPool, all_equal, sgd, small_model,
 from training.checkpoints.checkpointer import Checkpointer
 from training.checkpoints.training_state import whole_state
 from training.distributed.simulated_group import simulate_ranks
-from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
+from training.trainers import (
+    Bmuf,
+    D1dPsgd,
+    DPsgd,
+    Gtc,
+    Htm,
+    RandPsgd,
+    Synchronous,
+    Trainer,
+)
 from training.trainers.trainer import STEPS_BETWEEN_COMPARISONS
 
 TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
@@ -23,6 +32,9 @@ TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
     "bmuf": (Bmuf, {"block_size": 3}),
     "htm": (Htm, {"group_size": 2, "block_size": 3, "gradient_threshold": 1 / 64}),
     "htm in one tier": (Htm, {"group_size": 4, "block_size": 3, "gradient_threshold": 1 / 64}),
+    "d_psgd": (DPsgd, {}),
+    "rand_psgd": (RandPsgd, {"seed": 5}),
+    "d1d_psgd": (D1dPsgd, {}),
 }
 NAMES = sorted(TRAINERS)
 NUM_RANKS = 4

@@ -19,7 +19,16 @@ from tests.training.trainers.ranks import (
 )
 from training.distributed.finiteness import FiniteCheck
 from training.distributed.simulated_group import simulate_ranks
-from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
+from training.trainers import (
+    Bmuf,
+    D1dPsgd,
+    DPsgd,
+    Gtc,
+    Htm,
+    RandPsgd,
+    Synchronous,
+    Trainer,
+)
 
 TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
     "synchronous": (Synchronous, {}),
@@ -27,6 +36,9 @@ TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
     "gtc unquantized": (Gtc, {"gradient_threshold": 0.0}),
     "bmuf": (Bmuf, {"block_size": 3}),
     "htm": (Htm, {"group_size": 2, "block_size": 3, "gradient_threshold": 1 / 64}),
+    "d_psgd": (DPsgd, {}),
+    "rand_psgd": (RandPsgd, {"seed": 5}),
+    "d1d_psgd": (D1dPsgd, {}),
 }
 NAMES = sorted(TRAINERS)
 MakeOptimizer = Callable[[Any], torch.optim.Optimizer]

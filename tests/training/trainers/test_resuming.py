@@ -15,6 +15,7 @@ CASES = [
     *((name, 2, 1) for name in ("synchronous", "gtc", "bmuf")),
     ("htm", 2, 2),
     ("htm", 4, 2),
+    *((name, 2, 1) for name in ("d_psgd", "rand_psgd", "d1d_psgd")),
 ]
 
 

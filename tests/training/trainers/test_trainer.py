@@ -19,7 +19,16 @@ from tests.training.trainers.ranks import (
     weights,
 )
 from training.distributed.process_group import CollectiveError
-from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
+from training.trainers import (
+    Bmuf,
+    D1dPsgd,
+    DPsgd,
+    Gtc,
+    Htm,
+    RandPsgd,
+    Synchronous,
+    Trainer,
+)
 
 NUM_STEPS = 7
 TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
@@ -30,6 +39,9 @@ TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
     "bmuf average": (Bmuf, {"block_size": 3, "optimizer_state": "average"}),
     "bmuf reset": (Bmuf, {"block_size": 3, "optimizer_state": "reset"}),
     "htm": (Htm, {"group_size": 2, "block_size": 3, "gradient_threshold": 1 / 64}),
+    "d_psgd": (DPsgd, {}),
+    "rand_psgd": (RandPsgd, {"seed": 5}),
+    "d1d_psgd": (D1dPsgd, {}),
 }
 
 

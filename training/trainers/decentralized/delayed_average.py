@@ -60,6 +60,11 @@ class D1dPsgd(OwnModels):
         """Return this rank's column of W_k, not the mean that the parameters hold."""
         return self._own.clone()
 
+    def conclude(self) -> None:
+        """Leave the mean of the models, of which the sum is under way."""
+        super().conclude()
+        self._own, self._pending = self.parameters.weights(), None
+
     def carry_over(self, old: FlatParameters) -> None:
         """Forget a sum of other tensors."""
         super().carry_over(old)

@@ -112,6 +112,7 @@ class AdPsgd(OwnModels):
             thread.join()
         self._threads.clear()
         super().conclude()
+        self._motion.weights = self._host_weights()
 
     @torch.no_grad()
     def mean_model(self) -> dict[str, Tensor]:
