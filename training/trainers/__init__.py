@@ -1,7 +1,7 @@
 """Distributed trainers: who talks to whom, and when.
 
 Each is a context manager around any `torch.nn.Module`, any `torch.optim.Optimizer` and an untouched
-training loop. The gradients of all ranks are summed: see training/README.md.
+training loop. The gradients of all ranks are summed: see training/trainers/README.md.
 """
 
 from training.trainers.bmuf import Bmuf
