@@ -9,9 +9,10 @@ from infra.configuration import TAG
 from training.trainers.bmuf import BmufConfig
 from training.trainers.gtc import GtcConfig
 from training.trainers.htm import HtmConfig
+from training.trainers.sparse_loco import SparseLocoConfig
 from training.trainers.synchronous import SynchronousConfig
 
-TrainerConfig: TypeAlias = SynchronousConfig | GtcConfig | BmufConfig | HtmConfig
+TrainerConfig: TypeAlias = SynchronousConfig | GtcConfig | BmufConfig | HtmConfig | SparseLocoConfig
 
 TRAINERS: Mapping[str, type[TrainerConfig]] = {
     config().name: config for config in get_args(TrainerConfig)

@@ -1,6 +1,5 @@
 """Top-k messages: the largest elements of each chunk, nothing lost, and lengths known before."""
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.training.algorithms.sparsification.top_k_reference import sent_of
 from training.algorithms.sparsification.top_k import (
     CHUNK_ELEMENTS,
     TopK,
@@ -32,29 +32,6 @@ def decoded(message: Tensor, size: int, top_k: TopK) -> Tensor:
     return total
 
 
-def bfloat16(value: np.floating) -> np.float32:
-    return np.float32(float(torch.tensor(float(value)).bfloat16()))
-
-
-def reference(vector: np.ndarray, top_k: TopK) -> np.ndarray:
-    """Send a chunk at a time, an element at a time: Q(TopK(vector))."""
-    sent = np.zeros_like(vector)
-    for begin in range(0, len(vector), CHUNK_ELEMENTS):
-        chunk = vector[begin : begin + CHUNK_ELEMENTS]
-        order = np.argsort(-np.abs(chunk), kind="stable")
-        kept = order[: math.ceil(top_k.density * len(chunk))]
-        magnitudes = np.abs(chunk[kept])
-        least, most = magnitudes.min(), magnitudes.max()
-        width = (most - least) / np.float32(2 ** (top_k.bits - 1))
-        low, high = bfloat16(least + width / 2), bfloat16(most - width / 2)
-        step = (high - low) / np.float32(2 ** (top_k.bits - 1) - 1)
-        for index, magnitude in zip(kept, magnitudes, strict=True):
-            cell = int((magnitude - least) // width) if width > 0 else 0
-            level = low + np.float32(min(cell, 2 ** (top_k.bits - 1) - 1)) * step
-            sent[begin + index] = np.copysign(level, chunk[index])
-    return sent
-
-
 @pytest.mark.parametrize("bits", [2, 3, 8])
 @pytest.mark.parametrize("size", SIZES)
 def test_messages_are_the_equations(size: int, bits: int) -> None:
@@ -62,7 +39,7 @@ def test_messages_are_the_equations(size: int, bits: int) -> None:
     top_k = replace(TOP_K, bits=bits)
     vector, residual = random_vector(size), torch.zeros(size)
     sent = decoded(take_message(residual, vector, top_k), size, top_k)
-    expected = reference(vector.numpy(), top_k)
+    expected = sent_of(vector.numpy(), top_k)
     np.testing.assert_allclose(sent.numpy(), expected, rtol=1e-6)
     assert torch.equal(sent != 0, torch.from_numpy(expected) != 0)
     assert torch.equal(residual, vector - sent)
@@ -82,7 +59,7 @@ def test_message_and_residual_add_up_exactly(numbers: list[int], density: float)
     vector, residual = torch.tensor(numbers, dtype=torch.float32), torch.zeros(len(numbers))
     sent = decoded(take_message(residual, vector, top_k), len(numbers), top_k)
     assert torch.equal(sent + residual, vector)
-    assert np.array_equal(sent.numpy(), reference(vector.numpy(), top_k))
+    assert np.array_equal(sent.numpy(), sent_of(vector.numpy(), top_k))
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -168,7 +145,7 @@ def test_zeros_are_sent_as_zeros() -> None:
 def test_more_bits_leave_less_error() -> None:
     """2, 3 and 4 bits leave 3, 0.7 and 0.2 % of the square of what is sent of normal elements."""
     vector = random_vector(20 * CHUNK_ELEMENTS)
-    kept = torch.from_numpy(reference(vector.numpy(), replace(TOP_K, bits=8))) != 0
+    kept = torch.from_numpy(sent_of(vector.numpy(), replace(TOP_K, bits=8))) != 0
     errors = []
     for bits in (2, 3, 4):
         top_k = replace(TOP_K, bits=bits)
