@@ -17,6 +17,7 @@ from training.distributed import collectives
 from training.distributed.gather import gather_equal, gather_ragged
 from training.trainers.replica.parameters import FlatParameters
 from training.trainers.resharding import EntryPath, Rule
+from training.trainers.statistics import norm_of
 
 Mean: TypeAlias = Callable[[Tensor, ProcessGroup], None]
 """Replace values by their mean over a group's ranks, bitwise the same on each."""
@@ -64,6 +65,10 @@ class BlockExchange:
         """Keep the residual of tensors that are still trained; that of frozen ones is dropped."""
         if self._residual is not None:
             self._residual = new.carry_over(self._residual, old)
+
+    def residual_norm(self) -> float:
+        """Return the residual's norm, 0 where a code has none; waits for its device."""
+        return 0.0 if self._residual is None else norm_of(self._residual)
 
     def state_dict(self, parameters: FlatParameters) -> dict[str, Any]:
         """Copy the residual, by parameter."""

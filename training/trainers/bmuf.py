@@ -202,8 +202,11 @@ class Bmuf(Trainer):
         )
 
     def _block_statistics(self) -> dict[str, Any]:
-        norm = self._models.update_norm()
-        return {"num_blocks": self.num_blocks, "block_update_norm": norm}
+        return {
+            "num_blocks": self.num_blocks,
+            "block_update_norm": self._models.update_norm(),
+            "block_residual_norm": self._exchange.residual_norm(),
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Add the place in the block, both models, the filtered update and the settings.

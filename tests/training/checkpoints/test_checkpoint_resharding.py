@@ -20,9 +20,10 @@ from training.checkpoints.resharding import reshard
 from training.checkpoints.training_state import load_whole_state, whole_state
 from training.distributed.simulated_group import simulate_ranks
 from training.tensor_encoding import decode_state, encode_state
-from training.trainers import Bmuf, Gtc, Htm, SparseLoco, Synchronous, Trainer
+from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
 from training.trainers.blocks import BLOCK_VECTORS
 from training.trainers.resharding import EntryPath, ReshardingPlan, Rule, State
+from training.trainers.sparse_loco import SparseLoco
 
 HTM = {"group_size": 2, "block_size": 3, "gradient_threshold": 1 / 64}
 TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {

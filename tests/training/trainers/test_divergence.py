@@ -15,7 +15,8 @@ from training.algorithms.sparsification.top_k import TopK
 from training.checkpoints.checkpointer import Checkpointer
 from training.checkpoints.training_state import whole_state
 from training.distributed.simulated_group import simulate_ranks
-from training.trainers import Bmuf, Gtc, Htm, SparseLoco, Synchronous, Trainer
+from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
+from training.trainers.sparse_loco import SparseLoco
 from training.trainers.trainer import STEPS_BETWEEN_COMPARISONS
 
 EVERYTHING = TopK(density=1.0)

@@ -21,7 +21,8 @@ from tests.training.trainers.ranks import (
 from training.algorithms.block_codes import Threshold
 from training.algorithms.sparsification.top_k import TopK
 from training.distributed.process_group import CollectiveError
-from training.trainers import Bmuf, Gtc, Htm, SparseLoco, Synchronous, Trainer
+from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
+from training.trainers.sparse_loco import SparseLoco
 
 NUM_STEPS = 7
 HTM = {"group_size": 2, "block_size": 3, "gradient_threshold": 1 / 64}

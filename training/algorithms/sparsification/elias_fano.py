@@ -36,6 +36,6 @@ def high_parts(
     bits: Bool[Tensor, "rows bits"], num_indices: int
 ) -> Int64[Tensor, "rows {num_indices}"]:
     """Invert `unary_bits`: return each row's indices without their low bits."""
-    places = bits.nonzero()[:, 1].view(len(bits), num_indices)
+    places = bits.nonzero_static(size=num_indices * len(bits))[:, 1].view(-1, num_indices)
     high: Tensor = places - torch.arange(num_indices, device=bits.device)
     return high

@@ -174,7 +174,9 @@ def _largest(values: Float[Tensor, "chunks size"], num_kept: int) -> Int64[Tenso
     kept, equal = magnitudes > least, magnitudes == least
     num_missing = num_kept - kept.sum(1, keepdim=True, dtype=torch.int32)
     kept |= equal & (equal.cumsum(1, dtype=torch.int32) <= num_missing)
-    return kept.nonzero()[:, 1].view(len(values), num_kept)
+    # Their number is known, so that the host waits for no GPU.
+    places = kept.nonzero_static(size=num_kept * len(kept))
+    return places[:, 1].view(len(kept), num_kept)
 
 
 def _quantized(
