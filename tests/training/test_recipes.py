@@ -159,6 +159,7 @@ def test_help_describes_each_trainer() -> None:
         "AD-PSGD",
         "RAND-PSGD",
         "D1D-PSGD",
+        "SparseLoCo",
     ]
 
 

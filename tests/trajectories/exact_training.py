@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from training.algorithms.block_codes import Threshold
+from training.algorithms.sparsification.top_k import TopK
 from training.distributed.process_group import ProcessGroup
 from training.distributed.simulated_group import simulate_ranks
 from training.trainers import (
@@ -31,6 +33,7 @@ from training.trainers import (
     Synchronous,
     Trainer,
 )
+from training.trainers.sparse_loco import SparseLoco
 
 NUM_RANKS, NUM_STEPS, NUM_FRAMES = 4, 30, 8
 NUM_INPUTS, NUM_OUTPUTS = 5, 3
@@ -43,6 +46,11 @@ TRAINERS: dict[str, Callable[..., Trainer]] = {
     "gtc": partial(Gtc, gradient_threshold=4.0),
     "bmuf_nesterov": partial(Bmuf, block_size=4),
     "bmuf_as_printed": partial(Bmuf, block_size=4, form="as_printed"),
+    "bmuf_top_k": partial(Bmuf, block_size=4, block_exchange=TopK(density=0.3, bits=3)),
+    "bmuf_threshold": partial(
+        Bmuf, block_size=4, block_exchange=Threshold(change_threshold=1 / 32)
+    ),
+    "sparse_loco": partial(SparseLoco, block_size=4, density=0.3, error_decay=0.75),
     "htm": partial(Htm, group_size=2, block_size=4, gradient_threshold=4.0),
     "d_psgd": DPsgd,
     "rand_psgd": partial(RandPsgd, seed=5),

@@ -15,6 +15,7 @@ from training.trainers.decentralized import (
 )
 from training.trainers.gtc import GtcConfig
 from training.trainers.htm import HtmConfig
+from training.trainers.sparse_loco import SparseLocoConfig
 from training.trainers.synchronous import SynchronousConfig
 
 TrainerConfig: TypeAlias = (
@@ -26,6 +27,7 @@ TrainerConfig: TypeAlias = (
     | AdPsgdConfig
     | RandPsgdConfig
     | D1dPsgdConfig
+    | SparseLocoConfig
 )
 
 TRAINERS: Mapping[str, type[TrainerConfig]] = {

@@ -40,13 +40,15 @@ class GtcStatistics:
 class BmufStatistics:
     """BmufStatistics adds to `SynchronousStatistics` the blocks, and the last one's update.
 
-    `block_update_norm` is the Euclidean norm of the filtered update Delta(t) of 000 eq. (3).
+    `block_update_norm` is the Euclidean norm of the filtered update Delta(t) of 000 eq. (3),
+    `block_residual_norm` that of the changes that this rank's messages have not sent yet.
     """
 
     num_steps: int
     bytes_sent: int
     num_blocks: int
     block_update_norm: float
+    block_residual_norm: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,7 @@ class HtmStatistics:
     residual_norm: float
     num_blocks: int
     block_update_norm: float
+    block_residual_norm: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from tests.training.trainers.ranks import RankPool, all_equal, sgd, small_model, take_step, weights
+from training.algorithms.sparsification.top_k import TopK
 from training.distributed import collectives, process_group
 from training.distributed.simulated_group import simulate_ranks
 from training.trainers import (
@@ -20,12 +21,15 @@ from training.trainers import (
     Synchronous,
     Trainer,
 )
+from training.trainers.sparse_loco import SparseLoco
 
 TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
     "synchronous": (Synchronous, {}),
     "gtc": (Gtc, {"gradient_threshold": 1 / 64}),
     "bmuf": (Bmuf, {"block_size": 3}),
     "bmuf as printed": (Bmuf, {"block_size": 3, "form": "as_printed"}),
+    "bmuf top-k": (Bmuf, {"block_size": 3, "block_exchange": TopK(density=0.1)}),
+    "sparse_loco": (SparseLoco, {"block_size": 3}),
     "htm": (Htm, {"group_size": 2, "block_size": 3, "gradient_threshold": 1 / 64}),
     "d_psgd": (DPsgd, {}),
     "rand_psgd": (RandPsgd, {"seed": 5}),

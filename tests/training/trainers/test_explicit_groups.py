@@ -11,12 +11,14 @@ from torch.distributed import ProcessGroup
 from tests.training.trainers.ranks import RankPool, all_equal, sgd, small_model, take_step, weights
 from training.distributed.simulated_group import SimulatedGroup, simulate_ranks
 from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
+from training.trainers.sparse_loco import SparseLoco
 
 TAU = 1 / 64
 TRAINERS: dict[str, Callable[..., Trainer]] = {
     "synchronous": Synchronous,
     "gtc": partial(Gtc, gradient_threshold=TAU),
     "bmuf": partial(Bmuf, block_size=3),
+    "sparse_loco": partial(SparseLoco, block_size=3),
     "htm": partial(Htm, group_size=2, block_size=3, gradient_threshold=TAU),
 }
 

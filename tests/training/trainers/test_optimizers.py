@@ -17,6 +17,7 @@ from tests.training.trainers.ranks import (
     take_step,
     weights,
 )
+from training.algorithms.sparsification.top_k import TopK
 from training.distributed.finiteness import FiniteCheck
 from training.distributed.simulated_group import simulate_ranks
 from training.trainers import (
@@ -29,12 +30,15 @@ from training.trainers import (
     Synchronous,
     Trainer,
 )
+from training.trainers.sparse_loco import SparseLoco
 
 TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
     "synchronous": (Synchronous, {}),
     "gtc": (Gtc, {"gradient_threshold": 1 / 64}),
     "gtc unquantized": (Gtc, {"gradient_threshold": 0.0}),
     "bmuf": (Bmuf, {"block_size": 3}),
+    "bmuf top-k": (Bmuf, {"block_size": 3, "block_exchange": TopK(density=0.5)}),
+    "sparse_loco": (SparseLoco, {"block_size": 3, "density": 0.5}),
     "htm": (Htm, {"group_size": 2, "block_size": 3, "gradient_threshold": 1 / 64}),
     "d_psgd": (DPsgd, {}),
     "rand_psgd": (RandPsgd, {"seed": 5}),
