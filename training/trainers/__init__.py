@@ -7,7 +7,8 @@ training loop. The gradients of all ranks are summed: see training/README.md.
 from training.trainers.bmuf import Bmuf
 from training.trainers.gtc import Gtc
 from training.trainers.htm import Htm
+from training.trainers.one_bit.one_bit import OneBit
 from training.trainers.synchronous import Synchronous
 from training.trainers.trainer import Trainer
 
-__all__ = ["Bmuf", "Gtc", "Htm", "Synchronous", "Trainer"]
+__all__ = ["Bmuf", "Gtc", "Htm", "OneBit", "Synchronous", "Trainer"]

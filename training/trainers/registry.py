@@ -1,4 +1,4 @@
-"""The trainers that a recipe can name (003 VI, 000 2): a new one is one line here."""
+"""The trainers that a recipe can name (003 VI, 000 2, 004): a new one is one line here."""
 
 import inspect
 from collections.abc import Mapping
@@ -9,9 +9,10 @@ from infra.configuration import TAG
 from training.trainers.bmuf import BmufConfig
 from training.trainers.gtc import GtcConfig
 from training.trainers.htm import HtmConfig
+from training.trainers.one_bit.one_bit import OneBitConfig
 from training.trainers.synchronous import SynchronousConfig
 
-TrainerConfig: TypeAlias = SynchronousConfig | GtcConfig | BmufConfig | HtmConfig
+TrainerConfig: TypeAlias = SynchronousConfig | GtcConfig | BmufConfig | HtmConfig | OneBitConfig
 
 TRAINERS: Mapping[str, type[TrainerConfig]] = {
     config().name: config for config in get_args(TrainerConfig)

@@ -63,7 +63,22 @@ class HtmStatistics:
     block_update_norm: float
 
 
-Statistics: TypeAlias = SynchronousStatistics | GtcStatistics | BmufStatistics | HtmStatistics
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneBitStatistics:
+    """OneBitStatistics adds to `SynchronousStatistics` what waits in both residuals of this rank.
+
+    `residual_norm` is that of the rank's gradients, `stripe_residual_norm` that of its stripe.
+    """
+
+    num_steps: int
+    bytes_sent: int
+    residual_norm: float
+    stripe_residual_norm: float
+
+
+Statistics: TypeAlias = (
+    SynchronousStatistics | GtcStatistics | BmufStatistics | HtmStatistics | OneBitStatistics
+)
 S = TypeVar("S", bound=Statistics)
 
 COUNTS = ("num_steps", "bytes_sent", "num_elements", "num_elements_sent", "num_blocks")

@@ -18,8 +18,9 @@ from tests.training.trainers.ranks import (
     take_step,
     weights,
 )
+from training.algorithms.one_bit.adagrad import AdaGrad, AdaGradPlace
 from training.distributed.process_group import CollectiveError
-from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
+from training.trainers import Bmuf, Gtc, Htm, OneBit, Synchronous, Trainer
 
 NUM_STEPS = 7
 TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
@@ -30,13 +31,17 @@ TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
     "bmuf average": (Bmuf, {"block_size": 3, "optimizer_state": "average"}),
     "bmuf reset": (Bmuf, {"block_size": 3, "optimizer_state": "reset"}),
     "htm": (Htm, {"group_size": 2, "block_size": 3, "gradient_threshold": 1 / 64}),
+    "one_bit": (OneBit, {}),
+    "one_bit partial": (OneBit, {"adagrad": AdaGrad(place=AdaGradPlace.PARTIAL)}),
+    "one_bit late": (OneBit, {"num_unquantized_steps": 3}),
+    "one_bit double": (OneBit, {"num_unquantized_steps": 3, "double_buffering": True}),
 }
 
 
 def build(group: ProcessGroup, name: str, seed: int = 0) -> tuple[Any, Any, Trainer]:
     trainer_class, settings = TRAINERS[name]
     model = small_model(seed)
-    optimizer = sgd(model)
+    optimizer = sgd(model, 0.0 if trainer_class is OneBit else 0.9)
     return model, optimizer, trainer_class(model, optimizer, group=group, **settings)
 
 
