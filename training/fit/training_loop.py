@@ -33,6 +33,7 @@ from training.trainers.statistics import (
     BmufStatistics,
     GtcStatistics,
     HtmStatistics,
+    OneBitStatistics,
     Statistics,
     between,
     density,
@@ -208,6 +209,7 @@ def trainer_point(
     point: dict[str, Any] = {"bytes_sent": int(bytes_sent)}
     if isinstance(statistics, GtcStatistics | HtmStatistics):
         point["density"] = density(int(num_elements_sent), int(num_elements))
+    if isinstance(statistics, GtcStatistics | HtmStatistics | OneBitStatistics):
         point["residual_norm"] = (squares / group.size()) ** 0.5
     if isinstance(statistics, BmufStatistics | HtmStatistics):
         point["block_update_norm"] = statistics.block_update_norm

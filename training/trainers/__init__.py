@@ -8,6 +8,7 @@ from training.trainers.bmuf import Bmuf
 from training.trainers.decentralized import AdPsgd, D1dPsgd, DPsgd, RandPsgd
 from training.trainers.gtc import Gtc
 from training.trainers.htm import Htm
+from training.trainers.one_bit.one_bit import OneBit
 from training.trainers.sparse_loco import SparseLoco
 from training.trainers.synchronous import Synchronous
 from training.trainers.trainer import Trainer
@@ -19,6 +20,7 @@ __all__ = [
     "DPsgd",
     "Gtc",
     "Htm",
+    "OneBit",
     "RandPsgd",
     "SparseLoco",
     "Synchronous",

@@ -1,4 +1,4 @@
-"""The trainers that a recipe can name (003 VI, 000 2): a new one is one line here."""
+"""The trainers that a recipe can name (003 VI, 000 2, 004): a new one is one line here."""
 
 import inspect
 from collections.abc import Mapping
@@ -15,6 +15,7 @@ from training.trainers.decentralized import (
 )
 from training.trainers.gtc import GtcConfig
 from training.trainers.htm import HtmConfig
+from training.trainers.one_bit.one_bit import OneBitConfig
 from training.trainers.sparse_loco import SparseLocoConfig
 from training.trainers.synchronous import SynchronousConfig
 
@@ -23,6 +24,7 @@ TrainerConfig: TypeAlias = (
     | GtcConfig
     | BmufConfig
     | HtmConfig
+    | OneBitConfig
     | DPsgdConfig
     | AdPsgdConfig
     | RandPsgdConfig

@@ -82,8 +82,26 @@ class AdPsgdStatistics:
     max_staleness: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneBitStatistics:
+    """OneBitStatistics adds to `SynchronousStatistics` what waits in both residuals of this rank.
+
+    `residual_norm` is that of the rank's gradients, `stripe_residual_norm` that of its stripe.
+    """
+
+    num_steps: int
+    bytes_sent: int
+    residual_norm: float
+    stripe_residual_norm: float
+
+
 Statistics: TypeAlias = (
-    SynchronousStatistics | GtcStatistics | BmufStatistics | HtmStatistics | AdPsgdStatistics
+    SynchronousStatistics
+    | GtcStatistics
+    | BmufStatistics
+    | HtmStatistics
+    | OneBitStatistics
+    | AdPsgdStatistics
 )
 S = TypeVar("S", bound=Statistics)
 

@@ -19,6 +19,7 @@ from tests.training.trainers.ranks import (
     weights,
 )
 from training.algorithms.block_codes import Threshold
+from training.algorithms.one_bit.adagrad import AdaGrad, AdaGradPlace
 from training.algorithms.sparsification.top_k import TopK
 from training.distributed.process_group import CollectiveError
 from training.trainers import (
@@ -27,6 +28,7 @@ from training.trainers import (
     DPsgd,
     Gtc,
     Htm,
+    OneBit,
     RandPsgd,
     Synchronous,
     Trainer,
@@ -50,13 +52,17 @@ TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
     "d_psgd": (DPsgd, {}),
     "rand_psgd": (RandPsgd, {"seed": 5}),
     "d1d_psgd": (D1dPsgd, {}),
+    "one_bit": (OneBit, {}),
+    "one_bit partial": (OneBit, {"adagrad": AdaGrad(place=AdaGradPlace.PARTIAL)}),
+    "one_bit late": (OneBit, {"num_unquantized_steps": 3}),
+    "one_bit double": (OneBit, {"num_unquantized_steps": 3, "double_buffering": True}),
 }
 
 
 def build(group: ProcessGroup, name: str, seed: int = 0) -> tuple[Any, Any, Trainer]:
     trainer_class, settings = TRAINERS[name]
     model = small_model(seed)
-    optimizer = sgd(model)
+    optimizer = sgd(model, 0.0 if trainer_class is OneBit else 0.9)
     return model, optimizer, trainer_class(model, optimizer, group=group, **settings)
 
 

@@ -1,7 +1,7 @@
 """Normalize gradients by AdaGrad, at the four places of paper 004 section 5.3."""
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import Annotated
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from infra.ranges import Range, check_ranges
 
 
-class AdaGradPlace(Enum):
+class AdaGradPlace(StrEnum):
     """AdaGradPlace is a row of Table 3, or no AdaGrad, as in Table 2.
 
     `AGGREGATE`, the paper's choice, normalizes the sum of the quantized gradients before momentum,

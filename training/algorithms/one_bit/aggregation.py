@@ -6,7 +6,8 @@ Each rank aggregates a stripe of the parameters. One training step of a rank is
     take_aggregate  from the messages received, one from each rank: send the new one to all ranks
     update          from all ranks' second messages, the update that every rank applies
 
-A trainer only moves the messages' bytes, whose lengths `num_message_words` tells in advance.
+A trainer only moves the messages' bytes, whose lengths `num_message_words` tells in advance. A
+training that begins without quantization (5.2) has `take_parts` and `take_sum` in their place.
 """
 
 from collections.abc import Sequence
@@ -98,17 +99,32 @@ class TwoStageAggregation:
             add_message(stripe.of(update), message, stripe.columns)
         return update
 
+    def take_parts(
+        self, state: RankState, gradients: Float[Tensor, " elements"]
+    ) -> list[Float[Tensor, " _"]]:
+        """Return a rank's gradients for each rank that aggregates them, without quantization."""
+        gradients = self.adagrad.at(AdaGradPlace.PARTIAL, state.adagrad, gradients)
+        return [stripe.of(gradients) for stripe in self.stripes]
+
+    def take_sum(
+        self, state: RankState, parts: Sequence[Float[Tensor, " stripe_elements"]]
+    ) -> Float[Tensor, " stripe_elements"]:
+        """Return a stripe's update from all ranks' parts, without quantization, in their order.
+
+        AdaGrad's and the momentum's state are the same as of a quantized step; residuals remain.
+        """
+        total = torch.zeros_like(state.velocity)
+        for part in parts:
+            total.add_(part)
+        return self._processed(state, total).clone()
+
     def unquantized_update(
         self, state: RankState, gradients: Float[Tensor, " elements"]
     ) -> Float[Tensor, " elements"]:
-        """Return a single rank's update, in which nothing is quantized (Table 3, 1 GPU).
-
-        It is also the first hours' of a training that begins without quantization (004 5.2).
-        """
+        """Return a single rank's update, in which nothing is quantized (Table 3, 1 GPU)."""
         assert len(self.stripes) == 1
         gradients = self.adagrad.at(AdaGradPlace.RAW, state.adagrad, gradients)
-        gradients = self.adagrad.at(AdaGradPlace.PARTIAL, state.adagrad, gradients)
-        return self._processed(state, gradients).clone()
+        return self.take_sum(state, self.take_parts(state, gradients))
 
     def _processed(
         self, state: RankState, total: Float[Tensor, " stripe_elements"]

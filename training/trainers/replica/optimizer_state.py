@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer, SparseAdam
+from torch.optim import SGD, Optimizer, SparseAdam
 
 from training.algorithms.block_filter import OptimizerState
 
@@ -93,6 +93,22 @@ def check_optimizer(optimizer: Optimizer) -> None:
             "SparseAdam takes sparse gradients alone, and ranks exchange dense ones: use Adam or "
             "SGD, to which a trainer gives an embedding's sparse gradient as a dense one"
         )
+
+
+def check_plain_sgd(optimizer: Optimizer) -> None:
+    """Raise ValueError for an optimizer that does more than subtract rate times gradient."""
+    remedy = (
+        "need a plain torch.optim.SGD, as momentum and normalization are the trainer's own: give "
+        'the trainer momentum=..., and in a recipe optimizer = { name = "sgd", momentum = 0 }'
+    )
+    if type(optimizer) is not SGD:
+        raise ValueError(f"an optimizer of type {type(optimizer).__name__}: {remedy}")
+    for number, settings in enumerate(optimizer.param_groups):
+        for name in ("momentum", "weight_decay", "dampening", "nesterov", "maximize"):
+            if settings[name]:
+                raise ValueError(
+                    f"{name} = {settings[name]} in parameter group {number}, not 0: {remedy}"
+                )
 
 
 def check_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

@@ -1,0 +1,293 @@
+"""1-bit SGD between real ranks."""
+
+import math
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from tests.training.trainers.ranks import RankPool, all_equal, sgd, small_model, take_step, weights
+from training.algorithms.one_bit.adagrad import AdaGrad, AdaGradPlace
+from training.algorithms.one_bit.aggregation import TwoStageAggregation
+from training.algorithms.one_bit.columns import columns_of, stripes_of
+from training.distributed.simulated_group import simulate_ranks
+from training.distributed.traffic import Traffic
+from training.trainers import OneBit, Synchronous
+from training.trainers.one_bit.one_bit import OneBitConfig
+
+PLAIN = AdaGrad(place=AdaGradPlace.NOWHERE)
+PLAINEST: dict[str, Any] = {"momentum": 0.0, "adagrad": PLAIN}
+SHAPES = {"weight": (6, 8), "bias": (6,)}
+ALWAYS = 10**6
+
+
+def linear(**settings: Any) -> nn.Linear:
+    """A layer of zeros, so that -weights is the sum of what SGD of rate 1 has applied."""
+    model = nn.Linear(8, 6, **settings)
+    for p in model.parameters():
+        nn.init.zeros_(p)
+    return model
+
+
+def gradient(step: int, rank: int, p: Tensor, number: int) -> Tensor:
+    generator = torch.Generator().manual_seed(1000 * step + 10 * rank + number)
+    return torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p.dtype)
+
+
+def set_gradients(model: nn.Module, step: int, rank: int, factor: float = 1.0) -> Tensor:
+    """Give random gradients, and return them as a vector."""
+    for number, p in enumerate(model.parameters()):
+        p.grad = factor * gradient(step, rank, p, number)
+    return torch.cat([p.grad.reshape(-1) for p in model.parameters()])
+
+
+def conserve(group: ProcessGroup, settings: dict[str, Any]) -> dict[str, Tensor]:
+    """What was applied, this rank's gradients and both its residuals; the last rank has no data."""
+    model = linear(dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    total = torch.zeros(54, dtype=torch.float64)
+    with OneBit(model, optimizer, group=group, **PLAINEST, **settings) as trainer:
+        for step in range(20):
+            optimizer.zero_grad()
+            if group.rank() < max(1, group.size() - 1):
+                total += set_gradients(model, step, group.rank())
+            optimizer.step()
+    state = trainer.state_dict()
+    residual = torch.cat([each.reshape(-1) for each in state["residuals"].values()])
+    stripe = state["stripe_residual"]
+    return {"applied": -weights(model), "total": total, "residual": residual, "stripe": stripe}
+
+
+@pytest.mark.parametrize("double_buffering", [False, True])
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_no_gradient_is_lost(rank_pool: RankPool, num_ranks: int, double_buffering: bool) -> None:
+    """Applied updates and both residuals of all ranks are the sum of all gradients, in float64.
+
+    Also through the change from unquantized to quantized steps.
+    """
+    settings = {"num_unquantized_steps": 3, "double_buffering": double_buffering}
+    ranks = rank_pool.run(num_ranks, conserve, settings)
+    assert all_equal([rank["applied"] for rank in ranks])
+    kept = sum(rank["residual"] for rank in ranks) + torch.cat([rank["stripe"] for rank in ranks])
+    total = sum(rank["total"] for rank in ranks)
+    torch.testing.assert_close(ranks[0]["applied"] + kept, total, rtol=0, atol=1e-12)
+    assert bool(kept.any()) == (num_ranks > 1)
+
+
+def train_alike(group: ProcessGroup, place: str, num_unquantized_steps: int) -> Tensor:
+    model = linear()
+    optimizer = torch.optim.SGD(model.parameters(), lr=2.0**-6)
+    adagrad = AdaGrad(place=AdaGradPlace(place))
+    trainer = OneBit(
+        model,
+        optimizer,
+        group=group,
+        momentum=0.5,
+        adagrad=adagrad,
+        num_unquantized_steps=num_unquantized_steps,
+    )
+    with trainer:
+        for step in range(12):
+            set_gradients(model, step, 0, 1 if group.size() > 1 else 4)
+            optimizer.step()
+    return weights(model)
+
+
+def train_alone(place: str) -> Tensor:
+    """One rank that quantizes four times the gradient, by the equations without a trainer."""
+    columns = columns_of(SHAPES)
+    adagrad = AdaGrad(place=AdaGradPlace(place))
+    aggregation = TwoStageAggregation(stripes_of(columns, 1), 0.5, adagrad)
+    model = linear()
+    vector = weights(model)
+    state = aggregation.begin(0, vector)
+    for step in range(12):
+        sent = aggregation.take_messages(state, set_gradients(model, step, 0, 4))
+        second = aggregation.take_aggregate(0, state, sent)
+        vector -= 2.0**-6 * aggregation.update([second], vector)
+    return vector
+
+
+@pytest.mark.parametrize("place", ["nowhere", "aggregate", "smoothed"])
+def test_ranks_with_equal_data_are_one(rank_pool: RankPool, place: str) -> None:
+    """Four ranks equal one that quantizes four times the gradient, bitwise: 4 g is exact.
+
+    Unquantized, they equal this trainer on one rank, which never quantizes.
+    """
+    assert all_equal([train_alone(place), *rank_pool.run(4, train_alike, place, 0)])
+    (alone,) = rank_pool.run(1, train_alike, place, 0)
+    assert all_equal([alone, *rank_pool.run(4, train_alike, place, ALWAYS)])
+
+
+def train(group: ProcessGroup, num_unquantized_steps: int | None) -> Tensor:
+    """Train by 1-bit SGD that never quantizes, or by synchronous SGD with momentum."""
+    model = small_model()
+    if num_unquantized_steps is None:
+        optimizer, make = sgd(model), Synchronous
+    else:
+        optimizer = sgd(model, 0.0)
+        make = partial(
+            OneBit, adagrad=PLAIN, num_unquantized_steps=num_unquantized_steps, momentum=0.9
+        )
+    with make(model, optimizer, group=group):
+        for step in range(10):
+            take_step(model, optimizer, step, group.rank())
+    return weights(model)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_unquantized_it_is_synchronous_sgd_with_momentum(
+    rank_pool: RankPool, num_ranks: int
+) -> None:
+    """Bitwise on one and two ranks; gloo's ring adds those of four in another order."""
+    (expected, *_), (found, *_) = (rank_pool.run(num_ranks, train, each) for each in (None, ALWAYS))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6 if num_ranks > 2 else 0)
+    (quantized, *_) = rank_pool.run(num_ranks, train, 0)
+    assert torch.allclose(quantized, expected, atol=1e-6) == (num_ranks == 1)
+
+
+def count(group: ProcessGroup, make: Any) -> tuple[int, int]:
+    """The bytes that the trainer and the group's exchanges count, of three steps."""
+    model = nn.Linear(1024, 64, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    traffic = Traffic()
+    with make(model, optimizer, group=group) as trainer:
+        for _ in range(3):
+            with traffic.counting([group]):
+                optimizer.step()
+        return trainer.wire_bytes, traffic.num_wire_bytes
+
+
+def test_messages_are_a_thirtieth_of_the_gradients(rank_pool: RankPool) -> None:
+    """On the wire: 1/32, and 8 bytes for each column of 1,024 elements, that is 1/30.1."""
+    quantized, whole = 64 * 1024 // 32 + 2 * 64, 64 * 1024
+    for synchronous in rank_pool.run(4, count, Synchronous):
+        assert synchronous[0] == 3 * 2 * 3 * 4 * whole // 4
+    for one_bit in rank_pool.run(4, count, OneBit):
+        assert one_bit == (3 * 2 * 3 * 4 * quantized // 4,) * 2
+    late = partial(OneBit, num_unquantized_steps=ALWAYS)
+    for found in rank_pool.run(4, count, late):
+        assert found == (3 * 2 * 3 * 4 * whole // 4,) * 2
+
+
+def train_with(group: ProcessGroup, value: float, settings: dict[str, Any], size: int) -> str:
+    """Rank 1 has a gradient of `value` in the second step, and the rest is NaN or not at once."""
+    model = nn.Linear(size, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    try:
+        with OneBit(model, optimizer, group=group, **settings):
+            for step in (1, 2):
+                for p in model.parameters():
+                    p.grad = torch.ones_like(p)
+                    if group.rank() == 1 and step == 2:
+                        p.grad.view(-1)[0] = value
+                optimizer.step()
+    except FloatingPointError as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("place", ["aggregate", "partial"])
+@pytest.mark.parametrize("num_unquantized_steps", [0, ALWAYS])
+@pytest.mark.parametrize("double_buffering", [False, True])
+def test_a_gradient_that_is_not_finite_stops_all_ranks(
+    rank_pool: RankPool,
+    value: float,
+    place: str,
+    num_unquantized_steps: int,
+    double_buffering: bool,
+) -> None:
+    """The error names rank and step; with double buffering a step later, here on leaving."""
+    settings = {
+        "adagrad": AdaGrad(place=AdaGradPlace(place)),
+        "num_unquantized_steps": num_unquantized_steps,
+        "double_buffering": double_buffering,
+    }
+    for message in rank_pool.run(2, train_with, value, settings, 4):
+        assert "rank 1 holds a NaN or an infinity, first at step 2" in message
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"momentum": 0.9}, r"momentum = 0\.9 in parameter group 0, not 0: need a plain .*name ="),
+        ({"weight_decay": 0.1}, r"weight_decay = 0\.1 in parameter group 0"),
+        ({"dampening": 0.5}, r"dampening = 0\.5 in parameter group 0"),
+        ({"momentum": 0.5, "nesterov": True}, r"momentum = 0\.5"),
+        ({"maximize": True}, "maximize = True"),
+    ],
+)
+def test_only_plain_sgd_is_wrapped(settings: dict[str, Any], message: str) -> None:
+    """Each value is named with its remedy, when the trainer is made and when it changes later."""
+
+    def make(group: ProcessGroup) -> None:
+        model = small_model()
+        OneBit(model, torch.optim.SGD(model.parameters(), lr=0.1, **settings), group=group)
+
+    def change(group: ProcessGroup) -> None:
+        model = small_model()
+        optimizer = sgd(model, 0.0)
+        with OneBit(model, optimizer, group=group):
+            optimizer.param_groups[0].update(settings)
+            take_step(model, optimizer, 0, group.rank())
+
+    for scenario in (make, change):
+        with pytest.raises(ValueError, match=message):
+            simulate_ranks(1, scenario)
+
+
+def test_other_optimizers_are_refused() -> None:
+    """Adam normalizes by itself; the message says what a recipe needs."""
+
+    def make(group: ProcessGroup) -> None:
+        model = small_model()
+        OneBit(model, torch.optim.Adam(model.parameters()), group=group)
+
+    with pytest.raises(ValueError, match=r"type Adam: need .*optimizer = \{ name = .sgd., mom"):
+        simulate_ranks(1, make)
+
+
+def test_settings_out_of_range_are_refused() -> None:
+    """By value and bound."""
+
+    def make(group: ProcessGroup, **settings: Any) -> None:
+        model = small_model()
+        OneBit(model, sgd(model, 0.0), group=group, **settings)
+
+    with pytest.raises(ValueError, match="num_unquantized_steps = -1: need 0 or more"):
+        simulate_ranks(1, partial(make, num_unquantized_steps=-1))
+    with pytest.raises(ValueError, match=r"momentum = 1\.0"):
+        simulate_ranks(1, partial(make, momentum=1.0))
+    raw = AdaGrad(place=AdaGradPlace.RAW)
+    simulate_ranks(1, partial(make, adagrad=raw))
+    with pytest.raises(ValueError, match="raw gradient on 2 ranks: need 1 rank"):
+        simulate_ranks(2, partial(make, adagrad=raw))
+    OneBitConfig(adagrad=raw).check_ranks(1, 1)
+    with pytest.raises(ValueError, match=r"adagrad\.place = 'raw' on 2 ranks: need 1 rank"):
+        OneBitConfig(adagrad=raw).check_ranks(2, 1)
+
+
+def begin_with_other_settings(group: ProcessGroup, name: str, value: object) -> None:
+    model = small_model()
+    settings = {name: value} if group.rank() == 1 else {}
+    with OneBit(model, sgd(model, 0.0), group=group, **settings):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("momentum", 0.5),
+        ("adagrad", PLAIN),
+        ("num_unquantized_steps", 2),
+        ("double_buffering", True),
+    ],
+)
+def test_ranks_compare_their_settings(name: str, value: object) -> None:
+    """Entering names the setting that differs on rank 1."""
+    with pytest.raises(ValueError, match=rf"{name}: .* on rank 1, .* on rank 0"):
+        simulate_ranks(2, begin_with_other_settings, name, value)
