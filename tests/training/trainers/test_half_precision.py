@@ -14,7 +14,7 @@ from training.checkpoints.resharding import reshard
 from training.checkpoints.training_state import load_whole_state, whole_state
 from training.distributed.simulated_group import simulate_ranks
 from training.tensor_encoding import decode_state, encode_state
-from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
+from training.trainers import Bmuf, Gtc, Htm, OneBit, Synchronous, Trainer
 from training.trainers.replica.parameters import FlatParameters
 
 BLOCK_SIZE, TAU = 2, 1 / 64
@@ -25,13 +25,14 @@ TRAINERS: dict[str, tuple[int, Callable[..., Trainer]]] = {
     "bmuf": (3, partial(Bmuf, block_size=BLOCK_SIZE)),
     "bmuf as printed": (3, partial(Bmuf, block_size=BLOCK_SIZE, form="as_printed")),
     "model averaging": (3, partial(Bmuf, block_size=BLOCK_SIZE, block_momentum=0.0)),
+    "one_bit": (3, OneBit),
     "htm": (6, partial(Htm, group_size=2, block_size=BLOCK_SIZE, gradient_threshold=TAU)),
 }
 
 
 def build(group: ProcessGroup, name: str, kind: torch.dtype) -> tuple[Any, Any, Trainer]:
     model = small_model().to(kind)
-    optimizer = sgd(model)
+    optimizer = sgd(model, 0.0 if name == "one_bit" else 0.9)
     return model, optimizer, TRAINERS[name][1](model, optimizer, group=group)
 
 
@@ -103,6 +104,7 @@ def test_rounding_is_no_update(name: str) -> None:
         ("gtc", 0.1),
         ("bmuf", 0.05),
         ("bmuf as printed", 0.05),
+        ("one_bit", 0.1),
         ("htm", 0.1),
     ],
 )

@@ -13,6 +13,7 @@ EVERY_STEP = CheckpointConfig(steps=1, num_kept=1000)
 CASES = [
     *((name, 1, 1) for name in ("synchronous", "gtc", "bmuf")),
     *((name, 2, 1) for name in ("synchronous", "gtc", "bmuf")),
+    ("one_bit", 2, 1),
     ("htm", 2, 2),
     ("htm", 4, 2),
 ]
