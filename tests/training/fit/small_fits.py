@@ -15,6 +15,7 @@ from pipeline.runs.names import ALIGNMENT_STEP, PARTITIONS_STEP
 from pipeline.runs.step import write_manifest
 from pipeline.shards import Alignment, PartitionRow, write_partition
 from training.algorithms.learning_rates import exponential_decay
+from training.algorithms.optimizers import AdamConfig, SgdConfig
 from training.data.sub_epochs import (
     scheduled_learning_sub_epochs,
     supervised_sub_epochs,
@@ -108,6 +109,8 @@ def small_fit(
         trainer=TRAINERS[trainer](**with_trainer(settings, trainer)),
         seed=1,
         checkpoints=checkpoints,
+        # 1-bit SGD has the momentum itself.
+        optimizer=SgdConfig(momentum=0.0) if trainer == "one_bit" else AdamConfig(),
     )
 
 

@@ -21,6 +21,7 @@ from training.trainers import (
     DPsgd,
     Gtc,
     Htm,
+    OneBit,
     RandPsgd,
     Synchronous,
     Trainer,
@@ -42,15 +43,22 @@ TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
     "d_psgd": (DPsgd, {}),
     "rand_psgd": (RandPsgd, {"seed": 5}),
     "d1d_psgd": (D1dPsgd, {}),
+    "one bit": (OneBit, {}),
+    "one bit with double buffering": (OneBit, {"double_buffering": True}),
 }
 NAMES = sorted(TRAINERS)
 NUM_RANKS = 4
 Parts = tuple[nn.Module, torch.optim.Optimizer, Trainer]
 
 
+def optimizer_for(name: str, model: nn.Module) -> torch.optim.Optimizer:
+    """SGD, whose momentum 1-bit SGD has itself."""
+    return sgd(model, 0.0 if TRAINERS[name][0] is OneBit else 0.9)
+
+
 def build(group: ProcessGroup, name: str) -> Parts:
     model = small_model()
-    optimizer = sgd(model)
+    optimizer = optimizer_for(name, model)
     trainer_class, settings = TRAINERS[name]
     return model, optimizer, trainer_class(model, optimizer, group=group, **settings)
 
@@ -119,7 +127,7 @@ def test_entering_again_agrees_on_a_new_set(name: str) -> None:
     ranks = simulate_ranks(NUM_RANKS, thaw_between, name)
     assert all_equal([rank["last"] for rank in ranks])
     unfrozen = slice(0, 35)  # the first layer's weight
-    if name.startswith(("synchronous", "gtc")):
+    if name.startswith(("synchronous", "gtc", "one bit")):
         assert all_equal([rank["first"] for rank in ranks])
     assert not torch.any(ranks[0]["first"][unfrozen] == ranks[0]["last"][unfrozen])
     leader = ranks[2]  # others have no residual of a block
@@ -146,7 +154,7 @@ def step_another_only(group: ProcessGroup, name: str) -> None:
 
 def step_another_of_a_frozen_layer(group: ProcessGroup, name: str) -> None:
     model = nn.Sequential(small_model(), nn.Linear(3, 3))
-    optimizer, other = sgd(model[0]), sgd(model[1])
+    optimizer, other = optimizer_for(name, model[0]), sgd(model[1])
     trainer_class, settings = TRAINERS[name]
     with trainer_class(model, optimizer, group=group, **settings):
         take_step(model, optimizer, 0, group.rank())
@@ -194,7 +202,7 @@ def clip(parts: Parts, _: int) -> None:
     parts[0][2].weight.clamp_(-0.1, 0.1)
 
 
-@pytest.mark.parametrize("name", ["synchronous", "gtc", "htm", "htm in one tier"])
+@pytest.mark.parametrize("name", sorted(TRAINERS.keys() - {"bmuf"}))
 def test_a_replica_that_drifts_is_found(name: str) -> None:
     """At the next comparison of the steps, and at leaving: it names tensor and rank, of many."""
     message = r"parameter 2\.weight: digest \w{16} on rank 1, digest \w{16} on rank 0: replicas"
@@ -263,7 +271,7 @@ def test_rates_are_compared(name: str) -> None:
 def change_frozen(group: ProcessGroup, name: str) -> None:
     """Average a frozen copy of the weights by hand, as some losses do."""
     model = nn.ModuleList([small_model(), small_model().requires_grad_(False)])
-    optimizer = sgd(model[0])
+    optimizer = optimizer_for(name, model[0])
     trainer_class, settings = TRAINERS[name]
     with trainer_class(model, optimizer, group=group, **settings):
         for step in range(2):

@@ -10,7 +10,7 @@ from torch.distributed import ProcessGroup
 
 from tests.training.trainers.ranks import RankPool, all_equal, sgd, small_model, take_step, weights
 from training.distributed.simulated_group import SimulatedGroup, simulate_ranks
-from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
+from training.trainers import Bmuf, Gtc, Htm, OneBit, Synchronous, Trainer
 from training.trainers.sparse_loco import SparseLoco
 
 TAU = 1 / 64
@@ -19,6 +19,8 @@ TRAINERS: dict[str, Callable[..., Trainer]] = {
     "gtc": partial(Gtc, gradient_threshold=TAU),
     "bmuf": partial(Bmuf, block_size=3),
     "sparse_loco": partial(SparseLoco, block_size=3),
+    "one_bit": OneBit,
+    "one_bit_double": partial(OneBit, double_buffering=True),
     "htm": partial(Htm, group_size=2, block_size=3, gradient_threshold=TAU),
 }
 
@@ -28,7 +30,7 @@ def train(
 ) -> Tensor:
     """Train on the data of ranks from `first_rank` on."""
     model = small_model()
-    optimizer = sgd(model)
+    optimizer = sgd(model, 0.0)  # 1-bit SGD has the momentum itself
     with make_trainer(model, optimizer, group=group):
         for step in range(num_steps):
             take_step(model, optimizer, step, first_rank + group.rank())
@@ -50,7 +52,7 @@ def train_apart(group: ProcessGroup, make_trainer: Callable[..., Trainer]) -> Te
 def train_without_a_default(group: ProcessGroup, make_trainer: Callable[..., Trainer]) -> Tensor:
     """Train where any use of torch's default group is an error, from entering to leaving."""
     model = small_model()
-    optimizer = sgd(model)
+    optimizer = sgd(model, 0.0)  # 1-bit SGD has the momentum itself
     default = dist.group.WORLD
     try:
         with make_trainer(model, optimizer, group=group):

@@ -15,7 +15,7 @@ from training.checkpoints.resharding import reshard
 from training.checkpoints.training_state import load_whole_state, whole_state
 from training.distributed.simulated_group import simulate_ranks
 from training.tensor_encoding import decode_state, encode_state
-from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
+from training.trainers import Bmuf, Gtc, Htm, OneBit, Synchronous, Trainer
 from training.trainers.replica.parameters import FlatParameters
 from training.trainers.sparse_loco import SparseLoco
 
@@ -30,13 +30,14 @@ TRAINERS: dict[str, tuple[int, Callable[..., Trainer]]] = {
     "model averaging": (3, partial(Bmuf, block_size=BLOCK_SIZE, block_momentum=0.0)),
     "bmuf top-k": (3, partial(Bmuf, block_size=BLOCK_SIZE, block_exchange=TOP_K)),
     "sparse_loco": (3, partial(SparseLoco, block_size=BLOCK_SIZE, density=0.5)),
+    "one_bit": (3, OneBit),
     "htm": (6, partial(Htm, group_size=2, block_size=BLOCK_SIZE, gradient_threshold=TAU)),
 }
 
 
 def build(group: ProcessGroup, name: str, kind: torch.dtype) -> tuple[Any, Any, Trainer]:
     model = small_model().to(kind)
-    optimizer = sgd(model)
+    optimizer = sgd(model, 0.0 if name == "one_bit" else 0.9)
     return model, optimizer, TRAINERS[name][1](model, optimizer, group=group)
 
 
@@ -110,6 +111,7 @@ def test_rounding_is_no_update(name: str) -> None:
         ("bmuf as printed", 0.05),
         ("bmuf top-k", 0.1),
         ("sparse_loco", 0.15),
+        ("one_bit", 0.1),
         ("htm", 0.1),
     ],
 )
