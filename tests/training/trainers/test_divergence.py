@@ -202,7 +202,11 @@ def clip(parts: Parts, _: int) -> None:
     parts[0][2].weight.clamp_(-0.1, 0.1)
 
 
-@pytest.mark.parametrize("name", sorted(TRAINERS.keys() - {"bmuf"}))
+SHARED = ["synchronous", "gtc", "htm", "htm in one tier", "one bit", "one bit with double buffering"]
+"""Trainers whose ranks, or groups, share the parameters at every step."""
+
+
+@pytest.mark.parametrize("name", SHARED)
 def test_a_replica_that_drifts_is_found(name: str) -> None:
     """At the next comparison of the steps, and at leaving: it names tensor and rank, of many."""
     message = r"parameter 2\.weight: digest \w{16} on rank 1, digest \w{16} on rank 0: replicas"
