@@ -9,7 +9,8 @@ whose last bit depends on the processor, so they come from NumPy here.
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,6 +30,7 @@ from training.trainers import (
     DPsgd,
     Gtc,
     Htm,
+    OneBit,
     RandPsgd,
     Synchronous,
     Trainer,
@@ -40,6 +42,7 @@ NUM_INPUTS, NUM_OUTPUTS = 5, 3
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "momentum": partial(torch.optim.SGD, lr=2.0**-6, momentum=0.5),
     "adam": partial(torch.optim.Adam, lr=2.0**-5, betas=(0.5, 0.75)),
+    "plain": partial(torch.optim.SGD, lr=2.0**-6),
 }
 TRAINERS: dict[str, Callable[..., Trainer]] = {
     "synchronous": Synchronous,
@@ -55,6 +58,8 @@ TRAINERS: dict[str, Callable[..., Trainer]] = {
     "d_psgd": DPsgd,
     "rand_psgd": partial(RandPsgd, seed=5),
     "d1d_psgd": D1dPsgd,
+    "one_bit": partial(OneBit, momentum=0.5, num_unquantized_steps=6),
+    "one_bit_double": partial(OneBit, momentum=0.5, num_unquantized_steps=6, double_buffering=True),
 }
 
 
@@ -116,6 +121,21 @@ def train_rank(
     return models, weights(model), state
 
 
+@contextmanager
+def exact_arithmetic() -> Iterator[None]:
+    """Round each operation once, also those that a processor may fuse or MKL computes."""
+
+    def sqrt_(values: Tensor) -> Tensor:
+        return values.copy_(correctly_rounded_sqrt(values))
+
+    def addcmul_(total: Tensor, first: Tensor, second: Tensor, value: float = 1) -> Tensor:
+        return total.add_(first * second * value)
+
+    replaced = {"sqrt": correctly_rounded_sqrt, "sqrt_": sqrt_, "addcmul_": addcmul_}
+    with patch.multiple(Tensor, **replaced):
+        yield
+
+
 def correctly_rounded_sqrt(values: Tensor) -> Tensor:
     return torch.from_numpy(np.sqrt(values.numpy()))
 
@@ -126,7 +146,7 @@ def weights(model: nn.Module) -> Tensor:
 
 def train(trainer_name: str, optimizer_name: str) -> Trajectory:
     """Train on simulated ranks, which have the bits of real ones (test_simulated_group.py)."""
-    with patch.object(Tensor, "sqrt", correctly_rounded_sqrt):
+    with exact_arithmetic():
         ranks = simulate_ranks(NUM_RANKS, train_rank, trainer_name, optimizer_name)
     models = [torch.cat(models) for models in zip(*(models for models, _, _ in ranks), strict=True)]
     steps = [Step(digest(model), math.fsum(model.abs().tolist())) for model in models]

@@ -202,7 +202,14 @@ def clip(parts: Parts, _: int) -> None:
     parts[0][2].weight.clamp_(-0.1, 0.1)
 
 
-SHARED = ["synchronous", "gtc", "htm", "htm in one tier", "one bit", "one bit with double buffering"]
+SHARED = [
+    "synchronous",
+    "gtc",
+    "htm",
+    "htm in one tier",
+    "one bit",
+    "one bit with double buffering",
+]
 """Trainers whose ranks, or groups, share the parameters at every step."""
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from tests.training.trainers.ranks import RankPool, all_equal, minibatch, sgd, small_model, weights
+from training.algorithms.one_bit.adagrad import AdaGrad, AdaGradPlace
 from training.algorithms.sparsification.top_k import TopK
 from training.checkpoints.resharding import reshard
 from training.checkpoints.training_state import load_whole_state, whole_state
@@ -30,7 +31,7 @@ TRAINERS: dict[str, tuple[int, Callable[..., Trainer]]] = {
     "model averaging": (3, partial(Bmuf, block_size=BLOCK_SIZE, block_momentum=0.0)),
     "bmuf top-k": (3, partial(Bmuf, block_size=BLOCK_SIZE, block_exchange=TOP_K)),
     "sparse_loco": (3, partial(SparseLoco, block_size=BLOCK_SIZE, density=0.5)),
-    "one_bit": (3, OneBit),
+    "one_bit": (3, partial(OneBit, adagrad=AdaGrad(place=AdaGradPlace.NOWHERE))),
     "htm": (6, partial(Htm, group_size=2, block_size=BLOCK_SIZE, gradient_threshold=TAU)),
 }
 
@@ -271,7 +272,7 @@ def train_mixed(
 ) -> tuple[nn.Module, bytes]:
     """Take steps, from a rank's state if there is one; return the model, and the state before."""
     model = MixedModel()
-    optimizer = sgd(model)
+    optimizer = sgd(model, 0.0 if name == "one_bit" else 0.9)
     trainer = TRAINERS[name][1](model, optimizer, group=group)
     if states:
         load_whole_state(decode_state(states[group.rank()]), model, optimizer, trainer)
