@@ -8,6 +8,7 @@ from typing import Any
 from jobs.planning.plan_table import LINE_WIDTH, aligned, count, size
 from training.cost_model.recommendation import Choice, Recommendation, recommend
 from training.cost_model.step_time import CostModel
+from training.cost_model.trainer_choice import TrainerChoice, choose_trainer
 
 TRAINERS = ("synchronous", "gtc", "bmuf", "htm")
 
@@ -42,6 +43,7 @@ class Scaling:
     block_size: int
     rows: tuple[Row, ...]
     recommendation: Recommendation
+    choice: TrainerChoice
 
     def to_json(self) -> dict[str, Any]:
         """Convert the rows, the settings and the recommendation to plain values."""
@@ -53,6 +55,13 @@ class Scaling:
             "block_size": self.block_size,
             "speed_ups": [{"ranks": row.num_ranks, **row.speed_ups} for row in self.rows],
             "recommendation": asdict(self.recommendation),
+            "choice": {
+                "trainer": self.choice.chosen.trainer,
+                "candidates": [
+                    {**asdict(each), "reason": self.choice.reason(each)}
+                    for each in self.choice.candidates
+                ],
+            },
         }
 
 
@@ -64,7 +73,8 @@ def scale(
     chosen = recommendation.chosen
     group_size, block_size = group_size or chosen.group_size, block_size or chosen.block_size
     rows = tuple(_row(model, num_ranks, group_size, block_size) for num_ranks in ranks)
-    return Scaling(model, group_size, block_size, rows, recommendation)
+    choice = choose_trainer(model, max(ranks), chosen)
+    return Scaling(model, group_size, block_size, rows, recommendation, choice)
 
 
 def _row(model: CostModel, num_ranks: int, group_size: int, block_size: int) -> Row:
@@ -95,7 +105,28 @@ def format_scaling(scaling: Scaling) -> str:
         textwrap.fill(line, LINE_WIDTH, subsequent_indent="  ")
         for line in (*_recommended(scaling), *_grounds(scaling), HOLD_OUT, ACCURACY)
     )
-    return "\n\n".join([_title(scaling), table, grounds])
+    return "\n\n".join([_title(scaling), table, _choice(scaling), grounds])
+
+
+def _choice(scaling: Scaling) -> str:
+    """Lay out all trainers on the most ranks, the fastest first, with the reason for each."""
+    choice, num_ranks = scaling.choice, scaling.rows[-1].num_ranks
+    cells = [
+        [
+            each.trainer,
+            f"{each.speed_up:.1f}",
+            f"{each.accuracy:+.1f}",
+            f"{each.measured_ranks}",
+            choice.reason(each),
+        ]
+        for each in choice.candidates
+    ]
+    head = ["trainer", "speed-up", "accuracy", "measured on", ""]
+    title = (
+        f"Which trainer, on {num_ranks} ranks: {choice.chosen.trainer}. Accuracy is percent of one "
+        "rank's frame accuracy, measured on simulated ranks with the frames and passes of one rank."
+    )
+    return textwrap.fill(title, LINE_WIDTH) + "\n\n" + aligned([head, *cells], left=(0, 4))
 
 
 def _title(scaling: Scaling) -> str:

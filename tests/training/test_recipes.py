@@ -156,6 +156,10 @@ def test_help_describes_each_trainer() -> None:
         "BMUF",
         "HTM",
         "SparseLoCo",
+        "D-PSGD",
+        "AD-PSGD",
+        "RAND-PSGD",
+        "D1D-PSGD",
     ]
 
 

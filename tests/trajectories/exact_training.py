@@ -23,8 +23,17 @@ from training.algorithms.block_codes import Threshold
 from training.algorithms.sparsification.top_k import TopK
 from training.distributed.process_group import ProcessGroup
 from training.distributed.simulated_group import simulate_ranks
-from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
-from training.trainers.sparse_loco import SparseLoco
+from training.trainers import (
+    Bmuf,
+    D1dPsgd,
+    DPsgd,
+    Gtc,
+    Htm,
+    RandPsgd,
+    SparseLoco,
+    Synchronous,
+    Trainer,
+)
 
 NUM_RANKS, NUM_STEPS, NUM_FRAMES = 4, 30, 8
 NUM_INPUTS, NUM_OUTPUTS = 5, 3
@@ -43,6 +52,9 @@ TRAINERS: dict[str, Callable[..., Trainer]] = {
     ),
     "sparse_loco": partial(SparseLoco, block_size=4, density=0.3, error_decay=0.75),
     "htm": partial(Htm, group_size=2, block_size=4, gradient_threshold=4.0),
+    "d_psgd": DPsgd,
+    "rand_psgd": partial(RandPsgd, seed=5),
+    "d1d_psgd": D1dPsgd,
 }
 
 

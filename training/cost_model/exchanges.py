@@ -64,6 +64,29 @@ def broadcast_seconds(num_bytes: float, placement: Placement, network: Network) 
     )
 
 
+def neighbours_seconds(
+    num_bytes: float, placement: Placement, network: Network, *, permuted: bool
+) -> float:
+    """Return the seconds in which each rank gets the values of its two neighbours on a ring.
+
+    On a ring of consecutive ranks a host's link carries two messages each way. On a permuted one
+    it carries those of all its ranks, but for the share of neighbours that are on the same host.
+    """
+    if placement.num_ranks == 1:
+        return 0.0
+    num_neighbours = min(placement.num_ranks - 1, 2)
+    within = num_neighbours * _within_seconds(num_bytes, network)
+    if placement.num_hosts == 1:
+        return within
+    messages = float(num_neighbours)
+    if permuted:
+        elsewhere = (placement.num_ranks - placement.per_host) / (placement.num_ranks - 1)
+        messages = max(1.0, num_neighbours * placement.per_host * elsewhere)
+    shared = messages * _seconds(num_bytes, network.between_gbps)
+    alone = _seconds(num_bytes, network.connection_gbps)
+    return max(within, network.between_latency_us / 1e6 + max(shared, alone))
+
+
 def _hop_seconds(message_bytes: float, placement: Placement, network: Network) -> float:
     """Return the seconds of one turn of a ring, which is as slow as its slowest hop."""
     if placement.num_ranks == 1:

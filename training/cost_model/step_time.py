@@ -65,16 +65,16 @@ class CostModel:
 
     def synchronous(self, num_ranks: int) -> float:
         """Return the seconds per step of S-SGD: an all-reduce of the gradients every step."""
-        return self._training(num_ranks) + self._all_reduce(self._placed(num_ranks))
+        return self._training(num_ranks) + self._all_reduce(self.placed(num_ranks))
 
     def gtc(self, num_ranks: int) -> float:
         """Return the seconds per step of GTC: an all-gather of sparse messages every step."""
-        return self._training(num_ranks) + self._messages(self._placed(num_ranks))
+        return self._training(num_ranks) + self._messages(self.placed(num_ranks))
 
     def bmuf(self, num_ranks: int, block_size: int) -> float:
         """Return the seconds per step of BMUF: an all-reduce of models every `block_size` steps."""
         # A block's steps share one exchange, hence the nearly linear scaling of 003 Table I.
-        exchange = self._all_reduce(self._placed(num_ranks))
+        exchange = self._all_reduce(self.placed(num_ranks))
         return self._training(num_ranks) + exchange / block_size
 
     def htm(self, num_ranks: int, group_size: int, block_size: int) -> float:
@@ -89,12 +89,13 @@ class CostModel:
         if group_size < 1 or num_ranks % group_size:
             raise ValueError(f"group_size = {group_size}: need a divisor of {num_ranks}, the ranks")
         # At a block's end the leaders average their models and broadcast the mean to their groups.
-        group, leaders = self._placed(group_size), self._leaders(num_ranks, group_size)
+        group, leaders = self.placed(group_size), self._leaders(num_ranks, group_size)
         broadcast = broadcast_seconds(self.workload.model_bytes, group, self.calibration.network)
         block_end = self._all_reduce(leaders) + broadcast
         return self._training(num_ranks) + self._messages(group) + block_end / block_size
 
-    def _placed(self, num_ranks: int) -> Placement:
+    def placed(self, num_ranks: int) -> Placement:
+        """Return where so many ranks are."""
         return place_ranks(num_ranks, self.calibration.network)
 
     def _leaders(self, num_ranks: int, group_size: int) -> Placement:
@@ -106,10 +107,12 @@ class CostModel:
             )
         return Placement(num_ranks // group_size, max(per_host // group_size, 1))
 
+    def waiting_seconds(self, num_ranks: int) -> float:
+        """Return what a rank waits in a step for the slowest of N: their mean's share, log N."""
+        return self.computing_seconds * self.calibration.fitted.waiting * log2(num_ranks)
+
     def _training(self, num_ranks: int) -> float:
-        # The slowest of N ranks is slower than their mean by a share that grows with log N.
-        waiting = self.calibration.fitted.waiting * log2(num_ranks)
-        return self.computing_seconds * (1 + waiting)
+        return self.computing_seconds + self.waiting_seconds(num_ranks)
 
     def _all_reduce(self, ranks: Placement) -> float:
         network, congestion = self.calibration.network, self.calibration.fitted.congestion

@@ -66,10 +66,31 @@ class HtmStatistics:
     block_residual_norm: float
 
 
-Statistics: TypeAlias = SynchronousStatistics | GtcStatistics | BmufStatistics | HtmStatistics
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdPsgdStatistics:
+    """AdPsgdStatistics adds to `SynchronousStatistics` the exchanges that moved this rank's model.
+
+    A step's staleness is the number of exchanges between the read of its gradient's weights and
+    the step. `num_busy` counts the offers that this rank has declined to bound it.
+    """
+
+    num_steps: int
+    bytes_sent: int
+    num_exchanges: int
+    num_busy: int
+    mean_staleness: float
+    max_staleness: int
+
+
+Statistics: TypeAlias = (
+    SynchronousStatistics | GtcStatistics | BmufStatistics | HtmStatistics | AdPsgdStatistics
+)
 S = TypeVar("S", bound=Statistics)
 
-COUNTS = ("num_steps", "bytes_sent", "num_elements", "num_elements_sent", "num_blocks")
+COUNTS = (
+    *("num_steps", "bytes_sent", "num_elements", "num_elements_sent", "num_blocks"),
+    *("num_exchanges", "num_busy"),
+)
 
 
 def between(earlier: S, later: S) -> S:

@@ -36,10 +36,10 @@ class Tiers:
             return cls(None, group)
         if group_size == group.size():
             return cls(group, None)
-        ranks = _world_ranks(group)
+        ranks = world_ranks(group)
         parts = [ranks[first : first + group_size] for first in range(0, len(ranks), group_size)]
-        subgroups = [_subgroup(group, part, device) for part in parts]
-        upper = _subgroup(group, ranks[::group_size], device)
+        subgroups = [subgroup_of(group, part, device) for part in parts]
+        upper = subgroup_of(group, ranks[::group_size], device)
         return cls(subgroups[group.rank() // group_size], upper)
 
     def groups(self) -> set[ProcessGroup]:
@@ -82,7 +82,8 @@ def ranks_per_host(group: ProcessGroup, device: torch.device) -> int:
     return runs[0][1]
 
 
-def _world_ranks(group: ProcessGroup) -> list[int]:
+def world_ranks(group: ProcessGroup) -> list[int]:
+    """Return the ranks of a group that may be divided; ValueError where it is not the world's."""
     if isinstance(group, SimulatedGroup):
         return list(range(group.size()))
     ranks = dist.get_process_group_ranks(group)
@@ -97,7 +98,8 @@ def _world_ranks(group: ProcessGroup) -> list[int]:
     return ranks
 
 
-def _subgroup(group: ProcessGroup, ranks: list[int], device: torch.device) -> ProcessGroup | None:
+def subgroup_of(group: ProcessGroup, ranks: list[int], device: torch.device) -> ProcessGroup | None:
+    """Make a group of some ranks, None on the others; all ranks must call this together."""
     if isinstance(group, SimulatedGroup):
         return group.subgroup(ranks)
     # new_group would otherwise take torch's default limit, not that of the group it divides.

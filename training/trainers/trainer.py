@@ -47,6 +47,11 @@ class Trainer(Replicated):
         """Return the groups in which the trainer exchanges."""
         return {self.group}
 
+    @property
+    def wire_bytes(self) -> int:
+        """Return the bytes that left this process in exchanges, those passed on included."""
+        return self._traffic.num_wire_bytes
+
     def is_comparison_due(self) -> bool:
         """Return whether ranks compare their replicas after the step that is being taken."""
         is_late = self.num_steps - self._last_comparison >= STEPS_BETWEEN_COMPARISONS

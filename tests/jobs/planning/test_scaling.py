@@ -28,8 +28,9 @@ def test_the_table_has_a_row_for_each_number_of_ranks(capsys: pytest.CaptureFixt
     """Speed-ups of all trainers, hosts, the settings and what they rest on; within the width."""
     shown = scaled(capsys, "--ranks", "1..128", "--block-size", "50", "--group-size", "8")
     assert max(map(len, shown.splitlines())) <= LINE_WIDTH
-    title, table, grounds = shown.split("\n\n")
-    head, *rows = [line.split() for line in table.splitlines()]
+    parts = shown.split("\n\n")
+    title, grounds = parts[0], parts[-1]
+    head, *rows = [line.split() for line in parts[1].splitlines()]
     assert head == ["ranks", "hosts", "synchronous", "gtc", "bmuf", "htm"]
     assert [row[:2] for row in rows] == [
         *(["1", "1"], ["2", "1"], ["4", "1"], ["8", "1"]),
@@ -40,6 +41,21 @@ def test_the_table_has_a_row_for_each_number_of_ranks(capsys: pytest.CaptureFixt
         assert fact in title.replace("\n", " ")
     for ground in ("Recommended for 128 ranks: htm, group_size = 8", "Why:", "GTC alone", "000"):
         assert ground in grounds
+
+
+def test_a_trainer_is_chosen_with_a_reason_for_each(capsys: pytest.CaptureFixture[str]) -> None:
+    """The most ranks' trainers stand below, the fastest first; JSON has the same choice."""
+    options = ("--ranks", "16,64", "--between-gbps", "1")
+    title, candidates = scaled(capsys, *options).split("\n\n")[2:4]
+    assert title.startswith("Which trainer, on 64 ranks: htm.")
+    lines = [line.split() for line in candidates.splitlines()[1:]]
+    speeds = [float(line[1]) for line in lines]
+    assert speeds == sorted(speeds, reverse=True)
+    assert lines[0][0] == "htm"
+    assert lines[0][4] == "chosen:"
+    choice = json.loads(scaled(capsys, *options, "--json"))["choice"]
+    assert choice["trainer"] == "htm"
+    assert [each["trainer"] for each in choice["candidates"]] == [line[0] for line in lines]
 
 
 def test_json_holds_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:

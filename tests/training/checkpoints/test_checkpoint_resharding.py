@@ -20,10 +20,19 @@ from training.checkpoints.resharding import reshard
 from training.checkpoints.training_state import load_whole_state, whole_state
 from training.distributed.simulated_group import simulate_ranks
 from training.tensor_encoding import decode_state, encode_state
-from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
+from training.trainers import (
+    Bmuf,
+    D1dPsgd,
+    DPsgd,
+    Gtc,
+    Htm,
+    RandPsgd,
+    SparseLoco,
+    Synchronous,
+    Trainer,
+)
 from training.trainers.blocks import BLOCK_VECTORS
 from training.trainers.resharding import EntryPath, ReshardingPlan, Rule, State
-from training.trainers.sparse_loco import SparseLoco
 
 HTM = {"group_size": 2, "block_size": 3, "gradient_threshold": 1 / 64}
 TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
@@ -38,12 +47,15 @@ TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
     "htm top-k": (Htm, {**HTM, "block_exchange": TopK(density=0.1)}),
     "htm": (Htm, HTM),
     "htm in one tier": (Htm, {"group_size": 4, "block_size": 3, "gradient_threshold": 1 / 64}),
+    "d_psgd": (DPsgd, {}),
+    "rand_psgd": (RandPsgd, {"seed": 5}),
+    "d1d_psgd": (D1dPsgd, {}),
 }
 
 
 def num_ranks_of(name: str) -> int:
     """So many that there are two models, or one."""
-    return 2 if name.startswith(("bmuf", "sparse")) else 4
+    return 2 if name.startswith(("bmuf", "sparse")) or name.endswith("psgd") else 4
 
 
 def build(group: ProcessGroup, name: str, **other: Any) -> tuple[Any, Any, Trainer]:

@@ -15,8 +15,17 @@ from training.algorithms.sparsification.top_k import TopK
 from training.checkpoints.checkpointer import Checkpointer
 from training.checkpoints.training_state import whole_state
 from training.distributed.simulated_group import simulate_ranks
-from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
-from training.trainers.sparse_loco import SparseLoco
+from training.trainers import (
+    Bmuf,
+    D1dPsgd,
+    DPsgd,
+    Gtc,
+    Htm,
+    RandPsgd,
+    SparseLoco,
+    Synchronous,
+    Trainer,
+)
 from training.trainers.trainer import STEPS_BETWEEN_COMPARISONS
 
 EVERYTHING = TopK(density=1.0)
@@ -30,6 +39,9 @@ TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
     "htm top-k": (Htm, {**HTM, "block_exchange": EVERYTHING}),
     "htm": (Htm, HTM),
     "htm in one tier": (Htm, {"group_size": 4, "block_size": 3, "gradient_threshold": 1 / 64}),
+    "d_psgd": (DPsgd, {}),
+    "rand_psgd": (RandPsgd, {"seed": 5}),
+    "d1d_psgd": (D1dPsgd, {}),
 }
 NAMES = sorted(TRAINERS)
 NUM_RANKS = 4

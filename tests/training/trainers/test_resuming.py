@@ -16,6 +16,7 @@ CASES = [
     ("sparse_loco", 2, 1),
     ("htm", 2, 2),
     ("htm", 4, 2),
+    *((name, 2, 1) for name in ("d_psgd", "rand_psgd", "d1d_psgd")),
 ]
 
 

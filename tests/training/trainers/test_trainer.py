@@ -21,8 +21,17 @@ from tests.training.trainers.ranks import (
 from training.algorithms.block_codes import Threshold
 from training.algorithms.sparsification.top_k import TopK
 from training.distributed.process_group import CollectiveError
-from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
-from training.trainers.sparse_loco import SparseLoco
+from training.trainers import (
+    Bmuf,
+    D1dPsgd,
+    DPsgd,
+    Gtc,
+    Htm,
+    RandPsgd,
+    SparseLoco,
+    Synchronous,
+    Trainer,
+)
 
 NUM_STEPS = 7
 HTM = {"group_size": 2, "block_size": 3, "gradient_threshold": 1 / 64}
@@ -38,6 +47,9 @@ TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
     "sparse_loco": (SparseLoco, {"block_size": 3, "ranks_per_leader": 2}),
     "htm top-k": (Htm, {**HTM, "block_exchange": TopK(density=0.1)}),
     "htm": (Htm, HTM),
+    "d_psgd": (DPsgd, {}),
+    "rand_psgd": (RandPsgd, {"seed": 5}),
+    "d1d_psgd": (D1dPsgd, {}),
 }
 
 

@@ -1,0 +1,184 @@
+"""Model parallelism: a split model computes and trains what the whole one does."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from tests.training.trainers.ranks import RankPool
+from training.distributed.simulated_group import simulate_ranks
+from training.distributed.traffic import Traffic
+from training.model_parallel import ParallelRanks, merged_state, split_model
+from training.models.acoustic_model import AcousticModel
+from training.models.lstm import LstmConfig, LstmModel
+from training.trainers import Synchronous
+
+NUM_SENONES = 7
+
+
+def feed_forward() -> nn.Module:
+    """Return a network whose units do not divide evenly."""
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Linear(192, 9), nn.Sigmoid(), nn.Linear(9, 6), nn.Tanh(), nn.Linear(6, NUM_SENONES)
+    )
+
+
+def student() -> nn.Module:
+    """Return an LSTM student of two layers."""
+    torch.manual_seed(1)
+    return LstmModel(LstmConfig(2, 5, False, 3, 0.0), NUM_SENONES)
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {"feed-forward": feed_forward, "student": student}
+
+
+def minibatch(step: int, number: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(100 * step + number)
+    frames = torch.randn(3, 8, 192, generator=generator)
+    return frames, torch.randint(NUM_SENONES, (3, 8), generator=generator)
+
+
+def loss_of(model: nn.Module, frames: Tensor, labels: Tensor) -> Tensor:
+    logits = model(frames).flatten(0, 1)
+    return nn.functional.cross_entropy(logits, labels.flatten(), reduction="sum") / 24
+
+
+def logits_and_gradients(group: ProcessGroup, name: str) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return a split model's logits, and its gradients in the places of the whole one's."""
+    part = split_model(MODELS[name](), group)
+    frames, labels = minibatch(0, 0)
+    loss_of(part, frames, labels).backward()
+    logits = part(frames).detach()
+    with torch.no_grad():
+        for parameter in part.parameters():
+            assert parameter.grad is not None
+            parameter.copy_(parameter.grad)
+    return logits, merged_state(part, group)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_a_split_model_equals_the_whole_one(name: str, num_ranks: int) -> None:
+    """Logits and gradients agree to float32's precision, and each rank has the same logits."""
+    whole = MODELS[name]()
+    frames, labels = minibatch(0, 0)
+    loss_of(whole, frames, labels).backward()
+    parts = simulate_ranks(num_ranks, logits_and_gradients, name)
+    for logits, gradients in parts:
+        assert torch.equal(logits, parts[0][0])
+        torch.testing.assert_close(logits, whole(frames).detach(), atol=1e-6, rtol=1e-5)
+        for parameter_name, parameter in whole.named_parameters():
+            expected = parameter.grad
+            torch.testing.assert_close(gradients[parameter_name], expected, atol=1e-7, rtol=1e-4)
+
+
+def train_split(group: ProcessGroup, name: str) -> tuple[dict[str, Tensor], int]:
+    """Train on 2 nodes of 2 ranks; return the merged model, and a rank's parameters."""
+    ranks = ParallelRanks.of(group, 2)
+    part = split_model(MODELS[name](), ranks.model)
+    optimizer = torch.optim.SGD(part.parameters(), lr=0.2, momentum=0.9)
+    with Synchronous(part, optimizer, group=ranks.data):
+        for step in range(5):
+            optimizer.zero_grad()
+            loss_of(part, *minibatch(step, ranks.data.rank())).backward()
+            optimizer.step()
+    num_own = sum(parameter.numel() for parameter in part.parameters())
+    return merged_state(part, ranks.model), num_own
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_two_nodes_of_two_ranks_train_one_model(rank_pool: RankPool, name: str) -> None:
+    """2 x 2 ranks, real and simulated alike bit for bit, train what one process does.
+
+    A rank holds about half of the parameters.
+    """
+    whole = MODELS[name]()
+    optimizer = torch.optim.SGD(whole.parameters(), lr=0.2, momentum=0.9)
+    for step in range(5):
+        optimizer.zero_grad()
+        for node in range(2):
+            loss_of(whole, *minibatch(step, node)).backward()
+        optimizer.step()
+    simulated = simulate_ranks(4, train_split, name)
+    num_parameters = sum(parameter.numel() for parameter in whole.parameters())
+    for (state, num_own), (other, _) in zip(
+        simulated, rank_pool.run(4, train_split, name), strict=True
+    ):
+        assert num_own < 0.6 * num_parameters
+        for parameter_name, tensor in whole.state_dict().items():
+            torch.testing.assert_close(state[parameter_name], tensor, atol=2e-6, rtol=1e-4)
+            assert torch.equal(state[parameter_name], other[parameter_name])
+
+
+def bytes_of_a_step(group: ProcessGroup) -> int:
+    part = split_model(feed_forward(), group)
+    traffic = Traffic()
+    with traffic.counting([group]):
+        loss_of(part, *minibatch(0, 0)).backward()
+    return traffic.num_wire_bytes
+
+
+def test_ranks_exchange_activations_alone() -> None:
+    """Of 24 frames, two ranks send their own units forward, and the other's gradients back.
+
+    Of 9, 6 and 7 units the first rank has 4, 3 and 3; the last layer's gradients stay.
+    """
+    forward, back = (4 + 3 + 3, 5 + 3 + 4), (5 + 3, 4 + 3)
+    expected = [4 * 24 * (there + here) for there, here in zip(forward, back, strict=True)]
+    assert simulate_ranks(2, bytes_of_a_step) == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), "layer 1, LayerNorm: need a linear"),
+        (nn.Sequential(nn.ReLU(), nn.Linear(4, 4)), "layer 0, ReLU: need a linear layer first"),
+        (nn.Linear(4, 4), "model parallelism of a Linear: need an nn.Sequential"),
+        (nn.Sequential(nn.Linear(4, 1)), "a layer of 1 units on 2 ranks: need one for each"),
+    ],
+)
+def test_refuses_models_that_it_cannot_split(model: nn.Module, message: str) -> None:
+    """A layer that sees all units at once, and too few units, are refused by name."""
+    with pytest.raises(ValueError, match=message):
+        simulate_ranks(2, split, model)
+
+
+def split(group: ProcessGroup, model: nn.Module) -> None:
+    split_model(model, group)
+
+
+def test_refuses_a_bidirectional_lstm() -> None:
+    """Only the student's form of an LSTM is split."""
+    with pytest.raises(ValueError, match="a split LSTM of another form"):
+        simulate_ranks(2, split, LstmModel(LstmConfig(1, 4, True, 0, 0.0), NUM_SENONES))
+
+
+def divide_by_three(group: ProcessGroup) -> None:
+    ParallelRanks.of(group, 3)
+
+
+def test_refuses_nodes_of_unequal_size() -> None:
+    """Four ranks make no nodes of three."""
+    with pytest.raises(ValueError, match="num_parts = 3: need a divisor of 4"):
+        simulate_ranks(4, divide_by_three)
+
+
+def use_otherwise(group: ProcessGroup, precision: str) -> None:
+    part = split_model(student(), group)
+    assert isinstance(part, AcousticModel)
+    if precision == "bfloat16":
+        part(minibatch(0, 0)[0], precision="bfloat16")
+    list(part.piece_logits([torch.zeros(2, 192)]))
+
+
+@pytest.mark.parametrize(
+    ("precision", "message"),
+    [("bfloat16", "precision = 'bfloat16': a split student needs 'float32'"), ("float32", "merge")],
+)
+def test_a_split_student_is_for_training(precision: str, message: str) -> None:
+    """It takes no pieces and no bfloat16, and says what to do."""
+    with pytest.raises(ValueError, match=message):
+        simulate_ranks(2, use_otherwise, precision)

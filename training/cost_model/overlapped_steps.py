@@ -1,0 +1,78 @@
+"""Compute the seconds per step of trainers that exchange beside the gradients' computation.
+
+1-bit SGD with double buffering (paper 004), and the decentralized family (paper 001).
+"""
+
+from training.algorithms.one_bit.optimal_ranks import MinibatchCosts
+from training.cost_model.exchanges import all_reduce_seconds, neighbours_seconds
+from training.cost_model.step_time import CostModel
+
+COMPRESSION = 32.0
+"""Z of paper 004: 1 bit for a float32."""
+
+QUANTIZATION_PASSES = 3
+"""A rank quantizes all gradients, adds all stripes up and unquantizes all: three passes."""
+
+
+def one_bit_costs(model: CostModel, num_ranks: int) -> MinibatchCosts:
+    """Return the terms of 004 eq. (4): a step's minibatch is that of all ranks.
+
+    A pass over the gradients is assumed to take as long as one of GTC's encoding.
+    """
+    workload, calibration = model.workload, model.calibration
+    placement, congestion = model.placed(num_ranks), calibration.fitted.congestion
+    exchange = all_reduce_seconds(workload.model_bytes, placement, calibration.network, congestion)
+    work = QUANTIZATION_PASSES * workload.num_parameters / calibration.rank.encoded_elements_per_s
+    return MinibatchCosts(
+        frame=model.computing_seconds / workload.minibatch_frames,
+        postprocessing=0.0,
+        model_update=work,
+        exchange=exchange,
+        compression=COMPRESSION,
+    )
+
+
+def one_bit_seconds(model: CostModel, num_ranks: int, *, double_buffering: bool) -> float:
+    """Return the seconds per step of 1-bit SGD; half a minibatch hides an exchange (004 2.2)."""
+    costs = one_bit_costs(model, num_ranks)
+    frames = num_ranks * model.workload.minibatch_frames
+    if double_buffering:
+        seconds = costs.double_buffered_seconds(frames, num_ranks)
+    else:
+        seconds = costs.seconds(frames, num_ranks)
+    return seconds + model.waiting_seconds(num_ranks)
+
+
+def ring_mixing_seconds(model: CostModel, num_ranks: int, *, permuted: bool) -> float:
+    """Return the seconds per step of D-PSGD, or of RAND-PSGD on a permuted ring (001 2, 3).
+
+    A rank waits for two neighbours, and sends each its model while it computes the gradients.
+    """
+    size = min(num_ranks, 3)
+    return max(
+        model.computing_seconds + model.waiting_seconds(size),
+        neighbours_seconds(
+            model.workload.model_bytes,
+            model.placed(num_ranks),
+            model.calibration.network,
+            permuted=permuted,
+        ),
+    )
+
+
+def pairwise_mixing_seconds(model: CostModel, num_ranks: int) -> float:
+    """Return the seconds per step of AD-PSGD: no rank waits, and exchanges take turns with it.
+
+    A link that is too slow makes exchanges rarer, and no step longer.
+    """
+    del num_ranks
+    return model.computing_seconds
+
+
+def delayed_average_seconds(model: CostModel, num_ranks: int) -> float:
+    """Return the seconds per step of D1D-PSGD: an all-reduce beside the gradients (001 4)."""
+    network, congestion = model.calibration.network, model.calibration.fitted.congestion
+    exchange = all_reduce_seconds(
+        model.workload.model_bytes, model.placed(num_ranks), network, congestion
+    )
+    return max(model.computing_seconds + model.waiting_seconds(num_ranks), exchange)
