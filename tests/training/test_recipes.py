@@ -156,11 +156,11 @@ def test_help_describes_each_trainer() -> None:
         "BMUF",
         "HTM",
         "1-bit SGD",
+        "SparseLoCo",
         "D-PSGD",
         "AD-PSGD",
         "RAND-PSGD",
         "D1D-PSGD",
-        "SparseLoCo",
     ]
 
 

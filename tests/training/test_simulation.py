@@ -15,8 +15,7 @@ from training import simulation
 from training.distributed.simulated_group.rank_scheduler import DeadlockError
 from training.distributed.simulated_group.shared_device import SharedGpu
 from training.simulation import Outcome, Training, simulate
-from training.trainers import Bmuf, Gtc, Htm, Synchronous
-from training.trainers.sparse_loco import SparseLoco
+from training.trainers import Bmuf, Gtc, Htm, SparseLoco, Synchronous
 
 __all__ = ["races"]
 

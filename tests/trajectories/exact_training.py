@@ -32,10 +32,10 @@ from training.trainers import (
     Htm,
     OneBit,
     RandPsgd,
+    SparseLoco,
     Synchronous,
     Trainer,
 )
-from training.trainers.sparse_loco import SparseLoco
 
 NUM_RANKS, NUM_STEPS, NUM_FRAMES = 4, 30, 8
 NUM_INPUTS, NUM_OUTPUTS = 5, 3

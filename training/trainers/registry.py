@@ -25,11 +25,11 @@ TrainerConfig: TypeAlias = (
     | BmufConfig
     | HtmConfig
     | OneBitConfig
+    | SparseLocoConfig
     | DPsgdConfig
     | AdPsgdConfig
     | RandPsgdConfig
     | D1dPsgdConfig
-    | SparseLocoConfig
 )
 
 TRAINERS: Mapping[str, type[TrainerConfig]] = {

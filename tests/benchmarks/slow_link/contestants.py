@@ -13,8 +13,7 @@ from tests.benchmarks.slow_link.method import Enter, Entered, Ranks, Settings, w
 from tests.benchmarks.slow_link.torch_methods import ddp, ddp_fp16, ddp_powersgd, post_local_sgd
 from training.algorithms.block_codes import EXACT, Bfloat16, BlockCode
 from training.algorithms.sparsification.top_k import TopK
-from training.trainers import Bmuf, Gtc, Htm
-from training.trainers.sparse_loco import SparseLoco
+from training.trainers import Bmuf, Gtc, Htm, SparseLoco
 
 MakeCode = Callable[[Settings], BlockCode]
 

@@ -27,12 +27,12 @@ from training.trainers import (
     Gtc,
     Htm,
     RandPsgd,
+    SparseLoco,
     Synchronous,
     Trainer,
 )
 from training.trainers.blocks import BLOCK_VECTORS
 from training.trainers.resharding import EntryPath, ReshardingPlan, Rule, State
-from training.trainers.sparse_loco import SparseLoco
 
 HTM = {"group_size": 2, "block_size": 3, "gradient_threshold": 1 / 64}
 TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {

@@ -18,8 +18,7 @@ from training.distributed.simulated_group.shared_device import (
     SharedGpu,
     shared_device,
 )
-from training.trainers import Bmuf, Gtc, Htm, Synchronous
-from training.trainers.sparse_loco import SparseLoco
+from training.trainers import Bmuf, Gtc, Htm, SparseLoco, Synchronous
 
 __all__ = ["races"]
 

@@ -18,6 +18,7 @@ from training.trainers import (
     Gtc,
     Htm,
     RandPsgd,
+    SparseLoco,
     Synchronous,
     Trainer,
 )

@@ -18,8 +18,7 @@ from training.checkpoints.resharding import reshard
 from training.checkpoints.training_state import load_whole_state, whole_state
 from training.distributed.simulated_group import simulate_ranks
 from training.tensor_encoding import decode_state, encode_state
-from training.trainers import Bmuf, Htm, Trainer
-from training.trainers.sparse_loco import SparseLoco
+from training.trainers import Bmuf, Htm, SparseLoco, Trainer
 
 BLOCK_SIZE, NUM_ELEMENTS, TAU = 3, 66, 1 / 64
 CODES: dict[str, BlockCode] = {

@@ -23,10 +23,10 @@ from training.trainers import (
     Htm,
     OneBit,
     RandPsgd,
+    SparseLoco,
     Synchronous,
     Trainer,
 )
-from training.trainers.sparse_loco import SparseLoco
 from training.trainers.trainer import STEPS_BETWEEN_COMPARISONS
 
 EVERYTHING = TopK(density=1.0)

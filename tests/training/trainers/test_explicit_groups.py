@@ -10,8 +10,7 @@ from torch.distributed import ProcessGroup
 
 from tests.training.trainers.ranks import RankPool, all_equal, sgd, small_model, take_step, weights
 from training.distributed.simulated_group import SimulatedGroup, simulate_ranks
-from training.trainers import Bmuf, Gtc, Htm, OneBit, Synchronous, Trainer
-from training.trainers.sparse_loco import SparseLoco
+from training.trainers import Bmuf, Gtc, Htm, OneBit, SparseLoco, Synchronous, Trainer
 
 TAU = 1 / 64
 TRAINERS: dict[str, Callable[..., Trainer]] = {

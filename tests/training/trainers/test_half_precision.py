@@ -16,9 +16,8 @@ from training.checkpoints.resharding import reshard
 from training.checkpoints.training_state import load_whole_state, whole_state
 from training.distributed.simulated_group import simulate_ranks
 from training.tensor_encoding import decode_state, encode_state
-from training.trainers import Bmuf, Gtc, Htm, OneBit, Synchronous, Trainer
+from training.trainers import Bmuf, Gtc, Htm, OneBit, SparseLoco, Synchronous, Trainer
 from training.trainers.replica.parameters import FlatParameters
-from training.trainers.sparse_loco import SparseLoco
 
 BLOCK_SIZE, TAU = 2, 1 / 64
 TOP_K = TopK(density=0.5, bits=4)

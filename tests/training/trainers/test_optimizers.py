@@ -27,10 +27,10 @@ from training.trainers import (
     Gtc,
     Htm,
     RandPsgd,
+    SparseLoco,
     Synchronous,
     Trainer,
 )
-from training.trainers.sparse_loco import SparseLoco
 
 TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
     "synchronous": (Synchronous, {}),

@@ -30,10 +30,10 @@ from training.trainers import (
     Htm,
     OneBit,
     RandPsgd,
+    SparseLoco,
     Synchronous,
     Trainer,
 )
-from training.trainers.sparse_loco import SparseLoco
 
 NUM_STEPS = 7
 HTM = {"group_size": 2, "block_size": 3, "gradient_threshold": 1 / 64}
