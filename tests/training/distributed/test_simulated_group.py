@@ -22,7 +22,6 @@ from training.trainers import (
     Synchronous,
     Trainer,
 )
-from training.trainers.sparse_loco import SparseLoco
 
 TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
     "synchronous": (Synchronous, {}),
