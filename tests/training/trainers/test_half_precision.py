@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from tests.training.trainers.ranks import RankPool, all_equal, minibatch, sgd, small_model, weights
-from training.checkpoints.resharding import reshard
 from training.algorithms.one_bit.adagrad import AdaGrad, AdaGradPlace
+from training.checkpoints.resharding import reshard
 from training.checkpoints.training_state import load_whole_state, whole_state
 from training.distributed.simulated_group import simulate_ranks
 from training.tensor_encoding import decode_state, encode_state

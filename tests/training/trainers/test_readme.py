@@ -18,11 +18,12 @@ with open(f"{name}-{os.environ['RANK']}", "w") as file:  # what ranks print may 
 
 
 def test_examples_run_under_torchrun(tmp_path: Path) -> None:
-    """Copied from the README, one for each trainer trains on four ranks, which end with one model.
+    """Copied from the READMEs, one for each trainer trains on four ranks, which end with one model.
 
     One after the other in one start of torchrun, as starting takes most of the time.
     """
-    text = (ROOT / "training/README.md").read_text()
+    guides = ROOT / "training/README.md", ROOT / "training/trainers/README.md"
+    text = "".join(guide.read_text() for guide in guides)
     examples = {
         re.search(r"import (\w+)\n\n", example)[1]: example
         for example in re.findall(r"```python\n(.*?)```", text, re.S)
