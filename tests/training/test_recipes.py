@@ -155,6 +155,7 @@ def test_help_describes_each_trainer() -> None:
         "GTC",
         "BMUF",
         "HTM",
+        "1-bit SGD",
     ]
 
 
