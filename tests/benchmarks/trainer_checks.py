@@ -21,7 +21,7 @@ from tests.benchmarks.measure import Figure, show
 from training.distributed import process_group
 from training.distributed.agreement import Comparison
 from training.distributed.finiteness import FiniteCheck, FirstFault
-from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
+from training.trainers import Bmuf, Gtc, Htm, OneBit, Synchronous, Trainer
 from training.trainers.replica import trained_set
 from training.trainers.replica.trained_set import TrainedSet
 from training.trainers.trainer import STEPS_BETWEEN_COMPARISONS
@@ -33,6 +33,7 @@ TRAINERS: dict[str, Callable[..., Trainer]] = {
     "Htm": partial(
         Htm, group_size=1, block_size=STEPS_BETWEEN_COMPARISONS, gradient_threshold=2 / 2048
     ),
+    "OneBit": OneBit,
 }
 MODELS = {"24M": (5, 768), "1M": (2, 256)}
 COMPARING = [
@@ -95,8 +96,9 @@ def share_of(
     trainer: str, size: tuple[int, int], num_frames: int, num_steps: int, is_clipping: bool
 ) -> list[Figure]:
     """Return the share of checks in `num_steps` steps, and the milliseconds of a step."""
+    momentum = 0.0 if trainer == "OneBit" else 0.9  # 1-bit SGD has it itself
     model, comparing, looking = Network(*size), Clock(), Clock()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=momentum)
     features = torch.randn(num_frames // 32, 32, 192)
     with (
         process_group.open_world() as group,

@@ -33,7 +33,7 @@ from training.fit.model_specs import student_fit
 from training.fit.train_model import fit_model
 from training.recipes import read_recipe
 
-TRAINERS = ("synchronous", "gtc", "bmuf", "htm")
+TRAINERS = ("synchronous", "gtc", "bmuf", "htm", "one_bit")
 PROGRAMS = dict.fromkeys(("gtc", "htm"), Path(__file__).with_name("two_backends.py"))
 """Trainers whose ranks have a group of two backends, as on GPUs."""
 JOB_LIMIT_S = 1200.0
@@ -47,6 +47,14 @@ SETTINGS = (
     "student.minibatch_frames=64",
     "checkpoints.steps=7",
 )
+PLAIN_SGD = 'student.optimizer={ name = "sgd", momentum = 0.0 }'
+DOUBLE_BUFFERING = "student.trainer.double_buffering=true"
+OWN_SETTINGS = {"one_bit": (PLAIN_SGD, DOUBLE_BUFFERING)}
+
+
+def settings_of(trainer: str) -> tuple[str, ...]:
+    """Return the recipe's settings; 1-bit SGD needs another optimizer."""
+    return (*SETTINGS, *OWN_SETTINGS.get(trainer, ()))
 
 
 @dataclass
@@ -102,7 +110,7 @@ class RankChaos:
         run = self.folder / f"{trainer}-undisturbed"
         shutil.copytree(self._source, run)
         store = ObjectStore((str(run),))
-        fit = student_fit(read_recipe(str(TINY), SETTINGS, {STUDENT: trainer}))
+        fit = student_fit(read_recipe(str(TINY), settings_of(trainer), {STUDENT: trainer}))
         simulate_ranks(NUM_RANKS, lambda group: fit_model(fit, store, str(run), group))
         return manifest_of(run)
 
@@ -137,7 +145,7 @@ class RankChaos:
     def _start(self, run: Path, trainer: str) -> TorchrunJob:
         self.record.num_starts += 1
         options = ["--trainer", trainer, "--time-limit-s", str(TIME_LIMIT_S)]
-        options += [part for setting in SETTINGS for part in ("--set", setting)]
+        options += [part for setting in settings_of(trainer) for part in ("--set", setting)]
         program = PROGRAMS.get(trainer, JOBS / "train_student.py")
         return TorchrunJob.start(program, str(run), run.with_suffix(".log"), options)
 

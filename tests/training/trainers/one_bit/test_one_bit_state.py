@@ -62,7 +62,7 @@ def bounds(num_ranks: int) -> list[int]:
 
 @pytest.mark.parametrize("num_new", [1, 2, 3, 5])
 def test_other_ranks_take_over_residuals_and_stripes(num_new: int) -> None:
-    """The sum of first residuals is kept, and each stripe's vector is cut at columns anew."""
+    """The sum of first residuals is kept, and each stripe's vector is cut between other columns."""
     old = saved(4)
     new = resharded(old, num_new)
     torch.testing.assert_close(total(new), total(old), rtol=0, atol=1e-6)
@@ -181,8 +181,8 @@ def whole(ranks: list[dict[str, Any]], when: str, name: str) -> Tensor:
 def test_stripes_follow_the_tensors_that_are_trained(num_ranks: int, place: str) -> None:
     """Momentum and both residuals of the last layer are kept; those of the first begin with 0.
 
-    AdaGrad begins anew with new tensors: with the weight of four steps and squares of none their
-    first step would be twice as long.
+    AdaGrad begins from zero with new tensors: with the weight of four steps and squares of none
+    their first step would be twice as long.
     """
     unfrozen = simulate_ranks(num_ranks, thaw, place, True)
     assert all_equal([rank["last"] for rank in unfrozen])
