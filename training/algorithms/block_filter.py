@@ -112,7 +112,7 @@ class BlockConfig:
     __post_init__ = check_ranges
 
     @property
-    def num_state_vectors(self) -> int:
+    def num_block_vectors(self) -> int:
         """Count both models of a block, the filtered update, and a code's residual."""
         return 3 + self.block_exchange.has_residual
 

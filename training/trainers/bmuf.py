@@ -283,6 +283,11 @@ class BmufConfig(BlockConfig):
         default=1, metadata=LATER
     )
 
+    @property
+    def num_state_vectors(self) -> int:
+        """Count the vectors of the model's size in the trainer's state."""
+        return self.num_block_vectors
+
     def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
         """Raise ValueError if so many ranks have no leaders, or a block momentum below 0."""
         num_groups(num_ranks, self.ranks_per_leader or ranks_per_host, "ranks_per_leader")

@@ -194,8 +194,8 @@ class HtmConfig(BlockConfig):
 
     @property
     def num_state_vectors(self) -> int:
-        """Count BMUF's vectors, and GTC's residual."""
-        return super().num_state_vectors + 1
+        """Count BMUF's vectors of the model's size, and GTC's residual."""
+        return self.num_block_vectors + 1
 
     def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
         """Raise ValueError if so many ranks make no equal groups, or a block momentum below 0."""
