@@ -11,7 +11,7 @@ from torch.distributed import ProcessGroup
 
 from tests.training.trainers.ranks import RankPool, sgd, small_model, take_step
 from training.distributed.simulated_group import simulate_ranks
-from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
+from training.trainers import Bmuf, Gtc, Htm, OneBit, Synchronous, Trainer
 from training.trainers.statistics import Statistics, between
 
 NUM_STEPS = 7
@@ -24,7 +24,7 @@ def train(
 ) -> tuple[list[Statistics], dict[str, Any]]:
     """The statistics before each step and after the last, and the state at the end."""
     model = small_model()
-    optimizer = sgd(model)
+    optimizer = sgd(model, 0.0 if make is OneBit else 0.9)
     found = []
     with make(model, optimizer, group=group, **settings) as trainer:
         for step in range(NUM_STEPS):
@@ -64,6 +64,27 @@ def test_gtc_counts_what_it_sends() -> None:
         assert last.bytes_sent == WORD_BYTES * sum(words)
 
 
+@pytest.mark.parametrize("double_buffering", [False, True])
+def test_one_bit_counts_both_stages(double_buffering: bool) -> None:
+    """Each step's messages, also of an exchange under way; the norms of both residuals.
+
+    A message has two words for each column (7 of five elements, 3 of seven, two biases) and bits.
+    """
+    ranks = simulate_ranks(2, train, OneBit, {"double_buffering": double_buffering})
+    words = 0
+    for found, state in ranks:
+        residual = torch.cat([each.reshape(-1) for each in state["residuals"].values()])
+        assert found[-1].residual_norm == pytest.approx(float(residual.norm()))
+        stripe_norm = float(state["stripe_residual"].norm())
+        assert found[-1].stripe_residual_norm == pytest.approx(stripe_norm)
+        assert stripe_norm > 0
+        sent = [after.bytes_sent - before.bytes_sent for before, after in pairwise(found)]
+        assert len(set(sent)) == 1
+        words += sent[0] // WORD_BYTES
+    # Stripes have 35 and 31 elements, so two words of bits and one; both are sent in both stages.
+    assert words == 2 * (2 * (7 + 1 + 3 + 1) + 2 + 1)
+
+
 @pytest.mark.parametrize("block_size", [2, 3])
 def test_bmuf_counts_blocks(block_size: int) -> None:
     """A block's end gives the model to the mean; the norm is that of the update in the state."""
@@ -96,7 +117,8 @@ def test_htm_counts_both_tiers() -> None:
 def test_real_ranks_count_as_simulated_ones(rank_pool: RankPool) -> None:
     """The gather may pad a message, which is counted as it was made."""
     settings = {"group_size": 2, "block_size": 3, "gradient_threshold": 1 / 16}
-    for make, its in ((Htm, settings), (Gtc, {"gradient_threshold": 1 / 16})):
+    of_gtc = {"gradient_threshold": 1 / 16}
+    for make, its in ((Htm, settings), (Gtc, of_gtc), (OneBit, {"double_buffering": True})):
         real = [found for found, _ in rank_pool.run(4, train, make, its)]
         assert real == [found for found, _ in simulate_ranks(4, train, make, its)]
 
