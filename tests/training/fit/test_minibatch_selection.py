@@ -1,0 +1,161 @@
+"""Minibatch-size selection: the largest size that does not hurt, tried from one state."""
+
+import math
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from training.algorithms.one_bit.adagrad import AdaGrad, AdaGradPlace
+from training.distributed.simulated_group import simulate_ranks
+from training.fit.minibatch_selection import (
+    MinibatchSelection,
+    frame_accuracy,
+    largest_harmless,
+    select_minibatch,
+)
+from training.trainers import Bmuf, OneBit, Synchronous, Trainer
+
+SIZES = (8, 16, 32, 64)
+NUM_CLASSES, NUM_INPUTS, NUM_FRAMES = 3, 6, 512
+
+
+@given(st.dictionaries(st.integers(1, 4096), st.floats(0, 100), min_size=1), st.floats(0, 5))
+def test_all_sizes_up_to_the_chosen_are_harmless(
+    accuracies: dict[int, float], harmless: float
+) -> None:
+    """None up to it is worse than a smaller one by more than the margin, and the next one is."""
+    chosen = largest_harmless(accuracies, harmless)
+    sizes = sorted(accuracies)
+    place = sizes.index(chosen)
+    for number, size in enumerate(sizes[: place + 1]):
+        best = max(accuracies[each] for each in sizes[: number + 1])
+        assert accuracies[size] >= best - harmless
+    if place + 1 < len(sizes):
+        best = max(accuracies[each] for each in sizes[: place + 2])
+        assert accuracies[sizes[place + 1]] < best - harmless
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "chosen"),
+    [
+        ({8: 50.0, 16: 49.6, 32: 49.4}, 16),
+        ({8: 50.0, 16: 49.4, 32: 52.0}, 8),
+        ({8: 50.0, 16: 52.0, 32: 51.6}, 32),
+        ({8: 50.0, 16: math.nan, 32: 60.0}, 8),
+        ({8: math.nan, 16: 1.0}, 8),
+    ],
+)
+def test_the_largest_that_does_not_hurt(accuracies: dict[int, float], chosen: int) -> None:
+    """Half a point below the best of the smaller ones is equal; .6 and a divergence hurt."""
+    assert largest_harmless(accuracies) == chosen
+
+
+def data() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(NUM_CLASSES, (NUM_FRAMES,), generator=generator)
+    centres = 0.6 * torch.randn(NUM_CLASSES, NUM_INPUTS, generator=generator)
+    return centres[labels] + torch.randn(NUM_FRAMES, NUM_INPUTS, generator=generator), labels
+
+
+def train_at(
+    group: ProcessGroup, parts: tuple[nn.Module, Any, Trainer], rate: float, size: int
+) -> float:
+    """Pass over the data once, in minibatches of `size` frames of all ranks."""
+    model, optimizer, trainer = parts
+    inputs, labels = data()
+    own = torch.arange(NUM_FRAMES).view(-1, size // group.size())[group.rank() :: group.size()]
+    num_correct = 0
+    for settings in optimizer.param_groups:
+        settings["lr"] = rate
+    with trainer:
+        for numbers in own:
+            optimizer.zero_grad()
+            logits = model(inputs[numbers])
+            # A sum over frames: larger minibatches take longer steps, until that hurts.
+            nn.functional.cross_entropy(logits, labels[numbers], reduction="sum").backward()
+            optimizer.step()
+            num_correct += int((logits.argmax(1) == labels[numbers]).sum())
+    return frame_accuracy(num_correct, own.numel(), group)
+
+
+def select(
+    group: ProcessGroup, make_trainer: Any, rate: float
+) -> tuple[MinibatchSelection, list[Tensor], float, float]:
+    """Train once, select, then train at the chosen size and again from the start."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(NUM_INPUTS, 8), nn.Dropout(0.1), nn.Linear(8, NUM_CLASSES))
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    parts = model, optimizer, make_trainer(model, optimizer, group=group)
+    train = partial(train_at, group, parts, rate)
+    train(SIZES[0])
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    found = select_minibatch(SIZES, train, *parts)
+    after = [parameter.detach() for parameter in model.parameters()]
+    changes = [one - other for one, other in zip(before, after, strict=True)]
+    again = train(SIZES[0])
+    return found, changes, again, found.accuracies[SIZES[0]]
+
+
+@pytest.mark.parametrize(
+    "make_trainer",
+    [
+        Synchronous,
+        partial(Bmuf, block_size=3),
+        partial(OneBit, adagrad=AdaGrad(place=AdaGradPlace.NOWHERE), momentum=0.5),
+        partial(
+            OneBit,
+            adagrad=AdaGrad(place=AdaGradPlace.NOWHERE),
+            momentum=0.5,
+            double_buffering=True,
+        ),
+    ],
+)
+def test_a_selection_leaves_no_trace(make_trainer: Any) -> None:
+    """Model, trainer and random numbers are as before; the first trial repeats to the bit."""
+    for found, changes, again, first in simulate_ranks(2, select, make_trainer, 0.01):
+        assert all(not change.any() for change in changes)
+        assert again == first
+        assert found.num_frames in SIZES
+
+
+def test_a_higher_rate_allows_smaller_minibatches_alone() -> None:
+    """At a rate at which the largest steps diverge, a smaller size is taken than at a low rate.
+
+    Sizes beyond the first that hurts are not tried.
+    """
+    low, high = (simulate_ranks(2, select, Synchronous, rate)[0][0] for rate in (0.01, 0.08))
+    assert low.num_frames == max(SIZES)
+    assert high.num_frames < low.num_frames
+    assert len(high.accuracies) <= SIZES.index(high.num_frames) + 2
+
+
+def test_all_ranks_select_alike() -> None:
+    """Accuracies are of all ranks' frames, so ranks choose the same size."""
+    found = [each[0] for each in simulate_ranks(4, select, Synchronous, 0.05)]
+    assert all(each == found[0] for each in found)
+
+
+@pytest.mark.parametrize("sizes", [(), (16, 8), (8, 8), (0, 8)])
+def test_refuses_sizes_out_of_order(sizes: tuple[int, ...]) -> None:
+    """Sizes ascend from 1, as the error says."""
+    with pytest.raises(ValueError, match="need ascending numbers of frames, from 1"):
+        simulate_ranks(1, select_of, sizes)
+
+
+def select_of(group: ProcessGroup, sizes: tuple[int, ...]) -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = Synchronous(model, optimizer, group=group)
+    select_minibatch(sizes, lambda _: 0.0, model, optimizer, trainer)
+
+
+def test_refuses_no_accuracies() -> None:
+    """There must be a size to take."""
+    with pytest.raises(ValueError, match="no minibatch sizes"):
+        largest_harmless({})
