@@ -137,7 +137,7 @@ def members_of(union: Any) -> list[Any]:
 
 
 def all_fields() -> list[Field]:
-    assert len(TRAINERS) == 5
+    assert len(TRAINERS) == 10
     roots = read_recipe(str(TINY)), load_cluster("demo"), read_published()
     others = read_scaling("scaling_v100"), SynthesisConfig(), CertificateConfig(1, 2, 1)
     return [field for root in (*roots, *others) for field in walk(root)]

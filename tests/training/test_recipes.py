@@ -146,6 +146,15 @@ def test_a_trainers_settings_are_checked_with_the_recipe(override: str, message:
         tiny(override)
 
 
+@pytest.mark.parametrize("name", TRAINERS)
+def test_each_trainer_counts_its_vectors(name: str) -> None:
+    """The check of a recipe asks for it; HTM has GTC's residual beside BMUF's vectors."""
+    config = TRAINERS[name]()
+    num_expected = {"synchronous": 0, "gtc": 1, "bmuf": 3, "htm": 4}.get(name)
+    assert 0 <= config.num_state_vectors <= 5
+    assert num_expected is None or config.num_state_vectors == num_expected
+
+
 def test_help_describes_each_trainer() -> None:
     """One sentence a trainer, in the order of the choices."""
     sentences = describe_trainers().split(". ")
@@ -156,6 +165,11 @@ def test_help_describes_each_trainer() -> None:
         "BMUF",
         "HTM",
         "1-bit SGD",
+        "SparseLoCo",
+        "D-PSGD",
+        "AD-PSGD",
+        "RAND-PSGD",
+        "D1D-PSGD",
     ]
 
 

@@ -15,7 +15,7 @@ from training import simulation
 from training.distributed.simulated_group.rank_scheduler import DeadlockError
 from training.distributed.simulated_group.shared_device import SharedGpu
 from training.simulation import Outcome, Training, simulate
-from training.trainers import Bmuf, Gtc, Htm, Synchronous
+from training.trainers import Bmuf, Gtc, Htm, SparseLoco, Synchronous
 
 __all__ = ["races"]
 
@@ -25,6 +25,7 @@ TRAINERS = {
     "synchronous": Synchronous,
     "gtc": partial(Gtc, gradient_threshold=1 / 64),
     "bmuf": partial(Bmuf, block_size=4),
+    "sparse_loco": partial(SparseLoco, block_size=4),
     "htm": partial(Htm, group_size=2, block_size=4, gradient_threshold=1 / 64),
 }
 

@@ -20,9 +20,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from training.algorithms.block_codes import Threshold
+from training.algorithms.sparsification.top_k import TopK
 from training.distributed.process_group import ProcessGroup
 from training.distributed.simulated_group import simulate_ranks
-from training.trainers import Bmuf, Gtc, Htm, OneBit, Synchronous, Trainer
+from training.trainers import (
+    Bmuf,
+    D1dPsgd,
+    DPsgd,
+    Gtc,
+    Htm,
+    OneBit,
+    RandPsgd,
+    SparseLoco,
+    Synchronous,
+    Trainer,
+)
 
 NUM_RANKS, NUM_STEPS, NUM_FRAMES = 4, 30, 8
 NUM_INPUTS, NUM_OUTPUTS = 5, 3
@@ -36,7 +49,15 @@ TRAINERS: dict[str, Callable[..., Trainer]] = {
     "gtc": partial(Gtc, gradient_threshold=4.0),
     "bmuf_nesterov": partial(Bmuf, block_size=4),
     "bmuf_as_printed": partial(Bmuf, block_size=4, form="as_printed"),
+    "bmuf_top_k": partial(Bmuf, block_size=4, block_exchange=TopK(density=0.3, bits=3)),
+    "bmuf_threshold": partial(
+        Bmuf, block_size=4, block_exchange=Threshold(change_threshold=1 / 32)
+    ),
+    "sparse_loco": partial(SparseLoco, block_size=4, density=0.3, error_decay=0.75),
     "htm": partial(Htm, group_size=2, block_size=4, gradient_threshold=4.0),
+    "d_psgd": DPsgd,
+    "rand_psgd": partial(RandPsgd, seed=5),
+    "d1d_psgd": D1dPsgd,
     "one_bit": partial(OneBit, momentum=0.5, num_unquantized_steps=6),
     "one_bit_double": partial(OneBit, momentum=0.5, num_unquantized_steps=6, double_buffering=True),
 }

@@ -1,7 +1,7 @@
 """Filter the block updates of averaged models (BMUF; paper 003 VI-B, 000 2.2)."""
 
-from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from infra.configuration import LATER
 from infra.ranges import Range, check_ranges
+from training.algorithms.block_codes import EXACT, BlockCode
 
 Form = Literal["nesterov", "as_printed"]
 OptimizerState = Literal["keep", "average", "reset"]
@@ -106,8 +107,18 @@ class BlockConfig:
     )
     form: Form = field(default="nesterov", metadata=LATER)
     optimizer_state: OptimizerState = field(default="keep", metadata=LATER)
+    block_exchange: BlockCode = field(default=EXACT, metadata=LATER)
 
     __post_init__ = check_ranges
+
+    @property
+    def num_block_vectors(self) -> int:
+        """Count both models of a block, the filtered update, and a code's residual."""
+        return 3 + self.block_exchange.has_residual
+
+    def block_settings(self) -> dict[str, Any]:
+        """Return these fields, which BMUF and HTM take by their names."""
+        return {each.name: getattr(self, each.name) for each in fields(BlockConfig)}
 
     def check_models(self, num_models: int) -> None:
         """Raise ValueError if eq. (5) gives so many models a block momentum below 0."""

@@ -1,7 +1,7 @@
-"""Start exchanges that run while this rank works on: sums, all-to-alls, sends and receives.
+"""Start exchanges that run beside a rank's computation: sums, all-to-alls, sends and receives.
 
 Each function starts one, and its `wait` ends it. Tensors that were given belong to the exchange
-until then. On a GPU `wait` lets the stream wait, and the host goes on.
+until then. On a GPU `wait` lets the stream wait, and not the host.
 """
 
 import threading

@@ -1,13 +1,16 @@
 """Blockwise model-update filtering: ranks train alone, and meet at a block's end (003 VI-B)."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any, Literal
 
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
+from infra.configuration import LATER
+from infra.ranges import Range
+from training.algorithms.block_codes import EXACT, BlockCode
 from training.algorithms.block_filter import (
     BlockConfig,
     BlockFilter,
@@ -17,11 +20,13 @@ from training.algorithms.block_filter import (
 )
 from training.distributed import collectives
 from training.distributed.finiteness import FiniteCheck, FirstFault
+from training.trainers.block_exchange import BlockExchange, Mean, residual_rules
 from training.trainers.blocks import BlockModels, check_block, end_block, is_within_block
-from training.trainers.replica.optimizer_state import average_moments
+from training.trainers.replica.optimizer_state import treat_moments
 from training.trainers.replica.parameters import FlatParameters
-from training.trainers.resharding import EntryPath, ReshardingPlan, Rule, State, check_settings
+from training.trainers.resharding import ReshardingPlan, State, check_settings
 from training.trainers.statistics import BmufStatistics, HtmStatistics
+from training.trainers.tiers import Tiers, num_groups, ranks_per_host
 from training.trainers.trainer import Trainer
 
 
@@ -29,7 +34,9 @@ class Bmuf(Trainer):
     """Bmuf averages the ranks' models every `block_size` steps, and filters the average.
 
     `block_momentum` None follows from zeta / (N (1 - eta)) = C, with `momentum_constant` C.
-    `optimizer_state` says what becomes of the optimizer's momenta at a block's end.
+    `optimizer_state` says what becomes of the optimizer's momenta at a block's end, and
+    `block_exchange` how ranks send what a block changed. Of each `ranks_per_leader` ranks (None: of
+    a host's) one leader sends the mean of their models, so that fewer bytes cross a slow link.
     """
 
     def __init__(
@@ -44,9 +51,16 @@ class Bmuf(Trainer):
         momentum_constant: float = 1.0,
         form: Form = "nesterov",
         optimizer_state: OptimizerState = "keep",
+        block_exchange: BlockCode = EXACT,
+        ranks_per_leader: int | None = 1,
     ) -> None:
         super().__init__(model, optimizer, group=group)
-        check_block_size(block_size)
+        if ranks_per_leader is None:
+            ranks_per_leader = ranks_per_host(group, self.parameters.device)
+        self._num_leaders = num_groups(group.size(), ranks_per_leader, "ranks_per_leader")
+        self._tiers: Tiers | None = None
+        if block_size < 1:
+            raise ValueError(f"block_size = {block_size}: need at least 1 step")
         if optimizer_state not in ("keep", "average", "reset"):
             raise ValueError(
                 f"optimizer_state = {optimizer_state!r}: need 'keep', 'average' or 'reset'"
@@ -60,6 +74,7 @@ class Bmuf(Trainer):
         self.filter = BlockFilter(block_learning_rate, block_momentum, form)
         self._models = BlockModels(self.filter)
         self.optimizer_state = optimizer_state
+        self._exchange = BlockExchange(block_exchange, self.parameters)
         self.num_steps_in_block = 0
         self.num_blocks = 0
         self._look_for_faults()
@@ -69,12 +84,24 @@ class Bmuf(Trainer):
         """Count the different models that a block's end averages, N of the equations."""
         return self.group.size()
 
+    def groups(self) -> set[ProcessGroup]:
+        """Return the whole group and those of the two tiers."""
+        return {self.group} | (self._tiers.groups() if self._tiers is not None else set())
+
+    def connect(self) -> None:
+        """Make the two tiers of groups, once."""
+        if self._tiers is None:
+            size = self.group.size() // self._num_leaders
+            self._tiers = Tiers.of(self.group, size, self.parameters.device)
+
     def settings(self) -> dict[str, object]:
         """Name what must be equal on all ranks."""
         return super().settings() | {
             "block_size": self.block_size,
             "block_filter": self.filter,
             "optimizer_state": self.optimizer_state,
+            "block_exchange": self._exchange.code,
+            "num_leaders": self._num_leaders,
             "num_steps_in_block": self.num_steps_in_block,
         }
 
@@ -93,6 +120,7 @@ class Bmuf(Trainer):
     def carry_over(self, old: FlatParameters) -> None:
         """Keep the update of tensors that are still trained; new ones begin with an update of 0."""
         self._models.carry_over(old, self.parameters)
+        self._exchange.carry_over(old, self.parameters)
         self._look_for_faults()
 
     def exchange_gradients(self) -> None:
@@ -102,12 +130,18 @@ class Bmuf(Trainer):
         # Intra-block parallel optimization is local SGD, without any synchronization (003 VI-B).
         self.parameters.fill_missing_gradients()
 
-    def average(self, values: Tensor) -> None:
-        """Replace `values` by their mean over the models."""
-        collectives.all_reduce_mean(values, self.group)
+    def average(self, values: Tensor, mean: Mean = collectives.all_reduce_mean) -> None:
+        """Replace `values` by their `mean` over the leaders, each with its ranks' exact mean."""
+        assert self._tiers is not None
+        if self._tiers.lower is not None:
+            collectives.all_reduce_mean(values, self._tiers.lower)
+        self._tiers.average(values, mean)
 
     def begin(self) -> None:
         """Start a block from the shared model and the update that an earlier stage left."""
+        assert self._tiers is not None
+        if self._tiers.lower is not None:
+            self._exchange.gather_residuals(self._tiers.lower)
         self._models.begin(self.parameters)
         self._start_counting()
 
@@ -121,13 +155,25 @@ class Bmuf(Trainer):
         """Average the models, filter, and start the next block from the result."""
         # Eq. (1) of 000 averages N models of however few frames, which have moved them as much
         # less. Weights would count frames twice: 7 to 14 % more loss where ranks' classes differ.
-        mean_model = self.parameters.weights()
-        self.average(mean_model)
+        mean_model = self._mean_model()
         self._finite.examine(self.num_steps, [mean_model], lambda: self._fault.step)
-        self._synchronize_optimizer()
+        # The papers leave open what the optimizer's momenta become at a block's end.
+        parameters = self.parameters.named.values()
+        treat_moments(self.optimizer_state, self.optimizer, parameters, self.average)
         self._models.end_block(mean_model, self.parameters)
         self._start_counting()
         self.num_blocks += 1
+
+    def _mean_model(self) -> Tensor:
+        model = self.parameters.weights()
+        # One leader sends to no other, so nothing is compressed, and nothing stays behind.
+        if self._exchange.code == EXACT or self._num_leaders == 1:
+            self.average(model)
+            return model
+        # A model has few changes in a block, but no small elements: what is sent is the change.
+        change = model.sub_(self._models.state.broadcast_model)
+        self.average(change, self._exchange.mean)
+        return change.add_(self._models.state.broadcast_model)
 
     def find_undone(self) -> str:
         """Return the error of a change since the block's end: leaving would replace it by W."""
@@ -156,8 +202,11 @@ class Bmuf(Trainer):
         )
 
     def _block_statistics(self) -> dict[str, Any]:
-        norm = self._models.update_norm()
-        return {"num_blocks": self.num_blocks, "block_update_norm": norm}
+        return {
+            "num_blocks": self.num_blocks,
+            "block_update_norm": self._models.update_norm(),
+            "block_residual_norm": self._exchange.residual_norm(),
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Add the place in the block, both models, the filtered update and the settings.
@@ -172,8 +221,11 @@ class Bmuf(Trainer):
             "num_models": self.num_models,
             "block_filter": asdict(self.filter),
             "optimizer_state": self.optimizer_state,
+            "block_exchange": asdict(self._exchange.code),
+            "num_leaders": self._num_leaders,
         }
-        return super().state_dict() | settings | self._models.state_dict(self.parameters)
+        state = super().state_dict() | settings | self._models.state_dict(self.parameters)
+        return state | self._exchange.state_dict(self.parameters)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict()`; ValueError for other settings, and in a block of other models.
@@ -182,10 +234,18 @@ class Bmuf(Trainer):
         """
         super().load_state_dict(state)
         check_block(state, self.block_size, self.num_models)
-        own = {**asdict(self.filter), "optimizer_state": self.optimizer_state}
+        own = {
+            **asdict(self.filter),
+            "optimizer_state": self.optimizer_state,
+            "block_exchange": asdict(self._exchange.code),
+        }
         if state["num_models"] != self.num_models:
             del own["block_momentum"]  # eq. (5) gives another number of models another one
-        check_settings(state["block_filter"] | state, own)
+        if state["is_open"]:
+            own["num_leaders"] = self._num_leaders  # elsewhere entering gives leaders the residuals
+        # Checkpoints of earlier versions are exact, and do not say so.
+        check_settings({"block_exchange": asdict(EXACT)} | state["block_filter"] | state, own)
+        self._exchange.load_state_dict(state, self.parameters)
         self._models.load_state_dict(state, self.parameters)
         self.num_steps_in_block = state["num_steps_in_block"]
 
@@ -193,10 +253,10 @@ class Bmuf(Trainer):
     def resharding_plan(cls, state: State) -> ReshardingPlan:
         """Average the models' trained parameters within a block, where they differ."""
         trainer = state["trainer"]
-        rules: dict[EntryPath, Rule] = {}
+        rules = residual_rules(trainer)
         if is_within_block(trainer):
             # Only within a block do the models differ; elsewhere rank 0's is everyone's.
-            rules = {("model", name): "mean" for name in trainer["update"]}
+            rules |= {("model", name): "mean" for name in trainer["update"]}
         return ReshardingPlan(trainer["num_models"], rules)
 
     @classmethod
@@ -213,46 +273,27 @@ class Bmuf(Trainer):
         self._fault.clear()
         self.num_steps_in_block = 0
 
-    def _synchronize_optimizer(self) -> None:
-        # The papers leave open what the optimizer's momenta become at a block's end.
-        parameters = self.parameters.named.values()
-        if self.optimizer_state == "reset":
-            for parameter in parameters:
-                self.optimizer.state.pop(parameter, None)
-        elif self.optimizer_state == "average":
-            average_moments(self.optimizer, parameters, self.average)
-
-
-def check_block_size(block_size: int) -> None:
-    """Raise ValueError for a block without steps."""
-    if block_size < 1:
-        raise ValueError(f"block_size = {block_size}: need at least 1 step")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BmufConfig(BlockConfig):
     """BMUF: the models of all ranks are averaged after every block of steps, and filtered."""
 
     name: Literal["bmuf"] = "bmuf"
+    ranks_per_leader: Annotated[int, Range(1, 1_000_000, zero="a host's ranks")] = field(
+        default=1, metadata=LATER
+    )
 
-    num_state_vectors: ClassVar[int] = 3
-    """Both models of a block, and the filtered update."""
+    @property
+    def num_state_vectors(self) -> int:
+        """Count the vectors of the model's size in the trainer's state."""
+        return self.num_block_vectors
 
     def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
-        """Raise ValueError if so many ranks give a block momentum below 0."""
-        del ranks_per_host
+        """Raise ValueError if so many ranks have no leaders, or a block momentum below 0."""
+        num_groups(num_ranks, self.ranks_per_leader or ranks_per_host, "ranks_per_leader")
         self.check_models(num_ranks)
 
     def make_trainer(self, model: nn.Module, optimizer: Optimizer, group: ProcessGroup) -> Bmuf:
         """Wrap model and optimizer; all ranks of `group` must call this together."""
-        return Bmuf(
-            model,
-            optimizer,
-            group=group,
-            block_size=self.block_size,
-            block_learning_rate=self.block_learning_rate,
-            block_momentum=self.block_momentum,
-            momentum_constant=self.momentum_constant,
-            form=self.form,
-            optimizer_state=self.optimizer_state,
-        )
+        leader = self.ranks_per_leader or None
+        return Bmuf(model, optimizer, group=group, ranks_per_leader=leader, **self.block_settings())

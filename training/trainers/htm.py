@@ -2,21 +2,23 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from infra.ranges import Range
+from training.algorithms.block_codes import EXACT, BlockCode
 from training.algorithms.block_filter import BlockConfig, Form, OptimizerState
-from training.distributed import process_group
+from training.distributed import collectives, process_group
+from training.trainers.block_exchange import Mean
 from training.trainers.bmuf import Bmuf
 from training.trainers.gtc import RESIDUAL_RULES, GradientThreshold, ThresholdedSum
 from training.trainers.replica.parameters import FlatParameters
 from training.trainers.resharding import ReshardingPlan, State, check_settings
 from training.trainers.statistics import HtmStatistics
-from training.trainers.tiers import Tiers, ranks_per_host
+from training.trainers.tiers import num_groups, ranks_per_host
 from training.trainers.trainer import Trainer
 
 
@@ -43,10 +45,12 @@ class Htm(Bmuf):
         momentum_constant: float = 1.0,
         form: Form = "nesterov",
         optimizer_state: OptimizerState = "keep",
+        block_exchange: BlockCode = EXACT,
     ) -> None:
+        process_group.check_member(group)
         if group_size is None:
-            process_group.check_member(group)
             group_size = ranks_per_host(group, next(model.parameters()).device)
+        num_groups(group.size(), group_size)  # BMUF would name its own setting
         self.group_size = group_size
         super().__init__(
             model,
@@ -58,11 +62,12 @@ class Htm(Bmuf):
             momentum_constant=momentum_constant,
             form=form,
             optimizer_state=optimizer_state,
+            block_exchange=block_exchange,
+            ranks_per_leader=group_size,
         )
         self._sum = ThresholdedSum(self.parameters.zeros(), gradient_threshold)
         # One group skips the filter and so equals GTC: W_g + (W - W_g) is not W in floats.
         self._is_one_tier = self.num_models == 1 and group_size > 1
-        self._tiers: Tiers | None = None
 
     @property
     def num_models(self) -> int:
@@ -78,12 +83,6 @@ class Htm(Bmuf):
             "group_size": self.group_size,
             "gradient_threshold": self._sum.gradient_threshold,
         }
-
-    def groups(self) -> set[ProcessGroup]:
-        """Return the whole group and those of the two tiers."""
-        tiers = self._tiers
-        found = {tiers.lower, tiers.upper} if tiers is not None else set()
-        return {self.group} | {group for group in found if group is not None}
 
     @property
     def part(self) -> int:
@@ -113,11 +112,6 @@ class Htm(Bmuf):
         super().carry_over(old)
         self._sum = self._sum.carried_over(old, self.parameters, self.num_steps)
 
-    def connect(self) -> None:
-        """Make the two tiers of groups, once."""
-        if self._tiers is None:
-            self._tiers = Tiers.of(self.group, self.group_size, self.parameters.device)
-
     def exchange_gradients(self) -> None:
         """Replace each gradient by the sum of what this rank's group sent."""
         assert self._tiers is not None
@@ -129,11 +123,11 @@ class Htm(Bmuf):
             gradients = self._sum.of(self.parameters.gradients(), self._tiers.lower)
             self.parameters.set_gradients(gradients)
 
-    def average(self, values: Tensor) -> None:
-        """Replace `values`, the same within a group, by their mean over the groups."""
+    def average(self, values: Tensor, mean: Mean = collectives.all_reduce_mean) -> None:
+        """Replace `values`, the same within a group, by their `mean` over the groups."""
         assert self._tiers is not None
         # Fig. 1(b), (c) of 000: one leader a group averages, and its group receives the mean.
-        self._tiers.average(values)
+        self._tiers.average(values, mean)
 
     def begin(self) -> None:
         """Start a block; with one group there are no blocks, and no models to keep for them."""
@@ -186,15 +180,6 @@ class Htm(Bmuf):
         return replace(plan, rules={**plan.rules, **RESIDUAL_RULES})
 
 
-def num_groups(num_ranks: int, group_size: int) -> int:
-    """Count the groups of so many ranks; ValueError if one would have fewer than the others."""
-    if not (group_size >= 1 and num_ranks % group_size == 0):
-        raise ValueError(
-            f"group_size = {group_size}: need a divisor of {num_ranks}, the number of ranks"
-        )
-    return num_ranks // group_size
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HtmConfig(BlockConfig):
     """HTM: GTC within groups of ranks, BMUF across the groups; `group_size` 0: a host's ranks.
@@ -207,8 +192,10 @@ class HtmConfig(BlockConfig):
     gradient_threshold: GradientThreshold = 2.0
     group_size: Annotated[int, Range(1, 1_000_000, zero="a host's ranks")] = 0
 
-    num_state_vectors: ClassVar[int] = 4
-    """BMUF's three, and the residual."""
+    @property
+    def num_state_vectors(self) -> int:
+        """Count BMUF's vectors of the model's size, and GTC's residual."""
+        return self.num_block_vectors + 1
 
     def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
         """Raise ValueError if so many ranks make no equal groups, or a block momentum below 0."""
@@ -222,10 +209,5 @@ class HtmConfig(BlockConfig):
             group=group,
             group_size=self.group_size or None,
             gradient_threshold=self.gradient_threshold,
-            block_size=self.block_size,
-            block_learning_rate=self.block_learning_rate,
-            block_momentum=self.block_momentum,
-            momentum_constant=self.momentum_constant,
-            form=self.form,
-            optimizer_state=self.optimizer_state,
+            **self.block_settings(),
         )

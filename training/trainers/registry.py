@@ -7,12 +7,30 @@ from typing import Any, TypeAlias, get_args
 
 from infra.configuration import TAG
 from training.trainers.bmuf import BmufConfig
+from training.trainers.decentralized import (
+    AdPsgdConfig,
+    D1dPsgdConfig,
+    DPsgdConfig,
+    RandPsgdConfig,
+)
 from training.trainers.gtc import GtcConfig
 from training.trainers.htm import HtmConfig
 from training.trainers.one_bit.one_bit import OneBitConfig
+from training.trainers.sparse_loco import SparseLocoConfig
 from training.trainers.synchronous import SynchronousConfig
 
-TrainerConfig: TypeAlias = SynchronousConfig | GtcConfig | BmufConfig | HtmConfig | OneBitConfig
+TrainerConfig: TypeAlias = (
+    SynchronousConfig
+    | GtcConfig
+    | BmufConfig
+    | HtmConfig
+    | OneBitConfig
+    | SparseLocoConfig
+    | DPsgdConfig
+    | AdPsgdConfig
+    | RandPsgdConfig
+    | D1dPsgdConfig
+)
 
 TRAINERS: Mapping[str, type[TrainerConfig]] = {
     config().name: config for config in get_args(TrainerConfig)

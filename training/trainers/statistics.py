@@ -40,13 +40,15 @@ class GtcStatistics:
 class BmufStatistics:
     """BmufStatistics adds to `SynchronousStatistics` the blocks, and the last one's update.
 
-    `block_update_norm` is the Euclidean norm of the filtered update Delta(t) of 000 eq. (3).
+    `block_update_norm` is the Euclidean norm of the filtered update Delta(t) of 000 eq. (3),
+    `block_residual_norm` that of the changes that this rank's messages have not sent yet.
     """
 
     num_steps: int
     bytes_sent: int
     num_blocks: int
     block_update_norm: float
+    block_residual_norm: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,23 @@ class HtmStatistics:
     residual_norm: float
     num_blocks: int
     block_update_norm: float
+    block_residual_norm: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdPsgdStatistics:
+    """AdPsgdStatistics adds to `SynchronousStatistics` the exchanges that moved this rank's model.
+
+    A step's staleness is the number of exchanges between the read of its gradient's weights and
+    the step. `num_busy` counts the offers that this rank has declined to bound it.
+    """
+
+    num_steps: int
+    bytes_sent: int
+    num_exchanges: int
+    num_busy: int
+    mean_staleness: float
+    max_staleness: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +96,19 @@ class OneBitStatistics:
 
 
 Statistics: TypeAlias = (
-    SynchronousStatistics | GtcStatistics | BmufStatistics | HtmStatistics | OneBitStatistics
+    SynchronousStatistics
+    | GtcStatistics
+    | BmufStatistics
+    | HtmStatistics
+    | OneBitStatistics
+    | AdPsgdStatistics
 )
 S = TypeVar("S", bound=Statistics)
 
-COUNTS = ("num_steps", "bytes_sent", "num_elements", "num_elements_sent", "num_blocks")
+COUNTS = (
+    *("num_steps", "bytes_sent", "num_elements", "num_elements_sent", "num_blocks"),
+    *("num_exchanges", "num_busy"),
+)
 
 
 def between(earlier: S, later: S) -> S:

@@ -12,6 +12,7 @@ from torch.distributed import ProcessGroup
 from training.distributed import collectives, process_group
 from training.distributed.gather import gather_host_names
 from training.distributed.simulated_group import SimulatedGroup
+from training.trainers.block_exchange import Mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +42,28 @@ class Tiers:
         upper = subgroup_of(group, ranks[::group_size], device)
         return cls(subgroups[group.rank() // group_size], upper)
 
-    def average(self, values: Float[Tensor, "..."]) -> None:
-        """Replace `values`, the same within a lower group, by their mean over the groups."""
+    def groups(self) -> set[ProcessGroup]:
+        """Return those of this rank."""
+        return {group for group in (self.lower, self.upper) if group is not None}
+
+    def average(
+        self, values: Float[Tensor, "..."], mean: Mean = collectives.all_reduce_mean
+    ) -> None:
+        """Replace `values`, the same within a lower group, by their `mean` over the groups."""
         if self.upper is not None:
             # One leader a host crosses the link: 20 MB to a target loss, BMUF's ring 42.
-            collectives.all_reduce_mean(values, self.upper)
+            mean(values, self.upper)
         if self.lower is not None:
             collectives.broadcast(values, self.lower)
+
+
+def num_groups(num_ranks: int, group_size: int, setting: str = "group_size") -> int:
+    """Count the groups of so many ranks; ValueError if one would have fewer than the others."""
+    if not (group_size >= 1 and num_ranks % group_size == 0):
+        raise ValueError(
+            f"{setting} = {group_size}: need a divisor of {num_ranks}, the number of ranks"
+        )
+    return num_ranks // group_size
 
 
 def ranks_per_host(group: ProcessGroup, device: torch.device) -> int:

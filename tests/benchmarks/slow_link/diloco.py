@@ -1,13 +1,13 @@
-"""Run torchft's DiLoCo, an optional peer: `pip install torchft` brings all that it needs."""
+"""Run torchft's DiLoCo and Streaming DiLoCo, optional peers: `pip install torchft` brings all."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tests.benchmarks.slow_link.method import (
@@ -19,6 +19,7 @@ from tests.benchmarks.slow_link.method import (
 )
 
 OUTER_LEARNING_RATE, OUTER_MOMENTUM = 0.7, 0.9  # of DiLoCo's paper
+NUM_FRAGMENTS, SYNC_DELAY, MIXING = 2, 5, 0.5  # Streaming DiLoCo's tau and alpha (2501.18512)
 TICK_MS = 10  # between the lighthouse's looks at who is there; by default 100, for each block
 
 
@@ -27,6 +28,41 @@ def diloco(
     model: nn.Module, optimizer: Optimizer, ranks: Ranks, settings: Settings
 ) -> Iterator[Entered]:
     """Run DiLoCo: each rank is a replica, with Nesterov momentum on the models' mean update."""
+    with _running(model, [model], optimizer, ranks, settings):
+        yield Entered(model, optimizer, weights_of(model))
+
+
+@contextmanager
+def streaming_diloco(
+    model: nn.Module, optimizer: Optimizer, ranks: Ranks, settings: Settings
+) -> Iterator[Entered]:
+    """Run Streaming DiLoCo: halves of the model in turn, each exchange beside the next steps.
+
+    Evaluated are the fragments' global weights. The paper's 4-bit exchange is not in torchft; its
+    own quantization needs a GPU.
+    """
+    assert isinstance(model, nn.Sequential)
+    size = -(-len(model) // NUM_FRAGMENTS)
+    fragments = [model[first : first + size] for first in range(0, len(model), size)]
+    delayed = {"fragment_sync_delay": SYNC_DELAY, "fragment_update_alpha": MIXING}
+    with _running(model, fragments, optimizer, ranks, settings, **delayed) as running:
+
+        def weights() -> dict[str, Tensor]:
+            parts = [fragment.original_parameters for fragment in running._fragments]
+            return {name: value for part in parts for name, value in part.items()}
+
+        yield Entered(model, optimizer, weights)
+
+
+@contextmanager
+def _running(
+    model: nn.Module,
+    fragments: Sequence[nn.Module],
+    optimizer: Optimizer,
+    ranks: Ranks,
+    settings: Settings,
+    **streaming: float,
+) -> Iterator[Any]:
     from torchft import Manager, ProcessGroupGloo  # noqa: PLC0415 - an optional peer
     from torchft.local_sgd import DiLoCo  # noqa: PLC0415
 
@@ -50,13 +86,18 @@ def diloco(
         replica_id=f"rank_{ranks.group.rank():03}",
         hostname=ranks.address,
     )
-    outer = torch.optim.SGD(
-        model.parameters(), lr=OUTER_LEARNING_RATE, momentum=OUTER_MOMENTUM, nesterov=True
-    )
-    block_size = settings.block_size
+    outer = [
+        torch.optim.SGD(
+            each.parameters(), lr=OUTER_LEARNING_RATE, momentum=OUTER_MOMENTUM, nesterov=True
+        )
+        for each in fragments
+    ]
+    size = settings.block_size
     try:
-        with DiLoCo(manager, [model], optimizer, outer, block_size, use_bucketization=True):
-            yield Entered(model, optimizer, weights_of(model))
+        with DiLoCo(
+            manager, fragments, optimizer, outer, size, use_bucketization=True, **streaming
+        ) as running:
+            yield running
     finally:
         dist.barrier(group=ranks.group)
         manager.shutdown(wait=False)

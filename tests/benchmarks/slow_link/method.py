@@ -19,6 +19,7 @@ class Settings:
     block_size: int = 1
     gradient_threshold: float = 0.0
     matrix_rank: int = 0
+    density: float = 0.0
 
 
 @dataclass(frozen=True)

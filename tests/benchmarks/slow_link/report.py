@@ -86,6 +86,7 @@ def _further(settings: Settings) -> str:
         "block": settings.block_size if settings.block_size > 1 else 0,
         "threshold": settings.gradient_threshold,
         "rank": settings.matrix_rank,
+        "density": settings.density,
     }
     return ", ".join(f"{name} {value:g}" for name, value in named.items() if value)
 

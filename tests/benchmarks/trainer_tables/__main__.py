@@ -108,9 +108,9 @@ def train_once(
     """Train, unless it is finished; a training that diverges has accuracies of 0."""
     if job in found:
         return
-    # Halved in the last third, as rates decay in both papers.
-    rates = [job.rate] * table.num_epochs
-    rates[-table.num_epochs // 3 :] = [job.rate / 4] * (table.num_epochs // 3)
+    # A quarter in the last third, as rates decay in both papers.
+    num_last = table.num_epochs // 3
+    rates = [job.rate] * (table.num_epochs - num_last) + [job.rate / 4] * num_last
     start = task.new_model(job.network, job.seed)
     # A decentralized rank applies its own gradients, which count 1 / L of a frame's.
     scale = row.num_ranks if row.make_trainer in MIXING.values() else 1
@@ -155,7 +155,8 @@ def read_results(path: Path) -> dict[Job, Accuracy]:
 
 def best_rate(name: str, row: Row, network: Network, found: Mapping[Job, Accuracy]) -> float:
     """Return the rate with the best final held-out accuracy on the tuning seed."""
-    jobs = [Job(name, row.label, network, rate, TUNING_SEED) for rate in row.rates]
+    tuned = next(each for each in TABLES[name].rows if each.label == row.tuning_label)
+    jobs = [Job(name, tuned.label, network, rate, TUNING_SEED) for rate in tuned.rates]
     return max(jobs, key=lambda job: found[job].heldout[-1]).rate
 
 

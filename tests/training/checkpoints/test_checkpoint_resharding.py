@@ -14,13 +14,27 @@ from torch import nn
 from torch.distributed import ProcessGroup
 
 from tests.training.trainers.ranks import all_equal, sgd, small_model, take_step, weights
+from training.algorithms.block_filter import BlockFilter, BlockState
+from training.algorithms.sparsification.top_k import TopK
 from training.checkpoints.resharding import reshard
 from training.checkpoints.training_state import load_whole_state, whole_state
 from training.distributed.simulated_group import simulate_ranks
 from training.tensor_encoding import decode_state, encode_state
-from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
+from training.trainers import (
+    Bmuf,
+    D1dPsgd,
+    DPsgd,
+    Gtc,
+    Htm,
+    RandPsgd,
+    SparseLoco,
+    Synchronous,
+    Trainer,
+)
+from training.trainers.blocks import BLOCK_VECTORS
 from training.trainers.resharding import EntryPath, ReshardingPlan, Rule, State
 
+HTM = {"group_size": 2, "block_size": 3, "gradient_threshold": 1 / 64}
 TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
     "synchronous": (Synchronous, {}),
     "gtc": (Gtc, {"gradient_threshold": 1 / 64}),
@@ -28,14 +42,20 @@ TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
     "bmuf as printed": (Bmuf, {"block_size": 3, "form": "as_printed", "block_momentum": 0.3}),
     "bmuf reset": (Bmuf, {"block_size": 3, "optimizer_state": "reset"}),
     "bmuf average": (Bmuf, {"block_size": 3, "optimizer_state": "average"}),
-    "htm": (Htm, {"group_size": 2, "block_size": 3, "gradient_threshold": 1 / 64}),
+    "bmuf top-k": (Bmuf, {"block_size": 3, "block_exchange": TopK(density=0.1)}),
+    "sparse_loco": (SparseLoco, {"block_size": 3}),
+    "htm top-k": (Htm, {**HTM, "block_exchange": TopK(density=0.1)}),
+    "htm": (Htm, HTM),
     "htm in one tier": (Htm, {"group_size": 4, "block_size": 3, "gradient_threshold": 1 / 64}),
+    "d_psgd": (DPsgd, {}),
+    "rand_psgd": (RandPsgd, {"seed": 5}),
+    "d1d_psgd": (D1dPsgd, {}),
 }
 
 
 def num_ranks_of(name: str) -> int:
     """So many that there are two models, or one."""
-    return 2 if name.startswith("bmuf") else 4
+    return 2 if name.startswith(("bmuf", "sparse")) or name.endswith("psgd") else 4
 
 
 def build(group: ProcessGroup, name: str, **other: Any) -> tuple[Any, Any, Trainer]:
@@ -70,8 +90,14 @@ def resume(
     return first, weights(parts[0])
 
 
-@pytest.mark.parametrize("num_steps", [0, 2, 3, 4])
-@pytest.mark.parametrize("name", sorted(TRAINERS))
+def cases() -> Iterator[tuple[str, int]]:
+    """Name trainers and steps; of those with a code, only steps at which a block ends."""
+    for name, (_, trainer_settings) in sorted(TRAINERS.items()):
+        has_code = name == "sparse_loco" or "block_exchange" in trainer_settings
+        yield from ((name, num_steps) for num_steps in ((0, 3) if has_code else (0, 2, 3, 4)))
+
+
+@pytest.mark.parametrize(("name", "num_steps"), cases())
 def test_resharding_gives_what_leaving_gives(name: str, num_steps: int) -> None:
     """Bitwise: the model, both block models and the filtered update, after any step of a block.
 
@@ -87,8 +113,28 @@ def test_resharding_gives_what_leaving_gives(name: str, num_steps: int) -> None:
         assert torch.equal(weights(model), models[0])
         trainer = resharded["trainer"]
         assert trainer.keys() == left[0].keys()
-        for key in trainer.keys() - {"residuals"}:
+        for key in trainer.keys() - {"residuals", "block_residuals"}:
             assert_same(trainer[key], left[0][key])
+
+
+@pytest.mark.parametrize("name", ["bmuf top-k", "htm top-k", "sparse_loco"])
+def test_within_a_block_resharding_takes_the_exact_mean(name: str) -> None:
+    """Leaving would send a code of the changes; states hold them whole, and residuals remain."""
+    num_old = num_ranks_of(name)
+    states = [state for state, _, _ in simulate_ranks(num_old, stop, name, 4)]
+    decoded = [decode_state(state) for state in states]
+    before = decoded[0]["trainer"]
+    block_filter = BlockFilter(**before["block_filter"])
+    resharded = reshard(iter(decoded), num_old, 0, 1, TRAINERS[name][0])
+    models = [decoded[rank]["model"] for rank in range(0, num_old, num_old // 2)]
+    for parameter, (first, second) in zip(
+        models[0], zip(*map(dict.values, models), strict=True), strict=True
+    ):
+        vectors = [before[part][parameter].flatten() for part in BLOCK_VECTORS]
+        ended = block_filter.end_block(BlockState(*vectors), ((first + second) / 2).flatten())
+        assert torch.equal(resharded["model"][parameter].flatten(), ended.global_model)
+        residuals = sum(each["trainer"]["block_residuals"][parameter] for each in decoded)
+        assert torch.equal(resharded["trainer"]["block_residuals"][parameter], residuals)
 
 
 class TiedModel(nn.Module):
@@ -151,7 +197,8 @@ def assert_same(first: Any, second: Any) -> None:
 @pytest.mark.parametrize("name", sorted(TRAINERS))
 def test_training_resumes_on_another_number_of_ranks(name: str, num_new: int) -> None:
     """All ranks begin with one model and end with another; the count of steps continues."""
-    states, models, _ = zip(*simulate_ranks(num_ranks_of(name), stop, name, 4), strict=True)
+    num_steps = max(number for case, number in cases() if case == name)
+    states, models, _ = zip(*simulate_ranks(num_ranks_of(name), stop, name, num_steps), strict=True)
     group_size = {"group_size": min(num_new, 3)} if name.startswith("htm") else {}
     first, last = zip(*simulate_ranks(num_new, resume, name, list(states), group_size), strict=True)
     assert all_equal(list(last))

@@ -19,7 +19,7 @@ from torch.distributed import ProcessGroup
 from tests.training.rank_context import rank_context
 from training.distributed import collectives, process_group
 from training.distributed.failures import device_exchanges, failure_detector
-from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
+from training.trainers import AdPsgd, Bmuf, Gtc, Htm, RandPsgd, Synchronous, Trainer
 
 NUM_RANKS = 4
 START_LIMIT_S = 100.0
@@ -37,6 +37,10 @@ def make_trainer(name: str, model: nn.Module, group: ProcessGroup) -> Trainer:
         return Synchronous(model, optimizer, group=group)
     if name == "gtc":
         return Gtc(model, optimizer, group=group, gradient_threshold=1 / 64)
+    if name == "rand_psgd":
+        return RandPsgd(model, optimizer, group=group, seed=1)
+    if name == "ad_psgd":
+        return AdPsgd(model, optimizer, group=group, seed=1)
     if name == "bmuf":
         return Bmuf(model, optimizer, group=group, block_size=5)
     return Htm(model, optimizer, group=group, group_size=2, block_size=5, gradient_threshold=1 / 64)

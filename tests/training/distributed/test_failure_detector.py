@@ -18,6 +18,7 @@ from tests.training.distributed.rank_processes import (
 )
 
 TRAINERS = ("synchronous", "gtc", "bmuf", "htm")
+MIXING = ("rand_psgd", "ad_psgd")
 STALL_LIMIT_S = 4.0
 PATIENCE_S = 60.0  # what a busy machine may take
 SILENT = " did not answer: killed, stopped or stuck"
@@ -41,6 +42,7 @@ def stopped(trainer: str, victim: int) -> Case:
 
 CASES = {  # the long ones begin first
     **{f"stop {trainer}": stopped(trainer, rank) for rank, trainer in enumerate(TRAINERS)},
+    **{f"stop {trainer}": stopped(trainer, rank) for rank, trainer in enumerate(MIXING, start=1)},
     "sleep": Case(Misbehave(2, "sleep"), 2, " came to no exchange for ", None, STALL_LIMIT_S),
     "raise": Case(Misbehave(1, "raise"), 1, " ended: ValueError: this rank's data are corrupt"),
     "leave": Case(Misbehave(3, "leave"), 3, " had ended: took fewer steps than the others"),
@@ -54,6 +56,11 @@ CASES = {  # the long ones begin first
         f"kill {trainer} {rank}": Case(Train(trainer), rank, SILENT, signal.SIGKILL)
         for trainer in TRAINERS
         for rank in range(NUM_RANKS)
+    },
+    **{
+        f"kill {trainer} {rank}": Case(Train(trainer), rank, SILENT, signal.SIGKILL)
+        for trainer in MIXING
+        for rank in (1, 2)
     },
 }
 

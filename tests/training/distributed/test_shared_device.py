@@ -18,7 +18,7 @@ from training.distributed.simulated_group.shared_device import (
     SharedGpu,
     shared_device,
 )
-from training.trainers import Bmuf, Gtc, Htm, Synchronous
+from training.trainers import Bmuf, Gtc, Htm, SparseLoco, Synchronous
 
 __all__ = ["races"]
 
@@ -27,6 +27,7 @@ TRAINERS = {
     "synchronous": (2, Synchronous),
     "gtc": (2, partial(Gtc, gradient_threshold=1 / 64)),
     "bmuf": (8, partial(Bmuf, block_size=2, optimizer_state="average")),
+    "sparse_loco": (4, partial(SparseLoco, block_size=2)),
     "htm": (8, partial(Htm, group_size=2, block_size=2, gradient_threshold=1 / 64)),
 }
 

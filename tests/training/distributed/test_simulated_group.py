@@ -8,16 +8,32 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from tests.training.trainers.ranks import RankPool, all_equal, sgd, small_model, take_step, weights
+from training.algorithms.sparsification.top_k import TopK
 from training.distributed import collectives, process_group
 from training.distributed.simulated_group import simulate_ranks
-from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
+from training.trainers import (
+    Bmuf,
+    D1dPsgd,
+    DPsgd,
+    Gtc,
+    Htm,
+    RandPsgd,
+    SparseLoco,
+    Synchronous,
+    Trainer,
+)
 
 TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
     "synchronous": (Synchronous, {}),
     "gtc": (Gtc, {"gradient_threshold": 1 / 64}),
     "bmuf": (Bmuf, {"block_size": 3}),
     "bmuf as printed": (Bmuf, {"block_size": 3, "form": "as_printed"}),
+    "bmuf top-k": (Bmuf, {"block_size": 3, "block_exchange": TopK(density=0.1)}),
+    "sparse_loco": (SparseLoco, {"block_size": 3}),
     "htm": (Htm, {"group_size": 2, "block_size": 3, "gradient_threshold": 1 / 64}),
+    "d_psgd": (DPsgd, {}),
+    "rand_psgd": (RandPsgd, {"seed": 5}),
+    "d1d_psgd": (D1dPsgd, {}),
 }
 
 

@@ -50,6 +50,7 @@ def test_every_trainer_learns(tmp_path: Path, trainer: str, student: bool) -> No
         ("synchronous", set()),
         ("gtc", {"density", "residual_norm"}),
         ("bmuf", {"block_update_norm"}),
+        ("sparse_loco", {"block_update_norm"}),
         ("one_bit", {"residual_norm"}),
         ("htm", {"density", "residual_norm", "block_update_norm"}),
     ],

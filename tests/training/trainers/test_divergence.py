@@ -11,18 +11,38 @@ from torch.distributed import ProcessGroup
 
 from infra.store.object_store import ObjectStore
 from tests.training.trainers.ranks import RankPool, all_equal, sgd, small_model, take_step, weights
+from training.algorithms.sparsification.top_k import TopK
 from training.checkpoints.checkpointer import Checkpointer
 from training.checkpoints.training_state import whole_state
 from training.distributed.simulated_group import simulate_ranks
-from training.trainers import Bmuf, Gtc, Htm, OneBit, Synchronous, Trainer
+from training.trainers import (
+    Bmuf,
+    D1dPsgd,
+    DPsgd,
+    Gtc,
+    Htm,
+    OneBit,
+    RandPsgd,
+    SparseLoco,
+    Synchronous,
+    Trainer,
+)
 from training.trainers.trainer import STEPS_BETWEEN_COMPARISONS
 
+EVERYTHING = TopK(density=1.0)
+HTM = {"group_size": 2, "block_size": 3, "gradient_threshold": 1 / 64}
 TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
     "synchronous": (Synchronous, {}),
     "gtc": (Gtc, {"gradient_threshold": 1 / 64}),
     "bmuf": (Bmuf, {"block_size": 3}),
-    "htm": (Htm, {"group_size": 2, "block_size": 3, "gradient_threshold": 1 / 64}),
+    "bmuf top-k": (Bmuf, {"block_size": 3, "block_exchange": EVERYTHING}),
+    "sparse_loco": (SparseLoco, {"block_size": 3, "density": 1.0, "ranks_per_leader": 2}),
+    "htm top-k": (Htm, {**HTM, "block_exchange": EVERYTHING}),
+    "htm": (Htm, HTM),
     "htm in one tier": (Htm, {"group_size": 4, "block_size": 3, "gradient_threshold": 1 / 64}),
+    "d_psgd": (DPsgd, {}),
+    "rand_psgd": (RandPsgd, {"seed": 5}),
+    "d1d_psgd": (D1dPsgd, {}),
     "one bit": (OneBit, {}),
     "one bit with double buffering": (OneBit, {"double_buffering": True}),
 }
@@ -110,9 +130,10 @@ def test_entering_again_agrees_on_a_new_set(name: str) -> None:
     if name.startswith(("synchronous", "gtc", "one bit")):
         assert all_equal([rank["first"] for rank in ranks])
     assert not torch.any(ranks[0]["first"][unfrozen] == ranks[0]["last"][unfrozen])
-    for part in ("residuals", "update"):
-        if part in ranks[1]["state"]:
-            before, after = ranks[1]["before"][part], ranks[1]["state"][part]
+    leader = ranks[2]  # others have no residual of a block
+    for part in ("residuals", "update", "block_residuals"):
+        if part in leader["state"]:
+            before, after = leader["before"][part], leader["state"][part]
             assert before.keys() == {"2.weight", "2.bias"}
             assert not after["0.weight"].any()
             assert torch.equal(after["2.weight"], before["2.weight"])
@@ -181,7 +202,18 @@ def clip(parts: Parts, _: int) -> None:
     parts[0][2].weight.clamp_(-0.1, 0.1)
 
 
-@pytest.mark.parametrize("name", sorted(TRAINERS.keys() - {"bmuf"}))
+SHARED = [
+    "synchronous",
+    "gtc",
+    "htm",
+    "htm in one tier",
+    "one bit",
+    "one bit with double buffering",
+]
+"""Trainers whose ranks, or groups, share the parameters at every step."""
+
+
+@pytest.mark.parametrize("name", SHARED)
 def test_a_replica_that_drifts_is_found(name: str) -> None:
     """At the next comparison of the steps, and at leaving: it names tensor and rank, of many."""
     message = r"parameter 2\.weight: digest \w{16} on rank 1, digest \w{16} on rank 0: replicas"

@@ -10,13 +10,14 @@ from torch.distributed import ProcessGroup
 
 from tests.training.trainers.ranks import RankPool, all_equal, sgd, small_model, take_step, weights
 from training.distributed.simulated_group import SimulatedGroup, simulate_ranks
-from training.trainers import Bmuf, Gtc, Htm, OneBit, Synchronous, Trainer
+from training.trainers import Bmuf, Gtc, Htm, OneBit, SparseLoco, Synchronous, Trainer
 
 TAU = 1 / 64
 TRAINERS: dict[str, Callable[..., Trainer]] = {
     "synchronous": Synchronous,
     "gtc": partial(Gtc, gradient_threshold=TAU),
     "bmuf": partial(Bmuf, block_size=3),
+    "sparse_loco": partial(SparseLoco, block_size=3),
     "one_bit": OneBit,
     "one_bit_double": partial(OneBit, double_buffering=True),
     "htm": partial(Htm, group_size=2, block_size=3, gradient_threshold=TAU),

@@ -11,14 +11,16 @@ from torch.distributed import ProcessGroup
 
 from tests.training.trainers.ranks import RankPool, all_equal, minibatch, sgd, small_model, weights
 from training.algorithms.one_bit.adagrad import AdaGrad, AdaGradPlace
+from training.algorithms.sparsification.top_k import TopK
 from training.checkpoints.resharding import reshard
 from training.checkpoints.training_state import load_whole_state, whole_state
 from training.distributed.simulated_group import simulate_ranks
 from training.tensor_encoding import decode_state, encode_state
-from training.trainers import Bmuf, Gtc, Htm, OneBit, Synchronous, Trainer
+from training.trainers import Bmuf, Gtc, Htm, OneBit, SparseLoco, Synchronous, Trainer
 from training.trainers.replica.parameters import FlatParameters
 
 BLOCK_SIZE, TAU = 2, 1 / 64
+TOP_K = TopK(density=0.5, bits=4)
 # Three models: their mean is a sum of which no bfloat16 has all bits.
 TRAINERS: dict[str, tuple[int, Callable[..., Trainer]]] = {
     "synchronous": (3, Synchronous),
@@ -26,6 +28,8 @@ TRAINERS: dict[str, tuple[int, Callable[..., Trainer]]] = {
     "bmuf": (3, partial(Bmuf, block_size=BLOCK_SIZE)),
     "bmuf as printed": (3, partial(Bmuf, block_size=BLOCK_SIZE, form="as_printed")),
     "model averaging": (3, partial(Bmuf, block_size=BLOCK_SIZE, block_momentum=0.0)),
+    "bmuf top-k": (3, partial(Bmuf, block_size=BLOCK_SIZE, block_exchange=TOP_K)),
+    "sparse_loco": (3, partial(SparseLoco, block_size=BLOCK_SIZE, density=0.5)),
     "one_bit": (3, partial(OneBit, adagrad=AdaGrad(place=AdaGradPlace.NOWHERE))),
     "htm": (6, partial(Htm, group_size=2, block_size=BLOCK_SIZE, gradient_threshold=TAU)),
 }
@@ -105,6 +109,8 @@ def test_rounding_is_no_update(name: str) -> None:
         ("gtc", 0.1),
         ("bmuf", 0.05),
         ("bmuf as printed", 0.05),
+        ("bmuf top-k", 0.1),
+        ("sparse_loco", 0.15),
         ("one_bit", 0.1),
         ("htm", 0.1),
     ],
@@ -129,7 +135,9 @@ def train_in_parts(group: ProcessGroup, name: str, parts: list[range]) -> Tensor
     return weights(model)
 
 
-@pytest.mark.parametrize("name", ["bmuf", "bmuf as printed", "model averaging", "htm"])
+@pytest.mark.parametrize(
+    "name", ["bmuf", "bmuf as printed", "model averaging", "bmuf top-k", "sparse_loco", "htm"]
+)
 def test_leaving_at_a_blocks_end_changes_nothing(name: str) -> None:
     """Entering again resumes from the float32 global model, not from what the parameters kept."""
     num_ranks, num_steps = TRAINERS[name][0], 5 * BLOCK_SIZE

@@ -17,16 +17,32 @@ from tests.training.trainers.ranks import (
     take_step,
     weights,
 )
+from training.algorithms.sparsification.top_k import TopK
 from training.distributed.finiteness import FiniteCheck
 from training.distributed.simulated_group import simulate_ranks
-from training.trainers import Bmuf, Gtc, Htm, Synchronous, Trainer
+from training.trainers import (
+    Bmuf,
+    D1dPsgd,
+    DPsgd,
+    Gtc,
+    Htm,
+    RandPsgd,
+    SparseLoco,
+    Synchronous,
+    Trainer,
+)
 
 TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
     "synchronous": (Synchronous, {}),
     "gtc": (Gtc, {"gradient_threshold": 1 / 64}),
     "gtc unquantized": (Gtc, {"gradient_threshold": 0.0}),
     "bmuf": (Bmuf, {"block_size": 3}),
+    "bmuf top-k": (Bmuf, {"block_size": 3, "block_exchange": TopK(density=0.5)}),
+    "sparse_loco": (SparseLoco, {"block_size": 3, "density": 0.5}),
     "htm": (Htm, {"group_size": 2, "block_size": 3, "gradient_threshold": 1 / 64}),
+    "d_psgd": (DPsgd, {}),
+    "rand_psgd": (RandPsgd, {"seed": 5}),
+    "d1d_psgd": (D1dPsgd, {}),
 }
 NAMES = sorted(TRAINERS)
 MakeOptimizer = Callable[[Any], torch.optim.Optimizer]

@@ -1,4 +1,4 @@
-"""The README's examples, as a user runs them."""
+"""The guide's examples, as a user runs them."""
 
 import os
 import re
@@ -18,12 +18,11 @@ with open(f"{name}-{os.environ['RANK']}", "w") as file:  # what ranks print may 
 
 
 def test_examples_run_under_torchrun(tmp_path: Path) -> None:
-    """Copied from the READMEs, one for each trainer trains on four ranks, which end with one model.
+    """Copied from the guide, one for each trainer trains on four ranks, which end with one model.
 
     One after the other in one start of torchrun, as starting takes most of the time.
     """
-    guides = ROOT / "training/README.md", ROOT / "training/trainers/README.md"
-    text = "".join(guide.read_text() for guide in guides)
+    text = (ROOT / "training/trainers/EXAMPLES.md").read_text()
     examples = {
         re.search(r"import (\w+)\n\n", example)[1]: example
         for example in re.findall(r"```python\n(.*?)```", text, re.S)

@@ -13,9 +13,11 @@ EVERY_STEP = CheckpointConfig(steps=1, num_kept=1000)
 CASES = [
     *((name, 1, 1) for name in ("synchronous", "gtc", "bmuf")),
     *((name, 2, 1) for name in ("synchronous", "gtc", "bmuf")),
+    ("sparse_loco", 2, 1),
     ("one_bit", 2, 1),
     ("htm", 2, 2),
     ("htm", 4, 2),
+    *((name, 2, 1) for name in ("d_psgd", "rand_psgd", "d1d_psgd")),
 ]
 
 

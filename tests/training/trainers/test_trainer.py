@@ -18,11 +18,25 @@ from tests.training.trainers.ranks import (
     take_step,
     weights,
 )
+from training.algorithms.block_codes import Threshold
 from training.algorithms.one_bit.adagrad import AdaGrad, AdaGradPlace
+from training.algorithms.sparsification.top_k import TopK
 from training.distributed.process_group import CollectiveError
-from training.trainers import Bmuf, Gtc, Htm, OneBit, Synchronous, Trainer
+from training.trainers import (
+    Bmuf,
+    D1dPsgd,
+    DPsgd,
+    Gtc,
+    Htm,
+    OneBit,
+    RandPsgd,
+    SparseLoco,
+    Synchronous,
+    Trainer,
+)
 
 NUM_STEPS = 7
+HTM = {"group_size": 2, "block_size": 3, "gradient_threshold": 1 / 64}
 TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
     "synchronous": (Synchronous, {}),
     "gtc": (Gtc, {"gradient_threshold": 1 / 64}),
@@ -30,7 +44,14 @@ TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
     "bmuf as printed": (Bmuf, {"block_size": 3, "form": "as_printed", "block_momentum": 0.3}),
     "bmuf average": (Bmuf, {"block_size": 3, "optimizer_state": "average"}),
     "bmuf reset": (Bmuf, {"block_size": 3, "optimizer_state": "reset"}),
-    "htm": (Htm, {"group_size": 2, "block_size": 3, "gradient_threshold": 1 / 64}),
+    "bmuf top-k": (Bmuf, {"block_size": 3, "block_exchange": TopK(density=0.1)}),
+    "bmuf threshold": (Bmuf, {"block_size": 3, "block_exchange": Threshold()}),
+    "sparse_loco": (SparseLoco, {"block_size": 3, "ranks_per_leader": 2}),
+    "htm top-k": (Htm, {**HTM, "block_exchange": TopK(density=0.1)}),
+    "htm": (Htm, HTM),
+    "d_psgd": (DPsgd, {}),
+    "rand_psgd": (RandPsgd, {"seed": 5}),
+    "d1d_psgd": (D1dPsgd, {}),
     "one_bit": (OneBit, {}),
     "one_bit partial": (OneBit, {"adagrad": AdaGrad(place=AdaGradPlace.PARTIAL)}),
     "one_bit late": (OneBit, {"num_unquantized_steps": 3}),

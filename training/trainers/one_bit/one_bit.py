@@ -188,7 +188,7 @@ class OneBit(Trainer):
 
     @classmethod
     def resharding_plan(cls, state: State) -> ReshardingPlan:
-        """Add the residuals up, and cut the vectors of stripes between other columns."""
+        """Add the residuals up, and cut the stripes again."""
         return resharding_plan_of(state["trainer"])
 
     @classmethod

@@ -63,7 +63,7 @@ def carried_over(
     stripe_residual, velocity = of_stripe(state.stripe_residual), of_stripe(state.velocity)
     adagrad, place = begun.adagrad, aggregation.adagrad.place
     # With a weight of many steps and squares of none, a new tensor's first step would be huge: so
-    # AdaGrad begins from zero where a tensor is new.
+    # AdaGrad begins again where a tensor is new.
     if new.named.keys() <= old.named.keys() and place is not AdaGradPlace.NOWHERE:
         squares = state.adagrad.squares
         carried = of_stripe(squares) if place in STRIPE_PLACES else new.carry_over(squares, old)
@@ -74,9 +74,8 @@ def carried_over(
 def resharding_plan_of(entries: State) -> ReshardingPlan:
     """Return how other ranks take over the entries of `state_entries`.
 
-    Residuals are sums, so that no gradient is lost, and the whole of the stripes is cut between
-    other columns. A rank's own squares, of partial gradients, are averaged: an estimate, as fewer
-    ranks' gradients are longer.
+    Residuals are sums, so that no gradient is lost, and each stripe is cut again. A rank's own
+    squares, of partial gradients, are averaged: an estimate, as fewer ranks' gradients are longer.
     """
     rules: dict[EntryPath, Rule] = {
         ("trainer", "residuals"): "sum",

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer, SparseAdam
 
+from training.algorithms.block_filter import OptimizerState
+
 SCHEDULE_STATE = ("eta", "mu", "mu_product", "step")
 """Entries of torch's optimizers that follow from the number of steps, and so are equal anyway."""
 
@@ -34,6 +36,20 @@ def average_moments(
         means = flat.split_with_sizes([moment.numel() for moment in moments])
         for moment, mean in zip(moments, means, strict=True):
             moment.copy_(mean.view(moment.shape))
+
+
+def treat_moments(
+    treatment: OptimizerState,
+    optimizer: Optimizer,
+    parameters: Iterable[nn.Parameter],
+    average: Callable[[Tensor], None],
+) -> None:
+    """Keep, average or reset the moments of `parameters`."""
+    if treatment == "reset":
+        for parameter in parameters:
+            optimizer.state.pop(parameter, None)
+    elif treatment == "average":
+        average_moments(optimizer, parameters, average)
 
 
 def state_tensors(

@@ -66,10 +66,10 @@ def delayed_sgd(num_ranks: int, num_steps: int, is_left: bool) -> np.ndarray:
     like = torch.empty(6, 8)
     for step in range(num_steps):
         total = np.zeros((6, 8))
-        for rank, residual in enumerate(residuals):
+        for rank in range(len(residuals)):
             g = CURVATURE * w + gradient(step, rank, like, 0).numpy()
-            np.add(residual, g * (step >= COLD_STEPS), out=residual)
-            total += one_bit(residual) if step >= COLD_STEPS else g
+            residuals[rank] += g * (step >= COLD_STEPS)
+            total += one_bit(residuals[rank]) if step >= COLD_STEPS else g
         velocity = MOMENTUM * velocity + total
         second += velocity * (step >= COLD_STEPS)
         w = w - rate_of(step) * pending

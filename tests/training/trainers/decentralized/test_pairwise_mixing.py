@@ -1,0 +1,186 @@
+"""AD-PSGD: pairs average whenever they can, on simulated ranks in virtual time and on real ones."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from tests.training.trainers.decentralized.mixing_runs import (
+    SEED,
+    TRAINERS,
+    Quadratics,
+    Vector,
+    distance,
+    spread_then_mix,
+)
+from tests.training.trainers.ranks import RankPool
+from training.distributed.simulated_group import SimulatedGroup, SimulatedLink, simulate_ranks
+from training.trainers import AdPsgd
+from training.trainers.decentralized.model_in_motion import ModelInMotion
+from training.trainers.statistics import AdPsgdStatistics
+
+LINK = SimulatedLink(latency_s=0.05)
+NUM_STEPS = 12
+
+
+def train(
+    group: SimulatedGroup, step_s: list[float], rate: float, max_staleness: int = 16
+) -> tuple[Tensor, Tensor, AdPsgdStatistics, float]:
+    """Return a rank's model before leaving and after, its counts, and its steps' seconds."""
+    model = Vector()
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    trainer = AdPsgd(model, optimizer, group=group, seed=SEED, max_staleness=max_staleness)
+    with trainer:
+        start = group.now()
+        for step in range(NUM_STEPS):
+            optimizer.zero_grad()
+            Quadratics(SEED).loss(model.weights, group.rank(), step).backward()
+            group.advance(step_s[group.rank()])
+            optimizer.step()
+        seconds, own = group.now() - start, trainer.own_model()
+    statistics = trainer.statistics()
+    assert isinstance(statistics, AdPsgdStatistics)
+    return own, model.weights.detach(), statistics, seconds
+
+
+@settings(max_examples=15)
+@given(st.lists(st.sampled_from([0.1, 0.3, 1.0, 7.0]), min_size=1, max_size=6), st.integers(1, 3))
+def test_any_ranks_finish_and_agree(step_s: list[float], max_staleness: int) -> None:
+    """However fast or slow ranks are, none waits for ever; all leave with the same model.
+
+    No step of any rank is staler than the bound, and a repetition has the same bits.
+    """
+    run = partial(simulate_ranks, len(step_s), train, step_s, 0.05, max_staleness, link=LINK)
+    ranks = run()
+    for _, left, statistics, _ in ranks:
+        assert torch.equal(left, ranks[0][1])
+        assert statistics.max_staleness <= max_staleness
+        assert statistics.mean_staleness <= statistics.max_staleness
+    assert all(torch.equal(one[0], other[0]) for one, other in zip(ranks, run(), strict=True))
+
+
+def test_no_rank_waits_for_a_slow_one() -> None:
+    """Beside a rank whose steps take 100 s, the others take theirs of 1 s in 12 s."""
+    ranks = simulate_ranks(4, train, [1.0, 100.0, 1.0, 1.0], 0.05, link=LINK)
+    assert [seconds for *_, seconds in ranks] == pytest.approx([12.0, 1200.0, 12.0, 12.0])
+
+
+def test_a_slow_rank_is_busy_rather_than_stale() -> None:
+    """A slow passive rank takes part in as many exchanges a step as its bound, and declines more.
+
+    Its two neighbours make 11 offers each in its first step; with room for all it declines none.
+    """
+    counts = {
+        bound: simulate_ranks(4, train, [1.0, 100.0, 1.0, 1.0], 0.05, bound, link=LINK)[1][2]
+        for bound in (2, 50)
+    }
+    assert counts[2].max_staleness == 2
+    assert counts[2].num_busy > 0
+    assert counts[50].max_staleness > 2
+    assert counts[50].num_busy == 0
+
+
+def test_exchanges_bring_models_together() -> None:
+    """Without gradients the consensus distance shrinks, and the mean of the models stays."""
+    first = np.random.default_rng(1).normal(size=(3, 6))
+    step_time = partial(mix_in_time, first)
+    models = simulate_ranks(6, step_time, link=LINK)
+    distances = [distance([seen[k] for seen in models]) for k in (0, 5, 20, 40)]
+    assert distances == sorted(distances, reverse=True)
+    assert distances[-1] < 0.05 * distances[0]
+
+
+def mix_in_time(first: Any, group: SimulatedGroup) -> list[Tensor]:
+    make = partial(TimedAdPsgd, seed=SEED)
+    return spread_then_mix(group, make, first, 40)
+
+
+class TimedAdPsgd(AdPsgd):
+    """TimedAdPsgd takes a virtual second a step."""
+
+    def end_step(self) -> None:
+        super().end_step()
+        assert isinstance(self.group, SimulatedGroup)
+        self.group.advance(1.0)
+
+
+def save_within(group: ProcessGroup, num_steps: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the own model of a state, the mean model asked for then, and what leaving gives."""
+    model = Vector()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    trainer = TRAINERS["ad_psgd"](model, optimizer, group=group)
+    with trainer:
+        for step in range(num_steps):
+            optimizer.zero_grad()
+            Quadratics(SEED).loss(model.weights, group.rank(), step).backward()
+            optimizer.step()
+        saved = trainer.state_dict()["own_model"]["weights"]
+        mean_model = trainer.mean_model()["weights"]
+    return saved, mean_model, model.weights.detach()
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_a_state_is_of_one_moment(rank_pool: RankPool, num_ranks: int) -> None:
+    """On real ranks the saved models' mean is that of leaving, as no exchange is half done."""
+    ranks = rank_pool.run(num_ranks, save_within, 25)
+    saved = torch.stack([own for own, *_ in ranks]).mean(0)
+    for _, mean_model, left in ranks:
+        torch.testing.assert_close(saved, left, rtol=1e-13, atol=1e-14)
+        assert torch.equal(mean_model, left)
+
+
+def save_and_resume(group: SimulatedGroup, num_before: int) -> tuple[Tensor, Tensor]:
+    """Stop after some steps, resume from the state in new objects; return both own models."""
+    trainers = []
+    state: dict[str, Any] = {}
+    for num_steps in (num_before, 0):
+        model = Vector()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        trainer = TimedAdPsgd(model, optimizer, group=group, seed=SEED)
+        if state:
+            trainer.load_state_dict(state)
+        with trainer:
+            for step in range(num_steps):
+                optimizer.zero_grad()
+                Quadratics(SEED).loss(model.weights, group.rank(), step).backward()
+                optimizer.step()
+            state = trainer.state_dict()
+            trainers.append(trainer.own_model())
+            assert torch.equal(model.weights.detach(), trainers[-1]) or num_steps > 0
+    return trainers[0], trainers[1]
+
+
+def test_resumes_with_the_models_it_saved() -> None:
+    """Every rank continues from its own model, with the counts of its exchanges."""
+    for before, after in simulate_ranks(4, save_and_resume, 7, link=LINK):
+        assert torch.equal(before, after)
+
+
+def test_a_step_is_applied_where_the_model_has_moved_to() -> None:
+    """x moves by the exchange and by the step, whichever was first, to float64's precision."""
+    motion = ModelInMotion(torch.tensor([1.0, 2.0], dtype=torch.float64), 2)
+    read = motion.step(motion.snapshot())
+    answer = motion.answer(torch.tensor([3.0, 2.0], dtype=torch.float64))
+    assert answer is not None
+    assert answer.tolist() == [1.0, 2.0]
+    assert motion.step(read - 0.25).tolist() == [1.75, 1.75]
+    assert motion.counts.largest == 1
+
+
+def test_an_unmoved_model_is_the_optimizers() -> None:
+    """Without exchanges the steps have the optimizer's bits."""
+    motion = ModelInMotion(torch.tensor([0.1]), 1)
+    motion.step(torch.tensor([0.7]))
+    assert torch.equal(motion.step(torch.tensor([0.3])), torch.tensor([0.3]))
+
+
+def test_refuses_a_bound_of_none() -> None:
+    """A rank that may not be moved at all would never average."""
+    with pytest.raises(ValueError, match="max_staleness = 0: need at least 1"):
+        simulate_ranks(1, lambda group: train(group, [0.0], 0.1, 0))

@@ -1,0 +1,191 @@
+"""D-PSGD, RAND-PSGD and D1D-PSGD against their equations, on real and simulated ranks."""
+
+from functools import partial
+from itertools import pairwise
+from statistics import mean, stdev
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from tests.training.trainers.decentralized.mixing_runs import (
+    SEED,
+    TRAINERS,
+    Quadratics,
+    Vector,
+    Weights,
+    distance,
+    own_models,
+    spread_then_mix,
+)
+from tests.training.trainers.ranks import RankPool
+from training.algorithms.decentralized.mixing import (
+    permuted_ring_distance,
+    ring_matrix,
+    ring_rho,
+    uniform_matrix,
+)
+from training.algorithms.decentralized.topology import fixed_ring, permuted_ring
+from training.distributed.simulated_group import simulate_ranks
+from training.trainers import D1dPsgd, DPsgd, RandPsgd, Synchronous
+
+RATE, NUM_STEPS = 0.1, 9
+
+
+def by_matrices(name: str, num_ranks: int) -> list[Weights]:
+    """Return W_1, W_2, ... of eq. (2), (8) or (13) of paper 001, by NumPy."""
+    models = means = np.ones((6, num_ranks))
+    seen = []
+    for step in range(NUM_STEPS):
+        ring = (
+            permuted_ring(SEED, step, num_ranks) if name == "rand_psgd" else fixed_ring(num_ranks)
+        )
+        mixing = uniform_matrix(num_ranks) if name == "d1d_psgd" else ring_matrix(ring)
+        # D1D's gradient is that of the mean before; the others' is that of the rank's own model.
+        places = means if name == "d1d_psgd" else models
+        means = models @ mixing
+        models = means - RATE * Quadratics(SEED).gradients(places, step)
+        seen.append(models)
+    return seen
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("name", ["d_psgd", "rand_psgd", "d1d_psgd"])
+def test_ranks_follow_the_equations(name: str, num_ranks: int) -> None:
+    """Each rank's model is its column of W_k after every step, and leaving gives the mean."""
+    ranks = simulate_ranks(num_ranks, own_models, name, RATE, NUM_STEPS)
+    expected = by_matrices(name, num_ranks)
+    for rank, (seen, left) in enumerate(ranks):
+        for step, model in enumerate(seen):
+            np.testing.assert_allclose(model.numpy(), expected[step][:, rank], rtol=1e-12)
+        np.testing.assert_allclose(left.numpy(), expected[-1].mean(axis=1), rtol=1e-12)
+        assert torch.equal(left, ranks[0][1])
+
+
+@pytest.mark.parametrize("name", ["d_psgd", "rand_psgd", "d1d_psgd"])
+def test_real_ranks_have_the_bits_of_simulated_ones(rank_pool: RankPool, name: str) -> None:
+    """Four gloo ranks and four simulated ones have equal models after every step."""
+    simulated = simulate_ranks(4, own_models, name, RATE, NUM_STEPS)
+    for (mine, left), (other, other_left) in zip(
+        simulated, rank_pool.run(4, own_models, name, RATE, NUM_STEPS), strict=True
+    ):
+        assert torch.equal(torch.stack(mine), torch.stack(other))
+        assert torch.equal(left, other_left)
+
+
+def test_the_mean_of_delayed_averages_is_delayed_sgd() -> None:
+    """D1D's mean moves by the mean of gradients taken at the mean one step before (001 eq. 14)."""
+    ranks = simulate_ranks(5, own_models, "d1d_psgd", RATE, NUM_STEPS)
+    before = now = np.ones(6)
+    for step in range(NUM_STEPS):
+        places = np.repeat(before[:, None], 5, axis=1)
+        gradient = Quadratics(SEED).gradients(places, step).mean(axis=1)
+        before, now = now, now - RATE * gradient
+        mean_model = np.stack([seen[step].numpy() for seen, _ in ranks]).mean(axis=0)
+        np.testing.assert_allclose(mean_model, now, rtol=1e-12)
+
+
+def test_few_ranks_on_a_ring_step_from_the_mean() -> None:
+    """Up to three ranks the ring's T is T_u: W_k T_u is the same on all, as in (W - alpha g) T_u.
+
+    So the mean of the models is synchronous SGD's on gradients of each rank's own model.
+    """
+    ranks = simulate_ranks(3, own_models, "d_psgd", RATE, NUM_STEPS)
+    models = np.ones((6, 3))
+    for step in range(NUM_STEPS):
+        # Synchronous SGD in the form (W - alpha g) T_u, before its mixing.
+        models = models @ uniform_matrix(3) - RATE * Quadratics(SEED).gradients(models, step)
+        found = np.stack([seen[step].numpy() for seen, _ in ranks], axis=1)
+        np.testing.assert_allclose(found, models, rtol=1e-12)
+
+
+def train_synchronously(group: ProcessGroup) -> Tensor:
+    model = Vector()
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    with Synchronous(model, optimizer, group=group):
+        for step in range(NUM_STEPS):
+            optimizer.zero_grad()
+            Quadratics(SEED).loss(model.weights, group.rank(), step).backward()
+            optimizer.step()
+    return model.weights.detach()
+
+
+@pytest.mark.parametrize("name", ["d_psgd", "rand_psgd", "d1d_psgd"])
+def test_the_first_step_is_that_of_summed_gradients_at_a_rate_of_a_rank(name: str) -> None:
+    """A frame counts 1 / L: at L times the rate the mean takes synchronous SGD's first step.
+
+    One rank alone takes all of its steps.
+    """
+    (seen, left), *_ = simulate_ranks(1, own_models, name, RATE, NUM_STEPS)
+    if name != "d1d_psgd":  # of which also a single model is delayed
+        torch.testing.assert_close(left, simulate_ranks(1, train_synchronously)[0])
+    ranks = simulate_ranks(4, own_models, name, 4 * RATE, 1)
+    gradients = Quadratics(SEED).gradients(np.ones((6, 4)), 0)
+    np.testing.assert_allclose(ranks[0][1].numpy(), 1 - RATE * gradients.sum(axis=1), rtol=1e-12)
+    del seen
+
+
+@pytest.mark.parametrize("num_ranks", [4, 8, 16])
+def test_a_ring_contracts_by_rho(num_ranks: int) -> None:
+    """From the slowest eigenvector, D-PSGD's distance shrinks by eq. (6)'s rho in each round."""
+    waves = np.cos(2 * np.pi * np.arange(num_ranks) / num_ranks)[None, :]
+    models = simulate_ranks(num_ranks, spread_then_mix, DPsgd, waves, 4)
+    distances = [distance([seen[k] for seen in models]) for k in range(5)]
+    ratios = [after / before for before, after in pairwise(distances)]
+    assert ratios == pytest.approx([ring_rho(num_ranks)] * 4, rel=1e-9)
+
+
+def test_permuted_rings_contract_as_expected() -> None:
+    """Over 24 seeds the squared distance of eq. (11) is met within four standard errors."""
+    num_ranks, num_rounds, unit = 6, 2, np.eye(6)
+    squares = []
+    for seed in range(24):
+        make = partial(RandPsgd, seed=seed)
+        models = simulate_ranks(num_ranks, spread_then_mix, make, unit, num_rounds)
+        squares.append(distance([seen[-1] for seen in models]) ** 2)
+    error = stdev(squares) / len(squares) ** 0.5
+    assert abs(mean(squares) - permuted_ring_distance(num_ranks, num_rounds)) < 4 * error
+
+
+def test_an_average_of_all_is_consensus() -> None:
+    """D1D's models agree after one round without gradients."""
+    models = simulate_ranks(5, spread_then_mix, D1dPsgd, np.eye(5), 1)
+    assert distance([seen[-1] for seen in models]) < 1e-15
+
+
+@pytest.mark.parametrize("name", sorted(TRAINERS))
+def test_mixing_keeps_the_mean(name: str) -> None:
+    """Ten rounds without gradients move the mean of 8 models by rounding alone."""
+    first = np.random.default_rng(3).normal(size=(4, 8))
+    models = simulate_ranks(8, spread_then_mix, TRAINERS[name], first, 10)
+    mean_model = torch.stack([seen[-1] for seen in models]).mean(0).numpy()
+    np.testing.assert_allclose(mean_model, first.mean(axis=1), atol=1e-14)
+
+
+def evaluate_between(group: ProcessGroup, name: str, is_evaluated: bool) -> tuple[Tensor, Tensor]:
+    """Train, with the mean model asked for after each step or never."""
+    model = Vector()
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
+    means = [torch.zeros(6, dtype=torch.float64)]
+    trainer = TRAINERS[name](model, optimizer, group=group)
+    with trainer:
+        for step in range(NUM_STEPS):
+            optimizer.zero_grad()
+            Quadratics(SEED).loss(model.weights, group.rank(), step).backward()
+            optimizer.step()
+            if is_evaluated:
+                means.append(trainer.mean_model()["weights"])
+    return model.weights.detach(), means[-1]
+
+
+@pytest.mark.parametrize("name", ["d_psgd", "rand_psgd", "d1d_psgd"])
+def test_the_mean_model_is_had_without_stopping(name: str) -> None:
+    """It is what leaving would give, on all ranks, and the training has the same bits with it."""
+    without = simulate_ranks(4, evaluate_between, name, False)
+    for (left, mean_model), (expected, _) in zip(
+        simulate_ranks(4, evaluate_between, name, True), without, strict=True
+    ):
+        assert torch.equal(left, expected)
+        assert torch.equal(mean_model, left)

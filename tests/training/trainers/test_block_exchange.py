@@ -1,0 +1,382 @@
+"""Blocks exchanged in few bits: what is sent, what stays behind, and that all ranks agree."""
+
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from tests.training.algorithms.sparsification.top_k_reference import sent_of
+from tests.training.trainers.ranks import RankPool, all_equal, sgd, small_model, take_step, weights
+from training.algorithms.block_codes import EXACT, Bfloat16, BlockCode, Threshold
+from training.algorithms.sparsification.top_k import TopK, num_message_words
+from training.checkpoints.resharding import reshard
+from training.checkpoints.training_state import load_whole_state, whole_state
+from training.distributed.simulated_group import simulate_ranks
+from training.tensor_encoding import decode_state, encode_state
+from training.trainers import Bmuf, Htm, SparseLoco, Trainer
+
+BLOCK_SIZE, NUM_ELEMENTS, TAU = 3, 66, 1 / 64
+CODES: dict[str, BlockCode] = {
+    "bfloat16": Bfloat16(),
+    "top_k": TopK(density=0.1),
+    "top_k of 8 bits": TopK(density=0.3, bits=8, error_decay=1.0),
+    "threshold": Threshold(change_threshold=1 / 256),
+}
+WITH_RESIDUALS = sorted(set(CODES) - {"bfloat16"})
+
+
+def make_bmuf(*parts: Any, group: ProcessGroup, code: BlockCode = EXACT, **settings: Any) -> Bmuf:
+    return Bmuf(*parts, group=group, block_size=BLOCK_SIZE, block_exchange=code, **settings)
+
+
+def make_htm(*parts: Any, group: ProcessGroup, code: BlockCode = EXACT, size: int = 2) -> Htm:
+    return Htm(
+        *parts,
+        group=group,
+        group_size=size,
+        block_size=BLOCK_SIZE,
+        gradient_threshold=TAU,
+        block_exchange=code,
+    )
+
+
+def train(group: ProcessGroup, make: Any, num_steps: int) -> dict[str, Any]:
+    """The rank's models after each step, before and after exchanges; what it leaves, and sends."""
+    model = small_model(seed=group.rank())
+    optimizer = sgd(model)
+    models, locals_ = [], []
+    # It runs before the trainer's own hook, which is added later.
+    optimizer.register_step_post_hook(lambda *_: locals_.append(weights(model)))
+    with make(model, optimizer, group=group) as trainer:
+        for step in range(num_steps):
+            take_step(model, optimizer, step, group.rank())
+            models.append(weights(model))
+    state, statistics = trainer.state_dict(), trainer.statistics()
+    return {
+        "models": models,
+        "locals": locals_,
+        "final": weights(model),
+        "state": state,
+        "bytes": statistics.bytes_sent,
+    }
+
+
+def flat(by_name: dict[str, Tensor]) -> Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in by_name.values()])
+
+
+def simulate_sparse_loco(num_ranks: int, num_blocks: int, top_k: TopK, rate: float) -> Tensor:
+    """Run algorithm 1 of the paper, with a reference of its messages, in one process."""
+    locals_ = [small_model() for _ in range(num_ranks)]
+    optimizers = [sgd(model) for model in locals_]
+    errors = [np.zeros(NUM_ELEMENTS, np.float32) for _ in range(num_ranks)]
+    theta = weights(locals_[0])
+    for block in range(num_blocks):
+        sent = np.zeros((num_ranks, NUM_ELEMENTS), np.float32)
+        for rank, model in enumerate(locals_):
+            for step in range(block * BLOCK_SIZE, (block + 1) * BLOCK_SIZE):
+                take_step(model, optimizers[rank], step, rank)
+            delta = (theta - weights(model)).numpy()
+            errors[rank] = np.float32(top_k.error_decay) * errors[rank] + delta
+            sent[rank] = sent_of(errors[rank], top_k)
+            errors[rank] -= sent[rank]
+        theta = theta - rate * torch.from_numpy(sent.mean(0))
+        for model in locals_:
+            nn.utils.vector_to_parameters(theta.clone(), model.parameters())
+    return theta
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_sparse_loco_is_the_papers_algorithm(rank_pool: RankPool, num_ranks: int) -> None:
+    """Local steps, error feedback, the mean of sparse changes, an outer rate; on real ranks."""
+    top_k, rate = TopK(density=0.2, bits=3, error_decay=0.9), 0.7
+    make = partial(
+        SparseLoco, block_size=3, density=0.2, bits=3, error_decay=0.9, outer_learning_rate=rate
+    )
+    ranks = rank_pool.run(num_ranks, train, make, 12)
+    assert all_equal([rank["final"] for rank in ranks])
+    expected = simulate_sparse_loco(num_ranks, 4, top_k, rate)
+    torch.testing.assert_close(ranks[0]["final"], expected, rtol=1e-5, atol=1e-6)
+    others = simulate_sparse_loco(num_ranks, 4, TopK(density=0.2, bits=3, error_decay=1.0), rate)
+    assert not torch.allclose(ranks[0]["final"], others, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("code", sorted(CODES))
+@pytest.mark.parametrize("make", [make_bmuf, make_htm])
+def test_real_and_simulated_ranks_agree_bitwise(rank_pool: RankPool, make: Any, code: str) -> None:
+    """All ranks have one model after each block and at leaving; simulated ones have its bits."""
+    real = rank_pool.run(4, train, partial(make, code=CODES[code]), 7)
+    simulated = simulate_ranks(4, train, partial(make, code=CODES[code]), 7)
+    assert all_equal([rank["final"] for rank in [*real, *simulated]])
+    for step in (2, 5):
+        assert all_equal([rank["models"][step] for rank in [*real, *simulated]])
+    assert not torch.equal(real[0]["models"][3], real[2]["models"][3])
+
+
+def test_sent_changes_and_residuals_are_the_changes() -> None:
+    """With decay 1 the model's way and the residuals of all ranks are the mean changes' sum.
+
+    In float32, to a few roundings of each of 4 blocks; the residuals are no rounding themselves.
+    """
+    ranks = simulate_ranks(
+        4, train, partial(make_bmuf, code=CODES["top_k of 8 bits"], block_momentum=0.0), 12
+    )
+    starts = [weights(small_model()), *(ranks[0]["models"][end] for end in (2, 5, 8))]
+    ends = [torch.stack([rank["locals"][end] for rank in ranks]) for end in (2, 5, 8, 11)]
+    changes = sum(end.mean(0) - start for start, end in zip(starts, ends, strict=True))
+    moved = ranks[0]["final"] - starts[0]
+    residual = sum(flat(rank["state"]["block_residuals"]) for rank in ranks)
+    assert isinstance(residual, Tensor)
+    torch.testing.assert_close(moved + residual, changes, rtol=0, atol=1e-6)
+    assert residual.abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("code", sorted(CODES))
+def test_groups_of_one_are_bmuf(code: str) -> None:
+    """HTM with group_size = 1 is BMUF at every step, bitwise, whatever is exchanged."""
+    ours = simulate_ranks(2, train, partial(make_htm, code=CODES[code], size=1), 7)
+    theirs = simulate_ranks(2, train, partial(make_bmuf, code=CODES[code]), 7)
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.equal(torch.stack(one["models"]), torch.stack(other["models"]))
+        assert torch.equal(one["final"], other["final"])
+
+
+@pytest.mark.parametrize("code", sorted(CODES))
+def test_one_model_exchanges_nothing(code: str) -> None:
+    """BMUF's one rank and HTM's one group take the steps of the exact exchange, bitwise."""
+    for make, num_ranks in ((make_bmuf, 1), (partial(make_htm, size=2), 2)):
+        coded, exact = (
+            simulate_ranks(num_ranks, train, partial(make, code=each), 7)
+            for each in (CODES[code], EXACT)
+        )
+        assert torch.equal(coded[0]["final"], exact[0]["final"])
+
+
+def test_only_leaders_send_and_have_residuals() -> None:
+    """In two blocks a leader sends two messages and twice the mean to its group; others nothing.
+
+    GTC's bytes are those of a training without a block's end.
+    """
+    top_k = TopK(density=0.1)
+    message_bytes = 4 * num_message_words(NUM_ELEMENTS, top_k)
+    assert message_bytes == 4 * (1 + 2 + 1)  # 7 codes of 3 + 2 bits, 7 + 8 unary bits
+    ranks = simulate_ranks(4, train, partial(make_htm, code=top_k), 6)
+    exact = simulate_ranks(4, train, make_htm, 6)
+    for number, (rank, with_floats) in enumerate(zip(ranks, exact, strict=True)):
+        residual = flat(rank["state"]["block_residuals"])
+        assert torch.any(residual != 0) == (number % 2 == 0)
+        gtc_bytes = 0 if number % 2 else 2 * 4 * NUM_ELEMENTS + 2 * message_bytes
+        exact_bytes = 0 if number % 2 else 2 * 4 * NUM_ELEMENTS + 2 * 4 * NUM_ELEMENTS
+        # What GTC's steps send depends a little on the model.
+        assert abs(rank["bytes"] - gtc_bytes - (with_floats["bytes"] - exact_bytes)) < 200
+    alone = simulate_ranks(2, train, partial(make_bmuf, code=top_k), 6)
+    assert [rank["bytes"] for rank in alone] == [2 * message_bytes] * 2
+
+
+def test_codes_come_near_the_exact_exchange() -> None:
+    """After four blocks bfloat16 is 1 % off, all elements in 8 bits 1 %, 10 % in 2 bits far more.
+
+    Off are the models' changes, in relation to those of the exact exchange.
+    """
+    start = weights(small_model())
+    exact = simulate_ranks(2, train, make_bmuf, 12)[0]["final"]
+
+    def off(code: BlockCode) -> float:
+        final = simulate_ranks(2, train, partial(make_bmuf, code=code), 12)[0]["final"]
+        return float((final - exact).norm() / (exact - start).norm())
+
+    assert 0 < off(Bfloat16()) < 0.01
+    assert 0 < off(TopK(density=1.0, bits=8)) < 0.01
+    assert off(TopK(density=0.1)) > 0.2
+
+
+def test_leaders_send_the_mean_of_their_ranks() -> None:
+    """With two leaders of two ranks each, the exact mean is that of four, but for rounding.
+
+    Sums within pairs cross no slow link; a leader's message does, whatever its ranks hold.
+    """
+    four = simulate_ranks(4, train, make_bmuf, 7)
+    pairs = simulate_ranks(4, train, partial(make_bmuf, ranks_per_leader=2), 7)
+    assert all_equal([rank["final"] for rank in pairs])
+    torch.testing.assert_close(pairs[0]["final"], four[0]["final"], rtol=0, atol=1e-6)
+    top_k = TopK(density=0.1)
+    make = partial(make_bmuf, code=top_k, ranks_per_leader=2)
+    ranks = simulate_ranks(4, train, make, BLOCK_SIZE)
+    assert all_equal([rank["final"] for rank in ranks])
+    changes = torch.stack([rank["locals"][BLOCK_SIZE - 1] for rank in ranks])
+    shares = (changes.view(2, 2, -1).mean(1) - weights(small_model())) / 2
+    sent = sum(torch.from_numpy(sent_of(share.numpy(), top_k)) for share in shares)
+    torch.testing.assert_close(
+        ranks[0]["final"], weights(small_model()) + sent, rtol=1e-5, atol=1e-6
+    )
+    vector_bytes, message_bytes = 4 * NUM_ELEMENTS, 4 * num_message_words(NUM_ELEMENTS, top_k)
+    leader_bytes = vector_bytes + message_bytes + vector_bytes
+    assert [rank["bytes"] for rank in ranks] == [leader_bytes, vector_bytes] * 2
+
+
+def refuse(group: ProcessGroup, ranks_per_leader: int) -> None:
+    model = small_model()
+    make_bmuf(model, sgd(model), group=group, ranks_per_leader=ranks_per_leader)
+
+
+@pytest.mark.parametrize("ranks_per_leader", [0, 3])
+def test_refuses_leaders_of_uneven_groups(ranks_per_leader: int) -> None:
+    """Each leader has equally many ranks."""
+    with pytest.raises(
+        ValueError, match=f"ranks_per_leader = {ranks_per_leader}: need a divisor of 4"
+    ):
+        simulate_ranks(4, refuse, ranks_per_leader)
+
+
+def stop_within(group: ProcessGroup, leaders: list[int]) -> None:
+    """Load a state of within a block for another number of leaders."""
+    model = small_model()
+    optimizer = sgd(model)
+    make = partial(make_bmuf, code=TopK(), group=group)
+    with make(model, optimizer, ranks_per_leader=leaders[0]) as trainer:
+        take_step(model, optimizer, 0, group.rank())
+        state = trainer.state_dict()
+    make(small := small_model(), sgd(small), ranks_per_leader=leaders[1]).load_state_dict(state)
+
+
+def test_leaders_cannot_change_within_a_block() -> None:
+    """Their residuals would be on ranks that send nothing; elsewhere entering moves them."""
+    simulate_ranks(4, stop_within, [2, 2])
+    with pytest.raises(ValueError, match="num_leaders: the checkpoint was written with 2, this"):
+        simulate_ranks(4, stop_within, [2, 4])
+
+
+def spoil(group: ProcessGroup, make: Any, num_steps: int) -> str:
+    model = small_model()
+    optimizer = sgd(model)
+    try:
+        with make(model, optimizer, group=group):
+            for step in range(num_steps):
+                take_step(model, optimizer, step, group.rank())
+                if step == 3 and group.rank() == 2:
+                    model[0].weight.grad = torch.full_like(model[0].weight, torch.nan)
+                    optimizer.step()
+                elif step == 3:
+                    optimizer.step()
+    except FloatingPointError as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize("code", sorted(CODES))
+@pytest.mark.parametrize("make", [make_bmuf, partial(make_htm, size=1)])
+def test_a_nan_ends_all_ranks(rank_pool: RankPool, make: Any, code: str) -> None:
+    """A NaN of one rank is in its message: all name it and its step at the block's end."""
+    for message in rank_pool.run(4, spoil, partial(make, code=CODES[code]), 6):
+        assert "the gradient of rank 2 holds a NaN or an infinity, first at step 5" in message
+
+
+def differ(group: ProcessGroup) -> str:
+    model = small_model()
+    try:
+        with make_bmuf(model, sgd(model), group=group, code=TopK(density=0.1 + group.rank() / 10)):
+            pass
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
+def test_ranks_must_have_one_code(rank_pool: RankPool) -> None:
+    """Another density on one rank is named on entering, before a message has another length."""
+    for message in rank_pool.run(2, differ):
+        assert "block_exchange: TopK(name='top_k', density=0.2" in message
+        assert "on rank 1" in message
+
+
+def test_a_checkpoint_of_another_code_is_refused() -> None:
+    """The message names both codes; a checkpoint that names none is exact."""
+    (rank,) = simulate_ranks(1, train, partial(make_bmuf, code=TopK()), 2)
+    (old,) = simulate_ranks(1, train, make_bmuf, 2)
+    assert old["state"].pop("block_exchange") == asdict(EXACT)
+
+    def load(group: ProcessGroup, state: dict[str, Any], code: BlockCode) -> None:
+        model = small_model()
+        make_bmuf(model, sgd(model), group=group, code=code).load_state_dict(state)
+
+    with pytest.raises(
+        ValueError, match=r"block_exchange: .*'density': 0\.03.* has .*'density': 0"
+    ):
+        simulate_ranks(1, load, rank["state"], TopK(density=0.5))
+    with pytest.raises(ValueError, match=r"block_exchange: .*'exact'.*'top_k'"):
+        simulate_ranks(1, load, {"block_exchange": asdict(EXACT), **old["state"]}, TopK())
+    simulate_ranks(1, load, old["state"], EXACT)
+
+
+def stop(group: ProcessGroup, make: Any) -> tuple[bytes, Tensor]:
+    """The whole state at a block's end, and its residual."""
+    model = small_model()
+    optimizer = sgd(model)
+    with make(model, optimizer, group=group) as trainer:
+        for step in range(BLOCK_SIZE):
+            take_step(model, optimizer, step, group.rank())
+        state = whole_state(model, optimizer, trainer)
+    return encode_state(state), flat(state["trainer"]["block_residuals"])
+
+
+def enter(
+    group: ProcessGroup, trainer_class: type[Trainer], states: list[bytes], make: Any
+) -> Tensor:
+    """The residual of a new number of ranks, once they have entered."""
+    decoded = map(decode_state, states)
+    state = reshard(decoded, len(states), group.rank(), group.size(), trainer_class)
+    model = small_model()
+    optimizer = sgd(model)
+    trainer = make(model, optimizer, group=group)
+    load_whole_state(state, model, optimizer, trainer)
+    with trainer:
+        return flat(trainer.state_dict()["block_residuals"])
+
+
+@pytest.mark.parametrize("code", WITH_RESIDUALS)
+@pytest.mark.parametrize("num_new", [2, 6, 8])
+def test_resharding_keeps_the_sum_of_residuals(num_new: int, code: str) -> None:
+    """Residuals are shares of the mean, so their sum is what the model lacks of any N models.
+
+    In HTM a new group's leader takes what resharding gives to others of its ranks.
+    """
+    for make, trainer_class, size in (
+        (make_bmuf, Bmuf, 1),
+        (partial(make_htm, size=2), Htm, num_new // 2),
+    ):
+        states, residuals = zip(
+            *simulate_ranks(4, stop, partial(make, code=CODES[code])), strict=True
+        )
+        again = partial(make, code=CODES[code])
+        if trainer_class is Htm:
+            again = partial(make_htm, code=CODES[code], size=size)
+        taken = simulate_ranks(num_new, enter, trainer_class, list(states), again)
+        torch.testing.assert_close(sum(taken), sum(residuals))
+        assert not any(each.any() for rank, each in enumerate(taken) if rank % size > 0)
+
+
+def test_a_partial_block_is_sent_at_leaving() -> None:
+    """Leaving after a step of the second block sends a message as the block's end does."""
+    top_k = TopK(density=0.1)
+    message_bytes = 4 * num_message_words(NUM_ELEMENTS, top_k)
+    ranks = simulate_ranks(2, train, partial(make_bmuf, code=top_k), 4)
+    assert [rank["bytes"] for rank in ranks] == [2 * message_bytes] * 2
+    assert all_equal([rank["final"] for rank in ranks])
+    assert torch.any(flat(ranks[0]["state"]["block_residuals"]) != 0)
+
+
+def test_a_threshold_above_all_changes_sends_nothing() -> None:
+    """The model stays; below them it moves, by multiples of the threshold."""
+    start = weights(small_model())
+    for threshold, moves in ((10.0, False), (2.0**-9, True)):
+        code = Threshold(change_threshold=threshold)
+        make = partial(make_bmuf, code=code, block_momentum=0.0)
+        ranks = simulate_ranks(2, train, make, BLOCK_SIZE)
+        assert torch.equal(ranks[0]["final"], start) is not moves
+        counts = (ranks[0]["final"] - start) / threshold
+        torch.testing.assert_close(counts, counts.round(), rtol=0, atol=1e-3)
+        assert counts.abs().max() <= 2

@@ -1,0 +1,271 @@
+"""AD-PSGD: pairs of ranks average their models at any time, and no rank waits (paper 001 2)."""
+
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.optim import Optimizer
+
+from infra.ranges import Range, check_ranges
+from training.algorithms.decentralized.topology import drawn_partner, is_active, partners
+from training.distributed import collectives
+from training.distributed.communication_thread import CommunicationThread
+from training.distributed.pending_exchanges import PendingExchange, start_receive, start_send
+from training.trainers.decentralized.delayed_average import own_model_plan, with_own_model
+from training.trainers.decentralized.model_in_motion import ModelInMotion, Staleness
+from training.trainers.decentralized.own_models import MixingSeed, OwnModels
+from training.trainers.replica.parameters import FlatParameters
+from training.trainers.resharding import ReshardingPlan, State, check_settings
+from training.trainers.statistics import AdPsgdStatistics
+
+OFFER, ANSWER = 2, 3
+"""Tags of messages from active to passive ranks, and back."""
+MODEL, BUSY, FINISHED = 0.0, 1.0, 2.0
+"""A message is a model and one of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Offer is an active rank's exchange under way: what it sent, and the answer to come."""
+
+    sent: Float[Tensor, " elements"]
+    send: PendingExchange
+    answer: PendingExchange
+
+
+class AdPsgd(OwnModels):
+    """AdPsgd averages with one neighbour at a time, in a thread beside the gradients.
+
+    Even ranks are active: each has one exchange under way, with a neighbour drawn from `seed`, and
+    looks at it once a step. Odd ranks are passive: they answer at once, and wait for no rank, so
+    that ranks cannot wait for each other in a circle. A passive rank whose model was moved
+    `max_staleness` times since its last step answers that it is busy, and nothing is averaged.
+    Results depend on timing; in virtual time they repeat. A rank that dies ends its neighbours'
+    exchanges, and a leaving rank waits for no longer than its group's time limit. Models lie in the
+    host's memory, also those of GPUs.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        group: ProcessGroup,
+        seed: int,
+        max_staleness: int = 16,
+    ) -> None:
+        super().__init__(model, optimizer, group=group)
+        if max_staleness < 1:
+            raise ValueError(f"max_staleness = {max_staleness}: need at least 1 exchange a step")
+        self.seed, self.max_staleness = seed, max_staleness
+        self.num_offers = 0
+        self._motion = ModelInMotion(self._host_weights(), max_staleness)
+        self._offer: Offer | None = None
+        self._threads: list[CommunicationThread] = []
+        self._partners = partners(group.rank(), group.size()) if group.size() > 1 else ()
+        self._is_active = is_active(group.rank())
+
+    def settings(self) -> dict[str, object]:
+        """Name what must be equal on all ranks."""
+        return super().settings() | {"seed": self.seed, "max_staleness": self.max_staleness}
+
+    def groups(self) -> set[ProcessGroup]:
+        """Return none: threads send at any time, and count what they send themselves."""
+        return set()
+
+    def connect(self) -> None:
+        """Continue from a checkpoint's own model."""
+        if self._is_open:
+            self._continue_from(self._motion.snapshot())
+
+    def begin(self) -> None:
+        """Start from the model that all ranks share."""
+        self._continue_from(self._host_weights())
+
+    def end_step(self) -> None:
+        """Apply the step, look at the exchange under way, and start the next one."""
+        for thread in self._threads:
+            thread.check()
+        if self._offer is not None and self._offer.answer.is_done():
+            self._take_answer()
+        self.parameters.set_weights(self._motion.step(self._host_weights()))
+        if self._is_active and self._partners and self._offer is None:
+            self._start_offer()
+
+    def own_model(self) -> Float[Tensor, " elements"]:
+        """Return this rank's model as it is now, with what others have averaged into it."""
+        return self._motion.snapshot().to(self.parameters.device)
+
+    def conclude(self) -> None:
+        """End all exchanges, and leave the mean of the models."""
+        if self._offer is not None:
+            self._take_answer()
+        if self._is_active:
+            finished = self._message(self._motion.snapshot(), FINISHED)
+            for send in [start_send(finished, each, self.group, OFFER) for each in self._partners]:
+                send.wait()
+        for thread in self._threads:
+            thread.join()
+        self._threads.clear()
+        super().conclude()
+        self._motion.weights = self._host_weights()
+
+    @torch.no_grad()
+    def mean_model(self) -> dict[str, Tensor]:
+        """Return the mean of all models at a moment at which no exchange is half done."""
+        self._await_quiet()
+        mean = super().mean_model()
+        collectives.barrier(self.group)
+        return mean
+
+    def state_dict(self) -> dict[str, Any]:
+        """Add this rank's model, the counts of its exchanges, and the settings.
+
+        All ranks call this together: the models are those of one moment, at which no exchange is
+        half done, so that their mean is the one that leaving would give.
+        """
+        if self._is_entered and self._is_open:
+            self._await_quiet()
+        own = {
+            "own_model": self.parameters.by_name(self.own_model()),
+            "num_offers": self.num_offers,
+            "exchanges": asdict(self._motion.counts),
+            "seed": self.seed,
+        }
+        if self._is_entered and self._is_open:
+            collectives.barrier(self.group)
+        return super().state_dict() | own
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore `state_dict()`; ValueError where it is of another seed."""
+        super().load_state_dict(state)
+        check_settings(state, {"seed": self.seed})
+        own = self.parameters.flatten(state["own_model"]).cpu()
+        counts = Staleness(**state["exchanges"])
+        self._motion = ModelInMotion(own, self.max_staleness, counts)
+        self.num_offers = state["num_offers"]
+
+    def carry_over(self, old: FlatParameters) -> None:
+        """Forget the model of other tensors."""
+        super().carry_over(old)
+        self._motion = ModelInMotion(self._host_weights(), self.max_staleness, self._motion.counts)
+
+    def statistics(self) -> AdPsgdStatistics:
+        """Return the steps, the bytes, and how many exchanges moved the model, and how late."""
+        counts = self._motion.counts
+        return AdPsgdStatistics(
+            num_steps=self.num_steps,
+            bytes_sent=self._traffic.num_bytes,
+            num_exchanges=counts.num_exchanges,
+            num_busy=counts.num_busy,
+            mean_staleness=counts.total / max(self.num_steps, 1),
+            max_staleness=counts.largest,
+        )
+
+    @classmethod
+    def resharding_plan(cls, state: State) -> ReshardingPlan:
+        """Average the ranks' own models within the training; new ranks count from zero."""
+        plan = own_model_plan(state)
+        own = {("trainer", "exchanges"): "own", ("trainer", "num_offers"): "own"}
+        return ReshardingPlan(plan.num_models, {**plan.rules, **own})  # type: ignore[dict-item]
+
+    @classmethod
+    def end_resharding(cls, state: State) -> State:
+        """Begin from the mean of the models, as leaving would."""
+        return super().end_resharding(with_own_model(state))
+
+    def _continue_from(self, weights: Float[Tensor, " elements"]) -> None:
+        counts = self._motion.counts
+        self._motion = ModelInMotion(weights, self.max_staleness, counts)
+        self.parameters.set_weights(weights.to(self.parameters.device))
+        if not self._is_active:
+            self._threads = [
+                CommunicationThread(partial(self._answer, each), self.group, "answers")
+                for each in self._partners
+            ]
+
+    def _answer(self, partner: int) -> None:
+        """Answer an active rank until it has finished, in a thread of its own."""
+        motion, message = self._motion, self._message(self._motion.snapshot(), MODEL)
+        while True:
+            start_receive(message, partner, self.group, OFFER).wait()
+            if float(message[-1]) == FINISHED:
+                return
+            received = message[:-1].clone()
+            answer = motion.answer(received)
+            reply = self._message(received if answer is None else answer, MODEL)
+            if answer is None:
+                reply[-1] = BUSY
+            start_send(reply, partner, self.group, ANSWER).wait()
+            self._count(reply)
+
+    def _start_offer(self) -> None:
+        partner = drawn_partner(self.seed, self.group.rank(), self.num_offers, self.group.size())
+        self.num_offers += 1
+        sent = self._motion.snapshot()
+        message = self._message(sent, MODEL)
+        self._count(message)
+        self._offer = Offer(
+            sent,
+            start_send(message, partner, self.group, OFFER),
+            start_receive(torch.empty_like(message), partner, self.group, ANSWER),
+        )
+
+    def _take_answer(self) -> None:
+        """Wait for the answer; average with it, unless its sender is busy."""
+        offer, self._offer = self._offer, None
+        assert offer is not None
+        answer = offer.answer.wait()
+        offer.send.wait()
+        if float(answer[-1]) == MODEL:
+            self._motion.take_answer(offer.sent, answer[:-1])
+
+    def _await_quiet(self) -> None:
+        """End this rank's exchange, and wait until all ranks have: none begins before a step."""
+        if self._offer is not None:
+            self._take_answer()
+        collectives.barrier(self.group)
+
+    def _host_weights(self) -> Float[Tensor, " elements"]:
+        return self.parameters.weights().cpu()
+
+    def _count(self, message: Tensor) -> None:
+        self._traffic.num_bytes += message.nbytes
+        self._traffic.num_wire_bytes += message.nbytes
+
+    @staticmethod
+    def _message(
+        weights: Float[Tensor, " elements"], kind: float
+    ) -> Float[Tensor, " elements_and_one"]:
+        return torch.cat([weights, weights.new_full((1,), kind)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdPsgdConfig:
+    """AD-PSGD: pairs of ranks average their models whenever they can, and no rank waits."""
+
+    name: Literal["ad_psgd"] = "ad_psgd"
+    mixing_seed: MixingSeed = 0
+    max_staleness: Annotated[int, Range(1, 1_000_000)] = 16
+
+    num_state_vectors: ClassVar[int] = 5
+    """The model, the weights that were read, and the messages of an exchange."""
+
+    __post_init__ = check_ranges
+
+    def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
+        """Accept any number of ranks."""
+
+    def make_trainer(self, model: nn.Module, optimizer: Optimizer, group: ProcessGroup) -> AdPsgd:
+        """Wrap model and optimizer; all ranks of `group` must call this together."""
+        return AdPsgd(
+            model,
+            optimizer,
+            group=group,
+            seed=self.mixing_seed,
+            max_staleness=self.max_staleness,
+        )
