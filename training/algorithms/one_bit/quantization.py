@@ -72,15 +72,6 @@ def add_message(
         t.add_(_unquantized(is_upper, means))
 
 
-def is_finite(message: Int32[Tensor, " words"], columns: Columns) -> Bool[Tensor, ""]:
-    """Return whether what was quantized was finite; a NaN or an infinity reaches a column's mean.
-
-    The aggregate of a message that is not finite is not finite, so all ranks find it in the second
-    message. The result is on the message's device, so that no host waits.
-    """
-    return _values(message, columns).isfinite().all()
-
-
 def _values(message: Int32[Tensor, " words"], columns: Columns) -> Float32[Tensor, "2 columns"]:
     values: Tensor = message[: 2 * columns.num_columns].view(torch.float32)
     return values.view(2, columns.num_columns)
