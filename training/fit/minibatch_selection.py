@@ -81,5 +81,5 @@ def frame_accuracy(num_correct: int, num_frames: int, group: ProcessGroup) -> fl
     """Return percent of the frames of all ranks that were classified right, the same on each."""
     counts = torch.tensor([num_correct, num_frames], dtype=torch.int64)
     collectives.all_reduce_sum(counts, group)
-    correct, frames = counts.tolist()
+    correct, frames = (int(count) for count in counts)
     return 100 * correct / max(frames, 1)
