@@ -61,6 +61,7 @@ class Scaling:
                     {**asdict(each), "reason": self.choice.reason(each)}
                     for each in self.choice.candidates
                 ],
+                "unmeasured": dict(self.choice.unmeasured),
             },
         }
 
@@ -121,6 +122,8 @@ def _choice(scaling: Scaling) -> str:
         ]
         for each in choice.candidates
     ]
+    unmeasured = sorted(choice.unmeasured.items(), key=lambda each: -each[1])
+    cells += [[name, f"{each:.1f}", "", "", "accuracy not measured"] for name, each in unmeasured]
     head = ["trainer", "speed-up", "accuracy", "measured on", ""]
     title = (
         f"Which trainer, on {num_ranks} ranks: {choice.chosen.trainer}. Accuracy is percent of one "

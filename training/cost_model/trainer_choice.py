@@ -48,10 +48,15 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class TrainerChoice:
-    """TrainerChoice is the chosen trainer, and all candidates from the fastest on."""
+    """TrainerChoice is the chosen trainer, and all candidates from the fastest on.
+
+    `unmeasured` are the speed-ups of trainers whose accuracy is not known: no choice is made of
+    them.
+    """
 
     chosen: Candidate
     candidates: tuple[Candidate, ...]
+    unmeasured: Mapping[str, float]
 
     def reason(self, candidate: Candidate) -> str:
         """Say why a candidate is chosen, or is not."""
@@ -69,18 +74,18 @@ def choose_trainer(model: CostModel, num_ranks: int, htm: Choice) -> TrainerChoi
 
     Where no trainer keeps one rank's accuracy, the most accurate one is chosen.
     """
-    seconds = step_seconds(model, num_ranks, htm)
-    candidates = [
-        _candidate(name, num_ranks, model.speed_up(num_ranks, each))
-        for name, each in seconds.items()
-        if name in MEASURED
-    ]
+    speed_ups = {
+        name: model.speed_up(num_ranks, seconds)
+        for name, seconds in step_seconds(model, num_ranks, htm).items()
+    }
+    candidates = [_candidate(name, num_ranks, speed_ups[name]) for name in MEASURED]
     candidates.sort(key=lambda each: -each.speed_up)
-    accurate = [each for each in candidates if each.is_accurate]
-    if not accurate:
-        return TrainerChoice(max(candidates, key=lambda each: each.accuracy), tuple(candidates))
-    fast = [each for each in accurate if each.speed_up >= EQUALLY_FAST * accurate[0].speed_up]
-    return TrainerChoice(max(fast, key=lambda each: each.accuracy), tuple(candidates))
+    accurate = [each for each in candidates if each.is_accurate] or candidates
+    enough = EQUALLY_FAST * accurate[0].speed_up if accurate[0].is_accurate else 0.0
+    fast = [each for each in accurate if each.speed_up >= enough]
+    chosen = max(fast, key=lambda each: each.accuracy)
+    unmeasured = {name: each for name, each in speed_ups.items() if name not in MEASURED}
+    return TrainerChoice(chosen, tuple(candidates), unmeasured)
 
 
 def step_seconds(model: CostModel, num_ranks: int, htm: Choice) -> Mapping[str, float]:

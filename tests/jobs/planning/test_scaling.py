@@ -49,12 +49,16 @@ def test_a_trainer_is_chosen_with_a_reason_for_each(capsys: pytest.CaptureFixtur
     title, candidates = scaled(capsys, *options).split("\n\n")[2:4]
     assert title.startswith("Which trainer, on 64 ranks: htm.")
     lines = [line.split() for line in candidates.splitlines()[1:]]
+    unmeasured = {line[0] for line in lines if line[2:] == ["accuracy", "not", "measured"]}
+    assert unmeasured == {"one_bit", "d_psgd", "ad_psgd", "rand_psgd", "d1d_psgd"}
+    lines = [line for line in lines if line[0] not in unmeasured]
     speeds = [float(line[1]) for line in lines]
     assert speeds == sorted(speeds, reverse=True)
     assert lines[0][0] == "htm"
     assert lines[0][4] == "chosen:"
     choice = json.loads(scaled(capsys, *options, "--json"))["choice"]
     assert choice["trainer"] == "htm"
+    assert choice["unmeasured"].keys() == unmeasured
     assert [each["trainer"] for each in choice["candidates"]] == [line[0] for line in lines]
 
 
