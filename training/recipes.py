@@ -41,7 +41,7 @@ from training.sequence_recipe import SequenceTrainingConfig
 from training.supervised_recipe import SupervisedConfig, TeacherConfig
 from training.targets.lattice_targets import LabellingConfig
 from training.targets.soft import SoftTargetsForm
-from training.trainers.registry import TrainerConfig, with_trainer
+from training.trainers.registry import TrainerConfig, check_optimizer, with_trainer
 
 Smoothing = Literal["witten_bell", "kneser_ney"]
 
@@ -102,6 +102,7 @@ class StudentConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        check_optimizer(self.trainer, self.optimizer)
         num_sub_epochs = self.num_sub_epochs * self.num_passes
         if num_sub_epochs > MAX_SUB_EPOCHS:
             raise ValueError(

@@ -17,7 +17,7 @@ from training.recipe_values import (
     WarmUpSteps,
 )
 from training.targets.lattices import LatticeConfig
-from training.trainers.registry import TrainerConfig
+from training.trainers.registry import TrainerConfig, check_optimizer
 from training.trainers.synchronous import SynchronousConfig
 
 
@@ -50,6 +50,7 @@ class SequenceTrainingConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        check_optimizer(self.trainer, self.optimizer)
         check_decay(self.initial_learning_rate, self.final_learning_rate, self.num_epochs)
 
     @property

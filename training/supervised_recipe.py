@@ -17,7 +17,7 @@ from training.recipe_values import (
     WarmStart,
     WarmUpSteps,
 )
-from training.trainers.registry import TrainerConfig
+from training.trainers.registry import TrainerConfig, check_optimizer
 
 ScheduleName = Literal["exponential", "newbob"]
 
@@ -51,6 +51,7 @@ class SupervisedConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        check_optimizer(self.trainer, self.optimizer)
         rates = self.initial_learning_rate, self.final_learning_rate
         check_decay(*rates, self.num_epochs)
         if self.schedule == "newbob":

@@ -137,6 +137,10 @@ def test_another_trainer_takes_overridden_settings_too() -> None:
         ),
         ("student.trainer.block_size=0", r"block_size = 0: need 1\.\.1000000"),
         ("teacher.trainer.block_learning_rate=0", r"block_learning_rate = 0.0: need 1e-06\.\.1000"),
+        (
+            "baseline.trainer.name=one_bit",
+            r"AdamConfig\(.*need optimizer = { name = .sgd., momentum",
+        ),
         ("teacher.trainer.momentum_constant=-1", r"momentum_constant = -1.0: need 1e-06\.\.1000"),
     ],
 )

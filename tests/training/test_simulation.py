@@ -83,7 +83,7 @@ def test_one_rank_is_a_plain_loop(name: str) -> None:
     """One simulated rank gives the bits, and the evaluations, of a loop without a trainer."""
     simulated = simulate(TRAINING, 1, TRAINERS[name])
     model, evaluations = plain_loop()
-    assert torch.equal(weights(simulated), weights(Outcome(model, ())))
+    assert torch.equal(weights(simulated), weights(Outcome(model, (), ())))
     assert simulated.evaluations == tuple(evaluations)
 
 

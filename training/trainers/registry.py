@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import Any, TypeAlias, get_args
 
 from infra.configuration import TAG
+from training.algorithms.optimizers import OptimizerConfig, SgdConfig
 from training.trainers.bmuf import BmufConfig
 from training.trainers.decentralized import (
     AdPsgdConfig,
@@ -36,6 +37,15 @@ TRAINERS: Mapping[str, type[TrainerConfig]] = {
     config().name: config for config in get_args(TrainerConfig)
 }
 """The configuration of each trainer, by the name that recipes give it."""
+
+
+def check_optimizer(trainer: TrainerConfig, optimizer: OptimizerConfig) -> None:
+    """Raise ValueError where a recipe gives a trainer an optimizer that it cannot work with."""
+    if isinstance(trainer, OneBitConfig) and optimizer != SgdConfig(momentum=0.0):
+        raise ValueError(
+            f"optimizer = {optimizer}: the trainer one_bit has momentum and AdaGrad itself: need "
+            'optimizer = { name = "sgd", momentum = 0 }, and trainer.momentum for the momentum'
+        )
 
 
 def describe_trainers() -> str:

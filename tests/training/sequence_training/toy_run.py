@@ -25,6 +25,7 @@ from pipeline.runs.names import (
 from pipeline.runs.step import write_manifest
 from pipeline.shards import Alignment, PartitionRow, write_partition
 from tests.training.decoding.toy_language import LEXICON_TXT, senones_of, toy_tree
+from training.algorithms.optimizers import AdamConfig, SgdConfig
 from training.data.sub_epochs import sequence_sub_epochs
 from training.fit.model_specs import Fit, SequenceCriterion
 from training.fit.steps import LoopConfig
@@ -155,5 +156,6 @@ def smbr_fit(
         seed=1,
         warm_start=name,
         criterion=SequenceCriterion(lattices_step(name), SCALE, 0.0),
+        optimizer=SgdConfig(momentum=0.0) if trainer == "one_bit" else AdamConfig(),
         checkpoints=CheckpointConfig(steps=steps, num_kept=100),
     )
