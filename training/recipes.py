@@ -41,7 +41,7 @@ from training.sequence_recipe import SequenceTrainingConfig
 from training.supervised_recipe import SupervisedConfig, TeacherConfig
 from training.targets.lattice_targets import LabellingConfig
 from training.targets.soft import SoftTargetsForm
-from training.trainers.registry import TrainerConfig, check_optimizer, with_trainer
+from training.trainers.registry import TrainerConfig, check_optimizer, put_trainer
 
 Smoothing = Literal["witten_bell", "kneser_ney"]
 
@@ -296,5 +296,5 @@ def read_recipe(
         settings = table.get(section)
         # What is no table is refused below, with the key's name.
         if isinstance(settings, dict) and isinstance(settings.get("trainer", {}), dict):
-            settings["trainer"] = with_trainer(settings.get("trainer", {}), name)
+            put_trainer(settings, name)
     return read_record(Recipe, table, str(path))

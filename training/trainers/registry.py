@@ -64,3 +64,10 @@ def with_trainer(table: Mapping[str, Any], name: str) -> dict[str, Any]:
     }
     surplus = set().union(*settings.values()) - settings[name]
     return {key: value for key, value in table.items() if key not in surplus} | {TAG: name}
+
+
+def put_trainer(section: dict[str, Any], name: str) -> None:
+    """Name another trainer in a recipe's section; 1-bit SGD brings the optimizer that it needs."""
+    section["trainer"] = with_trainer(section.get("trainer", {}), name)
+    if TRAINERS[name] is OneBitConfig:
+        section["optimizer"] = {TAG: SgdConfig().name, "momentum": 0.0}
