@@ -15,7 +15,8 @@ DIES_ONCE = """
 import os, sys, time
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     sys.exit(1) if os.environ["RANK"] == "1" else time.sleep(100)
-print("rank", os.environ["RANK"], *sys.argv[1:])
+# In one piece: unbuffered, print() writes each word by itself, and the ranks share a pipe.
+os.write(1, f"rank {os.environ['RANK']} {' '.join(sys.argv[1:])}\\n".encode())
 """
 
 
