@@ -1,4 +1,4 @@
-"""Pack what a cluster needs to run our code: the code as a zip, its dependencies as a tar file.
+"""Pack what a cluster needs to run our code: the code as a zip, all else as a tar file.
 
 Both come from the running environment, so they contain exactly the tested versions. The same
 versions give the same bytes. Executors need this Python minor version and platform.
@@ -24,7 +24,8 @@ from packaging.utils import canonicalize_name
 from infra.configuration import ConfigurationError
 
 CODE = ("infra", "jobs", "pipeline", "training")
-_NOT_CODE = (".pyc", ".md", ".c", ".so")  # no library can be loaded from a zip
+_LIBRARY = ".so"  # none can be loaded from a zip
+_NOT_CODE = (".pyc", ".md", ".c", _LIBRARY)
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip can hold
 
 # Every Spark cluster provides these, in the version that its JVM needs.
@@ -55,17 +56,31 @@ def write_code(folder: Path) -> Path:
 def write_dependencies(requirements: Sequence[str], folder: Path) -> Path:
     """Write `dependencies-<digest>.tar.gz` for --archives: the requirements and all they need.
 
-    The digest covers versions, Python and platform; a file that exists is not written again.
+    Our own compiled libraries are there too. The digest covers them, versions, Python and platform;
+    a file that exists is not written again.
     Raises ConfigurationError if a requirement is not installed, or in another version.
     """
     found = closure(requirements)
     names = [f"{name}=={each.version}" for name, each in sorted(found.items())]
     tags = [sys.implementation.cache_tag, sysconfig.get_platform()]
-    digest = hashlib.sha256("\n".join([*tags, *names]).encode()).hexdigest()
+    libraries = _libraries()
+    bits = [hashlib.sha256(each.read_bytes()).hexdigest() for each in libraries.values()]
+    digest = hashlib.sha256("\n".join([*tags, *names, *bits]).encode()).hexdigest()
     path = folder / f"dependencies-{digest[:12]}.tar.gz"
     if not path.exists():
-        _write_tar(path, dict(sorted(_files_of(list(found.values())))))
+        _write_tar(path, dict(sorted([*_files_of(list(found.values())), *libraries.items()])))
     return path
+
+
+def _libraries() -> dict[str, Path]:
+    """Return the libraries that installation compiled, by their places below `CODE`."""
+    found = {
+        f"{package}/{name}": file
+        for package in CODE
+        for name, file in _walk(files(package))
+        if name.endswith(_LIBRARY)
+    }
+    return {name: Path(str(found[name])) for name in sorted(found)}
 
 
 def closure(requirements: Sequence[str]) -> dict[str, Distribution]:

@@ -17,9 +17,10 @@ from infra.store.object_store import (
     StoreError,
     join_uri,
 )
+from pipeline.audio.conversion import NO_CONVERSION, AudioConversion
 from pipeline.audio.decode import MAX_DURATION_S, decode_utterance, max_file_bytes
 from pipeline.audio.errors import AudioError
-from pipeline.filterbank import FRAME_SHIFT_MS, SAMPLE_RATE_HZ
+from pipeline.filterbank import FRAME_SHIFT_MS
 from pipeline.filterbank.log_mel import Engine, log_mel_energies
 from pipeline.normalization import CausalMean
 from pipeline.records import Quarantined, Utterance
@@ -31,7 +32,7 @@ from pipeline.steps.audio_objects import AudioObjects
 MIN_FRAMES = 2 * STACK - 1
 """The fewest 10 ms frames that leave one spliced frame at each of the three offsets."""
 
-PCM_BYTES_PER_S = 2 * SAMPLE_RATE_HZ
+PCM_BYTES_PER_SAMPLE = 2
 
 REFUSALS = {
     ObjectNotFound: MISSING_OBJECT,
@@ -42,11 +43,15 @@ REFUSALS = {
 
 
 def audio_objects(
-    store: ObjectStore, corpus_uri: str, utterances: Sequence[Utterance], gets_in_flight: int
+    store: ObjectStore,
+    corpus_uri: str,
+    utterances: Sequence[Utterance],
+    gets_in_flight: int,
+    conversion: AudioConversion = NO_CONVERSION,
 ) -> AudioObjects:
     """Return the audio objects of a task's utterances, to be read within bounded memory."""
     uris = [resolve_audio(corpus_uri, utterance.audio_uri) for utterance in utterances]
-    bounds = [size_bound(utterance.duration_s) for utterance in utterances]
+    bounds = [size_bound(utterance.duration_s, conversion) for utterance in utterances]
     return AudioObjects(store, uris, bounds, gets_in_flight)
 
 
@@ -55,6 +60,7 @@ def extract_rows(
     audio: Iterable[Fetched | StoreError],
     engine: Engine,
     storage: Storage,
+    conversion: AudioConversion = NO_CONVERSION,
 ) -> Iterator[FeatureRow | Quarantined]:
     """Yield the features of each utterance, or its ledger row, in order.
 
@@ -66,16 +72,18 @@ def extract_rows(
     for utterance, found in zip(utterances, audio, strict=True):
         if utterance.speaker_id != speaker:
             speaker, means = utterance.speaker_id, defaultdict(CausalMean)
-        yield extract_utterance(utterance, found, means[utterance.stream], engine, storage)
+        mean = means[utterance.stream]
+        yield extract_utterance(utterance, found, mean, engine, storage, conversion)
 
 
-def size_bound(declared_s: float) -> SizeBound:
+def size_bound(declared_s: float, conversion: AudioConversion = NO_CONVERSION) -> SizeBound:
     """Expect the bytes of 16-bit PCM, an hour of which is 115 MB; refuse what no container needs.
 
     Audio beyond the longest that can be decoded is refused whatever its metadata declare.
     """
     longest_s = min(declared_s, float(MAX_DURATION_S))
-    return SizeBound(round(longest_s * PCM_BYTES_PER_S), max_file_bytes(longest_s))
+    pcm_bytes_per_s = PCM_BYTES_PER_SAMPLE * conversion.max_samples_per_s
+    return SizeBound(round(longest_s * pcm_bytes_per_s), max_file_bytes(longest_s, conversion))
 
 
 def resolve_audio(corpus_uri: str, audio_uri: str) -> str:
@@ -90,6 +98,7 @@ def extract_utterance(
     mean: CausalMean,
     engine: Engine,
     storage: Storage,
+    conversion: AudioConversion,
 ) -> FeatureRow | Quarantined:
     """Decode, filter and subtract the causal mean; what fails does not touch the mean."""
     if isinstance(found, StoreError):
@@ -98,7 +107,7 @@ def extract_utterance(
             raise found
         return quarantine(utterance, reason, str(found), 0)
     try:
-        energies = _energies(utterance, found.data, engine)
+        energies, audio_form = _energies(utterance, found.data, engine, conversion)
     except AudioError as error:
         return quarantine(utterance, error.reason, error.detail, len(found.data))
     return FeatureRow(
@@ -112,18 +121,20 @@ def extract_utterance(
         placement=utterance.placement,
         features=as_stored(mean.subtract(energies, np.float16), storage),
         storage=storage,
+        audio_form=audio_form,
     )
 
 
 def _energies(
-    utterance: Utterance, data: bytes, engine: Engine
-) -> Float32[np.ndarray, "frames 64"]:
-    samples = decode_utterance(data, utterance.utterance_id, utterance.duration_s, engine)
-    energies = log_mel_energies(samples, engine)
+    utterance: Utterance, data: bytes, engine: Engine, conversion: AudioConversion
+) -> tuple[Float32[np.ndarray, "frames 64"], str | None]:
+    about = utterance.utterance_id, utterance.duration_s, engine, conversion
+    decoded = decode_utterance(data, *about)
+    energies = log_mel_energies(decoded.samples, engine)
     if len(energies) < MIN_FRAMES:
         detail = f"{len(energies)} frames of {FRAME_SHIFT_MS} ms: need at least {MIN_FRAMES}"
         raise AudioError("too_short", detail)
-    return energies
+    return energies, decoded.audio_form
 
 
 def quarantine(utterance: Utterance, reason: str, detail: str, num_bytes: int) -> Quarantined:

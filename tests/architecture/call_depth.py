@@ -44,8 +44,8 @@ MATHEMATICS = {
         "pipeline/packing.py:pack_speakers",
     ),
     "extract_features": (
-        "pipeline/filterbank/fast.py:fast_log_mel_energies",
-        "pipeline/normalization.py:subtract",
+        "pipeline/filterbank/compiled.py:compiled_log_mel_energies",
+        "pipeline/normalization/compiled.py:subtract_causal_means",
     ),
     "generate_targets": (
         "pipeline/splicing.py:splice",

@@ -13,6 +13,7 @@ from infra.cluster import load_cluster
 from infra.configuration import ConfigurationError
 from infra.spark.packaging import closure, write_code, write_dependencies
 from jobs.package import spark_steps
+from pipeline.filterbank.compiled import is_compiled
 
 INSTALLED = str(Path(numpy.__file__).parents[1])
 
@@ -108,6 +109,15 @@ def test_an_archive_holds_importable_packages_and_no_more(tmp_path: Path) -> Non
     program = "import s3fs; from importlib.metadata import version; print(version('aiohttp'))"
     said = run_isolated(program, str(tmp_path / "unpacked"), folder=tmp_path)
     assert said.strip() == closure(["s3fs"])["aiohttp"].version
+
+
+def test_an_archive_holds_the_compiled_libraries(code: Path, tmp_path: Path) -> None:
+    """None can be loaded from the zip: the filter bank is found beside the dependencies."""
+    with tarfile.open(write_dependencies(["scipy", "jaxtyping"], tmp_path)) as archive:
+        archive.extractall(tmp_path / "unpacked")
+    program = "from pipeline.filterbank.compiled import is_compiled; print(is_compiled())"
+    said = run_isolated(program, str(code), str(tmp_path / "unpacked"), folder=tmp_path)
+    assert said.strip() == str(is_compiled())
 
 
 def test_the_clusters_own_packages_stay_out() -> None:

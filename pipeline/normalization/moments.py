@@ -1,61 +1,15 @@
-"""Causal speaker means and global mean and variance (paper 003 II-B, IV-B2)."""
+"""Zeroth, first and second order statistics of frames: a global mean and variance."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Float32, Float64
+from jaxtyping import Float, Float64
 
 from pipeline.filterbank import NUM_BINS
-
-_BLOCK_FRAMES = 250  # a quarter of a megabyte of working memory, which stays in the L2 cache
-
-
-def _zeros() -> Float64[np.ndarray, " bins"]:
-    return np.zeros(NUM_BINS)
-
-
-@dataclass(slots=True)
-class CausalMean:
-    """The running mean of one speaker's stream of log-mel energies.
-
-    A prior of n frames of the global mean is `CausalMean(n, n * mean)`; none is the paper.
-    """
-
-    count: int = 0
-    sum: Float64[np.ndarray, " bins"] = field(default_factory=_zeros)
-
-    def subtract(
-        self, energies: Float32[np.ndarray, "frames bins"], dtype: type[np.floating] = np.float32
-    ) -> Float[np.ndarray, "frames bins"]:
-        """Subtract from each frame the stream's mean up to and including it; advance the stream.
-
-        Feed a speaker's utterances in order of creation; wherever the stream is cut, the
-        result is the same to the bit. It is float32, rounded once more to another `dtype`.
-        """
-        normalized = np.empty(energies.shape, dtype)
-        for first in range(0, len(energies), _BLOCK_FRAMES):
-            block = slice(first, first + _BLOCK_FRAMES)
-            normalized[block] = self._subtract_block(energies[block])
-        return normalized
-
-    def _subtract_block(
-        self, energies: Float32[np.ndarray, "frames bins"]
-    ) -> Float32[np.ndarray, "frames bins"]:
-        # float64: a float32 running mean is off by 0.05 after 10 M frames (28 h).
-        sums = np.empty((len(energies) + 1, NUM_BINS))
-        sums[0], sums[1:] = self.sum, energies
-        # The same additions, two bins at a time as complex numbers: 1.4 instead of 2.6 ns each.
-        pairs = sums.view(np.complex128)
-        np.add.accumulate(pairs, axis=0, out=pairs)
-        counts = np.arange(self.count + 1, self.count + len(sums))
-        self.count, self.sum = self.count + len(energies), sums[-1].copy()
-        causal_means = sums[1:]
-        causal_means *= (1 / counts)[:, np.newaxis]
-        normalized = np.empty_like(energies)
-        np.subtract(energies, causal_means, out=normalized, casting="same_kind")
-        return normalized
+from pipeline.normalization import compiled
+from pipeline.normalization.causal_mean import zeros
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,11 +23,20 @@ class Moments:
     @classmethod
     def zero(cls) -> "Moments":
         """Return the moments of no frames."""
-        return cls(0, _zeros(), _zeros())
+        return cls(0, zeros(), zeros())
 
     @classmethod
     def of(cls, frames: Float[np.ndarray, "frames bins"]) -> "Moments":
-        """Accumulate the moments of `frames` in float64."""
+        """Accumulate the moments of finite `frames` in float64."""
+        if compiled.is_compiled() and frames.dtype == np.float16 and frames.shape[1] == NUM_BINS:
+            sums, squares = zeros(), zeros()
+            compiled.add_moments(frames, sums, squares)
+            return cls(len(frames), sums, squares)
+        return cls.by_numpy(frames)
+
+    @classmethod
+    def by_numpy(cls, frames: Float[np.ndarray, "frames bins"]) -> "Moments":
+        """Do what `of` does, to the bit, where there was no C compiler."""
         wide = frames.astype(np.float64)
         # The same additions as wide.sum(axis=0) makes, in two thirds of its time.
         sums = np.einsum("fb->b", wide)
