@@ -42,6 +42,12 @@ class InstanceType:
     gibibytes: int
     num_gpus: int = 0
 
+    @property
+    def container_mebibytes(self) -> int:
+        """Return the memory that YARN on EMR gives to containers, unless a site sets another."""
+        # All but 8 GiB, or three quarters of small hosts: 23,040 MB of a c4.4xlarge.
+        return max(self.gibibytes - 8 << 10, self.gibibytes * 768)
+
 
 INSTANCE_TYPES: Mapping[str, InstanceType] = {
     "c4.2xlarge": InstanceType(8, 15),
@@ -69,6 +75,7 @@ class Cluster:
     `write_prefixes` may contain `{run}` and `{corpus}`. Prices are in US dollars. `devices` are
     those of each host, such as `cuda:0`; `cpu#0` and `cpu#1` are two cores. "auto" are the host's
     GPUs, or else its cores. Where Spark assigns GPUs to tasks, these are taken instead.
+    `disk_gibibytes` are each instance's local disk, for dependencies and what a task spills.
     """
 
     instance_type: Annotated[str, Text(1, 100)]
@@ -83,6 +90,7 @@ class Cluster:
     devices: Devices = ("cpu",)
     python_dependencies: Annotated[tuple[Annotated[str, Text(1, 1000)], ...], Items(0, 1000)] = ()
     master: Master = "yarn"
+    disk_gibibytes: Annotated[int, Range(1, 1 << 20)] = 64
     spark: Annotated[dict[SparkKey, Annotated[str, Text(0, 10_000)]], Items(0, 1000)] = field(
         default_factory=dict
     )
@@ -135,18 +143,20 @@ class Cluster:
             raise ValueError(
                 f"{product}: need at most {instance.num_cores}, the cores of {self.instance_type}"
             )
-        most = instance.gibibytes << 10
-        executors = self.executors_per_instance * (
-            mebibytes(self.executor_memory) + _overhead_mebibytes(self.spark)
+        containers = self.executors_per_instance * container_mebibytes(
+            self.executor_memory, self.spark
         )
-        for what, needed in (
-            ("executors_per_instance x (executor_memory + overhead)", executors),
-            ("driver_memory", mebibytes(self.driver_memory)),
+        whole = instance.gibibytes << 10
+        most = instance.container_mebibytes if self.master == "yarn" else whole
+        for what, needed, limit in (
+            ("executors_per_instance x (executor_memory + overhead)", containers, most),
+            ("driver_memory", mebibytes(self.driver_memory), whole),
         ):
-            if needed > most:
+            if needed > limit:
+                of_yarn = " that YARN gives to containers" if limit < whole else ""
                 raise ValueError(
-                    f"{what} = {needed} MB: need at most {most} MB, the memory of "
-                    f"{self.instance_type}"
+                    f"{what} = {needed} MB: need at most {limit} MB, the memory of "
+                    f"{self.instance_type}{of_yarn}"
                 )
 
     @property
@@ -215,9 +225,19 @@ def _lack(requirement: Requirement) -> str | None:
     return None if satisfies else f"{installed} is installed"
 
 
-def _overhead_mebibytes(settings: Mapping[str, str]) -> int:
-    """Return the memory of an executor beside its JVM's, as far as the settings state it."""
-    text = settings.get("spark.executor.memoryOverhead", "0")
+def container_mebibytes(executor_memory: str, settings: Mapping[str, str]) -> int:
+    """Return the memory of an executor's container: its JVM's, and what Python has beside it."""
+    jvm = mebibytes(executor_memory)
+    overhead = _setting_mebibytes(settings, "spark.executor.memoryOverhead")
+    python = _setting_mebibytes(settings, "spark.executor.pyspark.memory")
+    # Spark's own default of an overhead that is not set.
+    return jvm + (python or 0) + (max(384, jvm // 10) if overhead is None else overhead)
+
+
+def _setting_mebibytes(settings: Mapping[str, str], key: str) -> int | None:
+    text = settings.get(key)
+    if text is None:
+        return None
     if text.isascii() and text.isdigit() and len(text) < 12:
         return int(text)  # Spark takes a bare number for mebibytes
     return mebibytes(text)

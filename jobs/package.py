@@ -15,6 +15,7 @@ from pathlib import Path
 from infra.cluster import load_cluster
 from infra.configuration import ConfigurationError
 from infra.spark.packaging import write_code, write_dependencies
+from infra.spark.settings import launch_options
 from jobs.cli.catalogue import STEPS
 
 DEPENDENCIES = "dependencies"
@@ -39,10 +40,12 @@ class Package:
     program: str
     code: str
     dependencies: str
+    launch: tuple[str, ...]
 
     def options(self) -> list[str]:
         """Return the options of spark-submit, which precede the program."""
         return [
+            *self.launch,
             *("--py-files", self.code),
             *("--archives", f"{self.dependencies}#{DEPENDENCIES}"),
             *("--conf", f"spark.executorEnv.PYTHONPATH={DEPENDENCIES}"),
@@ -62,11 +65,12 @@ def spark_steps() -> list[str]:
 
 
 def _package_step(step: str, code: Path, folder: Path) -> Package:
-    dependencies = write_dependencies(load_cluster(step).python_dependencies, folder)
+    cluster = load_cluster(step)
+    dependencies = write_dependencies(cluster.python_dependencies, folder)
     program = folder / f"{step}.py"
     with as_file(files("jobs") / f"{step}.py") as source:
         shutil.copyfile(source, program)
-    return Package(str(program), str(code), str(dependencies))
+    return Package(str(program), str(code), str(dependencies), tuple(launch_options(cluster)))
 
 
 def main() -> None:

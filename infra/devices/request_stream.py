@@ -10,7 +10,7 @@ from infra.device_faults import FAULTS
 from infra.devices.device_pool import DeviceError, DevicePool
 from infra.devices.in_flight_requests import InFlightRequests, PoolAnswer, PoolRequest
 from infra.devices.server_link import ServerLink
-from infra.spark.task_devices import task_devices
+from infra.spark.task_resources import task_devices
 
 _OPEN_AFTER_S = 0.2  # in which requests have waited that no server asks for
 _POLL_INTERVAL_S = 0.1

@@ -1,7 +1,6 @@
 """Start Spark sessions and run one Spark task per element; as a program, set up spark-submit."""
 
 import os
-import re
 import shlex
 import sys
 import uuid
@@ -13,7 +12,7 @@ from typing import Any, TypeVar
 
 import pyspark
 from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
-from pyspark import SparkConf, SparkContext, inheritable_thread_target
+from pyspark import SparkConf, inheritable_thread_target
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -21,6 +20,7 @@ from infra.cluster import Cluster, require_dependencies
 from infra.spark.java import find_java_home
 from infra.spark.observer import ObservedFunction, Observer, Summaries
 from infra.spark.progress import IDLE_LIMIT_S, TaskError, await_tasks
+from infra.spark.settings import cluster_settings, submitted_conf
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -28,13 +28,6 @@ S = TypeVar("S")
 
 # py4j raises these once the driver's JVM has ended.
 _JVM_LOST = (Py4JError, ConnectionError)
-
-# Also for a local master from the command line: nothing listens beyond this host.
-_LOCAL_SETTINGS = {
-    "spark.ui.enabled": "false",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-}
 
 # spark-submit sources this file. The user's settings win, except for Java, which was checked.
 # On a host that cannot resolve its own name Spark fails without SPARK_LOCAL_IP. Standard error is
@@ -94,18 +87,17 @@ def configure() -> Path:
 def spark_session(app_name: str, cluster: Cluster) -> Iterator[SparkSession]:
     """Start Spark as `cluster` says, and stop it at the end of the `with` statement.
 
-    Under spark-submit its --conf and --master win. Raises ConfigurationError if a Python
-    dependency of the cluster is not installed, and JavaError if there is no Java.
+    Under spark-submit its options win. Raises ConfigurationError if a Python dependency of the
+    cluster is not installed, and JavaError if there is no Java.
     """
     require_dependencies(cluster)
-    settings = {"spark.app.name": app_name, **_settings(cluster)}
     if "PYSPARK_GATEWAY_PORT" in os.environ:
-        conf = _submitted_conf(settings, cluster)
+        conf = submitted_conf(app_name, cluster)
     else:
         os.environ.update(spark_environment())
         if cluster.is_local:  # a container's name may not resolve
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        conf = SparkConf().setAll(list(settings.items()))
+        conf = SparkConf().setAppName(app_name).setAll(list(cluster_settings(cluster).items()))
     session = SparkSession.builder.config(conf=conf).getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     try:
@@ -179,42 +171,6 @@ def _collect(
             context.cancelJobGroup(group)
             raise
     return results
-
-
-def _settings(cluster: Cluster) -> dict[str, str]:
-    settings = {
-        "spark.master": cluster.master,
-        "spark.executor.cores": str(cluster.cores_per_executor),
-        "spark.executor.instances": str(cluster.num_executors),
-        "spark.executor.memory": cluster.executor_memory,
-        "spark.driver.memory": cluster.driver_memory,
-        "spark.ui.showConsoleProgress": "false",
-    }
-    if cluster.is_local:
-        settings |= _LOCAL_SETTINGS
-    return settings | cluster.spark
-
-
-def _submitted_conf(settings: dict[str, str], cluster: Cluster) -> SparkConf:
-    SparkContext._ensure_initialized()  # connects to the JVM of spark-submit
-    jvm = SparkContext._jvm
-    assert jvm is not None
-    conf = SparkConf(_jvm=jvm)
-    command = jvm.java.lang.System.getProperty("sun.java.command") or ""
-    # Without --master spark-submit passes local[*], as if the user had asked for it.
-    if conf.get("spark.master") == "local[*]" and not _names_master(command):
-        conf.set("spark.master", cluster.master)
-    if conf.get("spark.master", "").startswith("local"):
-        settings = {**_LOCAL_SETTINGS, **settings}
-    # spark-submit names the application after its file; the user did not choose that name either.
-    conf.setAppName(settings["spark.app.name"])
-    for key, value in settings.items():
-        conf.setIfMissing(key, value)
-    return conf
-
-
-def _names_master(command: str) -> bool:
-    return re.search(r"(^|\s)--master[\s=]|spark\.master=", command) is not None
 
 
 def _cause(error: Py4JJavaError | PySparkException) -> str:

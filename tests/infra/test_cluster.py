@@ -86,7 +86,28 @@ def test_a_cluster_of_ones_own_is_read_by_path(tmp_path: Path) -> None:
         ({"devices": ("cpu", "cpu")}, "devices = .*: need each once"),
         ({"master": "moon"}, "master = 'moon': need .*such as 'local"),
         ({"instance_type": "c4.4xlarge", "cores_per_executor": 17}, "= 17: need at most 16, the c"),
-        ({"instance_type": "c4.4xlarge", "executor_memory": "31g"}, "31744 MB: need at most 30720"),
+        ({"instance_type": "c4.4xlarge", "executor_memory": "29g"}, "32665 MB: need at most 30720"),
+        (
+            {
+                "instance_type": "c4.4xlarge",
+                "master": "yarn",
+                "executor_memory": "4g",
+                "spark": {"spark.executor.memoryOverhead": "20g"},
+            },
+            "24576 MB: need at most 23040 MB, the memory of c4.4xlarge that YARN gives to contain",
+        ),
+        (
+            {
+                "instance_type": "p3.16xlarge",
+                "master": "yarn",
+                "executor_memory": "400g",
+                "spark": {
+                    "spark.executor.memoryOverhead": "79g",
+                    "spark.executor.pyspark.memory": "1025m",
+                },
+            },
+            "491521 MB: need at most 491520 MB",
+        ),
         ({"instance_type": "c4.4xlarge", "driver_memory": "31g"}, "driver_memory = 31744 MB: need"),
         (
             {

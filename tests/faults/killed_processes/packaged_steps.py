@@ -55,11 +55,12 @@ class PackagedSteps:
         installed = str(Path(pyspark.__file__).parents[1])
         python = self.folder / "bare" / "bin" / "python"
         command = [
-            *(str(_SPARK_SUBMIT), "--master", self.cluster.master_url),
+            # The package's options name its cluster file's master; a later option wins.
+            *(str(_SPARK_SUBMIT), *options, "--master", self.cluster.master_url),
             *("--conf", f"spark.eventLog.dir={self.events.as_uri()}"),
             *("--conf", f"spark.pyspark.python={python}"),
             *("--conf", f"spark.pyspark.driver.python={python}"),
-            *(*options, program, *arguments, "--cluster", str(_CLUSTER)),
+            *(program, *arguments, "--cluster", str(_CLUSTER)),
         ]
         with self.log(step).open("ab") as log:
             return subprocess.Popen(

@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from infra.cluster import load_cluster
 from infra.spark.observer import Observer
 from infra.spark.progress import TaskError
 from infra.spark.session import run_tasks, spark_environment, spark_session
+from infra.spark.task_resources import local_folder
 from tests.infra.spark.java_free import java_free_environment
 
 PROGRAM = str(Path(__file__).with_name("spark_program.py"))
@@ -102,6 +104,17 @@ def test_tasks_that_nothing_takes_are_given_up(session: SparkSession) -> None:
         with pytest.raises(TaskError, match=r"waits: no task ran for 1 s.*free cores"):
             run_tasks(session, [0], time.sleep, "waits", idle_limit_s=1)
         assert busy.result() == [None, None]
+
+
+def test_temporary_files_lie_in_sparks_local_directories(session: SparkSession) -> None:
+    """A task's folder is below spark.local.dir, on whatever disk a site has put it."""
+    conf = session.sparkContext.getConf()
+    local = conf.get("spark.local.dir") or tempfile.gettempdir()
+    folders = run_tasks(session, [0, 1], lambda _: local_folder(), "folders")
+    for folder in folders:
+        assert Path(folder).name.startswith("blockmgr-")
+        assert Path(folder).is_relative_to(local)
+    assert local_folder() == tempfile.gettempdir(), "no task, no directory of Spark's"
 
 
 def test_local_sessions_listen_on_loopback_only(session: SparkSession) -> None:

@@ -1,4 +1,4 @@
-"""Find the devices of a task: those that Spark assigns it, the cluster file's, or the host's."""
+"""Find a task's devices and local folder: those that Spark assigns, or else the host's."""
 
 import os
 import re
@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
+from tempfile import gettempdir
 
 from infra.ranges import AUTO, Devices, shown
 
@@ -23,6 +24,17 @@ def task_devices(devices: Devices) -> tuple[str, ...]:
     if addresses is not None:
         return tuple(map(_cuda_device, addresses))
     return _host_devices() if devices == AUTO else tuple(devices)
+
+
+def local_folder() -> str:
+    """Return a folder for a task's temporary files: one of Spark's local directories, if it runs.
+
+    YARN and a site put those on large local disks; /tmp is often a small one. Tasks of a host
+    take turns among them by process.
+    """
+    # Spark sets this for its Python workers, whatever spark.local.dir or LOCAL_DIRS say.
+    folders = [each for each in os.environ.get("SPARK_LOCAL_DIRS", "").split(",") if each]
+    return folders[os.getpid() % len(folders)] if folders else gettempdir()
 
 
 def _assigned_gpus() -> Sequence[str] | None:

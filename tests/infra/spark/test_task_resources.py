@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from infra.cluster import load_cluster
-from infra.spark import task_devices as finding
+from infra.spark import task_resources as finding
 from infra.spark.session import run_tasks, spark_session
-from infra.spark.task_devices import task_devices
+from infra.spark.task_resources import task_devices
 
 CORES = tuple(f"cpu#{number}" for number in range(len(os.sched_getaffinity(0))))
 
