@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pipeline.audio.errors import AudioError
+from pipeline.filterbank import SAMPLE_RATE_HZ
 
 # What writers to a pipe state: ffmpeg and Kaldi, some, and SoX.
 _OPEN_LENGTHS = {0xFFFFFFFF, 0x7FFFFFFF, 0x7FFFF000, 0x7FFFF024}
@@ -16,7 +17,7 @@ _SIGNATURES = (b"RIFF", b"fLaC", b"OggS")
 _MANY_NEWLINES = 8
 _OGG_HEADER = struct.Struct("<4sBBqIIIB")
 _FIRST_OF_STREAM, _END_OF_STREAM = 2, 4
-_OPUS_GRANULES_PER_SAMPLE = 3  # Opus counts at 48 kHz whatever the rate
+_OPUS_GRANULES_HZ = 48_000  # Opus counts so, whatever the rate
 _REVERSED_BITS = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 
 
@@ -36,7 +37,7 @@ def require_one_wav(data: bytes) -> None:
 
 
 def require_whole_wav(data: bytes, num_samples: int) -> None:
-    """Raise AudioError unless the `num_samples` of a decoder are all that a mono WAV holds.
+    """Raise AudioError unless a decoder's `num_samples` of each channel are all that a WAV holds.
 
     Refused are files that are cut, and those whose format contradicts itself.
     """
@@ -99,7 +100,7 @@ class _Page:
     number: int
 
 
-def ogg_num_samples(data: bytes) -> int:
+def ogg_num_samples(data: bytes, rate_hz: int = SAMPLE_RATE_HZ) -> int:
     """Count samples by the last page's granule position; AudioError unless all pages are whole.
 
     They must be of one file, follow one another without a gap, and the last must end it. For Opus,
@@ -121,7 +122,7 @@ def ogg_num_samples(data: bytes) -> int:
     if head < 0:
         return last.granule
     pre_skip = int.from_bytes(data[head + 10 : head + 12], "little")
-    return (last.granule - pre_skip) // _OPUS_GRANULES_PER_SAMPLE
+    return (last.granule - pre_skip) * rate_hz // _OPUS_GRANULES_HZ
 
 
 def _pages(data: bytes) -> Iterator[_Page]:

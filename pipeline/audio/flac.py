@@ -36,12 +36,12 @@ def stream_info(data: bytes) -> StreamInfo:
 
 
 def decode_flac(data: bytes, info: StreamInfo) -> Float32[np.ndarray, " samples"]:
-    """Decode a single channel's samples in [-1, 1): at most one more than the header states.
+    """Decode the samples in [-1, 1), channel by turn: at most one more each than the header states.
 
     A frame whose checksum is wrong is left out, which shows as samples that are missing, or as
     one too many where the header states too few. ValueError if there is no frame at all.
     """
-    samples = np.empty(info.num_samples + 1, np.float32)
+    samples = np.empty((info.num_samples + 1) * info.num_channels, np.float32)
     num_decoded = 0
     try:
         parts = miniaudio.stream_memory(
@@ -49,7 +49,7 @@ def decode_flac(data: bytes, info: StreamInfo) -> Float32[np.ndarray, " samples"
             miniaudio.SampleFormat.FLOAT32,
             info.num_channels,
             info.sample_rate_hz,
-            min(len(samples), _READ_SAMPLES),
+            min(info.num_samples + 1, _READ_SAMPLES),
         )
         while num_decoded < len(samples) and (part := next(parts, None)):
             rest = samples[num_decoded : num_decoded + len(part)]
@@ -57,11 +57,11 @@ def decode_flac(data: bytes, info: StreamInfo) -> Float32[np.ndarray, " samples"
             num_decoded += len(rest)
     except miniaudio.MiniaudioError as error:
         raise ValueError(f"no frame can be decoded: {error}") from error
-    return samples[:num_decoded]
+    return samples[: num_decoded - num_decoded % info.num_channels]
 
 
 def require_md5(data: bytes, samples: Float32[np.ndarray, " samples"]) -> None:
-    """Raise AudioError if the header states another MD5 than that of its one channel's samples.
+    """Raise AudioError if the header states another MD5 than that of the samples, channel by turn.
 
     It is of little-endian integers, of as many bytes as the bits of a sample need. Zeros state
     none; above 24 bits float32 has lost the integers.

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from pipeline.audio.errors import AudioError, AudioReason
 
-PADDING_FRAMES = 4
+_PADDING_FRAMES = 4
 """Encoder and decoder delay, the last frame's filling, and a frame without sound before all."""
 
 _MPEG_1, _LAYER_I, _LAYER_III = 3, 3, 1  # as headers code them
@@ -61,6 +61,12 @@ def parse_header(word: int) -> Header | None:
     side_bytes = (17 if is_mono else 32) if is_1 else (9 if is_mono else 17)
     side_end = 4 + side_bytes + (0 if word & _UNPROTECTED else 2)
     return Header((version, layer, rate, is_mono), num_bytes, num_samples, side_end)
+
+
+def padding_samples(rate_hz: int) -> int:
+    """Return the samples that encoder and decoder may add at this rate."""
+    # MPEG-1 has the rates from 32 kHz on.
+    return _PADDING_FRAMES * (1152 if rate_hz >= min(_RATES_HZ[_MPEG_1]) else 576)
 
 
 def counted_mp3(data: bytes) -> tuple[bytes, int]:

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from infra.store.object_store import Fetched, ObjectStore, StoreError
+from pipeline.audio.conversion import NO_CONVERSION, AudioConversion
 from pipeline.audio.decode import decode_audio
 from pipeline.audio.errors import AudioError
 from pipeline.filterbank import SHIFT_SAMPLES
@@ -26,7 +27,7 @@ GETS_IN_FLIGHT = 4
 
 @dataclass(frozen=True, slots=True)
 class AudioHearing:
-    """AudioHearing: the audio that the features were extracted from, 16 kHz mono.
+    """AudioHearing: the audio that the features were extracted from, 16 kHz mono once converted.
 
     At an offset o, low-rate frame t has the 480 samples from 160 o + 480 t on, where the first of
     its three windows begins. Its last window ends 240 samples after them, in the next frame's.
@@ -35,18 +36,21 @@ class AudioHearing:
 
     store: ObjectStore
     corpus_uri: str
-    engines: ClassVar[tuple[str, ...]] = ("miniaudio", "soundfile")
+    conversion: AudioConversion = NO_CONVERSION
+    engines: ClassVar[tuple[str, ...]] = ("miniaudio", "scipy", "soundfile")
 
     def listen(self, rows: Sequence[FeatureRow]) -> Iterator[FramesAt | TeacherFailure]:
         """Fetch and decode the rows' audio, a few objects ahead."""
         uris = [resolve_audio(self.corpus_uri, row.audio_uri) for row in rows]
-        bounds = [size_bound(row.duration_ms / 1000) for row in rows]
+        bounds = [size_bound(row.duration_ms / 1000, self.conversion) for row in rows]
         audio = AudioObjects(self.store, uris, bounds, GETS_IN_FLIGHT)
         for row, found in zip(rows, audio.read_decided(), strict=True):
-            yield heard_audio(row, found)
+            yield heard_audio(row, found, self.conversion)
 
 
-def heard_audio(row: FeatureRow, found: Fetched | StoreError) -> FramesAt | TeacherFailure:
+def heard_audio(
+    row: FeatureRow, found: Fetched | StoreError, conversion: AudioConversion
+) -> FramesAt | TeacherFailure:
     """Decode an utterance's audio, or say why it is not what its features were made of."""
     if isinstance(found, StoreError):
         if (reason := REFUSALS.get(type(found))) is None:
@@ -58,7 +62,7 @@ def heard_audio(row: FeatureRow, found: Fetched | StoreError) -> FramesAt | Teac
             f"{found.etag}, not {row.audio_etag}): put it back, or extract the features again"
         )
     try:
-        samples = decode_audio(found.data)
+        samples = decode_audio(found.data, conversion)
     except AudioError as error:
         return TeacherFailure(f"audio: {error.reason}: {error.detail}")
     count, made = num_frames(len(samples)), len(row.features)

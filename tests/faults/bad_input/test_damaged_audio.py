@@ -101,7 +101,7 @@ def test_what_is_accepted_is_whole(kind: str) -> None:
     for number in range(NUM_DAMAGES):
         damaged = DAMAGES[number % len(DAMAGES)](whole, random)
         try:
-            samples = decode_utterance(damaged, SAMPLED_ID, declared_s)
+            samples = decode_utterance(damaged, SAMPLED_ID, declared_s).samples
         except AudioError as error:
             outcomes[error.reason] += 1
             continue
