@@ -21,6 +21,8 @@ from pipeline.runs.names import (
     features_step,
     realignment_rounds,
 )
+from pipeline.steps.selection.buckets import subsets_of
+from pipeline.steps.selection.select import metadata_uri
 from training.distributed import process_group
 from training.fit.model_specs import aligner_fit
 from training.fit.train_model import fit_model
@@ -35,9 +37,16 @@ def run(job: Job) -> StepResults:
     recipe = job.recipe
     where = job.store, job.run_uri, job.corpus_uri
     device = own_device(job.arguments.device)
+    features = features_step(LABELLED)
+    is_there = is_finished(job.store, job.run_uri, features)
+    if not is_there and LABELLED not in subsets_of(job.store, job.corpus_uri):
+        raise ValueError(
+            f"{metadata_uri(job.corpus_uri, LABELLED)} has no metadata: need transcribed "
+            "speech to align; without any, a run ends with its features"
+        )
     # Now, not after the hours of the bootstrap.
     check_ranks(recipe, ALIGNER, 1)
-    lexicon = read_lexicon(*where, [features_step(LABELLED)]).parse()
+    lexicon = read_lexicon(*where, [features]).parse()
     check_phones(recipe, len(lexicon.phones))
     has_dev = DEV in subsets_of_run(job.store, job.run_uri, features_step)
     if has_dev and not is_finished(job.store, job.run_uri, DEV_ALIGNMENT_STEP):

@@ -7,13 +7,21 @@ from jobs.cli.catalogue import EXTRACT_FEATURES
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
-from pipeline.runs.manifest import subsets_of_run
+from pipeline.runs.manifest import is_finished
 from pipeline.runs.names import ALL_SUBSETS, selection_step
 from pipeline.steps.features import extract_features
+from pipeline.steps.selection.buckets import subsets_of
 
 
 def run(job: Job) -> StepResults:
     """Extract the features of each subset."""
+    of_corpus = subsets_of(job.store, job.corpus_uri)
+    # What was selected is extracted, also where its metadata is gone.
+    subsets = [
+        subset
+        for subset in ALL_SUBSETS
+        if subset in of_corpus or is_finished(job.store, job.run_uri, selection_step(subset))
+    ]
     with distribute_on_spark(job) as distribute:
         return [
             extract_features(
@@ -25,7 +33,7 @@ def run(job: Job) -> StepResults:
                 job.recipe.loss_budget,
                 distribute,
             )
-            for subset in subsets_of_run(job.store, job.run_uri, selection_step)
+            for subset in subsets
         ]
 
 

@@ -160,7 +160,8 @@ def labels_of(job: Job, models: Sequence[str]) -> Labels:
         return Labels(*served, arguments, FeatureHearing())
     assert isinstance(own, OwnTeacherConfig), "else models label"
     is_audio = check_untrained(own) == "audio"
-    hearing = AudioHearing(job.store, job.corpus_uri) if is_audio else FeatureHearing()
+    heard = AudioHearing(job.store, job.corpus_uri, job.recipe.features.conversion)
+    hearing = heard if is_audio else FeatureHearing()
     # The targets are senones of the run's tree, whatever the teacher knows.
     num_senones = str(read_tree(job.store, job.run_uri).num_senones)
     module = "training.targets.own_teacher"

@@ -19,8 +19,11 @@ from training.distributed import process_group
 
 EPILOG = """\
 synchronous sums all gradients; gtc sends the elements that reach a threshold; bmuf averages the
-models of the ranks at the end of a block; htm is gtc within groups and bmuf between them. Links and
-speeds that you do not give come from the calibration: scaling_v100 (8 V100s a host, paper 000),
+models of the ranks at the end of a block; htm is gtc within groups and bmuf between them. one_bit
+sends a bit for each element of the gradients. d_psgd, rand_psgd, d1d_psgd and ad_psgd average
+models beside each step: on a ring, on a drawn ring, of all ranks, of pairs. sparse_loco sends the
+largest changes of a block, and so does bmuf by host with block_exchange = top_k. Links and speeds
+that you do not give come from the calibration: scaling_v100 (8 V100s a host, paper 000),
 scaling_k80 (16 K80s a host, paper 003), both in jobs/calibrations, or your own file.
 
 The papers sent messages directly and models round a ring. megahour, over gloo or NCCL, sends both

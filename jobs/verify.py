@@ -112,8 +112,8 @@ def step_configs(
         fits = [fit.on_development_speakers() for fit in fits]
     tuning = {"evaluation": plain(recipe.evaluation), "tuning": plain(recipe.tuning)}
     return {
-        **{selection_step(subset): asdict(recipe.selection) for subset in ALL_SUBSETS},
-        **{features_step(subset): asdict(recipe.features) for subset in ALL_SUBSETS},
+        **{selection_step(subset): plain(recipe.selection) for subset in ALL_SUBSETS},
+        **{features_step(subset): plain(recipe.features) for subset in ALL_SUBSETS},
         BOOTSTRAP_STEP: {
             "bootstrap": plain(recipe.bootstrap),
             "senones": asdict(recipe.senones),

@@ -1,7 +1,7 @@
 """Filters of a selection: locale, duration, date, and the hours of one speaker."""
 
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time, timedelta
 from functools import cache
 from typing import Annotated
 
@@ -10,6 +10,7 @@ from pipeline.records import MAX_DURATION_S, Utterance
 
 DurationS = Annotated[float, Range(0, MAX_DURATION_S)]
 Locale = Annotated[str, Text(1, 100)]
+DAY = timedelta(days=1)
 Instant = Annotated[str, Text(0, 40)]
 
 
@@ -58,6 +59,13 @@ class SelectionFilters:
         if (self.created_from or self.created_before) and not self._covers(utterance.created_at):
             return "created_at"
         return None
+
+    def reaches(self, day: date) -> bool:
+        """Return whether some instant of a day, from midnight to midnight UTC, may pass."""
+        begin = datetime.combine(day, time(), UTC)
+        first = _instant("created_from", self.created_from)
+        end = _instant("created_before", self.created_before)
+        return (first is None or first < begin + DAY) and (end is None or begin < end)
 
     def _covers(self, created_at: str) -> bool:
         moment = datetime.fromisoformat(created_at)

@@ -3,11 +3,13 @@
 import codecs
 import gzip
 import io
+import json
 import zlib
 from collections.abc import Iterator
 
 from pipeline.records import (
     MAX_LINE_BYTES,
+    MAX_NAME_CHARACTERS,
     MetadataError,
     Quarantined,
     Utterance,
@@ -27,10 +29,8 @@ def read_records(data: bytes, uri: str) -> Iterator[tuple[int, Utterance | Quara
     ValueError names an object that is not the gzip that it claims to be, one that unpacks to more
     than MAX_UNPACKED_BYTES, and one with too many lines that are no records.
     """
-    lines = _unpacked_lines(data, uri) if uri.endswith(".gz") else _lines(io.BytesIO(data))
     num_others = 0
-    for number, line in enumerate(lines):
-        content = line.removeprefix(codecs.BOM_UTF8).strip() if number == 0 else line.strip()
+    for number, (line, content) in enumerate(_contents(data, uri)):
         if content or len(line) > MAX_LINE_BYTES:
             num_bytes = len(content) or len(line)
             try:
@@ -46,6 +46,41 @@ def read_records(data: bytes, uri: str) -> Iterator[tuple[int, Utterance | Quara
             raise ValueError(
                 f"{uri}: by line {number + 1}, {found}: need at most {MAX_OTHER_LINES}; {remedy}"
             )
+
+
+def read_ids(data: bytes, uri: str) -> Iterator[str]:
+    """Yield the utterance ids of `read_records` in less than half of its time; "" for none.
+
+    A record that repeats a field is malformed and has no id there; here it may have one.
+    """
+    for line, content in _contents(data, uri):
+        if content or len(line) > MAX_LINE_BYTES:
+            yield _id_of(content) or _parsed_id(content)
+
+
+def _id_of(content: bytes) -> str:
+    """Return the id of a record that may have other faults; "" if a parser must look."""
+    if len(content) > MAX_LINE_BYTES:
+        return ""
+    try:
+        found = json.loads(content.decode())["utterance_id"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return ""
+    return found if isinstance(found, str) and len(found) <= MAX_NAME_CHARACTERS else ""
+
+
+def _parsed_id(content: bytes) -> str:
+    try:
+        return parse_line(content).utterance_id
+    except MetadataError as error:
+        return Quarantined.from_error(error, len(content)).utterance_id
+
+
+def _contents(data: bytes, uri: str) -> Iterator[tuple[bytes, bytes]]:
+    """Yield each line, and what is in it besides blanks and a mark of the byte order."""
+    lines = _unpacked_lines(data, uri) if uri.endswith(".gz") else _lines(io.BytesIO(data))
+    for number, line in enumerate(lines):
+        yield line, (line.removeprefix(codecs.BOM_UTF8) if number == 0 else line).strip()
 
 
 def _lines(file: io.BufferedIOBase) -> Iterator[bytes]:

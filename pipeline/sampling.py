@@ -12,8 +12,15 @@ def sampling_priority(seed: int, utterance_id: str) -> int:
     """Hash an utterance to 64 bits: a uniform draw that no order or partition can change."""
     key = seed.to_bytes(8, "little")
     # A sampled RDD depends on its partitions (003 IV-B1); a keyed hash depends on the id alone.
-    digest = hashlib.blake2b(utterance_id.encode(), digest_size=8, key=key)
+    # The id of a malformed record may hold half a surrogate pair.
+    name = utterance_id.encode(errors="surrogatepass")
+    digest = hashlib.blake2b(name, digest_size=8, key=key)
     return int.from_bytes(digest.digest(), "little")
+
+
+def hash_name(name: str) -> int:
+    """Hash an utterance id or another name to 64 bits, the same in every run."""
+    return sampling_priority(0, name)
 
 
 def last_priority(

@@ -174,8 +174,8 @@ def _duration_s(utterance: KaldiUtterance, data: bytes) -> float | None:
     if utterance.simulate is None:
         return stated_s
     # A new file has a checksum of its own, so damage is looked for in the given one.
-    samples = decode_utterance(data, utterance.utterance_id, stated_s or 0.0, "kaldi")
-    return len(samples) / SAMPLE_RATE_HZ
+    decoded = decode_utterance(data, utterance.utterance_id, stated_s or 0.0, "kaldi")
+    return len(decoded.samples) / SAMPLE_RATE_HZ
 
 
 def _fault(utterance: KaldiUtterance, name: str) -> _Fault | None:

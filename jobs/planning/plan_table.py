@@ -80,6 +80,12 @@ def _totals(plan: RunPlan) -> list[str]:
         for step in plan.steps
         if step.gets_per_s > S3_READS_PER_PREFIX_S
     ]
+    lines += [
+        f"{step.step} spills up to {size(step.spilled_bytes)} on each instance, whose local disk "
+        f"has {size(step.disk_gibibytes << 30)}{_shortage(step)}."
+        for step in plan.steps
+        if step.spilled_bytes
+    ]
     hours = plan.workload.hours(UNLABELLED)
     goal = PAPER_DAYS["student pipeline"] * hours / PAPER_HOURS
     parts = f"{PAPER_DAYS['data']} of data, {PAPER_DAYS['student']} of training"
@@ -93,6 +99,11 @@ def _totals(plan: RunPlan) -> list[str]:
             f"{_ratio(plan, goal)}."
         )
     return lines
+
+
+def _shortage(step: StepPlan) -> str:
+    is_short = step.spilled_bytes > step.disk_gibibytes << 30
+    return ": too little, raise disk_gibibytes in its cluster file" if is_short else ""
 
 
 def _ratio(plan: RunPlan, goal_days: float) -> str:

@@ -3,12 +3,14 @@
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import isfinite
 from typing import Any
 
 from jobs.planning.plan_table import LINE_WIDTH, aligned, count, size
+from training.cost_model.overlapped_steps import one_bit_costs
 from training.cost_model.recommendation import Choice, Recommendation, recommend
 from training.cost_model.step_time import CostModel
-from training.cost_model.trainer_choice import TrainerChoice, choose_trainer
+from training.cost_model.trainer_choice import UNMEASURED, TrainerChoice, choose_trainer
 
 TRAINERS = ("synchronous", "gtc", "bmuf", "htm")
 
@@ -44,6 +46,7 @@ class Scaling:
     rows: tuple[Row, ...]
     recommendation: Recommendation
     choice: TrainerChoice
+    one_bit_ranks: float
 
     def to_json(self) -> dict[str, Any]:
         """Convert the rows, the settings and the recommendation to plain values."""
@@ -63,6 +66,7 @@ class Scaling:
                 ],
                 "unmeasured": dict(self.choice.unmeasured),
             },
+            "one_bit_ranks": self.one_bit_ranks if isfinite(self.one_bit_ranks) else None,
         }
 
 
@@ -75,7 +79,9 @@ def scale(
     group_size, block_size = group_size or chosen.group_size, block_size or chosen.block_size
     rows = tuple(_row(model, num_ranks, group_size, block_size) for num_ranks in ranks)
     choice = choose_trainer(model, max(ranks), chosen)
-    return Scaling(model, group_size, block_size, rows, recommendation, choice)
+    frames = max(ranks) * model.workload.minibatch_frames
+    hidden = one_bit_costs(model, max(ranks)).optimal_num_ranks(frames)
+    return Scaling(model, group_size, block_size, rows, recommendation, choice, hidden)
 
 
 def _row(model: CostModel, num_ranks: int, group_size: int, block_size: int) -> Row:
@@ -123,7 +129,7 @@ def _choice(scaling: Scaling) -> str:
         for each in choice.candidates
     ]
     unmeasured = sorted(choice.unmeasured.items(), key=lambda each: -each[1])
-    cells += [[name, f"{each:.1f}", "", "", "accuracy not measured"] for name, each in unmeasured]
+    cells += [[name, f"{each:.1f}", "", "", UNMEASURED[name]] for name, each in unmeasured]
     head = ["trainer", "speed-up", "accuracy", "measured on", ""]
     title = (
         f"Which trainer, on {num_ranks} ranks: {choice.chosen.trainer}. Accuracy is percent of one "
@@ -159,7 +165,18 @@ def _recommended(scaling: Scaling) -> list[str]:
     best = max(scaling.rows, key=lambda row: row.speed_ups["gtc"] or 0.0)
     if best.num_ranks < num_ranks:
         lines.append(f"GTC alone is fastest on {best.num_ranks} of these ranks.")
-    return lines
+    return [*lines, _hidden_exchanges(scaling)]
+
+
+def _hidden_exchanges(scaling: Scaling) -> str:
+    """Say on how many ranks 1-bit SGD hides its exchanges: K of eq. (4) of paper 004."""
+    frames = scaling.rows[-1].num_ranks * scaling.model.workload.minibatch_frames
+    hidden = scaling.one_bit_ranks
+    ranks = f"up to {hidden:,.0f} ranks" if isfinite(hidden) else "any number of ranks"
+    return (
+        f"1-bit SGD with double buffering hides its exchanges on {ranks} that share a minibatch of "
+        f"{frames:,} frames (004 eq. (4))."
+    )
 
 
 def _settings(choice: Choice, num_ranks: int) -> str:

@@ -18,7 +18,10 @@ S3_READS_PER_PREFIX_S = 5_500
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """StepPlan holds the cost of a step; `bound` names the resource that limits its speed."""
+    """StepPlan holds the cost of a step; `bound` names the resource that limits its speed.
+
+    `spilled_bytes` is the most that an instance keeps on its local disk, of `disk_gibibytes`.
+    """
 
     step: str
     volume: Volume
@@ -30,6 +33,8 @@ class StepPlan:
     bound: str
     instance_dollars: float
     request_dollars: float
+    spilled_bytes: float
+    disk_gibibytes: int
 
     @property
     def gets_per_s(self) -> float:
@@ -168,7 +173,17 @@ def _plan(
         bound=bound,
         instance_dollars=cluster.num_instances * cluster.price_per_instance_hour * hours,
         request_dollars=0.0 if cluster.is_local else S3_STANDARD.requests(volume.requests),
+        spilled_bytes=_spilled_bytes(volume, cluster),
+        disk_gibibytes=cluster.disk_gibibytes,
     )
+
+
+def _spilled_bytes(volume: Volume, cluster: Cluster) -> float:
+    """Return what the tasks of one instance spill at once: repartition, all that they read."""
+    if not volume.work.repartitioned_seconds:
+        return 0.0
+    at_once = min(cluster.executors_per_instance * cluster.cores_per_executor, volume.tasks)
+    return at_once * volume.bytes_read / volume.tasks
 
 
 def _waits(

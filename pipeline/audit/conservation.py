@@ -6,7 +6,7 @@ from itertools import combinations
 import numpy as np
 
 from infra.store.object_store import ObjectStore
-from pipeline.audit.contents import Hashes, read_contents
+from pipeline.audit.contents import Hashes, hash_names, read_contents
 from pipeline.audit.step_records import Finding, StepRecords
 from pipeline.audit.stored_objects import Holding, Pieces, joined
 from pipeline.runs.manifest import Manifest, read_output
@@ -15,10 +15,13 @@ from pipeline.runs.names import (
     FEATURES_FOLDER,
     LATTICES_FOLDER,
     MANIFEST_FILE,
+    SCRATCH_FOLDER,
     SELECTION_FOLDER,
     TARGETS_FOLDER,
     folder_of,
 )
+from pipeline.steps.selection.id_index import named_objects
+from pipeline.steps.selection.id_ranges import IdRange
 
 NUM_NAMED = 3
 """A finding names at most this many utterances."""
@@ -37,6 +40,8 @@ def chain_findings(
         if not records.is_planned or records.manifest is None or name not in holdings:
             continue
         yield from _doubled(store, run_uri, name, holdings[name])
+        if records.manifest.id_index:
+            yield from _misplaced(store, run_uri, records.manifest, holdings[name])
         for earlier in _sources(records.manifest):
             # The realignment reads the features again, so only lattices are the alignment's.
             is_whole = folder_of(name) == LATTICES_FOLDER and earlier == ALIGNMENT_STEP
@@ -46,6 +51,35 @@ def chain_findings(
                 yield from _unlike(store, run_uri, *pair, num_unselected)
                 yield from _tallies(finished[earlier].manifest, records.manifest)
     yield from _shared_by_subsets(store, run_uri, holdings)
+
+
+def _misplaced(
+    store: ObjectStore, run_uri: str, manifest: Manifest, holding: Holding
+) -> Iterator[Finding]:
+    """Compare a selection's id index with its files and ledgers, and with its own metadata."""
+    stored = (read_output(store, run_uri, each) for each in manifest.id_index)
+    index = IdRange.merged([IdRange.from_bytes(data) for data in stored])
+    numbers = {name: number for number, name in enumerate(named_objects(manifest))}
+    is_metadata = index.objects < len(manifest.inputs)
+    # Rows without an id are not indexed, nor is an id twice for one object.
+    nameless = hash_names([""])[0]
+    held = IdRange.merged(
+        [
+            IdRange(found, np.full(len(found), numbers[output.key], np.uint32))
+            for output, hashes in (*holding.written, *holding.quarantined)
+            for found in [np.unique(hashes[hashes != nameless])]
+        ]
+    )
+    placed = IdRange(index.hashes[~is_metadata], index.objects[~is_metadata])
+    unread = names_without(held.hashes, index.hashes[is_metadata])
+    if placed.to_bytes() != held.to_bytes() or len(unread):
+        found = f"{len(placed.hashes):,}, or at other objects; {len(unread):,} without metadata"
+        remedy = (
+            f"remove {manifest.step}/{MANIFEST_FILE} and {manifest.step}/{SCRATCH_FOLDER}, and run "
+            "the step again: it makes the same files, and what was made from them stays good"
+        )
+        expected = f"{len(held.hashes):,} entries for the ids of its files and ledgers"
+        yield Finding(manifest.id_index[0].key, expected, found, remedy)
 
 
 def _sources(manifest: Manifest) -> list[str]:
@@ -79,12 +113,23 @@ def _unlike(
     # In both directions: nothing may be lost, and nothing invented.
     for pieces, others, fault in ((before, after, "lost"), (after, before, "not from there")):
         # 64-bit hashes replace the ids: 8 bytes an utterance and step.
-        wrong = np.setdiff1d(joined(pieces), joined(others))
+        wrong = names_without(joined(pieces), joined(others))
         # The bootstrap counts the utterances that it leaves to later rounds; they are not lost.
         if len(wrong) != (num_unselected if fault == "lost" else 0):
             found = f"{len(wrong):,} {fault}: {_named(store, run_uri, pieces, wrong)}"
             key = f"{later[0]}/{MANIFEST_FILE}"
             yield Finding(key, f"the utterances of {earlier[0]}", found, remedy)
+
+
+def names_without(names: Hashes, others: Hashes) -> Hashes:
+    """Return the names that are not among the others, once each and in order."""
+    # Two sorts and a walk: np.unique and np.setdiff1d take many times as long for 64-bit names.
+    own, sorted_others = np.sort(names), np.sort(others)
+    places = np.searchsorted(sorted_others, own)
+    inside = places < len(sorted_others)
+    is_there = np.zeros(len(own), dtype=bool)
+    is_there[inside] = sorted_others[places[inside]] == own[inside]
+    return np.unique(own[~is_there])
 
 
 def _tallies(earlier: Manifest | None, later: Manifest) -> Iterator[Finding]:

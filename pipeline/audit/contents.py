@@ -1,18 +1,17 @@
 """Read the utterances of a stored object: ids and declared milliseconds, without tensors."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import UInt64
 
 from pipeline.records import parse_utterance
+from pipeline.runs.ledger import read_reasons
 from pipeline.runs.names import LEDGER_SUFFIX
-from pipeline.sampling import sampling_priority
+from pipeline.sampling import hash_name
 from pipeline.shards.container import read_plain_columns
-
-_HASH_SEED = 0
 
 Hashes = UInt64[np.ndarray, " _names"]
 
@@ -29,18 +28,20 @@ class AudioVersion:
 class Contents:
     """An object's utterances, in stored order; target shards do not repeat the durations.
 
-    Selection files hold speakers too, and feature shards the audio that extraction read.
+    Selection files hold speakers too, feature shards the audio that extraction read, and ledgers
+    reasons.
     """
 
     utterance_ids: list[str]
     duration_ms: int | None
     speaker_ids: tuple[str, ...] = ()
     audio: tuple[AudioVersion, ...] = ()
+    reasons: Mapping[str, int] = field(default_factory=dict)
 
 
 def hash_names(names: Sequence[str]) -> Hashes:
     """Hash each name to 64 bits: a billion utterances are 8 GB."""
-    return np.array([sampling_priority(_HASH_SEED, each) for each in names], np.uint64)
+    return np.array([hash_name(each) for each in names], np.uint64)
 
 
 def read_contents(key: str, data: bytes) -> Contents | None:
@@ -50,7 +51,9 @@ def read_contents(key: str, data: bytes) -> Contents | None:
     """
     if key.endswith(LEDGER_SUFFIX):
         rows = [json.loads(line) for line in data.splitlines()]
-        return Contents([row["utterance_id"] for row in rows], sum(r["duration_ms"] for r in rows))
+        ids = [row["utterance_id"] for row in rows]
+        duration_ms = sum(row["duration_ms"] for row in rows)
+        return Contents(ids, duration_ms, reasons=read_reasons(data))
     if key.endswith(".jsonl"):
         utterances = [parse_utterance(line.decode()) for line in data.splitlines()]
         ids = [utterance.utterance_id for utterance in utterances]

@@ -5,12 +5,14 @@ from functools import partial
 
 import numpy as np
 
+from infra.configuration import read_record
 from infra.prefetch import prefetch
 from infra.store.object_store import Fetched, ObjectNotFound, ObjectStore, StoreError, join_uri
 from infra.store.uris import is_s3
 from pipeline.audit.contents import AudioVersion, Hashes, hash_names, read_contents
 from pipeline.audit.step_records import Finding, StepRecords
 from pipeline.audit.stored_objects import Holding, joined, version_name
+from pipeline.filters import SelectionFilters
 from pipeline.runs.manifest import Manifest, Output, read_output, sha256
 from pipeline.runs.names import (
     AUDIO_FOLDER,
@@ -19,9 +21,11 @@ from pipeline.runs.names import (
     LANGUAGE_MODEL_SETTINGS,
     LEXICON_FILE,
     SELECTION_FOLDER,
+    UNLABELLED,
     folder_of,
+    selection_step,
 )
-from pipeline.steps.selection.buckets import is_mark
+from pipeline.steps.selection.buckets import is_mark, is_within_dates
 from pipeline.steps.selection.select import metadata_uri
 from pipeline.steps.utterance_features import resolve_audio
 
@@ -43,7 +47,7 @@ def corpus_findings(
     for records in finished.values():
         assert records.manifest is not None, "only finished steps are compared"
         if folder_of(records.step) == SELECTION_FOLDER:
-            yield from _metadata_findings(store, corpus_uri, records.step, records.manifest.inputs)
+            yield from _metadata_findings(store, corpus_uri, records.manifest)
         for name, uri in _files_read(corpus_uri, records.manifest).items():
             expected = records.manifest.inputs[name]
             yield from _file_findings(store, uri, expected, records.step)
@@ -75,8 +79,9 @@ def in_doubt(
 
 
 def _metadata_findings(
-    store: ObjectStore, corpus_uri: str, step: str, inputs: Mapping[str, str]
+    store: ObjectStore, corpus_uri: str, manifest: Manifest
 ) -> Iterator[Finding]:
+    step, inputs = manifest.step, manifest.inputs
     base = metadata_uri(corpus_uri, step.rpartition("/")[2])
     uris = [join_uri(base, name) for name in inputs]
     remedy = "put the metadata back, or select again into a new --run"
@@ -89,8 +94,11 @@ def _metadata_findings(
             there = f"SHA-256 {digest[:16]}" if digest else "missing"
             yield Finding(uri, f"SHA-256 {expected[:16]}, as selected from", there, remedy)
     known = set(uris)
+    prunes = step == selection_step(UNLABELLED) and manifest.config.get("date_folders", False)
+    filters = read_record(SelectionFilters, manifest.config.get("filters", {}), "filters")
     for found in store.list(base):
-        if found.uri not in known and not is_mark(found):
+        is_unread = prunes and not is_within_dates(found.uri, filters)
+        if found.uri not in known and not is_mark(found) and not is_unread:
             there = "an object that it did not read"
             yield Finding(found.uri, f"only what {step} read", there, remedy)
 

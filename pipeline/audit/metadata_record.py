@@ -5,7 +5,6 @@ from typing import Any
 
 from infra.configuration import read_record
 from infra.store.object_store import ObjectStore, StoreError
-from pipeline.audit.search import Hit, in_metadata
 from pipeline.filters import SelectionFilters
 from pipeline.records import Quarantined, Utterance
 from pipeline.runs.manifest import Manifest
@@ -14,16 +13,12 @@ from pipeline.steps.selection.buckets import METADATA_SUFFIXES
 from pipeline.steps.utterance_features import resolve_audio
 
 
-def find_record(
-    store: ObjectStore, metadata_uri: str, utterance_id: str, created_at: str | None
-) -> tuple[Hit, Utterance | Quarantined] | None:
-    """Find an utterance's metadata record; objects of the day of `created_at` are read first."""
+def metadata_of_day(store: ObjectStore, metadata_uri: str, created_at: str | None) -> list[str]:
+    """List all metadata objects, those of the day of `created_at` first."""
     uris = [each.uri for each in store.list(metadata_uri)]
     metadata = [uri for uri in uris if uri.endswith(METADATA_SUFFIXES)]
     day = _day(created_at)
-    return in_metadata(
-        store, sorted(metadata, key=lambda uri: f"/date={day}/" not in uri), utterance_id
-    )
+    return sorted(metadata, key=lambda uri: f"/date={day}/" not in uri)
 
 
 def _day(created_at: str | None) -> str:

@@ -11,7 +11,7 @@ from infra.store.checked_reads import scan_checked
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.metadata import read_records
 from pipeline.records import Quarantined, Utterance
-from pipeline.runs.manifest import Output, read_output
+from pipeline.runs.manifest import Manifest, Output, read_output
 from pipeline.shards.container import read_plain_columns
 from pipeline.shards.stored_kbest import OFFSETS_ENTRY
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 _ORDINARY = re.compile(r"[A-Za-z0-9._-]+")
 _ROW_COLUMNS = (
     *("utterance_id", "speaker_id", "duration_ms", "created_at", "audio_uri", "audio_etag"),
-    *("placement", "num_frames", "offset", "num_low_rate_frames"),
+    *("placement", "audio_form", "num_frames", "offset", "num_low_rate_frames"),
 )
 
 
@@ -108,6 +108,29 @@ def may_hold(data: bytes, utterance_id: str) -> bool:
     return not _ORDINARY.fullmatch(utterance_id) or utterance_id.encode() in data
 
 
-def of_task(outputs: Sequence[Output], task: str) -> list[Output]:
-    """Sort the objects of `task`, whose names begin with it, before the others."""
-    return sorted(outputs, key=lambda each: not each.key.rpartition("/")[2].startswith(f"{task}-"))
+@dataclass(frozen=True, slots=True)
+class StepHit:
+    """StepHit is where a step has an utterance: written, or else in a ledger."""
+
+    hit: Hit
+    is_written: bool
+
+
+def in_step(
+    store: ObjectStore, run_uri: str, manifest: Manifest, task: str, utterance_id: str
+) -> StepHit | None:
+    """Look in what `task` wrote and quarantined; only then in the step's other objects."""
+    for is_own in (True, False):
+        outputs, ledgers = (
+            [each for each in objects if _is_of_task(each, task) == is_own]
+            for objects in (manifest.outputs, manifest.ledgers)
+        )
+        if hit := in_shards(store, run_uri, outputs, utterance_id):
+            return StepHit(hit, is_written=True)
+        if hit := in_lines(store, run_uri, ledgers, utterance_id):
+            return StepHit(hit, is_written=False)
+    return None
+
+
+def _is_of_task(output: Output, task: str) -> bool:
+    return output.key.rpartition("/")[2].startswith(f"{task}-")

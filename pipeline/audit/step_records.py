@@ -81,6 +81,11 @@ class StepRecords:
         return [*self.manifest.outputs, *self.manifest.ledgers] if self.manifest else []
 
     @property
+    def indexes(self) -> tuple[Output, ...]:
+        """The ranges of its id index, which tasks commit as scratch."""
+        return self.manifest.id_index if self.manifest else ()
+
+    @property
     def committed(self) -> dict[Output, str]:
         """The objects that the commits name, each with the key of its commit."""
         return {

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -99,7 +99,7 @@ class Reader:
                 is_whole = False
                 findings.append(_damaged(where, output, found, records.remedy(output.key)))
             if found.miscount:
-                expected = _counts(output.utterances, output.duration_ms)
+                expected = _counts(output)
                 remedy = records.remedy(output.key)
                 findings.append(Finding(where, expected, found.miscount, remedy))
             if found.hashed is not None:
@@ -147,9 +147,14 @@ class Reader:
             return _Read(self._hash_audio(output.key, data) if is_audio else None)
         # Target shards do not repeat the durations.
         duration_ms = output.duration_ms if contents.duration_ms is None else contents.duration_ms
-        found = (len(contents.utterance_ids), duration_ms)
-        is_right = found == (output.utterances, output.duration_ms)
-        return _Read(self._hash(contents), miscount="" if is_right else _counts(*found))
+        found = replace(
+            output,
+            utterances=len(contents.utterance_ids),
+            duration_ms=duration_ms,
+            # A record of an older version does not count them.
+            reasons=contents.reasons if output.reasons else {},
+        )
+        return _Read(self._hash(contents), miscount="" if found == output else _counts(found))
 
     def _hash(self, contents: Contents) -> _Hashed:
         known = [each for each in contents.audio if each.etag]
@@ -191,5 +196,6 @@ def _damaged(where: str, output: Output, found: _Read, remedy: str) -> Finding:
     return Finding(where, expected, found.damage, remedy)
 
 
-def _counts(num_utterances: int, duration_ms: int) -> str:
-    return f"{num_utterances:,} utterances, {duration_ms:,} ms"
+def _counts(output: Output) -> str:
+    reasons = "".join(f", {count:,} {reason}" for reason, count in sorted(output.reasons.items()))
+    return f"{output.utterances:,} utterances, {output.duration_ms:,} ms{reasons}"

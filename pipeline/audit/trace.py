@@ -1,11 +1,12 @@
 """Trace one utterance: metadata, selection, features, targets, partitions, models.
 
-The order of each manifest's outputs gives the task of the next step, so a search reads the ids
-of a shard or two; only an utterance that was not selected makes it read all metadata.
+The selections' id indexes name the objects that hold an utterance, and the order of each
+manifest's outputs gives the task of the next step. So a search reads the ids of a shard or two. A
+run of an older version has no id index: there it reads files and metadata until it finds the id.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import count, takewhile
 from types import MappingProxyType
@@ -13,12 +14,13 @@ from typing import Any
 
 from infra.store.checked_reads import read_checked
 from infra.store.object_store import ObjectStore, join_uri
-from pipeline.audit.metadata_record import audio_now, find_record, why_unselected
-from pipeline.audit.search import Hit, in_lines, in_shards, of_task
+from pipeline.audit.id_lookup import IdLookup
+from pipeline.audit.metadata_record import audio_now, why_unselected
+from pipeline.audit.search import Hit, in_metadata, in_step
 from pipeline.records import Quarantined, Utterance
 from pipeline.runs.commit import Commit
 from pipeline.runs.loss_watch import WITHOUT_LATTICE
-from pipeline.runs.manifest import Manifest, Output, manifest_uri, read_manifest, sha256
+from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest, sha256
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
     ALL_SUBSETS,
@@ -45,7 +47,6 @@ from pipeline.runs.names import (
     task_name,
 )
 from pipeline.steps.repartition import shard_groups
-from pipeline.steps.selection.select import metadata_uri
 
 NO_FACTS: Mapping[str, Any] = MappingProxyType({})
 
@@ -82,7 +83,8 @@ class UnknownUtteranceError(ValueError):
 
 def trace(store: ObjectStore, run_uri: str, corpus_uri: str, utterance_id: str) -> Trace:
     """Follow an utterance through a run; UnknownUtteranceError if nothing names it."""
-    return _Tracer(store, run_uri, corpus_uri, utterance_id).trace()
+    lookup = IdLookup(store, run_uri, corpus_uri, utterance_id)
+    return _Tracer(store, run_uri, corpus_uri, utterance_id, lookup).trace()
 
 
 @dataclass(slots=True)
@@ -91,16 +93,17 @@ class _Tracer:
     run_uri: str
     corpus_uri: str
     utterance_id: str
+    lookup: IdLookup
     steps: list[StepTrace] = field(default_factory=list)
 
     def trace(self) -> Trace:
         selections = {subset: self._manifest(selection_step(subset)) for subset in ALL_SUBSETS}
         record: Mapping[str, Any] = {}
         for subset, manifest in selections.items():
-            hit = manifest and self._in_lines(manifest.outputs)
+            hit = manifest and self.lookup.in_lines(manifest, manifest.outputs)
             if manifest and hit:
                 record = hit.facts
-                self._metadata([subset], record.get("created_at"))
+                self._metadata({subset: manifest}, record.get("created_at"))
                 self._add(manifest, "selected", hit, {})
                 self._follow(subset, self._place(manifest, hit))
                 break
@@ -121,7 +124,11 @@ class _Tracer:
         place = self._place(features, hit)
         task = task_name(place)
         if subset == LABELLED:
-            for step in (BOOTSTRAP_STEP, *self._earlier_alignments(), ALIGNMENT_STEP):
+            for step in (
+                BOOTSTRAP_STEP,
+                *self._begun(map(earlier_alignment, count(1))),
+                ALIGNMENT_STEP,
+            ):
                 self._at_step(self._manifest(step), step, task)
             # Without sequence training there are none, and no step is unfinished.
             for model in self._finished(LATTICES_FOLDER):
@@ -130,7 +137,9 @@ class _Tracer:
         if subset == DEV:
             self._at_step(self._manifest(DEV_ALIGNMENT_STEP), DEV_ALIGNMENT_STEP, task)
         if subset == UNLABELLED:
-            for each in targets_rounds(self._num_target_rounds()):
+            # The run has begun the rounds before the last, and that one.
+            early = (TargetsRound(number, number + 1).targets for number in count(1))
+            for each in targets_rounds(1 + len(self._begun(early))):
                 self._follow_round(each, place, len(features.outputs))
 
     def _follow_round(self, targets_round: TargetsRound, place: int, num_shards: int) -> None:
@@ -155,12 +164,6 @@ class _Tracer:
         found = commit.statistics.get(WITHOUT_LATTICE, {}).get(self.utterance_id)
         return {WITHOUT_LATTICE: f"{found['reason']}: {found['detail']}"} if found else {}
 
-    def _num_target_rounds(self) -> int:
-        """Return how many rounds of targets the run has begun: those before the last, and it."""
-        early = (TargetsRound(number, number + 1).targets for number in count(1))
-        there = takewhile(lambda step: self.store.exists(manifest_uri(self.run_uri, step)), early)
-        return 1 + len(list(there))
-
     def _at_step(
         self, manifest: Manifest | None, step: str, task: str, more: Mapping[str, Any] = NO_FACTS
     ) -> Hit | None:
@@ -171,11 +174,11 @@ class _Tracer:
         if manifest is None:
             self.steps.append(StepTrace(step, "step not finished"))
             return None
-        outputs = of_task(manifest.outputs, task)
-        if hit := in_shards(self.store, self.run_uri, outputs, self.utterance_id):
-            return self._add(manifest, "written", hit, {**hit.facts, **more})
-        if hit := self._in_lines(of_task(manifest.ledgers, task)):
-            self._add(manifest, "quarantined", hit, hit.facts)
+        found = in_step(self.store, self.run_uri, manifest, task, self.utterance_id)
+        if found and found.is_written:
+            return self._add(manifest, "written", found.hit, {**found.hit.facts, **more})
+        if found:
+            self._add(manifest, "quarantined", found.hit, found.hit.facts)
         elif manifest.unselected.utterances:
             reason = {"why": "beyond bootstrap.max_hours; the network aligns it"}
             self._add(manifest, "not selected", Hit("", 0, {}), reason)
@@ -184,18 +187,17 @@ class _Tracer:
             self.steps.append(StepTrace(step, "lost: run jobs.verify"))
         return None
 
-    def _earlier_alignments(self) -> list[str]:
-        """Return the rounds of realignment before the last that the run has."""
-        steps = map(earlier_alignment, count(1))
+    def _begun(self, steps: Iterable[str]) -> list[str]:
+        """Return the steps before the first one that the run lacks."""
         is_there = self.store.exists
         return list(takewhile(lambda step: is_there(manifest_uri(self.run_uri, step)), steps))
 
     def _explain_absence(self, selections: Mapping[str, Manifest | None]) -> Mapping[str, Any]:
         """Record why no selection file has the utterance; return the facts of its record."""
-        found = self._metadata(ALL_SUBSETS, None)
+        found = self._metadata(selections, None)
         record: Mapping[str, Any] = {}
         for manifest in selections.values():
-            if manifest and (hit := self._in_lines(manifest.ledgers)):
+            if manifest and (hit := self.lookup.in_lines(manifest, manifest.ledgers)):
                 self._add(manifest, "quarantined", hit, hit.facts)
                 return hit.facts
         if found is None:
@@ -213,17 +215,17 @@ class _Tracer:
 
     def _left_out_by_ingest(self, selections: Mapping[str, Manifest | None]) -> Mapping[str, Any]:
         ingested = self._manifest(INGEST_STEP)
-        if ingested and (hit := self._in_lines(ingested.ledgers)):
+        if ingested and (hit := self.lookup.in_lines(ingested, ingested.ledgers)):
             self._add(ingested, "quarantined", hit, hit.facts)
             return hit.facts
         raise UnknownUtteranceError(self._unknown(selections))
 
     def _metadata(
-        self, subsets: Sequence[str], created_at: str | None
+        self, selections: Mapping[str, Manifest | None], created_at: str | None
     ) -> tuple[str, Utterance | Quarantined] | None:
-        for subset in subsets:
-            base = metadata_uri(self.corpus_uri, subset)
-            found = find_record(self.store, base, self.utterance_id, created_at)
+        for subset, manifest in selections.items():
+            uris = self.lookup.metadata_uris(subset, manifest, created_at)
+            found = in_metadata(self.store, uris, self.utterance_id)
             if found is not None:
                 hit, record = found
                 key = hit.key.removeprefix(f"{self.corpus_uri.rstrip('/')}/")
@@ -277,9 +279,6 @@ class _Tracer:
         if not self.store.exists(manifest_uri(self.run_uri, step)):
             return None
         return read_manifest(self.store, self.run_uri, step)
-
-    def _in_lines(self, outputs: Sequence[Output]) -> Hit | None:
-        return in_lines(self.store, self.run_uri, outputs, self.utterance_id)
 
     def _add(self, manifest: Manifest, outcome: str, hit: Hit, facts: Mapping[str, Any]) -> Hit:
         self.steps.append(

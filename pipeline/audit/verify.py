@@ -113,7 +113,7 @@ class _Work:
 
     def findings(self, progress: Progress, reads_audio: bool) -> Iterator[Finding]:
         """Read the objects, and yield what is wrong with them and with their utterances."""
-        outputs = {name: found.objects for name, found in self.finished.items()}
+        outputs = {name: [*found.objects, *found.indexes] for name, found in self.finished.items()}
         named = self.records.named
         place = (self.store, self.run_uri, self.corpus_uri)
 
@@ -186,7 +186,7 @@ def _unnamed(
         if folder.is_finished and found.manifest is None:
             continue  # only its damaged manifest says what belongs to it
         known = {folder.manifest_key, *folder.commit_keys, *folder.scratch}
-        known.update(output.key for output in (*found.objects, *found.committed))
+        known.update(output.key for output in (*found.objects, *found.indexes, *found.committed))
         for key in folder.keys:
             if key in known or key in named:
                 continue

@@ -7,6 +7,7 @@ second one looks for its commit before it works; one at work at the same time is
 
 import functools
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
@@ -15,7 +16,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, runtime_check
 from infra.store.checked_reads import read_checked
 from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri
 from pipeline.records import Quarantined, Tally
-from pipeline.runs.manifest import Output, sha256, without_empty_versions
+from pipeline.runs.manifest import Output, compacted, sha256
 from pipeline.runs.names import COMMITS_FOLDER, LEDGER_SUFFIX
 from pipeline.runs.sealed_json import seal, unseal
 from pipeline.runs.versions import changed_versions, step_versions
@@ -55,7 +56,7 @@ class Commit:
 
     def to_bytes(self) -> bytes:
         """Write canonical JSON with its digest."""
-        return seal(without_empty_versions(asdict(self)))
+        return seal(compacted(asdict(self)))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Commit":
@@ -104,7 +105,8 @@ class StepContext:
         if not rows:
             return None
         data = "".join(row.to_json() + "\n" for row in rows).encode()
-        return self.put_output(task, LEDGER_SUFFIX, data, Tally.of(rows))
+        stored = self.put_output(task, LEDGER_SUFFIX, data, Tally.of(rows))
+        return replace(stored, reasons=dict(Counter(row.reason for row in rows)))
 
     def committed(self, task: str) -> Commit | None:
         """Read the commit of an earlier attempt at `task`, if there is one."""

@@ -61,10 +61,13 @@ def loss_error(
 
 
 def ledger_reasons(store: ObjectStore, run_uri: str, ledgers: Sequence[Output]) -> Counter[str]:
-    """Count each reason in `ledgers`."""
-    lines = [
-        line
-        for ledger in ledgers
-        for line in read_output(store, run_uri, ledger).decode().splitlines()
-    ]
-    return Counter(json.loads(line)["reason"] for line in lines)
+    """Add up the reasons of `ledgers`; only one whose record does not count them is read."""
+    reasons: Counter[str] = Counter()
+    for ledger in ledgers:
+        reasons.update(ledger.reasons or read_reasons(read_output(store, run_uri, ledger)))
+    return reasons
+
+
+def read_reasons(data: bytes) -> Counter[str]:
+    """Count the reasons in a ledger's lines."""
+    return Counter(json.loads(line)["reason"] for line in data.splitlines())

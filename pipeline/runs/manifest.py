@@ -19,13 +19,17 @@ _MAX_NAMED, _MAX_SHOWN = 5, 24
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One stored object: its key below the run, its size and digest, and what it holds."""
+    """One stored object: its key below the run, its size and digest, and what it holds.
+
+    Of a ledger `reasons` counts the utterances by the reason why they are there.
+    """
 
     key: str
     num_bytes: int
     sha256: str
     utterances: int
     duration_ms: int
+    reasons: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     @property
     def tally(self) -> Tally:
@@ -35,7 +39,10 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The finished step: appears only when all is committed; holds no time and no place."""
+    """The finished step: appears only when all is committed; holds no time and no place.
+
+    A selection's `id_index` holds the ranges in which its utterances are found by their ids.
+    """
 
     step: str
     config: Mapping[str, Any]
@@ -49,6 +56,7 @@ class Manifest:
     statistics: Mapping[str, Any] = field(default_factory=dict)
     code_version: str = field(default_factory=lambda: version("megahour"))
     versions: Mapping[str, str] = field(default_factory=dict)
+    id_index: tuple[Output, ...] = ()
 
     def __post_init__(self) -> None:
         # The books balance to the utterance and the millisecond, or there is no manifest.
@@ -62,7 +70,7 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Write canonical JSON, with hours beside each tally for the reader."""
-        document = without_empty_versions(asdict(self))
+        document = compacted(asdict(self))
         document["config_digest"] = sha256(json.dumps(self.config, sort_keys=True).encode())
         for name in ("tally_in", "tally_out", "quarantined", "unselected"):
             document[name]["hours"] = round(getattr(self, name).hours, 6)
@@ -80,14 +88,19 @@ class Manifest:
         for name in ("tally_in", "tally_out", "quarantined", "unselected"):
             tally = document[name]
             document[name] = Tally(tally["utterances"], tally["duration_ms"])
-        for name in ("outputs", "ledgers"):
-            document[name] = tuple(Output(**output) for output in document[name])
+        for name in ("outputs", "ledgers", "id_index"):
+            document[name] = tuple(Output(**output) for output in document.get(name, ()))
         return cls(**document)
 
 
-def without_empty_versions(document: dict[str, Any]) -> dict[str, Any]:
-    """Leave out versions that are not known, so that what had none is written as it was read."""
-    return {name: value for name, value in document.items() if name != "versions" or value}
+def compacted(document: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what later versions added and is empty: what had none is written as it was read."""
+    ledgers = document["ledgers"] if "ledgers" in document else [document["ledger"] or {}]
+    for each in (*document["outputs"], *ledgers, *document.get("id_index", ())):
+        if not each.get("reasons"):
+            each.pop("reasons", None)
+    added = ("versions", "id_index")
+    return {name: value for name, value in document.items() if name not in added or value}
 
 
 def sha256(data: bytes) -> str:

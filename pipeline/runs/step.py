@@ -74,6 +74,7 @@ class StepContents:
     quarantined: Tally = field(default_factory=Tally)
     unselected: Tally = field(default_factory=Tally)
     statistics: Mapping[str, Any] = field(default_factory=dict)
+    id_index: tuple[Output, ...] = ()
 
     @classmethod
     def of_all(
@@ -140,6 +141,7 @@ def _manifest(
         unselected=contents.unselected,
         statistics=contents.statistics,
         versions=versions,
+        id_index=contents.id_index,
     )
 
 
@@ -215,7 +217,8 @@ class TaskPlan(Generic[T]):
     """TaskPlan holds a step's tasks by name, their function, and how their commits add up.
 
     `num_utterances` is the number that all tasks read together, where it is known before: then
-    the step ends as soon as its tasks have lost more than the loss budget.
+    the step ends as soon as its tasks have lost more than the loss budget. Tasks start in the order
+    of their `size`, the longest first: the last one to end is then a short one.
     """
 
     tasks: Mapping[str, T]
@@ -225,6 +228,7 @@ class TaskPlan(Generic[T]):
     output_order: Callable[[list[Output]], list[Output]] = list
     statistics: Callable[[list[Commit]], Mapping[str, Any]] = lambda _: {}
     num_utterances: int | None = None
+    size: Callable[[T], float] = lambda _: 0.0
 
 
 def run_tasks(context: StepContext, plan: TaskPlan[T]) -> StepContents:
@@ -237,8 +241,12 @@ def run_tasks(context: StepContext, plan: TaskPlan[T]) -> StepContents:
     watch = None
     if plan.num_utterances is not None:
         watch = LossWatch(context, LossLimit(plan.loss_budget, plan.num_utterances))
-    arguments = plan.tasks, plan.run_task, plan.distribute, context.step, watch
-    commits = commit_each(committed, *arguments)
+    # Results go back by name, so the order in which tasks start changes no byte.
+    longest_first = sorted(plan.tasks, key=lambda name: plan.size(plan.tasks[name]), reverse=True)
+    tasks = {name: plan.tasks[name] for name in longest_first}
+    arguments = tasks, plan.run_task, plan.distribute, context.step, watch
+    by_name = {commit.task: commit for commit in commit_each(committed, *arguments)}
+    commits = [by_name[name] for name in plan.tasks]
     quarantined = sum((commit.quarantined for commit in commits), Tally())
     tally_in = sum((commit.tally_in for commit in commits), Tally())
     ledgers = tuple(commit.ledger for commit in commits if commit.ledger)

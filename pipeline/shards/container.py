@@ -7,7 +7,7 @@ import hashlib
 import io
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -30,12 +30,25 @@ Columns = dict[str, list[Any]]
 class Format:
     """The columns of one kind of shard and the footer entries that state its conventions.
 
-    `remedy` says what to do with a shard of other columns.
+    A shard may have the `optional` column. `remedy` says what to do with a shard of other columns.
     """
 
     schema: pa.Schema
     footer: Mapping[str, str]
     remedy: str = "read it by the version that wrote it"
+    optional: pa.Field | None = None
+
+    @property
+    def whole(self) -> "Format":
+        """Return the format of shards that have the optional column."""
+        assert self.optional is not None, "a format without one has no other form"
+        return replace(self, schema=self.schema.append(self.optional), optional=None)
+
+    def is_of(self, columns: pa.Schema) -> bool:
+        """Return whether a shard of this format may have these columns."""
+        if columns.equals(self.schema):
+            return True
+        return self.optional is not None and columns.equals(self.whole.schema)
 
 
 def required(name: str, data_type: pa.DataType) -> pa.Field:
@@ -160,7 +173,7 @@ def _require_seal(source: pa.NativeFile) -> None:
 
 def _open(shard_format: Format, source: pa.NativeFile) -> pq.ParquetFile:
     file = _open_sealed(source)
-    if not file.schema_arrow.equals(shard_format.schema):
+    if not shard_format.is_of(file.schema_arrow):
         names = shard_format.schema.names
         found = f"columns {file.schema_arrow.names}: need {names}, with their types"
         raise ValueError(f"{found}: {shard_format.remedy}")

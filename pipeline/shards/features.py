@@ -51,12 +51,17 @@ _FORMAT = Format(
         ]
     ),
     {"shard": "features", **FEATURE_FOOTER},
+    # Only shards with converted audio have it, so that all others keep their bytes.
+    optional=pa.field("audio_form", pa.string()),
 )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FeatureRow:
-    """One utterance's log-mel energies after causal mean subtraction, and where they come from."""
+    """One utterance's log-mel energies after causal mean subtraction, and where they come from.
+
+    `audio_form` states the rate and the channels of audio that was converted to 16 kHz mono.
+    """
 
     utterance_id: str
     speaker_id: str
@@ -68,6 +73,7 @@ class FeatureRow:
     placement: str | None
     features: Float16[np.ndarray, "frames 64"]
     storage: Storage = "float16"
+    audio_form: str | None = None
 
 
 def write_features(rows: Sequence[FeatureRow]) -> bytes:
@@ -76,7 +82,9 @@ def write_features(rows: Sequence[FeatureRow]) -> bytes:
     ValueError for features that are not finite float16 [frames 64].
     """
     storage = common_storage(row.storage for row in rows)
-    return write_rows(_FORMAT, (_to_cells(row, storage) for row in rows), dtype=storage)
+    has_forms = any(row.audio_form is not None for row in rows)
+    cells = (_to_cells(row, storage) for row in rows)
+    return write_rows(_FORMAT.whole if has_forms else _FORMAT, cells, dtype=storage)
 
 
 def read_features(data: bytes, chosen: Sequence[int] | None = None) -> list[FeatureRow]:
@@ -99,11 +107,13 @@ def read_feature_texts(file: BinaryIO | io.IOBase) -> list[str]:
 def _to_cells(row: FeatureRow, storage: Storage) -> dict[str, Any]:
     cells = {name: getattr(row, name) for name in _PLAIN_FIELDS}
     features = features_to_cell(row.features, storage, row.utterance_id)
-    return {**cells, "num_frames": len(row.features), "features": features}
+    form = {"audio_form": row.audio_form}
+    return {**cells, "num_frames": len(row.features), "features": features, **form}
 
 
 def _from_cells(cells: dict[str, Any], storage: Storage) -> FeatureRow:
     plain = {name: cells[name] for name in _PLAIN_FIELDS}
     where, num_frames = cells["utterance_id"], cells["num_frames"]
     features = features_from_cell(cells["features"], num_frames, storage, where)
-    return FeatureRow(**plain, features=features, storage=storage)
+    form = cells.get("audio_form")
+    return FeatureRow(**plain, features=features, storage=storage, audio_form=form)

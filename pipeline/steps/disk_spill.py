@@ -7,6 +7,7 @@ from tempfile import TemporaryFile
 
 import numpy as np
 
+from infra.spark.task_resources import local_folder
 from pipeline.kbest import KBest
 from pipeline.shards import Alignment, KBestAtAllOffsets, PartitionRow, stored_rows
 
@@ -24,7 +25,7 @@ class SpilledRows:
     """Rows of k-best targets whose tensors lie in an unnamed file, which ends with the process."""
 
     def __init__(self) -> None:
-        self._file = TemporaryFile()  # noqa: SIM115 - closed when we are collected
+        self._file = TemporaryFile(dir=local_folder())  # noqa: SIM115 - closed when we are collected
         self._rows: list[_Spilled] = []
 
     def extend(self, rows: Iterable[PartitionRow]) -> None:

@@ -6,11 +6,13 @@ however long its speakers are; each is shuffled, its moments are kept with the c
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
+from infra.configuration import LATER, plain
 from infra.ranges import Range, Seed, check_ranges
 from infra.store.object_store import ObjectStore
+from pipeline.audio.conversion import NO_CONVERSION, AudioConversion
 from pipeline.filterbank.log_mel import Engine
 from pipeline.normalization import Moments
 from pipeline.records import Quarantined, Tally, Utterance, parse_utterance
@@ -48,13 +50,15 @@ A shorter task ends as usual, with a whole ledger.
 class ExtractionConfig:
     """GETs in flight per task, the seed of both levels of the shuffle, engine and storage.
 
-    At most so many GETs: fewer while long utterances are in flight, within 256 MB in all.
+    At most so many GETs: fewer while long utterances are in flight, within 256 MB in all. By
+    default audio of another rate than 16 kHz, or of several channels, is quarantined.
     """
 
     gets_in_flight: Annotated[int, Range(1, 64)]
     seed: Seed
     engine: Engine = "fast"
     storage: Storage = "float16"
+    conversion: AudioConversion = field(default=NO_CONVERSION, metadata=LATER)
 
     __post_init__ = check_ranges
 
@@ -101,10 +105,11 @@ def extract_features(
             lambda outputs: shuffle(outputs, config.seed),
             lambda commits: {"moments": merge_moments(commits).to_dict()},
             num_utterances,
+            size=lambda task: task.selection.duration_ms,
         )
         return run_tasks(context, plan)
 
-    spec = StepSpec(store, run_uri, features_step(subset), asdict(config), [selection])
+    spec = StepSpec(store, run_uri, features_step(subset), plain(config), [selection])
     return run_step(spec, extract)
 
 
@@ -140,7 +145,8 @@ def extract_file(task: FileTask, max_shard_frames: int = MAX_SHARD_FRAMES) -> Co
     store = task.context.store
     lines = read_output(store, task.context.run_uri, task.selection).decode()
     utterances = [parse_utterance(line) for line in lines.splitlines()]
-    audio = audio_objects(store, task.corpus_uri, utterances, task.config.gets_in_flight)
+    in_flight, conversion = task.config.gets_in_flight, task.config.conversion
+    audio = audio_objects(store, task.corpus_uri, utterances, in_flight, conversion)
     extracted = extract_shards(task, utterances, audio, max_shard_frames)
     audio.end_reading()
     if audio.must_be_repeated:
@@ -163,7 +169,8 @@ def extract_shards(
     task: FileTask, utterances: Sequence[Utterance], audio: AudioObjects, max_frames: int
 ) -> Extracted:
     """Read the audio once, and store its shards; all but the last if it must be read again."""
-    rows = extract_rows(utterances, audio.read(), task.config.engine, task.config.storage)
+    settings = task.config.engine, task.config.storage, task.config.conversion
+    rows = extract_rows(utterances, audio.read(), *settings)
     quarantined: list[Quarantined] = []
     outputs, moments = [], Moments.zero()
 

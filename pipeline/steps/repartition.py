@@ -101,6 +101,7 @@ def repartition(
             0.0,
             lambda outputs: shuffle(outputs, config.seed),
             lambda _: {"offsets": "all"} if is_at_all else {},
+            size=lambda task: sum(output.duration_ms for output in task.features),
         )
         return run_tasks(context, plan)
 

@@ -122,9 +122,7 @@ def generate_targets(
     def label(context: StepContext) -> StepContents:
         extracted = read_manifest(store, run_uri, features)
         tasks = {
-            task_name(number): ShardTask(
-                context, config, task_name(number), output, teacher, hearing
-            )
+            (name := task_name(number)): ShardTask(context, config, name, output, teacher, hearing)
             for number, output in enumerate(extracted.outputs)
         }
         # All features that were extracted are labelled, with or without lattices.
@@ -135,6 +133,7 @@ def generate_targets(
             loss_budget,
             statistics=label_statistics,
             num_utterances=extracted.tally_out.utterances,
+            size=lambda task: task.features.duration_ms,
         )
         return run_tasks(context, plan)
 

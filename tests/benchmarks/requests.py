@@ -67,14 +67,16 @@ def expected_tasks(
     """Return the requests of a step's tasks: no LIST, no HEAD, a PUT per object and per commit.
 
     Each task looks for its commit, which is `absent` GETs. Selection reads each metadata object
-    three times (digest and two passes), and once what each bucket's passes set aside. The others
-    read each input once; extraction reads each utterance.
+    four times (digest, two passes and the id index), and once what each bucket's passes set aside;
+    the index reads each file. The others read each input once; extraction reads each utterance.
     """
     puts = num_objects + num_tasks
     if step == "selection":
         aside = 2 * NUM_BUCKETS  # objects, and as many commits
-        gets = 3 * num_inputs + aside + (num_tasks + aside) * absent
-        return RequestCounts(get=gets, put=puts + 2 * aside)
+        hashed = NUM_BUCKETS + 1  # of each bucket, and of the files: so many parts of one range
+        indexed = num_inputs + num_objects + hashed
+        gets = 3 * num_inputs + aside + indexed + (num_tasks + aside + hashed + 1) * absent
+        return RequestCounts(get=gets, put=puts + 2 * aside + 2 * (hashed + 1))
     inputs = {"features": num_inputs + num_utterances, "targets": num_inputs}
     gets = inputs.get(step, 2 * num_inputs) + num_tasks * absent
     return RequestCounts(get=gets, put=puts)

@@ -1,4 +1,8 @@
+from datetime import UTC, date, datetime
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.filters import SelectionFilters
 from pipeline.records import Utterance
@@ -88,3 +92,24 @@ def test_unusable_bounds_are_refused(settings: dict[str, object], message: str) 
     """The message has the value and the bound."""
     with pytest.raises(ValueError, match=message):
         SelectionFilters(**settings)  # type: ignore[arg-type]
+
+
+BOUNDS = st.sampled_from(
+    ["", "2019-03-01", "2019-03-02", "2019-03-02T00:00:01+00:00", "2019-03-03T01:00:00+02:00"]
+)
+
+
+@given(BOUNDS, BOUNDS, st.datetimes(datetime(2019, 2, 27), datetime(2019, 3, 5)))
+def test_no_record_is_outside_the_days_that_filters_reach(
+    first: str, end: str, moment: datetime
+) -> None:
+    """A record that passes is of a day that is reached; the days beside the bounds are not."""
+    try:
+        filters = SelectionFilters(created_from=first, created_before=end)
+    except ValueError:
+        return
+    created_at = moment.replace(tzinfo=UTC).isoformat()
+    if filters.rejection(utterance(created_at=created_at)) is None:
+        assert filters.reaches(moment.date())
+    a_day = SelectionFilters(created_from="2019-03-01", created_before="2019-03-02")
+    assert a_day.reaches(moment.date()) == (moment.date() == date(2019, 3, 1))

@@ -1,12 +1,15 @@
 """Metadata objects are read line by line, within bounds that no archive can evade."""
 
+import codecs
 import gzip
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline import metadata
-from pipeline.metadata import MAX_OTHER_LINES, read_records
+from pipeline.metadata import MAX_OTHER_LINES, read_ids, read_records
 from pipeline.records import Utterance
 
 RECORD = {
@@ -58,3 +61,21 @@ def test_an_archive_is_unpacked_up_to_its_bound(
     monkeypatch.setattr(metadata, "MAX_UNPACKED_BYTES", len(data) - 1)
     with pytest.raises(ValueError, match=f"unpacks to more than {len(data) - 1} bytes: split it"):
         list(read_records(gzip.compress(data), "a.jsonl.gz"))
+
+
+ODD_LINES = (
+    *(b"", b"  ", b"{", b"[]", b"7", b"null", b'"x"', b"\xff\xfe", b'{"utterance_id": "\xff"}'),
+    *(b'{"utterance_id": 7}', b'{"utterance_id": ""}', b'{"utterance_id": null, "duration_s": 1}'),
+    *(b'{"utterance_id": "a", "utterance_id": "b"}', b'{"utterance_id": "' + b"n" * 1100 + b'"}'),
+    *('{"utterance_id": "c"}'.encode("utf-16"), b'{"utterance_id": "\\u00e9\\ud800"}', b"[" * 9999),
+    *(b'{"utterance_id": "d", "duration_s": -1}', b'{"utterance_id": "e\\u0007"}', b'{"a": 1} {}'),
+)
+
+
+@given(st.lists(st.sampled_from(ODD_LINES), max_size=8), st.booleans(), st.booleans())
+def test_ids_are_those_of_the_records(lines: list[bytes], marked: bool, packed: bool) -> None:
+    """Good, faulty, none; only "b" is of a record that repeats its field."""
+    data = (codecs.BOM_UTF8 if marked else b"") + b"\n".join((LINE, *lines, LINE))
+    data, uri = (gzip.compress(data), "a.jsonl.gz") if packed else (data, "a.jsonl")
+    for found, (_, record) in zip(read_ids(data, uri), read_records(data, uri), strict=True):
+        assert found == record.utterance_id or (found, record.utterance_id) == ("b", "")

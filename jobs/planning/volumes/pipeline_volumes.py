@@ -20,6 +20,8 @@ from jobs.planning.volumes.step_volume import Requests, Volume, Work
 from jobs.planning.volumes.workload import Subset, Workload
 from pipeline.runs.names import ALL_SUBSETS, UNLABELLED
 from pipeline.steps.selection.budget_cutoff import num_ranges
+from pipeline.steps.selection.id_index import FILES_A_TASK
+from pipeline.steps.selection.id_ranges import ENTRY_BYTES
 from pipeline.steps.selection.subset_overlap import num_ranges as num_compared_ranges
 from training.recipes import Recipe
 
@@ -31,6 +33,9 @@ HASH_BYTES = 13
 
 COMPARED_SHARE = 0.37
 """Work of hashing a selected record for the comparison of subsets: 8 us of selection's 21."""
+
+INDEXED_SHARE = 0.18
+"""Work of an entry in the id index, as a share of a record's: `tests.benchmarks.id_index`."""
 
 ALL_OFFSETS_WORK = 2.0
 """CPU time of the targets step at all offsets over that at one, without the teacher; measured."""
@@ -59,14 +64,39 @@ def selection(workload: Workload, subset: Subset, recipe: Recipe) -> Volume:
     files, groups = num_files(subset, recipe), num_selection_groups(subset, recipe)
     sampled_bytes = subset.utterances * workload.record_bytes
     aside = _scratch(workload, subset, recipe.selection.hours > 0, sampled_bytes)
-    return aside + _step(groups, files, Requests(), 0, sampled_bytes, Work())
+    index = _id_index(workload, subset, files)
+    return aside + index + _step(groups, files, Requests(), 0, sampled_bytes, Work())
+
+
+def _id_index(workload: Workload, subset: Subset, files: int) -> Volume:
+    """Compute the volume of indexing a selection by id: hash what names one, merge by range."""
+    tasks = len(subset.bucket_hours) + ceil(files / FILES_A_TASK)
+    metadata_bytes = subset.records * workload.record_bytes
+    ranges = _num_ranges(metadata_bytes)
+    entries = subset.records + subset.utterances
+    objects = tasks * ranges + tasks + 2 * ranges
+    # Each task looks for its commit.
+    gets = subset.metadata_objects + files + tasks * ranges + tasks + ranges
+    sampled_bytes = subset.utterances * workload.record_bytes
+    return Volume(
+        tasks=tasks + ranges,
+        objects=objects,
+        requests=Requests(get=gets, put=objects),
+        bytes_read=metadata_bytes + sampled_bytes + ENTRY_BYTES * entries,
+        bytes_written=2 * ENTRY_BYTES * entries + (tasks + ranges) * COMMIT_BYTES,
+        work=Work(metadata_records=INDEXED_SHARE * entries),
+    )
+
+
+def _num_ranges(metadata_bytes: float) -> int:
+    return num_ranges([ObjectInfo("metadata.jsonl", round(metadata_bytes), "")])
 
 
 def _scratch(workload: Workload, subset: Subset, samples: bool, sampled_bytes: float) -> Volume:
     """Compute selection's own objects: hashes by bucket and range, samples by bucket."""
     buckets, metadata = len(subset.bucket_hours), subset.metadata_objects
     metadata_bytes = subset.records * workload.record_bytes
-    ranges = num_ranges([ObjectInfo("metadata.jsonl", round(metadata_bytes), "")])
+    ranges = _num_ranges(metadata_bytes)
     hashes, hash_bytes = buckets * ranges, HASH_BYTES * subset.records
     sample = 1 if samples and subset.name == UNLABELLED else 0
     objects = hashes + 3 * buckets

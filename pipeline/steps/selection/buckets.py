@@ -4,12 +4,14 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import date
 from functools import partial
 
 from infra.store.checked_reads import read_checked
 from infra.store.object_store import ObjectInfo, ObjectStore, StoreError, join_uri, normalize_uri
+from pipeline.filters import SelectionFilters
 from pipeline.runs.manifest import sha256
-from pipeline.runs.names import ALL_SUBSETS, DEV, METADATA_FOLDER, SUBSETS
+from pipeline.runs.names import ALL_SUBSETS, METADATA_FOLDER, SUBSETS
 from pipeline.runs.step import Distribute
 
 METADATA_SUFFIXES = (".jsonl", ".jsonl.gz")
@@ -61,6 +63,36 @@ def list_metadata(store: ObjectStore, metadata_uri: str) -> dict[str, list[Objec
     return dict(sorted(buckets.items()))
 
 
+def within_dates(
+    listing: Mapping[str, list[ObjectInfo]], filters: SelectionFilters
+) -> dict[str, list[ObjectInfo]]:
+    """Leave out the objects whose folder `date=...` no record within the filters' dates can be in.
+
+    ValueError if none is left. An object without such a folder may hold any date.
+    """
+    kept = {
+        bucket: [found for found in objects if is_within_dates(found.uri, filters)]
+        for bucket, objects in listing.items()
+    }
+    if not any(kept.values()):
+        uris = sorted(found.uri for objects in listing.values() for found in objects)
+        raise ValueError(
+            f"created_from = {filters.created_from!r}, created_before = "
+            f"{filters.created_before!r}: no metadata is in a date=... folder of such a day, from "
+            f"{uris[0]} to {uris[-1]}; choose other days, or date_folders = false"
+        )
+    return {bucket: objects for bucket, objects in kept.items() if objects}
+
+
+def is_within_dates(uri: str, filters: SelectionFilters) -> bool:
+    """Return whether a metadata object may hold a record within the filters' dates."""
+    match = re.search(r"/date=(\d{4}-\d{2}-\d{2})/", uri)
+    try:
+        return match is None or filters.reaches(date.fromisoformat(match[1]))
+    except ValueError:  # no day of the calendar
+        return True
+
+
 def require_known_subsets(store: ObjectStore, corpus_uri: str) -> None:
     """Raise ValueError for metadata in no subset's folder, which no selection would read."""
     base = join_uri(corpus_uri, METADATA_FOLDER)
@@ -74,9 +106,17 @@ def require_known_subsets(store: ObjectStore, corpus_uri: str) -> None:
 
 
 def subsets_of(store: ObjectStore, corpus_uri: str) -> tuple[str, ...]:
-    """Return the subsets of a corpus: the three that each has, and dev where there is metadata."""
-    listed = store.list(join_uri(corpus_uri, METADATA_FOLDER, DEV))
-    return ALL_SUBSETS if any(not is_mark(found) for found in listed) else SUBSETS
+    """Return the subsets of a corpus that have metadata, such as unlabelled speech alone.
+
+    Where none has any, these are the three of a whole corpus, so that a step names what is missing.
+    """
+    base = join_uri(corpus_uri, METADATA_FOLDER)
+    found = tuple(
+        subset
+        for subset in ALL_SUBSETS
+        if any(not is_mark(each) for each in store.list(join_uri(base, subset)))
+    )
+    return found or SUBSETS
 
 
 def is_mark(found: ObjectInfo) -> bool:

@@ -62,7 +62,10 @@ def cut_into_ranges(
     # Hashes are uniform, so ranges of equal width hold nearly equally many.
     order = np.argsort(priorities)
     priorities, durations_ms, speakers = priorities[order], durations_ms[order], np.sort(speakers)
-    of_utterances, of_speakers = _edges(priorities, num_ranges), _edges(speakers, num_ranges)
+    of_utterances, of_speakers = (
+        range_edges(priorities, num_ranges),
+        range_edges(speakers, num_ranges),
+    )
     return [
         HashRange(
             priorities[of_utterances[each] : of_utterances[each + 1]],
@@ -73,7 +76,10 @@ def cut_into_ranges(
     ]
 
 
-def _edges(hashes: UInt64[np.ndarray, " hashes"], num_ranges: int) -> Int64[np.ndarray, " edges"]:
+def range_edges(
+    hashes: UInt64[np.ndarray, " hashes"], num_ranges: int
+) -> Int64[np.ndarray, " edges"]:
+    """Return where each range of rising hashes begins, and where the last one ends."""
     # By the upper 32 bits: their product with a number of ranges fits into 64.
     upper, shift = hashes >> np.uint64(32), np.uint64(32)
     ranges = (upper * np.uint64(num_ranges)) >> shift

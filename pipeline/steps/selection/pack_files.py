@@ -2,11 +2,12 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeline.packing import Balance, pack_speakers
 from pipeline.records import Tally, parse_utterance
 from pipeline.runs.commit import Commit, StepContext, once
+from pipeline.runs.ledger import ledger_reasons
 from pipeline.runs.manifest import Output, read_output
 from pipeline.runs.names import LEDGER_SUFFIX
 
@@ -79,5 +80,7 @@ def _join_ledgers(task: PackTask, quarantined: Tally) -> Output | None:
     if not quarantined.utterances:
         return None
     ledgers = [commit.ledger for commit in task.selected if commit.ledger]
-    rows = (read_output(task.context.store, task.context.run_uri, each) for each in ledgers)
-    return task.context.put_output(task.name, LEDGER_SUFFIX, b"".join(rows), quarantined)
+    place = task.context.store, task.context.run_uri
+    data = b"".join(read_output(*place, each) for each in ledgers)
+    stored = task.context.put_output(task.name, LEDGER_SUFFIX, data, quarantined)
+    return replace(stored, reasons=dict(ledger_reasons(*place, ledgers)))

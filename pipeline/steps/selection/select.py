@@ -3,14 +3,15 @@
 The metadata objects of one speaker bucket hold all utterances of its speakers, so a task that
 reads whole buckets can write whole speakers. The passes: digest the metadata; index each bucket;
 compare all buckets, range by range of hashes, to find duplicates and the cutoff of the budget;
-select from each bucket; pack the files of neighbouring buckets.
+select from each bucket; pack the files of neighbouring buckets; index all by utterance id.
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated
 
+from infra.configuration import LATER, plain
 from infra.ranges import Range, Seed, check_ranges
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.filters import SelectionFilters
@@ -35,13 +36,19 @@ from pipeline.steps.selection.buckets import (
     digest_buckets,
     input_digests_of,
     list_metadata,
+    within_dates,
 )
 from pipeline.steps.selection.budget_cutoff import find_cutoff, num_ranges
+from pipeline.steps.selection.id_index import index_ids
 from pipeline.steps.selection.index_bucket import IndexTask, index_bucket
 from pipeline.steps.selection.pack_files import PackTask, pack_files
 from pipeline.steps.selection.record_rules import RecordRules
 from pipeline.steps.selection.select_bucket import SelectTask, select_bucket
-from pipeline.steps.selection.statistics import require_eligible, selection_statistics
+from pipeline.steps.selection.statistics import (
+    require_eligible,
+    selection_statistics,
+    unread_statistics,
+)
 from pipeline.steps.selection.subset_overlap import require_disjoint
 
 
@@ -49,7 +56,9 @@ from pipeline.steps.selection.subset_overlap import require_disjoint
 class SelectionConfig:
     """`hours` to select from the unlabelled metadata (0 = all), in files of `file_hours`.
 
-    `filters` are for the unlabelled metadata too; they come before the budget.
+    `filters` are for the unlabelled metadata too; they come before the budget. With `date_folders`
+    the folder `date=...` of a metadata object is the day of its records, UTC, so that objects of
+    days outside the filters' dates are not read.
     """
 
     # Fewer hours than 2e-7 round to 0 ms, which selects all.
@@ -57,6 +66,7 @@ class SelectionConfig:
     file_hours: Annotated[float, Range(1e-6, 1000)]
     seed: Seed
     filters: SelectionFilters = field(default_factory=SelectionFilters)
+    date_folders: bool = field(default=False, metadata=LATER)
 
     __post_init__ = check_ranges
 
@@ -67,7 +77,7 @@ class SelectionConfig:
 
     def without_rules(self) -> "SelectionConfig":
         """Return the configuration that takes all utterances, in the same files."""
-        return replace(self, hours=0.0, filters=SelectionFilters())
+        return replace(self, hours=0.0, filters=SelectionFilters(), date_folders=False)
 
 
 def select_utterances(
@@ -85,15 +95,19 @@ def select_utterances(
     are selected whole. ValueError if another subset's selection in this run has
     an utterance or a speaker of this one.
     """
-    listing = list_metadata(store, metadata_uri)
+    applied = config if subset == UNLABELLED else config.without_rules()
+    listing = everything = list_metadata(store, metadata_uri)
+    if applied.date_folders:
+        listing = within_dates(everything, applied.filters)
     # Digests go into the fingerprint, so a finished step is found without parsing a record.
     buckets = digest_buckets(store, listing, distribute, f"digest {subset} metadata")
-    applied = config if subset == UNLABELLED else config.without_rules()
 
     def select(context: StepContext) -> StepContents:
         ranges = num_ranges([found for objects in listing.values() for found in objects])
+        scratch = replace(context, step=f"{context.step}/{SCRATCH_FOLDER}")
+        committed = committed_tasks(scratch)
         indexes, selected = select_records(
-            context, applied, metadata_uri, buckets, ranges, loss_budget, distribute
+            scratch, committed, applied, metadata_uri, buckets, ranges, loss_budget, distribute
         )
         plan = TaskPlan(
             plan_files(context, applied, selected),
@@ -105,15 +119,18 @@ def select_utterances(
         )
         contents = run_tasks(context, plan)
         require_disjoint(context, subset, distribute)
-        return contents
+        index = index_ids(scratch, committed, context, buckets, contents, ranges, distribute)
+        statistics = {**contents.statistics, **unread_statistics(everything, listing)}
+        return replace(contents, statistics=statistics, id_index=index)
 
     digests = input_digests_of(buckets, metadata_uri)
-    spec = StepSpec(store, run_uri, selection_step(subset), asdict(config), digests=digests)
+    spec = StepSpec(store, run_uri, selection_step(subset), plain(config), digests=digests)
     return run_step(spec, select)
 
 
 def select_records(
-    context: StepContext,
+    scratch: StepContext,
+    committed: Mapping[str, Commit],
     config: SelectionConfig,
     metadata_uri: str,
     buckets: Sequence[Bucket],
@@ -123,11 +140,10 @@ def select_records(
 ) -> tuple[list[Commit], list[Commit]]:
     """Index each bucket, find the cutoff, and select from each bucket; the commits of both passes.
 
-    Tasks write below `scratch/` in the step's folder. The manifest does not name those objects:
-    once it exists, they may be removed.
+    Tasks write below `scratch/` in the step's folder, unless they are `committed`. The manifest
+    does not name those objects: once it exists, they may be removed.
     """
-    scratch = replace(context, step=f"{context.step}/{SCRATCH_FOLDER}")
-    rules, committed = RecordRules(config.seed, config.filters), committed_tasks(scratch)
+    rules = RecordRules(config.seed, config.filters)
     to_index = {each.name: IndexTask(scratch, rules, each, ranges) for each in buckets}
     # A bucket's index keeps 12 bytes of a candidate; the records stay in the store.
     indexes = commit_each(committed, to_index, index_bucket, distribute, "index the buckets")

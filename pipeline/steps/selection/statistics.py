@@ -2,8 +2,10 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
+from infra.store.object_store import ObjectInfo
 from pipeline.packing import Balance
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit
@@ -41,6 +43,17 @@ def selection_statistics(
         "months": {month: _with_hours(tally) for month, tally in months.items()},
         "unselected": {reason: _with_hours(tally) for reason, tally in unselected.items()},
     }
+
+
+def unread_statistics(
+    everything: Mapping[str, Sequence[ObjectInfo]], listing: Mapping[str, Sequence[ObjectInfo]]
+) -> dict[str, Any]:
+    """Count the objects of other days, and their bytes; nothing where all were read."""
+    objects, read = (list(chain(*each.values())) for each in (everything, listing))
+    if len(objects) == len(read):
+        return {}
+    num_bytes = sum(each.num_bytes for each in objects) - sum(each.num_bytes for each in read)
+    return {"other_days": {"objects": len(objects) - len(read), "num_bytes": num_bytes}}
 
 
 def _unselected(indexes: Sequence[Commit]) -> dict[str, Tally]:

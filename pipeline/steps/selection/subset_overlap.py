@@ -20,14 +20,13 @@ from pipeline.runs.commit import StepContext, read_commits
 from pipeline.runs.manifest import Output, read_output
 from pipeline.runs.names import ALL_SUBSETS, SCRATCH_FOLDER, selection_step
 from pipeline.runs.step import Distribute
-from pipeline.sampling import sampling_priority
+from pipeline.sampling import hash_name
 from pipeline.steps.selection.hash_ranges import HashRange, cut_into_ranges
 
 _RANGE_UTTERANCES = 20_000_000
 """A range's task holds so many hashes of 8 bytes, and a sorted copy."""
 
 _GETS_IN_FLIGHT = 16
-_HASH_SEED = 0
 _UTTERANCE, _SPEAKER = "utterance", "speaker"
 
 Hashes = UInt64[np.ndarray, " _names"]
@@ -104,13 +103,13 @@ def _hash_group(task: tuple[_Group, int]) -> tuple[Output, ...]:
     utterances, durations_ms = array("Q"), array("q")
     speakers: set[str] = set()
     for record in _records(group):
-        utterances.append(_hash(record.utterance_id))
+        utterances.append(hash_name(record.utterance_id))
         durations_ms.append(record.duration_ms)
         speakers.add(record.speaker_id)
     ranges = cut_into_ranges(
         np.array(utterances, np.uint64),
         np.array(durations_ms, np.int64),
-        np.array([_hash(speaker) for speaker in speakers], np.uint64),
+        np.array([hash_name(speaker) for speaker in speakers], np.uint64),
         num_parts,
     )
     return tuple(
@@ -154,7 +153,7 @@ def _name(task: tuple[_Group, _Overlap]) -> str:
         record.utterance_id if overlap.kind == _UTTERANCE else record.speaker_id
         for record in _records(group)
     )
-    return next(name for name in ids if _hash(name) == overlap.example)
+    return next(name for name in ids if hash_name(name) == overlap.example)
 
 
 def _refusal(subset: str, found: Sequence[_Overlap], names: Mapping[tuple[str, str], str]) -> str:
@@ -174,7 +173,3 @@ def _records(group: _Group) -> Iterator[Utterance]:
         data = read_output(group.context.store, group.context.run_uri, output)
         for line in data.splitlines():
             yield parse_utterance(line.decode())
-
-
-def _hash(name: str) -> int:
-    return sampling_priority(_HASH_SEED, name)

@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -196,29 +197,28 @@ def as_development(run: Run, folder: Path) -> Run:
         data = store.get(found.uri)
         if found.uri.endswith(f"/{SUBSET}/manifest.json"):
             manifest = Manifest.from_bytes(data)
-            outputs, ledgers = (
-                tuple(replace(each, key=renamed(each.key)) for each in objects)
-                for objects in (manifest.outputs, manifest.ledgers)
-            )
-            step = renamed(manifest.step)
-            data = replace(manifest, step=step, outputs=outputs, ledgers=ledgers).to_bytes()
+            objects: dict[str, Any] = {
+                name: tuple(replace(o, key=renamed(o.key)) for o in getattr(manifest, name))
+                for name in ("outputs", "ledgers", "id_index")
+            }
+            data = replace(manifest, step=renamed(manifest.step), **objects).to_bytes()
         new.put(join_uri(str(folder), renamed(found.uri.removeprefix(run_uri))), data)
     return new, str(folder)
 
 
 def test_only_the_shards_that_hold_it_are_read(run: Run, tmp_path: Path) -> None:
-    """The other shards may be gone: the order of the manifests says where to look."""
+    """Others may be gone: the id index and the manifests' order say where to look."""
     store, run_uri = copied = copy_run(run[1], tmp_path)
     utterance_id = selected_ids(store, run_uri)[0]
     seen = follow(copied, utterance_id)[1]
     kept = {step.object for step in seen.values()}
     others = [
         output.key
-        for step in ("features", "targets")
+        for step in ("selection", "features", "targets")
         for output in outputs(store, run_uri, step)
         if output.key not in kept
     ]
-    assert len(others) >= 4
+    assert len(others) >= 6
     for key in others:
         store.delete(join_uri(run_uri, key))
     assert follow(copied, utterance_id)[1] == seen

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from infra.store.object_store import ObjectStore, join_uri
@@ -17,6 +18,7 @@ from pipeline.runs.names import EVALUATION_STEP
 from pipeline.runs.sealed_json import seal
 from pipeline.runs.step import StepContents, StepSpec, run_step
 from pipeline.shards import read_features, write_features
+from pipeline.steps.selection.id_ranges import IdRange
 from tests.small_run import SUBSET, copy_run, make_run, outputs, selected_ids
 
 Run = tuple[ObjectStore, str]
@@ -80,7 +82,7 @@ def test_an_undamaged_run_passes(undamaged: Run) -> None:
         output
         for step in STEPS
         for manifest in [read_manifest(store, run_uri, f"{step}/{SUBSET}")]
-        for output in (*manifest.outputs, *manifest.ledgers)
+        for output in (*manifest.outputs, *manifest.ledgers, *manifest.id_index)
     ]
     assert found.findings == ()
     assert found.unfinished == ()
@@ -271,7 +273,7 @@ def test_subsets_of_an_older_run_are_compared(run: Run) -> None:
         store.put(found.uri.replace(SUBSET, "heldout"), store.get(found.uri))
     step = f"selection/{SUBSET}"
     for found in store.list(join_uri(run_uri, "selection", "heldout")):
-        if "/scratch/" not in found.uri and not found.uri.endswith(".jsonl"):
+        if "/scratch/" not in found.uri and found.uri.endswith(".json"):
             data = store.get(found.uri).decode().replace(step, "selection/heldout")
             document = json.loads(data)
             del document["sha256"]
@@ -390,6 +392,49 @@ def test_a_wrong_count_of_an_object_is_found(run: Run) -> None:
     expected, found = findings(run)[new.key]
     assert expected.startswith(f"{new.utterances} utterances, ")
     assert found.startswith(f"{new.utterances - 1} utterances, ")
+
+
+def test_a_wrong_count_of_a_reason_is_found(run: Run) -> None:
+    """A ledger's record counts another reason than its lines, in commit and manifest alike."""
+    store, run_uri = run
+    manifest = read_manifest(store, run_uri, f"features/{SUBSET}")
+    ledger = manifest.ledgers[0]
+    (reason, count), *others = ledger.reasons.items()
+    wrong = replace(ledger, reasons={**dict(others), "bad_luck": count})
+
+    def recount(commit: Commit) -> Commit:
+        return replace(commit, ledger=wrong) if commit.ledger == ledger else commit
+
+    for key in (each.uri for each in store.list(join_uri(run_uri, f"features/{SUBSET}/commits"))):
+        rewrite_commit(run, key.removeprefix(f"{run_uri}/"), recount)
+    ledgers = tuple(wrong if each == ledger else each for each in manifest.ledgers)
+    rewrite_manifest(run, "features", ledgers=ledgers)
+    expected, found = findings(run)[ledger.key]
+    assert expected.endswith(f"{count} bad_luck")
+    assert f"{count} {reason}" in found
+
+
+@pytest.mark.parametrize("is_forgotten", [True, False])
+def test_a_wrong_id_index_is_found(run: Run, is_forgotten: bool) -> None:
+    """An entry is forgotten, or points to another object; sizes and digests are as recorded."""
+    store, run_uri = run
+    manifest = read_manifest(store, run_uri, f"selection/{SUBSET}")
+    (output,) = manifest.id_index
+    index = IdRange.from_bytes(store.get(join_uri(run_uri, output.key)))
+    objects = index.objects.copy()
+    place = int(np.flatnonzero(objects >= len(manifest.inputs))[0])
+    objects[place] += 1
+    wrong = IdRange(index.hashes, objects)
+    if is_forgotten:
+        wrong = IdRange(np.delete(index.hashes, place), np.delete(objects, place))
+    data = wrong.to_bytes()
+    store.put(join_uri(run_uri, output.key), data)
+    altered = replace(output, num_bytes=len(data), sha256=sha256(data))
+    rewrite_manifest(run, "selection", id_index=(altered,))
+    expected, found = findings(run)[output.key]
+    entries = int((index.objects >= len(manifest.inputs)).sum())
+    assert expected.startswith(f"{entries} entries for the ids")
+    assert found.startswith(f"{entries - is_forgotten}, or at other objects")
 
 
 def orphan(run: Run, step: str) -> str:

@@ -1,10 +1,11 @@
 """The quarantine ledger and the loss budget."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from infra.store.object_store import ObjectStore
+from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import step_context
 from pipeline.runs.ledger import LossBudgetExceededError, check_loss_budget, ledger_reasons
@@ -27,6 +28,20 @@ def test_reasons_are_counted_over_all_ledgers(tmp_path: Path) -> None:
     """One count a reason."""
     store, ledgers = stored_ledgers(tmp_path)
     assert ledger_reasons(store, str(tmp_path), ledgers) == {"truncated": 3, "empty_object": 1}
+
+
+def test_records_count_reasons_so_that_no_ledger_is_read(tmp_path: Path) -> None:
+    """A record of an older version counts none: then its ledger is read."""
+    store, ledgers = stored_ledgers(tmp_path)
+    assert [each.reasons for each in ledgers] == [
+        {"empty_object": 1, "truncated": 1},
+        {"truncated": 2},
+    ]
+    uncounted = [replace(each, reasons={}) for each in ledgers]
+    counted = ledger_reasons(store, str(tmp_path), ledgers)
+    assert counted == ledger_reasons(store, str(tmp_path), uncounted)
+    store.delete(join_uri(str(tmp_path), ledgers[1].key))
+    assert ledger_reasons(store, str(tmp_path), [uncounted[0], ledgers[1]]) == counted
 
 
 @pytest.mark.parametrize("loss_budget", [0.04, 0.05, 1.0])

@@ -225,3 +225,21 @@ def test_what_is_there_already_is_not_stored_again(tmp_path: Path) -> None:
         puts.append((REQUESTS.total() - before).put)
         assert store.get(uri) == data
     assert puts == [1, 0, 1, 0]
+
+
+def test_the_longest_tasks_start_first_and_change_no_byte(context: StepContext) -> None:
+    """Tasks of equal size keep their order, and so does the manifest; the bytes are the same."""
+    sizes = {"0": 1.0, "1": 3.0, "2": 1.0, "3": 2.0}
+    started: list[str] = []
+
+    def commit(name: str) -> Commit:
+        started.append(name)
+        return context.commit(record(context, name))
+
+    plan = TaskPlan({name: name for name in sizes}, commit, serially, 1.0, size=sizes.__getitem__)
+    contents = run_tasks(context, plan)
+    assert started == ["1", "3", "0", "2"]
+    in_order = run_tasks(context, replace(plan, size=lambda _: 0.0))
+    assert started == ["1", "3", "0", "2"], "all were committed"
+    assert contents == in_order
+    assert [ledger.key.rpartition("/")[2][0] for ledger in contents.ledgers] == list("0123")

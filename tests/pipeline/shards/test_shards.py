@@ -382,3 +382,15 @@ def test_an_unknown_storage_is_refused() -> None:
     pq.write_table(table.cast(schema), sink, compression="none", use_dictionary=False)
     with pytest.raises(ValueError, match="dtype = 'int4': need one of"):
         read_features(seal(sink))
+
+
+def test_only_converted_audio_has_a_form() -> None:
+    """Rows with and without one come back; a shard without any has the bytes that it always had."""
+    rows = [feature_row(0), replace(feature_row(1), audio_form="44100 Hz, 2 ch"), feature_row(2)]
+    found = read_features(write_features(rows))
+    assert [row.audio_form for row in found] == [None, "44100 Hz, 2 ch", None]
+    chosen = read_features(write_features(rows), [1])
+    assert [row.audio_form for row in chosen] == ["44100 Hz, 2 ch"]
+    plain = [rows[0], rows[2]]
+    assert b"audio_form" not in write_features(plain)
+    assert [row.audio_form for row in read_features(write_features(plain))] == [None, None]

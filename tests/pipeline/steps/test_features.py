@@ -1,5 +1,6 @@
 """Extraction in bounded memory: a file's stream cut into shards, nothing lost, no bit changed."""
 
+import io
 import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,8 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 
 from infra.store.object_store import ObjectStore
+from pipeline.audio.conversion import AudioConversion
+from pipeline.audio.decode import decode_audio
 from pipeline.normalization import Moments
 from pipeline.records import Quarantined, Utterance
 from pipeline.runs.manifest import Manifest, read_manifest, read_output
@@ -201,3 +205,51 @@ def test_memory_does_not_grow_with_the_stream(tmp_path: Path) -> None:
     )
     assert (shorter["shards"], longer["shards"]) == (9, 25)
     assert longer["peak_bytes"] - shorter["peak_bytes"] < 10 * 2**20
+
+
+RATES_HZ = (8_000, 16_000, 22_050, 44_100)
+CONVERTING = replace(CONFIG, conversion=AudioConversion((8_000, 22_050, 44_100), "mean"))
+
+
+def recorded_otherwise(store: ObjectStore, corpus_uri: str) -> dict[str, str | None]:
+    """Store the corpus's audio again, in stereo at several rates; the forms by utterance id."""
+    forms: dict[str, str | None] = {}
+    audio = sorted(found.uri for found in store.list(f"{corpus_uri}/audio"))
+    for number, uri in enumerate(audio):
+        samples = decode_audio(store.get(uri))
+        rate_hz, num_channels = RATES_HZ[number % len(RATES_HZ)], 1 + number % 2
+        seconds = np.arange(round(len(samples) * rate_hz / 16_000)) / rate_hz
+        heard = np.interp(seconds, np.arange(len(samples)) / 16_000, samples)
+        file = io.BytesIO()
+        stereo = np.repeat(heard[:, None], num_channels, axis=1)
+        soundfile.write(file, stereo, rate_hz, format="FLAC", subtype="PCM_16")
+        store.put(uri, file.getvalue())
+        is_plain = (rate_hz, num_channels) == (16_000, 1)
+        name = uri.rpartition("/")[2].partition(".")[0]
+        forms[name] = None if is_plain else f"{rate_hz} Hz, {num_channels} ch"
+    return forms
+
+
+@pytest.mark.parametrize("config", [CONVERTING, CONFIG], ids=["converting", "refusing"])
+def test_audio_of_other_rates_is_converted_or_refused(
+    tmp_path: Path, config: ExtractionConfig
+) -> None:
+    """Each row says what its audio was; without the setting the ledger has it, with the remedy."""
+    store, run_uri, corpus_uri = selected(tmp_path)
+    forms = recorded_otherwise(store, corpus_uri)
+    arguments = (store, run_uri, "unlabelled", corpus_uri, config, 1.0, serially)
+    manifest = extract_features(*arguments).manifest
+    rows = [row for shard in shards(store, run_uri, manifest) for row in shard]
+    found = {row.audio_uri.rpartition("/")[2].partition(".")[0]: row for row in rows}
+    if config is CONVERTING:
+        assert {name: row.audio_form for name, row in found.items()} == forms
+        assert manifest.quarantined.utterances == 0
+        assert manifest.config["conversion"]["channel"] == "mean"
+        for row in rows:
+            assert abs(len(row.features) * 10 - row.duration_ms) <= 25
+    else:
+        assert set(found) == {name for name, form in forms.items() if form is None}
+        assert manifest.quarantined.utterances == len(forms) - len(found)
+        assert "conversion" not in manifest.config, "manifests of before stay as they are"
+        ledgers = [read_output(store, run_uri, each).decode() for each in manifest.ledgers]
+        assert "features.conversion.sample_rates_hz: 44100" in "".join(ledgers)

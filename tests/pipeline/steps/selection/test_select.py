@@ -475,7 +475,8 @@ def test_scratch_is_apart_from_what_the_manifest_names(tmp_path: Path) -> None:
     write_buckets(store, corpus_uri, {"00": [[record(1, 1)]], "01": [[record(2, 2)]]})
     manifest = select(store, run_uri, corpus_uri, replace(CONFIG, hours=3 / 3600))
     step = join_uri(run_uri, "selection/unlabelled")
-    named = {join_uri(run_uri, output.key) for output in manifest.outputs}
+    stored = (*manifest.outputs, *manifest.id_index)
+    named = {join_uri(run_uri, output.key) for output in stored}
     others = {found.uri.removeprefix(f"{step}/") for found in store.list(step)}
     others -= {uri.removeprefix(f"{step}/") for uri in named}
     assert {each.split("/")[0] for each in others} == {"scratch", "commits", "manifest.json"}

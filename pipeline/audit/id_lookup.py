@@ -1,0 +1,49 @@
+"""Look an utterance up in the id indexes of a run's selections."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from infra.store.object_store import ObjectStore, normalize_uri
+from pipeline.audit.metadata_record import metadata_of_day
+from pipeline.audit.search import Hit, in_lines
+from pipeline.runs.manifest import Manifest, Output
+from pipeline.steps.selection.id_index import find_named
+from pipeline.steps.selection.select import metadata_uri
+
+
+@dataclass(frozen=True, slots=True)
+class IdLookup:
+    """IdLookup narrows what a search reads to the objects that name the utterance.
+
+    Steps other than selections, and those of an older version, have no id index: all of their
+    objects may name it.
+    """
+
+    store: ObjectStore
+    run_uri: str
+    corpus_uri: str
+    utterance_id: str
+    named: dict[str, frozenset[str]] = field(default_factory=dict)
+
+    def in_lines(self, manifest: Manifest, outputs: Sequence[Output]) -> Hit | None:
+        """Look in those of a manifest's selection files or ledgers that may hold the utterance."""
+        if manifest.id_index:
+            named = self._named_in(manifest)
+            outputs = [output for output in outputs if output.key in named]
+        return in_lines(self.store, self.run_uri, outputs, self.utterance_id)
+
+    def metadata_uris(
+        self, subset: str, manifest: Manifest | None, created_at: str | None
+    ) -> Sequence[str]:
+        """Return the metadata objects of a subset that may hold the record, the likeliest first."""
+        base = normalize_uri(metadata_uri(self.corpus_uri, subset))
+        if manifest is None or not manifest.id_index:
+            return metadata_of_day(self.store, base, created_at)
+        named = self._named_in(manifest)
+        return [f"{base}{name}" for name in sorted(manifest.inputs) if name in named]
+
+    def _named_in(self, manifest: Manifest) -> frozenset[str]:
+        if manifest.step not in self.named:
+            found = find_named(self.store, self.run_uri, manifest, self.utterance_id)
+            self.named[manifest.step] = found
+        return self.named[manifest.step]

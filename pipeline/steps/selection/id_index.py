@@ -1,0 +1,162 @@
+"""Index a selection by utterance id: the metadata objects, files and ledgers that name it.
+
+Some tasks hash the ids of objects, range by range of hashes; then one task a range merges what all
+wrote. Finding an id takes a few reads of one range, however large the corpus is.
+"""
+
+import json
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+
+import numpy as np
+
+from infra.prefetch import prefetch
+from infra.store.checked_reads import scan_checked
+from infra.store.object_store import ObjectStore, join_uri
+from pipeline.metadata import read_ids
+from pipeline.records import Tally
+from pipeline.runs.commit import Commit, StepContext, once
+from pipeline.runs.manifest import Manifest, Output, read_output
+from pipeline.runs.step import Distribute, StepContents, commit_each
+from pipeline.sampling import hash_name
+from pipeline.steps.selection.buckets import Bucket
+from pipeline.steps.selection.id_ranges import IdRange, find_objects, range_of
+
+FILES_A_TASK = 64
+"""A task hashes the ids of so many selection files and ledgers."""
+
+_GETS_IN_FLIGHT = 16
+_SUFFIX = ".ids"
+
+
+@dataclass(frozen=True, slots=True)
+class _HashTask:
+    """Objects that name utterances, and the number of each in the index."""
+
+    context: StepContext
+    name: str
+    source: Bucket | tuple[Output, ...]
+    numbers: tuple[int, ...]
+    num_ranges: int
+
+
+@dataclass(frozen=True, slots=True)
+class _MergeTask:
+    """One range, the objects that all tasks wrote of it, and the step that keeps the result."""
+
+    context: StepContext
+    step: StepContext
+    number: int
+    parts: tuple[Output, ...]
+
+    @property
+    def name(self) -> str:
+        """The task's name."""
+        return f"ids-{self.number:05d}"
+
+
+def index_ids(
+    scratch: StepContext,
+    committed: Mapping[str, Commit],
+    step: StepContext,
+    buckets: Sequence[Bucket],
+    contents: StepContents,
+    num_ranges: int,
+    distribute: Distribute,
+) -> tuple[Output, ...]:
+    """Index the ids of a selection's metadata, files and ledgers; return an object for each range.
+
+    The number of an object is its place among `named_objects`. Tasks write below `scratch`, unless
+    they are `committed`; the ranges are the step's.
+    """
+    to_hash = {each.name: each for each in _hash_tasks(scratch, buckets, contents, num_ranges)}
+    hashed = commit_each(committed, to_hash, _hash_ids, distribute, "index the utterance ids")
+    ranges = zip(*(commit.outputs for commit in hashed), strict=True)
+    merges = [_MergeTask(scratch, step, number, parts) for number, parts in enumerate(ranges)]
+    to_merge = {each.name: each for each in merges}
+    merged = commit_each(committed, to_merge, _merge_ids, distribute, "merge the id index")
+    return tuple(output for commit in merged for output in commit.outputs)
+
+
+def named_objects(manifest: Manifest) -> list[str]:
+    """Name what an id index numbers: metadata below its folder, then files, then ledgers."""
+    stored = (*manifest.outputs, *manifest.ledgers)
+    return [*sorted(manifest.inputs), *(output.key for output in stored)]
+
+
+def find_named(
+    store: ObjectStore, run_uri: str, manifest: Manifest, utterance_id: str
+) -> frozenset[str]:
+    """Find the objects of a selection that name an utterance, or one whose hash is the same."""
+    wanted, num_ranges = hash_name(utterance_id), len(manifest.id_index)
+    output = manifest.id_index[range_of(wanted, num_ranges)]
+    numbers = scan_checked(
+        store,
+        join_uri(run_uri, output.key),
+        lambda file: find_objects(file, output.num_bytes, num_ranges, wanted),
+    )
+    names = named_objects(manifest)
+    return frozenset(names[number] for number in numbers)
+
+
+def _hash_tasks(
+    scratch: StepContext, buckets: Sequence[Bucket], contents: StepContents, num_ranges: int
+) -> Iterator[_HashTask]:
+    # The inputs of a selection are its metadata; their names sort as their URIs do.
+    numbers = {uri: n for n, uri in enumerate(sorted(chain(*(each.uris for each in buckets))))}
+    for bucket in buckets:
+        own = tuple(numbers[uri] for uri in bucket.uris)
+        yield _HashTask(scratch, f"ids-of-{bucket.name}", bucket, own, num_ranges)
+    files = (*contents.outputs, *contents.ledgers)
+    for begin in range(0, len(files), FILES_A_TASK):
+        some = files[begin : begin + FILES_A_TASK]
+        first = len(numbers) + begin
+        own = tuple(range(first, first + len(some)))
+        yield _HashTask(scratch, f"ids-of-files-{begin:06d}", some, own, num_ranges)
+
+
+@once
+def _hash_ids(task: _HashTask) -> Commit:
+    hashes, objects = array("Q"), array("L")
+    for number, ids in zip(task.numbers, _ids_by_object(task), strict=True):
+        # A broken line may have no id, and an object may repeat one.
+        found = {hash_name(each) for each in ids if each}
+        hashes.extend(found)
+        objects.extend([number] * len(found))
+    whole = IdRange(np.array(hashes, np.uint64), np.array(objects, np.uint32))
+    parts = IdRange.merged([whole]).cut(task.num_ranges)
+    outputs = tuple(
+        task.context.put_output(f"{task.name}-{number:05d}", _SUFFIX, part.to_bytes(), Tally())
+        for number, part in enumerate(parts)
+    )
+    return _commit(task.context, task.name, outputs)
+
+
+def _ids_by_object(task: _HashTask) -> Iterator[Iterator[str]]:
+    store, run_uri = task.context.store, task.context.run_uri
+    if isinstance(task.source, Bucket):
+        for uri, data in task.source.read(store):
+            yield read_ids(data, uri)
+        return
+    for output in task.source:
+        lines = read_output(store, run_uri, output).splitlines()
+        yield (json.loads(line)["utterance_id"] for line in lines)
+
+
+@once
+def _merge_ids(task: _MergeTask) -> Commit:
+    read = partial(read_output, task.context.store, task.context.run_uri)
+    parts = [IdRange.from_bytes(data) for _, data in prefetch(read, task.parts, _GETS_IN_FLIGHT)]
+    data = IdRange.merged(parts).to_bytes()
+    return _commit(
+        task.context, task.name, (task.step.put_output(task.name, _SUFFIX, data, Tally()),)
+    )
+
+
+def _commit(context: StepContext, name: str, outputs: tuple[Output, ...]) -> Commit:
+    """Commit objects without utterances of their own."""
+    record = Commit(name, context.fingerprint, outputs, None, Tally(), quarantined=Tally())
+    return context.commit(record)

@@ -1,0 +1,54 @@
+"""A corpus of one subset alone is selected, extracted and verified by the jobs."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pipeline.runs.manifest import read_manifest
+from pipeline.runs.names import ALL_SUBSETS, features_step, selection_step
+from tests.job_programs import RunJob
+from tests.small_corpus import local_store, write_corpus
+from tests.whole_path.processes import TINY
+
+NUM_UTTERANCES = 6
+
+
+@pytest.mark.parametrize("subset", ["unlabelled", "heldout"])
+def test_one_subset_is_enough_for_features(tmp_path: Path, run_job: RunJob, subset: str) -> None:
+    """The jobs end well, write that subset alone, and `verify` finds no fault."""
+    store, run_uri, corpus_uri = local_store(tmp_path)
+    write_corpus(store, corpus_uri, subset, 2, NUM_UTTERANCES // 2)
+    settings = ("selection.hours=0", "selection.file_hours=0.001", f'corpus.uri="{corpus_uri}"')
+    arguments = ["--recipe", str(TINY), "--run", run_uri]
+    arguments += [part for each in settings for part in ("--set", each)]
+    for job in ("select_utterances", "extract_features"):
+        said = run_job(job, *arguments)
+        assert said.code == 0, said.err
+    assert read_manifest(store, run_uri, features_step(subset)).tally_out.utterances == 6
+    for other in set(ALL_SUBSETS) - {subset}:
+        for step in (selection_step(other), features_step(other)):
+            assert not store.list(f"{run_uri}/{step}")
+    found = run_job("verify", *arguments, "--json")
+    assert (found.code, json.loads(found.out)["findings"]) == (0, [])
+    said = run_job("align", *arguments)
+    assert said.code == 1
+    assert "metadata/labelled has no metadata: need transcribed speech to align" in said.err
+
+
+def test_what_was_selected_is_extracted_without_its_metadata(
+    tmp_path: Path, run_job: RunJob
+) -> None:
+    """Metadata of one of two subsets is removed between the steps; neither is left out."""
+    store, run_uri, corpus_uri = local_store(tmp_path)
+    for subset in ("unlabelled", "heldout"):
+        write_corpus(store, corpus_uri, subset, 2, NUM_UTTERANCES // 2)
+    settings = ("selection.hours=0", "selection.file_hours=0.001", f'corpus.uri="{corpus_uri}"')
+    arguments = ["--recipe", str(TINY), "--run", run_uri]
+    arguments += [part for each in settings for part in ("--set", each)]
+    assert run_job("select_utterances", *arguments).code == 0
+    shutil.rmtree(Path(corpus_uri) / "metadata" / "heldout")
+    assert run_job("extract_features", *arguments).code == 0
+    for subset in ("unlabelled", "heldout"):
+        assert read_manifest(store, run_uri, features_step(subset)).tally_out.utterances == 6
