@@ -4,7 +4,9 @@ htm = partial(Htm, group_size=8, block_size=50, gradient_threshold=2 / 2048)
 outcome = simulate(training, 128, htm)
 """
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import count
 from typing import Generic, TypeVar
@@ -17,6 +19,7 @@ from torch.utils._pytree import tree_map_only
 from training.distributed.simulated_group import SimulatedGroup, SimulatedLink, simulate_ranks
 from training.distributed.simulated_group.shared_device import shared_device
 from training.trainers import Trainer
+from training.trainers.decentralized.own_models import OwnModels
 
 Minibatch = TypeVar("Minibatch")
 MakeTrainer = Callable[..., Trainer]
@@ -73,7 +76,8 @@ def simulate(
     On a GPU all ranks' models lie there, and their kernels run side by side. Tensors of minibatches
     (themselves, or in tuples, lists and dictionaries) are copied there while earlier steps run; the
     rest of `training` is called with models and tensors of that device. To evaluate, ranks leave
-    the trainer and enter it again, which ends a partial block. In virtual time a step takes
+    the trainer and enter it again, which ends a partial block; of models of each rank's own the
+    mean is evaluated, and no rank leaves before the end. In virtual time a step takes
     `training.step_seconds`, and an exchange what `link` takes.
     """
     shared = shared_device(device)
@@ -93,22 +97,32 @@ def train_rank(
     optimizer = training.make_optimizer(model)
     trainer = make_trainer(model, optimizer, group=group)
     evaluations, seconds, steps = [], [], count()
-    for epoch, learning_rate in enumerate(training.learning_rates):
-        for settings in optimizer.param_groups:
-            settings["lr"] = learning_rate
-        minibatches = training.minibatches(epoch, group.rank(), group.size())
-        # Leaving after each epoch gives the global model, which is the one to evaluate.
-        with trainer:
-            for minibatch in copied_ahead(minibatches, device):
-                optimizer.zero_grad()
-                training.loss(model, minibatch).backward()  # type: ignore[no-untyped-call]
-                group.advance(training.step_seconds(group.rank(), next(steps)))
-                optimizer.step()
-                group.pass_turn()
-        seconds.append(group.now())
-        if group.rank() == 0:
-            evaluations.append(training.evaluate(model))
+    # Leaving gives the global model; own models would meet at their mean, and train on from it.
+    stays = isinstance(trainer, OwnModels)
+    with trainer if stays else nullcontext():
+        for epoch, learning_rate in enumerate(training.learning_rates):
+            for settings in optimizer.param_groups:
+                settings["lr"] = learning_rate
+            minibatches = training.minibatches(epoch, group.rank(), group.size())
+            with nullcontext() if stays else trainer:
+                for minibatch in copied_ahead(minibatches, device):
+                    optimizer.zero_grad()
+                    training.loss(model, minibatch).backward()  # type: ignore[no-untyped-call]
+                    group.advance(training.step_seconds(group.rank(), next(steps)))
+                    optimizer.step()
+                    group.pass_turn()
+            seconds.append(group.now())
+            evaluated = mean_of_all(model, trainer) if isinstance(trainer, OwnModels) else model
+            if group.rank() == 0:
+                evaluations.append(training.evaluate(evaluated))
     return Outcome(model, tuple(evaluations), tuple(seconds))
+
+
+def mean_of_all(model: nn.Module, trainer: OwnModels) -> nn.Module:
+    """Return a copy of a rank's model that has the mean of all ranks' parameters."""
+    mean = copy.deepcopy(model)
+    mean.load_state_dict(trainer.mean_model(), strict=False)
+    return mean
 
 
 def copied_ahead(minibatches: Iterable[Minibatch], device: torch.device) -> Iterator[Minibatch]:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 
 import pytest
 import torch
@@ -15,7 +15,17 @@ from training import simulation
 from training.distributed.simulated_group.rank_scheduler import DeadlockError
 from training.distributed.simulated_group.shared_device import SharedGpu
 from training.simulation import Outcome, Training, simulate
-from training.trainers import Bmuf, Gtc, Htm, SparseLoco, Synchronous
+from training.trainers import (
+    AdPsgd,
+    Bmuf,
+    D1dPsgd,
+    DPsgd,
+    Gtc,
+    Htm,
+    RandPsgd,
+    SparseLoco,
+    Synchronous,
+)
 
 __all__ = ["races"]
 
@@ -171,3 +181,34 @@ def test_copies_to_a_gpu_are_pinned_and_not_waited_for(monkeypatch: pytest.Monke
     monkeypatch.setattr(Tensor, "to", to)
     list(simulation.copied_ahead([(torch.ones(1), torch.ones(2))], torch.device("cuda")))
     assert copies == [(True, "cuda", True)] * 2
+
+
+OWN_MODELS = {
+    "d_psgd": DPsgd,
+    "rand_psgd": partial(RandPsgd, seed=3),
+    "d1d_psgd": D1dPsgd,
+    "ad_psgd": partial(AdPsgd, seed=3),
+}
+
+
+@pytest.mark.parametrize("name", ["d_psgd", "rand_psgd", "d1d_psgd"])
+def test_evaluations_of_own_models_change_nothing(name: str) -> None:
+    """Two epochs, with the mean evaluated between them, end as one epoch of all minibatches."""
+
+    def joined(epoch: int, rank: int, num_ranks: int) -> Iterator[Minibatch]:
+        assert epoch == 0
+        return chain(minibatches(0, rank, num_ranks), minibatches(1, rank, num_ranks))
+
+    whole = replace(TRAINING, minibatches=joined, learning_rates=RATES[:1])
+    parts = replace(TRAINING, learning_rates=RATES[:1] * 2)
+    expected, found = (simulate(each, 4, OWN_MODELS[name]) for each in (whole, parts))
+    assert torch.equal(weights(expected), weights(found))
+    assert expected.evaluations == found.evaluations[1:]
+
+
+@pytest.mark.parametrize("name", OWN_MODELS)
+def test_the_evaluated_model_is_the_mean(name: str) -> None:
+    """The last evaluation is that of the model that leaving makes; buffers are a rank's own."""
+    found = simulate(TRAINING, 4, OWN_MODELS[name])
+    assert found.evaluations[-1] == pytest.approx(evaluate(found.model), rel=1e-6)
+    assert found.evaluations[0] != found.evaluations[1]

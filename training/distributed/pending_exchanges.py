@@ -6,11 +6,14 @@ until then. On a GPU `wait` lets the stream wait, and not the host.
 
 import threading
 from collections.abc import Callable, Sequence
+from datetime import timedelta
+from itertools import count
 
 import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
+from training.distributed import collectives
 from training.distributed.process_group import (
     ProcessGroup,
     Work,
@@ -20,6 +23,17 @@ from training.distributed.process_group import (
 )
 from training.distributed.simulated_group import SimulatedGroup
 from training.distributed.traffic import count_sent, sum_wire_bytes
+
+_NO_LIMIT = timedelta(days=3650)
+_tags = count(1)
+_abandoned: list["PendingExchange"] = []
+
+
+def new_tag(group: ProcessGroup) -> int:
+    """Return a tag that no exchange of the group has had; all ranks call this together."""
+    tag = torch.tensor([next(_tags)])
+    collectives.broadcast(tag, group)
+    return int(tag)
 
 
 class PendingExchange:
@@ -45,6 +59,19 @@ class PendingExchange:
         with explaining_failure(self._exchange, self._group):
             wait_for(self._work, self._values, self._exchange)
         return self._values
+
+    def wait_without_limit(self) -> Shaped[Tensor, "..."]:
+        """Wait for as long as the other rank lives; `wait` ends at the group's time limit."""
+        with explaining_failure(self._exchange, self._group):
+            self._work.wait(_NO_LIMIT)
+        return self._values
+
+    def abandon(self) -> None:
+        """Keep the memory that an exchange may still use, after an error, for which none waits.
+
+        A message for memory that is gone stops gloo's connection, of all exchanges of two ranks.
+        """
+        _abandoned.append(self)
 
 
 def start_sum(values: Shaped[Tensor, "..."], group: ProcessGroup, purpose: str) -> PendingExchange:
@@ -136,9 +163,9 @@ class _WatchedWork(Work):
             self._thread.start()
         return not self._thread.is_alive()
 
-    def wait(self, *_: object) -> bool:
+    def wait(self, *limit: timedelta) -> bool:
         if self._thread is None:
-            return self._work.wait()
+            return self._work.wait(*limit)
         self._thread.join()
         if self._error is not None:
             raise self._error

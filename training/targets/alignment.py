@@ -125,6 +125,7 @@ def realign(
             loss_budget,
             statistics=partial(sum_counts, tree),
             num_utterances=shards.tally_out.utterances,
+            size=lambda task: task.features.duration_ms,
         )
         return run_tasks(context, plan)
 

@@ -77,6 +77,9 @@ class Trainer(Replicated):
     def conclude(self) -> None:
         """Leave in the model what is to be evaluated."""
 
+    def abandon(self) -> None:
+        """Give up the exchanges under way, of which an error has ended the training."""
+
     def statistics(self) -> Statistics:
         """Return numbers to log; on a GPU the host waits for them, as no step does."""
         raise NotImplementedError
@@ -108,7 +111,9 @@ class Trainer(Replicated):
     ) -> None:
         try:
             # After an error the other ranks are elsewhere: an exchange would wait for them.
-            if error is None and self._is_open:
+            if error is not None:
+                self.abandon()
+            elif self._is_open:
                 self.finish()
         finally:
             self._is_open = self._is_entered = False

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 
@@ -19,7 +20,19 @@ from torch.distributed import ProcessGroup
 from tests.training.rank_context import rank_context
 from training.distributed import collectives, process_group
 from training.distributed.failures import device_exchanges, failure_detector
-from training.trainers import AdPsgd, Bmuf, Gtc, Htm, RandPsgd, Synchronous, Trainer
+from training.trainers import (
+    AdPsgd,
+    Bmuf,
+    D1dPsgd,
+    DPsgd,
+    Gtc,
+    Htm,
+    OneBit,
+    RandPsgd,
+    SparseLoco,
+    Synchronous,
+    Trainer,
+)
 
 NUM_RANKS = 4
 START_LIMIT_S = 100.0
@@ -31,19 +44,22 @@ Scenario = Callable[[ProcessGroup, Callable[[], None]], None]
 """A rank's work in the group; it calls its second argument once it trains."""
 
 
+TRAINERS: dict[str, Callable[..., Trainer]] = {
+    "synchronous": Synchronous,
+    "gtc": partial(Gtc, gradient_threshold=1 / 64),
+    "bmuf": partial(Bmuf, block_size=5),
+    "htm": partial(Htm, group_size=2, block_size=5, gradient_threshold=1 / 64),
+    "one_bit": OneBit,
+    "sparse_loco": partial(SparseLoco, block_size=5),
+    "d_psgd": DPsgd,
+    "rand_psgd": partial(RandPsgd, seed=1),
+    "d1d_psgd": D1dPsgd,
+    "ad_psgd": partial(AdPsgd, seed=1),
+}
+
+
 def make_trainer(name: str, model: nn.Module, group: ProcessGroup) -> Trainer:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    if name == "synchronous":
-        return Synchronous(model, optimizer, group=group)
-    if name == "gtc":
-        return Gtc(model, optimizer, group=group, gradient_threshold=1 / 64)
-    if name == "rand_psgd":
-        return RandPsgd(model, optimizer, group=group, seed=1)
-    if name == "ad_psgd":
-        return AdPsgd(model, optimizer, group=group, seed=1)
-    if name == "bmuf":
-        return Bmuf(model, optimizer, group=group, block_size=5)
-    return Htm(model, optimizer, group=group, group_size=2, block_size=5, gradient_threshold=1 / 64)
+    return TRAINERS[name](model, torch.optim.SGD(model.parameters(), lr=0.01), group=group)
 
 
 @dataclass(frozen=True)

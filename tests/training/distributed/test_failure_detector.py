@@ -19,6 +19,7 @@ from tests.training.distributed.rank_processes import (
 
 TRAINERS = ("synchronous", "gtc", "bmuf", "htm")
 MIXING = ("rand_psgd", "ad_psgd")
+OTHERS = ("one_bit", "d_psgd", "d1d_psgd", "sparse_loco")
 STALL_LIMIT_S = 4.0
 PATIENCE_S = 60.0  # what a busy machine may take
 SILENT = " did not answer: killed, stopped or stuck"
@@ -62,6 +63,7 @@ CASES = {  # the long ones begin first
         for trainer in MIXING
         for rank in (1, 2)
     },
+    **{f"kill {name} 1": Case(Train(name), 1, SILENT, signal.SIGKILL) for name in OTHERS},
 }
 
 

@@ -15,6 +15,7 @@ from tests.training.rank_context import rank_context
 
 START_LIMIT_S = 200  # the ranks import torch, perhaps beside other work
 TIME_LIMIT_S = 20
+NUM_IMPATIENT = 16  # each test that lets an exchange fail takes one, 11 in all
 impatient_groups: list[ProcessGroup] = []
 
 
@@ -72,7 +73,7 @@ def _serve(rank: int, world_size: int, connection: Connection, rendezvous: str) 
         timeout=timedelta(seconds=START_LIMIT_S),
     )
     short, usual = timedelta(seconds=2), timedelta(seconds=TIME_LIMIT_S / 2)
-    impatient_groups.extend(dist.new_group(range(2), timeout=short) for _ in range(8))
+    impatient_groups.extend(dist.new_group(range(2), timeout=short) for _ in range(NUM_IMPATIENT))
     groups = {n: dist.new_group(range(n), timeout=usual) for n in (1, 2, 4, world_size)}
     connection.send((0, None, None))  # started
     while (task := connection.recv()) is not None:

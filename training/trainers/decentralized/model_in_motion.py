@@ -36,8 +36,12 @@ class ModelInMotion:
     max_staleness: int
     counts: Staleness = field(default_factory=Staleness)
     staleness: int = 0
-    _read: Float[Tensor, " elements"] | None = None
+    _read: Float[Tensor, " elements"] = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        # The first gradient is computed here, and an exchange may come before its step.
+        self._read = self.weights.clone()
 
     def snapshot(self) -> Float[Tensor, " elements"]:
         """Copy x, to be sent."""
@@ -47,7 +51,7 @@ class ModelInMotion:
     def step(self, stepped: Float[Tensor, " elements"]) -> Float[Tensor, " elements"]:
         """Apply what an optimizer made of the weights it read; return those to read next."""
         with self._lock:
-            if self.staleness == 0 or self._read is None:
+            if self.staleness == 0:
                 self.weights = stepped.clone()
             else:
                 # x has moved on: the step's change is applied where x is now (001 2).

@@ -14,7 +14,12 @@ from infra.ranges import Range, check_ranges
 from training.algorithms.decentralized.topology import drawn_partner, is_active, partners
 from training.distributed import collectives
 from training.distributed.communication_thread import CommunicationThread
-from training.distributed.pending_exchanges import PendingExchange, start_receive, start_send
+from training.distributed.pending_exchanges import (
+    PendingExchange,
+    new_tag,
+    start_receive,
+    start_send,
+)
 from training.trainers.decentralized.delayed_average import own_model_plan, with_own_model
 from training.trainers.decentralized.model_in_motion import ModelInMotion, Staleness
 from training.trainers.decentralized.own_models import MixingSeed, OwnModels
@@ -22,8 +27,6 @@ from training.trainers.replica.parameters import FlatParameters
 from training.trainers.resharding import ReshardingPlan, State, check_settings
 from training.trainers.statistics import AdPsgdStatistics
 
-OFFER, ANSWER = 2, 3
-"""Tags of messages from active to passive ranks, and back."""
 MODEL, BUSY, FINISHED = 0.0, 1.0, 2.0
 """A message is a model and one of these."""
 
@@ -79,6 +82,7 @@ class AdPsgd(OwnModels):
 
     def connect(self) -> None:
         """Continue from a checkpoint's own model."""
+        self._tag = new_tag(self.group)
         if self._is_open:
             self._continue_from(self._motion.snapshot())
 
@@ -106,13 +110,24 @@ class AdPsgd(OwnModels):
             self._take_answer()
         if self._is_active:
             finished = self._message(self._motion.snapshot(), FINISHED)
-            for send in [start_send(finished, each, self.group, OFFER) for each in self._partners]:
+            for send in [self._start_send(finished, each) for each in self._partners]:
                 send.wait()
+        # An answering thread has no time limit: once all are here, it ends as its rank's do.
+        collectives.barrier(self.group)
         for thread in self._threads:
             thread.join()
         self._threads.clear()
         super().conclude()
         self._motion.weights = self._host_weights()
+
+    def abandon(self) -> None:
+        """Give up the exchange under way; a passive rank is busy from now on."""
+        self._motion.max_staleness = 0
+        self._threads = []
+        if self._offer is not None:
+            self._offer.send.abandon()
+            self._offer.answer.abandon()
+            self._offer = None
 
     @torch.no_grad()
     def mean_model(self) -> dict[str, Tensor]:
@@ -190,9 +205,11 @@ class AdPsgd(OwnModels):
 
     def _answer(self, partner: int) -> None:
         """Answer an active rank until it has finished, in a thread of its own."""
-        motion, message = self._motion, self._message(self._motion.snapshot(), MODEL)
+        tag, motion = self._tag, self._motion
+        message = self._message(motion.snapshot(), MODEL)
         while True:
-            start_receive(message, partner, self.group, OFFER).wait()
+            # Ranks may all be at other work for longer than the limit, such as an evaluation.
+            start_receive(message, partner, self.group, tag).wait_without_limit()
             if float(message[-1]) == FINISHED:
                 return
             received = message[:-1].clone()
@@ -200,7 +217,7 @@ class AdPsgd(OwnModels):
             reply = self._message(received if answer is None else answer, MODEL)
             if answer is None:
                 reply[-1] = BUSY
-            start_send(reply, partner, self.group, ANSWER).wait()
+            start_send(reply, partner, self.group, tag).wait()
             self._count(reply)
 
     def _start_offer(self) -> None:
@@ -211,9 +228,14 @@ class AdPsgd(OwnModels):
         self._count(message)
         self._offer = Offer(
             sent,
-            start_send(message, partner, self.group, OFFER),
-            start_receive(torch.empty_like(message), partner, self.group, ANSWER),
+            self._start_send(message, partner),
+            start_receive(torch.empty_like(message), partner, self.group, self._tag),
         )
+
+    def _start_send(
+        self, message: Float[Tensor, " elements_and_one"], partner: int
+    ) -> PendingExchange:
+        return start_send(message, partner, self.group, self._tag)
 
     def _take_answer(self) -> None:
         """Wait for the answer; average with it, unless its sender is busy."""

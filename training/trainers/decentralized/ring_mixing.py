@@ -12,23 +12,28 @@ from torch.optim import Optimizer
 from infra.ranges import check_ranges
 from training.algorithms.decentralized.mixing import mixed_weights
 from training.algorithms.decentralized.topology import Ring, fixed_ring, permuted_ring
-from training.distributed.pending_exchanges import PendingExchange, start_receive, start_send
+from training.distributed.pending_exchanges import (
+    PendingExchange,
+    new_tag,
+    start_receive,
+    start_send,
+)
 from training.trainers.decentralized.own_models import MixingSeed, OwnModels
 from training.trainers.replica.parameters import FlatParameters
 from training.trainers.resharding import ReshardingPlan, State, check_settings
-
-TAG = 1
 
 
 class PendingMixture:
     """PendingMixture is a mixing round under way: only a rank's neighbours wait for it."""
 
-    def __init__(self, own: Float[Tensor, " elements"], ring: Ring, group: ProcessGroup) -> None:
+    def __init__(
+        self, own: Float[Tensor, " elements"], ring: Ring, group: ProcessGroup, tag: int
+    ) -> None:
         self._own, self._rank = own, group.rank()
         neighbours = ring.neighbours(self._rank)
-        self._sends = [start_send(own, other, group, TAG) for other in neighbours]
+        self._sends = [start_send(own, other, group, tag) for other in neighbours]
         self._receives: dict[int, PendingExchange] = {
-            other: start_receive(own.new_empty(own.shape), other, group, TAG)
+            other: start_receive(own.new_empty(own.shape), other, group, tag)
             for other in neighbours
         }
 
@@ -38,6 +43,11 @@ class PendingMixture:
         for send in self._sends:
             send.wait()
         return mixed_weights({**models, self._rank: self._own})
+
+    def abandon(self) -> None:
+        """Give the round up; neighbours may still take what was sent."""
+        for exchange in [*self._sends, *self._receives.values()]:
+            exchange.abandon()
 
 
 class RingMixing(OwnModels):
@@ -62,6 +72,7 @@ class RingMixing(OwnModels):
 
     def connect(self) -> None:
         """Start the round again that a checkpoint has interrupted: its input is the model."""
+        self._tag = new_tag(self.group)
         if self._is_open:
             self._start_round()
 
@@ -89,6 +100,12 @@ class RingMixing(OwnModels):
             self._pending = None
         super().conclude()
 
+    def abandon(self) -> None:
+        """Give up the round under way."""
+        if self._pending is not None:
+            self._pending.abandon()
+            self._pending = None
+
     def carry_over(self, old: FlatParameters) -> None:
         """Forget a round of other tensors."""
         super().carry_over(old)
@@ -111,7 +128,8 @@ class RingMixing(OwnModels):
         return ReshardingPlan(trainer["num_models"], {("model", name): "mean" for name in names})
 
     def _start_round(self) -> None:
-        self._pending = PendingMixture(self.own_model(), self.ring(self.num_rounds), self.group)
+        ring = self.ring(self.num_rounds)
+        self._pending = PendingMixture(self.own_model(), ring, self.group, self._tag)
 
 
 class DPsgd(RingMixing):

@@ -11,9 +11,6 @@ from training.algorithms.one_bit.quantization import num_message_words
 from training.distributed.pending_exchanges import start_all_to_all, start_receive, start_send
 from training.distributed.process_group import ProcessGroup
 
-TAG = 0x1B17
-"""No other exchange has this tag."""
-
 
 class MessageExchange:
     """MessageExchange makes of all ranks' gradients one update, bitwise the same on all ranks.
@@ -27,6 +24,7 @@ class MessageExchange:
     ) -> None:
         self.aggregation = aggregation
         self.num_bytes = 0
+        self.tag = 0
         self._group = group
         self._is_beside = is_beside
 
@@ -74,8 +72,8 @@ class MessageExchange:
         received[own].copy_(parts[own])
         others = [rank for rank in range(len(parts)) if rank != own]
         pending = [
-            *(start_send(parts[to], to, self._group, TAG) for to in others if len(parts[to])),
-            *(start_receive(received[of], of, self._group, TAG) for of in others if sizes[of]),
+            *(start_send(parts[to], to, self._group, self.tag) for to in others if len(parts[to])),
+            *(start_receive(received[of], of, self._group, self.tag) for of in others if sizes[of]),
         ]
         for each in pending:
             each.wait()

@@ -13,6 +13,7 @@ from infra.ranges import Range, check_ranges
 from training.algorithms.one_bit.adagrad import AdaGrad, AdaGradPlace
 from training.algorithms.one_bit.aggregation import TwoStageAggregation
 from training.distributed.finiteness import FiniteCheck, FirstFault
+from training.distributed.pending_exchanges import new_tag
 from training.trainers.one_bit.double_buffer import PendingUpdate, needs_thread
 from training.trainers.one_bit.message_exchange import MessageExchange
 from training.trainers.one_bit.rank_state import (
@@ -93,6 +94,10 @@ class OneBit(Trainer):
         del old
         self._look_for_faults()
 
+    def connect(self) -> None:
+        """Send under a tag of this training's own."""
+        self._exchange.tag = new_tag(self.group)
+
     def begin(self) -> None:
         """Lay the state out for the tensors that are trained now, if they are others."""
         if self._layout is self.parameters:
@@ -100,6 +105,7 @@ class OneBit(Trainer):
         old, before = self._layout, self._exchange
         pending = self._pending and (self._pending.step, self._pending.wait())
         self._lay_out()
+        self._exchange.tag = before.tag
         aggregation, rank = self._exchange.aggregation, self.group.rank()
         self._state = carried_over(self._state, old, self.parameters, before, aggregation, rank)
         self._num_bytes_before += before.num_bytes

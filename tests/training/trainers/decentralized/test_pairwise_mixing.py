@@ -135,9 +135,9 @@ def test_a_state_is_of_one_moment(rank_pool: RankPool, num_ranks: int) -> None:
         assert torch.equal(mean_model, left)
 
 
-def save_and_resume(group: SimulatedGroup, num_before: int) -> tuple[Tensor, Tensor]:
-    """Stop after some steps, resume from the state in new objects; return both own models."""
-    trainers = []
+def save_and_resume(group: SimulatedGroup, num_before: int) -> list[tuple[Tensor, Any]]:
+    """Stop after some steps, resume from the state in new objects; both own models and counts."""
+    found = []
     state: dict[str, Any] = {}
     for num_steps in (num_before, 0):
         model = Vector()
@@ -151,15 +151,21 @@ def save_and_resume(group: SimulatedGroup, num_before: int) -> tuple[Tensor, Ten
                 Quadratics(SEED).loss(model.weights, group.rank(), step).backward()
                 optimizer.step()
             state = trainer.state_dict()
-            trainers.append(trainer.own_model())
-            assert torch.equal(model.weights.detach(), trainers[-1]) or num_steps > 0
-    return trainers[0], trainers[1]
+            counts = state["num_offers"], state["exchanges"]
+            found.append((trainer.own_model(), counts))
+            assert torch.equal(model.weights.detach(), found[-1][0]) or num_steps > 0
+    return found
 
 
 def test_resumes_with_the_models_it_saved() -> None:
     """Every rank continues from its own model, with the counts of its exchanges."""
-    for before, after in simulate_ranks(4, save_and_resume, 7, link=LINK):
+    ranks = simulate_ranks(4, save_and_resume, 7, link=LINK)
+    for (before, counts), (after, resumed) in ranks:
         assert torch.equal(before, after)
+        assert resumed == counts
+    offers, exchanges = zip(*(counts for (_, counts), _ in ranks), strict=True)
+    assert sum(offers) > 0
+    assert all(each["num_exchanges"] > 0 for each in exchanges)
 
 
 def test_a_step_is_applied_where_the_model_has_moved_to() -> None:
@@ -171,6 +177,14 @@ def test_a_step_is_applied_where_the_model_has_moved_to() -> None:
     assert answer.tolist() == [1.0, 2.0]
     assert motion.step(read - 0.25).tolist() == [1.75, 1.75]
     assert motion.counts.largest == 1
+
+
+def test_an_exchange_before_the_first_step_counts() -> None:
+    """A neighbour may have taken its first step, and averaged, before this rank's first."""
+    motion = ModelInMotion(torch.tensor([1.0, 2.0], dtype=torch.float64), 2)
+    motion.answer(torch.tensor([3.0, 2.0], dtype=torch.float64))
+    stepped = torch.tensor([0.75, 1.75], dtype=torch.float64)
+    assert motion.step(stepped).tolist() == [1.75, 1.75]
 
 
 def test_an_unmoved_model_is_the_optimizers() -> None:
