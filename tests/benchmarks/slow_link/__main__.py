@@ -1,10 +1,10 @@
 """Compare methods of distributed training on a slow link: seconds and bytes to one loss.
 
-python -m tests.benchmarks.slow_link [--json] [--hosts 2] [--ranks 4] [--between 20] [--seeds 3]
+python -m tests.benchmarks.slow_link [--json] [--hosts 2] [--ranks 4] [--between 20 5] [--seeds 3]
 
-Needs root: hosts are network namespaces of this machine, whose cards are limited to --between
-Mbit/s. Within a host each rank has 12 times that. Each method first chooses its settings from its
-grid, on an unlimited link and another seed, by the time that they would take on the slow one.
+Needs root: hosts are network namespaces of this machine, whose cards are limited to each of
+--between Mbit/s. Within a host each rank has 12 times that. Each method first tries its grid of
+settings, on an unlimited link and another seed, and takes those of the least time on each slow one.
 """
 
 import argparse
@@ -36,35 +36,41 @@ def heat(method: str, settings: Settings, seed: int) -> Heat:
     return Heat(method, settings, seed, TARGET_LOSS, NUM_FRAMES, evaluate_every, MAX_STEPS)
 
 
-def limits(arguments: argparse.Namespace) -> Rates:
+def limits(between_mbit: float, num_ranks: int) -> Rates:
     """Return the hosts' rates; a host's ranks share its card, but not their local links."""
-    within_mbit = WITHIN_TO_BETWEEN * arguments.between * arguments.ranks
-    return Rates(arguments.between, within_mbit)
+    return Rates(between_mbit, WITHIN_TO_BETWEEN * between_mbit * num_ranks)
 
 
-def choose(method: str, arguments: argparse.Namespace) -> Settings:
-    """Return the best settings of the method's grid."""
+def try_grid(method: str, arguments: argparse.Namespace) -> list[Point]:
+    """Return where each of the method's settings ends on an unlimited link."""
     grid = CONTESTANTS[method].grid
     heats = [heat(method, settings, CHOOSING_SEED) for settings in grid]
     with running_hosts(arguments.hosts, None) as hosts:
         ends = [points[-1] for points in run_race(hosts, arguments.ranks, heats, RACE_LIMIT_S)]
     for settings, end in zip(grid, ends, strict=True):
         print(f"{method}: {settings}: {end}", file=sys.stderr)
-    rates = limits(arguments)
-    order = [expected_s(end, TARGET_LOSS, arguments.hosts, rates) for end in ends]
-    return grid[order.index(min(order))]
+    return ends
 
 
-def measure(chosen: Mapping[str, Settings], arguments: argparse.Namespace) -> list[Standing]:
+def choose(method: str, ends: Sequence[Point], rates: Rates, num_hosts: int) -> Settings:
+    """Return the settings whose trial would have ended first at these rates."""
+    order = [expected_s(end, TARGET_LOSS, num_hosts, rates) for end in ends]
+    return CONTESTANTS[method].grid[order.index(min(order))]
+
+
+def measure(
+    chosen: Mapping[str, Settings], rates: Rates, arguments: argparse.Namespace
+) -> list[Standing]:
     """Train on the slow link, each method with each seed, the methods in turn."""
     ends: dict[str, list[Point]] = {method: [] for method in chosen}
     for seed in range(CHOOSING_SEED + 1, CHOOSING_SEED + 1 + arguments.seeds):
         for method, settings in chosen.items():
             heats = [heat(method, settings, seed)]
-            with running_hosts(arguments.hosts, limits(arguments)) as hosts:
+            with running_hosts(arguments.hosts, rates) as hosts:
                 [points] = run_race(hosts, arguments.ranks, heats, RACE_LIMIT_S)
             ends[method].append(points[-1])
-            print(f"{method}: seed {seed}: {points[-1]}", file=sys.stderr)
+            rate = f"{rates.between_mbit:g} Mbit/s"
+            print(f"{rate}: {method}: seed {seed}: {points[-1]}", file=sys.stderr)
     return [Standing(method, chosen[method], ends[method], TARGET_LOSS) for method in chosen]
 
 
@@ -74,9 +80,8 @@ def methods_here() -> list[str]:
     return [method for method in CONTESTANTS if with_torchft or "torchft" not in method]
 
 
-def show(standings: Sequence[Standing], arguments: argparse.Namespace) -> None:
-    """Print the table, or one JSON object."""
-    rates = limits(arguments)
+def show(standings: Sequence[Standing], rates: Rates, arguments: argparse.Namespace) -> None:
+    """Print the table of one rate, or a JSON object in a line."""
     title = (
         f"{arguments.hosts} hosts of {arguments.ranks} ranks, {rates.between_mbit:g} Mbit/s "
         f"between, {rates.within_mbit:g} within: to a validation loss of {TARGET_LOSS}"
@@ -84,7 +89,7 @@ def show(standings: Sequence[Standing], arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps({"title": title, "standings": [asdict(each) for each in standings]}))
         return
-    print(f"{title}\n\n{table(standings)}")
+    print(f"{title}\n\n{table(standings)}", flush=True)
     missing = set(CONTESTANTS) - {each.method for each in standings}
     if missing:
         print(f"\nNot run: {'; '.join(sorted(missing))}")
@@ -96,7 +101,9 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--ranks", type=int, default=4, help="of each host")
-    parser.add_argument("--between", type=float, default=20, help="Mbit/s of a host's card")
+    parser.add_argument(
+        "--between", type=float, nargs="+", default=[20], help="Mbit/s of a host's card, in turn"
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument(
         "--only", nargs="+", choices=CONTESTANTS, default=methods_here(), metavar="METHOD"
@@ -108,15 +115,20 @@ def main() -> int:
     """Choose, measure and report; return 2 where this machine cannot make hosts."""
     arguments = read_arguments()
     try:
-        chosen = {method: choose(method, arguments) for method in arguments.only}
-        standings = measure(chosen, arguments)
+        ends = {method: try_grid(method, arguments) for method in arguments.only}
+        for between_mbit in arguments.between:
+            rates = limits(between_mbit, arguments.ranks)
+            chosen = {
+                method: choose(method, ends[method], rates, arguments.hosts)
+                for method in arguments.only
+            }
+            show(measure(chosen, rates, arguments), rates, arguments)
     except NoHostsError as error:
         print(error, file=sys.stderr)
         return 2
     except RaceError as error:
         print(error, file=sys.stderr)
         return 1
-    show(standings, arguments)
     return 0
 
 

@@ -125,7 +125,7 @@ THRESHOLDS = (1 / 128, 1 / 64)
 DDP_GRID = _grid(learning_rate=(0.05, 0.1))
 BMUF_GRID = _grid(learning_rate=(0.1, 0.2), block_size=BLOCK_SIZES)
 TOP_K_GRID = _grid(learning_rate=(0.2,), block_size=BLOCK_SIZES, density=(0.1, 0.13))
-SPARSE_LOCO_GRID = _grid(learning_rate=(0.2, 0.4), block_size=(50,), density=(0.03, 0.1))
+SPARSE_LOCO_GRID = _grid(learning_rate=(0.1, 0.2), block_size=(25, 50), density=(0.1,))
 HTM_GRID = _grid(learning_rate=(0.05,), block_size=BLOCK_SIZES, gradient_threshold=THRESHOLDS)
 CONTESTANTS = {
     "DDP": Contestant(ddp, DDP_GRID),

@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--run", required=True, help="a finished run with soft targets")
     parser.add_argument("--out", required=True, type=Path, help="JSON lines of what is finished")
     parser.add_argument("--tables", default=",".join(TABLES), help="of 2, 3, 001")
-    parser.add_argument("--networks", help="of sigmoid, relu, lstm; default: the table's")
+    parser.add_argument("--networks", help="of sigmoid, lstm; default: the table's")
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -127,7 +127,7 @@ def train_once(
         outcome = simulate(training, row.num_ranks, row.make_trainer)
         accuracy = Accuracy(outcome.evaluations, task.accuracy(outcome.model, task.training))
     except FloatingPointError:
-        accuracy = Accuracy((DIVERGED,), DIVERGED)
+        accuracy = Accuracy((DIVERGED,) * table.num_epochs, DIVERGED)
     found[job] = accuracy
     with path.open("a") as file:
         file.write(json.dumps(asdict(job) | asdict(accuracy)) + "\n")
@@ -169,8 +169,8 @@ def as_text(
     lines = [
         f"{table.title}; {network}",
         "",
-        "| | rate | held-out | training | published |",
-        "| --- | --- | --- | --- | --- |",
+        "| | rate | held-out | medians by epoch | training | published |",
+        "| --- | --- | --- | --- | --- | --- |",
         *cells(name, network, place, seeds, found),
     ]
     return "\n".join(lines) + "\n"
@@ -189,8 +189,11 @@ def cells(
         accuracies = [found[Job(name, row.label, network, rate, seed)] for seed in seeds]
         heldout = spread([each.heldout[-1] for each in accuracies])
         training = spread([each.training for each in accuracies])
+        # Paper 001's figures 1 and 2 are these curves: of one trainer, and of one number of ranks.
+        epochs = zip(*(each.heldout for each in accuracies), strict=True)
+        curve = ", ".join(f"{statistics.median(epoch):.1f}" for epoch in epochs)
         published = row.published[place] if place < len(row.published) else ""
-        yield f"| {row.label} | {rate:g} | {heldout} | {training} | {published} |"
+        yield f"| {row.label} | {rate:g} | {heldout} | {curve} | {training} | {published} |"
 
 
 def spread(values: Sequence[float]) -> str:

@@ -29,7 +29,7 @@ CONTEXT = 2
 NUM_UNITS = 64
 HELDOUT_SPEAKERS = 6  # of each so many, one
 
-Network = Literal["sigmoid", "relu", "lstm"]
+Network = Literal["sigmoid", "lstm"]
 Minibatch = tuple[Float[Tensor, "chunks frames inputs"], Int64[Tensor, "chunks frames"]]
 
 
@@ -41,9 +41,7 @@ class ChunkModel(nn.Module):
         num_inputs = NUM_BINS * (2 * CONTEXT + 1)
         self.lstm = nn.LSTM(num_inputs, NUM_UNITS, batch_first=True) if network == "lstm" else None
         self.hidden = nn.Identity() if network == "lstm" else nn.Linear(num_inputs, NUM_UNITS)
-        self.nonlinearity = {"sigmoid": nn.Sigmoid(), "relu": nn.ReLU(), "lstm": nn.Identity()}[
-            network
-        ]
+        self.nonlinearity = nn.Identity() if network == "lstm" else nn.Sigmoid()
         self.output = nn.Linear(NUM_UNITS, num_senones)
 
     def forward(
