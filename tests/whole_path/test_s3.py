@@ -48,13 +48,14 @@ CORPUS = SynthesisConfig(
 
 @dataclass(frozen=True)
 class WholeRun:
-    """WholeRun is a finished run in S3: its URI, its corpus, and its output."""
+    """WholeRun is a finished run in S3: its URI, its corpus, its output, its server's log."""
 
     uri: str
     kaldi_dir: Path
     environment: dict[str, str]
     options: tuple[str, ...]
     output: str
+    requests: str
 
     @property
     def store(self) -> ObjectStore:
@@ -67,7 +68,8 @@ def whole(
 ) -> Iterator[WholeRun]:
     kaldi_dir = tmp_path_factory.mktemp("synthetic") / "kaldi"
     synthesize(CORPUS, kaldi_dir)
-    with running_s3_server() as endpoint, pytest.MonkeyPatch.context() as patch:
+    log = kaldi_dir.with_name("requests.log")
+    with running_s3_server(log) as endpoint, pytest.MonkeyPatch.context() as patch:
         settings = {**CREDENTIALS, "AWS_ENDPOINT_URL": endpoint}
         for name, value in settings.items():
             patch.setenv(name, value)
@@ -81,7 +83,8 @@ def whole(
         ranks = ("--supervised-ranks", "1", "--student-ranks", "2")
         options = (*ranks, *(part for each in SETTINGS for part in ("--set", each)))
         done = run_all_steps(uri, kaldi_dir, inherited, *options)
-        yield WholeRun(uri, kaldi_dir, inherited, options, done.stdout + done.stderr)
+        output = done.stdout + done.stderr
+        yield WholeRun(uri, kaldi_dir, inherited, options, output, log.read_text())
 
 
 @pytest.fixture(scope="module")
@@ -183,3 +186,7 @@ def test_credentials_are_nowhere(whole: WholeRun) -> None:
     said = [whole.output.encode(), *(whole.store.get(o.uri) for o in whole.store.list(whole.uri))]
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         assert not any(CREDENTIALS[name].encode() in data for data in said), name
+
+
+def test_roles(whole):
+    Path("/tmp/af/requests.log").write_text(whole.requests)
