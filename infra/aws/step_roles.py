@@ -12,6 +12,7 @@ from infra.cluster import Cluster
 RUN, CORPUS = "${Bucket}/${RunPrefix}", "${CorpusBucket}/${CorpusPrefix}"
 """The places of a run and of a corpus; the template's parameters fill them in."""
 
+_CODE, _LOGS = "${Bucket}/${CodePrefix}", "${Bucket}/logs"
 _ARN = "arn:${AWS::Partition}:s3:::"
 _OBJECT = re.compile(r"/[^/{}]+\.\w+$")
 """A prefix with a file's ending is one object, not a folder."""
@@ -43,8 +44,11 @@ def roles_template(on_emr: Mapping[str, Cluster], on_hosts: Mapping[str, Cluster
     """
     resources: Document = {}
     for step, cluster in {**on_emr, **on_hosts}.items():
-        more = _emr_statements() if step in on_emr else _host_statements(cluster)
-        resources |= _role(step, [*s3_statements(cluster), *more])
+        if step in on_emr:  # an instance of EMR stores its own logs
+            statements = s3_statements(cluster, logs=(_LOGS,))
+        else:
+            statements = [*s3_statements(cluster), *_host_statements(cluster)]
+        resources |= _role(step, statements)
     return {
         "AWSTemplateFormatVersion": "2010-09-09",
         "Description": "megahour: a role for each step. Written by megahour roles; do not edit.",
@@ -58,12 +62,15 @@ def role_name(prefix: str, step: str) -> str:
     return f"{prefix}-{step}"
 
 
-def s3_statements(cluster: Cluster) -> list[Document]:
-    """Return what a step may do in S3: the requests that ObjectStore makes for its prefixes."""
-    readable = cluster.readable(RUN, CORPUS)
+def s3_statements(cluster: Cluster, logs: Sequence[str] = ()) -> list[Document]:
+    """Return what a step may do in S3: the requests that ObjectStore makes for its prefixes.
+
+    Its hosts may also copy the code, and recipes and cluster files of the user's own.
+    """
+    readable = (*cluster.readable(RUN, CORPUS), _CODE)
     allowed = {
         "s3:GetObject": readable,
-        "s3:PutObject": cluster.writable(RUN, CORPUS),
+        "s3:PutObject": (*cluster.writable(RUN, CORPUS), *logs),
         "s3:DeleteObject": cluster.deletable(RUN, CORPUS),
     }
     objects = [
@@ -86,16 +93,6 @@ def _listing(prefixes: Sequence[str]) -> list[Document]:
         _allow(["s3:ListBucket"], [_sub(_ARN + bucket)])
         | {"Condition": {"StringLikeIfExists": {"s3:prefix": patterns}}}
         for bucket, patterns in keys.items()
-    ]
-
-
-def _emr_statements() -> list[Document]:
-    """Return what an instance of EMR needs besides: the code, and a place for its logs."""
-    return [
-        _allow(["s3:GetObject"], [_sub(_ARN + "${Bucket}/${CodePrefix}/*")]),
-        _allow(["s3:ListBucket"], [_sub(_ARN + "${Bucket}")])
-        | {"Condition": {"StringLike": {"s3:prefix": [_sub("${CodePrefix}/*")]}}},
-        _allow(["s3:PutObject"], [_sub(_ARN + "${Bucket}/logs/*")]),
     ]
 
 
