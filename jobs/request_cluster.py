@@ -22,9 +22,8 @@ from infra.store.object_store import ObjectStore, StoreError
 from infra.store.uris import is_s3, normalize_uri
 from jobs.cli.catalogue import INGEST, STEPS
 from jobs.cli.command_line import fail
-from jobs.cli.job import add_recipe_arguments, written_steps
+from jobs.cli.job import add_recipe_arguments, written_manifests
 from jobs.cli.parser import Parser, recipe_path
-from pipeline.runs.manifest import manifest_uri
 from training.recipes import read_recipe
 
 NAME = "request_cluster"
@@ -92,22 +91,15 @@ def kubernetes_command(arguments: argparse.Namespace, cluster: Cluster) -> list[
     return ["spark-submit", *options, program, *step_arguments(arguments)]
 
 
-def missing_manifests(arguments: argparse.Namespace) -> list[str]:
-    """Return the manifests of the step that the run lacks."""
-    recipe = read_recipe(recipe_path(arguments.recipe), arguments.set)
-    store = ObjectStore((arguments.run,))
-    uris = [manifest_uri(arguments.run, s) for s in written_steps(recipe, arguments.step)]
-    return [uri for uri in uris if not store.exists(uri)]
-
-
-def send(request: LaunchRequest, arguments: argparse.Namespace) -> None:
+def send(request: LaunchRequest, arguments: argparse.Namespace, manifests: Sequence[str]) -> None:
     """Launch the cluster and wait; LaunchError unless the step's manifests are there then."""
 
     def report(text: str) -> None:
         print(f"{NAME}: {text}", file=sys.stderr, flush=True)
 
     run_to_end(request, load_account(arguments.account).region, report)
-    if missing := missing_manifests(arguments):
+    store = ObjectStore((arguments.run,))
+    if missing := [uri for uri in manifests if not store.exists(uri)]:
         raise LaunchError(
             f"{request.name}: ended without {', '.join(missing)}: read the log of its hosts, then "
             "give the same command again to resume"
@@ -119,14 +111,16 @@ def main(given: Sequence[str] | None = None) -> None:
     arguments = _parser().parse_args(given)
     try:
         _require_places(arguments)
-        cluster = load_cluster(arguments.cluster or arguments.step)
+        recipe = read_recipe(recipe_path(arguments.recipe), arguments.set)
+        cluster = load_cluster(arguments.cluster or recipe.cluster or arguments.step)
+        _require_many_hosts(cluster)
         if arguments.kubernetes:
             print(shlex.join(kubernetes_command(arguments, cluster)))
             return
         request = make_request(arguments, cluster)
         validate(request)
         if arguments.send:
-            send(request, arguments)
+            send(request, arguments, written_manifests(recipe, arguments.step, arguments.run))
         else:
             print(json.dumps(request.parameters, indent=2))
     except (ConfigurationError, ValueError) as error:
@@ -149,6 +143,12 @@ def _require_places(arguments: argparse.Namespace) -> None:
         raise ConfigurationError("need --account FILE for AWS, or --kubernetes MASTER")
 
 
+def _require_many_hosts(cluster: Cluster) -> None:
+    if cluster.is_local:
+        remedy = "give --cluster, such as the step's name, or take it out of the recipe"
+        raise ConfigurationError(f"cluster with master {cluster.master} is this computer: {remedy}")
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog=f"megahour {NAME}",
@@ -166,7 +166,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--send", action="store_true", help="launch the cluster, and wait for its end")
     master = f"URI of the API server, k8s://https://...; images have Spark {version('pyspark')}"
     add("--kubernetes", metavar="MASTER", help=master)
-    add("--image", metavar="IMAGE", help="the image of infra/docker/spark.Dockerfile, for --kubernetes")
+    add(
+        "--image",
+        metavar="IMAGE",
+        help="the image of infra/docker/spark.Dockerfile, for --kubernetes",
+    )
     return parser
 
 

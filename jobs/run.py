@@ -4,6 +4,7 @@ megahour run --recipe recorded --run runs/mine --kaldi-dir /data/mine
 """
 
 import argparse
+import os
 import signal
 import subprocess
 import sys
@@ -129,8 +130,7 @@ def run_steps(steps: Sequence[Launch], shared: Sequence[str]) -> int:
     A step that signal n killed has the exit code 128 + n.
     """
     started = time.monotonic()
-    # OpenBLAS's own threads made the bootstrap alignment 30 times slower on two busy cores.
-    environment = spark_environment() | {"OPENBLAS_NUM_THREADS": "1"}
+    environment = {**os.environ, **step_environment()}
     for number, launch in enumerate(steps, 1):
         elapsed = time.monotonic() - started
         print(
@@ -145,6 +145,14 @@ def run_steps(steps: Sequence[Launch], shared: Sequence[str]) -> int:
             )
             return shell_code(code)
     return 0
+
+
+def step_environment() -> dict[str, str]:
+    """Return what a step's processes need in their environment, wherever they are started."""
+    # OpenBLAS's own threads made the bootstrap alignment 30 times slower on two busy cores.
+    added = spark_environment()
+    ours = {name: added[name] for name in ("JAVA_HOME", "PATH", "PYSPARK_PYTHON")}
+    return ours | {"OPENBLAS_NUM_THREADS": "1"}
 
 
 def run_supervised(command: Sequence[str], environment: Mapping[str, str]) -> int:

@@ -109,9 +109,7 @@ def validate(request: LaunchRequest) -> None:
         raise ValueError(f"{request.operation}: {report.generate_report()}")
 
 
-def run_to_end(
-    request: LaunchRequest, region: str, report: Report, poll_s: float = POLL_S
-) -> None:
+def run_to_end(request: LaunchRequest, region: str, report: Report, poll_s: float = POLL_S) -> None:
     """Launch the cluster, unless it lives already, and wait for its end.
 
     Raises LaunchError where AWS refuses, or where EMR says that the step failed. EC2 does not say

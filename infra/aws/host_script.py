@@ -24,7 +24,8 @@ reservation=$(ask reservation-id)
 {find_leader}
 mkdir -p {code}
 aws s3 cp --region {region} --recursive --only-show-errors {code_uri} {code}
-aws ecr get-login-password --region {region} | docker login --username AWS --password-stdin {registry}
+aws ecr get-login-password --region {region} |
+  docker login --username AWS --password-stdin {registry}
 docker run --rm --network host --ipc host{gpus} --volume {code}:{code}:ro \\
   --env AWS_DEFAULT_REGION={region} --log-driver awslogs --log-opt awslogs-region={region} \\
   --log-opt awslogs-group={log_group} --log-opt awslogs-stream="$reservation/$host" \\

@@ -9,6 +9,7 @@ sudo chown "$(id -u)" "$folder" "$(dirname "$folder")"
 aws s3 cp --recursive --only-show-errors "$code_uri" "$folder" --exclude '*.tar.gz'
 venv=$(dirname "$folder")/venv
 # The wheel was built for one minor version of Python.
-version=$(ls "$folder"/megahour-*.whl | sed -E 's/.*-cp([0-9])([0-9]+)-cp.*/\1.\2/')
+wheels=("$folder"/megahour-*.whl)
+version=$(sed -E 's/.*-cp([0-9])([0-9]+)-cp.*/\1.\2/' <<< "${wheels[0]}")
 "python$version" -m venv "$venv"
-"$venv/bin/python" -m pip install --quiet --constraint "$folder/constraints.txt" "$folder"/megahour-*.whl
+"$venv/bin/python" -m pip install --quiet --constraint "$folder/constraints.txt" "${wheels[0]}"

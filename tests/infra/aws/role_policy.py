@@ -28,7 +28,7 @@ _ACTIONS = {"GET": "GetObject", "HEAD": "GetObject", "PUT": "PutObject", "DELETE
 
 @dataclass(frozen=True)
 class Request:
-    """Request holds the action, the object or bucket, and the prefix of a listing, if it has one."""
+    """Request holds the action, the object or bucket, and the prefix of a listing."""
 
     action: str
     resource: str
