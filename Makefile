@@ -25,7 +25,7 @@ help:
 	@echo 'make faults               tests on a Spark cluster, a Ceph and sclite (apt), Airflow, an S3 of their own; KILLS=30'
 	@echo 'make dist                 code and dependencies for spark-submit on a cluster'
 	@echo 'make format               format the code, and fix what the linter can fix'
-	@echo 'make lint                 formatting, lint, types, import contracts'
+	@echo 'make lint                 formatting, lint, types, import contracts, templates, images, scripts'
 	@echo 'make clean                remove what the other commands made, runs too'
 
 setup: $(VENV)/.ready

@@ -22,6 +22,7 @@ from pipeline.steps.repartition import repartition
 from pipeline.steps.selection.select import metadata_uri, select_utterances
 from pipeline.steps.targets import generate_targets
 from tests.in_process_teacher import in_process
+from tests.infra.aws.role_policy import Statement, allows, requests_by_step, role_of
 from tests.s3_server import CREDENTIALS, running_s3_server
 from tests.small_corpus import serially
 from tests.whole_path.manifests import manifest_bytes, require_balance
@@ -188,5 +189,27 @@ def test_credentials_are_nowhere(whole: WholeRun) -> None:
         assert not any(CREDENTIALS[name].encode() in data for data in said), name
 
 
-def test_roles(whole):
-    Path("/tmp/af/requests.log").write_text(whole.requests)
+def test_roles_allow_what_the_steps_asked_for(whole: WholeRun) -> None:
+    """Each request of each step is allowed by its role: action, object, and prefix of a listing."""
+    by_step = requests_by_step(whole.requests, "megahour/runs/tiny")
+    assert list(by_step) == [launch.step for launch in launches("", 1, 2)]
+    for step, requests in by_step.items():
+        role = role_of(step)
+        denied = sorted(map(str, (each for each in requests if not allows(role, each))))
+        assert denied == [], step
+
+
+def test_roles_allow_no_more_than_the_steps_need(whole: WholeRun) -> None:
+    """Each folder that a role may read, write or delete in was used; others are named, with why."""
+    by_step = requests_by_step(whole.requests, "megahour/runs/tiny")
+    unused = {
+        (step, action.removeprefix("s3:"), resource.rpartition("runs/tiny/")[2])
+        for step, requests in by_step.items()
+        for statement in role_of(step)
+        for action in statement.actions
+        if action in ("s3:GetObject", "s3:PutObject", "s3:DeleteObject")
+        for resource in statement.resources
+        if "/runs/tiny/" in resource
+        and not any(Statement((action,), (resource,)).allows(each) for each in requests)
+    }
+    assert unused == UNUSED
