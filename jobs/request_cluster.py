@@ -19,6 +19,7 @@ from infra.cluster import Cluster, load_cluster
 from infra.configuration import ConfigurationError
 from infra.spark.settings import kubernetes_options
 from infra.store.object_store import ObjectStore, StoreError
+from infra.store.objects import PrefixError
 from infra.store.uris import is_s3, normalize_uri
 from jobs.cli.catalogue import INGEST, STEPS
 from jobs.cli.command_line import fail
@@ -106,9 +107,9 @@ def send(request: LaunchRequest, arguments: argparse.Namespace, manifests: Seque
         )
 
 
-def main(given: Sequence[str] | None = None) -> None:
-    """Parse the command line; print the request, or send it."""
-    arguments = _parser().parse_args(given)
+def main() -> None:
+    """Parse the command line; print the request, or send it; exit with its code."""
+    arguments = _parser().parse_args()
     try:
         _require_places(arguments)
         recipe = read_recipe(recipe_path(arguments.recipe), arguments.set)
@@ -116,20 +117,21 @@ def main(given: Sequence[str] | None = None) -> None:
         _require_many_hosts(cluster)
         if arguments.kubernetes:
             print(shlex.join(kubernetes_command(arguments, cluster)))
-            return
+            sys.exit(0)
         request = make_request(arguments, cluster)
         validate(request)
         if arguments.send:
             send(request, arguments, written_manifests(recipe, arguments.step, arguments.run))
         else:
             print(json.dumps(request.parameters, indent=2))
-    except (ConfigurationError, ValueError) as error:
+    except (PrefixError, ValueError) as error:
         sys.exit(fail(NAME, error, 2))
     except (LaunchError, StoreError) as error:
         sys.exit(fail(NAME, error, 1))
     except KeyboardInterrupt:
         print(f"{NAME}: interrupted: the cluster lives on; the same command waits", file=sys.stderr)
         sys.exit(130)
+    sys.exit(0)
 
 
 def _require_places(arguments: argparse.Namespace) -> None:

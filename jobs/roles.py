@@ -43,7 +43,7 @@ def text_of(document: dict[str, object]) -> str:
 
 
 def main() -> None:
-    """Parse the command line and print the template."""
+    """Parse the command line and print the template; exit with 0 or 2."""
     parser = Parser(
         prog="megahour roles",
         description="Print a CloudFormation template with a role for each step and query. A role "
@@ -62,6 +62,7 @@ def main() -> None:
     except ConfigurationError as error:
         sys.exit(fail("roles", error, 2))
     print(text_of(found))
+    sys.exit(0)
 
 
 if __name__ == "__main__":

@@ -91,13 +91,14 @@ def _command(arguments: argparse.Namespace, launch: Launch) -> list[str]:
 
 
 def main() -> None:
-    """Parse the command line and print the workflow."""
+    """Parse the command line and print the workflow; exit with 0 or 2."""
     arguments = _parser().parse_args()
     try:
         document = describe(arguments)
     except (ConfigurationError, StoreError) as error:
         sys.exit(fail(NAME, error, 2))
     print(json.dumps(document, indent=1))
+    sys.exit(0)
 
 
 def describe(arguments: argparse.Namespace) -> dict[str, object]:

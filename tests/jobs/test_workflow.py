@@ -59,7 +59,7 @@ def test_an_account_gives_each_step_its_cluster(run_job: RunJob) -> None:
     [
         (("--first", "align", "--last", "ingest"), "--first align: need a step that --last ingest"),
         (("--name", "a/b"), "a/b: need a letter, then letters, digits or _"),
-        (("--set", "targets.k=0"), "targets.k = 0"),
+        (("--set", "targets.k=0"), "k = 0: need "),
     ],
 )
 def test_what_no_scheduler_could_run_is_refused(

@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import subprocess
+from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from infra.aws.cluster_launch import run_to_end, validate
 from infra.aws.launch_requests import emr_request, host_request
 from infra.cluster import load_cluster
 from jobs.cli.catalogue import STEPS
+from jobs.request_cluster import make_request
 from tests.job_programs import RunJob, Said
 
 ACCOUNT = str(Path(__file__).with_name("account.toml"))
@@ -86,10 +88,13 @@ def host_run(folder: Path, script: str, **environment: str) -> subprocess.Comple
     return subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
 
 
-def test_each_host_finds_the_leader_and_starts_its_ranks(run_job: RunJob, tmp_path: Path) -> None:
+def test_each_host_finds_the_leader_and_starts_its_ranks(tmp_path: Path) -> None:
     """The script of 8 hosts joins 64 ranks at the first host's address, whatever is in --set."""
     setting = "student.seed=5; touch $(oops)'"
-    script = json.loads(request(run_job, "train_student", "--set", setting).out)["UserData"]
+    given = {"step": "train_student", "recipe": "hours_1m", "run": RUN, "cluster": None}
+    arguments = Namespace(**given, set=[setting], account=ACCOUNT)
+    made = make_request(arguments, load_cluster("train_student"))
+    script = made.parameters["UserData"]
     done = host_run(tmp_path, script)
     assert (done.returncode, done.stderr) == (0, "")
     words = (tmp_path / "docker").read_text().splitlines()
