@@ -42,6 +42,15 @@ def test_permissions_are_filled_in() -> None:
     )
 
 
+def test_steps_delete_below_their_own_prefixes() -> None:
+    """Training removes old checkpoints; a prefix that a step does not use is refused."""
+    cluster = load_cluster("train_student")
+    assert cluster.deletable("s3://b/runs/1", "s3://b/corpus") == ("s3://b/runs/1/models",)
+    assert load_cluster("extract_features").deletable("s3://b/runs/1", "s3://c") == ()
+    with pytest.raises(ValueError, match=r"delete_prefixes: '\{run\}': need one that the step"):
+        replace(cluster, delete_prefixes=("{run}",))
+
+
 def test_a_value_is_not_filled_in_twice() -> None:
     """A run's name that looks like a placeholder stays as it is."""
     cluster = load_cluster("extract_features")
