@@ -59,6 +59,7 @@ faults: setup $(AIRFLOW)/.ready
 
 dist: setup
 	$(BIN)/python -m jobs.package --folder dist
+	rm -rf build
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 	cp constraints.txt infra/aws/install_host.sh dist
 

@@ -17,8 +17,9 @@ from botocore.validate import ParamValidator
 from infra.aws.launch_requests import LaunchRequest
 
 POLL_S = 30.0
-_ALIVE = ["STARTING", "BOOTSTRAPPING", "RUNNING", "WAITING", "TERMINATING"]
-_ALIVE_HOSTS = ["pending", "running", "shutting-down", "stopping", "stopped"]
+# One that ends already is not waited for: a second attempt would fail with it.
+_ALIVE = ["STARTING", "BOOTSTRAPPING", "RUNNING", "WAITING"]
+_ALIVE_HOSTS = ["pending", "running"]
 
 Report = Callable[[str], None]
 
