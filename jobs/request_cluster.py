@@ -1,4 +1,4 @@
-"""Print the request that launches a step's cluster on EMR or EC2, or send it.
+"""Print or send the request for a step's cluster on EMR or EC2.
 
 megahour request_cluster --step extract_features --recipe R --run URI --account account.toml
 """

@@ -4,7 +4,6 @@ megahour run --recipe recorded --run runs/mine --kaldi-dir /data/mine
 """
 
 import argparse
-import os
 import signal
 import subprocess
 import sys
@@ -130,7 +129,7 @@ def run_steps(steps: Sequence[Launch], shared: Sequence[str]) -> int:
     A step that signal n killed has the exit code 128 + n.
     """
     started = time.monotonic()
-    environment = {**os.environ, **step_environment()}
+    environment = spark_environment() | step_environment()
     for number, launch in enumerate(steps, 1):
         elapsed = time.monotonic() - started
         print(

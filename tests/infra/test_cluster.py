@@ -37,6 +37,7 @@ def test_permissions_are_filled_in() -> None:
     assert cluster.writable("s3://b/runs/1/", "s3://b/corpus") == written
     assert cluster.readable("s3://b/runs/1", "s3://b/corpus") == (
         "s3://b/corpus/audio",
+        "s3://b/corpus/metadata",
         "s3://b/runs/1/selection",
         *written,
     )
