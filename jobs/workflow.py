@@ -1,4 +1,4 @@
-"""Print a run's steps as JSON, as Airflow or another scheduler reads them.
+"""Print a run's steps as JSON, as a scheduler such as Airflow reads it.
 
 megahour workflow --recipe R --run 's3://bucket/runs/{{ ds }}' > nightly.workflow.json
 """
