@@ -34,14 +34,15 @@ from pipeline.runs.names import (
     TEACHER,
 )
 from pipeline.steps.utterance_features import resolve_audio
+from training.configuration.models import FactoryConfig
+from training.configuration.targets import OwnTeacherConfig
 from training.decoding.language_model.arpa import RestrictedArpa, read_arpa
 from training.decoding.lexicon import Lexicon, parse_lexicon
 from training.evaluation.language_model import LanguageModelFile, TextSentences
 from training.models.contract import check_contract
-from training.models.factory import FactoryConfig
-from training.models.registry import num_parameters
+from training.models.parameter_count import num_parameters
 from training.recipes import Recipe, check_phones, check_ranks
-from training.targets.own_teacher import OwnTeacherConfig, check_untrained
+from training.targets.own_teacher import check_untrained
 
 RANKS = Range(1, 1024)
 """The ranks that one host may start."""

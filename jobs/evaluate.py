@@ -23,11 +23,11 @@ from pipeline.runs.names import (
     model_step,
     targets_rounds,
 )
+from training.configuration.models import ModelConfig
 from training.distributed.process_group import CPU
 from training.evaluation.evaluate import evaluate
 from training.evaluation.slices import ModelsToDecode
 from training.evaluation.tuning import tune
-from training.models.registry import ModelConfig
 from training.recipes import Recipe
 from training.targets.kbest_costs.sample import measure_kbest_costs
 

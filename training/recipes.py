@@ -19,29 +19,29 @@ from pipeline.runs.names import TEACHER, section_of
 from pipeline.steps.features import ExtractionConfig
 from pipeline.steps.repartition import RepartitionConfig
 from pipeline.steps.selection.select import SelectionConfig
-from training.algorithms.learning_rates import check_decay
-from training.algorithms.optimizers import AdamConfig, OptimizerConfig
-from training.augmentation.augmenter import AugmentationConfig
-from training.decoding.bootstrap.hmm import BootstrapConfig
-from training.decoding.decoding_settings import AcousticScale, NgramOrder, TuningConfig
-from training.decoding.senones.tree_growing import TreeConfig
-from training.models.precision import Precision
-from training.models.registry import ModelConfig
-from training.recipe_values import (
+from training.configuration.alignment import BootstrapConfig, TreeConfig
+from training.configuration.augmentation import AugmentationConfig
+from training.configuration.decoding import TuningConfig
+from training.configuration.models import ModelConfig
+from training.configuration.optimizers import AdamConfig, OptimizerConfig, check_decay
+from training.configuration.sequence_training import SequenceTrainingConfig
+from training.configuration.supervised import SupervisedConfig, TeacherConfig
+from training.configuration.targets import LabellingConfig
+from training.configuration.trainers import TrainerConfig, check_optimizer, put_trainer
+from training.configuration.values import (
+    AcousticScale,
     Beam,
     Count,
     GradientNorm,
     LearningRate,
     MinibatchFrames,
+    NgramOrder,
+    Precision,
+    SoftTargetsForm,
     Uri,
     WarmStart,
     WarmUpSteps,
 )
-from training.sequence_recipe import SequenceTrainingConfig
-from training.supervised_recipe import SupervisedConfig, TeacherConfig
-from training.targets.lattice_targets import LabellingConfig
-from training.targets.soft import SoftTargetsForm
-from training.trainers.registry import TrainerConfig, check_optimizer, put_trainer
 
 Smoothing = Literal["witten_bell", "kneser_ney"]
 

@@ -15,6 +15,7 @@ from pipeline.runs.names import (
     TARGETS_TUNING_STEP,
 )
 from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step
+from training.configuration.targets import LatticeTargetsConfig
 from training.decoding.graph.grammar import GrammarWeights
 from training.decoding.graph.graph_text import encode_graph
 from training.decoding.graph.hclg import decoding_graph
@@ -23,7 +24,6 @@ from training.evaluation.tuning import recipe_settings, tuned_settings
 from training.recipes import EvaluationConfig
 from training.targets.alignment import read_tree
 from training.targets.labelled import read_lexicon
-from training.targets.lattice_targets import LatticeTargetsConfig
 
 
 def build_target_graph(

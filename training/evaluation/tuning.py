@@ -18,8 +18,8 @@ from pipeline.runs.names import (
     model_step,
 )
 from pipeline.runs.step import StepContents, StepResult, StepSpec, commit_each, run_step
+from training.configuration.decoding import DecodingSettings, TuningConfig
 from training.decoding.decoder import DecoderConfig
-from training.decoding.decoding_settings import DecodingSettings, TuningConfig
 from training.evaluation.language_model import GivenModel, LanguageModelFiles, store_arpas
 from training.evaluation.slices import (
     DecodingPlace,

@@ -23,8 +23,13 @@ from pipeline.runs.names import (
     teachers,
 )
 from training.algorithms.learning_rates import MinRateNewbob, exponential_decay
-from training.algorithms.optimizers import AdamConfig, OptimizerConfig
-from training.augmentation.augmenter import AugmentationConfig
+from training.configuration.augmentation import AugmentationConfig
+from training.configuration.models import ModelConfig
+from training.configuration.optimizers import AdamConfig, OptimizerConfig
+from training.configuration.sequence_training import SequenceTrainingConfig
+from training.configuration.supervised import SupervisedConfig
+from training.configuration.trainers import TrainerConfig
+from training.configuration.values import SoftTargetsForm
 from training.data.sub_epochs import (
     SubEpoch,
     scheduled_learning_sub_epochs,
@@ -32,12 +37,7 @@ from training.data.sub_epochs import (
     supervised_sub_epochs,
 )
 from training.fit.steps import LoopConfig
-from training.models.registry import ModelConfig
 from training.recipes import CheckpointConfig, Recipe, StudentConfig
-from training.sequence_recipe import SequenceTrainingConfig
-from training.supervised_recipe import SupervisedConfig
-from training.targets.soft import SoftTargetsForm
-from training.trainers.registry import TrainerConfig
 
 LEFT_OUT = "left_out"
 """The validation on labelled speakers whom training leaves out."""

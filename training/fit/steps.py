@@ -13,6 +13,7 @@ from jaxtyping import Float, Num
 from torch import Tensor, nn
 
 from infra.configuration import LATER
+from training.configuration.values import Precision
 from training.data.dataset import Dataset
 from training.data.device_copies import device_copies
 from training.data.minibatch import Minibatch
@@ -21,7 +22,7 @@ from training.distributed import collectives
 from training.distributed.gather import Arrival
 from training.distributed.process_group import ProcessGroup, is_read_at_once
 from training.models.acoustic_model import AcousticModel
-from training.models.precision import Precision, without_tf32
+from training.models.precision import without_tf32
 from training.targets.sequence import SequenceTargets
 
 VALIDATION = SubEpoch(True, 0, 1, 0, False, 0.0, is_validation=True)

@@ -8,11 +8,16 @@ import pytest
 import torch
 
 from infra.configuration import ConfigurationError, canonical_json, digest, plain
-from training.models.conformer import ConformerConfig
+from training.configuration.models import (
+    ConformerConfig,
+    FactoryConfig,
+    LstmConfig,
+    ModelConfig,
+    read_form,
+)
 from training.models.contract import check_contract
-from training.models.factory import FactoryConfig
-from training.models.lstm import LstmConfig
-from training.models.registry import ModelConfig, num_parameters, read_form
+from training.models.parameter_count import num_parameters
+from training.models.registry import make_model
 from training.models.store import TrainedModel, decode_model, encode_model
 from training.tensor_encoding import decode_state, encode_state
 
@@ -100,7 +105,7 @@ def test_declarations_must_fit_together() -> None:
 def test_a_stored_model_imports_what_the_recipe_names_alone() -> None:
     """The module that a store names is compared and never imported; the remedy names both."""
     config = own("tdnn", 2, settings={"num_units": 8})
-    trained = TrainedModel(config.make_model(5).eval(), torch.zeros(5))
+    trained = TrainedModel(make_model(config, 5).eval(), torch.zeros(5))
     data = encode_model(trained)
     again = decode_model(data, config).model
     frames = torch.randn(9, 192)
@@ -120,7 +125,7 @@ def test_a_stored_model_imports_what_the_recipe_names_alone() -> None:
 
 def test_weights_of_another_code_are_refused() -> None:
     """The factory has changed since: the parameter is named, with a remedy."""
-    trained = TrainedModel(own("tdnn", 2).make_model(5), torch.zeros(5))
+    trained = TrainedModel(make_model(own("tdnn", 2), 5), torch.zeros(5))
     trained.model.network.output = torch.nn.Linear(17, 5)
     with pytest.raises(ConfigurationError, match=r"output\.weight.* its code now makes another"):
         decode_model(encode_model(trained), own("tdnn", 2))

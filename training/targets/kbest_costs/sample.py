@@ -25,8 +25,8 @@ from pipeline.sampling import sampling_priority
 from pipeline.shards import FeatureRow, read_features
 from pipeline.splicing import STACK, num_low_rate_frames, splice
 from pipeline.steps.targets import TargetsConfig, tail_seed
+from training.configuration.models import ModelConfig
 from training.models.ensemble import Member, ensemble_logits
-from training.models.registry import ModelConfig
 from training.models.store import load_models
 from training.targets.kbest_costs.costs import KS, CostSums, kbest_costs
 

@@ -5,10 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from infra.ranges import Items, Range, check_ranges
-from training.decoding.language_model.arpa import MAX_ORDER
+from training.configuration.values import MAX_ORDER, AcousticScale, NgramOrder
 
-AcousticScale = Annotated[float, Range(1e-6, 1000)]
-NgramOrder = Annotated[int, Range(1, MAX_ORDER)]
 LanguageModelScale = Annotated[float, Range(1e-6, 1000)]
 InsertionPenalty = Annotated[float, Range(0, 100)]
 
