@@ -19,7 +19,8 @@ from training.configuration.optimizers import AdamConfig
 from training.configuration.values import Precision
 from training.data.batching import CHUNK_FRAMES
 from training.data.minibatch import Minibatch
-from training.fit.steps import GradientNorms, LoopConfig, take_steps
+from training.fit.model_specs import LoopConfig
+from training.fit.steps import GradientNorms, take_steps
 from training.models.lstm import LstmModel
 from training.targets.hard import HardTargets
 

@@ -39,7 +39,8 @@ from training.data.sub_epoch_reader import SubEpochReader
 from training.data.sub_epochs import SubEpoch
 from training.distributed import process_group
 from training.distributed.process_group import ProcessGroup
-from training.fit.steps import GradientNorms, LoopConfig, RunningTotals, take_steps
+from training.fit.model_specs import LoopConfig
+from training.fit.steps import GradientNorms, RunningTotals, take_steps
 from training.models.acoustic_model import AcousticModel
 from training.models.lstm import LstmModel
 from training.targets.hard import HardTargets

@@ -35,9 +35,9 @@ from training.data.sub_epochs import SubEpoch
 from training.distributed import process_group
 from training.distributed.process_group import ProcessGroup
 from training.fit.cuda_graph import gradients_of
+from training.fit.model_specs import LoopConfig
 from training.fit.steps import (
     GradientNorms,
-    LoopConfig,
     RunningTotals,
     compute_gradients,
     take_steps,

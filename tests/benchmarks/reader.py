@@ -34,7 +34,8 @@ from training.data import batching
 from training.data.dataset import Dataset
 from training.data.minibatch import Minibatch
 from training.data.sub_epochs import SubEpoch
-from training.fit.steps import GradientNorms, LoopConfig, take_steps
+from training.fit.model_specs import LoopConfig
+from training.fit.steps import GradientNorms, take_steps
 from training.models.lstm import LstmModel
 from training.targets.hard import HardTargets
 

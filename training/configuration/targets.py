@@ -1,12 +1,14 @@
 """The settings of soft targets, their teachers and lattices (paper 003 IV-B3, V-C, VII-C3)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Literal, TypeAlias
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any, Literal, TypeAlias
 
-from infra.configuration import LATER, canonical_json
+from infra.configuration import LATER, canonical_json, plain
 from infra.ranges import Items, Range, check_ranges
+from pipeline.runs.names import LANGUAGE_MODEL_SETTINGS
 from pipeline.steps.targets import TargetsConfig
+from training.configuration.decoding import EvaluationConfig
 from training.configuration.values import MAX_ORDER, Beam, NgramOrder
 from training.entry_point import EntryPoint, FactoryName, Settings, require_not_given
 
@@ -147,3 +149,28 @@ class LabellingConfig(TargetsConfig):
     rounds: Annotated[int, Range(1, 5)] = field(default=1, metadata=LATER)
     windows: WindowsConfig = field(default=WindowsConfig(), metadata=LATER)
     teacher: LabellingTeacher = field(default=TrainedTeacherConfig(), metadata=LATER)
+
+
+def lattice_settings(config: LatticeConfig, acoustic_scale: float) -> dict[str, Any]:
+    """Return all that decides the lattices, besides the inputs."""
+    return {**asdict(config), "acoustic_scale": acoustic_scale}
+
+
+def kbest_costs_settings(config: TargetsConfig) -> dict[str, Any]:
+    """Return all that decides the sample, and what is measured beside the common k."""
+    return {"k": config.k, "seed": config.seed, "versions": config.versions}
+
+
+def target_graph_settings(
+    evaluation: EvaluationConfig, lattices: LatticeTargetsConfig
+) -> dict[str, Any]:
+    """Return all that decides the graph and its scales, besides the inputs."""
+    of_model = ("acoustic_scale", "ngram_order", "smoothing", *LANGUAGE_MODEL_SETTINGS)
+    resolved = plain(evaluation)
+    return {
+        "evaluation": {name: resolved[name] for name in of_model if name in resolved},
+        "lattices": {
+            "acoustic_scale": lattices.acoustic_scale,
+            "ngram_order": lattices.ngram_order,
+        },
+    }

@@ -30,7 +30,7 @@ from pipeline.runs.step import (
     commit_each,
     run_step,
 )
-from training.configuration.decoding import DecodingSettings
+from training.configuration.decoding import DecodingSettings, EvaluationConfig
 from training.decoding.decoder import DecoderConfig
 from training.evaluation.decoded import (
     DecodedUtterance,
@@ -54,7 +54,6 @@ from training.evaluation.slices import (
 from training.evaluation.tuning import recipe_settings, tuned_settings
 from training.evaluation.utterance_errors import UtteranceErrors, write_errors
 from training.models.parameter_count import num_parameters
-from training.recipes import EvaluationConfig
 from training.targets.alignment import read_tree
 from training.targets.labelled import read_lexicon
 

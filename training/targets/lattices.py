@@ -1,9 +1,8 @@
 """Lattices of the labelled data: the sentences that a model confuses (paper 003 VII-C3)."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +32,7 @@ from pipeline.shards import (
 )
 from pipeline.splicing import low_rate_alignment, num_low_rate_frames
 from training.configuration.models import ModelConfig
-from training.configuration.targets import LatticeConfig
+from training.configuration.targets import LatticeConfig, lattice_settings
 from training.decoding.graph.hclg import DecodingGraph, decoding_graph
 from training.decoding.language_model import witten_bell_arpa
 from training.decoding.lexicon import Lexicon
@@ -112,11 +111,6 @@ def generate_lattices(
     reads += transcript_reads(store, run_uri)
     spec = StepSpec(store, run_uri, step, resolved, reads, stored.digests, last_bits)
     return run_step(spec, decode, barrier=lambda: collectives.barrier(group))
-
-
-def lattice_settings(config: LatticeConfig, acoustic_scale: float) -> dict[str, Any]:
-    """Return all that decides the lattices, besides the inputs."""
-    return {**asdict(config), "acoustic_scale": acoustic_scale}
 
 
 def decode_on_all_ranks(

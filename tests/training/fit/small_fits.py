@@ -23,8 +23,7 @@ from training.data.sub_epochs import (
     supervised_sub_epochs,
 )
 from training.distributed.process_group import ProcessGroup
-from training.fit.model_specs import Fit
-from training.fit.steps import LoopConfig
+from training.fit.model_specs import Fit, LoopConfig
 from training.fit.train_model import fit_model
 from training.recipes import CheckpointConfig
 

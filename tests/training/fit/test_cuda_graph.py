@@ -21,9 +21,9 @@ from training.data.minibatch import BufferFrames, Minibatch, Targets
 from training.distributed.simulated_group import simulate_ranks
 from training.fit import cuda_graph, train_model
 from training.fit.cuda_graph import GradientGraphs
+from training.fit.model_specs import LoopConfig
 from training.fit.steps import (
     GradientNorms,
-    LoopConfig,
     RunningTotals,
     compute_gradients,
     take_steps,

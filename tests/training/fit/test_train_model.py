@@ -18,8 +18,8 @@ from training.configuration.trainers import TRAINERS
 from training.distributed import process_group
 from training.distributed.simulated_group import simulate_ranks
 from training.fit import steps
-from training.fit.model_specs import Fit
-from training.fit.steps import LoopConfig, minibatch_loss
+from training.fit.model_specs import Fit, LoopConfig
+from training.fit.steps import minibatch_loss
 from training.fit.train_model import fit_model
 from training.models.acoustic_model import AcousticModel
 from training.models.precision import set_float32_products

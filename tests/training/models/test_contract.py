@@ -147,3 +147,20 @@ def test_parameters_are_counted_without_memory() -> None:
         size = num_parameters(lstm, num_senones)
         assert num_parameters(conformer, num_senones) == pytest.approx(size, rel=0.05)
     assert num_parameters(own("Linear"), 100_000) == 193 * 100_000
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LstmConfig(1, 3, False, 2, 0.0),
+        LstmConfig(3, 8, False, 3, 0.1),
+        LstmConfig(2, 5, True, 0, 0.0),
+        ConformerConfig(),
+        ConformerConfig(num_layers=3, num_units=24, num_heads=3, feed_forward_factor=4),
+        ConformerConfig(kernel_frames=7, chunk_frames=6, left_frames=11, num_heads=2),
+    ],
+)
+def test_parameters_are_counted_without_a_model(config: ModelConfig) -> None:
+    """The count by formula, which needs no torch, is that of the model that torch makes."""
+    made = make_model(config, 29)
+    assert num_parameters(config, 29) == sum(each.numel() for each in made.parameters())

@@ -29,8 +29,7 @@ from training.configuration.models import LstmConfig, ModelConfig
 from training.configuration.optimizers import AdamConfig, SgdConfig
 from training.configuration.trainers import TRAINERS, with_trainer
 from training.data.sub_epochs import sequence_sub_epochs
-from training.fit.model_specs import Fit, SequenceCriterion
-from training.fit.steps import LoopConfig
+from training.fit.model_specs import Fit, LoopConfig, SequenceCriterion
 from training.models.acoustic_model import AcousticModel
 from training.models.registry import make_model
 from training.models.store import TrainedModel, log_priors, store_model

@@ -26,6 +26,7 @@ from pipeline.shards import FeatureRow, read_features
 from pipeline.splicing import STACK, num_low_rate_frames, splice
 from pipeline.steps.targets import TargetsConfig, tail_seed
 from training.configuration.models import ModelConfig
+from training.configuration.targets import kbest_costs_settings
 from training.models.ensemble import Member, ensemble_logits
 from training.models.store import load_models
 from training.targets.kbest_costs.costs import KS, CostSums, kbest_costs
@@ -87,11 +88,6 @@ def measure_kbest_costs(
     reads = [features, *map(model_step, forms)]
     place = store, run_uri, KBEST_COSTS_STEP, kbest_costs_settings(config), reads
     return run_step(StepSpec(*place, repetition=Repetition.OTHER_LAST_BITS), measure)
-
-
-def kbest_costs_settings(config: TargetsConfig) -> dict[str, Any]:
-    """Return all that decides the sample, and what is measured beside the common k."""
-    return {"k": config.k, "seed": config.seed, "versions": config.versions}
 
 
 def statistics(whole: CostSums, by_placement: Mapping[str, CostSums]) -> dict[str, Any]:
