@@ -10,7 +10,7 @@ from infra.store.object_store import ObjectStore, join_uri, normalize_uri
 from infra.store.request_counts import TaskTotals
 from infra.torchrun import launched_rank
 from jobs.cli.catalogue import EVALUATE, GENERATE_TARGETS, REPORT, writes_of
-from jobs.cli.parser import Parser, recipe_path
+from jobs.cli.parser import Parser, add_log_argument, recipe_path
 from pipeline.runs.names import (
     BOOTSTRAP_STEP,
     CORPUS_FOLDER,
@@ -86,6 +86,7 @@ def job_parser(name: str, description: str, exit_codes: str) -> argparse.Argumen
     add("--run", required=True, help="folder or s3:// URI that holds the run")
     add("--cluster", help="cluster TOML, or a name in infra/clusters; default: the recipe's")
     add("--json", action="store_true", help="print one JSON object on standard output")
+    add_log_argument(parser)
     return parser
 
 

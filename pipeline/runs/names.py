@@ -257,6 +257,16 @@ def job_record(job: str) -> str:
     return f"{STEP_RECORDS_FOLDER}/{job}.json"
 
 
+def begun_record(job: str) -> str:
+    """Return the key of what a job stores as it begins, and removes when it has ended."""
+    return f"{STEP_RECORDS_FOLDER}/begun/{job}.json"
+
+
+def metrics_file(job: str) -> str:
+    """Return the key of a job's metrics, in the text format of Prometheus."""
+    return f"{STEP_RECORDS_FOLDER}/{job}.prom"
+
+
 def folder_of(step: str) -> str:
     """Return the first folder of a step's name: the kind of step that it is."""
     return step.partition("/")[0]

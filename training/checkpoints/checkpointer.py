@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from infra.store.object_store import ObjectStore, join_uri, normalize_uri
+from pipeline.runs.commit import RecipeConflictError
 from training.checkpoints.record import (
     OF_A_CHECKPOINT,
     CheckpointRecord,
@@ -139,10 +140,10 @@ class Checkpointer:
 
     def _check_fingerprint(self, records: list[CheckpointRecord]) -> None:
         if any(record.fingerprint != self.fingerprint for record in records):
-            raise ValueError(
-                f"{self.uri} belongs to another recipe or other inputs: use another --run, "
-                "or remove the checkpoints to train again (other versions of megahour, NumPy or "
-                "torch also make another model)"
+            raise RecipeConflictError(
+                f"{self.uri} belongs to another recipe or other inputs",
+                "use another --run, or remove the checkpoints to train again (other versions of "
+                "megahour, NumPy or torch also make another model)",
             )
 
     def _read(self, record: CheckpointRecord, trainer: type[Trainer]) -> dict[str, Any] | None:

@@ -6,8 +6,8 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
+from infra.log_lines import progress_bar
 from training.algorithms.learning_rates import warm_up_factor
 from training.algorithms.optimizers import make_optimizer
 from training.checkpoints.checkpointer import Checkpointer
@@ -91,10 +91,10 @@ class Fitting:
     def _sub_epochs(self) -> Iterator[SubEpoch]:
         """Yield the sub-epochs from the present one on; newbob sets rates, and when to stop."""
         num_sub_epochs, begun = len(self.fit.sub_epochs), self.progress.cursor.sub_epoch
-        bar = tqdm(
+        bar = progress_bar(
             total=num_sub_epochs,
             initial=begun,
-            desc=f"train {self.fit.name}",
+            description=f"train {self.fit.name}",
             unit="sub-epoch",
             disable=self.group.rank() > 0,
         )
