@@ -42,7 +42,7 @@ class RecipeConflictError(ValueError):
         self.said, self.remedy, self.named = said, remedy, named
 
     def __str__(self) -> str:
-        return f"{self.said}{listed(self.named)}; {self.remedy}"
+        return f"{self.said}{listed(self.named)}: {self.remedy}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,7 +175,7 @@ def listed(named: Sequence[str]) -> str:
 
 
 def _shown(value: str | None) -> str:
-    return "absent" if value is None else value[:_MAX_SHOWN]
+    return "absent" if value is None else value.strip('"')[:_MAX_SHOWN]
 
 
 def _flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
