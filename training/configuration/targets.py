@@ -156,9 +156,10 @@ def lattice_settings(config: LatticeConfig, acoustic_scale: float) -> dict[str, 
     return {**asdict(config), "acoustic_scale": acoustic_scale}
 
 
-def kbest_costs_settings(config: TargetsConfig) -> dict[str, Any]:
+def kbest_costs_settings(config: TargetsConfig, teacher: LabellingTeacher) -> dict[str, Any]:
     """Return all that decides the sample, and what is measured beside the common k."""
-    return {"k": config.k, "seed": config.seed, "versions": config.versions}
+    own = {"teacher": plain(teacher)} if teacher.members else {}
+    return {"k": config.k, "seed": config.seed, "versions": config.versions, **own}
 
 
 def target_graph_settings(
