@@ -84,11 +84,11 @@ def progress_of(job: Job, name: str, step: str) -> Progress:
     read = sum((each.tally_in for each in commits), Tally())
     out = sum((each.tally_out for each in commits), Tally())
     lost = sum((each.quarantined for each in commits), Tally())
-    total = hours_to_read(job, name, step)
+    hours_in = hours_to_read(job, name, step)
     since = datetime.fromisoformat(started["started_at"]) if started else datetime.now(UTC)
     elapsed_s = (datetime.now(UTC) - since).total_seconds()
-    left_s = time_left(read.hours, total, elapsed_s) if started else -1.0
-    return Progress("under way", out.hours, total, lost.utterances, left_s)
+    left_s = time_left(read.hours, hours_in, elapsed_s) if started else -1.0
+    return Progress("under way", out.hours, hours_in, lost.utterances, left_s)
 
 
 def time_left(hours_done: float, hours_in: float, elapsed_s: float) -> float:
