@@ -1,8 +1,9 @@
-"""What jobs say as they begin: conflicts name keys, status counts hours, logs have time and step."""
+"""Jobs say how far they are: conflicts name keys, status counts hours, logs have time and step."""
 
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,10 +22,16 @@ from training.recipes import read_recipe
 STEP = "features/unlabelled"
 
 
+def manifest(config: dict[str, Any]) -> Manifest:
+    """Return that of three utterances, two hours in all."""
+    tally = Tally(3, 7_200_000)
+    return Manifest(STEP, config, {}, (), tally_in=tally, tally_out=tally)
+
+
 def test_a_dry_run_names_the_keys_that_differ(run_job: RunJob, tmp_path: Path) -> None:
     """Of a finished step and of one that has begun: both values and the remedy; exit code 1."""
     store, recipe = ObjectStore((str(tmp_path),)), read_recipe(str(TINY))
-    made = Manifest(STEP, plain(recipe.features), {}, (), Tally(3, 7_200_000), Tally(3, 7_200_000))
+    made = manifest(plain(recipe.features))
     store.put(str(tmp_path / STEP / "manifest.json"), made.to_bytes())
     begun = {"step": "extract_features", "started_at": "2026-01-01T00:00:00+00:00"}
     store.put(
@@ -45,7 +52,7 @@ def test_a_dry_run_names_the_keys_that_differ(run_job: RunJob, tmp_path: Path) -
 
 def test_status_counts_the_hours_of_finished_steps(run_job: RunJob, tmp_path: Path) -> None:
     """A finished step has its hours, others are to do."""
-    made = Manifest(STEP, {}, {}, (), Tally(3, 7_200_000), Tally(3, 7_200_000))
+    made = manifest({})
     path = tmp_path / STEP / "manifest.json"
     ObjectStore((str(tmp_path),)).put(str(path), made.to_bytes())
     said = run_job("status", "--recipe", str(TINY), "--run", str(tmp_path), "--json")
