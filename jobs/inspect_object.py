@@ -43,7 +43,8 @@ def main() -> None:
         sys.exit(fail(NAME, error, 2))
     except (OSError, StoreError, ValueError) as error:
         sys.exit(fail(NAME, error, 1))
-    print(json.dumps(answer.document) if arguments.json else answer.text)
+    print(json.dumps(answer.document) if arguments.json else answer.text, flush=True)
+    sys.exit(0)
 
 
 def _parser() -> Parser:
