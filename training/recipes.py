@@ -25,6 +25,7 @@ from training.augmentation.augmenter import AugmentationConfig
 from training.decoding.bootstrap.hmm import BootstrapConfig
 from training.decoding.decoding_settings import AcousticScale, NgramOrder, TuningConfig
 from training.decoding.senones.tree_growing import TreeConfig
+from training.minibatch_recipe import MinibatchSelectionConfig
 from training.models.precision import Precision
 from training.models.registry import ModelConfig
 from training.recipe_values import (
@@ -99,6 +100,9 @@ class StudentConfig:
     augmentation: AugmentationConfig = field(default=AugmentationConfig(), metadata=LATER)
     precision: Precision = field(default="float32", metadata=LATER)
     soft_targets: SoftTargetsForm = field(default="renormalized", metadata=LATER)
+    minibatch_selection: MinibatchSelectionConfig = field(
+        default=MinibatchSelectionConfig(), metadata=LATER
+    )
 
     def __post_init__(self) -> None:
         check_ranges(self)

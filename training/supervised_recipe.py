@@ -8,6 +8,7 @@ from infra.ranges import Range, Seed, check_ranges
 from training.algorithms.learning_rates import check_decay, check_newbob_rates
 from training.algorithms.optimizers import AdamConfig, OptimizerConfig
 from training.augmentation.augmenter import AugmentationConfig
+from training.minibatch_recipe import MinibatchSelectionConfig
 from training.models.precision import Precision
 from training.recipe_values import (
     Count,
@@ -48,6 +49,9 @@ class SupervisedConfig:
     warm_start: WarmStart = field(default="none", metadata=LATER)
     augmentation: AugmentationConfig = field(default=AugmentationConfig(), metadata=LATER)
     precision: Precision = field(default="float32", metadata=LATER)
+    minibatch_selection: MinibatchSelectionConfig = field(
+        default=MinibatchSelectionConfig(), metadata=LATER
+    )
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -32,6 +32,7 @@ from training.data.sub_epochs import (
     supervised_sub_epochs,
 )
 from training.fit.steps import LoopConfig
+from training.minibatch_recipe import MinibatchSelectionConfig
 from training.models.registry import ModelConfig
 from training.recipes import CheckpointConfig, Recipe, StudentConfig
 from training.sequence_recipe import SequenceTrainingConfig
@@ -81,6 +82,9 @@ class Fit:
     augmentation: AugmentationConfig = field(default=AugmentationConfig(), metadata=LATER)
     validation: str = field(default="", metadata=LATER)
     soft_targets: SoftTargetsForm = field(default="renormalized", metadata=LATER)
+    minibatch_selection: MinibatchSelectionConfig = field(
+        default=MinibatchSelectionConfig(), metadata=LATER
+    )
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
 
     def __post_init__(self) -> None:
@@ -143,6 +147,7 @@ def _supervised(name: str, config: SupervisedConfig, recipe: Recipe, labelled: s
         optimizer=config.optimizer,
         warm_start=config.warm_start,
         augmentation=config.augmentation,
+        minibatch_selection=config.minibatch_selection,
         checkpoints=recipe.checkpoints,
     )
 
@@ -192,6 +197,7 @@ def sequence_fit(recipe: Recipe, fit: Fit) -> Fit:
         # At another speed an utterance would have other frames than its lattice.
         augmentation=AugmentationConfig(),
         soft_targets="renormalized",  # labelled data have none
+        minibatch_selection=MinibatchSelectionConfig(),
         criterion=SequenceCriterion(lattices_step(fit.name), config.acoustic_scale, config.boost),
     )
 
@@ -222,6 +228,7 @@ def student_fit(recipe: Recipe) -> Fit:
         warm_start=config.warm_start,
         augmentation=config.augmentation,
         soft_targets=config.soft_targets,
+        minibatch_selection=config.minibatch_selection,
         checkpoints=recipe.checkpoints,
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from typing import TypeAlias
 
 import torch
@@ -118,6 +119,16 @@ class GradientNorms:
             )
 
 
+class UncheckedNorms(GradientNorms):
+    """UncheckedNorms looks at none: in a trial the trainer finds a NaN, on all ranks together."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 0)
+
+    def examine(self, norm: Float[Tensor, ""]) -> None:
+        """Do nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoopConfig:
     """LoopConfig: gradients are sums over about `minibatch_frames`, clipped at a norm a frame.
@@ -144,22 +155,26 @@ def take_steps(
     config: LoopConfig,
     norms: GradientNorms,
     compute: ComputeGradients | None = None,
+    factor: int = 1,
 ) -> Iterator[RunningTotals]:
     """Take one step after the other, and yield each one's totals when it is taken.
 
-    A rank whose data ends first continues with empty steps, so that no rank waits. Raises
-    FloatingPointError for a gradient that is not finite: on a CPU before another rank receives it,
-    on a device a step later. No step waits for the device: the caller lets the trainer look at the
-    last step's gradient, which all ranks do together, and then calls `norms.check()`. `compute`
-    replaces `compute_gradients`.
+    A step sums the gradients of `factor` minibatches. A rank whose data ends first continues with
+    empty steps, so that no rank waits. Raises FloatingPointError for a gradient that is not finite:
+    on a CPU before another rank receives it, on a device a step later. No step waits for the
+    device: the caller lets the trainer look at the last step's gradient, which all ranks do
+    together, and then calls `norms.check()`. `compute` replaces `compute_gradients` of one.
     """
     model.train()
     compute = compute or partial(compute_gradients, model, config)
     for _ in range(num_steps):
         optimizer.zero_grad()
         result = RunningTotals()
-        if (minibatch := next(minibatches, None)) is not None:
-            result, norm = compute(minibatch)
+        if taken := list(islice(minibatches, factor)):
+            if factor == 1:
+                result, norm = compute(taken[0])
+            else:
+                result, norm = summed_gradients(model, config, taken, factor)
             norms.examine(norm)
         # Out of data, a rank still sends what GTC's residual holds.
         optimizer.step()
@@ -176,6 +191,19 @@ def compute_gradients(
     loss.backward()  # type: ignore[no-untyped-call]
     # The gradient is a sum over frames, so its bound grows with the minibatch.
     bound = config.max_gradient_norm * config.minibatch_frames
+    return totals, clip_gradients(list(model.parameters()), bound)
+
+
+def summed_gradients(
+    model: AcousticModel, config: LoopConfig, minibatches: Sequence[Minibatch], factor: int
+) -> tuple[RunningTotals, Float[Tensor, ""]]:
+    """Add the gradients of several minibatches, then clip them as those of a larger one."""
+    totals = RunningTotals()
+    for minibatch in minibatches:
+        loss, own = minibatch_loss(model, minibatch, config.precision)
+        loss.backward()  # type: ignore[no-untyped-call]
+        totals.add(own)
+    bound = config.max_gradient_norm * config.minibatch_frames * factor
     return totals, clip_gradients(list(model.parameters()), bound)
 
 

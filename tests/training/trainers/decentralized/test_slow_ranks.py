@@ -96,7 +96,7 @@ NUM_FEW = 5
 
 
 def test_a_stall_reaches_the_neighbours_of_each_round_alone() -> None:
-    """Two rounds after it, one rank's stall has delayed 5 of 12 on the ring, at most 9 on drawn ones.
+    """Two rounds later one stall has delayed 5 ranks of 12 on the ring, at most 9 on drawn ones.
 
     It delays rank 0 in its own step, rank 0's neighbours of the next round in the step after, and
     theirs then. A sum has delayed all after one round; pairs delay nobody.
