@@ -15,7 +15,7 @@ from infra.configuration import (
 )
 from infra.ranges import Items, Range, Seed, Text, check_ranges
 from pipeline.placement_versions import Versions
-from pipeline.runs.names import TEACHER, section_of
+from pipeline.runs.names import STUDENT, TEACHER, section_of
 from pipeline.steps.features import ExtractionConfig
 from pipeline.steps.repartition import RepartitionConfig
 from pipeline.steps.selection.select import SelectionConfig
@@ -26,6 +26,11 @@ from training.decoding.bootstrap.hmm import BootstrapConfig
 from training.decoding.decoding_settings import AcousticScale, NgramOrder, TuningConfig
 from training.decoding.senones.tree_growing import TreeConfig
 from training.minibatch_recipe import MinibatchSelectionConfig
+from training.model_parallel.settings import (
+    check_divisible,
+    check_model_parallel,
+    data_parallel_ranks,
+)
 from training.models.precision import Precision
 from training.models.registry import ModelConfig
 from training.recipe_values import (
@@ -80,7 +85,8 @@ class StudentConfig:
 
     `warm_start` names an earlier model of the run, whose weights training begins with (000 3.2).
     The model computes in `precision`; its weights are float32. `soft_targets` sum to one over the
-    k best, or with one class of all other senones.
+    k best, or with one class of all other senones. With `model_parallel_ranks` so many ranks divide
+    the units of an LSTM, and the trainer joins the ranks that hold the same ones (004 4 c).
     """
 
     num_sub_epochs: Count
@@ -103,10 +109,12 @@ class StudentConfig:
     minibatch_selection: MinibatchSelectionConfig = field(
         default=MinibatchSelectionConfig(), metadata=LATER
     )
+    model_parallel_ranks: Annotated[int, Range(1, 64)] = field(default=1, metadata=LATER)
 
     def __post_init__(self) -> None:
         check_ranges(self)
         check_optimizer(self.trainer, self.optimizer)
+        check_model_parallel(self.model_parallel_ranks, self.trainer, self.precision)
         num_sub_epochs = self.num_sub_epochs * self.num_passes
         if num_sub_epochs > MAX_SUB_EPOCHS:
             raise ValueError(
@@ -233,6 +241,8 @@ class Recipe:
                     f"{section}: warm_start = {name!r}: need one of {', '.join(earlier)}: a model "
                     "of the same form that is trained before it"
                 )
+            if section == STUDENT and config.model_parallel_ranks > 1:
+                check_divisible(self.models.student, config.model_parallel_ranks)
             if self.models.of(section).whole_utterances and (said := config.chunks):
                 raise ValueError(f"{section}: {said}: its model declares whole_utterances = true")
         rounds = self.targets.rounds
@@ -261,8 +271,13 @@ class Recipe:
 
 def check_ranks(recipe: Recipe, section: str, num_ranks: int) -> None:
     """Raise ConfigurationError if so many ranks of one host cannot train a section's model."""
+    config = getattr(recipe, section)
     try:
-        getattr(recipe, section).trainer.check_ranks(num_ranks, num_ranks)
+        num_copies = data_parallel_ranks(num_ranks, getattr(config, "model_parallel_ranks", 1))
+    except ValueError as error:
+        raise ConfigurationError(f"{section}: {error}") from error
+    try:
+        config.trainer.check_ranks(num_copies, num_copies)
     except ValueError as error:
         raise ConfigurationError(f"{section}: trainer: {error}") from error
 

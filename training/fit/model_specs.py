@@ -85,6 +85,7 @@ class Fit:
     minibatch_selection: MinibatchSelectionConfig = field(
         default=MinibatchSelectionConfig(), metadata=LATER
     )
+    model_parallel_ranks: int = field(default=1, metadata=LATER)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
 
     def __post_init__(self) -> None:
@@ -198,6 +199,7 @@ def sequence_fit(recipe: Recipe, fit: Fit) -> Fit:
         augmentation=AugmentationConfig(),
         soft_targets="renormalized",  # labelled data have none
         minibatch_selection=MinibatchSelectionConfig(),
+        model_parallel_ranks=1,
         criterion=SequenceCriterion(lattices_step(fit.name), config.acoustic_scale, config.boost),
     )
 
@@ -229,6 +231,7 @@ def student_fit(recipe: Recipe) -> Fit:
         augmentation=config.augmentation,
         soft_targets=config.soft_targets,
         minibatch_selection=config.minibatch_selection,
+        model_parallel_ranks=config.model_parallel_ranks,
         checkpoints=recipe.checkpoints,
     )
 
@@ -245,6 +248,7 @@ def sibling_fit(recipe: Recipe, earlier: TargetsRound) -> Fit:
         model=recipe.models.teacher,
         unlabelled=earlier.partitions,
         trainer=recipe.teacher.trainer,
+        model_parallel_ranks=1,
         # No earlier model of the run is of its form and has learnt from these targets.
         warm_start="none",
     )

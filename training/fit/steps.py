@@ -191,7 +191,7 @@ def compute_gradients(
     loss.backward()  # type: ignore[no-untyped-call]
     # The gradient is a sum over frames, so its bound grows with the minibatch.
     bound = config.max_gradient_norm * config.minibatch_frames
-    return totals, clip_gradients(list(model.parameters()), bound)
+    return totals, clip_gradients(list(model.parameters()), bound, model.whole_norm)
 
 
 def summed_gradients(
@@ -204,12 +204,19 @@ def summed_gradients(
         loss.backward()  # type: ignore[no-untyped-call]
         totals.add(own)
     bound = config.max_gradient_norm * config.minibatch_frames * factor
-    return totals, clip_gradients(list(model.parameters()), bound)
+    return totals, clip_gradients(list(model.parameters()), bound, model.whole_norm)
 
 
-def clip_gradients(parameters: Sequence[nn.Parameter], bound: float) -> Float[Tensor, ""]:
-    """Scale the gradients down to a norm of `bound`, where theirs is above; return theirs."""
-    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+def clip_gradients(
+    parameters: Sequence[nn.Parameter],
+    bound: float,
+    whole_norm: Callable[[Tensor], Tensor] = lambda norm: norm,
+) -> Float[Tensor, ""]:
+    """Scale the gradients down to a norm of `bound`, where theirs is above; return theirs.
+
+    `whole_norm` makes the whole model's norm of that of the parameters, where these are a part.
+    """
+    norm = whole_norm(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
     # A factor of 1 would cost a small model 1 % of its step. A GPU's host does not look.
     if not is_read_at_once(norm.device) or not float(norm) < 0.99 * bound:
         nn.utils.clip_grads_with_norm_(parameters, bound, norm)

@@ -69,7 +69,9 @@ class Fitting:
         )
         self._norms = GradientNorms(group.rank(), self.trainer.num_steps)
         self._statistics = self.trainer.statistics()
-        self._compute = gradients_of(model, fit.loop)
+        # A graph could not hold the exchanges of a model that ranks divide.
+        is_whole = fit.model_parallel_ranks == 1
+        self._compute = gradients_of(model, fit.loop) if is_whole else None
         ahead = buffers_ahead(model.device)
         self._reader = SubEpochReader(dataset, fit.sub_epochs, group, ahead)
 

@@ -13,7 +13,7 @@ from training.distributed.traffic import Traffic
 from training.model_parallel import ParallelRanks, merged_state, split_model
 from training.models.acoustic_model import AcousticModel
 from training.models.lstm import LstmConfig, LstmModel
-from training.trainers import Synchronous
+from training.trainers import OneBit, Synchronous
 
 NUM_SENONES = 7
 
@@ -110,6 +110,35 @@ def test_two_nodes_of_two_ranks_train_one_model(rank_pool: RankPool, name: str) 
         assert num_own < 0.6 * num_parameters
         for parameter_name, tensor in whole.state_dict().items():
             torch.testing.assert_close(state[parameter_name], tensor, atol=2e-6, rtol=1e-4)
+            assert torch.equal(state[parameter_name], other[parameter_name])
+
+
+def train_split_by_one_bit(group: ProcessGroup, name: str, num_parts: int) -> dict[str, Tensor]:
+    """Train by 1-bit SGD among the ranks that hold the same units; return the merged model."""
+    ranks = ParallelRanks.of(group, num_parts)
+    part = split_model(MODELS[name](), ranks.model)
+    optimizer = torch.optim.SGD(part.parameters(), lr=0.01)
+    with OneBit(part, optimizer, group=ranks.data, momentum=0.5):
+        for step in range(5):
+            optimizer.zero_grad()
+            loss_of(part, *minibatch(step, ranks.data.rank())).backward()
+            optimizer.step()
+    return merged_state(part, ranks.model)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_one_bit_sgd_trains_the_parts(rank_pool: RankPool, name: str) -> None:
+    """2 x 2 ranks, real and simulated alike, train what two ranks of whole models do.
+
+    A part has whole columns, so each is quantized by the same two values.
+    """
+    (whole, _), parts = (
+        simulate_ranks(2 * num_parts, train_split_by_one_bit, name, num_parts)
+        for num_parts in (1, 2)
+    )
+    for state, other in zip(parts, rank_pool.run(4, train_split_by_one_bit, name, 2), strict=True):
+        for parameter_name, tensor in whole.items():
+            torch.testing.assert_close(state[parameter_name], tensor, atol=1e-5, rtol=1e-3)
             assert torch.equal(state[parameter_name], other[parameter_name])
 
 
