@@ -38,9 +38,9 @@ def check_divisible(model: ModelConfig, num_parts: int) -> None:
 
 
 def data_parallel_ranks(num_ranks: int, num_parts: int) -> int:
-    """Return how many ranks hold the same units; ValueError where the parts do not come out even."""
+    """Return how many ranks hold the same units; ValueError where a rank would be left over."""
     if num_ranks % num_parts:
         raise ValueError(
-            f"model_parallel_ranks = {num_parts}: need a divisor of {num_ranks}, the number of ranks"
+            f"model_parallel_ranks = {num_parts}: need a divisor of {num_ranks}, the ranks"
         )
     return num_ranks // num_parts
