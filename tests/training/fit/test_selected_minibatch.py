@@ -21,11 +21,13 @@ FRAMES_OF_ALL = 64  # of 2 ranks
 HOUR = 3600 / LOW_RATE_FRAME_S
 
 
-def selecting(trainer: str = "synchronous", harmless: float = 100.0) -> Fit:
-    """Select after each minibatch a rank, by trials of two; a sub-epoch has four or two."""
+def selecting(
+    trainer: str = "synchronous", harmless: float = 100.0, num_minibatches: int = 1
+) -> Fit:
+    """Select after so many minibatches a rank, by trials of two; a sub-epoch has four or two."""
     config = MinibatchSelectionConfig(
         factors=(1, 2),
-        every_hours=FRAMES_OF_ALL / HOUR,
+        every_hours=num_minibatches * FRAMES_OF_ALL / HOUR,
         trial_hours=2 * FRAMES_OF_ALL / HOUR,
         harmless=harmless,
     )
@@ -60,11 +62,11 @@ def test_each_frame_is_trained_once_whatever_is_selected(tmp_path: Path) -> None
 
 def test_a_size_is_taken_within_the_tolerance_and_not_beyond(tmp_path: Path) -> None:
     """Where the larger size loses d points, it is taken at d + .01, and the smaller at d - .01."""
-    first = trials_of(tmp_path / "first", selecting())[0]
+    first = trials_of(tmp_path / "first", selecting(num_minibatches=2))[0]
     small, large = first["accuracies"].values()
     assert small > large + 0.01  # half the updates
     for difference, taken in ((0.01, 64), (-0.01, 32)):
-        what = selecting(harmless=small - large + difference)
+        what = selecting(harmless=small - large + difference, num_minibatches=2)
         trial = trials_of(tmp_path / str(taken), what)[0]
         assert trial == {"frames": taken, "accuracies": first["accuracies"]}
 
