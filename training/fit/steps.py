@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -156,7 +156,7 @@ def take_steps(
     norms: GradientNorms,
     compute: ComputeGradients | None = None,
     factor: int = 1,
-) -> Iterator[RunningTotals]:
+) -> Generator[RunningTotals, None, None]:
     """Take one step after the other, and yield each one's totals when it is taken.
 
     A step sums the gradients of `factor` minibatches. A rank whose data ends first continues with
