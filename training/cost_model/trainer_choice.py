@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from training.algorithms.sparsification.top_k import TopK
+from training.configuration.block_codes import TopK
 from training.cost_model.coded_blocks import coded_block_seconds
 from training.cost_model.overlapped_steps import (
     delayed_average_seconds,

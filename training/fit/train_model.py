@@ -21,6 +21,7 @@ from pipeline.runs.names import (
 )
 from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step
 from training.checkpoints.checkpointer import Checkpointer
+from training.configuration.model_parallel import data_parallel_ranks
 from training.data.dataset import Dataset
 from training.data.lattice_shards import LatticeShards
 from training.data.sub_epochs import check_offsets
@@ -30,9 +31,9 @@ from training.fit.model_specs import LEFT_OUT, Fit, SequenceCriterion
 from training.fit.steps import NO_DEVELOPMENT
 from training.fit.training_loop import Fitting
 from training.model_parallel import ParallelRanks, merged_state, split_model
-from training.model_parallel.settings import data_parallel_ranks
 from training.models.acoustic_model import AcousticModel
 from training.models.precision import set_float32_products
+from training.models.registry import make_model
 from training.models.store import TrainedModel, load_model, log_priors, store_model
 from training.sequence_training.smbr import Smbr
 
@@ -71,7 +72,7 @@ def train_model(
     data_group = parts.data if parts else group
     # Ranks draw their own dropout; their initial weights are replaced by rank 0's.
     torch.manual_seed((fit.seed + data_group.rank()) % 2**64)  # the largest seed is 2^64 - 1
-    model = fit.model.make_model(len(labelled.statistics["senone_counts"]))
+    model = make_model(fit.model, len(labelled.statistics["senone_counts"]))
     if fit.warm_start != "none":
         warm_start(model, fit, store, run_uri)
     model.freeze_normalization(global_moments(store, run_uri))

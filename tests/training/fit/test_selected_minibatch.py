@@ -9,12 +9,12 @@ import torch
 from infra.configuration import ConfigurationError
 from tests.training.fit.small_fits import copy_stopped, fit, small_fit, steps_saved, write_run
 from tests.whole_path.processes import TINY
-from training.algorithms.one_bit.adagrad import AdaGrad, AdaGradPlace
+from training.configuration.minibatch_selection import LOW_RATE_FRAME_S, MinibatchSelectionConfig
+from training.configuration.trainers import AdaGrad, AdaGradPlace, OneBitConfig
 from training.distributed.simulated_group import simulate_ranks
 from training.fit.model_specs import Fit, baseline_fit, sequence_fit, student_fit
-from training.minibatch_recipe import LOW_RATE_FRAME_S, MinibatchSelectionConfig
 from training.recipes import CheckpointConfig, read_recipe
-from training.trainers.one_bit.one_bit import OneBitConfig
+from training.trainers.one_bit.one_bit import OneBit
 
 EVERY_STEP = CheckpointConfig(steps=1, num_kept=1000)
 FRAMES_OF_ALL = 64  # of 2 ranks
@@ -144,7 +144,7 @@ def test_trials_are_not_double_buffered() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def seen(group: object) -> list[bool]:
-        trainer = OneBitConfig(double_buffering=True).make_trainer(model, optimizer, group)
+        trainer = OneBit(model, optimizer, group=group, double_buffering=True)
         with trainer.trial():
             within = trainer.double_buffering
         return [within, trainer.double_buffering]

@@ -1,9 +1,8 @@
 """Check the settings of a model that ranks divide: its form, its trainer, the numbers of ranks."""
 
-from training.models.lstm import LstmConfig
-from training.models.precision import Precision
-from training.models.registry import ModelConfig
-from training.trainers.registry import TrainerConfig
+from training.configuration.models import LstmConfig, ModelConfig
+from training.configuration.trainers import TrainerConfig
+from training.configuration.values import Precision
 
 TRAINERS_OF_GROUPS = ("htm",)
 """Trainers that divide the ranks of a world, which those of one part are not."""
