@@ -16,7 +16,7 @@ def comparison_note(report: Report) -> Paragraph | None:
     found = _other(report)
     if not found:
         return None
-    text = f"Beside {found['run']}, in which lower word error rates are better too."
+    text = f"Beside {found['run']}. A difference below 0 and a WERR above 0 favour this run."
     if found.get("not_paired"):
         text += f" There is no test of matched pairs: {found['not_paired']}."
     return Paragraph(text)

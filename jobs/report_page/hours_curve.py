@@ -65,7 +65,7 @@ def curve_drawing(report: Report) -> Drawing | None:
         figure = form.figure(3.0)
         axes = figure.subplots()
         for index, model in enumerate(SHOWN):
-            _plot(axes, points, model, SERIES[(2, 1)[index]])
+            _plot(axes, points, model, SERIES[(0, 2)[index]])
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(ScalarFormatter())
         axes.xaxis.set_minor_formatter(NullFormatter())

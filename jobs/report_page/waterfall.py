@@ -1,6 +1,7 @@
 """Show the hours of speech from metadata to training: kept, not selected, quarantined, lost."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from jobs.report_page.blocks import Cell, Figure, Row, Table, grouped_table, number
@@ -65,7 +66,7 @@ def lost_hours(report: Report) -> str | None:
 
 def _lost_ms(stages: Sequence[Stage]) -> int:
     """Sum up what each step loses, and what differs between a step and the next one."""
-    between = zip(stages, stages[1:], strict=False)
+    between = pairwise(stages)
     return sum(map(_unaccounted_ms, stages)) + sum(
         abs(int(one["out_ms"]) - int(other["in_ms"])) for one, other in between
     )

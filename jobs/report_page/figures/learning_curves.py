@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from jobs.report_page.blocks import Drawing, printable
 from jobs.report_page.figures.bars import add_legend
-from jobs.report_page.figures.svg import FAINT, SERIES, Form, drawn
+from jobs.report_page.figures.svg import FAINT, INK, SERIES, Form, drawn
 from pipeline.filterbank import FRAME_SHIFT_MS
 from pipeline.splicing import STACK
 
@@ -155,4 +155,4 @@ def _plot_held_out(axes: Axes, curve: Curve) -> None:
     ]
     if points:
         hours, values = zip(*points, strict=True)
-        axes.plot(hours, values, label="held out", marker="^", markersize=3.5, color=SERIES[1])
+        axes.plot(hours, values, label="held out", linestyle="--", color=INK)
