@@ -93,6 +93,7 @@ def store_record(job: Job, summary: dict[str, Any], steps: Sequence[str], is_fre
     record = before or {
         **summary,
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "pace": job.pace,
         "machine": describe_machine(),
         "commit": describe_commit(),
         "cluster": {

@@ -90,7 +90,8 @@ def test_clipping_and_console_messages_are_noticed(browser: Browser, tmp_path: P
     """The questions above find a page that is too wide, and one that says or loads something."""
     path = tmp_path / "wide.html"
     path.write_text(
-        '<meta name="viewport" content="width=device-width"/><body><p style="width: 700px">wide</p><img src="missing.png">'
+        '<meta name="viewport" content="width=device-width"/><body>'
+        '<p style="width: 700px">wide</p><img src="missing.png">'
         "<script>console.error('no')</script></body>"
     )
     browser.open(path, PHONE)
