@@ -194,7 +194,7 @@ class OtherReport:
         remedy = f"run megahour report --run {given} again"
         uri = join_uri(run_uri, REPORT_DOCUMENT)
         document, digest = read_checked(
-            store, uri, lambda data: (unseal(data, remedy), sha256(data)), remedy=remedy
+            store, uri, lambda data: (unseal(data, remedy), sha256(data))
         )
         return cls(store, run_uri, document, digest)
 
