@@ -36,6 +36,7 @@ from pipeline.runs.manifest import (
     subsets_of_run,
 )
 from pipeline.runs.names import (
+    CERTIFICATE_STEP,
     DEV,
     EVALUATED_MODELS,
     EVALUATION_ERRORS,
@@ -61,7 +62,6 @@ from pipeline.runs.sealed_json import NamedObject, naming, seal, unseal
 from pipeline.runs.step import StepContents, store_again
 from training.evaluation.utterance_errors import UtteranceErrors, read_errors
 from training.recipes import Recipe
-from training.shuffle_audit.certificate import read_certificate
 
 PIPELINE = (*map(selection_step, SUBSETS), *map(features_step, SUBSETS))
 READS = (EVALUATION_STEP, TARGETS_STEP, *map(model_step, EVALUATED_MODELS), *PIPELINE)
@@ -137,7 +137,7 @@ def build_report(job: Job) -> dict[str, Any]:
         },
         "kbest_costs": kbest_costs(job),
         "device_faults": device_faults(steps),
-        "certificate": read_certificate(job.store, job.run_uri),
+        "certificate": certificate(job),
         "quarantine": (lost := quarantine_reasons(job.store, job.run_uri, manifests)),
         "retries": retry_commands(lost, job.run_uri, job.arguments.recipe, job.arguments.set),
         "pace": {
@@ -146,6 +146,13 @@ def build_report(job: Job) -> dict[str, Any]:
             for model, pace in record.get("pace", {}).items()
         },
     }
+
+
+def certificate(job: Job) -> dict[str, Any]:
+    """Return the certificate of the run's order, {} where there is none."""
+    if not is_finished(job.store, job.run_uri, CERTIFICATE_STEP):
+        return {}
+    return dict(read_manifest(job.store, job.run_uri, CERTIFICATE_STEP).statistics)
 
 
 def device_faults(steps: Mapping[str, Any]) -> dict[str, Any]:
