@@ -86,6 +86,11 @@ def test_the_report_has_the_documented_shape(whole: WholeRun) -> None:
         assert step.keys() == {"seconds", "utterances_in", "utterances_out", "quarantined"}
         assert step["seconds"] >= 0
         assert step["utterances_in"] == step["utterances_out"] + step["quarantined"] > 0
+    for model in MODELS:  # every sub-epoch was trained by the one start of its step
+        frames = [point["num_frames"] for point in report["curves"][model]]
+        assert [each["num_frames"] for each in report["pace"][model]] == frames
+        assert [each["sub_epoch"] for each in report["pace"][model]] == list(range(len(frames)))
+        assert all(each["seconds"] > 0 for each in report["pace"][model])
     table = re.search(r"^baseline +([0-9.]+)$", whole.output, re.MULTILINE)
     assert table is not None
     assert float(table[1]) == pytest.approx(baseline, abs=0.05)
