@@ -2,8 +2,9 @@
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import chain
+from typing import Any
 
 from infra.cluster import Cluster, load_cluster
 from infra.store.object_store import ObjectStore, join_uri, normalize_uri
@@ -39,6 +40,11 @@ class Job:
     arguments: argparse.Namespace
     is_leader: bool
     tasks: TaskTotals = field(default_factory=TaskTotals)
+    pace: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+
+    def take_pace(self, model: str, pace: Sequence[Any]) -> None:
+        """Keep the pace of a model's sub-epochs for the job's record."""
+        self.pace[model] = [asdict(each) for each in pace]
 
 
 def written_steps(recipe: Recipe, name: str) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from infra.device_faults import DeviceFault
 from infra.store.object_store import ObjectNotFound, join_uri
 from infra.store.request_counts import RequestCounts
 from jobs.cli.begun import conflicts
+from jobs.cli.host import describe_commit, describe_machine
 from jobs.cli.job import Job
 from pipeline.runs.manifest import Manifest, is_finished, listed, manifest_uri
 from pipeline.runs.names import (
@@ -97,6 +98,14 @@ def store_record(job: Job, summary: dict[str, Any], steps: Sequence[str], is_fre
     record = before or {
         **summary,
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "pace": job.pace,
+        "machine": describe_machine(),
+        "commit": describe_commit(),
+        "cluster": {
+            "instance_type": job.cluster.instance_type,
+            "num_instances": job.cluster.num_instances,
+            "price_per_instance_hour": job.cluster.price_per_instance_hour,
+        },
         "recipe_digest": digest(job.recipe),
         "recipe": json.loads(canonical_json(job.recipe)),
         "trainers": job.arguments.trainers,

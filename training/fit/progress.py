@@ -9,6 +9,18 @@ from training.fit.steps import FrameTotals, RunningTotals
 from training.trainers.statistics import Statistics
 
 
+@dataclass(frozen=True, slots=True)
+class SubEpochPace:
+    """SubEpochPace: the frames of all ranks in a sub-epoch, and the seconds that it took.
+
+    No manifest holds it, as seconds differ from run to run.
+    """
+
+    sub_epoch: int
+    num_frames: int
+    seconds: float
+
+
 @dataclass(slots=True)
 class ExchangeTotals:
     """ExchangeTotals: one rank's sums over a sub-epoch of what its trainer gave to exchanges."""

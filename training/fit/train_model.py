@@ -1,5 +1,6 @@
 """Fit one acoustic model on all ranks, and store it."""
 
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -28,6 +29,7 @@ from training.data.sub_epochs import check_offsets
 from training.distributed import collectives
 from training.distributed.process_group import CPU, ProcessGroup
 from training.fit.model_specs import LEFT_OUT, Fit, SequenceCriterion
+from training.fit.progress import SubEpochPace
 from training.fit.steps import NO_DEVELOPMENT
 from training.fit.training_loop import Fitting
 from training.model_parallel import ParallelRanks, merged_state, split_model
@@ -37,13 +39,25 @@ from training.models.registry import make_model
 from training.models.store import TrainedModel, load_model, log_priors, store_model
 from training.sequence_training.smbr import Smbr
 
+TakePace = Callable[[Sequence[SubEpochPace]], object]
+
+
+def ignore(_: Sequence[SubEpochPace]) -> None:
+    """Take the pace of a training that nothing reports."""
+
 
 def fit_model(
-    fit: Fit, store: ObjectStore, run_uri: str, group: ProcessGroup, device: torch.device = CPU
+    fit: Fit,
+    store: ObjectStore,
+    run_uri: str,
+    group: ProcessGroup,
+    device: torch.device = CPU,
+    take_pace: TakePace = ignore,
 ) -> StepResult:
     """Train a model on all ranks and store it; return its manifest, and whether it existed.
 
     This rank trains on `device`. What is stored lies on no device, and is loaded on any.
+    `take_pace` receives the pace of the sub-epochs that this process trained.
 
     A model is the same work on any number of ranks: a finished one is found, and an unfinished one
     is resumed. The bits differ, and the curve says how many ranks made each sub-epoch.
@@ -51,7 +65,7 @@ def fit_model(
     if fit.newbob is not None and DEV in subsets_of_run(store, run_uri, features_step):
         fit = fit.on_development_speakers()
     spec = StepSpec(store, run_uri, model_step(fit.name), fit.config, fit.inputs)
-    train = partial(train_model, fit, group, device)
+    train = partial(train_model, fit, group, device, take_pace)
     try:
         return run_step(spec, train, barrier=partial(collectives.barrier, group))
     finally:
@@ -60,7 +74,11 @@ def fit_model(
 
 
 def train_model(
-    fit: Fit, group: ProcessGroup, device: torch.device, context: StepContext
+    fit: Fit,
+    group: ProcessGroup,
+    device: torch.device,
+    take_pace: TakePace,
+    context: StepContext,
 ) -> StepContents | None:
     """Train the model of `fit` on `device`; rank 0 stores it and returns the step's contents."""
     check_trainer(fit, group)
@@ -79,7 +97,10 @@ def train_model(
     model.to(device)  # initial weights are those of the CPU's random numbers, wherever it trains
     dataset = open_dataset(fit, store, run_uri, labelled.outputs, data_group)
     trainee = part_of(model, parts) if parts else model
-    curve = Fitting(fit, trainee, dataset, checkpoints_of(fit, context, group), data_group).run()
+    checkpoints = checkpoints_of(fit, context, group)
+    fitting = Fitting(fit, trainee, dataset, checkpoints, data_group)
+    curve = fitting.run()
+    take_pace(fitting.pace)
     if parts:
         model.load_state_dict(merged_state(trainee, parts.model))
     data = trained_tally(fit, store, run_uri, labelled)

@@ -1,5 +1,6 @@
 """The training loop: sub-epochs on all ranks, with checkpoints, resumed from the newest."""
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -24,7 +25,7 @@ from training.distributed.process_group import ProcessGroup
 from training.fit.cuda_graph import gradients_of
 from training.fit.minibatch_selection import frame_accuracy, left, select_minibatch
 from training.fit.model_specs import Fit
-from training.fit.progress import ExchangeTotals, Progress, SelectedMinibatch
+from training.fit.progress import ExchangeTotals, Progress, SelectedMinibatch, SubEpochPace
 from training.fit.steps import (
     FrameTotals,
     GradientNorms,
@@ -69,6 +70,7 @@ class Fitting:
             newbob=fit.newbob.begin() if fit.newbob else None,
             minibatch=SelectedMinibatch(fit.minibatch_selection.factors[0]),
         )
+        self.pace: list[SubEpochPace] = []
         self._norms = GradientNorms(group.rank(), self.trainer.num_steps)
         self._statistics = self.trainer.statistics()
         # A graph could not hold the exchanges of a model that ranks divide.
@@ -115,7 +117,12 @@ class Fitting:
                     if self.progress.newbob is None:
                         return
                     sub_epoch = replace(sub_epoch, learning_rate=self.progress.newbob.rate)
+                cursor, started = self.progress.cursor, time.monotonic()
                 yield sub_epoch
+                if not (cursor.num_steps or cursor.done):  # not resumed within the sub-epoch
+                    num_frames = self.progress.curve[-1]["num_frames"]
+                    seconds = time.monotonic() - started
+                    self.pace.append(SubEpochPace(index, num_frames, seconds))
                 mean = self.progress.curve[-1]["cross_entropy"]
                 bar.set_postfix_str(f"cross-entropy {mean:.3f}")
                 bar.update()
