@@ -113,7 +113,7 @@ def describe(arguments: argparse.Namespace) -> dict[str, object]:
     recipe = read_recipe(recipe_path(arguments.recipe), arguments.set)
     # A worker has another working directory.
     arguments.run = normalize_uri(arguments.run)
-    for name in ("recipe", "account", "kaldi_dir"):
+    for name in ("recipe", "account", "cluster", "kaldi_dir"):
         given = getattr(arguments, name)
         if given is not None and Path(given).exists():
             setattr(arguments, name, str(Path(given).resolve()))
@@ -139,6 +139,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add_recipe_arguments(parser)
     add("--run", required=True, help="folder or s3:// URI that holds the run; may have a template")
+    add("--cluster", help="cluster TOML, or a name in infra/clusters, for all steps")
     add("--kaldi-dir", help="Kaldi data directory that ingest reads; may have a template")
     add("--account", metavar="FILE", help="TOML file of the AWS account: a cluster for each step")
     names = ", ".join(STEPS)
