@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from infra.store.object_store import (
     Fetched,
@@ -58,12 +58,35 @@ class WantedAudio:
     conversion: AudioConversion = NO_CONVERSION
 
 
-class FoundObject(Protocol):
-    """FoundObject holds what one read brought, from which it makes each utterance's audio."""
+@dataclass(frozen=True, slots=True)
+class FoundParts:
+    """FoundParts holds the audio of one read as it came."""
+
+    found: tuple[FoundAudio, ...]
 
     def audio(self) -> Sequence[FoundAudio]:
         """Return the audio of the utterances of the read, in their order."""
-        ...
+        return self.found
+
+
+@dataclass(frozen=True, slots=True)
+class WholeRecording:
+    """WholeRecording is decoded where it is used, so that one is in memory decoded at a time."""
+
+    data: bytes
+    segments: tuple[Segment, ...]
+    conversion: AudioConversion
+
+    def audio(self) -> Sequence[FoundAudio]:
+        """Return the audio of the utterances of the read, in their order."""
+        try:
+            cut = cut_recording(self.data, self.segments, self.conversion)
+        except AudioError as error:
+            return [error] * len(self.segments)
+        return [each if isinstance(each, AudioError) else _fetched(each) for each in cut]
+
+
+FoundObject: TypeAlias = FoundParts | WholeRecording
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +124,14 @@ def in_order(
     for number in range(num_wanted):
         while number not in held:
             read, found = next(answers)
-            audio: Sequence[FoundAudio]
-            if isinstance(found, StoreError):
-                audio = [found] * len(read.numbers)
-            else:
-                audio = found.audio()
-            held.update(zip(read.numbers, audio, strict=True))
-            del found, audio  # one name less keeps the bytes alive
+            held.update(zip(read.numbers, _audio_of(read, found), strict=True))
+            del found  # one name less keeps the bytes alive
         yield held.pop(number)
     next(answers, None)  # an error behind the last one, and the end of the readers' threads
+
+
+def _audio_of(read: AudioRead, found: FoundObject | StoreError) -> Sequence[FoundAudio]:
+    return [found] * len(read.numbers) if isinstance(found, StoreError) else found.audio()
 
 
 def _windows(wanted: Sequence[WantedAudio]) -> Iterator[range]:
@@ -178,18 +200,8 @@ def _read_of(
     return AudioRead(tuple(numbers), ObjectRead(uri, expected, partial(function, store, some)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """_Found holds the audio of one read as it came."""
-
-    found: tuple[FoundAudio, ...]
-
-    def audio(self) -> Sequence[FoundAudio]:
-        return self.found
-
-
 def _whole(store: ObjectStore, uri: str, admit: Admit) -> FoundObject:
-    return _Found((store.fetch(uri, admit),))
+    return FoundParts((store.fetch(uri, admit),))
 
 
 def _members(store: ObjectStore, wanted: Sequence[WantedAudio], admit: Admit) -> FoundObject:
@@ -199,12 +211,12 @@ def _members(store: ObjectStore, wanted: Sequence[WantedAudio], admit: Admit) ->
     too_large = [_too_large(each, size) for each, (_, size) in zip(wanted, spans, strict=True)]
     kept = [span for span, error in zip(spans, too_large, strict=True) if error is None]
     if not kept:
-        return _Found(tuple(error for error in too_large if error))
+        return FoundParts(tuple(error for error in too_large if error))
     start = min(first for first, _ in kept)
     num_bytes = max(first + size for first, size in kept) - start
     admit(num_bytes)
     found = store.fetch_range(uri, start, num_bytes)
-    return _Found(
+    return FoundParts(
         tuple(
             error or _member(uri, found.data, found.object_bytes, first - start, first, size)
             for error, (first, size) in zip(too_large, spans, strict=True)
@@ -232,22 +244,6 @@ def _fetched(data: bytes) -> Fetched:
     return Fetched(data, hashlib.md5(data, usedforsecurity=False).hexdigest())
 
 
-@dataclass(frozen=True, slots=True)
-class _WholeRecording:
-    """_WholeRecording is decoded where it is used, so that one is in memory decoded at a time."""
-
-    data: bytes
-    segments: tuple[Segment, ...]
-    conversion: AudioConversion
-
-    def audio(self) -> Sequence[FoundAudio]:
-        try:
-            cut = cut_recording(self.data, self.segments, self.conversion)
-        except AudioError as error:
-            return [error] * len(self.segments)
-        return [each if isinstance(each, AudioError) else _fetched(each) for each in cut]
-
-
 def _segments(store: ObjectStore, wanted: Sequence[WantedAudio], admit: Admit) -> FoundObject:
     """Read a WAV's segments by ranges, as its header places them; other recordings whole."""
     uri, segments = wanted[0].uri, tuple(each.part for each in wanted)
@@ -265,7 +261,7 @@ def _segments(store: ObjectStore, wanted: Sequence[WantedAudio], admit: Admit) -
                 f"{MAX_RECORDING_BYTES}, or a WAV, of which segments are read alone"
             )
         data = store.fetch(uri, admit).data
-    return _WholeRecording(data, known, wanted[0].conversion)
+    return WholeRecording(data, known, wanted[0].conversion)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +286,7 @@ class _WavRanges:
         found: dict[int, FoundAudio] = dict(self.errors)
         for run in joined_ranges([ranges[number] for number in numbers]):
             found |= self._read_run({numbers[each]: ranges[numbers[each]] for each in run})
-        return _Found(tuple(found[number] for number in range(len(segments))))
+        return FoundParts(tuple(found[number] for number in range(len(segments))))
 
     def _read_run(self, ranges: dict[int, tuple[int, int]]) -> dict[int, FoundAudio]:
         start = min(first for first, _ in ranges.values())
