@@ -6,7 +6,7 @@ window of neighbouring utterances, whose audio memory can hold, parts are put to
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
@@ -193,7 +193,8 @@ def _read_of(
     some = [wanted[number] for number in numbers]
     first, uri = some[0], some[0].uri
     if first.part is None:
-        read = ObjectRead[FoundObject](uri, first.bound, partial(_whole, store, uri))
+        fetch: Callable[[Admit], FoundObject] = partial(_whole, store, uri)
+        read = ObjectRead(uri, first.bound, fetch)
         return AudioRead(tuple(numbers), read)
     function = _segments if isinstance(first.part, Segment) else _members
     expected = SizeBound(sum(each.bound.expected_bytes for each in some))
