@@ -1,4 +1,4 @@
-"""Run every step on a Kaldi data directory, to word error rates.
+"""Run every step on a Kaldi directory, on manifests or on a corpus, to word error rates.
 
 megahour run --recipe recorded --run runs/mine --kaldi-dir /data/mine
 """
@@ -30,6 +30,7 @@ from jobs.cli.catalogue import (
 from jobs.cli.parser import (
     AUTO,
     HELDOUT_PLACEMENTS,
+    KALDI_DIR,
     PLACEMENT_SEED,
     TRAINING_PLACEMENTS,
     Parser,
@@ -37,6 +38,8 @@ from jobs.cli.parser import (
     add_device_argument,
     add_placement_arguments,
     add_ranks_arguments,
+    add_source_arguments,
+    manifest_options,
     recipe_path,
 )
 
@@ -61,7 +64,7 @@ class Launch:
 
 
 def launches(
-    kaldi_dir: str,
+    kaldi_dir: str | None,
     supervised_ranks: int,
     student_ranks: int,
     device: str = AUTO,
@@ -69,9 +72,11 @@ def launches(
     development: Sequence[str] = (),
     num_target_rounds: int = 1,
     has_own_teacher: bool = False,
+    manifests: Sequence[str] = (),
 ) -> list[Launch]:
     """Return the steps in order, each with spark-submit, torchrun or Python before it.
 
+    Without `kaldi_dir` ingest receives `manifests`; without these too, the corpus is there.
     `placements` are ingest's arguments for them, and `development` those for its speakers. Each
     round of targets after the first repeats three steps, which then do what has become due. A
     teacher of the user's own is not trained.
@@ -82,11 +87,16 @@ def launches(
         "torchrun": _torchrun(supervised_ranks),
     }
     own: dict[str, tuple[str, ...]] = dict.fromkeys(STEPS_WITH_DEVICE, ("--device", device))
-    own[INGEST] = ("--kaldi-dir", kaldi_dir, *placements, *development)
+    source = manifests if kaldi_dir is None else (KALDI_DIR, kaldi_dir)
+    own[INGEST] = (*source, *placements, *development)
     found = {
         step: Launch(step, prefixes[starter], own.get(step, ())) for step, starter in STEPS.items()
     }
     found[TRAIN_STUDENT] = replace(found[TRAIN_STUDENT], prefix=_torchrun(student_ranks))
+    if manifests:
+        found[INGEST] = replace(found[INGEST], prefix=prefixes["Spark"])
+    if not source:
+        del found[INGEST]
     again = (TRAIN_TEACHER, GENERATE_TARGETS, REPARTITION) * (num_target_rounds - 1)
     steps = [step for step in found if step != TRAIN_TEACHER or not has_own_teacher]
     place = steps.index(REPARTITION) + 1
@@ -242,19 +252,15 @@ def main() -> None:
     """Parse the command line and run all steps."""
     parser = Parser(
         prog="megahour run",
-        description="Run every step, each in its own processes, from a Kaldi data directory to "
-        "word error rates and a report. The same command resumes an interrupted run.",
+        description="Run every step, each in its own processes, from a Kaldi data directory, from "
+        "manifests, or, without either, from the corpus that is at corpus.uri, to word error rates "
+        "and a report. The same command resumes an interrupted run.",
         epilog=EXIT_CODES,
     )
     parser.add_argument(
         "--recipe", required=True, help="TOML file, or a name in jobs/recipes: recorded, hours_1m"
     )
-    parser.add_argument(
-        "--kaldi-dir",
-        required=True,
-        help="Kaldi data directory with labelled, unlabelled and heldout .speakers, "
-        "and dev.speakers if you have some",
-    )
+    add_source_arguments(parser, required=False)
     add_placement_arguments(parser)
     add_run_arguments(parser)
     arguments = parser.parse_args()
@@ -265,11 +271,14 @@ def check_and_run(arguments: argparse.Namespace) -> int:
     """Check what the steps will need, then run them."""
     ranks = arguments.supervised_ranks, arguments.student_ranks
     ingested = placement_arguments(arguments), dev_share_arguments(arguments)
-    if code := check(arguments, "--kaldi-dir", arguments.kaldi_dir):
+    manifests = manifest_options(arguments)
+    directory = (KALDI_DIR, arguments.kaldi_dir) if arguments.kaldi_dir else ()
+    if code := check(arguments, *(directory or (() if manifests else ("--ingested",)))):
         return code
     recipe = arguments.recipe, arguments.set
     repeats = num_target_rounds(*recipe), has_own_teacher(*recipe)
-    steps = launches(arguments.kaldi_dir, *ranks, arguments.device, *ingested, *repeats)
+    launched = arguments.kaldi_dir, *ranks, arguments.device, *ingested, *repeats
+    steps = launches(*launched, manifests)
     return run_steps(steps, shared_arguments(arguments.recipe, arguments))
 
 
