@@ -191,10 +191,10 @@ STEP = Step(
     "metadata. Required are wav.scp, text, utt2spk, lexicon.txt, labelled.speakers, "
     "unlabelled.speakers and heldout.speakers; optional are dev.speakers, utt2placement, utt2time, "
     "utt2dur, spk2locale, language_model.txt and language_model.arpa, also with .gz. Utterances "
-    "without a usable record or file become ledger rows. With --placements each utterance is stored once for each "
-    "of its placements in simulated rooms, with noise. With --manifest the audio stays where it "
-    "is, in S3 or on local paths below corpus.audio_prefixes, and metadata alone is written, a "
-    "Spark task for each object or part of one.",
+    "without a usable record or file become ledger rows. With --placements each utterance is "
+    "stored once for each of its placements in simulated rooms, with noise. With --manifest the "
+    "audio stays where it is, in S3 or on local paths below corpus.audio_prefixes, and metadata "
+    "alone is written, a Spark task for each object or part of one.",
     reads=(),
     run=run,
 )

@@ -95,7 +95,7 @@ class _Tables:
     def __init__(self, path: Path) -> None:
         self.path = path
         if (path / "segments").exists():
-            remedy = "ingest the directory by --manifest, --format kaldi, or write a file for each"
+            remedy = "ingest by --manifest DIR --format kaldi, or run Kaldi's extract-segments"
             raise ValueError(f"{path}/segments: recordings are not cut into utterances: {remedy}")
         self.listed_path_of = _table(path, "wav.scp")
         for key, value in self.listed_path_of.items():

@@ -22,7 +22,10 @@ from training.recipes import EvaluationConfig
 from training.targets.labelled import labelled_transcripts, transcript_reads
 
 MAX_BYTES = 64 * 2**20
-"""The largest ARPA or text that is read, also of a gzip's contents: some 2 million n-grams, or 12 million words."""
+"""The largest ARPA or text that is read, some 2 million n-grams or 12 million words.
+
+A gzip has it for its contents.
+"""
 
 _GZIP = b"\x1f\x8b"
 _ESTIMATE = {"witten_bell": witten_bell_arpa, "kneser_ney": kneser_ney_arpa}
