@@ -6,6 +6,7 @@ import io
 import json
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 import soundfile
 
-import jobs.ingest
 from infra.store.object_store import ObjectStore
 from jobs.cli import spark_steps
 from pipeline.metadata import read_records
 from pipeline.records import Utterance
 from pipeline.runs.manifest import Manifest, read_manifest, read_output
 from pipeline.steps.ingestion import manifest_objects
+from pipeline.steps.ingestion.formats import Nemo
 from tests.job_programs import RunJob
 from tests.small_corpus import flac, serially, tone, wav
 from tests.whole_path.processes import TINY
@@ -30,8 +31,7 @@ RATE = 16_000
 
 @pytest.fixture(autouse=True)
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run tasks in a loop; test_distributed starts Spark."""
-    from contextlib import contextmanager  # noqa: PLC0415
+    """Run tasks in a loop; tests/whole_path starts Spark."""
 
     @contextmanager
     def in_a_loop(job: object) -> Any:
@@ -39,7 +39,6 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
         yield serially
 
     monkeypatch.setattr(spark_steps, "distribute_on_spark", in_a_loop)
-    monkeypatch.setattr(jobs.ingest, "distribute_on_spark", in_a_loop)
 
 
 class Corpus:
@@ -132,7 +131,7 @@ def test_pieces_hold_each_line_once(corpus: Corpus, monkeypatch: pytest.MonkeyPa
     read = set()
     for step in (1, 7, first_lines, first_lines - 1, first_lines + 1, 10_000):
         monkeypatch.setattr(manifest_objects, "PIECE_BYTES", step)
-        form = jobs.ingest.ingestion_of.__globals__["Nemo"]()
+        form = Nemo()
         pieces = list(form.pieces(corpus.store, str(path)))
         uris = [
             row.fields["audio_uri"] for piece in pieces for row in form.rows(corpus.store, piece)
@@ -328,3 +327,27 @@ def test_mistakes_name_the_option(corpus: Corpus, options: Sequence[str], said: 
     found = corpus.job("ingest", *options)
     assert found.code == 2
     assert said in found.err
+
+
+def test_a_corpus_of_parts_is_extracted_and_verified(corpus: Corpus) -> None:
+    """Segments go through selection and extraction; `verify` sees a change."""
+    recording = corpus.audio / "r.wav"
+    recording.write_bytes(wav(tone(1, 6)))
+    rows = [
+        {"audio_filepath": "audio/r.wav", "duration": 1.0, "offset": number} for number in range(5)
+    ]
+    rows.append({"audio_filepath": "audio/r.wav", "duration": 1.0, "offset": 30})
+    corpus.ingest("--manifest", write_lines(corpus.audio.parent / "m.jsonl", rows))
+    for job in ("select_utterances", "extract_features"):
+        said = corpus.job(job, "--set", "loss_budget=0.9", "--set", "selection.file_hours=0.001")
+        assert said.code == 0, said.err
+    manifest = read_manifest(corpus.store, corpus.run_uri, "features/unlabelled")
+    assert (manifest.tally_out.utterances, manifest.quarantined.utterances) == (5, 1)
+    found = corpus.job("verify", "--json")
+    assert json.loads(found.out)["findings"] == []
+    data = bytearray(recording.read_bytes())
+    data[44 + 2 * RATE] ^= 1  # within the second segment
+    recording.write_bytes(data)
+    found = corpus.job("verify", "--json")
+    (finding,) = json.loads(found.out)["findings"]
+    assert "as features/unlabelled read it" in json.dumps(finding)

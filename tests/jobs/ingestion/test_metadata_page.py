@@ -42,7 +42,7 @@ def write_audio(data: Path) -> None:
 
 
 def test_the_page_has_its_examples() -> None:
-    """Seven files, eight commands; the table of fields is the records'."""
+    """Eight files, eight commands; the table of fields is the records'."""
     assert (len(FILES), len(COMMANDS)) == (8, 8)
     table = PAGE.partition("## Fields")[2].partition("## ")[0]
     named = [

@@ -12,6 +12,7 @@ import soundfile
 from infra.store.object_store import ObjectStore
 from infra.store.request_counts import REQUESTS
 from pipeline.audio.conversion import AudioConversion
+from pipeline.audio.decode import decode_audio
 from pipeline.audio_parts import AudioPart, Member, Segment, part_from_text, part_to_text
 from pipeline.records import MetadataError, Quarantined, Utterance, parse_utterance
 from pipeline.shards import FeatureRow, read_features, write_features
@@ -68,7 +69,10 @@ def test_segments_equal_objects(tmp_path: Path, form: str, subtype: str, rate: i
     if rate != RATE:
         samples = np.stack([samples, samples[::-1]], axis=1)
     data = encoded(samples, form, subtype, rate)
-    decoded, _ = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
+    if rate == RATE:
+        decoded = decode_audio(data).reshape(-1, 1)
+    else:
+        decoded, _ = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
     store.put(f"{tmp_path}/whole", data)
     parts, objects = [], []
     for number, (start_s, duration_s) in enumerate(PLACES):
