@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+import lhotse
 import numpy as np
-import pytest
 
 from infra.store.object_store import Fetched, ObjectStore, SizeBound
 from pipeline.audio.conversion import ANY_AUDIO
@@ -14,8 +14,6 @@ from pipeline.steps.ingestion.lhotse import LhotseCuts, LhotseSupervisions, Shar
 from pipeline.steps.ingestion.manifest_records import RecordRules, records_of, with_audio
 from pipeline.steps.part_requests import WantedAudio, read_audio
 from tests.small_corpus import tone, wav
-
-lhotse = pytest.importorskip("lhotse", reason="the bench extra has it")
 
 
 def read(store: ObjectStore, form: ManifestFormat, uri: str) -> dict[str, np.ndarray]:

@@ -123,7 +123,8 @@ def test_bad_parts_are_ledger_rows(tmp_path: Path) -> None:
     store.put(f"{tmp_path}/broken.flac", bytes(broken))
     parts: list[tuple[str, AudioPart, str]] = [
         ("r.wav", Segment(0.5, 1.0), ""),
-        ("r.wav", Segment(1.4, 1.0), ""),
+        ("r.wav", Segment(1.05, 1.0), ""),
+        ("r.wav", Segment(1.4, 1.0), "duration_mismatch"),
         ("r.wav", Segment(1.6, 1.0), "segment_beyond_end"),
         ("r.wav", Segment(9.0, 1.0), "segment_beyond_end"),
         ("r.flac", Segment(0.5, 1.0), ""),
@@ -134,10 +135,7 @@ def test_bad_parts_are_ledger_rows(tmp_path: Path) -> None:
         ("r.wav", Member(10, 64_100), "member_beyond_end"),
         ("r.wav", Member(10, 200), "not_audio"),
     ]
-    utterances = [
-        utterance(uri, number, 0.7 if number == 1 else 1.0, part)
-        for number, (uri, part, _) in enumerate(parts)
-    ]
+    utterances = [utterance(uri, number, 1.0, part) for number, (uri, part, _) in enumerate(parts)]
     rows = extract(store, str(tmp_path), utterances)
     reasons = [row.reason if isinstance(row, Quarantined) else "" for row in rows]
     assert reasons == [reason for *_, reason in parts]
