@@ -51,6 +51,7 @@ def test_lhotse_reads_the_same_samples(tmp_path: Path) -> None:
     cuts.to_file(tmp_path / "cuts.jsonl.gz")
     recordings.to_file(tmp_path / "recordings.jsonl.gz")
     supervisions.to_file(tmp_path / "supervisions.jsonl.gz")
+    (tmp_path / "shar").mkdir()
     cuts.to_shar(tmp_path / "shar", fields={"recording": "flac"}, shard_size=3)
     joined = LhotseSupervisions(str(tmp_path / "recordings.jsonl.gz"))
     for form, uri in (

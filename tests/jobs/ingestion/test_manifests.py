@@ -338,16 +338,17 @@ def test_a_corpus_of_parts_is_extracted_and_verified(corpus: Corpus) -> None:
     ]
     rows.append({"audio_filepath": "audio/r.wav", "duration": 1.0, "offset": 30})
     corpus.ingest("--manifest", write_lines(corpus.audio.parent / "m.jsonl", rows))
+    settings = ("--set", "loss_budget=0.9")
     for job in ("select_utterances", "extract_features"):
-        said = corpus.job(job, "--set", "loss_budget=0.9", "--set", "selection.file_hours=0.001")
+        said = corpus.job(job, *settings)
         assert said.code == 0, said.err
     manifest = read_manifest(corpus.store, corpus.run_uri, "features/unlabelled")
     assert (manifest.tally_out.utterances, manifest.quarantined.utterances) == (5, 1)
-    found = corpus.job("verify", "--json")
+    found = corpus.job("verify", *settings, "--json")
     assert json.loads(found.out)["findings"] == []
     data = bytearray(recording.read_bytes())
     data[44 + 2 * RATE] ^= 1  # within the second segment
     recording.write_bytes(data)
-    found = corpus.job("verify", "--json")
+    found = corpus.job("verify", *settings, "--json")
     (finding,) = json.loads(found.out)["findings"]
     assert "as features/unlabelled read it" in json.dumps(finding)
