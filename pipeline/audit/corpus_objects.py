@@ -92,8 +92,9 @@ def _metadata_findings(
     for expected, (uri, answer) in zip(
         inputs.values(), store.get_many(uris, GETS_IN_FLIGHT), strict=True
     ):
-        data = _there(answer)
-        digest = sha256(data.data) if isinstance(data, Fetched) else ""
+        if not isinstance(answer, Fetched | ObjectNotFound):
+            raise answer
+        digest = sha256(answer.data) if isinstance(answer, Fetched) else ""
         if digest != expected:
             there = f"SHA-256 {digest[:16]}" if digest else "missing"
             yield Finding(uri, f"SHA-256 {expected[:16]}, as selected from", there, remedy)

@@ -27,9 +27,10 @@ COMMANDS = [
 
 def write_audio(data: Path) -> None:
     """Write the audio that the page's examples name."""
-    for folder in ("audio", "voice/clips", "shar", "libri/84/1"):
+    for folder in ("audio", "kaldi/audio", "voice/clips", "shar", "libri/84/1"):
         (data / folder).mkdir(parents=True)
-    (data / "audio" / "a.wav").write_bytes(wav(tone(1, 2)))
+    for folder in ("audio", "kaldi/audio"):
+        (data / folder / "a.wav").write_bytes(wav(tone(1, 2)))
     soundfile.write(data / "voice" / "clips" / "a.mp3", tone(1, 2), 16_000)
     (data / "libri/84/1/84-1.trans.txt").write_text("84-1-0000 YES\n")
     (data / "libri/84/1/84-1-0000.flac").write_bytes(flac(tone(1, 2)))
