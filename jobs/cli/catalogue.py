@@ -132,6 +132,7 @@ STORY: Mapping[str, Mapping[str, Starter]] = {
     "The steps of a run, in order": STEPS,
     "Second attempts at a run": dict.fromkeys(("retry",), "python"),
     "Questions to a run": dict.fromkeys(("verify", "inspect_utterance"), "python"),
+    "After a run": dict.fromkeys(("export", "transcribe", "export_shards"), "python"),
 }
 """All commands by chapter."""
 
