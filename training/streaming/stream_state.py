@@ -113,5 +113,6 @@ class StreamingModel:
         inputs = {each.name: getattr(state, each.name) for each in fields(state)}
         inputs |= {ENERGIES: energies, NUM_REPEATS: np.asarray(num_repeats, np.int64)}
         names = [LOGITS, *(next_name(each.name) for each in fields(state))]
-        logits, *after = self.session.run(names, inputs)
-        return Advanced(logits, StreamState(*after))
+        logits, count, *others = self.session.run(names, inputs)
+        # onnxruntime's integers are C's long long, which NumPy takes for another type than int64.
+        return Advanced(logits, StreamState(count.view(np.int64), *others))
