@@ -175,7 +175,9 @@ def transcribe_arguments() -> argparse.Namespace:
     add("--model", required=True, metavar="FILE", help="archive of megahour export")
     text = f"audio that is heard at a time, {PIECE_MS.need}; default 300"
     add("--piece-ms", type=_number(PIECE_MS), default=300, metavar="MS", help=text)
-    text = f"pause that ends an utterance, {PAUSE_S.need}; default 0 for files, else {LIVE_PAUSE_S:g}"
+    text = (
+        f"pause that ends an utterance, {PAUSE_S.need}; default 0 for files, else {LIVE_PAUSE_S:g}"
+    )
     add("--pause-s", type=_number(PAUSE_S), metavar="SECONDS", help=text)
     add("--json", action="store_true", help="print all as lines of JSON on standard output")
     return parser.parse_args()

@@ -70,9 +70,7 @@ class ExportedModel:
 
     def with_network(self, network: bytes, precision: ExportPrecision) -> "ExportedModel":
         """Return the same with another network."""
-        return replace(
-            self, network=network, settings=replace(self.settings, precision=precision)
-        )
+        return replace(self, network=network, settings=replace(self.settings, precision=precision))
 
 
 def write_archive(path: Path, model: ExportedModel) -> int:

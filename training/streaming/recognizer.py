@@ -38,9 +38,7 @@ class EnergyStream:
         self._samples = _NO_SAMPLES
         self.incomplete = _NO_ENERGIES
 
-    def accept(
-        self, samples: Float32[np.ndarray, " samples"]
-    ) -> Float32[np.ndarray, "frames 64"]:
+    def accept(self, samples: Float32[np.ndarray, " samples"]) -> Float32[np.ndarray, "frames 64"]:
         """Return the energies of the rows that these 16 kHz samples in [-1, 1] complete."""
         heard = np.concatenate([self._samples, samples])
         count = num_frames(len(heard))

@@ -45,9 +45,7 @@ class StreamState:
             recurrent,
         )
 
-    def next_utterance(
-        self, unheard: Float32[np.ndarray, "frames 64"]
-    ) -> "StreamState":
+    def next_utterance(self, unheard: Float32[np.ndarray, "frames 64"]) -> "StreamState":
         """Return the state before the next utterance of one stream, whose causal mean remains.
 
         The mean holds the last frames too that made no row, as extraction's does.

@@ -156,9 +156,7 @@ def test_equal_models_make_equal_archives_that_read_back(
 
 
 @pytest.mark.parametrize("damage", ["no zip", "cut", "flipped", "no settings", "other format"])
-def test_damaged_archives_are_refused(
-    exported: ExportedModel, tmp_path: Path, damage: str
-) -> None:
+def test_damaged_archives_are_refused(exported: ExportedModel, tmp_path: Path, damage: str) -> None:
     """The message names the file and the remedy, whatever the damage."""
     path = tmp_path / "model.zip"
     write_archive(path, exported)
