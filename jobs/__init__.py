@@ -13,7 +13,7 @@ def hidden_package(names: tuple[str, ...] = _LOWER_LAYERS) -> str:
     for name in names:
         spec = find_spec(name)
         places = [] if spec is None else list(spec.submodule_search_locations or [spec.origin])
-        if os.path.join(own, name) not in map(os.path.abspath, places):  # noqa: PTH118, PTH100
+        if os.path.join(own, name) not in map(os.path.abspath, places):  # noqa: PTH118
             found = f"{places[0]} hides" if places else "nothing is"
             return (
                 f"{found} megahour's package {name} ({own}): start the command in another folder, "

@@ -156,7 +156,7 @@ def _causal_features(graph: _Graph) -> str:
 
 
 def _normalized_rows(graph: _Graph, model: LstmModel, features: str) -> str:
-    """Splice three frames a row, repeat the last row if asked to, normalize by mean and variance."""
+    """Splice three frames a row, repeat the last row if asked to, apply mean and variance."""
     add = graph.add
     shape = add("Shape", [features])
     num_streams = graph.slice(shape, graph.integers(0), graph.integers(1), 0)
@@ -215,7 +215,7 @@ def _layer(graph: _Graph, model: LstmModel, layer: int, inputs: str, state: list
 
 
 def _onnx_gates(weights: np.ndarray) -> np.ndarray:
-    """Reorder torch's gates (input, forget, cell, output) to ONNX's (input, output, forget, cell)."""
+    """Reorder torch's gates (input, forget, cell, output) as ONNX has them: i, o, f, c."""
     i, f, c, o = np.split(weights, 4)
     return np.concatenate([i, o, f, c])
 

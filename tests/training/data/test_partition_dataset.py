@@ -15,11 +15,11 @@ from pipeline.runs.manifest import read_manifest, read_output
 from pipeline.runs.names import PARTITIONS_STEP
 from pipeline.shards import read_partition
 from tests.training.data.uneven_run import write_uneven_run
-from tests.training.trainers.ranks import RankPool
 from training.data.minibatch import Minibatch
 from training.data.partition_dataset import PartitionDataset, ReadingSettings
 from training.distributed import process_group
 from training.distributed.process_group import ProcessGroup
+from training.distributed.simulated_group import simulate_ranks
 from training.targets.soft import StoredTargets
 
 LENGTHS = [[30 + 60 * n for n in range(4)], [400], [200, 30, 30], [90] * 5, [700]]
@@ -56,12 +56,10 @@ def read_some(
     return len(minibatches), heard(minibatches), dataset.state_dict()
 
 
-def test_ranks_are_given_as_many_and_each_frame_once_a_pass(
-    run_uri: str, rank_pool: RankPool
-) -> None:
+def test_ranks_are_given_as_many_and_each_frame_once_a_pass(run_uri: str) -> None:
     """Four ranks of uneven data end together; over both passes each frame is heard twice."""
-    alone = rank_pool.run(1, read_some, run_uri, 10_000, None)[0]
-    found = rank_pool.run(4, read_some, run_uri, 10_000, None)
+    alone = simulate_ranks(1, read_some, run_uri, 10_000, None)[0]
+    found = simulate_ranks(4, read_some, run_uri, 10_000, None)
     assert len({count for count, _, _ in found}) == 1
     assert sum((frames for _, frames, _ in found), Heard()) == alone[1]
     assert set(alone[1].values()) == {2}
@@ -69,14 +67,12 @@ def test_ranks_are_given_as_many_and_each_frame_once_a_pass(
 
 
 @pytest.mark.parametrize("stops", [(3,), (2, 4), (9,)])
-def test_a_place_is_resumed_on_other_ranks(
-    run_uri: str, rank_pool: RankPool, stops: tuple[int, ...]
-) -> None:
+def test_a_place_is_resumed_on_other_ranks(run_uri: str, stops: tuple[int, ...]) -> None:
     """Four ranks, then two, then four: no frame is lost or repeated, in the middle of a pass."""
-    whole = rank_pool.run(1, read_some, run_uri, 10_000, None)[0][1]
+    whole = simulate_ranks(1, read_some, run_uri, 10_000, None)[0][1]
     total, state = Heard(), None
     for number, most in enumerate((*stops, 10_000)):
-        found = rank_pool.run((4, 2)[number % 2], read_some, run_uri, most, state)
+        found = simulate_ranks((4, 2)[number % 2], read_some, run_uri, most, state)
         states = [each for _, _, each in found]
         assert all(each == states[0] for each in states)  # any rank's will do
         state = states[-1]
@@ -121,7 +117,7 @@ def test_a_place_of_other_settings_is_refused(run_uri: str) -> None:
     with process_group.open_world() as group:
         state = PartitionDataset(run_uri, group, SETTINGS).state_dict()
         other = PartitionDataset(run_uri, group, ReadingSettings(seed=6))
-        with pytest.raises(ValueError, match="'seed': 5.*'seed': 6.*need the same"):
+        with pytest.raises(ValueError, match=r"'seed': 5.*'seed': 6.*need the same"):
             other.load_state_dict(state)
 
 

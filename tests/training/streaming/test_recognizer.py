@@ -1,6 +1,7 @@
 """A recognizer of a stream writes the words of the batch, and the archive keeps all it needs."""
 
 import zipfile
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -78,7 +79,7 @@ def test_energies_of_a_stream_are_those_of_the_whole(sizes: list[int], engine: s
     samples = tone(1, 1.0).astype(np.float32)[: sum(sizes)]
     stream = EnergyStream(engine)
     edges = np.cumsum([0, *sizes])
-    parts = [stream.accept(samples[a:b]) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    parts = [stream.accept(samples[a:b]) for a, b in pairwise(edges)]
     found = np.concatenate([*parts, stream.incomplete])
     if len(samples) < 400:
         assert len(found) == 0
@@ -99,7 +100,7 @@ def test_a_search_in_pieces_is_the_search_of_the_whole(
     config = DecoderConfig(8.0, 200)
     search = StreamingSearch(exported.graph, config)
     edges = np.cumsum([0, *sizes])
-    for first, last in zip(edges[:-1], edges[1:], strict=True):
+    for first, last in pairwise(edges):
         search.advance(scores[first:last])
         search.best(ends_sentence=False)
     path = search.best(ends_sentence=True)
@@ -128,7 +129,7 @@ def test_a_pause_ends_an_utterance_and_the_stream_continues(exported: ExportedMo
     finals = [each for each in found if each.is_final]
     assert len(finals) == 5
     assert finals[0].start_s == 0
-    assert all(a.end_s == b.start_s for a, b in zip(finals, finals[1:], strict=False))
+    assert all(a.end_s == b.start_s for a, b in pairwise(finals))
     assert recognizer.finish().end_s == pytest.approx(5.97)
     never = Recognizer(exported, model)
     assert not any(never.accept(samples[i : i + 1_600]).is_final for i in range(0, 96_000, 1_600))
@@ -183,5 +184,5 @@ def test_damaged_archives_are_refused(exported: ExportedModel, tmp_path: Path, d
 
 def test_a_missing_archive_is_named(tmp_path: Path) -> None:
     """A path without a file is no traceback."""
-    with pytest.raises(ConfigurationError, match="none.zip: cannot be read: No such file"):
+    with pytest.raises(ConfigurationError, match=r"none\.zip: cannot be read: No such file"):
         read_archive(tmp_path / "none.zip")

@@ -1,5 +1,7 @@
 """An exported LSTM that hears a stream in any pieces has the logits of whole utterances."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -62,7 +64,7 @@ def test_any_pieces_have_the_logits_of_the_whole(
     heard = energies(3 * sum(rows), seed)
     stream = AcousticStream(EXPORTED[config], config.delay)
     edges = np.cumsum([0, *(3 * count for count in rows)])
-    parts = [stream.accept(heard[a:b]) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    parts = [stream.accept(heard[a:b]) for a, b in pairwise(edges)]
     found = np.concatenate([*parts, stream.finish()])
     assert found.shape == (sum(rows), NUM_SENONES)
     if len(heard):
@@ -143,7 +145,7 @@ def test_frames_that_are_no_rows_are_refused(num_frames: int) -> None:
 def test_models_without_explicit_state_are_refused() -> None:
     """A bidirectional teacher needs whole utterances; a Conformer is no LSTM."""
     teacher = LstmConfig(1, 8, bidirectional=True, look_ahead=0, dropout=0.0)
-    with pytest.raises(ValueError, match="bidirectional: .* export the student"):
+    with pytest.raises(ValueError, match=r"bidirectional: .* export the student"):
         require_exportable(teacher)
     with pytest.raises(ValueError, match='"conformer": need an LSTM'):
         require_exportable(ConformerConfig())
