@@ -66,6 +66,7 @@ def main() -> None:
         sys.exit(_fail(error, 2))
     except (AudioError, OSError, ValueError) as error:
         sys.exit(_fail(error, 1))
+    sys.exit(0)
 
 
 def transcribe(arguments: argparse.Namespace) -> None:

@@ -1,5 +1,6 @@
 """Samples of 16 kHz mono speech as it arrives: raw 16-bit PCM, or a WAV whose end is not known."""
 
+import io
 import struct
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -19,7 +20,9 @@ _MAX_CHUNK_BYTES = 1 << 24
 _NEED = "need 16 kHz, 1 channel, 16 bits: arecord -f S16_LE -r 16000 -c 1, or sox's -r 16000 -c 1"
 
 
-def pcm_pieces(file: BinaryIO, piece_samples: int) -> Iterator[Float32[np.ndarray, " samples"]]:
+def pcm_pieces(
+    file: BinaryIO | io.IOBase, piece_samples: int
+) -> Iterator[Float32[np.ndarray, " samples"]]:
     """Yield pieces of `piece_samples` samples in [-1, 1] as they arrive; the last may be shorter.
 
     A stream that begins with RIFF is a WAV, any other signed 16-bit little-endian PCM. AudioError
@@ -44,7 +47,7 @@ def samples_of(data: bytes) -> Float32[np.ndarray, " samples"]:
     return np.frombuffer(data, "<i2").astype(np.float32) / FULL_SCALE
 
 
-def _bytes_of_wav(file: BinaryIO) -> int | None:
+def _bytes_of_wav(file: BinaryIO | io.IOBase) -> int | None:
     """Read a WAV up to its samples; return their bytes, or None if it does not know them."""
     if file.read(8)[4:] != b"WAVE":
         raise AudioError("not_audio", "RIFF without WAVE: need a WAV file, or raw 16-bit PCM")
