@@ -39,7 +39,11 @@ from pipeline.runs.names import (
     targets_rounds,
 )
 from pipeline.runs.sealed_json import unseal
-from training.evaluation.target_graph import target_graph_settings
+from training.configuration.targets import (
+    kbest_costs_settings,
+    lattice_settings,
+    target_graph_settings,
+)
 from training.fit.model_specs import (
     Fit,
     aligner_fit,
@@ -50,8 +54,6 @@ from training.fit.model_specs import (
     teacher_fits,
 )
 from training.recipes import Recipe, read_recipe
-from training.targets.kbest_costs.sample import kbest_costs_settings
-from training.targets.lattices import lattice_settings
 
 
 def verify(job: Job) -> Answer:
@@ -127,7 +129,7 @@ def step_configs(
         **{each.partitions: asdict(recipe.partitions) for each in target_rounds},
         **dict.fromkeys((TARGETS_TUNING_STEP, TUNING_STEP), tuning),
         EVALUATION_STEP: plain(recipe.evaluation),
-        KBEST_COSTS_STEP: kbest_costs_settings(recipe.targets),
+        KBEST_COSTS_STEP: kbest_costs_settings(recipe.targets, recipe.targets.teacher),
         CERTIFICATE_STEP: student_fit(recipe).config,
     }
 

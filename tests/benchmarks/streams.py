@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from pipeline.filterbank import SAMPLE_RATE_HZ
-from training.models.lstm import LstmConfig, LstmModel
+from training.configuration.models import LstmConfig
+from training.models.lstm import LstmModel
 from training.streaming.onnx_graph import in_int8, streaming_graph
 from training.streaming.recognizer import EnergyStream
 from training.streaming.stream_state import StreamingModel

@@ -18,8 +18,8 @@ import kaldifst
 from infra.configuration import ConfigurationError, read_record
 from infra.ranges import Items, Range, Text, check_ranges, printable
 from pipeline.filterbank.log_mel import Engine
+from training.configuration.values import AcousticScale
 from training.decoding.decoder import DecoderConfig
-from training.decoding.decoding_settings import AcousticScale
 from training.decoding.graph.hclg import DecodingGraph
 
 NETWORK, GRAPH, WORDS, SETTINGS = "model.onnx", "graph.fst", "words.txt", "model.json"

@@ -3,7 +3,7 @@
 from infra.store.object_store import ObjectStore
 from pipeline.runs.manifest import subsets_of_run
 from pipeline.runs.names import ALIGNMENT_STEP, DEV, features_step, model_step
-from training.decoding.decoding_settings import DecodingSettings
+from training.configuration.decoding import DecodingSettings
 from training.decoding.graph.grammar import GrammarWeights
 from training.decoding.graph.hclg import DecodingGraph, decoding_graph
 from training.decoding.lexicon import SILENCE_ID

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from pipeline.filterbank import NUM_BINS
 from pipeline.splicing import NUM_INPUTS, STACK
-from training.models.lstm import LstmConfig, LstmModel
-from training.models.registry import ModelConfig
+from training.configuration.models import LstmConfig, ModelConfig
+from training.models.lstm import LstmModel
 from training.streaming.stream_state import (
     CELL,
     COUNT,

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from pipeline.normalization import CausalMean, Moments
 from pipeline.splicing import splice
-from training.models.conformer import ConformerConfig
-from training.models.lstm import LstmConfig, LstmModel
+from training.configuration.models import ConformerConfig, LstmConfig
+from training.models.lstm import LstmModel
 from training.streaming.onnx_graph import in_int8, require_exportable, streaming_graph
 from training.streaming.recognizer import AcousticStream
 from training.streaming.stream_state import StreamingModel
