@@ -12,7 +12,9 @@ def hidden_package(names: tuple[str, ...] = _LOWER_LAYERS) -> str:
     own = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH120, PTH100 - may be in a zip
     for name in names:
         spec = find_spec(name)
-        places = [] if spec is None else list(spec.submodule_search_locations or [spec.origin])
+        places = (
+            [str(each) for each in spec.submodule_search_locations or [spec.origin]] if spec else []
+        )
         if os.path.join(own, name) not in map(os.path.abspath, places):  # noqa: PTH118
             found = f"{places[0]} hides" if places else "nothing is"
             return (
