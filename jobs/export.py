@@ -5,7 +5,7 @@ megahour export --recipe demo --run runs/demo --out student.zip
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from infra.configuration import ConfigurationError
 from jobs.cli.command_line import Answer, Query, main
@@ -27,7 +27,7 @@ def export(job: Job) -> Answer:
         from training.streaming.model_export import export_model  # noqa: PLC0415
     except ImportError as error:
         raise ConfigurationError(str(error)) from error
-    precision = "int8" if job.arguments.int8 else "float32"
+    precision: Literal["int8", "float32"] = "int8" if job.arguments.int8 else "float32"
     place = job.store, job.run_uri, job.corpus_uri
     exported = export_model(*place, job.recipe, name, precision)
     num_bytes = write_archive(path, exported)

@@ -1,4 +1,4 @@
-"""Transcribe a file, standard input or a microphone with an exported model, as speech arrives.
+"""Transcribe files, standard input or a microphone as speech arrives.
 
 arecord -f S16_LE -r 16000 -c 1 | megahour transcribe - --model student.zip
 """

@@ -107,20 +107,21 @@ class _Graph:
 
     def proto(self, model: LstmModel) -> onnx.ModelProto:
         """Return the checked model."""
-        layers, units = model.config.num_layers, model.lstm.hidden_size
-        state = [
+        layers, units = model.lstm.num_layers, model.lstm.hidden_size
+        state: list[tuple[str, int, list[str | int | None]]] = [
             (COUNT, _INT64, ["streams"]),
             (SUM, _DOUBLE, ["streams", NUM_BINS]),
             (LAST_ROW, _FLOAT, ["streams", NUM_INPUTS]),
             (HIDDEN, _FLOAT, [layers, "streams", units]),
             (CELL, _FLOAT, [layers, "streams", units]),
         ]
-        energies = helper.make_tensor_value_info(ENERGIES, _FLOAT, ["streams", "frames", NUM_BINS])
-        repeats = helper.make_tensor_value_info(NUM_REPEATS, _INT64, [])
-        shape = ["streams", "rows", model.num_senones]
-        before = [helper.make_tensor_value_info(*each) for each in state]
-        after = [helper.make_tensor_value_info(next_name(name), *rest) for name, *rest in state]
-        outputs = [helper.make_tensor_value_info(LOGITS, _FLOAT, shape), *after]
+        make, streams = helper.make_tensor_value_info, "streams"
+        energies = make(ENERGIES, _FLOAT, [streams, "frames", NUM_BINS])
+        repeats = make(NUM_REPEATS, _INT64, [])
+        before = [make(name, kind, shape) for name, kind, shape in state]
+        after = [make(next_name(name), kind, shape) for name, kind, shape in state]
+        logits = make(LOGITS, _FLOAT, [streams, "rows", model.num_senones])
+        outputs = [logits, *after]
         graph = helper.make_graph(
             self.nodes, "megahour", [energies, repeats, *before], outputs, self.constants
         )
@@ -179,7 +180,7 @@ def _normalized_rows(graph: _Graph, model: LstmModel, features: str) -> str:
 
 def _logits(graph: _Graph, model: LstmModel, rows: str) -> str:
     """Add a node for each layer, with its own part of the state, and the output layer."""
-    num_layers = model.config.num_layers
+    num_layers = model.lstm.num_layers
     split = [[f"{name}_{layer}" for layer in range(num_layers)] for name in (HIDDEN, CELL)]
     for name, parts in zip((HIDDEN, CELL), split, strict=True):
         node = helper.make_node("Split", [name], parts, axis=0, num_outputs=num_layers)
