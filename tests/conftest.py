@@ -10,10 +10,11 @@ os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 import pytest
 from hypothesis import settings
-from jaxtyping import install_import_hook
+
+from tests.array_checks import install_checks
 
 # Before the packages: calls with arrays of another shape or type fail, in xdist's workers too.
-install_import_hook(["pipeline", "training"], "beartype.beartype")
+install_checks("pipeline", "training")
 
 # A deadline would time examples: beside other tests 200 ms have passed for nothing.
 settings.register_profile("untimed", deadline=None)
