@@ -48,7 +48,7 @@ test: setup
 
 faults: setup
 	sh tests/install_packages.sh || echo 'Ceph or sclite cannot be installed here: the tests that need them are skipped'
-	$(PYTEST) --numprocesses 3 -m cluster --kills $(KILLS) -rs
+	$(PYTEST) --numprocesses 4 -m cluster --kills $(KILLS) -rs
 
 dist: setup
 	$(BIN)/python -m jobs.package --folder dist

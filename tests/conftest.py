@@ -20,16 +20,12 @@ install_checks("pipeline", "training")
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
-pytest_plugins = ["tests.s3_server", "tests.ceph_server", "tests.job_programs"]
-
-# Each takes minutes: begun last, it would leave the other processes idle.
-LONG_FILES = (
-    "test_chaos.py",
-    "test_rank_chaos.py",
-    "test_an4.py",
-    "test_s3.py",
-    "test_exploration.py",
-)
+pytest_plugins = [
+    "tests.s3_server",
+    "tests.ceph_server",
+    "tests.job_programs",
+    "tests.file_scheduling",
+]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,11 +34,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "processes that tests/faults/killed_processes/test_chaos.py kills in all; default: 30"
     )
     parser.addoption("--kills", type=int, default=30, metavar="N", help=help_text)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest files."""
-    items.sort(key=lambda item: item.path.name not in LONG_FILES)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from jaxtyping import TypeCheckError
+from beartype.roar import BeartypeCallHintParamViolation
 
 from infra.cluster import load_cluster
 from infra.store.object_store import ObjectStore, join_uri
@@ -61,7 +61,7 @@ def users(*names: str) -> set[str]:
 
 def test_arrays_of_another_shape_are_refused_in_tests() -> None:
     """tests/conftest.py has the annotations of every call checked, in each of xdist's workers."""
-    with pytest.raises(TypeCheckError, match="frames bins"):
+    with pytest.raises(BeartypeCallHintParamViolation, match="frames bins"):
         splice(np.zeros(9, np.float32), 0)
 
 
