@@ -11,8 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from infra.cluster import Cluster, require_dependencies
 from infra.configuration import ConfigurationError
 from infra.ranges import AUTO, Range, mebibytes, printable
@@ -20,9 +18,9 @@ from infra.store.object_store import ObjectNotFound, StoreError, join_uri
 from infra.store.uris import require_within, resolve_prefix
 from jobs.cli.catalogue import CHECK, EVALUATE, STEPS
 from jobs.cli.command_line import fail
+from jobs.cli.device_choice import choose_device, gpus_for
 from jobs.cli.job import Job, job_parser, open_job, written_steps
 from jobs.cli.parser import add_device_argument, add_ranks_arguments
-from jobs.cli.rank_device import Gpus, choose_device
 from jobs.ingestion.kaldi_directory import LANGUAGE_DATA
 from pipeline.runs.manifest import manifest_uri
 from pipeline.runs.names import (
@@ -34,14 +32,13 @@ from pipeline.runs.names import (
     TEACHER,
 )
 from pipeline.steps.utterance_features import resolve_audio
+from training.configuration.models import FactoryConfig
+from training.configuration.targets import OwnTeacherConfig
 from training.decoding.language_model.arpa import RestrictedArpa, read_arpa
 from training.decoding.lexicon import Lexicon, parse_lexicon
 from training.evaluation.language_model import LanguageModelFile, TextSentences
-from training.models.contract import check_contract
-from training.models.factory import FactoryConfig
-from training.models.registry import num_parameters
+from training.models.parameter_count import num_parameters
 from training.recipes import Recipe, check_phones, check_ranks
-from training.targets.own_teacher import OwnTeacherConfig, check_untrained
 
 RANKS = Range(1, 1024)
 """The ranks that one host may start."""
@@ -97,7 +94,7 @@ def check(arguments: argparse.Namespace) -> Checked:
     jobs = list(by_step.values())
     for section, num_ranks in ranks.items():
         check_ranks(jobs[0].recipe, section, num_ranks)
-        choose_device(arguments.device, 0, num_ranks, Gpus.of_host())
+        choose_device(arguments.device, 0, num_ranks, gpus_for(arguments.device))
         if section in jobs[0].recipe.sequence_training.models:
             check_ranks(jobs[0].recipe, "sequence_training", num_ranks)
     for job in jobs:
@@ -134,9 +131,11 @@ def _check_host(cluster: Cluster) -> None:
             f"driver_memory = {cluster.driver_memory!r}: need at most {has}m, the memory of this "
             "host, on which a local master runs"
         )
-    present = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    for device in () if cluster.devices == AUTO else cluster.devices:
-        place = device.partition("#")[0]
+    places = {each.partition("#")[0]: each for each in cluster.devices if cluster.devices != AUTO}
+    # Counting GPUs imports torch where there may be one.
+    num_gpus = gpus_for(AUTO).count if places.keys() - {"cpu"} else 0
+    present = [f"cuda:{number}" for number in range(num_gpus)]
+    for place, device in places.items():
         if place not in ("cpu", *present, *(["cuda"] if present else [])):
             remedy = f"need cpu, or one of {', '.join(present)}" if present else "need cpu"
             raise ConfigurationError(f"devices: {device!r} is not on this host: {remedy}")
@@ -163,6 +162,8 @@ def _check_factories(recipe: Recipe, sections: Iterable[str]) -> None:
     for section in sections:
         form, precision = recipe.models.of(section), getattr(recipe, section).precision
         if isinstance(form, FactoryConfig) and (form, precision) not in tried:
+            from training.models.contract import check_contract  # noqa: PLC0415 - imports torch
+
             tried.add((form, precision))
             try:
                 check_contract(form, recipe.senones.max_senones, precision)
@@ -173,6 +174,8 @@ def _check_factories(recipe: Recipe, sections: Iterable[str]) -> None:
 def _check_own_teacher(recipe: Recipe) -> None:
     """Raise ConfigurationError if a teacher of the user's own cannot be made as the recipe says."""
     if isinstance(own := recipe.targets.teacher, OwnTeacherConfig):
+        from training.targets.own_teacher import check_untrained  # noqa: PLC0415 - imports torch
+
         try:
             check_untrained(own)
         except ConfigurationError as error:

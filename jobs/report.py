@@ -29,6 +29,7 @@ from pipeline.runs.manifest import (
     subsets_of_run,
 )
 from pipeline.runs.names import (
+    CERTIFICATE_STEP,
     DEV,
     EVALUATED_MODELS,
     EVALUATION_SCORES,
@@ -56,7 +57,6 @@ from pipeline.runs.names import (
 from pipeline.runs.sealed_json import NamedObject, naming, seal, unseal
 from pipeline.runs.step import StepContents, StepSpec, run_step, store_again
 from training.recipes import Recipe
-from training.shuffle_audit.certificate import read_certificate
 
 PIPELINE = (*map(selection_step, SUBSETS), *map(features_step, SUBSETS))
 READS = (EVALUATION_STEP, TARGETS_STEP, *map(model_step, EVALUATED_MODELS), *PIPELINE)
@@ -128,7 +128,7 @@ def build_report(job: Job) -> dict[str, Any]:
         },
         "kbest_costs": kbest_costs(job),
         "device_faults": device_faults(steps),
-        "certificate": read_certificate(job.store, job.run_uri),
+        "certificate": certificate(job),
         "quarantine": quarantine_reasons(job, manifests),
     }
 
@@ -140,6 +140,13 @@ def quarantine_reasons(job: Job, manifests: Mapping[str, Manifest]) -> dict[str,
         for name, manifest in manifests.items()
         if folder_of(name) in (SELECTION_FOLDER, FEATURES_FOLDER, TARGETS_FOLDER)
     }
+
+
+def certificate(job: Job) -> dict[str, Any]:
+    """Return the certificate of the run's order, {} where there is none."""
+    if not is_finished(job.store, job.run_uri, CERTIFICATE_STEP):
+        return {}
+    return dict(read_manifest(job.store, job.run_uri, CERTIFICATE_STEP).statistics)
 
 
 def device_faults(steps: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,7 +39,11 @@ from pipeline.runs.names import (
     targets_rounds,
 )
 from pipeline.runs.sealed_json import unseal
-from training.evaluation.target_graph import target_graph_settings
+from training.configuration.targets import (
+    kbest_costs_settings,
+    lattice_settings,
+    target_graph_settings,
+)
 from training.fit.model_specs import (
     Fit,
     aligner_fit,
@@ -50,8 +54,6 @@ from training.fit.model_specs import (
     teacher_fits,
 )
 from training.recipes import Recipe, read_recipe
-from training.targets.kbest_costs.sample import kbest_costs_settings
-from training.targets.lattices import lattice_settings
 
 
 def verify(job: Job) -> Answer:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources.abc import Traversable
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated
 
 from infra.configuration import (
     LATER,
@@ -19,31 +19,26 @@ from pipeline.runs.names import TEACHER, section_of
 from pipeline.steps.features import ExtractionConfig
 from pipeline.steps.repartition import RepartitionConfig
 from pipeline.steps.selection.select import SelectionConfig
-from training.algorithms.learning_rates import check_decay
-from training.algorithms.optimizers import AdamConfig, OptimizerConfig
-from training.augmentation.augmenter import AugmentationConfig
-from training.decoding.bootstrap.hmm import BootstrapConfig
-from training.decoding.decoding_settings import AcousticScale, NgramOrder, TuningConfig
-from training.decoding.senones.tree_growing import TreeConfig
-from training.models.precision import Precision
-from training.models.registry import ModelConfig
-from training.recipe_values import (
-    Beam,
+from training.configuration.alignment import BootstrapConfig, TreeConfig
+from training.configuration.augmentation import AugmentationConfig
+from training.configuration.decoding import EvaluationConfig, TuningConfig
+from training.configuration.models import ModelConfig
+from training.configuration.optimizers import AdamConfig, OptimizerConfig, check_decay
+from training.configuration.sequence_training import SequenceTrainingConfig
+from training.configuration.supervised import SupervisedConfig, TeacherConfig
+from training.configuration.targets import LabellingConfig
+from training.configuration.trainers import TrainerConfig, check_optimizer, put_trainer
+from training.configuration.values import (
     Count,
     GradientNorm,
     LearningRate,
     MinibatchFrames,
+    Precision,
+    SoftTargetsForm,
     Uri,
     WarmStart,
     WarmUpSteps,
 )
-from training.sequence_recipe import SequenceTrainingConfig
-from training.supervised_recipe import SupervisedConfig, TeacherConfig
-from training.targets.lattice_targets import LabellingConfig
-from training.targets.soft import SoftTargetsForm
-from training.trainers.registry import TrainerConfig, check_optimizer, put_trainer
-
-Smoothing = Literal["witten_bell", "kneser_ney"]
 
 MAX_SUB_EPOCHS = 100_000
 """The most sub-epochs of the student, of all passes; the paper's has 18."""
@@ -132,31 +127,6 @@ class ModelsConfig:
     def of(self, name: str) -> ModelConfig:
         """Return the form of the model `name`; an ensemble's teachers have one form."""
         return self.teacher if section_of(name) == TEACHER else self.student
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationConfig:
-    """EvaluationConfig: the decoding of the held-out subset (003 VII-D).
-
-    The n-gram model is of the labelled transcripts, and of `language_model_text` where that names
-    a file. `arpa` names a model to use in its place. Both are names in the corpus, or URIs.
-    """
-
-    ngram_order: NgramOrder
-    acoustic_scale: AcousticScale
-    beam: Beam
-    max_active: Annotated[int, Range(2, 1_000_000_000)]
-    smoothing: Smoothing = field(default="witten_bell", metadata=LATER)
-    language_model_text: Uri = field(default="", metadata=LATER)
-    arpa: Uri = field(default="", metadata=LATER)
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        if self.arpa and self.language_model_text:
-            raise ValueError(
-                f"arpa = {self.arpa!r} and language_model_text = {self.language_model_text!r}: "
-                "need one of them: a given model is estimated from no text"
-            )
 
 
 @dataclass(frozen=True, slots=True)

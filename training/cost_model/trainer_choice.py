@@ -7,7 +7,7 @@ passes as one rank: `tests.benchmarks.papers_tables` and `tests.benchmarks.train
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from training.algorithms.sparsification.top_k import TopK
+from training.configuration.block_codes import TopK
 from training.cost_model.coded_blocks import coded_block_seconds
 from training.cost_model.overlapped_steps import (
     delayed_average_seconds,

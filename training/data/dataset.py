@@ -15,7 +15,9 @@ from infra.store.checked_reads import scan_checked
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.runs.manifest import Output, read_output
 from pipeline.shards import read_partition
-from training.augmentation.augmenter import NO_AUGMENTATION, AugmentationConfig, Augmenter
+from training.augmentation.augmenter import NO_AUGMENTATION, Augmenter
+from training.configuration.augmentation import AugmentationConfig
+from training.configuration.values import SoftTargetsForm
 from training.data.batching import (
     Segments,
     chunked_minibatches,
@@ -27,7 +29,6 @@ from training.data.minibatch import BufferFrames, Minibatch
 from training.data.sharding import Lengths, PartitionSlice, read_lengths, shard_partitions
 from training.data.sub_epochs import SubEpoch
 from training.data.validation_speakers import left_out_rows
-from training.targets.soft import SoftTargetsForm
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,11 @@ from torch import Tensor
 from pipeline.shards import Alignment, PartitionRow
 from pipeline.splicing import STACK, splice
 from training.augmentation.augmenter import NO_AUGMENTATION, Augmenter
+from training.configuration.values import SoftTargetsForm
 from training.data.batching import Segments
 from training.targets.hard import HardTargetRows, HardTargets
 from training.targets.sequence import SequenceTargetRows, SequenceTargets
-from training.targets.soft import SOFT_TARGET_ROWS, SoftTargetRows, SoftTargets, SoftTargetsForm
+from training.targets.soft import SOFT_TARGET_ROWS, SoftTargetRows, SoftTargets
 
 _PADDING = 0
 """The row of zeros without a target."""

@@ -30,8 +30,8 @@ from pipeline.runs.step import (
     commit_each,
     run_step,
 )
+from training.configuration.decoding import DecodingSettings, EvaluationConfig
 from training.decoding.decoder import DecoderConfig
-from training.decoding.decoding_settings import DecodingSettings
 from training.evaluation.decoded import (
     DecodedUtterance,
     file_order,
@@ -53,8 +53,7 @@ from training.evaluation.slices import (
 )
 from training.evaluation.tuning import recipe_settings, tuned_settings
 from training.evaluation.utterance_errors import UtteranceErrors, write_errors
-from training.models.registry import num_parameters
-from training.recipes import EvaluationConfig
+from training.models.parameter_count import num_parameters
 from training.targets.alignment import read_tree
 from training.targets.labelled import read_lexicon
 

@@ -11,11 +11,11 @@ from pipeline.runs.commit import StepContext
 from pipeline.runs.manifest import Output, sha256
 from pipeline.runs.names import LANGUAGE_MODEL_SETTINGS
 from pipeline.steps.utterance_features import resolve_audio
+from training.configuration.decoding import EvaluationConfig
 from training.decoding.language_model import kneser_ney_arpa, witten_bell_arpa
 from training.decoding.language_model.arpa import RestrictedArpa, restrict_arpa
 from training.decoding.language_model.ngrams import UNKNOWN
 from training.decoding.lexicon import Lexicon
-from training.recipes import EvaluationConfig
 from training.targets.labelled import labelled_transcripts, transcript_reads
 
 MAX_BYTES = 64 * 2**20

@@ -23,21 +23,20 @@ from pipeline.runs.names import (
     teachers,
 )
 from training.algorithms.learning_rates import MinRateNewbob, exponential_decay
-from training.algorithms.optimizers import AdamConfig, OptimizerConfig
-from training.augmentation.augmenter import AugmentationConfig
+from training.configuration.augmentation import AugmentationConfig
+from training.configuration.models import ModelConfig
+from training.configuration.optimizers import AdamConfig, OptimizerConfig
+from training.configuration.sequence_training import SequenceTrainingConfig
+from training.configuration.supervised import SupervisedConfig
+from training.configuration.trainers import TrainerConfig
+from training.configuration.values import Precision, SoftTargetsForm
 from training.data.sub_epochs import (
     SubEpoch,
     scheduled_learning_sub_epochs,
     sequence_sub_epochs,
     supervised_sub_epochs,
 )
-from training.fit.steps import LoopConfig
-from training.models.registry import ModelConfig
 from training.recipes import CheckpointConfig, Recipe, StudentConfig
-from training.sequence_recipe import SequenceTrainingConfig
-from training.supervised_recipe import SupervisedConfig
-from training.targets.soft import SoftTargetsForm
-from training.trainers.registry import TrainerConfig
 
 LEFT_OUT = "left_out"
 """The validation on labelled speakers whom training leaves out."""
@@ -50,6 +49,20 @@ class SequenceCriterion:
     lattices: str
     acoustic_scale: float
     boost: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoopConfig:
+    """LoopConfig: gradients are sums over about `minibatch_frames`, clipped at a norm a frame.
+
+    The learning rate rises over the first `warm_up_steps` of all training. Models are trained in
+    `precision`, and validated in float32.
+    """
+
+    minibatch_frames: int
+    max_gradient_norm: float
+    warm_up_steps: int = field(default=0, metadata=LATER)
+    precision: Precision = field(default="float32", metadata=LATER)
 
 
 Criterion: TypeAlias = Literal["cross_entropy"] | SequenceCriterion

@@ -4,7 +4,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Num
 from torch import Tensor, nn
 
-from infra.configuration import LATER
+from training.configuration.values import Precision
 from training.data.dataset import Dataset
 from training.data.device_copies import device_copies
 from training.data.minibatch import Minibatch
@@ -20,8 +20,9 @@ from training.data.sub_epochs import SubEpoch
 from training.distributed import collectives
 from training.distributed.gather import Arrival
 from training.distributed.process_group import ProcessGroup, is_read_at_once
+from training.fit.model_specs import LoopConfig
 from training.models.acoustic_model import AcousticModel
-from training.models.precision import Precision, without_tf32
+from training.models.precision import without_tf32
 from training.targets.sequence import SequenceTargets
 
 VALIDATION = SubEpoch(True, 0, 1, 0, False, 0.0, is_validation=True)
@@ -116,20 +117,6 @@ class GradientNorms:
                 f"rank {self._rank}, step {step}: the gradient's norm is {norm}: look at this "
                 "rank's last minibatch, or lower the learning rate, and resume from a checkpoint"
             )
-
-
-@dataclass(frozen=True, slots=True)
-class LoopConfig:
-    """LoopConfig: gradients are sums over about `minibatch_frames`, clipped at a norm a frame.
-
-    The learning rate rises over the first `warm_up_steps` of all training. Models are trained in
-    `precision`, and validated in float32.
-    """
-
-    minibatch_frames: int
-    max_gradient_norm: float
-    warm_up_steps: int = field(default=0, metadata=LATER)
-    precision: Precision = field(default="float32", metadata=LATER)
 
 
 ComputeGradients: TypeAlias = Callable[[Minibatch], tuple[RunningTotals, Float[Tensor, ""]]]

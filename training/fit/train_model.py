@@ -31,6 +31,7 @@ from training.fit.steps import NO_DEVELOPMENT
 from training.fit.training_loop import Fitting
 from training.models.acoustic_model import AcousticModel
 from training.models.precision import set_float32_products
+from training.models.registry import make_model
 from training.models.store import TrainedModel, load_model, log_priors, store_model
 from training.sequence_training.smbr import Smbr
 
@@ -65,7 +66,7 @@ def train_model(
     labelled = read_manifest(store, run_uri, fit.labelled)
     # Ranks draw their own dropout; their initial weights are replaced by rank 0's.
     torch.manual_seed((fit.seed + group.rank()) % 2**64)  # the largest seed is 2^64 - 1
-    model = fit.model.make_model(len(labelled.statistics["senone_counts"]))
+    model = make_model(fit.model, len(labelled.statistics["senone_counts"]))
     if fit.warm_start != "none":
         warm_start(model, fit, store, run_uri)
     model.freeze_normalization(global_moments(store, run_uri))

@@ -9,6 +9,7 @@ import torch
 from tqdm import tqdm
 
 from training.algorithms.learning_rates import warm_up_factor
+from training.algorithms.optimizers import make_optimizer
 from training.checkpoints.checkpointer import Checkpointer
 from training.checkpoints.training_state import load_whole_state, whole_state
 from training.data.dataset import Dataset
@@ -29,6 +30,7 @@ from training.fit.steps import (
 )
 from training.models.acoustic_model import AcousticModel
 from training.models.precision import set_float32_products
+from training.trainers.registry import make_trainer
 from training.trainers.statistics import (
     BmufStatistics,
     GtcStatistics,
@@ -56,8 +58,8 @@ class Fitting:
         self.dataset = dataset
         self.checkpoints = checkpoints
         self.group = group
-        self.optimizer = fit.optimizer.make_optimizer(model.parameters())
-        self.trainer = fit.trainer.make_trainer(model, self.optimizer, group)
+        self.optimizer = make_optimizer(fit.optimizer, model.parameters())
+        self.trainer = make_trainer(fit.trainer, model, self.optimizer, group)
         self.progress = Progress(newbob=fit.newbob.begin() if fit.newbob else None)
         self._norms = GradientNorms(group.rank(), self.trainer.num_steps)
         self._statistics = self.trainer.statistics()

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from pipeline.normalization import Moments
 from pipeline.splicing import NUM_INPUTS, STACK
-from training.models.precision import Precision
+from training.configuration.values import Precision
 
 
 @runtime_checkable
@@ -34,7 +34,6 @@ class Architecture(Protocol):
     def whole_utterances(self) -> bool: ...  # noqa: D102
     @property
     def ignores_lengths(self) -> bool: ...  # noqa: D102
-    def make_model(self, num_senones: int) -> "AcousticModel": ...  # noqa: D102
 
 
 class AcousticModel(nn.Module, ABC):

@@ -18,7 +18,7 @@ from infra.ranges import Range, check_ranges
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.audit.provenance import STEPS, read_provenance
 from pipeline.runs.commit import StepContext
-from pipeline.runs.manifest import Output, manifest_uri, read_manifest, sha256
+from pipeline.runs.manifest import Output, read_manifest, sha256
 from pipeline.runs.names import CERTIFICATE_DOCUMENT, CERTIFICATE_STEP, PARTITIONS_STEP
 from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step, store_again
 from pipeline.shuffle_quality.certificate import Figure, certify
@@ -91,13 +91,6 @@ def _to_bytes(document: Mapping[str, Any]) -> bytes:
 def certificate_uri(run_uri: str) -> str:
     """Return the URI of a run's certificate."""
     return join_uri(run_uri, CERTIFICATE_DOCUMENT)
-
-
-def read_certificate(store: ObjectStore, run_uri: str) -> dict[str, Any]:
-    """Read the certificate of a run; return an empty dictionary if it has none."""
-    if not store.exists(manifest_uri(run_uri, CERTIFICATE_STEP)):
-        return {}
-    return dict(read_manifest(store, run_uri, CERTIFICATE_STEP).statistics)
 
 
 def certificate(dataset: Dataset, fit: Fit, config: CertificateConfig) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -12,15 +11,13 @@ from torch import Tensor
 from pipeline.kbest import KBest, best_probabilities, soft_targets
 from pipeline.shards import Alignment, KBestAtAllOffsets, PartitionRow
 from pipeline.splicing import STACK
+from training.configuration.values import SoftTargetsForm
 from training.models.losses import (
     NO_LABEL,
     ghost_cross_entropy,
     kbest_cross_entropy,
     num_correct,
 )
-
-SoftTargetsForm: TypeAlias = Literal["renormalized", "ghost"]
-"""Whether the k best sum to one, or one class of all other senones has what they do not hold."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

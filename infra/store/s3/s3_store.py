@@ -30,7 +30,6 @@ from infra.store.s3.errors import (
     refusal_of,
     store_error,
 )
-from infra.store.s3.file import S3File
 from infra.store.s3.listing import Page, confirmed_page
 from infra.store.s3.shared_rates import PacedRequests, place_of, rates_of_host
 from infra.store.s3.watchdog import Watch, current_watch, watch_requests
@@ -128,6 +127,9 @@ class S3Store:
 
     def open(self, uri: str) -> BinaryIO:
         """Open the object for reading and seeking, in blocks of 8 MB."""
+        # s3fs takes half a second to import, and most programs open no object.
+        from infra.store.s3.file import S3File  # noqa: PLC0415
+
         file: BinaryIO = S3File(self.head(uri), self._perform)
         return file
 

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Literal
 
 from tests.benchmarks.trainer_tables.chunks import Network
-from training.algorithms.one_bit.adagrad import AdaGrad, AdaGradPlace
+from training.configuration.trainers import AdaGrad, AdaGradPlace
 from training.simulation import MakeTrainer
 from training.trainers import AdPsgd, D1dPsgd, DPsgd, OneBit, RandPsgd, Synchronous
 

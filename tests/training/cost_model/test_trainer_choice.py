@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.training.cost_model.settings import CALIBRATION, NETWORK, WORKLOAD
+from training.configuration.trainers import TRAINERS
 from training.cost_model.calibration import Calibration, Network
 from training.cost_model.recommendation import Choice, recommend
 from training.cost_model.step_time import CostModel
@@ -18,7 +19,6 @@ from training.cost_model.trainer_choice import (
     choose_trainer,
     step_seconds,
 )
-from training.trainers.registry import TRAINERS
 
 
 def choose(network: Network, num_ranks: int) -> TrainerChoice:

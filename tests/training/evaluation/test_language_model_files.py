@@ -14,10 +14,10 @@ from pipeline.runs.manifest import sha256
 from pipeline.runs.names import ALIGNMENT_STEP
 from pipeline.runs.step import StepContents, StepSpec, run_step
 from pipeline.shards import Alignment, PartitionRow, write_partition
+from training.configuration.decoding import EvaluationConfig
 from training.decoding.language_model import kneser_ney_arpa, witten_bell_arpa
 from training.decoding.lexicon import parse_lexicon
 from training.evaluation.language_model import MAX_BYTES, GivenModel, LanguageModelFiles
-from training.recipes import EvaluationConfig
 
 LEXICON = parse_lexicon("a AX\nb B\nc S\n")
 PLAIN = EvaluationConfig(ngram_order=2, acoustic_scale=0.3, beam=13.0, max_active=5000)

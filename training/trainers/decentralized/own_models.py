@@ -1,7 +1,7 @@
 """Share what decentralized trainers do: a model of each rank's own, whose mean is evaluated."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeAlias
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -9,16 +9,12 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from infra.ranges import Range
 from training.distributed import collectives
 from training.distributed.finiteness import FiniteCheck, FirstFault
 from training.distributed.process_group import is_read_at_once
 from training.trainers.replica.parameters import FlatParameters
 from training.trainers.statistics import AdPsgdStatistics, SynchronousStatistics
 from training.trainers.trainer import STEPS_BETWEEN_COMPARISONS, Trainer
-
-MixingSeed: TypeAlias = Annotated[int, Range(0, 2**63 - 1)]
-"""A recipe's seed of what all ranks draw alike: permutations, partners."""
 
 
 class OwnModels(Trainer):

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from infra.ranges import Range, check_ranges
 from training.algorithms.decentralized.topology import drawn_partner, is_active, partners
 from training.distributed import collectives
 from training.distributed.communication_thread import CommunicationThread
@@ -22,7 +21,7 @@ from training.distributed.pending_exchanges import (
 )
 from training.trainers.decentralized.delayed_average import own_model_plan, with_own_model
 from training.trainers.decentralized.model_in_motion import ModelInMotion, Staleness
-from training.trainers.decentralized.own_models import MixingSeed, OwnModels
+from training.trainers.decentralized.own_models import OwnModels
 from training.trainers.replica.parameters import FlatParameters
 from training.trainers.resharding import ReshardingPlan, State, check_settings
 from training.trainers.statistics import AdPsgdStatistics
@@ -264,30 +263,3 @@ class AdPsgd(OwnModels):
         weights: Float[Tensor, " elements"], kind: float
     ) -> Float[Tensor, " elements_and_one"]:
         return torch.cat([weights, weights.new_full((1,), kind)])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdPsgdConfig:
-    """AD-PSGD: pairs of ranks average their models whenever they can, and no rank waits."""
-
-    name: Literal["ad_psgd"] = "ad_psgd"
-    mixing_seed: MixingSeed = 0
-    max_staleness: Annotated[int, Range(1, 1_000_000)] = 16
-
-    num_state_vectors: ClassVar[int] = 5
-    """The model, the weights that were read, and the messages of an exchange."""
-
-    __post_init__ = check_ranges
-
-    def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
-        """Accept any number of ranks."""
-
-    def make_trainer(self, model: nn.Module, optimizer: Optimizer, group: ProcessGroup) -> AdPsgd:
-        """Wrap model and optimizer; all ranks of `group` must call this together."""
-        return AdPsgd(
-            model,
-            optimizer,
-            group=group,
-            seed=self.mixing_seed,
-            max_staleness=self.max_staleness,
-        )

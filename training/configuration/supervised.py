@@ -5,19 +5,23 @@ from typing import Annotated, Literal
 
 from infra.configuration import LATER
 from infra.ranges import Range, Seed, check_ranges
-from training.algorithms.learning_rates import check_decay, check_newbob_rates
-from training.algorithms.optimizers import AdamConfig, OptimizerConfig
-from training.augmentation.augmenter import AugmentationConfig
-from training.models.precision import Precision
-from training.recipe_values import (
+from training.configuration.augmentation import AugmentationConfig
+from training.configuration.optimizers import (
+    AdamConfig,
+    OptimizerConfig,
+    check_decay,
+    check_newbob_rates,
+)
+from training.configuration.trainers import TrainerConfig, check_optimizer
+from training.configuration.values import (
     Count,
     GradientNorm,
     LearningRate,
     MinibatchFrames,
+    Precision,
     WarmStart,
     WarmUpSteps,
 )
-from training.trainers.registry import TrainerConfig, check_optimizer
 
 ScheduleName = Literal["exponential", "newbob"]
 

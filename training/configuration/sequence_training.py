@@ -5,20 +5,18 @@ from typing import Annotated
 
 from infra.ranges import Range, Seed, check_ranges
 from pipeline.runs.names import BASELINE, STUDENT, TEACHER
-from training.algorithms.learning_rates import check_decay
-from training.algorithms.optimizers import AdamConfig, OptimizerConfig
-from training.decoding.decoding_settings import AcousticScale
-from training.models.precision import Precision
-from training.recipe_values import (
+from training.configuration.optimizers import AdamConfig, OptimizerConfig, check_decay
+from training.configuration.targets import LatticeConfig
+from training.configuration.trainers import SynchronousConfig, TrainerConfig, check_optimizer
+from training.configuration.values import (
+    AcousticScale,
     Count,
     GradientNorm,
     LearningRate,
     MinibatchFrames,
+    Precision,
     WarmUpSteps,
 )
-from training.targets.lattices import LatticeConfig
-from training.trainers.registry import TrainerConfig, check_optimizer
-from training.trainers.synchronous import SynchronousConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,19 @@
 """The settings of a decoding, and the values that development speakers choose them from."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
 
+from infra.configuration import LATER
 from infra.ranges import Items, Range, check_ranges
-from training.decoding.language_model.arpa import MAX_ORDER
+from training.configuration.values import MAX_ORDER, AcousticScale, Beam, NgramOrder, Uri
 
-AcousticScale = Annotated[float, Range(1e-6, 1000)]
-NgramOrder = Annotated[int, Range(1, MAX_ORDER)]
 LanguageModelScale = Annotated[float, Range(1e-6, 1000)]
 InsertionPenalty = Annotated[float, Range(0, 100)]
 
 MAX_VALUES = 100
+
+Smoothing = Literal["witten_bell", "kneser_ney"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +71,28 @@ class TuningConfig:
             "language_model_scale": self.language_model_scales,
             "insertion_penalty": self.insertion_penalties,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationConfig:
+    """EvaluationConfig: the decoding of the held-out subset (003 VII-D).
+
+    The n-gram model is of the labelled transcripts, and of `language_model_text` where that names
+    a file. `arpa` names a model to use in its place. Both are names in the corpus, or URIs.
+    """
+
+    ngram_order: NgramOrder
+    acoustic_scale: AcousticScale
+    beam: Beam
+    max_active: Annotated[int, Range(2, 1_000_000_000)]
+    smoothing: Smoothing = field(default="witten_bell", metadata=LATER)
+    language_model_text: Uri = field(default="", metadata=LATER)
+    arpa: Uri = field(default="", metadata=LATER)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.arpa and self.language_model_text:
+            raise ValueError(
+                f"arpa = {self.arpa!r} and language_model_text = {self.language_model_text!r}: "
+                "need one of them: a given model is estimated from no text"
+            )

@@ -1,10 +1,10 @@
 """Name the ways to send what a model's block changed: exactly, rounded, or the largest parts."""
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from infra.ranges import Range, check_ranges
-from training.algorithms.sparsification.top_k import TopK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,42 @@ class Threshold:
     has_residual: ClassVar[bool] = True
 
     __post_init__ = check_ranges
+
+
+Density = Annotated[float, Range(1e-5, 1)]
+
+
+Bits = Annotated[int, Range(2, 8)]
+
+
+ErrorDecay = Annotated[float, Range(0, 1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopK:
+    """TopK: a chunk's largest elements, with error feedback (SparseLoCo, arXiv 2508.15706).
+
+    The residual becomes error_decay residual + change, less what is sent of it.
+    """
+
+    name: Literal["top_k"] = "top_k"
+    density: Density = 0.03
+    bits: Bits = 2
+    error_decay: ErrorDecay = 0.95
+
+    has_residual: ClassVar[bool] = True
+    """Whether what is not sent now is kept for later."""
+
+    __post_init__ = check_ranges
+
+    @property
+    def num_cells(self) -> int:
+        """Return the number of cells of magnitudes."""
+        return 1 << self.bits - 1
+
+    def num_kept(self, num_elements: int) -> int:
+        """Return the number of elements that a chunk of so many sends, at least 1."""
+        return math.ceil(self.density * num_elements)
 
 
 BlockCode: TypeAlias = Exact | Bfloat16 | TopK | Threshold
