@@ -53,7 +53,7 @@ test: setup
 
 faults: setup
 	sh tests/install_packages.sh || echo 'Ceph, sclite or Chromium cannot be installed here: tests that need the first two are skipped'
-	$(PYTEST) --numprocesses 3 -m cluster --kills $(KILLS) -rs
+	$(PYTEST) --numprocesses 4 -m cluster --kills $(KILLS) -rs
 
 dist: $(VENV)/.ready
 	$(BIN)/python -m jobs.package --folder dist
