@@ -142,8 +142,7 @@ def run_steps(steps: Sequence[Launch], shared: Sequence[str]) -> int:
     A step that signal n killed has the exit code 128 + n.
     """
     started = time.monotonic()
-    # OpenBLAS's own threads made the bootstrap alignment 30 times slower on two busy cores.
-    environment = spark_environment() | {"OPENBLAS_NUM_THREADS": "1"}
+    environment = spark_environment() | step_environment()
     for number, launch in enumerate(steps, 1):
         log(f"[{number}/{len(steps)}] {launch.step} ({elapsed_text(started)})", RUN)
         code = run_supervised(launch.command(shared), environment)
@@ -162,10 +161,9 @@ def chosen_steps(steps: Sequence[Launch], arguments: argparse.Namespace) -> list
     names = [launch.step for launch in steps]
     for option, name in (("--from", arguments.first), *(("--only", n) for n in arguments.only)):
         if name and name not in names:
-            why = (
-                f"need {KALDI_DIR} or --manifest" if name == INGEST else "the recipe's is your own"
-            )
-            raise ConfigurationError(f"{option} {name}: {why}")
+            source = f"need {KALDI_DIR} or --manifest"
+            own = "the recipe names a teacher of your own"
+            raise ConfigurationError(f"{option} {name}: {source if name == INGEST else own}")
     first = names.index(arguments.first) if arguments.first else 0
     return [each for each in steps[first:] if not arguments.only or each.step in arguments.only]
 
@@ -179,6 +177,14 @@ def dry_run(steps: Sequence[Launch], shared: Sequence[str]) -> int:
         for launch in once.values()
     ]
     return max(codes, default=0)
+
+
+def step_environment() -> dict[str, str]:
+    """Return what a step's processes need in their environment, wherever they are started."""
+    # OpenBLAS's own threads made the bootstrap alignment 30 times slower on two busy cores.
+    added = spark_environment()
+    ours = {name: added[name] for name in ("JAVA_HOME", "PATH", "PYSPARK_PYTHON")}
+    return ours | {"OPENBLAS_NUM_THREADS": "1"}
 
 
 def run_supervised(command: Sequence[str], environment: Mapping[str, str]) -> int:
