@@ -137,6 +137,7 @@ STORY: Mapping[str, Mapping[str, Starter]] = {
     "Questions to a run": dict.fromkeys(
         ("status", INSPECT, "verify", "inspect_utterance"), "python"
     ),
+    "After a run": dict.fromkeys(("export", "transcribe", "export_shards"), "python"),
 }
 """All commands by chapter."""
 
