@@ -5,6 +5,7 @@ A step with tasks runs those that no commit names yet, and adds up all commits.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from infra.store.checked_reads import read_checked
@@ -26,6 +27,7 @@ from pipeline.runs.manifest import (
     differences,
     input_digests,
     manifest_uri,
+    parse_manifest,
     read_manifest,
 )
 
@@ -67,10 +69,10 @@ class StepSpec:
 class StepContents:
     """StepContents holds what a step made, as its manifest lists it."""
 
-    outputs: tuple[Output, ...]
+    outputs: Sequence[Output]
     tally_in: Tally
     tally_out: Tally
-    ledgers: tuple[Output, ...] = ()
+    ledgers: Sequence[Output] = ()
     quarantined: Tally = field(default_factory=Tally)
     unselected: Tally = field(default_factory=Tally)
     statistics: Mapping[str, Any] = field(default_factory=dict)
@@ -80,7 +82,7 @@ class StepContents:
     def of_all(
         cls,
         tally: Tally,
-        outputs: tuple[Output, ...] = (),
+        outputs: Sequence[Output] = (),
         statistics: Mapping[str, Any] | None = None,
     ) -> "StepContents":
         """Make the contents of a step that loses no utterance of `tally`."""
@@ -115,7 +117,7 @@ def run_step(
     # Until its manifest is stored, the step does not exist for its readers.
     contents = make(context)
     if contents is not None:
-        manifest = _manifest(spec, inputs, context.versions, contents)
+        manifest = _manifest(spec, inputs, context, contents)
         write_manifest(context, manifest)
     barrier()
     if contents is None:
@@ -126,21 +128,22 @@ def run_step(
 def _manifest(
     spec: StepSpec,
     inputs: Mapping[str, str],
-    versions: Mapping[str, str],
+    context: StepContext,
     contents: StepContents,
 ) -> Manifest:
+    # Parts come before the manifest: without it they are orphans, and the same bytes come again.
     return Manifest(
         step=spec.step,
         config=spec.config,
         inputs=inputs,
-        outputs=contents.outputs,
-        ledgers=contents.ledgers,
+        outputs=context.in_parts("outputs", contents.outputs),
+        ledgers=context.in_parts("ledgers", contents.ledgers),
         tally_in=contents.tally_in,
         tally_out=contents.tally_out,
         quarantined=contents.quarantined,
         unselected=contents.unselected,
         statistics=contents.statistics,
-        versions=versions,
+        versions=context.versions,
         id_index=contents.id_index,
     )
 
@@ -154,7 +157,8 @@ def finished_manifest(
     """
     uri = manifest_uri(context.run_uri, context.step)
     try:
-        manifest = read_checked(context.store, uri, Manifest.from_bytes)
+        parse = partial(parse_manifest, context.store, context.run_uri)
+        manifest = read_checked(context.store, uri, parse)
     except ObjectNotFound:
         return None
     # A finished step may be of other versions: all of its bytes are, and they are there.
