@@ -22,6 +22,7 @@ from pipeline.runs.outputs import (
     MAX_LISTED,
     Output,
     OutputPart,
+    Outputs,
     OutputsInParts,
     read_part,
     sha256,
@@ -67,7 +68,7 @@ class Commit:
         """Write canonical JSON with its digest."""
         document = asdict(self)
         document["outputs"] = to_document(self.outputs)
-        document["ledger"] = to_document([self.ledger])[0] if self.ledger else None
+        document["ledger"] = to_document((self.ledger,))[0] if self.ledger else None
         if not self.versions:  # a later version added them
             del document["versions"]
         return seal(document)
@@ -130,7 +131,7 @@ class StepContext:
             parts.append(OutputPart(stored.key, stored.num_bytes, stored.sha256, len(some)))
         return OutputsInParts(parts, functools.partial(read_part, self.store, self.run_uri))
 
-    def in_parts(self, name: str, outputs: Sequence[Output]) -> Sequence[Output]:
+    def in_parts(self, name: str, outputs: Outputs) -> Outputs:
         """Return outputs as a manifest holds them: a long list in parts, which are then stored."""
         if len(outputs) <= MAX_LISTED or isinstance(outputs, OutputsInParts):
             return outputs

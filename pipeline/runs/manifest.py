@@ -14,6 +14,7 @@ from pipeline.runs.names import ALL_SUBSETS, DEV, MANIFEST_FILE, SUBSETS
 from pipeline.runs.outputs import (
     Output,
     OutputPart,
+    Outputs,
     OutputsInParts,
     ReadPart,
     no_parts,
@@ -27,6 +28,7 @@ from pipeline.runs.sealed_json import seal, unseal
 __all__ = [
     "Manifest",
     "Output",
+    "Outputs",
     "differences",
     "input_digests",
     "is_finished",
@@ -55,8 +57,8 @@ class Manifest:
     step: str
     config: Mapping[str, Any]
     inputs: Mapping[str, str]
-    outputs: Sequence[Output]
-    ledgers: Sequence[Output] = ()
+    outputs: Outputs
+    ledgers: Outputs = ()
     tally_in: Tally = field(default_factory=Tally)
     tally_out: Tally = field(default_factory=Tally)
     quarantined: Tally = field(default_factory=Tally)

@@ -42,6 +42,11 @@ class Output:
         """Write a line of JSON, as a part holds it."""
         return json.dumps(_without_empty_reasons(self), sort_keys=True).encode() + b"\n"
 
+    @classmethod
+    def from_line(cls, line: bytes) -> "Output":
+        """Read what `to_line` wrote."""
+        return cls(**json.loads(line))
+
 
 @dataclass(frozen=True, slots=True)
 class OutputPart:
@@ -110,12 +115,16 @@ class OutputsInParts(Sequence[Output]):
         held, outputs = self._held
         if held != number:
             lines = self._read(self.parts[number]).splitlines()
-            outputs = tuple(Output(**json.loads(line)) for line in lines)
+            outputs = tuple(map(Output.from_line, lines))
             self._held = number, outputs
         return outputs
 
 
-def to_document(outputs: Sequence[Output]) -> list[dict[str, Any]]:
+Outputs = tuple[Output, ...] | OutputsInParts
+"""The outputs of a step, as its manifest lists them."""
+
+
+def to_document(outputs: Outputs) -> list[dict[str, Any]]:
     """Return the outputs, or the parts that list them, as a manifest names them."""
     if isinstance(outputs, OutputsInParts):
         return [asdict(part) for part in outputs.parts]

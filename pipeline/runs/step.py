@@ -3,7 +3,7 @@
 A step with tasks runs those that no commit names yet, and adds up all commits.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
@@ -20,10 +20,11 @@ from pipeline.runs.commit import (
     step_context,
 )
 from pipeline.runs.ledger import LossLimit, check_loss_budget
-from pipeline.runs.loss_watch import LossWatch, Overrun, loss_of
+from pipeline.runs.loss_watch import LossWatch, Overrun, WatchedFunction, loss_of
 from pipeline.runs.manifest import (
     Manifest,
     Output,
+    Outputs,
     differences,
     input_digests,
     manifest_uri,
@@ -69,10 +70,10 @@ class StepSpec:
 class StepContents:
     """StepContents holds what a step made, as its manifest lists it."""
 
-    outputs: Sequence[Output]
+    outputs: Outputs
     tally_in: Tally
     tally_out: Tally
-    ledgers: Sequence[Output] = ()
+    ledgers: Outputs = ()
     quarantined: Tally = field(default_factory=Tally)
     unselected: Tally = field(default_factory=Tally)
     statistics: Mapping[str, Any] = field(default_factory=dict)
@@ -82,7 +83,7 @@ class StepContents:
     def of_all(
         cls,
         tally: Tally,
-        outputs: Sequence[Output] = (),
+        outputs: Outputs = (),
         statistics: Mapping[str, Any] | None = None,
     ) -> "StepContents":
         """Make the contents of a step that loses no utterance of `tally`."""
@@ -199,23 +200,6 @@ def store_again(store: ObjectStore, uri: str, data: bytes) -> None:
     store.put(uri, data)
 
 
-class WatchedFunction(Generic[T]):
-    """WatchedFunction runs a task and lets the watch see its loss, as a plain loop needs it.
-
-    A cluster runs `run_task` on its workers, and gives `watch` in the driver each result's loss.
-    """
-
-    def __init__(self, run_task: Callable[[T], Commit | Overrun], watch: LossWatch) -> None:
-        self.run_task = run_task
-        self.watch = watch
-
-    def __call__(self, task: T) -> Commit | Overrun:
-        """Run the task; LossBudgetExceededError when all tasks so far have lost too much."""
-        result = self.run_task(task)
-        self.watch.see(loss_of(result))
-        return result
-
-
 @dataclass(frozen=True, slots=True)
 class TaskPlan(Generic[T]):
     """TaskPlan holds a step's tasks by name, their function, and how their commits add up.
@@ -234,6 +218,12 @@ class TaskPlan(Generic[T]):
     num_utterances: int | None = None
     size: Callable[[T], float] = lambda _: 0.0
 
+    def longest_first(self, names: Iterable[str]) -> dict[str, T]:
+        """Return the tasks of these names in the order in which they start."""
+        # Results go back by name, so the order in which tasks start changes no byte.
+        tasks = ((name, self.tasks[name]) for name in names)
+        return dict(sorted(tasks, key=lambda task: self.size(task[1]), reverse=True))
+
 
 def run_tasks(context: StepContext, plan: TaskPlan[T]) -> StepContents:
     """Run the tasks that no commit names yet, and add up the commits of all.
@@ -245,10 +235,7 @@ def run_tasks(context: StepContext, plan: TaskPlan[T]) -> StepContents:
     watch = None
     if plan.num_utterances is not None:
         watch = LossWatch(context, LossLimit(plan.loss_budget, plan.num_utterances))
-    # Results go back by name, so the order in which tasks start changes no byte.
-    longest_first = sorted(plan.tasks, key=lambda name: plan.size(plan.tasks[name]), reverse=True)
-    tasks = {name: plan.tasks[name] for name in longest_first}
-    arguments = tasks, plan.run_task, plan.distribute, context.step, watch
+    arguments = plan.longest_first(plan.tasks), plan.run_task, plan.distribute, context.step, watch
     by_name = {commit.task: commit for commit in commit_each(committed, *arguments)}
     commits = [by_name[name] for name in plan.tasks]
     quarantined = sum((commit.quarantined for commit in commits), Tally())

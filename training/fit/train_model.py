@@ -70,7 +70,7 @@ def train_model(
         warm_start(model, fit, store, run_uri)
     model.freeze_normalization(global_moments(store, run_uri))
     model.to(device)  # initial weights are those of the CPU's random numbers, wherever it trains
-    dataset = open_dataset(fit, store, run_uri, labelled.outputs, group)
+    dataset = open_dataset(fit, store, run_uri, tuple(labelled.outputs), group)
     curve = Fitting(fit, model, dataset, checkpoints_of(fit, context, group), group).run()
     data = trained_tally(fit, store, run_uri, labelled)
     # The student too takes the priors of the labelled alignment.
@@ -151,9 +151,11 @@ def open_dataset(
     if fit.unlabelled is not None:
         partitions = read_manifest(store, run_uri, fit.unlabelled)
         check_offsets(fit.sub_epochs, partitions)
-        unlabelled = partitions.outputs
+        unlabelled = tuple(partitions.outputs)
     has_development = fit.validation not in ("", LEFT_OUT)
-    development = read_manifest(store, run_uri, fit.validation).outputs if has_development else ()
+    development: tuple[Output, ...] = ()
+    if has_development:
+        development = tuple(read_manifest(store, run_uri, fit.validation).outputs)
     # Without this, labelled speakers would be left out, and not those whom the manifest names.
     if has_development and not development:
         raise ValueError(f"{fit.name}: {fit.validation}: {NO_DEVELOPMENT}")
