@@ -185,7 +185,7 @@ def _unnamed(
         folder = found.folder
         if folder.is_finished and found.manifest is None:
             continue  # only its damaged manifest says what belongs to it
-        known = {folder.manifest_key, *folder.commit_keys, *folder.scratch}
+        known = {folder.manifest_key, *found.parts, *folder.commit_keys, *folder.scratch}
         known.update(output.key for output in (*found.objects, *found.indexes, *found.committed))
         for key in folder.keys:
             if key in known or key in named:

@@ -78,6 +78,12 @@ class Manifest:
                 "an utterance was lost: do not use this output"
             )
 
+    @property
+    def parts(self) -> list[OutputPart]:
+        """The parts of long lists of outputs and ledgers."""
+        lists = (self.outputs, self.ledgers)
+        return [part for each in lists if isinstance(each, OutputsInParts) for part in each.parts]
+
     def to_bytes(self) -> bytes:
         """Write canonical JSON, with hours beside each tally for the reader."""
         document = asdict(replace(self, outputs=(), ledgers=(), id_index=()))

@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from infra.store.checked_reads import read_checked
 from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri
@@ -66,7 +66,13 @@ def no_parts(part: OutputPart) -> bytes:
     raise AssertionError(f"{part.key}: only a manifest that was read from a store has its parts")
 
 
-class OutputsInParts(Sequence[Output]):
+if TYPE_CHECKING:
+    _OutputSequence = Sequence[Output]
+else:
+    _OutputSequence = Sequence  # a check of arguments would read an item, and with it a part
+
+
+class OutputsInParts(_OutputSequence):
     """OutputsInParts reads a long list of outputs from its parts; one of them is in memory.
 
     ValueError from any access that meets a missing or damaged part.

@@ -9,8 +9,6 @@ import pytest
 
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Quarantined, Tally
-from pipeline.runs import commit as commits
-from pipeline.runs import many_tasks
 from pipeline.runs.commit import Commit, StepContext, committed_tasks, once, step_context
 from pipeline.runs.ledger import LossBudgetExceededError
 from pipeline.runs.loss_watch import Overrun
@@ -19,7 +17,7 @@ from pipeline.runs.many_tasks import Folding, NumberedTasks, run_many_tasks
 from pipeline.runs.outputs import Output, OutputsInParts
 from pipeline.runs.step import Distribute, StepSpec, TaskPlan, run_step
 from pipeline.shuffling import shuffle
-from tests.pipeline.runs.small_commits import CONFIG, INPUTS, context
+from tests.pipeline.runs.small_commits import CONFIG, INPUTS, context, set_small_bounds
 from tests.small_corpus import serially
 
 __all__ = ["context"]
@@ -30,12 +28,7 @@ NUM_TASKS = 11
 @pytest.fixture
 def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Begin waves, groups and parts at a few tasks."""
-    monkeypatch.setattr(many_tasks, "MAX_HELD", 3)
-    monkeypatch.setattr(many_tasks, "WAVE_TASKS", 4)
-    monkeypatch.setattr(many_tasks, "GROUP_COMMITS", 2)
-    monkeypatch.setattr(many_tasks, "GROUPS_AT_A_TIME", 2)
-    for module in (many_tasks, commits):
-        monkeypatch.setattr(module, "MAX_LISTED", 3)
+    set_small_bounds(monkeypatch)
 
 
 @dataclass(frozen=True)
@@ -143,7 +136,7 @@ def test_outputs_in_parts_are_a_sequence(context: StepContext) -> None:
         outputs[22]
 
 
-@pytest.mark.parametrize("kills_at", [1, 3, 5, 6, 8, 9, 14, 17, 19])
+@pytest.mark.parametrize("kills_at", [1, 5, 8, 14, 17])
 @pytest.mark.usefixtures("small_bounds")
 def test_a_killed_driver_resumes_to_the_same_bytes(
     context: StepContext,
@@ -167,9 +160,8 @@ def test_a_killed_driver_resumes_to_the_same_bytes(
         return results
 
     # Eleven tasks and six groups: at the 17th call the last group is folded.
-    if kills_at <= NUM_TASKS + 6:
-        with pytest.raises(KeyboardInterrupt):
-            run(context, killing, ran)
+    with pytest.raises(KeyboardInterrupt):
+        run(context, killing, ran)
     assert run(context, serially, ran).outputs
     assert sorted(ran) == [f"{number:06d}" for number in range(NUM_TASKS)]
     for key in (f"{context.step}/manifest.json", *parts_of(context)):
