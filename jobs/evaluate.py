@@ -3,6 +3,10 @@
 megahour evaluate --recipe demo --run runs/demo
 """
 
+from collections.abc import Sequence
+
+import torch
+
 from jobs.cli.catalogue import EVALUATE
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
@@ -11,6 +15,7 @@ from jobs.cli.spark_steps import distribute_on_spark
 from pipeline.runs.manifest import subsets_of_run
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
+    BOOTSTRAP_STEP,
     DEV,
     EVALUATED_MODELS,
     HELDOUT,
@@ -23,13 +28,24 @@ from pipeline.runs.names import (
     model_step,
     targets_rounds,
 )
+from pipeline.steps.audio_hearing import AudioHearing
+from pipeline.steps.targets import FEATURES
 from training.distributed.process_group import CPU
 from training.evaluation.evaluate import evaluate
 from training.evaluation.slices import ModelsToDecode
 from training.evaluation.tuning import tune
-from training.models.registry import ModelConfig
-from training.recipes import Recipe
-from training.targets.kbest_costs.sample import measure_kbest_costs
+from training.targets.alignment import read_tree
+from training.targets.kbest_costs.sample import (
+    CostedTeachers,
+    measure_kbest_costs,
+    trained_teachers,
+)
+from training.targets.own_teacher import (
+    OwnMember,
+    OwnTeacherConfig,
+    check_untrained,
+    load_own_members,
+)
 
 
 def run(job: Job) -> StepResults:
@@ -48,20 +64,27 @@ def run(job: Job) -> StepResults:
         models = ModelsToDecode(forms, distribute, str(of_tasks))
         tuned = [tune(*where, recipe.evaluation, recipe.tuning, models)] if has_development else []
         made = [*tuned, evaluate(*where, recipe.evaluation, models)]
-    if not (forms := costed(recipe)):
-        return made
-    return [*made, measure_kbest_costs(job.store, job.run_uri, recipe.targets, forms, device)]
+    place = *where[:2], recipe.targets
+    return [*made, measure_kbest_costs(*place, labelling(job), recipe.models.of(STUDENT), device)]
 
 
-def costed(recipe: Recipe) -> dict[str, ModelConfig]:
-    """Return the forms of the models that labelled the last targets, and of the student.
-
-    A teacher of the user's own is no model of the run: the costs of its k are not measured.
-    """
+def labelling(job: Job) -> CostedTeachers:
+    """Return the models that labelled the last targets, or the user's own teachers."""
+    recipe, own = job.recipe, job.recipe.targets.teacher
     last = targets_rounds(recipe.targets.rounds)[-1]
-    trained_on = recipe.sequence_training.models
-    labelling = labelling_models(trained_on, recipe.num_teachers, last)
-    return {name: recipe.models.of(name) for name in (*labelling, STUDENT) if labelling}
+    models = labelling_models(recipe.sequence_training.models, recipe.num_teachers, last)
+    if models:
+        forms = {name: recipe.models.of(name) for name in models}
+        return trained_teachers(job.store, job.run_uri, forms)
+    assert isinstance(own, OwnTeacherConfig), "else models label"
+    audio = AudioHearing(job.store, job.corpus_uri, recipe.features.conversion)
+
+    def load(device: torch.device) -> Sequence[OwnMember]:
+        num_senones = read_tree(job.store, job.run_uri).num_senones
+        return load_own_members(own, device, num_senones)[1]
+
+    hearing = audio if check_untrained(own) == "audio" else FEATURES
+    return CostedTeachers(load, (BOOTSTRAP_STEP,), hearing, own)
 
 
 STEP = Step(
@@ -73,7 +96,7 @@ STEP = Step(
     "on these before. A Spark task decodes some ten minutes with one model, on --device where the "
     "cluster's master is local[1], on the CPU elsewhere. Hypotheses and references are kept as "
     "trn, ctm and stm files, which sclite reads. A sample of the unlabelled features "
-    "then says what the targets' k costs, unless the teacher is your own.",
+    "then says what the targets' k costs.",
     reads=(
         features_step(UNLABELLED),
         features_step(HELDOUT),

@@ -134,7 +134,7 @@ def step_configs(
         **{each.partitions: asdict(recipe.partitions) for each in target_rounds},
         **dict.fromkeys((TARGETS_TUNING_STEP, TUNING_STEP), tuning),
         EVALUATION_STEP: plain(recipe.evaluation),
-        KBEST_COSTS_STEP: kbest_costs_settings(recipe.targets),
+        KBEST_COSTS_STEP: kbest_costs_settings(recipe.targets, recipe.targets.teacher),
         CERTIFICATE_STEP: student_fit(recipe).config,
     }
 

@@ -96,7 +96,8 @@ def costs_note(report: Report) -> str:
 
 def _parts(report: Report) -> Mapping[str, Means]:
     found = report.get("kbest_costs") or {}
-    if not found:
+    # Without a frame that the teachers label there are no costs.
+    if "all" not in found:
         return {}
     # A corpus without placements has one, which evaluations name "all".
     return {"all": found["all"], **found["by_placement"]}

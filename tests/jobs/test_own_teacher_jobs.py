@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from infra.cluster import load_cluster
+from jobs import evaluate
 from jobs.cli import spark_steps
+from jobs.cli.catalogue import EVALUATE
 from jobs.cli.job import open_job, written_steps
-from jobs.evaluate import costed
 from jobs.generate_targets import STEP, tune_search
 from jobs.planning.run_plan import plan_run
 from jobs.planning.volumes.workload import planned_workload
@@ -117,14 +118,19 @@ def test_jobs_name_no_model_of_it() -> None:
     recipe = read_recipe(str(TINY), [OWN])
     assert written_steps(recipe, "train_teacher") == ()
     assert not [name for name in step_configs(recipe, recipe) if TEACHER in name]
-    assert costed(recipe) == {}
-    assert costed(read_recipe(str(TINY), [OWN, "targets.rounds=2"])).keys() == {
-        "teacher_round_2",
-        "student",
-    }
     later = later_steps(["alignments/bootstrap"], 1, ensemble=0)
     assert "targets/unlabelled" in later
     assert model_step(TEACHER) not in later
+
+
+def test_costs_of_k_are_those_of_who_labelled_last(options: tuple[str, ...]) -> None:
+    """The user's own teacher, of the tree's senones; in a second round the sibling."""
+    for rounds, reads in ((1, ["alignments/bootstrap"]), (2, [SIBLING])):
+        given = [*options, "--set", f"targets.rounds={rounds}"]
+        job = open_job(EVALUATE, evaluate.STEP.parser().parse_args(given))
+        teachers = evaluate.labelling(job)
+        assert list(teachers.reads) == reads
+        assert bool(teachers.failures) == (rounds == 1)
 
 
 def test_a_plan_has_no_training_of_it() -> None:

@@ -178,12 +178,19 @@ def serve_own_logits(device: str, teacher: str, num_senones: str) -> TeacherFunc
 
 def _serve(place: torch.device, teacher: str, num_senones: str, encode: Encode) -> TeacherFunction:
     config = read_record(OwnTeacherConfig, json.loads(teacher), "targets.teacher")
+    heard, members = load_own_members(config, place, int(num_senones))
+    num_values = SAMPLES_PER_FRAME if heard == "audio" else NUM_INPUTS
+    return TeacherFunction(members, place, encode, num_values)
+
+
+def load_own_members(
+    config: OwnTeacherConfig, device: torch.device, num_senones: int
+) -> tuple[Heard, list[OwnMember]]:
+    """Make all teachers of the recipe on a device; return what they hear, too."""
     heard = check_untrained(config)
     # Whatever the run's own teachers compute in: a factory may choose another precision.
     set_float32_products("float32")
-    members = [_member(each, heard, place, int(num_senones)) for each in config.members]
-    num_values = SAMPLES_PER_FRAME if heard == "audio" else NUM_INPUTS
-    return TeacherFunction(members, place, encode, num_values)
+    return heard, [_member(each, heard, device, num_senones) for each in config.members]
 
 
 def _member(

@@ -1,24 +1,34 @@
 """What k costs is measured once, on a bounded sample of each placement, by stored models."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from infra.store.object_store import ObjectStore
+from pipeline.kbest import TeacherFailure
 from pipeline.records import WITHOUT_PLACEMENT, Tally
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.names import STUDENT, TEACHER, UNLABELLED, features_step, model_step
-from pipeline.runs.step import StepContents, StepSpec, run_step
+from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step
 from pipeline.shards import FeatureRow, write_features
-from pipeline.steps.targets import TargetsConfig
+from pipeline.steps.targets import FEATURES, TargetsConfig
+from pipeline.steps.teacher_inputs import FramesAt
 from training.models.lstm import LstmConfig
 from training.models.store import TrainedModel, store_model
 from training.targets.kbest_costs import sample as kbest_sample
 from training.targets.kbest_costs.costs import kbest_costs
-from training.targets.kbest_costs.sample import measure_kbest_costs, sample_utterances
+from training.targets.kbest_costs.sample import (
+    CostedTeachers,
+    measure_kbest_costs,
+    sample_utterances,
+    trained_teachers,
+)
+from training.targets.own_teacher import OwnTeacherConfig
 
 FORMS = {
     TEACHER: LstmConfig(1, 8, bidirectional=True, look_ahead=0, dropout=0.0),
@@ -63,13 +73,19 @@ def run(tmp_path: Path) -> tuple[ObjectStore, str]:
     return store, run_uri
 
 
+def measured(run: tuple[ObjectStore, str], config: TargetsConfig = CONFIG) -> StepResult:
+    """The costs of the run's own teacher."""
+    teachers = trained_teachers(*run, {TEACHER: FORMS[TEACHER]})
+    return measure_kbest_costs(*run, config, teachers, FORMS[STUDENT], CPU)
+
+
 def shards_of(store: ObjectStore, run_uri: str) -> Manifest:
     return read_manifest(store, run_uri, features_step(UNLABELLED))
 
 
 def test_means_are_those_of_the_sampled_frames(run: tuple[ObjectStore, str]) -> None:
     """Placements add up to all; the recipe's k is among those measured; a second call finds it."""
-    result = measure_kbest_costs(*run, CONFIG, FORMS, CPU)
+    result = measured(run)
     found = result.manifest.statistics
     assert not result.was_finished
     assert list(found["by_placement"]) == sorted(["DP1", "DP2", WITHOUT_PLACEMENT])
@@ -81,7 +97,7 @@ def test_means_are_those_of_the_sampled_frames(run: tuple[ObjectStore, str]) -> 
         total = sum(each["num_frames"] * each["k"][k]["mass"] for each in parts)
         assert means["mass"] == pytest.approx(total / sum(counts))
         assert 0 < means["mass"] < 1
-    again = measure_kbest_costs(*run, CONFIG, FORMS, CPU)
+    again = measured(run)
     assert again.was_finished
     assert again.manifest.to_bytes() == result.manifest.to_bytes()
 
@@ -121,8 +137,61 @@ def test_pieces_of_utterances_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert means["angle_renormalized"] == pytest.approx(whole.angles["renormalized"].mean())
 
 
+class FickleHearing:
+    """FickleHearing has no audio of u3 and u4, both in rooms of their own, nor of u6 in none."""
+
+    engines = ()
+
+    def listen(self, rows: Sequence[FeatureRow]) -> Iterator[FramesAt | TeacherFailure]:
+        for row, frames in zip(rows, FEATURES.listen(rows), strict=True):
+            gone = row.utterance_id in ("u3", "u4", "u6")
+            yield TeacherFailure("audio: gone") if gone else frames
+
+
+def test_a_users_teacher_is_measured_on_what_it_labels(run: tuple[ObjectStore, str]) -> None:
+    """Utterances that it cannot hear, fails at or makes infinite are counted and left out."""
+    left_out = {4: ValueError("no such word"), 9: float("inf")}
+    calls = 0
+
+    def label(utterances: list[Tensor]) -> list[Tensor]:
+        nonlocal calls
+        calls += 1
+        found = left_out.get(calls, 0.0)
+        if isinstance(found, ValueError):
+            raise found
+        ranks = torch.arange(SENONES).repeat(len(utterances[0]), 1)
+        return [ranks * 0.5 + found]
+
+    own = OwnTeacherConfig(factory="my_teachers:ranks")
+    teachers = CostedTeachers(lambda _: [label], (), FickleHearing(), own)
+    result = measure_kbest_costs(*run, CONFIG, teachers, FORMS[STUDENT], CPU)
+    found = result.manifest.statistics
+    assert sum(found["without_teacher"].values()) == 5
+    assert calls == 27
+    odds = np.exp(0.5 * np.arange(SENONES))
+    for k in (1, 5, 6, 10, 20):
+        mass = odds[-k:].sum() / odds.sum()
+        assert found["all"]["k"][str(k)]["mass"] == pytest.approx(mass, rel=1e-6)
+    # Another teacher is another step's.
+    other = replace(teachers, config=OwnTeacherConfig(factory="my_teachers:other"))
+    with pytest.raises(ValueError, match="use another --run"):
+        measure_kbest_costs(*run, CONFIG, other, FORMS[STUDENT], CPU)
+
+
+def test_an_error_of_a_runs_own_teacher_ends_the_step(run: tuple[ObjectStore, str]) -> None:
+    """It is no utterance's fault: nothing is written."""
+
+    def label(_: list[Tensor]) -> list[Tensor]:
+        raise MemoryError("12 GB")
+
+    teachers = CostedTeachers(lambda _: [label], ())
+    with pytest.raises(MemoryError, match="12 GB"):
+        measure_kbest_costs(*run, CONFIG, teachers, FORMS[STUDENT], CPU)
+    assert not measured(run).was_finished
+
+
 def test_the_teacher_may_hear_the_clearest_version(run: tuple[ObjectStore, str]) -> None:
     """As targets do; another setting is another step's."""
-    measure_kbest_costs(*run, CONFIG, FORMS, CPU)
+    measured(run)
     with pytest.raises(ValueError, match="use another --run"):
-        measure_kbest_costs(*run, replace(CONFIG, versions="clearest"), FORMS, CPU)
+        measured(run, replace(CONFIG, versions="clearest"))

@@ -3,8 +3,8 @@
 The teacher's and the student's logits are computed here, utterance by utterance.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from heapq import nsmallest
@@ -14,7 +14,9 @@ import numpy as np
 import torch
 from jaxtyping import Float32
 
+from infra.configuration import plain
 from infra.store.object_store import ObjectStore
+from pipeline.kbest import TeacherFailure
 from pipeline.placement_versions import Versions, heard_versions
 from pipeline.records import WITHOUT_PLACEMENT, Tally
 from pipeline.runs.commit import Repetition, StepContext
@@ -23,12 +25,16 @@ from pipeline.runs.names import KBEST_COSTS_STEP, STUDENT, UNLABELLED, features_
 from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step
 from pipeline.sampling import sampling_priority
 from pipeline.shards import FeatureRow, read_features
-from pipeline.splicing import STACK, num_low_rate_frames, splice
-from pipeline.steps.targets import TargetsConfig, tail_seed
+from pipeline.splicing import STACK, num_low_rate_frames
+from pipeline.steps.targets import FEATURES, TargetsConfig, tail_seed
+from pipeline.steps.teacher_inputs import Frames, FramesAt, Hearing, spliced_frames
 from training.models.ensemble import Member, ensemble_logits
 from training.models.registry import ModelConfig
-from training.models.store import load_models
+from training.models.store import load_model, load_models
 from training.targets.kbest_costs.costs import KS, CostSums, kbest_costs
+from training.targets.own_teacher import LabellingTeacher, TrainedTeacherConfig
+
+TRAINED = TrainedTeacherConfig()
 
 NUM_FRAMES = 20_000
 """The low-rate frames of the sample, in all placements together: ten minutes of speech."""
@@ -54,44 +60,103 @@ class SampledUtterance:
         return self.row.placement or WITHOUT_PLACEMENT
 
 
+@dataclass(frozen=True, slots=True)
+class CostedTeachers:
+    """CostedTeachers: the teachers that labelled; `load` puts them onto a device.
+
+    They come from the steps `reads`, and hear what `hearing` reads. Any error of the user's own is
+    of the utterance, as in their servers.
+    """
+
+    load: Callable[[torch.device], Sequence[Member]]
+    reads: Sequence[str]
+    hearing: Hearing = FEATURES
+    config: LabellingTeacher = TRAINED
+
+    @property
+    def failures(self) -> tuple[type[Exception], ...]:
+        """Return the types of the errors that leave out an utterance."""
+        return (Exception,) if self.config.members else ()
+
+
+def trained_teachers(
+    store: ObjectStore, run_uri: str, forms: Mapping[str, ModelConfig]
+) -> CostedTeachers:
+    """Return the run's own models, of which the mean posteriors label."""
+
+    def load(device: torch.device) -> Sequence[Member]:
+        models = load_models(store, run_uri, forms, device)
+        return [each.model.utterance_logits for each in models.values()]
+
+    return CostedTeachers(load, [model_step(name) for name in forms])
+
+
 def measure_kbest_costs(
     store: ObjectStore,
     run_uri: str,
     config: TargetsConfig,
-    forms: Mapping[str, ModelConfig],
+    teachers: CostedTeachers,
+    student: ModelConfig,
     device: torch.device,
 ) -> StepResult:
     """Compare the targets' forms at each k, by placement and in all.
 
-    `forms` names the models that label, of which the mean posteriors count, and the student.
+    What the teachers cannot hear or fail at has no targets: it is counted, and left out.
     """
     features = features_step(UNLABELLED)
 
     def measure(_: StepContext) -> StepContents:
-        models = load_models(store, run_uri, forms, device)
-        teachers = [each.model.utterance_logits for name, each in models.items() if name != STUDENT]
+        members = teachers.load(device)
+        model = load_model(store, run_uri, STUDENT, student).to(device).model
         shards = read_manifest(store, run_uri, features).outputs
         sample = sample_utterances(store, run_uri, shards, config)
         whole = CostSums()
         by_placement: dict[str, CostSums] = defaultdict(CostSums)
-        for each in sample:
+        failures: Counter[str] = Counter()
+        heard = teachers.hearing.listen([each.heard for each in sample])
+        for each, frames in zip(sample, heard, strict=True):
             offset = sampling_priority(config.seed, each.row.utterance_id) % STACK
             seed = tail_seed(config.seed, each.row.utterance_id, offset)
-            score = partial(_logits, offset=offset, device=device)
-            student = [models[STUDENT].model.utterance_logits]
-            pair = score(teachers, each.heard), score(student, each.row)
-            add_costs([whole, by_placement[each.placement]], *pair, config.k, seed)
+            labels = _labels(members, frames, offset, device, teachers.failures)
+            if isinstance(labels, TeacherFailure):
+                failures[each.placement] += 1
+                continue
+            own = _logits([model.utterance_logits], spliced_frames(each.row, offset), device)
+            add_costs([whole, by_placement[each.placement]], labels, own, config.k, seed)
         # Tallies are of utterances that a step keeps: this one keeps none.
-        return StepContents.of_all(Tally(), statistics=statistics(whole, by_placement))
+        found = statistics(whole, by_placement)
+        lost = {"without_teacher": dict(sorted(failures.items()))} if failures else {}
+        return StepContents.of_all(Tally(), statistics={**found, **lost})
 
-    reads = [features, *map(model_step, forms)]
-    place = store, run_uri, KBEST_COSTS_STEP, kbest_costs_settings(config), reads
-    return run_step(StepSpec(*place, repetition=Repetition.OTHER_LAST_BITS), measure)
+    reads = [features, *teachers.reads, model_step(STUDENT)]
+    settings = kbest_costs_settings(config, teachers.config)
+    place = store, run_uri, KBEST_COSTS_STEP, settings, reads
+    engines = tuple(teachers.hearing.engines)
+    return run_step(
+        StepSpec(*place, repetition=Repetition.OTHER_LAST_BITS, engines=engines), measure
+    )
 
 
-def kbest_costs_settings(config: TargetsConfig) -> dict[str, Any]:
+def _labels(
+    members: Sequence[Member],
+    heard: FramesAt | TeacherFailure,
+    offset: int,
+    device: torch.device,
+    failures: tuple[type[Exception], ...],
+) -> Float32[np.ndarray, "_frames senones"] | TeacherFailure:
+    if isinstance(heard, TeacherFailure):
+        return heard
+    try:
+        logits = _logits(members, heard(offset), device)
+    except failures as error:
+        return TeacherFailure(f"{type(error).__name__}: {error}")
+    return logits if np.isfinite(logits).all() else TeacherFailure("logits are not finite")
+
+
+def kbest_costs_settings(config: TargetsConfig, teacher: LabellingTeacher) -> dict[str, Any]:
     """Return all that decides the sample, and what is measured beside the common k."""
-    return {"k": config.k, "seed": config.seed, "versions": config.versions}
+    own = {"teacher": plain(teacher)} if teacher.members else {}
+    return {"k": config.k, "seed": config.seed, "versions": config.versions, **own}
 
 
 def statistics(whole: CostSums, by_placement: Mapping[str, CostSums]) -> dict[str, Any]:
@@ -158,11 +223,10 @@ def _within(rows: Sequence[SampledUtterance], num_frames: int) -> list[SampledUt
 
 
 def _logits(
-    members: Sequence[Member], row: FeatureRow, offset: int, device: torch.device
+    members: Sequence[Member], frames: Frames, device: torch.device
 ) -> Float32[np.ndarray, "_frames senones"]:
-    frames = torch.from_numpy(splice(row.features, offset).astype(np.float32)).to(device)
     with torch.no_grad():
-        (found,) = ensemble_logits(members, [frames])
+        (found,) = ensemble_logits(members, [torch.from_numpy(frames).to(device)])
     return found.float().cpu().numpy()
 
 
