@@ -9,8 +9,8 @@ from infra.spark.observer import Observer
 from infra.spark.session import run_tasks, spark_session
 from infra.store.request_counts import MeasuredFunction
 from jobs.cli.job import Job
-from pipeline.runs.loss_watch import WatchedFunction, measured_loss
-from pipeline.runs.step import Distribute
+from pipeline.runs.loss_watch import measured_loss
+from pipeline.runs.step import Distribute, WatchedFunction
 
 T = TypeVar("T")
 R = TypeVar("R")

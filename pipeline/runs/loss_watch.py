@@ -1,17 +1,13 @@
 """End a step as soon as its tasks have lost more than its loss budget can hold."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from infra.store.request_counts import Measured
 from pipeline.records import Quarantined
 from pipeline.runs.commit import Commit, StepContext, commit_uris, each_commit
 from pipeline.runs.ledger import LossBudgetExceededError, LossLimit, ledger_reasons, loss_error
-
-T = TypeVar("T")
-R = TypeVar("R", bound="Commit | Overrun | Loss")
 
 WITHOUT_LATTICE = "without_lattice"
 """The statistic of a commit that says of utterances, by their ids, why they have no lattice.
@@ -120,20 +116,3 @@ def _lattice_error(
         f"{example}: raise loss_budget, or begin a fresh --run with other "
         "beams or search_seconds in targets.lattices"
     )
-
-
-class WatchedFunction(Generic[T, R]):
-    """WatchedFunction runs a task and lets the watch see its loss, as a plain loop needs it.
-
-    A cluster runs `run_task` on its workers, and gives `watch` in the driver each result's loss.
-    """
-
-    def __init__(self, run_task: Callable[[T], R], watch: LossWatch) -> None:
-        self.run_task = run_task
-        self.watch = watch
-
-    def __call__(self, task: T) -> R:
-        """Run the task; LossBudgetExceededError when all tasks so far have lost too much."""
-        result = self.run_task(task)
-        self.watch.see(loss_of(result))
-        return result

@@ -21,10 +21,10 @@ from infra.spark.task_resources import local_folder
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, StepContext, commit_uris, each_commit
 from pipeline.runs.ledger import LossLimit, ledger_reasons, loss_error
-from pipeline.runs.loss_watch import Loss, LossWatch, Overrun, WatchedFunction, loss_of
+from pipeline.runs.loss_watch import Loss, LossWatch, Overrun, loss_of
 from pipeline.runs.names import task_name
 from pipeline.runs.outputs import MAX_LISTED, Output, Outputs
-from pipeline.runs.step import StepContents, TaskPlan, run_tasks
+from pipeline.runs.step import StepContents, TaskPlan, WatchedFunction, run_tasks
 
 MAX_HELD = 4_000
 """The driver holds the commits of a step of so many tasks, 27 MB."""
@@ -88,7 +88,7 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class _Fold:
-    """What commits of a group add up to, and the lines of their outputs and ledgers.
+    """Sums of a group's commits, and the lines of their outputs and ledgers.
 
     `whole` is a commit that did all their work, without the outputs; `reasons` are the ledgers'.
     """
@@ -103,14 +103,16 @@ class _Fold:
     ledgers: bytes = b""
 
 
-def run_many_tasks(context: StepContext, plan: TaskPlan[T], folding: Folding) -> StepContents:
-    """Run tasks as `run_tasks` does; those of a large step in waves, with folded commits.
+def runner_of(
+    plan: TaskPlan[T], folding: Folding
+) -> Callable[[StepContext, TaskPlan[T]], StepContents]:
+    """Return the function that runs a plan: `run_tasks`, or one that folds commits.
 
     Up to 4,000 tasks the results are equal to the bit. Above, sums of floats are those of groups.
     """
     if len(plan.tasks) <= MAX_HELD:
-        return run_tasks(context, plan)
-    return _ManyTasks(context, plan, folding).run()
+        return run_tasks
+    return lambda context, many: _ManyTasks(context, many, folding).run()
 
 
 class _ManyTasks(Generic[T]):

@@ -20,7 +20,7 @@ from pipeline.runs.commit import (
     step_context,
 )
 from pipeline.runs.ledger import LossLimit, check_loss_budget
-from pipeline.runs.loss_watch import LossWatch, Overrun, WatchedFunction, loss_of
+from pipeline.runs.loss_watch import Loss, LossWatch, Overrun, loss_of
 from pipeline.runs.manifest import (
     Manifest,
     Output,
@@ -34,6 +34,7 @@ from pipeline.runs.manifest import (
 
 T = TypeVar("T")
 R = TypeVar("R")
+W = TypeVar("W", bound=Commit | Overrun | Loss)
 
 
 @runtime_checkable
@@ -127,10 +128,7 @@ def run_step(
 
 
 def _manifest(
-    spec: StepSpec,
-    inputs: Mapping[str, str],
-    context: StepContext,
-    contents: StepContents,
+    spec: StepSpec, inputs: Mapping[str, str], context: StepContext, contents: StepContents
 ) -> Manifest:
     # Parts come before the manifest: without it they are orphans, and the same bytes come again.
     return Manifest(
@@ -198,6 +196,23 @@ def store_again(store: ObjectStore, uri: str, data: bytes) -> None:
     except ObjectNotFound:
         pass
     store.put(uri, data)
+
+
+class WatchedFunction(Generic[T, W]):
+    """WatchedFunction runs a task and lets the watch see its loss, as a plain loop needs it.
+
+    A cluster runs `run_task` on its workers, and gives `watch` in the driver each result's loss.
+    """
+
+    def __init__(self, run_task: Callable[[T], W], watch: LossWatch) -> None:
+        self.run_task = run_task
+        self.watch = watch
+
+    def __call__(self, task: T) -> W:
+        """Run the task; LossBudgetExceededError when all tasks so far have lost too much."""
+        result = self.run_task(task)
+        self.watch.see(loss_of(result))
+        return result
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from pipeline.runs.commit import Commit, StepContext, once
 from pipeline.runs.ledger import LossLimit
 from pipeline.runs.loss_watch import Overrun
 from pipeline.runs.manifest import Output, read_manifest, read_output
-from pipeline.runs.many_tasks import Folding, NumberedTasks, run_many_tasks
+from pipeline.runs.many_tasks import Folding, NumberedTasks, runner_of
 from pipeline.runs.names import features_step, selection_step
 from pipeline.runs.step import (
     Distribute,
@@ -108,7 +108,7 @@ def extract_features(
             num_utterances,
             size=lambda task: task.selection.duration_ms,
         )
-        return run_many_tasks(context, plan, Folding(moments_statistics, shuffled))
+        return runner_of(plan, Folding(moments_statistics, shuffled))(context, plan)
 
     spec = StepSpec(store, run_uri, features_step(subset), plain(config), [selection])
     return run_step(spec, extract)

@@ -16,7 +16,7 @@ from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, StepContext, once
 from pipeline.runs.manifest import Output, read_manifest, read_output
-from pipeline.runs.many_tasks import Folding, NumberedTasks, run_many_tasks
+from pipeline.runs.many_tasks import Folding, NumberedTasks, runner_of
 from pipeline.runs.names import (
     ONLY_ROUND,
     TARGETS_STEP,
@@ -98,7 +98,7 @@ def repartition(
             lambda _: {"offsets": "all"} if is_at_all else {},
             size=lambda task: sum(output.duration_ms for output in task.features),
         )
-        return run_many_tasks(context, plan, Folding(order=shuffled))
+        return runner_of(plan, Folding(order=shuffled))(context, plan)
 
     spec = StepSpec(store, run_uri, targets_round.partitions, asdict(config), sources)
     return run_step(spec, write_partitions)

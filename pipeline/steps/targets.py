@@ -19,7 +19,7 @@ from pipeline.records import Tally
 from pipeline.runs.commit import Commit, Repetition, StepContext, once
 from pipeline.runs.loss_watch import WITHOUT_LATTICE
 from pipeline.runs.manifest import Output, read_manifest, read_output
-from pipeline.runs.many_tasks import Folding, NumberedTasks, run_many_tasks
+from pipeline.runs.many_tasks import Folding, NumberedTasks, runner_of
 from pipeline.runs.names import (
     BOOTSTRAP_STEP,
     ONLY_ROUND,
@@ -137,7 +137,7 @@ def generate_targets(
             num_utterances=extracted.tally_out.utterances,
             size=lambda task: task.features.duration_ms,
         )
-        return run_many_tasks(context, plan, Folding(sum_labels))
+        return runner_of(plan, Folding(sum_labels))(context, plan)
 
     spec = StepSpec(
         store,

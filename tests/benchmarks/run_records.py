@@ -28,7 +28,7 @@ from pipeline.records import Tally
 from pipeline.runs import many_tasks
 from pipeline.runs.commit import Commit, StepContext, step_context
 from pipeline.runs.manifest import manifest_uri, read_manifest, sha256
-from pipeline.runs.many_tasks import Folding, NumberedTasks, run_many_tasks
+from pipeline.runs.many_tasks import Folding, NumberedTasks, runner_of
 from pipeline.runs.names import COMMITS_FOLDER, task_name
 from pipeline.runs.outputs import Output
 from pipeline.runs.step import StepSpec, TaskPlan, run_step
@@ -114,7 +114,7 @@ def plan_and_run(num_outputs: int, distribute: Any, context: StepContext) -> Any
         moments_statistics,
         num_utterances=5_000 * num_outputs,
     )
-    return run_many_tasks(context, plan, Folding(moments_statistics, shuffled))
+    return runner_of(plan, Folding(moments_statistics, shuffled))(context, plan)
 
 
 def named(name: str, number: int) -> str:

@@ -63,7 +63,7 @@ def test_spark_folds_commits_and_reads_for_verify(
     """Two tasks count as many, and the cluster as one of several hosts: real Spark runs them."""
     store, run_uri, corpus_uri = local_store(tmp_path)
     write_corpus(store, corpus_uri, "unlabelled", 2, NUM_UTTERANCES // 2)
-    settings = ("selection.hours=0", "selection.file_hours=0.001", f'corpus.uri="{corpus_uri}"')
+    settings = ("selection.hours=0", "selection.file_hours=0.0005", f'corpus.uri="{corpus_uri}"')
     arguments = ["--recipe", str(TINY), "--run", run_uri]
     arguments += [part for each in settings for part in ("--set", each)]
     assert run_job("select_utterances", *arguments).code == 0

@@ -9,7 +9,7 @@ import pytest
 from pipeline.records import Quarantined, Tally
 from pipeline.runs import commit, many_tasks
 from pipeline.runs.commit import Commit, Repetition, StepContext, once
-from pipeline.runs.many_tasks import Folding, run_many_tasks
+from pipeline.runs.many_tasks import Folding, runner_of
 from pipeline.runs.names import features_step
 from pipeline.runs.step import StepContents, StepResult, StepSpec, TaskPlan, run_step, run_tasks
 from tests.simulation.replayed_code import Call, ask
@@ -72,7 +72,8 @@ def small_step(recipe: Recipe, num_tasks: int, has_many: bool = False) -> StepRe
         names = [f"{number:06d}" for number in range(num_tasks)]
         tasks = {name: SmallTask(context, name, recipe) for name in names}
         plan = TaskPlan(tasks, write_shard, simulated_cluster, 1.0)
-        return run_many_tasks(context, plan, FOLDING) if has_many else run_tasks(context, plan)
+        run = runner_of(plan, FOLDING) if has_many else run_tasks
+        return run(context, plan)
 
     repetition = Repetition.OTHER_LAST_BITS if recipe.device else Repetition.SAME_BYTES
     spec = StepSpec(

@@ -13,7 +13,7 @@ from pipeline.runs.commit import Commit, StepContext, committed_tasks, once, ste
 from pipeline.runs.ledger import LossBudgetExceededError
 from pipeline.runs.loss_watch import Overrun
 from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest
-from pipeline.runs.many_tasks import Folding, NumberedTasks, run_many_tasks
+from pipeline.runs.many_tasks import Folding, NumberedTasks, runner_of
 from pipeline.runs.outputs import Output, OutputsInParts
 from pipeline.runs.step import Distribute, StepSpec, TaskPlan, run_step
 from pipeline.shuffling import shuffle
@@ -95,7 +95,7 @@ def run(
             numbers,
             num_utterances=4 * NUM_TASKS,
         )
-        return run_many_tasks(fresh, plan, Folding(numbers, ordered))
+        return runner_of(plan, Folding(numbers, ordered))(fresh, plan)
 
     return run_step(spec, make).manifest
 
