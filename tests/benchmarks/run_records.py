@@ -168,7 +168,7 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         Path(folder, STEP, COMMITS_FOLDER).mkdir(parents=True)
         first = 0
-        for size in (arguments.held, arguments.outputs // 4, arguments.outputs):
+        for size in (arguments.held, arguments.outputs):
             write_commits(folder, range(first, size))
             first = size
             if size == arguments.held:
