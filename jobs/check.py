@@ -148,7 +148,8 @@ def _check_models(recipe: Recipe, ranks: Mapping[str, int]) -> None:
         config = getattr(recipe, section)
         # Weights, gradients, and what optimizer and trainer keep, as float32.
         num_vectors = 2 + config.optimizer.num_state_vectors + config.trainer.num_state_vectors
-        needed = num_ranks * num_vectors * 4 * size >> 20
+        num_copies = num_ranks // getattr(config, "model_parallel_ranks", 1)
+        needed = num_copies * num_vectors * 4 * size >> 20
         if needed > (has := _host_mebibytes()):
             raise ConfigurationError(
                 f"{section}: a model of {size} parameters needs {needed} MB on {num_ranks} ranks: "

@@ -8,6 +8,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import NoReturn
 
+from infra.log_lines import LOG_FORMATS, log_format
 from infra.ranges import Range, printable
 
 DEV_SHARES = Range(0.001, 0.5, zero="none")
@@ -29,6 +30,16 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print usage and message; exit with 2."""
         super().error(printable(message))
+
+
+def add_log_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the format of the lines on standard error; steps that a run starts have its own."""
+    parser.add_argument(
+        "--log-format",
+        choices=LOG_FORMATS,
+        default=log_format(),
+        help="lines on standard error: text with time and step, or one JSON object a line",
+    )
 
 
 def add_ranks_arguments(parser: argparse.ArgumentParser) -> None:

@@ -119,7 +119,7 @@ def training_stages(job: Job, fit: Fit, ranks: Ranks) -> list[Callable[[], StepR
     """
     by_sequence, config = sequence_fit(job.recipe, fit), job.recipe.sequence_training
     place = job.store, job.run_uri, ranks.group, ranks.device
-    train = partial(fit_model, fit, *place)
+    train = partial(fit_model, fit, *place, take_pace=partial(job.take_pace, fit.name))
     if section_of(fit.name) not in config.models:
         return [train]
     check_trainer(by_sequence, ranks.group)  # now, not after hours of training

@@ -14,6 +14,7 @@ from pipeline.runs.names import (
     ALIGNMENT_STEP,
     BASELINE,
     DEV,
+    EVALUATION_ERRORS,
     EVALUATION_SCORES,
     EVALUATION_STEP,
     HELDOUT,
@@ -203,7 +204,7 @@ def contents(
     errors = write_errors(folded.utterances)
     files = {
         **folded.files,
-        "errors.jsonl": context.put_output("errors", ".jsonl", errors, heldout),
+        "errors.jsonl": context.put_output(EVALUATION_ERRORS, ".jsonl", errors, heldout),
     }
     scores = {
         **word_error_scores(folded.utterances),

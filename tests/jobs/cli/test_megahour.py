@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.cli.catalogue import STEPS, STORY, summary_of
+from jobs.cli.catalogue import STEPS, STORY, module_of, summary_of
 from jobs.cli.megahour import listing, main
 from jobs.run import JOBS, launches
 
@@ -21,7 +21,7 @@ HEAVY = {"torch", "pyspark", "numpy", "boto3", "pyarrow", "matplotlib"}
 def test_the_list_is_complete() -> None:
     """Each program at the top of jobs/ is listed once, and nothing else is."""
     programs = {path.stem for path in JOBS.glob("*.py")} - {"__init__", "__main__"}
-    assert sorted(NAMES) == sorted(programs)
+    assert sorted(map(module_of, NAMES)) == sorted(programs)
 
 
 def test_each_line_is_the_first_of_the_jobs_docstring() -> None:
@@ -30,7 +30,7 @@ def test_each_line_is_the_first_of_the_jobs_docstring() -> None:
     found = [line for line in lines if line[2:].split(" ")[0] in NAMES and line.startswith("  ")]
     assert [line.split()[0] for line in found] == NAMES
     for line, name in zip(found, NAMES, strict=True):
-        docstring = ast.get_docstring(ast.parse((JOBS / f"{name}.py").read_text()))
+        docstring = ast.get_docstring(ast.parse((JOBS / f"{module_of(name)}.py").read_text()))
         assert docstring is not None
         assert line.endswith(f" {docstring.splitlines()[0]}")
         assert (STEPS.get(name, "python") in line) == (STEPS.get(name, "python") != "python")
@@ -66,7 +66,9 @@ def test_each_listed_command_starts(
 ) -> None:
     """`megahour NAME --help` reaches the command's own parser, which exits with 0."""
     monkeypatch.setattr(sys, "argv", ["megahour", name, "--help"])
-    monkeypatch.delitem(sys.modules, f"jobs.{name}", raising=False)  # runpy starts it afresh
+    monkeypatch.delitem(
+        sys.modules, f"jobs.{module_of(name)}", raising=False
+    )  # runpy starts it afresh
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 0

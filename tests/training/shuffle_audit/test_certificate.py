@@ -160,7 +160,7 @@ def test_a_certificate_of_other_settings_replaces_none(
         return {"number": 8}
 
     monkeypatch.setattr(certificate_module, "certificate", overtaken)
-    with pytest.raises(ValueError, match=r"another recipe.*: num_steps is 9, now 8: use"):
+    with pytest.raises(ValueError, match=r"another recipe.*: num_steps: 9 -> 8: use"):
         certify_run(small_fit(), store, run_uri, slow)
     assert json.loads(store.get(certificate_uri(run_uri)))["number"] == 9
     remove_certificate(run_uri)

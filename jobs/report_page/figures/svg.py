@@ -2,11 +2,14 @@
 
 import io
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import matplotlib.style
+from markupsafe import Markup
 from matplotlib.figure import Figure
+
+from jobs.report_page.blocks import Drawing, printable
 
 INK, FAINT = "#000001", "#000002"
 SERIES = ("#000003", "#000004", "#000005")
@@ -38,15 +41,41 @@ _STYLE = {
 _NO_METADATA = {"Creator": None, "Date": None, "Format": None, "Type": None}
 
 
-@contextmanager
-def page_style() -> Iterator[None]:
-    """Draw in the page's style, whatever the user's own matplotlib settings are."""
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Form is a drawing's width in inches, and whether its panels are below each other."""
+
+    width: float
+    is_narrow: bool
+
+    def figure(self, height: float, num_panels: int = 1) -> Figure:
+        """Make an empty figure for so many panels, each `height` inches high."""
+        rows = num_panels if self.is_narrow else 1
+        return Figure(figsize=(self.width, rows * height))
+
+    def grid(self, num_panels: int) -> tuple[int, int]:
+        """Return the rows and columns of so many panels."""
+        return (num_panels, 1) if self.is_narrow else (1, num_panels)
+
+
+FORMS = {"wide": Form(7.4, is_narrow=False), "narrow": Form(3.7, is_narrow=True)}
+"""A phone shows the narrow form at its full size, where the wide one's letters would be 6 px."""
+
+
+def drawn(draw: Callable[[Form], Figure], name: str, label: str) -> Drawing:
+    """Draw both forms in the page's style, whatever the user's own matplotlib settings are.
+
+    `name` makes the ids unique; `label` describes the drawing.
+    """
     with matplotlib.style.context(_STYLE, after_reset=True):
-        yield
+        wide, narrow = (
+            _inline_svg(draw(form), f"{name}-{kind}", printable(label))
+            for kind, form in FORMS.items()
+        )
+    return Drawing(wide, narrow)
 
 
-def inline_svg(figure: Figure, name: str, label: str) -> str:
-    """Return an `<svg>` element; `name` makes its ids unique, `label` describes it."""
+def _inline_svg(figure: Figure, name: str, label: str) -> Markup:
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata=_NO_METADATA)
     root = ET.fromstring(buffer.getvalue())  # noqa: S314 - drawn in the line above
@@ -55,7 +84,8 @@ def inline_svg(figure: Figure, name: str, label: str) -> str:
         plain = {key.rpartition("}")[2]: value for key, value in element.attrib.items()}
         element.attrib = {key: _page_value(key, value, name) for key, value in plain.items()}
     root.attrib |= {"role": "img", "aria-label": label}
-    return ET.tostring(root, encoding="unicode")
+    # ElementTree has escaped every text and attribute of the drawing.
+    return Markup(ET.tostring(root, encoding="unicode"))  # noqa: S704
 
 
 def _page_value(key: str, value: str, name: str) -> str:
