@@ -26,6 +26,8 @@ from jobs.cli.parser import (
     add_device_argument,
     add_placement_arguments,
     add_ranks_arguments,
+    add_source_arguments,
+    manifest_options,
     recipe_path,
 )
 from jobs.run import (
@@ -68,7 +70,8 @@ def workflow_steps(arguments: argparse.Namespace, recipe: Recipe) -> Iterator[Wo
     ranks = arguments.supervised_ranks, arguments.student_ranks
     ingested = placement_arguments(arguments), dev_share_arguments(arguments)
     own_teacher = recipe.targets.rounds, not recipe.num_teachers
-    steps = launches(arguments.kaldi_dir or "", *ranks, arguments.device, *ingested, *own_teacher)
+    launched = arguments.kaldi_dir, *ranks, arguments.device, *ingested, *own_teacher
+    steps = launches(*launched, manifest_options(arguments))
     order = list(STEPS)
     first, last = order.index(arguments.first), order.index(arguments.last)
     times: Counter[str] = Counter()
@@ -108,12 +111,13 @@ def describe(arguments: argparse.Namespace) -> dict[str, object]:
         raise ConfigurationError(
             f"--first {arguments.first}: need a step that --last {arguments.last} does not precede"
         )
-    if arguments.first == INGEST and not arguments.kaldi_dir:
-        raise ConfigurationError("--kaldi-dir is not given: ingest reads it, or give --first")
+    if arguments.first == INGEST and not (arguments.kaldi_dir or arguments.manifest):
+        remedy = "give --kaldi-dir, --manifest, or where the corpus is there, --first"
+        raise ConfigurationError(f"nothing to {INGEST}: {remedy} {order[1]}")
     recipe = read_recipe(recipe_path(arguments.recipe), arguments.set)
     # A worker has another working directory.
     arguments.run = normalize_uri(arguments.run)
-    for name in ("recipe", "account", "kaldi_dir"):
+    for name in ("recipe", "account", "cluster", "kaldi_dir"):
         given = getattr(arguments, name)
         if given is not None and Path(given).exists():
             setattr(arguments, name, str(Path(given).resolve()))
@@ -139,7 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add_recipe_arguments(parser)
     add("--run", required=True, help="folder or s3:// URI that holds the run; may have a template")
-    add("--kaldi-dir", help="Kaldi data directory that ingest reads; may have a template")
+    add("--cluster", help="cluster TOML, or a name in infra/clusters, for all steps")
     add("--account", metavar="FILE", help="TOML file of the AWS account: a cluster for each step")
     names = ", ".join(STEPS)
     add("--first", choices=STEPS, default=next(iter(STEPS)), metavar="STEP", help=f"of {names}")
@@ -150,6 +154,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--start-date", default="2026-01-01", metavar="DATE", help="the first interval's begin")
     add("--retries", type=int, default=3, metavar="N", help="of each step; default 3")
     add("--retry-delay-s", type=int, default=300, metavar="S", help="before each; default 300")
+    add_source_arguments(parser, required=False)
     add_placement_arguments(parser)
     add_ranks_arguments(parser)
     add_device_argument(parser)

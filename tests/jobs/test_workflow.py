@@ -42,6 +42,16 @@ def test_rounds_of_targets_have_names_of_their_own(run_job: RunJob) -> None:
     assert names.index("train_teacher_2") == names.index("repartition") + 1
 
 
+def test_manifests_are_ingested_where_they_are(run_job: RunJob) -> None:
+    """Speech that stays in S3 is named by its manifest, whose URI may hold the date."""
+    uri = "s3://bucket/days/{{ ds }}.jsonl"
+    said = run_job("workflow", *SHARED[:4], "--manifest", uri, "--cluster", "demo")
+    ingest = json.loads(said.out)["steps"][0]
+    assert ingest["name"] == "ingest"
+    assert ingest["command"][ingest["command"].index("--manifest") + 1] == uri
+    assert ingest["command"][ingest["command"].index("--cluster") + 1] == "demo"
+
+
 def test_an_account_gives_each_step_its_cluster(run_job: RunJob) -> None:
     """All but ingest are launched by request_cluster --send."""
     account = str(ROOT / "tests/infra/aws/account.toml")
@@ -70,7 +80,7 @@ def test_what_no_scheduler_could_run_is_refused(
     assert (said.code, said.out) == (2, "")
     assert message in said.err
     said = run_job("workflow", *SHARED[:4])
-    assert "--kaldi-dir is not given: ingest reads it, or give --first" in said.err
+    assert "nothing to ingest: give --kaldi-dir, --manifest, or" in said.err
 
 
 def test_the_dag_knows_command_lines_alone() -> None:
