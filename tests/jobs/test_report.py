@@ -55,7 +55,7 @@ def test_a_report_of_other_inputs_replaces_none(job: Job) -> None:
     report.run(job)
     other = Manifest(EVALUATION_STEP, {"beam": 9}, {}, ())
     job.store.put(manifest_uri(job.run_uri, EVALUATION_STEP), other.to_bytes())
-    with pytest.raises(ValueError, match=r"report/manifest.json was made from .* evaluation is"):
+    with pytest.raises(ValueError, match=r"report/manifest.json was made from .* evaluation: "):
         report.run(job)
     assert stored(job) == (0, "page 0")
 
