@@ -1,4 +1,4 @@
-"""Show what a shard, a manifest or a record holds, or trace an utterance.
+"""Show a shard, a manifest or a record, or trace an utterance.
 
 megahour inspect runs/demo/features/unlabelled
 """
