@@ -19,27 +19,32 @@ PYTEST = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 help:
 	@echo 'make demo                 synthetic corpus, every step, word error rates (10 minutes, 2 cores)'
 	@echo 'make run KALDI_DIR=DIR    the same on your own Kaldi data directory (RECIPE=recorded RUN=runs/mine)'
-	@echo 'make setup                the environment alone, in .venv; every other command makes it too'
+	@echo 'make setup                the environment of tests and linters, in .venv; demo and run need less'
 	@echo 'make test                 all tests but those of make faults'
-	@echo 'make faults               tests on a Spark cluster, a Ceph and sclite (apt), an S3 of their own; KILLS=30'
+	@echo 'make faults               tests on a Spark cluster, Ceph, sclite and Chromium (apt), an S3 of their own; KILLS=30'
 	@echo 'make dist                 code and dependencies for spark-submit on a cluster'
 	@echo 'make format               format the code, and fix what the linter can fix'
 	@echo 'make lint                 formatting, lint, types, import contracts'
 	@echo 'make clean                remove what the other commands made, runs too'
 
-setup: $(VENV)/.ready
+setup: $(VENV)/.developed
 
 $(VENV)/.ready: pyproject.toml constraints.txt $(wildcard */*/*.c */*/*/*.c)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[demo,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[demo]'
 	$(BIN)/python -m infra.spark.session
 	touch $@
 
-demo: setup
+# Tests and linters, beside all that a run needs.
+$(VENV)/.developed: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[demo,dev]'
+	touch $@
+
+demo: $(VENV)/.ready
 	$(BIN)/python -m jobs.demo --run $(RUN)
 
-run: setup
+run: $(VENV)/.ready
 	@test -n '$(KALDI_DIR)' || { echo 'KALDI_DIR is not set: make run KALDI_DIR=/data/mine RUN=runs/mine'; exit 2; }
 	$(BIN)/python -m jobs.run --recipe $(RECIPE) --run $(RUN) --kaldi-dir '$(KALDI_DIR)'
 
@@ -47,10 +52,10 @@ test: setup
 	$(PYTEST) --numprocesses 2
 
 faults: setup
-	sh tests/install_packages.sh || echo 'Ceph or sclite cannot be installed here: the tests that need them are skipped'
+	sh tests/install_packages.sh || echo 'Ceph, sclite or Chromium cannot be installed here: tests that need the first two are skipped'
 	$(PYTEST) --numprocesses 3 -m cluster --kills $(KILLS) -rs
 
-dist: setup
+dist: $(VENV)/.ready
 	$(BIN)/python -m jobs.package --folder dist
 
 format: setup

@@ -11,18 +11,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from infra.cluster import Cluster, require_dependencies
 from infra.configuration import ConfigurationError
 from infra.ranges import AUTO, Range, mebibytes, printable
 from infra.store.object_store import ObjectNotFound, StoreError, join_uri
 from infra.store.uris import require_within, resolve_prefix
-from jobs.cli.catalogue import CHECK, EVALUATE, STEPS
+from jobs.cli.catalogue import CHECK, EVALUATE, SELECT_UTTERANCES, STEPS
 from jobs.cli.command_line import fail
+from jobs.cli.device_choice import choose_device, gpus_for
 from jobs.cli.job import Job, job_parser, open_job, written_steps
 from jobs.cli.parser import add_device_argument, add_ranks_arguments
-from jobs.cli.rank_device import Gpus, choose_device
 from jobs.ingestion.kaldi_directory import LANGUAGE_DATA
 from pipeline.runs.manifest import manifest_uri
 from pipeline.runs.names import (
@@ -30,18 +28,18 @@ from pipeline.runs.names import (
     BASELINE,
     LANGUAGE_MODEL_SETTINGS,
     LEXICON_FILE,
+    METADATA_FOLDER,
     STUDENT,
     TEACHER,
 )
 from pipeline.steps.utterance_features import resolve_audio
+from training.configuration.models import FactoryConfig
+from training.configuration.targets import OwnTeacherConfig
 from training.decoding.language_model.arpa import RestrictedArpa, read_arpa
 from training.decoding.lexicon import Lexicon, parse_lexicon
 from training.evaluation.language_model import LanguageModelFile, TextSentences
-from training.models.contract import check_contract
-from training.models.factory import FactoryConfig
-from training.models.registry import num_parameters
+from training.models.parameter_count import num_parameters
 from training.recipes import Recipe, check_phones, check_ranks
-from training.targets.own_teacher import OwnTeacherConfig, check_untrained
 
 RANKS = Range(1, 1024)
 """The ranks that one host may start."""
@@ -76,6 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--kaldi-dir", help="Kaldi data directory, whose lexicon.txt names the phones")
+    text = "the corpus must be there already, as when nothing is ingested"
+    add("--ingested", action="store_true", help=text)
     add_ranks_arguments(parser)
     add_device_argument(parser)
     add("--quiet", action="store_true", help="print nothing if all is well")
@@ -97,7 +97,7 @@ def check(arguments: argparse.Namespace) -> Checked:
     jobs = list(by_step.values())
     for section, num_ranks in ranks.items():
         check_ranks(jobs[0].recipe, section, num_ranks)
-        choose_device(arguments.device, 0, num_ranks, Gpus.of_host())
+        choose_device(arguments.device, 0, num_ranks, gpus_for(arguments.device))
         if section in jobs[0].recipe.sequence_training.models:
             check_ranks(jobs[0].recipe, "sequence_training", num_ranks)
     for job in jobs:
@@ -110,6 +110,8 @@ def check(arguments: argparse.Namespace) -> Checked:
     _check_factories(jobs[0].recipe, ranks)
     _check_own_teacher(jobs[0].recipe)
     _check_models(jobs[0].recipe, ranks)
+    if arguments.ingested:
+        _require_corpus(by_step[SELECT_UTTERANCES])
     directory = Path(arguments.kaldi_dir) if arguments.kaldi_dir else None
     lexicon = _lexicon(by_step[EVALUATE], directory)
     if directory is not None and lexicon is not None:
@@ -134,9 +136,11 @@ def _check_host(cluster: Cluster) -> None:
             f"driver_memory = {cluster.driver_memory!r}: need at most {has}m, the memory of this "
             "host, on which a local master runs"
         )
-    present = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    for device in () if cluster.devices == AUTO else cluster.devices:
-        place = device.partition("#")[0]
+    places = {each.partition("#")[0]: each for each in cluster.devices if cluster.devices != AUTO}
+    # Counting GPUs imports torch where there may be one.
+    num_gpus = gpus_for(AUTO).count if places.keys() - {"cpu"} else 0
+    present = [f"cuda:{number}" for number in range(num_gpus)]
+    for place, device in places.items():
         if place not in ("cpu", *present, *(["cuda"] if present else [])):
             remedy = f"need cpu, or one of {', '.join(present)}" if present else "need cpu"
             raise ConfigurationError(f"devices: {device!r} is not on this host: {remedy}")
@@ -149,7 +153,8 @@ def _check_models(recipe: Recipe, ranks: Mapping[str, int]) -> None:
         config = getattr(recipe, section)
         # Weights, gradients, and what optimizer and trainer keep, as float32.
         num_vectors = 2 + config.optimizer.num_state_vectors + config.trainer.num_state_vectors
-        needed = num_ranks * num_vectors * 4 * size >> 20
+        num_copies = num_ranks // getattr(config, "model_parallel_ranks", 1)
+        needed = num_copies * num_vectors * 4 * size >> 20
         if needed > (has := _host_mebibytes()):
             raise ConfigurationError(
                 f"{section}: a model of {size} parameters needs {needed} MB on {num_ranks} ranks: "
@@ -163,6 +168,8 @@ def _check_factories(recipe: Recipe, sections: Iterable[str]) -> None:
     for section in sections:
         form, precision = recipe.models.of(section), getattr(recipe, section).precision
         if isinstance(form, FactoryConfig) and (form, precision) not in tried:
+            from training.models.contract import check_contract  # noqa: PLC0415 - imports torch
+
             tried.add((form, precision))
             try:
                 check_contract(form, recipe.senones.max_senones, precision)
@@ -173,6 +180,8 @@ def _check_factories(recipe: Recipe, sections: Iterable[str]) -> None:
 def _check_own_teacher(recipe: Recipe) -> None:
     """Raise ConfigurationError if a teacher of the user's own cannot be made as the recipe says."""
     if isinstance(own := recipe.targets.teacher, OwnTeacherConfig):
+        from training.targets.own_teacher import check_untrained  # noqa: PLC0415 - imports torch
+
         try:
             check_untrained(own)
         except ConfigurationError as error:
@@ -181,6 +190,14 @@ def _check_own_teacher(recipe: Recipe) -> None:
 
 def _host_mebibytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
+
+
+def _require_corpus(job: Job) -> None:
+    """Raise ConfigurationError if there is no metadata yet."""
+    uri = join_uri(job.corpus_uri, METADATA_FOLDER)
+    if not job.store.list(uri):
+        remedy = "name what to ingest by --kaldi-dir or --manifest, or set corpus.uri"
+        raise ConfigurationError(f"{uri} holds no metadata: {remedy}")
 
 
 def _lexicon(job: Job, directory: Path | None) -> Lexicon | None:

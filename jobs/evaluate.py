@@ -30,6 +30,7 @@ from pipeline.runs.names import (
 )
 from pipeline.steps.audio_hearing import AudioHearing
 from pipeline.steps.targets import FEATURES
+from training.configuration.targets import OwnTeacherConfig
 from training.distributed.process_group import CPU
 from training.evaluation.evaluate import evaluate
 from training.evaluation.slices import ModelsToDecode
@@ -40,12 +41,7 @@ from training.targets.kbest_costs.sample import (
     measure_kbest_costs,
     trained_teachers,
 )
-from training.targets.own_teacher import (
-    OwnMember,
-    OwnTeacherConfig,
-    check_untrained,
-    load_own_members,
-)
+from training.targets.own_teacher import OwnMember, check_untrained, load_own_members
 
 
 def run(job: Job) -> StepResults:

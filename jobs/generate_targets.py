@@ -34,12 +34,13 @@ from pipeline.runs.step import Distribute, StepResult
 from pipeline.steps.audio_hearing import AudioHearing
 from pipeline.steps.targets import generate_targets
 from pipeline.steps.teacher_inputs import FeatureHearing, Hearing
+from training.configuration.targets import OwnTeacherConfig
 from training.evaluation.slices import ModelsToDecode
 from training.evaluation.target_graph import build_target_graph
 from training.evaluation.tuning import tune
 from training.targets.alignment import read_tree
 from training.targets.lattice_targets import open_lattice_teacher
-from training.targets.own_teacher import OwnTeacherConfig, check_untrained
+from training.targets.own_teacher import check_untrained
 from training.targets.teacher import PooledTeacher, kept_logits, kept_targets
 
 IDLE_TIMEOUT_S = 20.0

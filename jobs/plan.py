@@ -18,7 +18,6 @@ from jobs.cli.catalogue import STEPS
 from jobs.cli.command_line import fail
 from jobs.cli.job import add_recipe_arguments
 from jobs.cli.parser import Parser, recipe_path
-from jobs.planning.calibration.machine import calibrate
 from jobs.planning.calibration.throughputs import Calibration, read_calibration
 from jobs.planning.plan_table import format_plan
 from jobs.planning.run_plan import plan_run
@@ -139,6 +138,9 @@ def choose_calibration(arguments: argparse.Namespace, recipe: Recipe) -> Calibra
     """Read the given calibration, or measure this machine."""
     if arguments.calibration:
         return read_calibration(arguments.calibration)
+    # Here, as a plan from a file measures nothing and needs no torch.
+    from jobs.planning.calibration.machine import calibrate  # noqa: PLC0415
+
     print("plan: calibrating on this machine", file=sys.stderr)
     calibration = calibrate(recipe, arguments.utterance_seconds)
     if arguments.calibrate_to:

@@ -2,12 +2,15 @@
 
 megahour report --recipe demo --run runs/demo
 megahour report --recipe demo --run runs/20h --curve runs/1h runs/5h
+megahour report --recipe demo --run runs/new --compare runs/old
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from infra.cluster import load_cluster
@@ -17,32 +20,34 @@ from jobs.cli.catalogue import EVALUATE, REPORT
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.planning.comparison import compare_plan
+from jobs.report_contents.compared_run import compared
+from jobs.report_contents.hours import waterfall_of
+from jobs.report_contents.inputs import report_spec, run_report
+from jobs.report_contents.origin import origin_of
+from jobs.report_contents.quarantine import quarantine_reasons, retry_commands
 from jobs.report_page import format_table, hours_point, render_report
-from pipeline.runs.commit import StepContext
-from pipeline.runs.ledger import ledger_reasons
 from pipeline.runs.manifest import (
     Manifest,
     Output,
     is_finished,
     read_manifest,
     read_output,
+    sha256,
     subsets_of_run,
 )
 from pipeline.runs.names import (
+    CERTIFICATE_STEP,
     DEV,
     EVALUATED_MODELS,
+    EVALUATION_ERRORS,
     EVALUATION_SCORES,
     EVALUATION_STEP,
-    FEATURES_FOLDER,
     KBEST_COSTS_STEP,
     MODELS_FOLDER,
     REPORT_DOCUMENT,
     REPORT_PAGE,
-    REPORT_STEP,
-    SELECTION_FOLDER,
     STEP_RECORDS_FOLDER,
     SUBSETS,
-    TARGETS_FOLDER,
     TARGETS_STEP,
     TEACHER,
     evaluated_models,
@@ -54,9 +59,9 @@ from pipeline.runs.names import (
     targets_rounds,
 )
 from pipeline.runs.sealed_json import NamedObject, naming, seal, unseal
-from pipeline.runs.step import StepContents, StepSpec, run_step, store_again
+from pipeline.runs.step import StepContents, store_again
+from training.evaluation.utterance_errors import UtteranceErrors, read_errors
 from training.recipes import Recipe
-from training.shuffle_audit.certificate import read_certificate
 
 PIPELINE = (*map(selection_step, SUBSETS), *map(features_step, SUBSETS))
 READS = (EVALUATION_STEP, TARGETS_STEP, *map(model_step, EVALUATED_MODELS), *PIPELINE)
@@ -65,20 +70,22 @@ OPTIONAL_READS = (selection_step(DEV), features_step(DEV))
 
 
 def run(job: Job) -> StepResults:
-    """Build the report from the manifests of all steps; print the table.
+    """Build the report from manifests and records; print the table.
 
-    Each call stores the report again, so that the newest certificate and step records are in it.
-    The manifest comes first: a call with other inputs than the manifest's fails before it stores.
+    A call after a change of any input, such as a later plan or certificate, replaces the report.
+    Any other call stores it again, so that a damaged one is whole.
     """
+    others = {uri: OtherReport.read(job, uri) for uri in other_uris(job)}
+    digests = {other.uri: other.sha256 for other in others.values()}
+    spec = report_spec(job.store, job.run_uri, required_reads(job.recipe), digests)
     report = build_report(job)
     if job.arguments.curve:
-        report["hours_curve"] = [hours_point(each) for each in (report, *other_reports(job))]
-
-    def count(_: StepContext) -> StepContents:
-        return StepContents.of_all(read_manifest(job.store, job.run_uri, EVALUATION_STEP).tally_out)
-
-    reads = required_reads(job.recipe)
-    result = run_step(StepSpec(job.store, job.run_uri, REPORT_STEP, {}, reads), count)
+        curve = (others[uri].document for uri in job.arguments.curve)
+        report["hours_curve"] = [hours_point(each) for each in (report, *curve)]
+    if job.arguments.compare:
+        report["comparison"] = comparison(job, others[job.arguments.compare])
+    tally = read_manifest(job.store, job.run_uri, EVALUATION_STEP).tally_out
+    result = run_report(spec, StepContents.of_all(tally))
     page = render_report(report).encode()
     document = {**report, "inputs": dict(result.manifest.inputs)}
     sealed = seal(naming(document, [NamedObject.of(REPORT_PAGE, page)]), indent=1)
@@ -101,7 +108,7 @@ def build_report(job: Job) -> dict[str, Any]:
     rounds = (each.targets for each in targets_rounds(recipe.targets.rounds))
     read = dict.fromkeys((*required_reads(recipe), *rounds, *optional, *map(model_step, models)))
     manifests = {name: read_manifest(job.store, job.run_uri, name) for name in read}
-    evaluation = scores_of(manifests[EVALUATION_STEP])
+    evaluation = output_of(manifests[EVALUATION_STEP], EVALUATION_SCORES)
     steps = step_records(job)
     if EVALUATE not in steps:
         record = join_uri(job.run_uri, job_record(EVALUATE))
@@ -114,6 +121,8 @@ def build_report(job: Job) -> dict[str, Any]:
         **json.loads(read_output(job.store, job.run_uri, evaluation)),
         "hours": {s: manifests[features_step(s)].tally_out.hours for s in subsets},
         "steps": {name: step_entry(record) for name, record in steps.items()},
+        "origin": origin_of(steps, job.run_uri),
+        "waterfall": waterfall_of(job.store, job.run_uri),
         "plan": planned_and_actual(job, steps),
         "curves": {name: manifests[model_step(name)].statistics["curve"] for name in models},
         "targets": {
@@ -128,18 +137,22 @@ def build_report(job: Job) -> dict[str, Any]:
         },
         "kbest_costs": kbest_costs(job),
         "device_faults": device_faults(steps),
-        "certificate": read_certificate(job.store, job.run_uri),
-        "quarantine": quarantine_reasons(job, manifests),
+        "certificate": certificate(job),
+        "quarantine": (lost := quarantine_reasons(job.store, job.run_uri, manifests)),
+        "retries": retry_commands(lost, job.run_uri, job.arguments.recipe, job.arguments.set),
+        "pace": {
+            model: pace
+            for record in steps.values()
+            for model, pace in record.get("pace", {}).items()
+        },
     }
 
 
-def quarantine_reasons(job: Job, manifests: Mapping[str, Manifest]) -> dict[str, dict[str, int]]:
-    """Count the reasons of the ledgers of selections, features and targets."""
-    return {
-        name: dict(ledger_reasons(job.store, job.run_uri, manifest.ledgers))
-        for name, manifest in manifests.items()
-        if folder_of(name) in (SELECTION_FOLDER, FEATURES_FOLDER, TARGETS_FOLDER)
-    }
+def certificate(job: Job) -> dict[str, Any]:
+    """Return the certificate of the run's order, {} where there is none."""
+    if not is_finished(job.store, job.run_uri, CERTIFICATE_STEP):
+        return {}
+    return dict(read_manifest(job.store, job.run_uri, CERTIFICATE_STEP).statistics)
 
 
 def device_faults(steps: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,22 +173,60 @@ def kbest_costs(job: Job) -> dict[str, Any]:
     return dict(read_manifest(job.store, job.run_uri, KBEST_COSTS_STEP).statistics)
 
 
-def other_reports(job: Job) -> Iterator[Mapping[str, Any]]:
-    """Yield the reports of the runs that `--curve` names."""
-    for given in job.arguments.curve:
+def other_uris(job: Job) -> list[str]:
+    """Return the other runs that the command line names, each once."""
+    compared = [job.arguments.compare] if job.arguments.compare else []
+    return list(dict.fromkeys((*job.arguments.curve, *compared)))
+
+
+@dataclass(frozen=True, slots=True)
+class OtherReport:
+    """OtherReport is the report of another run, with its digest, and the store to read the run."""
+
+    store: ObjectStore
+    run_uri: str
+    document: Mapping[str, Any]
+    sha256: str
+
+    @property
+    def uri(self) -> str:
+        """Return the URI of the report."""
+        return join_uri(self.run_uri, REPORT_DOCUMENT)
+
+    @classmethod
+    def read(cls, job: Job, given: str) -> "OtherReport":
+        """Read the report of the run at `given`; an error says how to make it."""
         run_uri = normalize_uri(given)
         store = ObjectStore(job.cluster.readable(run_uri, run_uri))
         remedy = f"run megahour report --run {given} again"
         uri = join_uri(run_uri, REPORT_DOCUMENT)
-        yield read_checked(store, uri, lambda data, remedy=remedy: unseal(data, remedy))
+        document, digest = read_checked(
+            store, uri, lambda data: (unseal(data, remedy), sha256(data))
+        )
+        return cls(store, run_uri, document, digest)
 
 
-def scores_of(evaluation: Manifest) -> Output:
-    """Return the evaluation's output that holds its scores."""
-    names = {output.key.rpartition("/")[2]: output for output in evaluation.outputs}
-    return next(
-        output for name, output in names.items() if name.startswith(f"{EVALUATION_SCORES}-")
+def comparison(job: Job, other: OtherReport) -> dict[str, Any]:
+    """Compare this run with another one, on the utterances that both were evaluated on."""
+    return compared(
+        other.document,
+        partial(utterance_errors, job.store, job.run_uri),
+        partial(utterance_errors, other.store, other.run_uri),
     )
+
+
+def utterance_errors(store: ObjectStore, run_uri: str) -> list[UtteranceErrors]:
+    """Read the word errors by utterance that a run's evaluation wrote."""
+    evaluation = read_manifest(store, run_uri, EVALUATION_STEP)
+    return read_errors(read_output(store, run_uri, output_of(evaluation, EVALUATION_ERRORS)))
+
+
+def output_of(evaluation: Manifest, name: str) -> Output:
+    """Return the evaluation's output of this name; ValueError if an earlier version wrote none."""
+    for output in evaluation.outputs:
+        if output.key.rpartition("/")[2].startswith(f"{name}-"):
+            return output
+    raise ValueError(f"{EVALUATION_STEP} has no {name}: run megahour evaluate in a new --run")
 
 
 def planned_and_actual(job: Job, steps: Mapping[str, Any]) -> dict[str, Any]:
@@ -190,8 +241,14 @@ def step_records(job: Job) -> dict[str, Any]:
     """Read the summaries that the steps before this one stored, in the order of their ends."""
     own = join_uri(job.run_uri, job_record(REPORT))
     listed = job.store.list(join_uri(job.run_uri, STEP_RECORDS_FOLDER))
-    records = [_read_record(job, found.uri) for found in listed if found.uri != own]
+    uris = [found.uri for found in listed if found.uri == join_uri(job.run_uri, _key_of(found.uri))]
+    records = [_read_record(job, uri) for uri in uris if uri != own]
     return {record["step"]: record for record in sorted(records, key=lambda r: r["finished_at"])}
+
+
+def _key_of(uri: str) -> str:
+    """Return the key that a record has whose name is this URI's last part."""
+    return job_record(uri.rpartition("/")[2].removesuffix(".json"))
 
 
 def _read_record(job: Job, uri: str) -> dict[str, Any]:
@@ -212,7 +269,8 @@ STEP = Step(
     name=REPORT,
     description="Gather word error rates by placement, hours, counts, seconds and learning curves "
     "of a run. Write them as report/report.json and as one self-contained page, "
-    "report/report.html.",
+    "report/report.html. Give it again after a later plan, certificate or step: the newest report "
+    "replaces the one before.",
     reads=(*READS, *OPTIONAL_READS),
     run=run,
 )
@@ -227,6 +285,12 @@ def parsed() -> argparse.Namespace:
         default=[],
         metavar="RUN",
         help="reported runs of other hours of unlabelled speech: draw word error rates by hours",
+    )
+    parser.add_argument(
+        "--compare",
+        metavar="RUN",
+        help="a reported run: set its rates, hours, seconds and settings beside this run's, and "
+        "test the difference of each model's errors over the same speakers",
     )
     return parser.parse_args()
 

@@ -1,8 +1,10 @@
 #!/bin/sh
-# Install what tests start besides Python: Ceph and sclite, on Debian or Ubuntu, where they lack.
+# Install what tests start besides Python: Ceph, sclite and Chromium, on Debian or Ubuntu, where
+# they lack.
 set -eu
 if command -v radosgw > /dev/null && command -v ceph-mon > /dev/null &&
     command -v ceph-osd > /dev/null && command -v ceph > /dev/null &&
+    { command -v chromium > /dev/null || command -v google-chrome > /dev/null; } &&
     { command -v sclite > /dev/null || [ -x /usr/lib/sctk/bin/sclite ]; }; then
     exit 0
 fi
@@ -12,7 +14,7 @@ if [ "$(id -u)" != 0 ]; then
 fi
 install() {
     DEBIAN_FRONTEND=noninteractive $as_root apt-get install --yes --no-install-recommends \
-        ceph-mon ceph-osd radosgw ceph-common sctk
+        ceph-mon ceph-osd radosgw ceph-common sctk chromium
 }
 # The lists of packages may be missing or old: then fetch them, and try once more.
 install || { $as_root apt-get update && install; }

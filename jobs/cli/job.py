@@ -2,15 +2,16 @@
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import chain
+from typing import Any
 
 from infra.cluster import Cluster, load_cluster
 from infra.store.object_store import ObjectStore, join_uri, normalize_uri
 from infra.store.request_counts import TaskTotals
 from infra.torchrun import launched_rank
 from jobs.cli.catalogue import EVALUATE, GENERATE_TARGETS, REPORT, writes_of
-from jobs.cli.parser import Parser, recipe_path
+from jobs.cli.parser import Parser, add_log_argument, recipe_path
 from pipeline.runs.names import (
     BOOTSTRAP_STEP,
     CORPUS_FOLDER,
@@ -39,6 +40,11 @@ class Job:
     arguments: argparse.Namespace
     is_leader: bool
     tasks: TaskTotals = field(default_factory=TaskTotals)
+    pace: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+
+    def take_pace(self, model: str, pace: Sequence[Any]) -> None:
+        """Keep the pace of a model's sub-epochs for the job's record."""
+        self.pace[model] = [asdict(each) for each in pace]
 
 
 def written_steps(recipe: Recipe, name: str) -> tuple[str, ...]:
@@ -86,6 +92,7 @@ def job_parser(name: str, description: str, exit_codes: str) -> argparse.Argumen
     add("--run", required=True, help="folder or s3:// URI that holds the run")
     add("--cluster", help="cluster TOML, or a name in infra/clusters; default: the recipe's")
     add("--json", action="store_true", help="print one JSON object on standard output")
+    add_log_argument(parser)
     return parser
 
 

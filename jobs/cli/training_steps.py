@@ -19,12 +19,12 @@ from jobs.cli.parser import add_device_argument
 from jobs.cli.rank_device import own_device, report_device
 from pipeline.runs.names import section_of
 from pipeline.runs.step import StepResult
+from training.configuration.trainers import TRAINERS, describe_trainers
 from training.distributed import process_group
 from training.distributed.process_group import ProcessGroup
 from training.fit.model_specs import Fit, sequence_fit
 from training.fit.train_model import check_trainer, fit_model
 from training.targets.lattices import generate_lattices
-from training.trainers.registry import TRAINERS, describe_trainers
 
 TIME_LIMIT_S = 300.0
 """Longer than the store retries one object (180 s and an attempt, infra.store.retry)."""
@@ -119,7 +119,7 @@ def training_stages(job: Job, fit: Fit, ranks: Ranks) -> list[Callable[[], StepR
     """
     by_sequence, config = sequence_fit(job.recipe, fit), job.recipe.sequence_training
     place = job.store, job.run_uri, ranks.group, ranks.device
-    train = partial(fit_model, fit, *place)
+    train = partial(fit_model, fit, *place, take_pace=partial(job.take_pace, fit.name))
     if section_of(fit.name) not in config.models:
         return [train]
     check_trainer(by_sequence, ranks.group)  # now, not after hours of training

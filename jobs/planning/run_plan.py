@@ -60,7 +60,7 @@ from training.fit.model_specs import (
     student_fit,
     teacher_fits,
 )
-from training.models.registry import num_parameters
+from training.models.parameter_count import num_parameters
 from training.recipes import Recipe
 
 STUDENT_PIPELINE = (

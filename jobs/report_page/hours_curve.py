@@ -7,10 +7,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, ScalarFormatter
 
-from jobs.report_page.markup import number, printable, table
-from jobs.report_page.plots import WIDTH_INCHES
+from jobs.report_page.blocks import Drawing, Table, number, printable, table
+from jobs.report_page.figures.bars import add_legend
+from jobs.report_page.figures.svg import SERIES, Form, drawn
 from jobs.report_page.scores import Report, in_order
-from jobs.report_page.svg import SERIES, inline_svg, page_style
 from pipeline.runs.names import BASELINE, STUDENT, UNLABELLED
 
 Point = Mapping[str, Any]
@@ -37,7 +37,7 @@ def hours_point(report: Report) -> Point:
     return {"run": str(report["run"]), "hours": hours, "wer": shown}
 
 
-def curve_table(report: Report) -> str:
+def curve_table(report: Report) -> Table | None:
     """Tabulate the runs by rising hours."""
     rows = [
         [
@@ -55,29 +55,32 @@ def _rate(rate: Mapping[str, float]) -> str:
     return f"{number(rate['value'])} ({number(rate['low'])} to {number(rate['high'])})"
 
 
-def curve_figure(report: Report) -> str:
-    """Draw the rates by the hours, which rise by factors; "" for fewer than two runs."""
+def curve_drawing(report: Report) -> Drawing | None:
+    """Draw the rates by the hours, which rise by factors; None for fewer than two runs."""
     points = _points(report)
     if len(points) < 2:
-        return ""
-    with page_style():
-        figure = Figure(figsize=(WIDTH_INCHES, 3.0))
+        return None
+
+    def draw(form: Form) -> Figure:
+        figure = form.figure(3.0)
         axes = figure.subplots()
         for index, model in enumerate(SHOWN):
-            _plot(axes, points, model, SERIES[(2, 1)[index]])
+            _plot(axes, points, model, SERIES[(0, 2)[index]])
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(ScalarFormatter())
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_xticks([point["hours"] for point in points])
         axes.set_title("word error rate, %", loc="left")
         axes.set_xlabel("hours of unlabelled speech")
-        figure.legend(loc="outside upper right", ncols=len(SHOWN))
-        ends = ", ".join(
-            f"{number(point['hours'], 2)} h {number(point['wer'][STUDENT]['value'])} %"
-            for point in points
-        )
-        label = f"Word error rates of the student by hours of unlabelled speech: {ends}"
-        return inline_svg(figure, "hours", printable(label))
+        add_legend(figure, form)
+        return figure
+
+    ends = ", ".join(
+        f"{number(point['hours'], 2)} h {number(point['wer'][STUDENT]['value'])} %"
+        for point in points
+    )
+    label = f"Word error rates of the student by hours of unlabelled speech: {ends}"
+    return drawn(draw, "by-hours", label)
 
 
 def _plot(axes: Axes, points: Sequence[Point], model: str, colour: str) -> None:

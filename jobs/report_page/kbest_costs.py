@@ -6,10 +6,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from jobs.report_page.markup import Cell, Row, grouped_table, number, printable
-from jobs.report_page.plots import WIDTH_INCHES
+from jobs.report_page.blocks import Cell, Drawing, Row, Table, grouped_table, number
+from jobs.report_page.figures.svg import SERIES, Form, drawn
 from jobs.report_page.scores import Report
-from jobs.report_page.svg import SERIES, inline_svg, page_style
 
 LEAST_MASS = 0.95
 """A retained mass below this is worth a warning: a twentieth of the probability is not stored."""
@@ -22,11 +21,11 @@ FORMS = {
 Means = Mapping[str, Any]
 
 
-def costs_table(report: Report) -> str:
+def costs_table(report: Report) -> Table | None:
     """Tabulate the costs of each k and form, in all and by placement."""
     groups: dict[str, list[Row]] = {
         f"{name}, {number(means['num_frames'], 0)} frames": [
-            _row(int(k), costs) for k, costs in means["k"].items()
+            _row(int(k), means["k"][k]) for k in sorted(means["k"], key=int)
         ]
         for name, means in _parts(report).items()
     }
@@ -35,26 +34,29 @@ def costs_table(report: Report) -> str:
     return grouped_table("What storing k columns a frame costs", header, groups)
 
 
-def costs_figure(report: Report) -> str:
-    """Draw mass, and each form's angle, over k, in all placements; empty without any."""
+def costs_drawing(report: Report) -> Drawing | None:
+    """Draw mass, and each form's angle, over k, in all placements; None without any."""
     means = _parts(report).get("all")
     if not means:
-        return ""
-    ks = list(means["k"])
-    with page_style():
-        figure = Figure(figsize=(WIDTH_INCHES, 2.6))
-        left, right = figure.subplots(1, 2)
-        left.plot(ks, [100 * means["k"][k]["mass"] for k in ks], marker="o", color=SERIES[2])
-        left.set_title("retained mass, %", loc="left")
-        right.set_title("angle to the full gradient, degrees", loc="left")
-        _plot_forms(right, means["k"])
-        for axes in (left, right):
+        return None
+    by_k = {k: means["k"][k] for k in sorted(means["k"], key=int)}
+
+    def draw(form: Form) -> Figure:
+        figure = form.figure(2.5, num_panels=2)
+        upper, lower = figure.subplots(*form.grid(2))
+        masses = [100 * costs["mass"] for costs in by_k.values()]
+        upper.plot(list(by_k), masses, marker="o", color=SERIES[2])
+        upper.set_title("retained mass, %", loc="left")
+        lower.set_title("angle to the full gradient, degrees", loc="left")
+        _plot_forms(lower, by_k)
+        for axes in (upper, lower):
             axes.set_xlabel("k")
             axes.grid(visible=False, axis="x")
-        handles, labels = right.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper right", ncols=len(labels))
-        label = f"Retained mass and angles of gradients at k of {', '.join(ks)}"
-        return inline_svg(figure, "kbest", f"{printable(label)}; the table above has the numbers")
+        lower.legend(fontsize="small")
+        return figure
+
+    label = f"Retained mass and angles of gradients at k of {', '.join(by_k)}"
+    return drawn(draw, "kbest", f"{label}; the table above has the numbers")
 
 
 def _plot_forms(axes: Axes, by_k: Mapping[str, Means]) -> None:

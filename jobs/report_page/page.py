@@ -1,23 +1,54 @@
 """Render the page: word error rates first, then curves, data, targets, shuffle and steps."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from jobs.report_page.blocks import (
+    Block,
+    Command,
+    Drawing,
+    Figure,
+    Paragraph,
+    Preformatted,
+    Section,
+    number,
+    paragraph,
+    printable,
+    section,
+)
 from jobs.report_page.certainty import (
     certainty,
     interval_table,
+    speaker_figure,
     speaker_table,
     worst_utterances,
 )
-from jobs.report_page.hours_curve import curve_figure, curve_table
-from jobs.report_page.kbest_costs import costs_figure, costs_note, costs_table, costs_warning
-from jobs.report_page.markup import details, figure, number, paragraph, section, text
+from jobs.report_page.comparison import (
+    amounts_table,
+    comparison_note,
+    pairs_table,
+    rates_table,
+    settings_table,
+)
+from jobs.report_page.figures.bars import step_bars, word_error_bars
+from jobs.report_page.figures.learning_curves import (
+    block_ends,
+    hours_of,
+    learning_curve,
+    pace_curve,
+    trainer_curve,
+)
+from jobs.report_page.hours_curve import curve_drawing, curve_table
+from jobs.report_page.kbest_costs import costs_drawing, costs_note, costs_table, costs_warning
+from jobs.report_page.origin import key_figures, origin_facts, step_table
 from jobs.report_page.planned import plan_note, plan_table
-from jobs.report_page.plots import learning_curve, step_bars, trainer_curve, word_error_bars
 from jobs.report_page.scores import Report, at_paper_placements, headline, in_order
-from jobs.report_page.shuffled import shuffle_note, shuffle_table
+from jobs.report_page.shuffled import shuffle_note, shuffle_table, shuffle_verdict
 from jobs.report_page.tables import (
     decoding_table,
     device_fault_table,
@@ -28,6 +59,8 @@ from jobs.report_page.tables import (
     quarantine_table,
     word_error_table,
 )
+from jobs.report_page.waterfall import waterfall_figure, waterfall_table
+from pipeline.runs.names import section_of
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """The browser's own guard: unescaped markup could load and run nothing."""
@@ -43,93 +76,119 @@ def render_report(report: Report) -> str:
 
     Empty and missing parts of the report are left out; all its texts are escaped.
     """
-    name = str(report["run"]).rstrip("/").rpartition("/")[2]
-    style = resources.files("jobs.report_page").joinpath("page.css").read_text("utf-8")
-    body = "\n".join(part for part in (_top(report, name), *_sections(report)) if part)
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8"/>
-<meta http-equiv="Content-Security-Policy" content="{POLICY}"/>
-<meta name="viewport" content="width=device-width, initial-scale=1"/>
-<meta name="color-scheme" content="light dark"/>
-<title>{text(name)} \N{EN DASH} megahour report</title>
-<style>
-{style}</style>
-</head>
-<body>
-<main>
-{body}
-</main>
-</body>
-</html>
-"""
-
-
-def _top(report: Report, name: str) -> str:
-    origin = f"megahour {report['code_version']} · {report['run']}"
-    return (
-        f"<header>\n<h1>{text(name)}</h1>\n{paragraph(headline(report), 'headline')}\n"
-        f"{paragraph(origin, 'origin')}\n</header>"
+    files = resources.files("jobs.report_page")
+    environment = Environment(
+        autoescape=True, finalize=_printable, undefined=StrictUndefined, keep_trailing_newline=True
+    )
+    layout = environment.from_string(files.joinpath("layout.html").read_text("utf-8"))
+    # The style is ours; an escaped one would have no > and no quotes.
+    style = Markup(files.joinpath("style.css").read_text("utf-8"))  # noqa: S704
+    return layout.render(
+        name=str(report["run"]).rstrip("/").rpartition("/")[2],
+        policy=POLICY,
+        style=style,
+        headline=headline(report),
+        top=[each for each in (key_figures(report), origin_facts(report)) if each],
+        sections=list(_sections(report)),
     )
 
 
-def _sections(report: Report) -> list[str]:
+def _printable(value: object) -> object:
+    """Make a value of the template printable; what is markup already has no text of others."""
+    return value if isinstance(value, Markup) else printable(str(value))
+
+
+def _sections(report: Report) -> Iterator[Section]:
     recipe = json.dumps(report.get("recipe") or {}, indent=2, ensure_ascii=False)
-    return [
-        section("Word error rates", word_error_table(report), _word_error_note(report)),
-        section("Certainty", _certainty(report), interval_table(report)),
-        section("Hours of unlabelled speech", curve_table(report), _hours_curve(report)),
+    found = (
+        section("Word error rates", word_error_table(report), _word_error_figure(report)),
+        section("Certainty", paragraph(certainty(report)), interval_table(report)),
+        _comparison(report),
+        section("Hours of unlabelled speech", curve_table(report), _hours_figure(report)),
         section("Kinds of errors", error_table(report), worst_utterances(report)),
-        section("Speakers", speaker_table(report)),
+        section("Speakers", speaker_figure(report), speaker_table(report)),
         section("Decoding settings", decoding_table(report)),
         section("Frame accuracy", frame_accuracy_table(report)),
         section("Learning curves", *_curves(report)),
-        section("Data", hours_table(report), quarantine_table(report), device_fault_table(report)),
+        section("Data", waterfall_figure(report), waterfall_table(report) or hours_table(report)),
+        section("Quarantine", *_quarantine(report), device_fault_table(report)),
         section("Targets", _targets(report)),
-        section("What k costs", *_kbest_costs(report)),
-        section("Shuffle", shuffle_table(report), _shuffle_note(report)),
-        section("Steps", _step_figure(report), funnel_table(report)),
-        section("Planned and actual", plan_table(report), _plan_note(report)),
-        section("Recipe", details("The resolved recipe", recipe)),
-    ]
+        section("Retained mass by k", *_kbest_costs(report)),
+        section(
+            "Shuffle",
+            paragraph(shuffle_verdict(report), "verdict"),
+            shuffle_table(report),
+            paragraph(shuffle_note(report), "note"),
+        ),
+        section("Steps", _step_figure(report), funnel_table(report), step_table(report)),
+        section("Planned and actual", plan_table(report), paragraph(plan_note(report), "note")),
+        section("Recipe", Preformatted("The resolved recipe", recipe)),
+    )
+    return (each for each in found if each is not None)
 
 
-def _word_error_note(report: Report) -> str:
+def _figure(drawing: Drawing | None, caption: str) -> Figure | None:
+    return Figure(drawing, caption) if drawing else None
+
+
+def _word_error_figure(report: Report) -> Figure | None:
     wer = report.get("wer") or {}
     if not any(wer.values()):
-        return ""
+        return None
     note = (
         "Lower is better; the lowest rate of a row is set bold. WERR is the share of the word "
         "error rate of the baseline that the student removes."
     )
     if report.get("werr_smbr"):
         note += " After sMBR it compares both models as sequence training left them."
-    return figure(word_error_bars(wer), note + (PAPER_NOTE if at_paper_placements(wer) else ""))
+    return _figure(word_error_bars(wer), note + (PAPER_NOTE if at_paper_placements(wer) else ""))
 
 
-def _hours_curve(report: Report) -> str:
-    drawn = curve_figure(report)
+def _comparison(report: Report) -> Section | None:
+    return section(
+        "Comparison",
+        comparison_note(report),
+        pairs_table(report),
+        rates_table(report),
+        amounts_table(report),
+        settings_table(report),
+    )
+
+
+def _hours_figure(report: Report) -> Figure | None:
     note = "Bars are intervals over speakers. The baseline hears no unlabelled speech."
-    return figure(drawn, note) if drawn else ""
+    return _figure(curve_drawing(report), note)
 
 
-def _curves(report: Report) -> list[str]:
+def _curves(report: Report) -> Iterator[Block | None]:
     curves = report.get("curves") or {}
-    figures = []
     for index, name in enumerate(in_order(curves)):
-        if curves[name]:
-            drawn = learning_curve(name, index, curves[name])
-            figures.append(figure(drawn, _curve_caption(report, name)))
-            if exchanged := trainer_curve(name, index, curves[name]):
-                figures.append(figure(exchanged, _trainer_caption(curves[name])))
-    return figures
+        curve = curves[name]
+        if not curve:
+            continue
+        yield Paragraph(name, "model")
+        frames = frames_in_block(report, name, curve)
+        yield _figure(
+            learning_curve(name, index, curve, frames), _curve_caption(report, name, frames)
+        )
+        if pace := (report.get("pace") or {}).get(name):
+            yield _figure(pace_curve(name, index, pace), "Sub-epochs that the last start trained")
+        yield _figure(trainer_curve(name, index, curve), _trainer_caption(curve))
+
+
+def frames_in_block(report: Report, name: str, curve: Sequence[Mapping[str, Any]]) -> int:
+    """Return about how many frames all ranks read in a block; 0 for a trainer without blocks."""
+    trained = "sequence_training" if name.endswith("_smbr") else section_of(name)
+    settings = (report.get("recipe") or {}).get(trained) or {}
+    block_size = (settings.get("trainer") or {}).get("block_size", 0)
+    ranks: int = curve[-1].get("num_ranks", 1)
+    return int(block_size * settings.get("minibatch_frames", 0) * ranks)
 
 
 def _trainer_caption(curve: Sequence[Mapping[str, Any]]) -> str:
-    num_bytes = sum(point["trainer"]["bytes_sent"] for point in curve)
+    num_bytes = sum(point.get("trainer", {}).get("bytes_sent", 0) for point in curve)
     sent = f"{num_bytes / 1e6:,.1f} MB of gradients and models were sent, by all ranks together"
-    if "residual_norm" not in curve[-1]["trainer"]:
+    if "residual_norm" not in curve[-1].get("trainer", {}):
         return sent
     return (
         f"{sent}. A residual that keeps growing means a gradient threshold too small where many "
@@ -137,60 +196,60 @@ def _trainer_caption(curve: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _curve_caption(report: Report, name: str) -> str:
+def _curve_caption(report: Report, name: str, frames: int) -> str:
     curve = report["curves"][name]
     size = (report.get("models") or {}).get(name)
     parameters = f"{number(size['num_parameters'], 0)} parameters, " if size else ""
-    frames = sum(point["num_frames"] for point in curve)
+    seen = sum(point["num_frames"] for point in curve)
     rates = [point["learning_rate"] for point in curve]
-    return (
-        f"{parameters}{len(curve)} sub-epochs, {frames:,} frames, "
+    caption = (
+        f"{parameters}{len(curve)} sub-epochs, {seen:,} frames, {hours_of(seen):,.2f} h, "
         f"learning rates {max(rates):.2g} to {min(rates):.2g}"
     )
+    if frames:
+        drawn = "ticks on the axis" if block_ends(curve, frames) else "too many to draw"
+        caption += f"; a block ends about every {hours_of(frames):.2g} h ({drawn})"
+    return caption
 
 
-def _targets(report: Report) -> str:
+def _quarantine(report: Report) -> Iterator[Block | None]:
+    """Yield the reasons, and the commands that read what may be back again."""
+    yield quarantine_table(report)
+    reasons: Mapping[str, Mapping[str, int]] = report.get("quarantine") or {}
+    if reasons and not any(reasons.values()):
+        yield Paragraph("No utterance was quarantined: 0 lost.")
+    for each in report.get("retries") or ():
+        purpose = f"Once the cause is gone, this reads {', '.join(each['reasons'])} again:"
+        yield Command(purpose, each["command"])
+
+
+def _targets(report: Report) -> Paragraph | None:
     targets = report.get("targets") or {}
     if not targets:
-        return ""
-    number, is_at_all = targets.get("num_teachers", 1), targets.get("offsets") == "all"
+        return None
+    num_teachers, is_at_all = targets.get("num_teachers", 1), targets.get("offsets") == "all"
     source, whose = ("the teacher", "its")
-    if number > 1:
-        source, whose = f"the mean posteriors of {number} teachers", "their"
+    if num_teachers > 1:
+        source, whose = f"the mean posteriors of {num_teachers} teachers", "their"
     where = " at all three offsets, of which each pass reads the next" if is_at_all else ""
-    return paragraph(
+    return Paragraph(
         f"The student learns from the k = {targets['k']} highest logits of {source} in each "
         f"frame. They hold {100 * targets['mean_retained_mass']:.2f} % of {whose} probability on "
         f"average, over {targets['num_frames']:,} low-rate frames{where}."
     )
 
 
-def _kbest_costs(report: Report) -> list[str]:
-    drawn = costs_figure(report)
-    sentences = (costs_warning(report), costs_note(report))
-    shown = figure(drawn, "All placements together") if drawn else ""
-    return [*(paragraph(each) for each in sentences if each), costs_table(report), shown]
+def _kbest_costs(report: Report) -> Iterator[Block | None]:
+    yield paragraph(costs_warning(report), "warning")
+    yield _figure(costs_drawing(report), "All placements together")
+    yield costs_table(report)
+    yield paragraph(costs_note(report), "note")
 
 
-def _certainty(report: Report) -> str:
-    stated = certainty(report)
-    return paragraph(stated) if stated else ""
-
-
-def _plan_note(report: Report) -> str:
-    note = plan_note(report)
-    return paragraph(note) if note else ""
-
-
-def _shuffle_note(report: Report) -> str:
-    note = shuffle_note(report)
-    return paragraph(note) if note else ""
-
-
-def _step_figure(report: Report) -> str:
+def _step_figure(report: Report) -> Figure | None:
     steps: Mapping[str, Mapping[str, float]] = report.get("steps") or {}
     if not steps:
-        return ""
+        return None
     seconds = {name: step["seconds"] for name, step in steps.items()}
     total = sum(seconds.values())
-    return figure(step_bars(seconds), f"Wall-clock time, {total:,.1f} s together")
+    return _figure(step_bars(seconds), f"Wall-clock time, {total:,.1f} s together")

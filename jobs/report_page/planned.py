@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jobs.report_page.markup import Row, grouped_table, number, printable
+from jobs.report_page.blocks import Row, Table, grouped_table, number, printable
 from jobs.report_page.scores import Report
 
 Pair = Mapping[str, float | None]
@@ -12,7 +12,7 @@ SHOWN = ("objects", "bytes written", "requests", "seconds")
 """The quantities that the terminal shows."""
 
 
-def plan_table(report: Report) -> str:
+def plan_table(report: Report) -> Table | None:
     """Make a table of every quantity of every step: planned, actual, and their ratio."""
     groups: dict[str, list[Row]] = {
         step: [[quantity, *_cells(quantity, pair)] for quantity, pair in quantities.items()]

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jobs.report_page.markup import Cell, Row, grouped_table, number, table
+from jobs.report_page.blocks import Cell, Row, Table, grouped_table, number, table
 from jobs.report_page.scores import (
     PAPER_WERR,
     Report,
@@ -19,7 +19,7 @@ from jobs.report_page.scores import (
 ERRORS = ("substitutions", "insertions", "deletions")
 
 
-def word_error_table(report: Report) -> str:
+def word_error_table(report: Report) -> Table | None:
     """Tabulate word error rates by placement, the student's WERR, and the paper's if known."""
     wer: Scores = report.get("wer") or {}
     found = reductions(report)
@@ -58,7 +58,7 @@ def _reduction(value: float | None) -> Cell:
     return Cell(number(value), "worse" if value is not None and value < 0 else "strong")
 
 
-def error_table(report: Report) -> str:
+def error_table(report: Report) -> Table | None:
     """Tabulate substitutions, insertions and deletions of each model at each placement."""
     counts = report.get("word_errors") or {}
     groups: dict[str, list[Row]] = {}
@@ -73,7 +73,7 @@ def error_table(report: Report) -> str:
     return grouped_table("Counts against the reference transcripts", header, groups)
 
 
-def decoding_table(report: Report) -> str:
+def decoding_table(report: Report) -> Table | None:
     """Tabulate the settings that the development speakers chose for each model."""
     chosen = report.get("decoding") or {}
     settings = list(dict.fromkeys(name for each in chosen.values() for name in each))
@@ -84,7 +84,7 @@ def decoding_table(report: Report) -> str:
     return table(caption, ["Model", *(name.replace("_", " ") for name in settings)], rows)
 
 
-def frame_accuracy_table(report: Report) -> str:
+def frame_accuracy_table(report: Report) -> Table | None:
     """Tabulate frame accuracy by placement and model."""
     accuracy: Scores = report.get("frame_accuracy") or {}
     models = in_order(accuracy)
@@ -97,14 +97,14 @@ def frame_accuracy_table(report: Report) -> str:
     )
 
 
-def hours_table(report: Report) -> str:
+def hours_table(report: Report) -> Table | None:
     """Tabulate the hours of speech of each subset."""
     hours: Mapping[str, float] = report.get("hours") or {}
     rows = [[subset, number(value, 2)] for subset, value in hours.items()]
     return table("Hours of speech extracted, by subset", ["Subset", "hours"], rows)
 
 
-def funnel_table(report: Report) -> str:
+def funnel_table(report: Report) -> Table | None:
     """Tabulate the utterances into each step, out of it, not selected, and quarantined."""
     rows = []
     for name, step in (report.get("steps") or {}).items():
@@ -118,7 +118,7 @@ def funnel_table(report: Report) -> str:
     return table("Utterances through each step", header, rows)
 
 
-def quarantine_table(report: Report) -> str:
+def quarantine_table(report: Report) -> Table | None:
     """Tabulate the reasons of quarantine, most frequent first."""
     quarantine: Mapping[str, Mapping[str, int]] = report.get("quarantine") or {}
     groups = {
@@ -128,7 +128,7 @@ def quarantine_table(report: Report) -> str:
     return grouped_table("Utterances quarantined, by reason", ["Step", "Reason", "count"], groups)
 
 
-def device_fault_table(report: Report) -> str:
+def device_fault_table(report: Report) -> Table | None:
     """Tabulate the devices that tasks left out, or that failed them, and the first reason."""
     faults: Mapping[str, Sequence[Mapping[str, Any]]] = report.get("device_faults") or {}
     columns = ("device", "host", "kind", "num_tasks", "reason")

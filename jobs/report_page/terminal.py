@@ -3,8 +3,8 @@
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from jobs.report_page.blocks import printable
 from jobs.report_page.certainty import certainty
-from jobs.report_page.markup import printable
 from jobs.report_page.planned import plan_columns
 from jobs.report_page.scores import Report, Scores, headline, in_order, mean, placements, reductions
 

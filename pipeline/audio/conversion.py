@@ -7,7 +7,6 @@ from typing import Annotated
 
 import numpy as np
 from jaxtyping import Float32
-from scipy.signal import firwin, kaiserord, resample_poly
 
 from infra.ranges import Items, Range, Text, check_ranges
 from pipeline.audio.errors import AudioError
@@ -74,6 +73,8 @@ class AudioConversion:
 
 
 NO_CONVERSION = AudioConversion()
+ANY_AUDIO = AudioConversion(RATES_HZ, "0")
+"""It accepts whatever another conversion may have accepted."""
 
 
 def resample(
@@ -82,6 +83,9 @@ def resample(
     """Resample to 16 kHz by a symmetric polyphase filter, which delays nothing."""
     if rate_hz == SAMPLE_RATE_HZ:
         return samples
+    # Here, as recipes have this record and scipy.signal takes a second to import.
+    from scipy.signal import resample_poly  # noqa: PLC0415
+
     ratio = Fraction(SAMPLE_RATE_HZ, rate_hz)
     up, down = ratio.numerator, ratio.denominator
     resampled = resample_poly(samples, up, down, window=low_pass(rate_hz))
@@ -91,6 +95,8 @@ def resample(
 @lru_cache
 def low_pass(rate_hz: int) -> Float32[np.ndarray, " taps"]:
     """Design the Kaiser-windowed low-pass filter at the least common multiple of both rates."""
+    from scipy.signal import firwin, kaiserord  # noqa: PLC0415
+
     common_hz = rate_hz * Fraction(SAMPLE_RATE_HZ, rate_hz).numerator
     stop_hz = min(rate_hz, SAMPLE_RATE_HZ) / 2
     width_hz = TRANSITION_SHARE * stop_hz

@@ -22,6 +22,7 @@ from pipeline.runs.names import (
     LEXICON_FILE,
     MANIFEST_FILE,
     PARTITIONS_FOLDER,
+    REPORT_STEP,
     SELECTION_FOLDER,
     TARGETS_FOLDER,
     folder_of,
@@ -251,6 +252,8 @@ def input_findings(records: StepRecords, steps: Mapping[str, StepRecords]) -> It
             continue  # the user's files and metadata have no manifests
         if name in {LEXICON_FILE, *LANGUAGE_MODEL_SETTINGS}:
             continue  # an object of the corpus
+        if records.step == REPORT_STEP and name.endswith(".json"):
+            continue  # a record, a plan or another run's report: sealed documents
         remedy = f"remove {records.step} and what was made from it, and run those steps again"
         key = f"{name}/{MANIFEST_FILE}"
         if name not in steps or not steps[name].folder.is_finished:

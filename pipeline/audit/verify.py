@@ -181,6 +181,7 @@ def _unnamed(
     """Orphans, and strays: objects below the run that none of its tasks and jobs stored."""
     named = {output.key for output in records.named}
     # A damaged or missing document that names one is the finding.
+    named.update(listing.note_keys)
     named.update((REPORT_DOCUMENT, REPORT_PAGE, PLAN_CALIBRATION))
     named.update(record.key for record in records.records)
     named.update(finding.object for finding in records.findings)

@@ -17,6 +17,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, runtime_check
 from infra.store.checked_reads import read_checked
 from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri
 from pipeline.records import Quarantined, Tally
+from pipeline.runs.manifest import listed
 from pipeline.runs.names import COMMITS_FOLDER, LEDGER_SUFFIX, PART_SUFFIX
 from pipeline.runs.outputs import (
     MAX_LISTED,
@@ -42,6 +43,17 @@ class Repetition(Enum):
 
     OTHER_LAST_BITS = "other last bits"
     """On another device, or at other company in a batch. The first commit is taken."""
+
+
+class RecipeConflictError(ValueError):
+    """RecipeConflictError says what another recipe, or other inputs, have begun, and a remedy."""
+
+    def __init__(self, said: str, remedy: str, named: Sequence[str] = ()) -> None:
+        super().__init__(said, remedy, named)  # what unpickling gives back
+        self.said, self.remedy, self.named = said, remedy, named
+
+    def __str__(self) -> str:
+        return f"{self.said}{listed(self.named)}: {self.remedy}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +189,9 @@ class StepContext:
                 f"{self.step}: task {commit.task} was committed by other versions ({changed}): "
                 f"finish the step with the former, or remove {self.step} and run it again"
             )
-        raise ValueError(
-            f"{self.step}: task {commit.task} was committed under another recipe or other "
-            f"inputs; use another --run, or remove {self.step}"
+        raise RecipeConflictError(
+            f"{self.step}: task {commit.task} was committed under another recipe or other inputs",
+            f"use another --run, or remove {self.step}",
         )
 
     def require_versions(self) -> None:

@@ -29,9 +29,11 @@ __all__ = [
     "Manifest",
     "Output",
     "Outputs",
+    "changes",
     "differences",
     "input_digests",
     "is_finished",
+    "listed",
     "manifest_uri",
     "parse_manifest",
     "read_manifest",
@@ -180,17 +182,28 @@ def _read_manifest(store: ObjectStore, run_uri: str, step: str) -> tuple[Manifes
 
 
 def differences(manifest: Manifest, config: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
-    """Name the first settings and inputs in which `manifest` differs, as in ": k is 20, now 21"."""
-    there = {**_flat(manifest.config), **_flat(manifest.inputs)}
-    now = {**_flat(config), **_flat(inputs)}
-    named = [
-        f"{name} is {there.get(name, 'absent')[:_MAX_SHOWN]}, "
-        f"now {now.get(name, 'absent')[:_MAX_SHOWN]}"
-        for name in sorted(there.keys() | now.keys())
-        if there.get(name) != now.get(name)
+    """Name the first settings and inputs in which `manifest` differs, as in ": k: 20 -> 21"."""
+    return listed(changes({**manifest.config, **manifest.inputs}, {**config, **inputs}))
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Name all settings that differ, each with both values, as in "engine: fast -> kaldi"."""
+    there, here = _flat(before), _flat(now)
+    return [
+        f"{name}: {_shown(there.get(name))} -> {_shown(here.get(name))}"
+        for name in sorted(there.keys() | here.keys())
+        if there.get(name) != here.get(name)
     ]
+
+
+def listed(named: Sequence[str]) -> str:
+    """Write the first changes after a colon; nothing if there is none."""
     more = f"; and {len(named) - _MAX_NAMED} more" if len(named) > _MAX_NAMED else ""
     return f": {'; '.join(named[:_MAX_NAMED])}{more}" if named else ""
+
+
+def _shown(value: str | None) -> str:
+    return "absent" if value is None else value.strip('"')[:_MAX_SHOWN]
 
 
 def _flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -41,6 +41,8 @@ TUNING_STEP = "tuning"
 EVALUATION_STEP = "evaluation"
 EVALUATION_SCORES = "scores"
 """The name of the evaluation's output with rates and counts, among those for other tools."""
+EVALUATION_ERRORS = "errors"
+"""The name of its output with the word errors of each utterance."""
 KBEST_COSTS_STEP = "kbest_costs"
 """The step that measures what the targets' k costs; runs that were evaluated before have none."""
 REPORT_STEP = "report"
@@ -257,6 +259,16 @@ def task_name(number: int) -> str:
 def job_record(job: str) -> str:
     """Return the key of a job's record: its seconds, requests and recipe, and its manifests."""
     return f"{STEP_RECORDS_FOLDER}/{job}.json"
+
+
+def begun_record(job: str) -> str:
+    """Return the key of what a job stores as it begins, and removes when it has ended."""
+    return f"{STEP_RECORDS_FOLDER}/begun/{job}.json"
+
+
+def metrics_file(job: str) -> str:
+    """Return the key of a job's metrics, in the text format of Prometheus."""
+    return f"{STEP_RECORDS_FOLDER}/{job}.prom"
 
 
 def folder_of(step: str) -> str:

@@ -161,12 +161,10 @@ def finished_manifest(
     except ObjectNotFound:
         return None
     # A finished step may be of other versions: all of its bytes are, and they are there.
-    made = fingerprint(manifest.config, manifest.inputs, context.versions)
-    if made != context.fingerprint:
+    if fingerprint(manifest.config, manifest.inputs, context.versions) != context.fingerprint:
         raise ValueError(
-            f"{uri} was made from another recipe or other inputs (digest {made[:12]}, now "
-            f"{context.fingerprint[:12]}){differences(manifest, config, inputs)}: use another "
-            f"--run, or remove {context.step}"
+            f"{uri} was made from another recipe or other inputs"
+            f"{differences(manifest, config, inputs)}: use another --run, or remove {context.step}"
         )
     return manifest
 

@@ -18,6 +18,9 @@ from pipeline.shuffling import shuffled_order
 LAGS = (1, 4, 16)
 """How many minibatches apart the means are that the autocorrelation compares."""
 
+NUM_ORDERS = 10
+"""So many uniform orders give the range of a figure: chance alone leaves it once in 5.5 times."""
+
 Figures = dict[str, float]
 
 
@@ -68,7 +71,7 @@ class Figure:
     uniform_high: float
 
 
-def certify(samples: Samples, seed: int, num_orders: int = 10) -> dict[str, Figure]:
+def certify(samples: Samples, seed: int, num_orders: int = NUM_ORDERS) -> dict[str, Figure]:
     """Compute the figures of an order and of `num_orders` uniform orders of its samples."""
     measured = figures(samples)
     # Uniform orders of the same samples show the range that chance alone makes.

@@ -20,9 +20,9 @@ from pipeline.splicing import num_low_rate_frames
 from tests.benchmarks.measure import Figure, show
 from tests.training.decoding.toy_language import toy_lexicon
 from tests.training.targets.labelled_run import row
-from training.decoding.bootstrap.hmm import BootstrapConfig
-from training.decoding.senones.tree_growing import TreeConfig
-from training.models.lstm import LstmConfig, LstmModel
+from training.configuration.alignment import BootstrapConfig, TreeConfig
+from training.configuration.models import LstmConfig
+from training.models.lstm import LstmModel
 from training.models.store import TrainedModel
 from training.targets.alignment import MAX_PADDED_FRAMES, length_batches, log_likelihoods
 from training.targets.bootstrap import align_rows

@@ -13,12 +13,15 @@ import torch
 
 from tests.benchmarks.cpu_training import CLOCKS, NUM_SENONES
 from tests.benchmarks.measure import Figure, interleaved, show
-from training.algorithms.optimizers import AdamConfig
+from training.algorithms.optimizers import make_optimizer
+from training.configuration.models import LstmConfig
+from training.configuration.optimizers import AdamConfig
+from training.configuration.values import Precision
 from training.data.batching import CHUNK_FRAMES
 from training.data.minibatch import Minibatch
-from training.fit.steps import GradientNorms, LoopConfig, take_steps
-from training.models.lstm import LstmConfig, LstmModel
-from training.models.precision import Precision
+from training.fit.model_specs import LoopConfig
+from training.fit.steps import GradientNorms, take_steps
+from training.models.lstm import LstmModel
 from training.targets.hard import HardTargets
 
 MODELS = {
@@ -42,7 +45,7 @@ def steps_of(
     labels[torch.arange(CHUNK_FRAMES) >= lengths.unsqueeze(1)] = -1
     minibatch = Minibatch(torch.randn(num_chunks, CHUNK_FRAMES, 192), lengths, HardTargets(labels))
     model = LstmModel(config, NUM_SENONES)
-    optimizer = AdamConfig().make_optimizer(model.parameters())
+    optimizer = make_optimizer(AdamConfig(), model.parameters())
     loop, norms = LoopConfig(num_frames, 1.0, precision=precision), GradientNorms(0, 0)
     given = [minibatch] * STEPS
     return STEPS * minibatch.num_frames, lambda: list(

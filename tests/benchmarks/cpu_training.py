@@ -29,7 +29,9 @@ from pipeline.runs.names import PARTITIONS_STEP
 from pipeline.shards import Alignment, PartitionRow, write_partition
 from tests.benchmarks.measure import Figure, interleaved, ratios, show
 from tests.benchmarks.reader import kbest
-from training.algorithms.optimizers import AdamConfig
+from training.algorithms.optimizers import make_optimizer
+from training.configuration.models import LstmConfig
+from training.configuration.optimizers import AdamConfig
 from training.data.cursor import DataCursor
 from training.data.dataset import Dataset
 from training.data.minibatch import Minibatch
@@ -37,9 +39,10 @@ from training.data.sub_epoch_reader import SubEpochReader
 from training.data.sub_epochs import SubEpoch
 from training.distributed import process_group
 from training.distributed.process_group import ProcessGroup
-from training.fit.steps import GradientNorms, LoopConfig, RunningTotals, take_steps
+from training.fit.model_specs import LoopConfig
+from training.fit.steps import GradientNorms, RunningTotals, take_steps
 from training.models.acoustic_model import AcousticModel
-from training.models.lstm import LstmConfig, LstmModel
+from training.models.lstm import LstmModel
 from training.targets.hard import HardTargets
 from training.trainers import Synchronous
 
@@ -158,7 +161,7 @@ def make_model(corpus: Corpus, case: Case) -> tuple[AcousticModel, Optimizer]:
     dropout, look_ahead = (0.3, 0) if case.is_teacher else (corpus.student_dropout, 3)
     config = LstmConfig(2, corpus.num_units, case.is_teacher, look_ahead, dropout)
     model = LstmModel(config, NUM_SENONES)
-    return model, AdamConfig().make_optimizer(model.parameters())
+    return model, make_optimizer(AdamConfig(), model.parameters())
 
 
 @contextmanager

@@ -22,7 +22,12 @@ from pipeline.splicing import NUM_INPUTS
 from tests.benchmarks.gpu_graphs import captured, synchronize
 from tests.benchmarks.measure import Figure, ratios
 from tests.benchmarks.reader import partitions
-from training.algorithms.optimizers import AdamConfig
+from training.algorithms.optimizers import make_optimizer
+from training.configuration.block_trainers import BmufConfig
+from training.configuration.models import LstmConfig
+from training.configuration.optimizers import AdamConfig
+from training.configuration.trainers import GtcConfig, SynchronousConfig, TrainerConfig
+from training.configuration.values import Precision
 from training.data.batching import chunked_shape
 from training.data.dataset import Dataset
 from training.data.device_copies import buffers_ahead, device_copies
@@ -30,19 +35,16 @@ from training.data.sub_epochs import SubEpoch
 from training.distributed import process_group
 from training.distributed.process_group import ProcessGroup
 from training.fit.cuda_graph import gradients_of
+from training.fit.model_specs import LoopConfig
 from training.fit.steps import (
     GradientNorms,
-    LoopConfig,
     RunningTotals,
     compute_gradients,
     take_steps,
 )
-from training.models.lstm import LstmConfig, LstmModel
-from training.models.precision import Precision, set_float32_products
-from training.trainers.bmuf import BmufConfig
-from training.trainers.gtc import GtcConfig
-from training.trainers.registry import TrainerConfig
-from training.trainers.synchronous import SynchronousConfig
+from training.models.lstm import LstmModel
+from training.models.precision import set_float32_products
+from training.trainers.registry import make_trainer
 
 SOFT_CHUNKS = SubEpoch(False, 0, 1, 0, False, 1e-4)
 PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "bfloat16")
@@ -99,7 +101,7 @@ class Bench:
         """Take the steps of a sub-epoch as jobs do; yield the frames of each."""
         torch.manual_seed(0)
         model = LstmModel(self.job.config, self.job.num_senones).to(self.device)
-        optimizer = AdamConfig().make_optimizer(model.parameters())
+        optimizer = make_optimizer(AdamConfig(), model.parameters())
         loop = LoopConfig(self.job.minibatch_frames, 1.0, precision=precision)
         compute = (
             gradients_of(model, loop) if has_graphs else partial(compute_gradients, model, loop)
@@ -109,7 +111,7 @@ class Bench:
         totals = RunningTotals()
         with (
             closing(device_copies(read, self.device)) as minibatches,
-            trainer.make_trainer(model, optimizer, self.group),
+            make_trainer(trainer, model, optimizer, self.group),
         ):
             norms = GradientNorms(0, 0)
             num_steps = plan.num_minibatches()

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from tests.benchmarks.papers_tables_task import MINIBATCH_FRAMES
-from training.algorithms.block_filter import Form
+from training.configuration.block_trainers import Form
 from training.simulation import MakeTrainer
 from training.trainers import Bmuf, Gtc, Htm, Synchronous
 

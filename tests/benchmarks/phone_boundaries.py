@@ -33,9 +33,10 @@ from pipeline.runs.names import (
 )
 from pipeline.shards import Alignment, read_partition
 from tests.benchmarks.measure import Figure, show
+from training.configuration.alignment import BootstrapConfig
 from training.decoding.alignment import TranscribedUtterance
 from training.decoding.bootstrap.cepstra import speaker_cepstra
-from training.decoding.bootstrap.hmm import BootstrapConfig, bootstrap_alignment
+from training.decoding.bootstrap.hmm import bootstrap_alignment
 from training.decoding.lexicon import SILENCE, Lexicon, parse_lexicon
 from training.decoding.senones.senone_tree import SenoneTree
 from training.targets.alignment import read_tree

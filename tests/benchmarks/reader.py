@@ -28,13 +28,15 @@ from pipeline.runs.manifest import Output
 from pipeline.runs.names import PARTITIONS_STEP
 from pipeline.shards import Alignment, PartitionRow, Storage, write_partition
 from tests.benchmarks.measure import Figure, interleaved, ratios, show
-from training.augmentation.augmenter import AugmentationConfig
+from training.configuration.augmentation import AugmentationConfig
+from training.configuration.models import LstmConfig
 from training.data import batching
 from training.data.dataset import Dataset
 from training.data.minibatch import Minibatch
 from training.data.sub_epochs import SubEpoch
-from training.fit.steps import GradientNorms, LoopConfig, take_steps
-from training.models.lstm import LstmConfig, LstmModel
+from training.fit.model_specs import LoopConfig
+from training.fit.steps import GradientNorms, take_steps
+from training.models.lstm import LstmModel
 from training.targets.hard import HardTargets
 
 K = 20

@@ -19,8 +19,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from training.algorithms.block_codes import Bfloat16
-from training.algorithms.sparsification.top_k import TopK
+from training.configuration.block_codes import Bfloat16, TopK
 from training.distributed import collectives, process_group
 from training.distributed.process_group import ProcessGroup
 from training.trainers import (

@@ -22,10 +22,10 @@ from jobs.cli.catalogue import (
     REPARTITION,
     TRAIN_STUDENT,
 )
-from jobs.report import scores_of
+from jobs.report import output_of
 from jobs.run import Launch, launches, run_steps
 from pipeline.runs.manifest import read_manifest, read_output
-from pipeline.runs.names import EVALUATION_STEP
+from pipeline.runs.names import EVALUATION_SCORES, EVALUATION_STEP
 from tests.benchmarks.rotation.lanes import link_run, steps_from
 from training.evaluation.utterance_errors import UtteranceErrors, read_errors
 from training.targets.alignment import read_tree
@@ -71,7 +71,7 @@ def keep(folder: Path, label: str, seed: int, values: Sequence[str]) -> None:
     run = str(folder / f"{label}-{seed}")
     store = ObjectStore((run,))
     manifest = read_manifest(store, run, EVALUATION_STEP)
-    scores = json.loads(read_output(store, run, scores_of(manifest)))
+    scores = json.loads(read_output(store, run, output_of(manifest, EVALUATION_SCORES)))
     (errors,) = (each for each in manifest.outputs if each.key == scores["files"]["errors.jsonl"])
     about = {
         "condition": "demo",

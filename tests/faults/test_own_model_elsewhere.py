@@ -25,10 +25,10 @@ from tests.training.targets.labelled_run import (
     store_network,
     write_labelled,
 )
-from training.models.factory import FactoryConfig
+from training.configuration.models import FactoryConfig
+from training.configuration.targets import WindowsConfig
 from training.targets.alignment import AlignmentSettings, realign
 from training.targets.teacher import PooledTeacher, kept_targets
-from training.targets.windows import WindowsConfig
 
 pytestmark = pytest.mark.cluster
 

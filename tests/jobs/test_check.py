@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from jobs.cli import device_choice
 from tests.job_programs import RunJob, Said
 from tests.whole_path.processes import TINY
 
@@ -225,6 +226,7 @@ def test_a_gpu_that_is_absent_is_refused_before_a_run(run_job: RunJob) -> None:
 
 def test_ranks_are_checked_against_gpus(run_job: RunJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """A host of three GPUs trains the student on two ranks, not on four."""
+    monkeypatch.setattr(device_choice, "_GPU_FILES", ("null",))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     said = check(run_job, "--student-ranks", "4")
     require_refusal(said, "--device auto: 4 ranks on this host: need at most 3, one for each GPU")

@@ -1,4 +1,4 @@
-"""The report job stores a report again and again, but never one of other inputs."""
+"""The report job stores the newest report: of all inputs, with what other runs are beside it."""
 
 import json
 from argparse import Namespace
@@ -8,16 +8,28 @@ from pathlib import Path
 import pytest
 
 from infra.cluster import load_cluster
-from infra.store.object_store import ObjectStore, StoreError
+from infra.store.object_store import ObjectStore, StoreError, join_uri
 from jobs import report
 from jobs.cli.job import Job
+from jobs.report_contents.compared_run import compared
+from jobs.report_contents.origin import dollars_of, origin_of
+from jobs.report_contents.quarantine import quarantine_reasons, retry_commands
 from pipeline.records import Quarantined
 from pipeline.runs.commit import step_context
-from pipeline.runs.manifest import Manifest, manifest_uri
-from pipeline.runs.names import EVALUATION_STEP, REPORT_DOCUMENT, TARGETS_STEP
+from pipeline.runs.manifest import Manifest, manifest_uri, sha256
+from pipeline.runs.names import (
+    CERTIFICATE_STEP,
+    EVALUATION_STEP,
+    PLAN_DOCUMENT,
+    REPORT_DOCUMENT,
+    TARGETS_STEP,
+    job_record,
+)
 from pipeline.runs.sealed_json import seal
 from pipeline.runs.step import write_manifest
 from tests.whole_path.processes import TINY
+from training.evaluation.utterance_errors import UtteranceErrors
+from training.evaluation.word_errors import WordErrors
 from training.recipes import read_recipe
 
 
@@ -31,7 +43,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     store, run_uri = ObjectStore((str(tmp_path),)), str(tmp_path)
     for step in report.READS:
         write_manifest(step_context(store, run_uri, step, {}, {}), Manifest(step, {}, {}, ()))
-    arguments, recipe = Namespace(json=False, curve=[]), read_recipe(str(TINY))
+    arguments, recipe = Namespace(json=False, curve=[], compare=None), read_recipe(str(TINY))
     return Job("report", recipe, run_uri, "", store, None, arguments, is_leader=True)
 
 
@@ -50,18 +62,27 @@ def test_each_call_stores_the_report_again(job: Job, tmp_path: Path) -> None:
     assert stored(job) == (1, "page 1")
 
 
-def test_a_report_of_other_inputs_replaces_none(job: Job) -> None:
-    """The evaluation was made again: the call fails before it stores anything."""
+@pytest.mark.parametrize("changed", ["plan", "certificate", "record", "evaluation"])
+def test_a_report_is_made_again_after_a_change(job: Job, changed: str) -> None:
+    """A later plan, certificate, record or evaluation is an input: the report names its digest."""
     report.run(job)
-    other = Manifest(EVALUATION_STEP, {"beam": 9}, {}, ())
-    job.store.put(manifest_uri(job.run_uri, EVALUATION_STEP), other.to_bytes())
-    with pytest.raises(ValueError, match=r"report/manifest.json was made from .* evaluation is"):
-        report.run(job)
-    assert stored(job) == (0, "page 0")
+    documents = {"plan": (PLAN_DOCUMENT, b"{}"), "record": (job_record("align"), b"{}")}
+    if changed in documents:
+        key, data = documents[changed]
+        job.store.put(join_uri(job.run_uri, key), data)
+    else:
+        step = {"certificate": CERTIFICATE_STEP, "evaluation": EVALUATION_STEP}[changed]
+        key, data = step, Manifest(step, {"beam": 9}, {}, ()).to_bytes()
+        job.store.put(manifest_uri(job.run_uri, step), data)
+    again, unchanged = report.run(job), report.run(job)
+    assert [each.was_finished for each in (*again, *unchanged)] == [False, True]
+    assert again[0].manifest.inputs[key] == sha256(data)
+    document = json.loads(Path(job.run_uri, REPORT_DOCUMENT).read_text())
+    assert document["inputs"] == dict(again[0].manifest.inputs)
 
 
 def test_what_teachers_failed_at_is_in_the_quarantine(job: Job) -> None:
-    """Of the ledgers that steps wrote, with the counts of each reason."""
+    """Of the ledgers that steps wrote, with the counts of each reason; a command reads it again."""
     lost = Quarantined("a", "a.wav", "teacher_failed", "NaN", num_bytes=0, duration_ms=9)
     ledger = step_context(job.store, job.run_uri, TARGETS_STEP, {}, {}).put_ledger("0", [lost] * 2)
     assert ledger is not None
@@ -69,7 +90,63 @@ def test_what_teachers_failed_at_is_in_the_quarantine(job: Job) -> None:
         TARGETS_STEP: Manifest(TARGETS_STEP, {}, {}, (), (ledger,)),
         EVALUATION_STEP: Manifest(EVALUATION_STEP, {}, {}, (), (ledger,)),
     }
-    assert report.quarantine_reasons(job, manifests) == {TARGETS_STEP: {"teacher_failed": 2}}
+    reasons = quarantine_reasons(job.store, job.run_uri, manifests)
+    assert reasons == {TARGETS_STEP: {"teacher_failed": 2}}
+    assert retry_commands(reasons, "runs/my own", "demo", ["a.b=1"]) == [
+        {
+            "step": TARGETS_STEP,
+            "reasons": ["teacher_failed"],
+            "command": "megahour retry --recipe demo --set a.b=1 --run 'runs/my own' "
+            "--reason teacher_failed",
+        }
+    ]
+    assert retry_commands({"selection/dev": {"missing_object": 1}}, "run", "demo", []) == []
+
+
+def errors(model: str, counts: dict[str, int]) -> list[UtteranceErrors]:
+    """Return an utterance of ten words a speaker, with so many substitutions."""
+    return [
+        UtteranceErrors(f"{speaker}-1", speaker, "all", 1000, {model: WordErrors(count, 0, 0, 10)})
+        for speaker, count in counts.items()
+    ]
+
+
+def test_two_runs_are_compared_by_the_same_speakers() -> None:
+    """Four speakers all gain a word of 16: WERR 25 %, and p = 2/16, of all signs those two."""
+    here = errors("student", dict.fromkeys("abcd", 3))
+    there = errors("student", dict.fromkeys("abcd", 4))
+    found = compared({"run": "other", "wer": {}, "curves": {}}, lambda: here, lambda: there)
+    assert found.keys() == {"run", "wer", "pairs"}
+    (pair,) = found["pairs"]
+    assert (pair["model"], pair["reduction"]["value"]) == ("student", 25.0)
+    assert pair["p_value"] == pytest.approx(2 / 16)
+
+
+def test_runs_of_other_utterances_are_not_paired() -> None:
+    """The comparison keeps the scores and says why it has no test."""
+    found = compared(
+        {"run": "other"}, lambda: errors("student", {"a": 1}), lambda: errors("student", {"b": 1})
+    )
+    assert found["pairs"] == []
+    assert "a-1 is in one evaluation alone" in found["not_paired"] or "b-1" in found["not_paired"]
+
+
+def test_dollars_are_instances_by_the_hour_and_requests_to_s3() -> None:
+    """2 instances at $3 for half an hour, and 1,000 PUTs at $0.005; on disk requests are free."""
+    record = {
+        "seconds": 1800,
+        "finished_at": "2026-11-24T10:00:00+00:00",
+        "machine": "a machine",
+        "commit": "abc",
+        "cluster": {"instance_type": "x", "num_instances": 2, "price_per_instance_hour": 3.0},
+        "requests": {"get": 0, "put": 1000, "head": 0, "list": 0, "retries": 7},
+    }
+    assert dollars_of(record, is_in_s3=True) == pytest.approx(3.005)
+    early = {"seconds": 60, "finished_at": "2026-11-24T09:00:00+00:00"}
+    found = origin_of({"align": early, "evaluate": record}, "runs/mine")
+    assert (found["dollars"], found["steps"]["align"]["dollars"]) == (3.0, None)
+    assert (found["step_seconds"], found["elapsed_seconds"]) == (1860, 3660)
+    assert (found["machines"], found["commits"]) == (["a machine"], ["abc"])
 
 
 def rates(student: float) -> dict[str, object]:
@@ -93,7 +170,9 @@ def test_a_curve_has_the_run_and_the_reported_runs_beside_it(
     path.parent.mkdir(parents=True)
     path.write_bytes(seal({"run": str(other), "hours": {"unlabelled": 1.0}, **rates(35)}))
     beside = replace(
-        job, cluster=load_cluster("demo"), arguments=Namespace(json=False, curve=[str(other)])
+        job,
+        cluster=load_cluster("demo"),
+        arguments=Namespace(json=False, curve=[str(other)], compare=None),
     )
     report.run(beside)
     curve = json.loads(Path(job.run_uri, REPORT_DOCUMENT).read_text())["hours_curve"]

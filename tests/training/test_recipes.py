@@ -7,15 +7,17 @@ import pytest
 
 from infra.configuration import ConfigurationError
 from jobs.cli.job import recipe_path
-from training.algorithms.optimizers import AdamConfig, SgdConfig
+from training.configuration.block_trainers import BmufConfig, HtmConfig
+from training.configuration.models import ConformerConfig
+from training.configuration.optimizers import AdamConfig, SgdConfig
+from training.configuration.trainers import (
+    TRAINERS,
+    GtcConfig,
+    SynchronousConfig,
+    describe_trainers,
+)
 from training.fit.model_specs import sequence_fit, sibling_fits, student_fit
-from training.models.conformer import ConformerConfig
 from training.recipes import Recipe, read_recipe
-from training.trainers.bmuf import BmufConfig
-from training.trainers.gtc import GtcConfig
-from training.trainers.htm import HtmConfig
-from training.trainers.registry import TRAINERS, describe_trainers
-from training.trainers.synchronous import SynchronousConfig
 
 TINY = Path(__file__).parents[1] / "whole_path" / "tiny.toml"
 
@@ -151,8 +153,8 @@ def test_a_trainers_settings_are_checked_with_the_recipe(override: str, message:
 def test_each_trainer_counts_its_vectors(name: str) -> None:
     """The check of a recipe asks for it; HTM has GTC's residual beside BMUF's vectors."""
     config = TRAINERS[name]()
-    num_expected = {"synchronous": 0, "gtc": 1, "bmuf": 3, "htm": 4}.get(name)
-    assert 0 <= config.num_state_vectors <= 5
+    num_expected = {"synchronous": 0, "gtc": 1, "bmuf": 3, "htm": 4, "ad_psgd": 6}.get(name)
+    assert 0 <= config.num_state_vectors <= 6
     assert num_expected is None or config.num_state_vectors == num_expected
 
 

@@ -20,8 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from training.algorithms.block_codes import Threshold
-from training.algorithms.sparsification.top_k import TopK
+from training.configuration.block_codes import Threshold, TopK
 from training.distributed.process_group import ProcessGroup
 from training.distributed.simulated_group import simulate_ranks
 from training.trainers import (

@@ -24,6 +24,7 @@ from pipeline.runs.manifest import read_manifest
 from pipeline.runs.names import ALL_SUBSETS
 from tests.job_programs import RunJob
 from tests.jobs.planning.test_throughputs import CALIBRATION
+from tests.notebooks.execution import REPOSITORY, execute, num_pictures, read_notebook
 from tests.whole_path.manifests import manifest_bytes, require_balance
 from tests.whole_path.processes import TINY, left_behind, run_all_steps, run_step
 from tests.whole_path.reduced_an4 import write_reduced_an4
@@ -85,6 +86,11 @@ def test_the_report_has_the_documented_shape(whole: WholeRun) -> None:
         assert step.keys() == {"seconds", "utterances_in", "utterances_out", "quarantined"}
         assert step["seconds"] >= 0
         assert step["utterances_in"] == step["utterances_out"] + step["quarantined"] > 0
+    for model in MODELS:  # every sub-epoch was trained by the one start of its step
+        frames = [point["num_frames"] for point in report["curves"][model]]
+        assert [each["num_frames"] for each in report["pace"][model]] == frames
+        assert [each["sub_epoch"] for each in report["pace"][model]] == list(range(len(frames)))
+        assert all(each["seconds"] > 0 for each in report["pace"][model])
     table = re.search(r"^baseline +([0-9.]+)$", whole.output, re.MULTILINE)
     assert table is not None
     assert float(table[1]) == pytest.approx(baseline, abs=0.05)
@@ -119,6 +125,30 @@ def test_the_page_needs_nothing_but_itself(whole: WholeRun) -> None:
     assert not re.search(r"<script|<link|(src|href)=[\"']?(https?:)?//|url\((?!#)|@import", page)
 
 
+@pytest.mark.parametrize(
+    ("name", "said", "num_drawn"),
+    [
+        ("kbest_mass", "mean mass", 2),
+        ("trainer_tradeoffs", "student: htm on 4 ranks", 2),
+        ("errors", " s of audio", 4),
+    ],
+)
+def test_notebooks_show_the_run(
+    whole: WholeRun,
+    name: str,
+    said: str,
+    num_drawn: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each is executed from the run's URI alone, and draws its pictures."""
+    for folder in ("JUPYTER_RUNTIME_DIR", "IPYTHONDIR", "MPLCONFIGDIR"):
+        monkeypatch.setenv(folder, str(tmp_path))
+    notebook = read_notebook(REPOSITORY / "notebooks" / f"{name}.ipynb")
+    assert said in execute(notebook, f"RUN = {str(whole.folder)!r}")
+    assert num_pictures(notebook) == num_drawn
+
+
 def test_hours_in_are_hours_out_and_quarantined(whole: WholeRun) -> None:
     """They agree in each manifest and from step to step, though one audio file is cut short."""
     manifests = require_balance(whole.store, str(whole.folder), ALL_SUBSETS)
@@ -127,6 +157,13 @@ def test_hours_in_are_hours_out_and_quarantined(whole: WholeRun) -> None:
     assert features.quarantined.duration_ms > 1000
     assert ledger_reasons(whole.store, str(whole.folder), features.ledgers) == {"truncated": 1}
     report = whole.report()
+    assert all(
+        stage["in_ms"] == stage["out_ms"] + stage["quarantined_ms"] + stage["unselected_ms"]
+        for stages in report["waterfall"].values()
+        for stage in stages
+    )
+    assert report["waterfall"]["unlabelled"][-1]["step"] == "partitions/unlabelled"
+    assert report["origin"]["machines"]
     assert report["hours"]["unlabelled"] == pytest.approx(features.tally_out.hours)
     assert report["quarantine"]["features/unlabelled"] == {"truncated": 1}
 

@@ -15,8 +15,8 @@ from tests.job_programs import RunJob, Said
 from tests.s3_server import CREDENTIALS, free_port
 from tests.small_corpus import local_store, serially, write_corpus, write_metadata
 from tests.whole_path.processes import TINY, run_step
+from training.configuration.trainers import TRAINERS
 from training.recipes import read_recipe
-from training.trainers.registry import TRAINERS
 
 STEPS = (
     *("ingest", "select_utterances", "extract_features", "align", "train_baseline"),

@@ -1,31 +1,12 @@
 """Filter the block updates of averaged models (BMUF; paper 003 VI-B, 000 2.2)."""
 
-from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from infra.configuration import LATER
-from infra.ranges import Range, check_ranges
-from training.algorithms.block_codes import EXACT, BlockCode
-
-Form = Literal["nesterov", "as_printed"]
-OptimizerState = Literal["keep", "average", "reset"]
-"""Treatments of the optimizer's moments at a block's end."""
-
-
-def block_momentum_for(
-    num_models: int, block_learning_rate: float, momentum_constant: float
-) -> float:
-    """Compute eta from zeta / (N (1 - eta)) = C (000 eq. 5); N is the number of averaged models."""
-    if not (momentum_constant > 0 and momentum_constant * num_models >= block_learning_rate):
-        raise ValueError(
-            f"momentum_constant = {momentum_constant}: need at least block_learning_rate / N = "
-            f"{block_learning_rate} / {num_models}, or the block momentum is negative"
-        )
-    return 1 - block_learning_rate / (num_models * momentum_constant)
+from training.configuration.block_trainers import Form
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,37 +71,3 @@ class BlockFilter:
         if self.form == "as_printed":
             return BlockState(nesterov_model, nesterov_model, update)
         return BlockState(global_model, nesterov_model, update)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockConfig:
-    """BlockConfig: zeta, and C of eq. (5); the defaults are those of paper 000 3.2.
-
-    A `block_momentum` takes the place of eq. (5) and its C; 0 is model averaging.
-    """
-
-    block_size: Annotated[int, Range(1, 1_000_000)] = 50
-    block_learning_rate: Annotated[float, Range(1e-6, 1000)] = 1.0
-    momentum_constant: Annotated[float, Range(1e-6, 1000)] = 1.0
-    block_momentum: Annotated[float, Range(0, 1, below=True)] | None = field(
-        default=None, metadata=LATER
-    )
-    form: Form = field(default="nesterov", metadata=LATER)
-    optimizer_state: OptimizerState = field(default="keep", metadata=LATER)
-    block_exchange: BlockCode = field(default=EXACT, metadata=LATER)
-
-    __post_init__ = check_ranges
-
-    @property
-    def num_block_vectors(self) -> int:
-        """Count both models of a block, the filtered update, and a code's residual."""
-        return 3 + self.block_exchange.has_residual
-
-    def block_settings(self) -> dict[str, Any]:
-        """Return these fields, which BMUF and HTM take by their names."""
-        return {each.name: getattr(self, each.name) for each in fields(BlockConfig)}
-
-    def check_models(self, num_models: int) -> None:
-        """Raise ValueError if eq. (5) gives so many models a block momentum below 0."""
-        if self.block_momentum is None:
-            block_momentum_for(num_models, self.block_learning_rate, self.momentum_constant)

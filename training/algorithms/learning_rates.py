@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+from training.configuration.optimizers import check_decay, check_newbob_rates
+
 
 def exponential_decay(initial: float, final: float, num_epochs: int) -> list[float]:
     """Return the rates of the epochs, from `initial` to `final` by a constant factor."""
@@ -18,20 +20,6 @@ def warm_up_factor(num_steps: int, warm_up_steps: int) -> float:
     Many ranks are a large minibatch, whose first steps a warm-up keeps small (003 V-F).
     """
     return min((num_steps + 1) / warm_up_steps, 1.0) if warm_up_steps else 1.0
-
-
-def check_decay(initial: float, final: float, num_epochs: int) -> None:
-    """Raise ValueError for rates that rise or are not positive, and for no epoch."""
-    if not 0 < final <= initial:
-        raise ValueError(f"learning rates {initial} -> {final}: need 0 < final <= initial")
-    if num_epochs < 1:
-        raise ValueError(f"num_epochs = {num_epochs}: need at least 1")
-
-
-def check_newbob_rates(initial: float, minimum: float) -> None:
-    """Raise ValueError unless the initial rate is above a positive minimum."""
-    if not 0 < minimum < initial:
-        raise ValueError(f"learning rates {initial} -> {minimum}: need 0 < minimum < initial")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Int64
@@ -15,7 +15,9 @@ from infra.store.checked_reads import scan_checked
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.runs.manifest import Output, read_output
 from pipeline.shards import read_partition
-from training.augmentation.augmenter import NO_AUGMENTATION, AugmentationConfig, Augmenter
+from training.augmentation.augmenter import NO_AUGMENTATION, Augmenter
+from training.configuration.augmentation import AugmentationConfig
+from training.configuration.values import SoftTargetsForm
 from training.data.batching import (
     Segments,
     chunked_minibatches,
@@ -27,7 +29,6 @@ from training.data.minibatch import BufferFrames, Minibatch
 from training.data.sharding import Lengths, PartitionSlice, read_lengths, shard_partitions
 from training.data.sub_epochs import SubEpoch
 from training.data.validation_speakers import left_out_rows
-from training.targets.soft import SoftTargetsForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Dataset:
     augmentation: AugmentationConfig = NO_AUGMENTATION.config
     lattices: LatticeShards | None = None
     development: tuple[Output, ...] = ()
-    soft_targets: SoftTargetsForm = "renormalized"
+    soft_targets: SoftTargetsForm | Literal["stored"] = "renormalized"
 
     def plan(
         self, sub_epoch: SubEpoch, index: int, lengths_of: Callable[[Output], Lengths] | None = None

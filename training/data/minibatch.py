@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -12,10 +12,11 @@ from torch import Tensor
 from pipeline.shards import Alignment, PartitionRow
 from pipeline.splicing import STACK, splice
 from training.augmentation.augmenter import NO_AUGMENTATION, Augmenter
+from training.configuration.values import SoftTargetsForm
 from training.data.batching import Segments
 from training.targets.hard import HardTargetRows, HardTargets
 from training.targets.sequence import SequenceTargetRows, SequenceTargets
-from training.targets.soft import SOFT_TARGET_ROWS, SoftTargetRows, SoftTargets, SoftTargetsForm
+from training.targets.soft import SOFT_TARGET_ROWS, SoftTargetRows, SoftTargets
 
 _PADDING = 0
 """The row of zeros without a target."""
@@ -66,7 +67,7 @@ class BufferFrames:
         rows: Sequence[PartitionRow],
         sub_epoch_offset: int,
         augmenter: Augmenter = NO_AUGMENTATION,
-        soft_targets: SoftTargetsForm = "renormalized",
+        soft_targets: SoftTargetsForm | Literal["stored"] = "renormalized",
     ) -> "BufferFrames":
         """Augment and splice rows that all have hard targets, or all have soft ones."""
         rows = augmenter.at_speed(rows)

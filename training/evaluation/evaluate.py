@@ -14,6 +14,7 @@ from pipeline.runs.names import (
     ALIGNMENT_STEP,
     BASELINE,
     DEV,
+    EVALUATION_ERRORS,
     EVALUATION_SCORES,
     EVALUATION_STEP,
     HELDOUT,
@@ -30,8 +31,8 @@ from pipeline.runs.step import (
     commit_each,
     run_step,
 )
+from training.configuration.decoding import DecodingSettings, EvaluationConfig
 from training.decoding.decoder import DecoderConfig
-from training.decoding.decoding_settings import DecodingSettings
 from training.evaluation.decoded import (
     DecodedUtterance,
     file_order,
@@ -53,8 +54,7 @@ from training.evaluation.slices import (
 )
 from training.evaluation.tuning import recipe_settings, tuned_settings
 from training.evaluation.utterance_errors import UtteranceErrors, write_errors
-from training.models.registry import num_parameters
-from training.recipes import EvaluationConfig
+from training.models.parameter_count import num_parameters
 from training.targets.alignment import read_tree
 from training.targets.labelled import read_lexicon
 
@@ -204,7 +204,7 @@ def contents(
     errors = write_errors(folded.utterances)
     files = {
         **folded.files,
-        "errors.jsonl": context.put_output("errors", ".jsonl", errors, heldout),
+        "errors.jsonl": context.put_output(EVALUATION_ERRORS, ".jsonl", errors, heldout),
     }
     scores = {
         **word_error_scores(folded.utterances),

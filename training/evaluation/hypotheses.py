@@ -16,8 +16,8 @@ from pipeline.runs.commit import Commit, StepContext, once
 from pipeline.runs.manifest import Output, read_output
 from pipeline.shards import FeatureRow
 from pipeline.splicing import STACK, low_rate_alignment
+from training.configuration.decoding import DecodingSettings
 from training.decoding.decoder import BestPath, best_path
-from training.decoding.decoding_settings import DecodingSettings
 from training.decoding.graph.hclg import DecodingGraph
 from training.decoding.lexicon import Lexicon
 from training.decoding.senones.senone_tree import SenoneTree

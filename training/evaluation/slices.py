@@ -21,13 +21,13 @@ from pipeline.runs.names import ALIGNMENT_STEP, task_name
 from pipeline.runs.step import Distribute
 from pipeline.shards import FeatureRow, read_feature_texts, read_features
 from pipeline.splicing import STACK, num_low_rate_frames
+from training.configuration.decoding import DecodingSettings
+from training.configuration.models import ModelConfig
 from training.decoding.decoder import DecoderConfig
-from training.decoding.decoding_settings import DecodingSettings
 from training.decoding.graph.grammar import GrammarWeights
 from training.decoding.graph.hclg import DecodingGraph, decoding_graph
 from training.decoding.lexicon import Lexicon
 from training.decoding.senones.senone_tree import SenoneTree
-from training.models.registry import ModelConfig
 from training.models.store import TrainedModel, load_model
 from training.targets.alignment import batched_log_likelihoods, read_tree
 from training.targets.labelled import read_lexicon

@@ -1,7 +1,6 @@
 """The graph that the teacher searches for lattice targets: the language model of the evaluation."""
 
 from dataclasses import replace
-from typing import Any
 
 from infra.configuration import plain
 from infra.store.object_store import ObjectStore
@@ -10,20 +9,19 @@ from pipeline.runs.commit import StepContext
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
     BOOTSTRAP_STEP,
-    LANGUAGE_MODEL_SETTINGS,
     TARGETS_GRAPH_STEP,
     TARGETS_TUNING_STEP,
 )
 from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step
+from training.configuration.decoding import EvaluationConfig
+from training.configuration.targets import LatticeTargetsConfig, target_graph_settings
 from training.decoding.graph.grammar import GrammarWeights
 from training.decoding.graph.graph_text import encode_graph
 from training.decoding.graph.hclg import decoding_graph
 from training.evaluation.language_model import LanguageModelFiles
 from training.evaluation.tuning import recipe_settings, tuned_settings
-from training.recipes import EvaluationConfig
 from training.targets.alignment import read_tree
 from training.targets.labelled import read_lexicon
-from training.targets.lattice_targets import LatticeTargetsConfig
 
 
 def build_target_graph(
@@ -68,18 +66,3 @@ def build_target_graph(
     config = target_graph_settings(evaluation, lattices)
     digests = {**lexicon.digests, **files.digests}
     return run_step(StepSpec(store, run_uri, TARGETS_GRAPH_STEP, config, reads, digests), build)
-
-
-def target_graph_settings(
-    evaluation: EvaluationConfig, lattices: LatticeTargetsConfig
-) -> dict[str, Any]:
-    """Return all that decides the graph and its scales, besides the inputs."""
-    of_model = ("acoustic_scale", "ngram_order", "smoothing", *LANGUAGE_MODEL_SETTINGS)
-    resolved = plain(evaluation)
-    return {
-        "evaluation": {name: resolved[name] for name in of_model if name in resolved},
-        "lattices": {
-            "acoustic_scale": lattices.acoustic_scale,
-            "ngram_order": lattices.ngram_order,
-        },
-    }

@@ -13,8 +13,8 @@ from pipeline.records import Tally
 from pipeline.runs.commit import Commit, StepContext, once
 from pipeline.runs.manifest import Output, read_output
 from pipeline.shards import FeatureRow
+from training.configuration.decoding import DecodingSettings
 from training.decoding.decoder import decode
-from training.decoding.decoding_settings import DecodingSettings
 from training.evaluation.slices import DecodingPlace, Piece, Slice, scored_pieces
 from training.evaluation.word_errors import WordErrors, word_errors
 from training.tensor_encoding import decode_state, encode_state

@@ -18,8 +18,8 @@ from pipeline.runs.names import (
     model_step,
 )
 from pipeline.runs.step import StepContents, StepResult, StepSpec, commit_each, run_step
+from training.configuration.decoding import DecodingSettings, EvaluationConfig, TuningConfig
 from training.decoding.decoder import DecoderConfig
-from training.decoding.decoding_settings import DecodingSettings, TuningConfig
 from training.evaluation.language_model import GivenModel, LanguageModelFiles, store_arpas
 from training.evaluation.slices import (
     DecodingPlace,
@@ -29,7 +29,6 @@ from training.evaluation.slices import (
 )
 from training.evaluation.trials import ScoringTask, TrialTask, score_slice, try_settings
 from training.evaluation.word_errors import WordErrors
-from training.recipes import EvaluationConfig
 from training.targets.labelled import read_lexicon
 
 T = TypeVar("T", ScoringTask, TrialTask)

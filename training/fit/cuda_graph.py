@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from training.data.batching import chunked_shape
 from training.data.minibatch import Minibatch, Targets
-from training.fit.steps import ComputeGradients, LoopConfig, RunningTotals, compute_gradients
+from training.fit.model_specs import LoopConfig
+from training.fit.steps import ComputeGradients, RunningTotals, compute_gradients
 from training.models.acoustic_model import AcousticModel
 from training.targets.sequence import SequenceTargets
 

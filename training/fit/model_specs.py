@@ -23,21 +23,21 @@ from pipeline.runs.names import (
     teachers,
 )
 from training.algorithms.learning_rates import MinRateNewbob, exponential_decay
-from training.algorithms.optimizers import AdamConfig, OptimizerConfig
-from training.augmentation.augmenter import AugmentationConfig
+from training.configuration.augmentation import AugmentationConfig
+from training.configuration.minibatch_selection import MinibatchSelectionConfig
+from training.configuration.models import ModelConfig
+from training.configuration.optimizers import AdamConfig, OptimizerConfig
+from training.configuration.sequence_training import SequenceTrainingConfig
+from training.configuration.supervised import SupervisedConfig
+from training.configuration.trainers import TrainerConfig
+from training.configuration.values import Precision, SoftTargetsForm
 from training.data.sub_epochs import (
     SubEpoch,
     scheduled_learning_sub_epochs,
     sequence_sub_epochs,
     supervised_sub_epochs,
 )
-from training.fit.steps import LoopConfig
-from training.models.registry import ModelConfig
 from training.recipes import CheckpointConfig, Recipe, StudentConfig
-from training.sequence_recipe import SequenceTrainingConfig
-from training.supervised_recipe import SupervisedConfig
-from training.targets.soft import SoftTargetsForm
-from training.trainers.registry import TrainerConfig
 
 LEFT_OUT = "left_out"
 """The validation on labelled speakers whom training leaves out."""
@@ -50,6 +50,20 @@ class SequenceCriterion:
     lattices: str
     acoustic_scale: float
     boost: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoopConfig:
+    """LoopConfig: gradients are sums over about `minibatch_frames`, clipped at a norm a frame.
+
+    The learning rate rises over the first `warm_up_steps` of all training. Models are trained in
+    `precision`, and validated in float32.
+    """
+
+    minibatch_frames: int
+    max_gradient_norm: float
+    warm_up_steps: int = field(default=0, metadata=LATER)
+    precision: Precision = field(default="float32", metadata=LATER)
 
 
 Criterion: TypeAlias = Literal["cross_entropy"] | SequenceCriterion
@@ -81,6 +95,10 @@ class Fit:
     augmentation: AugmentationConfig = field(default=AugmentationConfig(), metadata=LATER)
     validation: str = field(default="", metadata=LATER)
     soft_targets: SoftTargetsForm = field(default="renormalized", metadata=LATER)
+    minibatch_selection: MinibatchSelectionConfig = field(
+        default=MinibatchSelectionConfig(), metadata=LATER
+    )
+    model_parallel_ranks: int = field(default=1, metadata=LATER)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
 
     def __post_init__(self) -> None:
@@ -143,6 +161,7 @@ def _supervised(name: str, config: SupervisedConfig, recipe: Recipe, labelled: s
         optimizer=config.optimizer,
         warm_start=config.warm_start,
         augmentation=config.augmentation,
+        minibatch_selection=config.minibatch_selection,
         checkpoints=recipe.checkpoints,
     )
 
@@ -192,6 +211,8 @@ def sequence_fit(recipe: Recipe, fit: Fit) -> Fit:
         # At another speed an utterance would have other frames than its lattice.
         augmentation=AugmentationConfig(),
         soft_targets="renormalized",  # labelled data have none
+        minibatch_selection=MinibatchSelectionConfig(),
+        model_parallel_ranks=1,
         criterion=SequenceCriterion(lattices_step(fit.name), config.acoustic_scale, config.boost),
     )
 
@@ -222,6 +243,8 @@ def student_fit(recipe: Recipe) -> Fit:
         warm_start=config.warm_start,
         augmentation=config.augmentation,
         soft_targets=config.soft_targets,
+        minibatch_selection=config.minibatch_selection,
+        model_parallel_ranks=config.model_parallel_ranks,
         checkpoints=recipe.checkpoints,
     )
 
@@ -238,6 +261,7 @@ def sibling_fit(recipe: Recipe, earlier: TargetsRound) -> Fit:
         model=recipe.models.teacher,
         unlabelled=earlier.partitions,
         trainer=recipe.teacher.trainer,
+        model_parallel_ranks=1,
         # No earlier model of the run is of its form and has learnt from these targets.
         warm_start="none",
     )

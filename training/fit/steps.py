@@ -2,17 +2,18 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import TypeAlias
 
 import torch
 from jaxtyping import Float, Num
 from torch import Tensor, nn
 
-from infra.configuration import LATER
+from training.configuration.values import Precision
 from training.data.dataset import Dataset
 from training.data.device_copies import device_copies
 from training.data.minibatch import Minibatch
@@ -20,8 +21,9 @@ from training.data.sub_epochs import SubEpoch
 from training.distributed import collectives
 from training.distributed.gather import Arrival
 from training.distributed.process_group import ProcessGroup, is_read_at_once
+from training.fit.model_specs import LoopConfig
 from training.models.acoustic_model import AcousticModel
-from training.models.precision import Precision, without_tf32
+from training.models.precision import without_tf32
 from training.targets.sequence import SequenceTargets
 
 VALIDATION = SubEpoch(True, 0, 1, 0, False, 0.0, is_validation=True)
@@ -118,18 +120,14 @@ class GradientNorms:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class LoopConfig:
-    """LoopConfig: gradients are sums over about `minibatch_frames`, clipped at a norm a frame.
+class UncheckedNorms(GradientNorms):
+    """UncheckedNorms looks at none: in a trial the trainer finds a NaN, on all ranks together."""
 
-    The learning rate rises over the first `warm_up_steps` of all training. Models are trained in
-    `precision`, and validated in float32.
-    """
+    def __init__(self) -> None:
+        super().__init__(0, 0)
 
-    minibatch_frames: int
-    max_gradient_norm: float
-    warm_up_steps: int = field(default=0, metadata=LATER)
-    precision: Precision = field(default="float32", metadata=LATER)
+    def examine(self, norm: Float[Tensor, ""]) -> None:
+        """Do nothing."""
 
 
 ComputeGradients: TypeAlias = Callable[[Minibatch], tuple[RunningTotals, Float[Tensor, ""]]]
@@ -144,22 +142,26 @@ def take_steps(
     config: LoopConfig,
     norms: GradientNorms,
     compute: ComputeGradients | None = None,
-) -> Iterator[RunningTotals]:
+    factor: int = 1,
+) -> Generator[RunningTotals, None, None]:
     """Take one step after the other, and yield each one's totals when it is taken.
 
-    A rank whose data ends first continues with empty steps, so that no rank waits. Raises
-    FloatingPointError for a gradient that is not finite: on a CPU before another rank receives it,
-    on a device a step later. No step waits for the device: the caller lets the trainer look at the
-    last step's gradient, which all ranks do together, and then calls `norms.check()`. `compute`
-    replaces `compute_gradients`.
+    A step sums the gradients of `factor` minibatches. A rank whose data ends first continues with
+    empty steps, so that no rank waits. Raises FloatingPointError for a gradient that is not finite:
+    on a CPU before another rank receives it, on a device a step later. No step waits for the
+    device: the caller lets the trainer look at the last step's gradient, which all ranks do
+    together, and then calls `norms.check()`. `compute` replaces `compute_gradients` of one.
     """
     model.train()
     compute = compute or partial(compute_gradients, model, config)
     for _ in range(num_steps):
         optimizer.zero_grad()
         result = RunningTotals()
-        if (minibatch := next(minibatches, None)) is not None:
-            result, norm = compute(minibatch)
+        if taken := list(islice(minibatches, factor)):
+            if factor == 1:
+                result, norm = compute(taken[0])
+            else:
+                result, norm = summed_gradients(model, config, taken, factor)
             norms.examine(norm)
         # Out of data, a rank still sends what GTC's residual holds.
         optimizer.step()
@@ -176,12 +178,32 @@ def compute_gradients(
     loss.backward()  # type: ignore[no-untyped-call]
     # The gradient is a sum over frames, so its bound grows with the minibatch.
     bound = config.max_gradient_norm * config.minibatch_frames
-    return totals, clip_gradients(list(model.parameters()), bound)
+    return totals, clip_gradients(list(model.parameters()), bound, model.whole_norm)
 
 
-def clip_gradients(parameters: Sequence[nn.Parameter], bound: float) -> Float[Tensor, ""]:
-    """Scale the gradients down to a norm of `bound`, where theirs is above; return theirs."""
-    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+def summed_gradients(
+    model: AcousticModel, config: LoopConfig, minibatches: Sequence[Minibatch], factor: int
+) -> tuple[RunningTotals, Float[Tensor, ""]]:
+    """Add the gradients of several minibatches, then clip them as those of a larger one."""
+    totals = RunningTotals()
+    for minibatch in minibatches:
+        loss, own = minibatch_loss(model, minibatch, config.precision)
+        loss.backward()  # type: ignore[no-untyped-call]
+        totals.add(own)
+    bound = config.max_gradient_norm * config.minibatch_frames * factor
+    return totals, clip_gradients(list(model.parameters()), bound, model.whole_norm)
+
+
+def clip_gradients(
+    parameters: Sequence[nn.Parameter],
+    bound: float,
+    whole_norm: Callable[[Tensor], Tensor] = lambda norm: norm,
+) -> Float[Tensor, ""]:
+    """Scale the gradients down to a norm of `bound`, where theirs is above; return theirs.
+
+    `whole_norm` makes the whole model's norm of that of the parameters, where these are a part.
+    """
+    norm = whole_norm(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
     # A factor of 1 would cost a small model 1 % of its step. A GPU's host does not look.
     if not is_read_at_once(norm.device) or not float(norm) < 0.99 * bound:
         nn.utils.clip_grads_with_norm_(parameters, bound, norm)

@@ -1,5 +1,6 @@
 """Fit one acoustic model on all ranks, and store it."""
 
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -21,26 +22,42 @@ from pipeline.runs.names import (
 )
 from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step
 from training.checkpoints.checkpointer import Checkpointer
+from training.configuration.model_parallel import data_parallel_ranks
 from training.data.dataset import Dataset
 from training.data.lattice_shards import LatticeShards
 from training.data.sub_epochs import check_offsets
 from training.distributed import collectives
 from training.distributed.process_group import CPU, ProcessGroup
 from training.fit.model_specs import LEFT_OUT, Fit, SequenceCriterion
+from training.fit.progress import SubEpochPace
 from training.fit.steps import NO_DEVELOPMENT
 from training.fit.training_loop import Fitting
+from training.model_parallel import ParallelRanks, merged_state, split_model
 from training.models.acoustic_model import AcousticModel
 from training.models.precision import set_float32_products
+from training.models.registry import make_model
 from training.models.store import TrainedModel, load_model, log_priors, store_model
 from training.sequence_training.smbr import Smbr
 
+TakePace = Callable[[Sequence[SubEpochPace]], object]
+
+
+def ignore(_: Sequence[SubEpochPace]) -> None:
+    """Take the pace of a training that nothing reports."""
+
 
 def fit_model(
-    fit: Fit, store: ObjectStore, run_uri: str, group: ProcessGroup, device: torch.device = CPU
+    fit: Fit,
+    store: ObjectStore,
+    run_uri: str,
+    group: ProcessGroup,
+    device: torch.device = CPU,
+    take_pace: TakePace = ignore,
 ) -> StepResult:
     """Train a model on all ranks and store it; return its manifest, and whether it existed.
 
     This rank trains on `device`. What is stored lies on no device, and is loaded on any.
+    `take_pace` receives the pace of the sub-epochs that this process trained.
 
     A model is the same work on any number of ranks: a finished one is found, and an unfinished one
     is resumed. The bits differ, and the curve says how many ranks made each sub-epoch.
@@ -48,7 +65,7 @@ def fit_model(
     if fit.newbob is not None and DEV in subsets_of_run(store, run_uri, features_step):
         fit = fit.on_development_speakers()
     spec = StepSpec(store, run_uri, model_step(fit.name), fit.config, fit.inputs)
-    train = partial(train_model, fit, group, device)
+    train = partial(train_model, fit, group, device, take_pace)
     try:
         return run_step(spec, train, barrier=partial(collectives.barrier, group))
     finally:
@@ -57,21 +74,35 @@ def fit_model(
 
 
 def train_model(
-    fit: Fit, group: ProcessGroup, device: torch.device, context: StepContext
+    fit: Fit,
+    group: ProcessGroup,
+    device: torch.device,
+    take_pace: TakePace,
+    context: StepContext,
 ) -> StepContents | None:
     """Train the model of `fit` on `device`; rank 0 stores it and returns the step's contents."""
     check_trainer(fit, group)
     store, run_uri = context.store, context.run_uri
     labelled = read_manifest(store, run_uri, fit.labelled)
+    # Ranks that divide a model read the same data, and draw the same random numbers.
+    num_parts = fit.model_parallel_ranks
+    parts = ParallelRanks.of(group, num_parts) if num_parts > 1 else None
+    data_group = parts.data if parts else group
     # Ranks draw their own dropout; their initial weights are replaced by rank 0's.
-    torch.manual_seed((fit.seed + group.rank()) % 2**64)  # the largest seed is 2^64 - 1
-    model = fit.model.make_model(len(labelled.statistics["senone_counts"]))
+    torch.manual_seed((fit.seed + data_group.rank()) % 2**64)  # the largest seed is 2^64 - 1
+    model = make_model(fit.model, len(labelled.statistics["senone_counts"]))
     if fit.warm_start != "none":
         warm_start(model, fit, store, run_uri)
     model.freeze_normalization(global_moments(store, run_uri))
     model.to(device)  # initial weights are those of the CPU's random numbers, wherever it trains
-    dataset = open_dataset(fit, store, run_uri, tuple(labelled.outputs), group)
-    curve = Fitting(fit, model, dataset, checkpoints_of(fit, context, group), group).run()
+    dataset = open_dataset(fit, store, run_uri, tuple(labelled.outputs), data_group)
+    trainee = part_of(model, parts) if parts else model
+    checkpoints = checkpoints_of(fit, context, group)
+    fitting = Fitting(fit, trainee, dataset, checkpoints, data_group)
+    curve = fitting.run()
+    take_pace(fitting.pace)
+    if parts:
+        model.load_state_dict(merged_state(trainee, parts.model))
     data = trained_tally(fit, store, run_uri, labelled)
     # The student too takes the priors of the labelled alignment.
     trained = TrainedModel(model.eval(), log_priors(labelled.statistics["senone_counts"]))
@@ -80,10 +111,19 @@ def train_model(
     return store_model(context, trained, data, {"curve": curve, "num_ranks": group.size()})
 
 
+def part_of(model: AcousticModel, ranks: ParallelRanks) -> AcousticModel:
+    """Return this rank's part of the model, where the model lies."""
+    part = split_model(model, ranks.model)
+    assert isinstance(part, AcousticModel)
+    return part.to(model.device)
+
+
 def check_trainer(fit: Fit, group: ProcessGroup) -> None:
     """Raise ConfigurationError if the fit's trainer cannot work on these ranks."""
+    num_parts = fit.model_parallel_ranks
     try:
-        fit.trainer.check_ranks(group.size(), launched_ranks_per_host())
+        num_ranks = data_parallel_ranks(group.size(), num_parts)
+        fit.trainer.check_ranks(num_ranks, max(launched_ranks_per_host() // num_parts, 1))
     except ValueError as error:
         raise ConfigurationError(f"{fit.name}: trainer: {error}") from error
 
@@ -180,5 +220,11 @@ def open_dataset(
 def checkpoints_of(fit: Fit, context: StepContext, group: ProcessGroup) -> Checkpointer:
     """Open the fit's checkpoints, in a folder below the model that it makes."""
     uri = join_uri(context.run_uri, context.step, CHECKPOINTS_FOLDER)
-    num_kept = fit.checkpoints.num_kept
-    return Checkpointer(context.store, uri, context.fingerprint, group, num_kept)
+    return Checkpointer(
+        context.store,
+        uri,
+        context.fingerprint,
+        group,
+        fit.checkpoints.num_kept,
+        num_parts=fit.model_parallel_ranks,
+    )

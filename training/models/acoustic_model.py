@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from pipeline.normalization import Moments
 from pipeline.splicing import NUM_INPUTS, STACK
-from training.models.precision import Precision
+from training.configuration.values import Precision
 
 
 @runtime_checkable
@@ -34,7 +34,6 @@ class Architecture(Protocol):
     def whole_utterances(self) -> bool: ...  # noqa: D102
     @property
     def ignores_lengths(self) -> bool: ...  # noqa: D102
-    def make_model(self, num_senones: int) -> "AcousticModel": ...  # noqa: D102
 
 
 class AcousticModel(nn.Module, ABC):
@@ -57,6 +56,10 @@ class AcousticModel(nn.Module, ABC):
     def device(self) -> torch.device:
         """Return where the model lies, and its inputs must."""
         return self.mean.device
+
+    def whole_norm(self, norm: Float[Tensor, ""]) -> Float[Tensor, ""]:
+        """Return the norm of the whole model's gradients, of that of those held here: the same."""
+        return norm
 
     def freeze_normalization(self, moments: Moments) -> None:
         """Set the global mean and variance (003 IV-B2), the same for each of the spliced frames."""

@@ -5,58 +5,15 @@ that see no future, and LayerNorm in the place of BatchNorm, which would mix utt
 """
 
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional
 
-from infra.ranges import Range, check_ranges
 from pipeline.splicing import NUM_INPUTS
-from training.models.acoustic_model import NetworkModel
+from training.configuration.models import ConformerConfig
 from training.models.chunked_attention import ChunkedAttention, GatedConvolution
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConformerConfig:
-    """ConformerConfig: by default the size of an LSTM of 2 layers of 256 units, 1.0 M parameters.
-
-    Frames see to the end of their chunk: `chunk_frames` - 1 ahead at most, half of it on average.
-    `left_frames` and the chunk together fit into the 32 frames of the chunks of training.
-    """
-
-    name: Literal["conformer"] = "conformer"
-    num_layers: Annotated[int, Range(1, 100)] = 4
-    num_units: Annotated[int, Range(1, 16_384)] = 128
-    num_heads: Annotated[int, Range(1, 1024)] = 4
-    feed_forward_factor: Annotated[int, Range(1, 64)] = 2
-    kernel_frames: Annotated[int, Range(1, 1000)] = 15
-    chunk_frames: Annotated[int, Range(1, 1001)] = 4
-    left_frames: Annotated[int, Range(0, 10_000)] = 24
-    dropout: Annotated[float, Range(0, 1, below=True)] = 0.1
-
-    bidirectional: ClassVar[bool] = False
-    delay: ClassVar[int] = 0
-    whole_utterances: ClassVar[bool] = False
-    ignores_lengths: ClassVar[bool] = False
-    """A chunk's last frames could see padding, so attention masks it."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        if self.num_units % self.num_heads:
-            raise ValueError(
-                f"num_units = {self.num_units}: need a multiple of num_heads = {self.num_heads}"
-            )
-
-    @property
-    def look_ahead(self) -> int:
-        """Return how far a chunk's first frame sees ahead."""
-        return self.chunk_frames - 1
-
-    def make_model(self, num_senones: int) -> NetworkModel:
-        """Make the model with random weights."""
-        return NetworkModel(self, num_senones, Conformer(self, num_senones))
 
 
 @dataclass(frozen=True, slots=True)

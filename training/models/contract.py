@@ -8,11 +8,12 @@ from torch import Tensor
 
 from infra.configuration import ConfigurationError
 from pipeline.splicing import NUM_INPUTS
+from training.configuration.models import ModelConfig
+from training.configuration.values import Precision
 from training.entry_point import described
 from training.models.acoustic_model import AcousticModel
 from training.models.losses import NO_LABEL, hard_cross_entropy
-from training.models.precision import Precision
-from training.models.registry import ModelConfig
+from training.models.registry import make_model
 
 LENGTHS = (32, 21, 1)
 """The frames of a minibatch's segments: chunks of training have 1 to 32."""
@@ -36,9 +37,9 @@ def check_contract(config: ModelConfig, num_senones: int, precision: Precision) 
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        model = config.make_model(num_senones)
+        model = make_model(config, num_senones)
         torch.manual_seed(1)
-        twin = config.make_model(num_senones)
+        twin = make_model(config, num_senones)
         _require_equal(model.state_dict(), twin.state_dict(), "two models of one seed")
         first, second = _gradients(model, precision), _gradients(twin, precision)
         _require_equal(first, second, "the gradients of one minibatch, computed twice,")

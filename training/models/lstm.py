@@ -1,55 +1,14 @@
 """LSTM student and bidirectional LSTM teacher (paper 003 II-B, V-A)."""
 
-from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
-
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from infra.configuration import LATER
-from infra.ranges import Range, check_ranges
 from pipeline.splicing import NUM_INPUTS
+from training.configuration.models import LstmConfig
 from training.models.acoustic_model import AcousticModel
 from training.models.padded_lstm import padded_lstm
 from training.models.precision import linear_in_bfloat16, lstm_in_bfloat16, summed_in_float32
-
-
-@dataclass(frozen=True, slots=True)
-class LstmConfig:
-    """LstmConfig: the paper has 5 layers of 768 units, for its teacher the same both ways."""
-
-    num_layers: Annotated[int, Range(1, 100)]
-    num_units: Annotated[int, Range(1, 16_384)]
-    bidirectional: bool
-    # 000 3.2 found three low-rate frames to give the best WERR.
-    look_ahead: Annotated[int, Range(0, 1000)]
-    dropout: Annotated[float, Range(0, 1, below=True)]
-    name: Literal["lstm"] = field(default="lstm", metadata=LATER)
-
-    whole_utterances: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        if self.bidirectional and self.look_ahead:
-            raise ValueError(
-                f"look_ahead = {self.look_ahead}: need 0 for a bidirectional model, which sees "
-                "all frames"
-            )
-
-    @property
-    def delay(self) -> int:
-        """Return by how many frames outputs are late: it sees the look-ahead by waiting for it."""
-        return self.look_ahead
-
-    @property
-    def ignores_lengths(self) -> bool:
-        """Return whether padding cannot reach a frame: only backwards in time it could."""
-        return not self.bidirectional
-
-    def make_model(self, num_senones: int) -> "LstmModel":
-        """Make the model with random weights."""
-        return LstmModel(self, num_senones)
 
 
 class LstmModel(AcousticModel):

@@ -7,15 +7,14 @@ would then need a scaler: so bfloat16 is asked for layer by layer, the same on e
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import torch
 from jaxtyping import BFloat16, Float, Float32
 from torch import Tensor, nn
 from torch.nn import functional
 
-Precision: TypeAlias = Literal["float32", "tf32", "bfloat16"]
-"""tf32: a GPU's products of float32 numbers keep 10 bits of each; a CPU knows no such thing."""
+from training.configuration.values import Precision
 
 
 def fastest_precision(device: torch.device) -> Precision:

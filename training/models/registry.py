@@ -1,37 +1,37 @@
-"""The architectures that a recipe can name: a new one is one line here."""
+"""Make the model of each architecture that a recipe can name: a new one is one line here."""
 
-import json
-from dataclasses import dataclass
-from functools import cache
-from typing import TypeAlias
+from torch import nn
 
-import torch
-
-from infra.configuration import ConfigurationError, read_record
-from training.models.conformer import ConformerConfig
-from training.models.factory import FactoryConfig
-from training.models.lstm import LstmConfig
-
-ModelConfig: TypeAlias = LstmConfig | ConformerConfig | FactoryConfig
-"""The settings of each architecture; a recipe's `name` chooses, and without one it is an LSTM."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Form:
-    form: ModelConfig
+from pipeline.splicing import NUM_INPUTS
+from training.configuration.models import (
+    GIVEN_TO_MODELS,
+    ConformerConfig,
+    FactoryConfig,
+    LstmConfig,
+    ModelConfig,
+)
+from training.entry_point import EntryPoint
+from training.models.acoustic_model import AcousticModel, NetworkModel
+from training.models.conformer import Conformer
+from training.models.lstm import LstmModel
 
 
-def read_form(text: str) -> ModelConfig:
-    """Read a model's settings that another process wrote as JSON; ConfigurationError if none."""
-    return read_record(_Form, {"form": json.loads(text)}, "model").form
+def make_model(config: ModelConfig, num_senones: int) -> AcousticModel:
+    """Make a recipe's model with random weights.
+
+    ConfigurationError if a factory cannot be imported, does not take the settings, or fails.
+    """
+    if isinstance(config, LstmConfig):
+        return LstmModel(config, num_senones)
+    if isinstance(config, ConformerConfig):
+        return NetworkModel(config, num_senones, Conformer(config, num_senones))
+    return NetworkModel(config, num_senones, _own_network(config, num_senones))
 
 
-@cache
-def num_parameters(config: ModelConfig, num_senones: int) -> int:
-    """Count the parameters of a model; a factory that needs numbers for it allocates them."""
-    try:
-        with torch.device("meta"):
-            model = config.make_model(num_senones)
-    except ConfigurationError:
-        model = config.make_model(num_senones)
-    return sum(parameter.numel() for parameter in model.parameters())
+def _own_network(config: FactoryConfig, num_senones: int) -> nn.Module:
+    """Import the factory and let it make the module."""
+    entry_point = EntryPoint(config.factory, config.settings, GIVEN_TO_MODELS)
+    network = entry_point.call(num_inputs=NUM_INPUTS, num_senones=num_senones)
+    if not isinstance(network, nn.Module):
+        raise entry_point.error(f"returns a {type(network).__name__}: need a torch.nn.Module")
+    return network

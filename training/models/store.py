@@ -16,9 +16,10 @@ from pipeline.runs.commit import StepContext
 from pipeline.runs.manifest import read_manifest, read_output
 from pipeline.runs.names import model_step
 from pipeline.runs.step import StepContents
+from training.configuration.models import ModelConfig
 from training.models.acoustic_model import AcousticModel
 from training.models.precision import set_float32_products
-from training.models.registry import ModelConfig
+from training.models.registry import make_model
 from training.tensor_encoding import decode_state, encode_state
 
 
@@ -61,7 +62,7 @@ def decode_model(data: bytes, config: ModelConfig) -> TrainedModel:
             f"was trained as {printable(str(state['config']), 500)}, and the recipe has "
             f"{plain(config)}: take the recipe that it was trained with, or train again"
         )
-    model = config.make_model(state["num_senones"])
+    model = make_model(config, state["num_senones"])
     try:
         model.load_state_dict(state["state"])
     except RuntimeError as error:

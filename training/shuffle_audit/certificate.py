@@ -18,7 +18,7 @@ from infra.ranges import Range, check_ranges
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.audit.provenance import STEPS, read_provenance
 from pipeline.runs.commit import StepContext
-from pipeline.runs.manifest import Output, manifest_uri, read_manifest, sha256
+from pipeline.runs.manifest import Output, read_manifest, sha256
 from pipeline.runs.names import CERTIFICATE_DOCUMENT, CERTIFICATE_STEP, PARTITIONS_STEP
 from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step, store_again
 from pipeline.shuffle_quality.certificate import Figure, certify
@@ -27,7 +27,7 @@ from pipeline.shuffle_quality.design_effect import (
     intra_group_correlation,
 )
 from training.data.dataset import Dataset
-from training.data.sub_epochs import check_offsets
+from training.data.sub_epochs import SubEpoch, check_offsets
 from training.fit.model_specs import Fit
 from training.shuffle_audit.order_samples import TrainingStep, collect_samples, read_steps
 from training.shuffle_audit.row_provenance import ProvenanceReader
@@ -71,7 +71,7 @@ def certify_run(
             world_size=config.num_ranks,
             augmentation=fit.augmentation,
         )
-        document = {**asdict(config), **certificate(dataset, fit, config)}
+        document = {**asdict(config), **certificate(dataset, fit.sub_epochs, config)}
         data, tally = _to_bytes(document), partitions.tally_out
         counts = (tally.utterances, tally.duration_ms)
         output = Output(CERTIFICATE_DOCUMENT, len(data), sha256(data), *counts)
@@ -93,14 +93,9 @@ def certificate_uri(run_uri: str) -> str:
     return join_uri(run_uri, CERTIFICATE_DOCUMENT)
 
 
-def read_certificate(store: ObjectStore, run_uri: str) -> dict[str, Any]:
-    """Read the certificate of a run; return an empty dictionary if it has none."""
-    if not store.exists(manifest_uri(run_uri, CERTIFICATE_STEP)):
-        return {}
-    return dict(read_manifest(store, run_uri, CERTIFICATE_STEP).statistics)
-
-
-def certificate(dataset: Dataset, fit: Fit, config: CertificateConfig) -> dict[str, Any]:
+def certificate(
+    dataset: Dataset, sub_epochs: Sequence[SubEpoch], config: CertificateConfig
+) -> dict[str, Any]:
     """Compute the figures of both forms of sub-epoch; leave out a form of fewer than two steps."""
     sources = read_provenance(dataset.store, dataset.run_uri)
     reader = ProvenanceReader(dataset.store, dataset.run_uri, sources)
@@ -109,10 +104,10 @@ def certificate(dataset: Dataset, fit: Fit, config: CertificateConfig) -> dict[s
     for form, whole in FORMS.items():
         chosen = [
             index
-            for index, sub_epoch in enumerate(fit.sub_epochs)
+            for index, sub_epoch in enumerate(sub_epochs)
             if not sub_epoch.labelled and sub_epoch.whole_utterances == whole
         ][: config.num_sub_epochs]
-        steps = list(read_steps(dataset, fit.sub_epochs, chosen, config.num_steps, form))
+        steps = list(read_steps(dataset, sub_epochs, chosen, config.num_steps, form))
         if len(steps) > 1:
             document[form] = {
                 "sub_epochs": chosen,

@@ -41,12 +41,12 @@ from pipeline.runs.step import (
 )
 from pipeline.shards import FeatureRow, PartitionRow, read_features
 from pipeline.splicing import num_low_rate_frames, splice
+from training.configuration.models import ModelConfig
 from training.decoding.alignment import NO_WORDS, expand_to_frames
 from training.decoding.decoder import AlignmentError, align
 from training.decoding.graph.hclg import alignment_graph
 from training.decoding.lexicon import Lexicon
 from training.decoding.senones.senone_tree import SenoneTree, parse_senone_tree
-from training.models.registry import ModelConfig
 from training.models.store import TrainedModel, load_model
 from training.targets.labelled import (
     Senones,

@@ -24,11 +24,12 @@ from pipeline.runs.names import BOOTSTRAP_STEP, LABELLED, features_step, task_na
 from pipeline.runs.step import StepContents, StepResult, StepSpec, TaskPlan, run_step, run_tasks
 from pipeline.sampling import sampling_priority
 from pipeline.shards import FeatureRow, read_features
+from training.configuration.alignment import BootstrapConfig, TreeConfig
 from training.decoding.alignment import senone_alignment
 from training.decoding.bootstrap.cepstra import speaker_cepstra
-from training.decoding.bootstrap.hmm import BootstrapConfig, bootstrap_alignment
+from training.decoding.bootstrap.hmm import bootstrap_alignment
 from training.decoding.lexicon import Lexicon
-from training.decoding.senones.tree_growing import GrownTree, TreeConfig, grow_tree
+from training.decoding.senones.tree_growing import GrownTree, grow_tree
 from training.targets.labelled import (
     Alignments,
     Senones,

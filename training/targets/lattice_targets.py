@@ -5,75 +5,32 @@ forward-backward over its lattice gives the probability of each senone at each f
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import tee
-from typing import Annotated, Literal, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from jaxtyping import Float32
 from scipy.special import log_softmax
 
-from infra.configuration import LATER
-from infra.ranges import Range, check_ranges
 from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest, KBestWithoutLattice, TeacherFailure, select_kbest
 from pipeline.runs.manifest import Output, read_manifest, read_output
 from pipeline.runs.names import ALIGNMENT_STEP, TARGETS_GRAPH_STEP
-from pipeline.steps.targets import TargetsConfig
 from pipeline.steps.teacher_inputs import TeacherInput
+from training.configuration.targets import (
+    LatticeTargetsConfig,
+)
 from training.decoding.graph.graph_text import decode_graph
-from training.decoding.language_model.arpa import MAX_ORDER
 from training.decoding.search_process import GraphFile, SearchError, SearchProcess
 from training.models.store import log_priors
-from training.recipe_values import Beam
 from training.sequence_training.lattice_decoder import (
     LatticeBeams,
     LatticeError,
     decode_posteriors,
 )
 from training.sequence_training.state_posteriors import interpolated_kbest
-from training.targets.own_teacher import LabellingTeacher, TrainedTeacherConfig
-from training.targets.windows import WindowsConfig
-
-
-@dataclass(frozen=True, slots=True)
-class LatticeTargetsConfig:
-    """LatticeTargetsConfig: the teacher's search with the language model of `[evaluation]`.
-
-    `weight` is the share of the lattices' state posteriors in the targets, beside the teacher's
-    own. Beams are in units of scaled log-likelihood; `beam` is doubled, twice at most, for an
-    utterance that it leaves without end.
-    """
-
-    weight: Annotated[float, Range(0, 1)] = 0.5
-    acoustic_scale: Annotated[float, Range(1e-6, 1000, zero="tuned, or the evaluation's")] = 0.0
-    ngram_order: Annotated[int, Range(1, MAX_ORDER, zero="tuned, or the evaluation's")] = 0
-    beam: Beam = 13.0
-    lattice_beam: Beam = 8.0
-
-    __post_init__ = check_ranges
-
-    @property
-    def are_tuned(self) -> bool:
-        """Return whether the recipe leaves settings to the development speakers, if there are."""
-        return not (self.acoustic_scale and self.ngram_order)
-
-
-@dataclass(frozen=True, slots=True)
-class LabellingConfig(TargetsConfig):
-    """LabellingConfig: targets of the teacher's logits alone, or of its lattices too.
-
-    In each of the `rounds` after the first, a model of the teacher's form, trained on the targets
-    of the round before as the student is, labels again. The first round's `teacher` is the run's
-    own, or functions of the user's.
-    """
-
-    source: Literal["logits", "lattice"] = field(default="logits", metadata=LATER)
-    lattices: LatticeTargetsConfig = field(default=LatticeTargetsConfig(), metadata=LATER)
-    rounds: Annotated[int, Range(1, 5)] = field(default=1, metadata=LATER)
-    windows: WindowsConfig = field(default=WindowsConfig(), metadata=LATER)
-    teacher: LabellingTeacher = field(default=TrainedTeacherConfig(), metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,13 @@
 """Lattices of the labelled data: the sentences that a model confuses (paper 003 VII-C3)."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float32
 
-from infra.ranges import check_ranges
 from infra.store.object_store import ObjectStore
 from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import Commit, Repetition, StepContext, committed_tasks, once
@@ -33,7 +31,8 @@ from pipeline.shards import (
     write_lattices,
 )
 from pipeline.splicing import low_rate_alignment, num_low_rate_frames
-from training.decoding.decoding_settings import NgramOrder
+from training.configuration.models import ModelConfig
+from training.configuration.targets import LatticeConfig, lattice_settings
 from training.decoding.graph.hclg import DecodingGraph, decoding_graph
 from training.decoding.language_model import witten_bell_arpa
 from training.decoding.lexicon import Lexicon
@@ -41,9 +40,7 @@ from training.decoding.search_process import GraphFile, SearchError, SearchProce
 from training.distributed import collectives
 from training.distributed.process_group import CPU, ProcessGroup
 from training.distributed.rank_tasks import run_own_tasks
-from training.models.registry import ModelConfig
 from training.models.store import TrainedModel, load_model
-from training.recipe_values import Beam
 from training.sequence_training.lattice_decoder import (
     LatticeBeams,
     LatticeError,
@@ -57,21 +54,6 @@ from training.targets.alignment import (
 )
 from training.targets.bootstrap import one_after_another
 from training.targets.labelled import labelled_transcripts, read_lexicon, transcript_reads
-
-
-@dataclass(frozen=True, slots=True)
-class LatticeConfig:
-    """LatticeConfig: a weak language model of the labelled transcripts, and the search's beams.
-
-    A strong one would leave few errors to learn from. Beams are in units of scaled
-    log-likelihood; `beam` is doubled, twice at most, for an utterance that it leaves without end.
-    """
-
-    ngram_order: NgramOrder = 2
-    beam: Beam = 13.0
-    lattice_beam: Beam = 6.0
-
-    __post_init__ = check_ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +111,6 @@ def generate_lattices(
     reads += transcript_reads(store, run_uri)
     spec = StepSpec(store, run_uri, step, resolved, reads, stored.digests, last_bits)
     return run_step(spec, decode, barrier=lambda: collectives.barrier(group))
-
-
-def lattice_settings(config: LatticeConfig, acoustic_scale: float) -> dict[str, Any]:
-    """Return all that decides the lattices, besides the inputs."""
-    return {**asdict(config), "acoustic_scale": acoustic_scale}
 
 
 def decode_on_all_ranks(

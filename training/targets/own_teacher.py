@@ -4,19 +4,19 @@ A teacher maps what it hears, spliced features or audio, to logits over the stud
 """
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from infra.configuration import LATER, ConfigurationError, canonical_json, read_record
-from infra.ranges import Items, check_ranges
+from infra.configuration import ConfigurationError, read_record
 from pipeline.splicing import NUM_INPUTS
 from pipeline.steps.teacher_inputs import SAMPLES_PER_FRAME
-from training.entry_point import EntryPoint, FactoryName, Settings, require_not_given
+from training.configuration.targets import MemberConfig, OwnTeacherConfig
+from training.entry_point import EntryPoint
 from training.models.precision import set_float32_products
 from training.targets.teacher import TeacherFunction, torch_device
 from training.targets.teacher_messages import Encode, encode_logits, kbest_encoder, on_host
@@ -26,8 +26,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 Heard = Literal["features", "audio"]
 """An input of a teacher: spliced features (frames, 192), or samples at 16 kHz."""
 
-GIVEN = ("device", "num_senones")
-"""The arguments that every factory of a teacher is given."""
 
 _HEARD = "hears"
 
@@ -40,67 +38,6 @@ def hears(heard: Heard) -> Callable[[F], F]:
         return factory
 
     return declare
-
-
-@dataclass(frozen=True, slots=True)
-class TrainedTeacherConfig:
-    """TrainedTeacherConfig: the run trains its teachers on the labelled data (003 VII-C4)."""
-
-    name: Literal["trained"] = field(default="trained", metadata=LATER)
-
-    @property
-    def members(self) -> "Sequence[MemberConfig]":
-        """Return none of the user's own."""
-        return ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberConfig:
-    """MemberConfig: `factory(device=, num_senones=, **settings)` makes one teacher of several."""
-
-    factory: FactoryName
-    settings: Settings = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        require_not_given(self.settings, GIVEN)
-
-    def __hash__(self) -> int:
-        return hash(canonical_json(self))
-
-    @property
-    def entry_point(self) -> EntryPoint:
-        """Return the factory as it is imported."""
-        return EntryPoint(self.factory, self.settings, GIVEN)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnTeacherConfig:
-    """OwnTeacherConfig: `factory(device=, num_senones=, **settings)` makes the teacher.
-
-    With an `ensemble` of others, the mean of all their posteriors labels.
-    """
-
-    name: Literal["own"] = field(default="own", metadata=LATER)
-    factory: FactoryName
-    settings: Settings = field(default_factory=dict)
-    ensemble: Annotated[tuple[MemberConfig, ...], Items(0, 19)] = ()
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        require_not_given(self.settings, GIVEN)
-
-    def __hash__(self) -> int:
-        return hash(canonical_json(self))
-
-    @property
-    def members(self) -> Sequence[MemberConfig]:
-        """Return all teachers, in order."""
-        return (MemberConfig(factory=self.factory, settings=self.settings), *self.ensemble)
-
-
-LabellingTeacher: TypeAlias = TrainedTeacherConfig | OwnTeacherConfig
-"""Whose posteriors label in the first round: a table with a factory names the user's own."""
 
 
 def check_untrained(config: OwnTeacherConfig) -> Heard:

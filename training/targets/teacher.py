@@ -20,9 +20,10 @@ from pipeline.runs.names import MODELS_FOLDER, TEACHER
 from pipeline.splicing import NUM_INPUTS
 from pipeline.steps.targets import TargetsConfig
 from pipeline.steps.teacher_inputs import TeacherInput
+from training.configuration.models import read_form
+from training.configuration.targets import WindowsConfig
 from training.models.ensemble import Member, ensemble_logits
 from training.models.precision import fastest_precision, set_float32_products
-from training.models.registry import read_form
 from training.models.store import load_model
 from training.targets.teacher_messages import (
     Encode,
@@ -35,7 +36,7 @@ from training.targets.teacher_messages import (
     kbest_encoder,
     on_host,
 )
-from training.targets.windows import Window, WindowsConfig, windows
+from training.targets.windows import Window, windows
 
 T = TypeVar("T")
 

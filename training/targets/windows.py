@@ -3,28 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated
 
-from infra.ranges import Range, check_ranges
-
-
-@dataclass(frozen=True, slots=True)
-class WindowsConfig:
-    """WindowsConfig: longer utterances are labelled in windows of so many low-rate frames.
-
-    At a cut a window hears `overlap_frames` beyond the frames that it labels, on either side.
-    """
-
-    window_frames: Annotated[int, Range(3, 1_000_000)] = 4000
-    overlap_frames: Annotated[int, Range(0, 100_000)] = 200
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        if self.window_frames <= 2 * self.overlap_frames:
-            raise ValueError(
-                f"overlap_frames = {self.overlap_frames}: need less than half of window_frames = "
-                f"{self.window_frames}"
-            )
+from training.configuration.targets import WindowsConfig
 
 
 @dataclass(frozen=True, slots=True)

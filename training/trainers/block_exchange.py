@@ -8,11 +8,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from training.algorithms.block_codes import BlockCode, Threshold
 from training.algorithms.gtc.encoding import take_message
 from training.algorithms.gtc.gradient_threshold import Encoding, add_message
 from training.algorithms.sparsification import top_k
-from training.algorithms.sparsification.top_k import TopK
+from training.configuration.block_codes import BlockCode, Threshold, TopK
 from training.distributed import collectives
 from training.distributed.gather import gather_equal, gather_ragged
 from training.trainers.replica.parameters import FlatParameters

@@ -1,22 +1,20 @@
 """Blockwise model-update filtering: ranks train alone, and meet at a block's end (003 VI-B)."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, Literal
+from dataclasses import asdict
+from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from infra.configuration import LATER
-from infra.ranges import Range
-from training.algorithms.block_codes import EXACT, BlockCode
-from training.algorithms.block_filter import (
-    BlockConfig,
-    BlockFilter,
+from training.algorithms.block_filter import BlockFilter
+from training.configuration.block_codes import EXACT, BlockCode
+from training.configuration.block_trainers import (
     Form,
     OptimizerState,
     block_momentum_for,
+    num_groups,
 )
 from training.distributed import collectives
 from training.distributed.finiteness import FiniteCheck, FirstFault
@@ -26,7 +24,7 @@ from training.trainers.replica.optimizer_state import treat_moments
 from training.trainers.replica.parameters import FlatParameters
 from training.trainers.resharding import ReshardingPlan, State, check_settings
 from training.trainers.statistics import BmufStatistics, HtmStatistics
-from training.trainers.tiers import Tiers, num_groups, ranks_per_host
+from training.trainers.tiers import Tiers, ranks_per_host
 from training.trainers.trainer import Trainer
 
 
@@ -272,28 +270,3 @@ class Bmuf(Trainer):
     def _start_counting(self) -> None:
         self._fault.clear()
         self.num_steps_in_block = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BmufConfig(BlockConfig):
-    """BMUF: the models of all ranks are averaged after every block of steps, and filtered."""
-
-    name: Literal["bmuf"] = "bmuf"
-    ranks_per_leader: Annotated[int, Range(1, 1_000_000, zero="a host's ranks")] = field(
-        default=1, metadata=LATER
-    )
-
-    @property
-    def num_state_vectors(self) -> int:
-        """Count the vectors of the model's size in the trainer's state."""
-        return self.num_block_vectors
-
-    def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
-        """Raise ValueError if so many ranks have no leaders, or a block momentum below 0."""
-        num_groups(num_ranks, self.ranks_per_leader or ranks_per_host, "ranks_per_leader")
-        self.check_models(num_ranks)
-
-    def make_trainer(self, model: nn.Module, optimizer: Optimizer, group: ProcessGroup) -> Bmuf:
-        """Wrap model and optimizer; all ranks of `group` must call this together."""
-        leader = self.ranks_per_leader or None
-        return Bmuf(model, optimizer, group=group, ranks_per_leader=leader, **self.block_settings())

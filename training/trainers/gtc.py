@@ -1,15 +1,13 @@
 """Synchronous SGD with gradient threshold compression (paper 003 VI-A, 000 2.1)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from infra.ranges import Range, check_ranges
 from training.algorithms.gtc.gradient_threshold import check_gradient_threshold
 from training.distributed import collectives
 from training.distributed.finiteness import FiniteCheck, FirstFault
@@ -174,29 +172,3 @@ class Gtc(Trainer):
         """Add the residuals, which are sums over ranks."""
         del state
         return ReshardingPlan(rules=RESIDUAL_RULES)
-
-
-GradientThreshold = Annotated[float, Range(1e-12, 1e9, zero="unquantized gradients")]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GtcConfig:
-    """GTC: each rank sends +-gradient_threshold, for gradients summed over a minibatch.
-
-    The default is that of both papers, for minibatches of 2048 frames (003 VI-C, 000 3.2).
-    """
-
-    name: Literal["gtc"] = "gtc"
-    gradient_threshold: GradientThreshold = 8.0
-
-    num_state_vectors: ClassVar[int] = 1
-    """The residual."""
-
-    __post_init__ = check_ranges
-
-    def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
-        """Accept any number of ranks."""
-
-    def make_trainer(self, model: nn.Module, optimizer: Optimizer, group: ProcessGroup) -> Gtc:
-        """Wrap model and optimizer; all ranks of `group` must call this together."""
-        return Gtc(model, optimizer, group=group, gradient_threshold=self.gradient_threshold)

@@ -1,24 +1,27 @@
 """The hybrid two-tier method: GTC within groups, BMUF across them (paper 000 2.3)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from dataclasses import replace
+from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from infra.ranges import Range
-from training.algorithms.block_codes import EXACT, BlockCode
-from training.algorithms.block_filter import BlockConfig, Form, OptimizerState
+from training.configuration.block_codes import EXACT, BlockCode
+from training.configuration.block_trainers import (
+    Form,
+    OptimizerState,
+    num_groups,
+)
 from training.distributed import collectives, process_group
 from training.trainers.block_exchange import Mean
 from training.trainers.bmuf import Bmuf
-from training.trainers.gtc import RESIDUAL_RULES, GradientThreshold, ThresholdedSum
+from training.trainers.gtc import RESIDUAL_RULES, ThresholdedSum
 from training.trainers.replica.parameters import FlatParameters
 from training.trainers.resharding import ReshardingPlan, State, check_settings
 from training.trainers.statistics import HtmStatistics
-from training.trainers.tiers import num_groups, ranks_per_host
+from training.trainers.tiers import ranks_per_host
 from training.trainers.trainer import Trainer
 
 
@@ -178,36 +181,3 @@ class Htm(Bmuf):
         """Add the residuals, which are sums over ranks, to BMUF's entries."""
         plan = super().resharding_plan(state)
         return replace(plan, rules={**plan.rules, **RESIDUAL_RULES})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HtmConfig(BlockConfig):
-    """HTM: GTC within groups of ranks, BMUF across the groups; `group_size` 0: a host's ranks.
-
-    The default threshold is for gradients summed over minibatches of 2048 frames (000 3.2).
-    """
-
-    name: Literal["htm"] = "htm"
-    # Groups of 8 ranks and tau = 2 are the paper's; GTC alone has tau = 8.
-    gradient_threshold: GradientThreshold = 2.0
-    group_size: Annotated[int, Range(1, 1_000_000, zero="a host's ranks")] = 0
-
-    @property
-    def num_state_vectors(self) -> int:
-        """Count BMUF's vectors of the model's size, and GTC's residual."""
-        return self.num_block_vectors + 1
-
-    def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
-        """Raise ValueError if so many ranks make no equal groups, or a block momentum below 0."""
-        self.check_models(num_groups(num_ranks, self.group_size or ranks_per_host))
-
-    def make_trainer(self, model: nn.Module, optimizer: Optimizer, group: ProcessGroup) -> Htm:
-        """Wrap model and optimizer; all ranks of `group` must call this together."""
-        return Htm(
-            model,
-            optimizer,
-            group=group,
-            group_size=self.group_size or None,
-            gradient_threshold=self.gradient_threshold,
-            **self.block_settings(),
-        )

@@ -1,7 +1,6 @@
 """Synchronous SGD: every step applies the sum of all ranks' gradients, uncompressed."""
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -62,22 +61,3 @@ class Synchronous(Trainer):
         fault = FirstFault(self.parameters.device)
         fault.note(self.num_steps + 1, self.parameters.present_gradients())
         return fault.step
-
-
-@dataclass(frozen=True, slots=True)
-class SynchronousConfig:
-    """Synchronous SGD: every step applies the sum of all ranks' gradients."""
-
-    name: Literal["synchronous"] = "synchronous"
-
-    num_state_vectors: ClassVar[int] = 0
-    """Vectors of the model's size in the trainer's state."""
-
-    def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
-        """Accept any number of ranks."""
-
-    def make_trainer(
-        self, model: nn.Module, optimizer: Optimizer, group: ProcessGroup
-    ) -> Synchronous:
-        """Wrap model and optimizer; all ranks of `group` must call this together."""
-        return Synchronous(model, optimizer, group=group)

@@ -57,15 +57,6 @@ class Tiers:
             collectives.broadcast(values, self.lower)
 
 
-def num_groups(num_ranks: int, group_size: int, setting: str = "group_size") -> int:
-    """Count the groups of so many ranks; ValueError if one would have fewer than the others."""
-    if not (group_size >= 1 and num_ranks % group_size == 0):
-        raise ValueError(
-            f"{setting} = {group_size}: need a divisor of {num_ranks}, the number of ranks"
-        )
-    return num_ranks // group_size
-
-
 def ranks_per_host(group: ProcessGroup, device: torch.device) -> int:
     """Return the number of ranks of each host; all ranks must call this together.
 

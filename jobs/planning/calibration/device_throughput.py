@@ -12,14 +12,17 @@ import torch
 from jobs.planning.calibration.throughputs import DeviceRates, ModelRate
 from pipeline.filterbank import FRAME_SHIFT_MS
 from pipeline.splicing import NUM_INPUTS, STACK
-from training.algorithms.optimizers import OptimizerConfig
+from training.algorithms.optimizers import make_optimizer
+from training.configuration.models import ModelConfig
+from training.configuration.optimizers import OptimizerConfig
 from training.cost_model.calibration import Calibration as ScalingCalibration
 from training.cost_model.calibration import RankRates
 from training.cost_model.message_rates import measure_messages
 from training.data.batching import CHUNK_FRAMES
 from training.data.minibatch import Minibatch
 from training.fit.steps import minibatch_loss
-from training.models.registry import ModelConfig, num_parameters
+from training.models.parameter_count import num_parameters
+from training.models.registry import make_model
 from training.recipes import Recipe
 from training.targets.hard import HardTargets
 
@@ -98,8 +101,8 @@ def training_rate(
     device: torch.device,
 ) -> ModelRate:
     """Time low-rate frames through forward, backward and the optimizer's step."""
-    model = config.make_model(num_senones).to(device).train()
-    optimizer = optimizer_config.make_optimizer(model.parameters())
+    model = make_model(config, num_senones).to(device).train()
+    optimizer = make_optimizer(optimizer_config, model.parameters())
     batch = max(minibatch_frames // CHUNK_FRAMES, 1)
     features = torch.randn(batch, CHUNK_FRAMES, NUM_INPUTS, device=device)
     lengths = torch.full((batch,), CHUNK_FRAMES)
@@ -119,7 +122,7 @@ def forward_rate(
     config: ModelConfig, num_senones: int, request_frames: int, length: int, device: torch.device
 ) -> ModelRate:
     """Time the forward pass of a request of whole utterances, logits copied to the host."""
-    model = config.make_model(num_senones).to(device).eval()
+    model = make_model(config, num_senones).to(device).eval()
     count = max(request_frames // length, 1)
     utterances = [torch.randn(length, NUM_INPUTS, device=device) for _ in range(count)]
 

@@ -9,7 +9,7 @@ from jobs.planning.volumes.workload import Subset, Workload
 from pipeline.runs.names import DEV, LABELLED, UNLABELLED
 from pipeline.splicing import STACK
 from training.fit.model_specs import Fit, SequenceCriterion
-from training.models.registry import num_parameters
+from training.models.parameter_count import num_parameters
 from training.recipes import Recipe
 
 WEIGHT_BYTES = 4

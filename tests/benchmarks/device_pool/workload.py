@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import torch
 
 from pipeline.steps.teacher_inputs import TeacherInput
-from training.models.lstm import LstmConfig, LstmModel
+from training.configuration.models import LstmConfig
+from training.models.lstm import LstmModel
 from training.models.precision import fastest_precision, set_float32_products
 from training.targets.teacher import TeacherFunction, torch_device
 from training.targets.teacher_messages import SEED_BYTES, encode_input, kbest_encoder

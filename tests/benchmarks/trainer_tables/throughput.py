@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from training.algorithms.one_bit.adagrad import AdaGrad, AdaGradPlace
+from training.configuration.trainers import AdaGrad, AdaGradPlace
 from training.distributed.simulated_group import SimulatedGroup, SimulatedLink, simulate_ranks
 from training.trainers import OneBit
 

@@ -23,6 +23,7 @@ from tests.in_process_teacher import in_process
 from tests.small_corpus import flac, serially, tone
 from tests.whole_path.manifests import manifest_bytes
 from tests.whole_path.processes import TINY
+from training.models.registry import make_model
 from training.models.store import TrainedModel, store_model
 from training.recipes import Recipe, read_recipe
 from training.targets.teacher import serve_teacher
@@ -77,7 +78,7 @@ def store_random_teacher(store: ObjectStore, run_uri: str) -> None:
     """Store an untrained teacher; it labels as any other does."""
     with torch.random.fork_rng():
         torch.manual_seed(7)
-        model = chaos_recipe().models.teacher.make_model(NUM_SENONES)
+        model = make_model(chaos_recipe().models.teacher, NUM_SENONES)
     trained = TrainedModel(model.eval(), torch.zeros(NUM_SENONES))
     spec = StepSpec(store, run_uri, "models/teacher", {})
     run_step(spec, lambda context: store_model(context, trained, Tally(), {}))

@@ -43,7 +43,7 @@ print(json.dumps({
     "version": version("megahour"),
     "cluster": load_cluster("demo").master,
     "recipe": read_recipe(recipe_path("demo")).name,
-    "style": len(files("jobs.report_page").joinpath("page.css").read_text()),
+    "style": len(files("jobs.report_page").joinpath("style.css").read_text()),
 }))
 """
 

@@ -8,8 +8,8 @@ import torch
 
 from infra.configuration import ConfigurationError
 from jobs.cli.catalogue import STEPS_WITH_DEVICE
+from jobs.cli.device_choice import Gpus, choose_device, gpus_for
 from jobs.cli.parser import add_device_argument
-from jobs.cli.rank_device import Gpus, choose_device
 from jobs.run import launches
 from tests.job_programs import RunJob
 from tests.whole_path.processes import TINY
@@ -57,6 +57,16 @@ def test_an_absent_gpu_is_one_sentence(
         choose_device(choice, 0, num_local_ranks, gpus)
     assert "\n" not in str(found.value)
     assert "--device cpu" in str(found.value)
+
+
+def test_gpus_are_counted_for_choices_that_need_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By torch, unless the CPU is asked for or the host has no file of a GPU."""
+    many = Gpus(9, is_built=True)
+    monkeypatch.setattr(Gpus, "of_host", lambda: many)
+    has_files = bool([*Path("/dev").glob("nvidia*"), *Path("/dev").glob("kfd")])
+    assert gpus_for("cpu") == Gpus(0, is_built=False)
+    assert gpus_for("auto") == (many if has_files else Gpus(0, is_built=False))
+    assert gpus_for("cuda") == gpus_for("cuda:1") == many
 
 
 @pytest.mark.parametrize("choice", ["auto", "cpu", "cuda", "cuda:0", "cuda:15"])

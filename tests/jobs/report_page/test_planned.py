@@ -7,6 +7,8 @@ import pytest
 
 from jobs.report_page import format_table, render_report
 
+pytestmark = pytest.mark.usefixtures("plain_drawings")
+
 
 @pytest.fixture
 def report() -> dict[str, Any]:

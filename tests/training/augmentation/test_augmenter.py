@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from tests.training.data.partition_rows import row
-from training.augmentation.augmenter import AugmentationConfig, Augmenter
+from training.augmentation.augmenter import Augmenter
+from training.configuration.augmentation import AugmentationConfig
 
 
 def test_the_default_changes_nothing() -> None:

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.augmentation.augmenter import AugmentationConfig, Augmenter
+from training.augmentation.augmenter import Augmenter
 from training.augmentation.spec_augment import draw_masks
+from training.configuration.augmentation import AugmentationConfig
 
 # Built into a config within the tests: beartype looks at random items of a config's tuple, and
 # Hypothesis warns where a strategy draws from `random`.

@@ -17,7 +17,8 @@ from infra.store.object_store import ObjectStore
 from pipeline.shards import PartitionRow
 from pipeline.splicing import STACK, num_low_rate_frames
 from tests.training.data.partition_rows import row, write
-from training.augmentation.augmenter import AugmentationConfig, Augmenter
+from training.augmentation.augmenter import Augmenter
+from training.configuration.augmentation import AugmentationConfig
 from training.data import batching
 from training.data.dataset import Dataset, SubEpochPlan
 from training.data.minibatch import BufferFrames, Minibatch

@@ -16,7 +16,7 @@ from pipeline.kbest import KBest
 from pipeline.shards import KBestAtAllOffsets, PartitionRow
 from pipeline.splicing import STACK
 from tests.training.data.partition_rows import dataset_of, row, row_at_all_offsets, write
-from training.augmentation.augmenter import AugmentationConfig
+from training.configuration.augmentation import AugmentationConfig
 from training.data.dataset import Dataset, SubEpochPlan
 from training.data.minibatch import Minibatch
 from training.data.resharding import reshard

@@ -2,10 +2,11 @@
 
 import numpy as np
 
+from training.configuration.alignment import TreeConfig
 from training.decoding.alignment import PhoneAlignment
 from training.decoding.lexicon import Lexicon, parse_lexicon
 from training.decoding.senones.senone_tree import SenoneTree
-from training.decoding.senones.tree_growing import TreeConfig, grow_tree
+from training.decoding.senones.tree_growing import grow_tree
 
 # "bee" and "be" are homophones, "cab" begins "cabs", "a" is one phone and has two pronunciations.
 LEXICON_TXT = """\

@@ -23,11 +23,11 @@ from pipeline.runs.names import model_step as step_of_model
 from pipeline.runs.step import StepContents, StepSpec, run_step
 from pipeline.shards import Alignment, FeatureRow, PartitionRow, write_features, write_partition
 from tests.training.decoding.toy_language import LEXICON_TXT, senones_of, toy_tree
+from training.configuration.decoding import EvaluationConfig
+from training.configuration.models import LstmConfig, ModelConfig
 from training.evaluation import slices
-from training.models.lstm import LstmConfig, LstmModel
-from training.models.registry import ModelConfig
+from training.models.lstm import LstmModel
 from training.models.store import TrainedModel
-from training.recipes import EvaluationConfig
 
 TREE = toy_tree()
 CONFIG = EvaluationConfig(ngram_order=2, acoustic_scale=1.0, beam=40.0, max_active=5000)

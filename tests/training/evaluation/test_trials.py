@@ -15,7 +15,7 @@ from tests.training.evaluation.oracle_run import (
     scores_of,
     write_oracle_run,
 )
-from training.decoding.decoding_settings import TuningConfig
+from training.configuration.decoding import TuningConfig
 from training.evaluation import slices, trials
 from training.evaluation.evaluate import evaluate
 from training.evaluation.slices import ModelsToDecode

@@ -7,7 +7,7 @@ import pytest
 
 from jobs.cli.job import recipe_path
 from pipeline.runs.names import ALIGNMENT_STEP, DEV_ALIGNMENT_STEP, realignment_rounds
-from training.decoding.decoding_settings import DecodingSettings, TuningConfig
+from training.configuration.decoding import DecodingSettings, TuningConfig
 from training.evaluation.tuning import Tuned, search, search_all
 from training.evaluation.word_errors import WordErrors
 from training.fit.model_specs import (

@@ -23,6 +23,7 @@ from tests.training.sequence_training.toy_run import (
     write_toy_run,
 )
 from tests.whole_path.processes import TINY
+from training.configuration.models import ConformerConfig, FactoryConfig, LstmConfig, ModelConfig
 from training.decoding.decoder import DecoderConfig, decode
 from training.decoding.graph.hclg import decoding_graph
 from training.decoding.language_model.witten_bell import witten_bell_arpa
@@ -32,10 +33,7 @@ from training.evaluation.word_errors import WordErrors, word_errors
 from training.fit import cuda_graph
 from training.fit.cuda_graph import GradientGraphs, gradients_of
 from training.fit.model_specs import Fit
-from training.models.conformer import ConformerConfig
-from training.models.factory import FactoryConfig
-from training.models.lstm import LstmConfig
-from training.models.registry import ModelConfig
+from training.models.registry import make_model
 from training.models.store import load_model
 from training.recipes import CheckpointConfig
 from training.targets.alignment import log_likelihoods
@@ -138,6 +136,6 @@ def test_graphs_are_for_models_that_ignore_lengths(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(cuda_graph, "is_captured_on", lambda _: True)
     forms = [LstmConfig(1, 4, False, 1, 0.0), LstmConfig(1, 4, True, 0, 0.0), CONFORMER, OWN]
     loop = small_fit().loop
-    made = [gradients_of(form.make_model(5), loop) for form in forms]
+    made = [gradients_of(make_model(form, 5), loop) for form in forms]
     assert [isinstance(each, GradientGraphs) for each in made] == [True, False, False, False]
     assert [isinstance(each, partial) for each in made] == [False, True, True, True]

@@ -9,7 +9,7 @@ from infra.configuration import ConfigurationError
 from pipeline.runs.names import realignment_rounds
 from tests.training.fit.small_fits import copy_stopped, fit, small_fit, steps_saved, write_run
 from tests.training.fit.test_optimizer_settings import recipe
-from training.augmentation.augmenter import AugmentationConfig
+from training.configuration.augmentation import AugmentationConfig
 from training.distributed.simulated_group import simulate_ranks
 from training.fit.model_specs import aligner_fit, baseline_fit, student_fit, teacher_fit
 from training.recipes import CheckpointConfig

@@ -14,22 +14,23 @@ from torch import Tensor
 from tests.training.fit.host_reads import look_late
 from tests.training.fit.recorded_graph import Recorder
 from tests.training.fit.small_fits import copy_stopped, fit, small_fit, write_run
+from training.configuration.models import LstmConfig
+from training.configuration.values import Precision
 from training.data import batching
 from training.data.minibatch import BufferFrames, Minibatch, Targets
 from training.distributed.simulated_group import simulate_ranks
 from training.fit import cuda_graph, train_model
 from training.fit.cuda_graph import GradientGraphs
+from training.fit.model_specs import LoopConfig
 from training.fit.steps import (
     GradientNorms,
-    LoopConfig,
     RunningTotals,
     compute_gradients,
     take_steps,
 )
 from training.fit.training_loop import Fitting
 from training.models.acoustic_model import AcousticModel
-from training.models.lstm import LstmConfig, LstmModel
-from training.models.precision import Precision
+from training.models.lstm import LstmModel
 from training.recipes import CheckpointConfig
 from training.targets.hard import HardTargets
 from training.targets.sequence import SequenceTargets

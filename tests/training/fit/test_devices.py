@@ -12,8 +12,10 @@ from infra.store.object_store import ObjectStore
 from pipeline.runs.manifest import read_manifest
 from tests.training.fit.host_reads import look_late
 from tests.training.fit.small_fits import ALIGNMENT_STEP, NUM_SENONES, small_fit, write_run
+from training.algorithms.optimizers import make_optimizer
 from training.checkpoints.checkpointer import Checkpointer
 from training.checkpoints.training_state import load_whole_state, whole_state
+from training.configuration.models import ConformerConfig, ModelConfig
 from training.distributed import finiteness
 from training.distributed.process_group import ProcessGroup
 from training.distributed.simulated_group import simulate_ranks
@@ -22,10 +24,10 @@ from training.fit.model_specs import Fit
 from training.fit.steps import validation_loss
 from training.fit.train_model import open_dataset
 from training.fit.training_loop import Fitting
-from training.models.conformer import ConformerConfig
-from training.models.registry import ModelConfig
+from training.models.registry import make_model
 from training.tensor_encoding import decode_state, encode_state
 from training.trainers import Trainer
+from training.trainers.registry import make_trainer
 
 META = torch.device("meta")
 
@@ -51,7 +53,7 @@ def fitting_on(device: torch.device, folder: Path, what: Fit, group: ProcessGrou
     store, run_uri = ObjectStore((str(folder),)), str(folder)
     labelled = read_manifest(store, run_uri, ALIGNMENT_STEP).outputs
     dataset = open_dataset(what, store, run_uri, labelled, group)
-    model = what.model.make_model(NUM_SENONES).to(device)
+    model = make_model(what.model, NUM_SENONES).to(device)
     checkpoints = Checkpointer(store, f"{run_uri}/checkpoints", "fingerprint", group)
     return Fitting(what, model, dataset, checkpoints, group)
 
@@ -108,9 +110,9 @@ def test_a_checkpoint_of_the_cpu_is_loaded_to_another_device(name: str) -> None:
     saved: list[bytes] = []
 
     def load_and_save(group: ProcessGroup, device: torch.device) -> set[str]:
-        model = what.model.make_model(NUM_SENONES).to(device)
-        optimizer = what.optimizer.make_optimizer(model.parameters())
-        trainer = what.trainer.make_trainer(model, optimizer, group)
+        model = make_model(what.model, NUM_SENONES).to(device)
+        optimizer = make_optimizer(what.optimizer, model.parameters())
+        trainer = make_trainer(what.trainer, model, optimizer, group)
         if saved:
             load_whole_state(decode_state(saved[0]), model, optimizer, trainer)
         else:
@@ -154,7 +156,7 @@ def test_a_model_moves_before_its_trainer_is_entered(
     def move(group: ProcessGroup) -> set[str]:
         model = torch.nn.Linear(3, 2)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        trainer = what.trainer.make_trainer(model, optimizer, group)
+        trainer = make_trainer(what.trainer, model, optimizer, group)
         for parameter in model.parameters():  # as model.to() of a GPU, within the same object
             moved = torch.nn.Parameter(parameter.detach().to(META))
             torch.utils.swap_tensors(parameter, moved)

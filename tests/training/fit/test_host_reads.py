@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from tests.training.fit.host_reads import HostReads, look_late, send_as_on_a_gpu
 from tests.training.fit.small_fits import fit, small_fit, steps_saved, write_run
-from training.algorithms.block_filter import OptimizerState
 from training.algorithms.learning_rates import MinRateNewbob
-from training.algorithms.optimizers import SgdConfig
+from training.configuration.block_trainers import OptimizerState
+from training.configuration.models import ConformerConfig
+from training.configuration.optimizers import SgdConfig
 from training.data.dataset import SubEpochPlan
 from training.data.minibatch import Minibatch
 from training.distributed.agreement import Comparison
@@ -26,7 +27,6 @@ from training.fit import train_model, training_loop
 from training.fit.model_specs import Fit
 from training.fit.steps import FrameTotals, RunningTotals, take_steps
 from training.fit.training_loop import Fitting
-from training.models.conformer import ConformerConfig
 from training.recipes import CheckpointConfig
 from training.trainers import trainer
 from training.trainers.replica import comparison

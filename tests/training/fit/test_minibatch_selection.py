@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from training.algorithms.one_bit.adagrad import AdaGrad, AdaGradPlace
+from training.configuration.trainers import AdaGrad, AdaGradPlace
 from training.distributed.simulated_group import simulate_ranks
 from training.fit.minibatch_selection import (
     MinibatchSelection,

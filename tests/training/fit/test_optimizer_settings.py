@@ -18,15 +18,16 @@ from jobs.cli.job import recipe_path
 from pipeline.runs.names import realignment_rounds
 from tests.training.fit.small_fits import copy_stopped, fit, small_fit, steps_saved, write_run
 from training.algorithms.block_filter import BlockFilter
-from training.algorithms.optimizers import AdamConfig, AdamwConfig, OptimizerConfig, SgdConfig
+from training.algorithms.optimizers import make_optimizer
+from training.configuration.block_trainers import BmufConfig, HtmConfig
+from training.configuration.models import LstmConfig
+from training.configuration.optimizers import AdamConfig, AdamwConfig, OptimizerConfig, SgdConfig
 from training.distributed.simulated_group import simulate_ranks
 from training.fit.model_specs import Fit, aligner_fit, baseline_fit, student_fit, teacher_fit
-from training.models.lstm import LstmConfig
 from training.models.store import decode_model
 from training.recipes import CheckpointConfig, Recipe, read_recipe
 from training.trainers import Bmuf, Htm
-from training.trainers.bmuf import BmufConfig
-from training.trainers.htm import HtmConfig
+from training.trainers.registry import make_trainer
 
 EVERY_STEP = CheckpointConfig(steps=1, num_kept=1000)
 
@@ -79,7 +80,7 @@ def test_recipes_choose_the_optimizer() -> None:
     assert chosen.optimizer == SgdConfig(momentum=0.5)
     parameters = [torch.nn.Parameter(torch.zeros(1))]
     for config, made in ((AdamConfig(), Adam), (AdamwConfig(), AdamW)):
-        assert config.make_optimizer(parameters).defaults == made(parameters, fused=True).defaults
+        assert make_optimizer(config, parameters).defaults == made(parameters, fused=True).defaults
     with pytest.raises(ConfigurationError, match="unknown key momentum: known: name, beta1"):
         recipe("student.optimizer.name=adam", "student.optimizer.momentum=0.5")
     with pytest.raises(ConfigurationError, match="optimizer: name = 'sgdm': need one of 'sgd'"):
@@ -116,7 +117,7 @@ OPTIMIZERS = [
 @pytest.mark.parametrize(("config", "plain"), OPTIMIZERS, ids=lambda each: type(each).__name__)
 def test_fused_steps_are_the_optimizers(config: OptimizerConfig, plain: Any) -> None:
     """Within rounding those of torch's plain ones; the same bits on any number of threads."""
-    fused = [steps(config.make_optimizer(weights()), range(20), threads) for threads in (1, 3)]
+    fused = [steps(make_optimizer(config, weights()), range(20), threads) for threads in (1, 3)]
     expected = steps(plain(weights(), lr=1e-3), range(20))
     for one, three, right in zip(*fused, expected, strict=True):
         assert torch.equal(one, three)
@@ -128,11 +129,11 @@ def test_a_checkpoint_says_whether_its_optimizer_was_fused(
     config: OptimizerConfig, plain: Any
 ) -> None:
     """One of a plain optimizer resumes as such, and one of a fused one fused, to the bit."""
-    for make in (lambda given: plain(given, lr=1e-3), config.make_optimizer):
+    for make in (lambda given: plain(given, lr=1e-3), partial(make_optimizer, config)):
         whole = make(weights())
         steps(whole, range(3))
         copies = [torch.nn.Parameter(each.clone()) for each in whole.param_groups[0]["params"]]
-        resumed = config.make_optimizer(copies)
+        resumed = make_optimizer(config, copies)
         resumed.load_state_dict(deepcopy(whole.state_dict()))
         pairs = zip(steps(whole, range(3, 6)), steps(resumed, range(3, 6)), strict=True)
         assert all(torch.equal(*pair) for pair in pairs)
@@ -163,7 +164,7 @@ def test_recipes_choose_the_block_filter(trainer: type[BmufConfig] | type[HtmCon
 
 def make(group: Any, config: BmufConfig | HtmConfig) -> Bmuf:
     model = torch.nn.Linear(2, 2)
-    return config.make_trainer(model, torch.optim.SGD(model.parameters()), group)
+    return make_trainer(config, model, torch.optim.SGD(model.parameters()), group)
 
 
 def test_a_given_block_momentum_needs_no_eq_5() -> None:

@@ -18,6 +18,9 @@ from tests.training.sequence_training.toy_run import (
     smbr_fit,
     write_toy_run,
 )
+from training.configuration.models import LstmConfig
+from training.configuration.targets import LatticeConfig
+from training.configuration.trainers import TRAINERS
 from training.data.dataset import Dataset
 from training.distributed import process_group
 from training.distributed.process_group import ProcessGroup
@@ -26,10 +29,8 @@ from training.fit.cuda_graph import GradientGraphs
 from training.fit.model_specs import Fit
 from training.fit.steps import RunningTotals
 from training.fit.train_model import fit_model, open_dataset
-from training.models.lstm import LstmConfig
-from training.targets.lattices import LatticeConfig, generate_lattices
+from training.targets.lattices import generate_lattices
 from training.targets.sequence import SequenceTargets
-from training.trainers.registry import TRAINERS
 
 BEAMS = LatticeConfig(ngram_order=1, beam=15.0, lattice_beam=6.0)
 

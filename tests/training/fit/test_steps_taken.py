@@ -3,9 +3,11 @@
 import pytest
 import torch
 
+from training.configuration.models import LstmConfig
 from training.data.minibatch import Minibatch
-from training.fit.steps import GradientNorms, LoopConfig, clip_gradients, take_steps
-from training.models.lstm import LstmConfig, LstmModel
+from training.fit.model_specs import LoopConfig
+from training.fit.steps import GradientNorms, clip_gradients, take_steps
+from training.models.lstm import LstmModel
 from training.targets.hard import HardTargets
 
 CONFIG = LoopConfig(minibatch_frames=20, max_gradient_norm=1.0)

@@ -15,6 +15,7 @@ from training.data.dataset import Dataset
 from training.distributed.simulated_group import simulate_ranks
 from training.fit.model_specs import Fit, baseline_fit
 from training.fit.steps import validation_loss
+from training.models.registry import make_model
 from training.recipes import CheckpointConfig, read_recipe
 
 EVERY_STEP = CheckpointConfig(steps=1, num_kept=1000)
@@ -128,7 +129,7 @@ def test_newbob_needs_a_share_to_validate_on(tmp_path: Path) -> None:
         replace(newbob_fit(), validation_one_in=0)
     store, run_uri = write_run(tmp_path)
     dataset = Dataset(store, run_uri, (), (), 1, 64, 1, 0, 1, validation_one_in=4)
-    model = newbob_fit().model.make_model(6)
+    model = make_model(newbob_fit().model, 6)
     with pytest.raises(ValueError, match="validation_one_in = 4: leaves no utterance out"):
         simulate_ranks(1, lambda group: validation_loss(model, dataset, group))
 

@@ -7,7 +7,8 @@ from torch import nn
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
 from pipeline.normalization import Moments
-from training.models.lstm import LstmConfig, LstmModel
+from training.configuration.models import LstmConfig
+from training.models.lstm import LstmModel
 from training.models.store import TrainedModel, decode_model, encode_model
 from training.tensor_encoding import encode_state
 

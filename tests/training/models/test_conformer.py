@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
+from training.configuration.models import ConformerConfig, LstmConfig
 from training.models.acoustic_model import AcousticModel
 from training.models.chunked_attention import ChunkedAttention
-from training.models.conformer import ConformerConfig
 from training.models.losses import hard_cross_entropy
-from training.models.lstm import LstmConfig
+from training.models.registry import make_model
 
 SMALL = {"num_layers": 2, "num_units": 12, "num_heads": 3, "dropout": 0.0}
 SHAPES = [(4, 24, 15), (1, 0, 1), (3, 7, 2), (5, 4, 4)]
@@ -27,7 +27,7 @@ def conformer(shape: tuple[int, int, int], **others) -> AcousticModel:
         **{**SMALL, **others}, chunk_frames=chunk, left_frames=left, kernel_frames=kernel
     )
     torch.manual_seed(0)
-    model = config.make_model(7)
+    model = make_model(config, 7)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "norm" not in name:
@@ -73,7 +73,7 @@ def in_pieces(model: AcousticModel, frames: Tensor, sizes: list[int]) -> Tensor:
 def test_pieces_give_what_the_whole_gives(sizes: list[int], number: int) -> None:
     """At any boundaries, to 1e-5, of Conformers and of the LSTM, which is late."""
     makers = [partial(conformer, shape) for shape in SHAPES]
-    makers.append(lambda: LstmConfig(2, 8, False, 3, 0.0).make_model(7).eval())
+    makers.append(lambda: make_model(LstmConfig(2, 8, False, 3, 0.0), 7).eval())
     model = makers[number]()
     frames = torch.randn(sum(sizes) + 1, 192)
     (whole,) = model.utterance_logits([frames])
@@ -126,7 +126,7 @@ def test_padding_reaches_no_frame(shape: tuple[int, int, int]) -> None:
 def test_every_parameter_learns_and_overfits() -> None:
     """Each has a gradient, and 30 steps fit 40 labels."""
     torch.manual_seed(0)
-    model = ConformerConfig(**{**SMALL, "dropout": 0.1}, chunk_frames=4).make_model(7)
+    model = make_model(ConformerConfig(**{**SMALL, "dropout": 0.1}, chunk_frames=4), 7)
     features, labels = torch.randn(2, 20, 192), torch.randint(7, (2, 20))
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     losses = []

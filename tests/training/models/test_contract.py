@@ -8,11 +8,16 @@ import pytest
 import torch
 
 from infra.configuration import ConfigurationError, canonical_json, digest, plain
-from training.models.conformer import ConformerConfig
+from training.configuration.models import (
+    ConformerConfig,
+    FactoryConfig,
+    LstmConfig,
+    ModelConfig,
+    read_form,
+)
 from training.models.contract import check_contract
-from training.models.factory import FactoryConfig
-from training.models.lstm import LstmConfig
-from training.models.registry import ModelConfig, num_parameters, read_form
+from training.models.parameter_count import num_parameters
+from training.models.registry import make_model
 from training.models.store import TrainedModel, decode_model, encode_model
 from training.tensor_encoding import decode_state, encode_state
 
@@ -100,7 +105,7 @@ def test_declarations_must_fit_together() -> None:
 def test_a_stored_model_imports_what_the_recipe_names_alone() -> None:
     """The module that a store names is compared and never imported; the remedy names both."""
     config = own("tdnn", 2, settings={"num_units": 8})
-    trained = TrainedModel(config.make_model(5).eval(), torch.zeros(5))
+    trained = TrainedModel(make_model(config, 5).eval(), torch.zeros(5))
     data = encode_model(trained)
     again = decode_model(data, config).model
     frames = torch.randn(9, 192)
@@ -120,7 +125,7 @@ def test_a_stored_model_imports_what_the_recipe_names_alone() -> None:
 
 def test_weights_of_another_code_are_refused() -> None:
     """The factory has changed since: the parameter is named, with a remedy."""
-    trained = TrainedModel(own("tdnn", 2).make_model(5), torch.zeros(5))
+    trained = TrainedModel(make_model(own("tdnn", 2), 5), torch.zeros(5))
     trained.model.network.output = torch.nn.Linear(17, 5)
     with pytest.raises(ConfigurationError, match=r"output\.weight.* its code now makes another"):
         decode_model(encode_model(trained), own("tdnn", 2))
@@ -142,3 +147,20 @@ def test_parameters_are_counted_without_memory() -> None:
         size = num_parameters(lstm, num_senones)
         assert num_parameters(conformer, num_senones) == pytest.approx(size, rel=0.05)
     assert num_parameters(own("Linear"), 100_000) == 193 * 100_000
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LstmConfig(1, 3, False, 2, 0.0),
+        LstmConfig(3, 8, False, 3, 0.1),
+        LstmConfig(2, 5, True, 0, 0.0),
+        ConformerConfig(),
+        ConformerConfig(num_layers=3, num_units=24, num_heads=3, feed_forward_factor=4),
+        ConformerConfig(kernel_frames=7, chunk_frames=6, left_frames=11, num_heads=2),
+    ],
+)
+def test_parameters_are_counted_without_a_model(config: ModelConfig) -> None:
+    """The count by formula, which needs no torch, is that of the model that torch makes."""
+    made = make_model(config, 29)
+    assert num_parameters(config, 29) == sum(each.numel() for each in made.parameters())

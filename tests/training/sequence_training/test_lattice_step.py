@@ -25,12 +25,13 @@ from tests.training.sequence_training.toy_run import (
     rows_of,
     write_toy_run,
 )
+from training.configuration.targets import LatticeConfig
 from training.decoding import search_process
 from training.distributed.process_group import ProcessGroup
 from training.distributed.simulated_group import simulate_ranks
 from training.sequence_training.lattice_arcs import has_path
 from training.targets import lattices as lattices_module
-from training.targets.lattices import LatticeConfig, LatticeTask, generate_lattices
+from training.targets.lattices import LatticeTask, generate_lattices
 
 WIDE = LatticeConfig(ngram_order=1, beam=30.0, lattice_beam=8.0)
 

@@ -13,7 +13,8 @@ from tests.training.sequence_training.random_lattices import (
     random_lattice,
     seeds,
 )
-from training.models.lstm import LstmConfig, LstmModel
+from training.configuration.models import LstmConfig
+from training.models.lstm import LstmModel
 from training.sequence_training.lattice_arcs import LatticeArc, make_lattice
 from training.sequence_training.smbr import AlignedLattice, Smbr, SmbrBatch, smbr_loss
 

@@ -25,16 +25,15 @@ from pipeline.runs.names import (
 from pipeline.runs.step import write_manifest
 from pipeline.shards import Alignment, PartitionRow, write_partition
 from tests.training.decoding.toy_language import LEXICON_TXT, senones_of, toy_tree
-from training.algorithms.optimizers import AdamConfig, SgdConfig
+from training.configuration.models import LstmConfig, ModelConfig
+from training.configuration.optimizers import AdamConfig, SgdConfig
+from training.configuration.trainers import TRAINERS, with_trainer
 from training.data.sub_epochs import sequence_sub_epochs
-from training.fit.model_specs import Fit, SequenceCriterion
-from training.fit.steps import LoopConfig
+from training.fit.model_specs import Fit, LoopConfig, SequenceCriterion
 from training.models.acoustic_model import AcousticModel
-from training.models.lstm import LstmConfig
-from training.models.registry import ModelConfig
+from training.models.registry import make_model
 from training.models.store import TrainedModel, log_priors, store_model
 from training.recipes import CheckpointConfig
-from training.trainers.registry import TRAINERS, with_trainer
 
 TREE = toy_tree()
 SENTENCES = (["see", "a", "cab"], ["a", "bee"], ["cabs", "see"], ["sake", "a"], ["cab", "see"])
@@ -95,7 +94,7 @@ def write_toy_run(
     total = sum((output.tally for output in outputs), Tally())
     finish(*(store, run_uri, ALIGNMENT_STEP, total, tuple(outputs)), senone_counts=counts.tolist())
     torch.manual_seed(7)
-    model = config.make_model(TREE.num_senones)
+    model = make_model(config, TREE.num_senones)
     put_model(store, run_uri, name, model, counts.tolist(), moments)
     return store, run_uri, corpus_uri
 

@@ -14,10 +14,9 @@ from pipeline.runs.step import StepContents, StepSpec, run_step
 from pipeline.shards import FeatureRow, write_features
 from tests.small_corpus import local_store
 from tests.training.decoding.toy_language import LEXICON_TXT
-from training.decoding.bootstrap.hmm import BootstrapConfig
-from training.decoding.senones.tree_growing import TreeConfig
-from training.models.lstm import LstmConfig
-from training.models.registry import ModelConfig
+from training.configuration.alignment import BootstrapConfig, TreeConfig
+from training.configuration.models import LstmConfig, ModelConfig
+from training.models.registry import make_model
 from training.models.store import TrainedModel, store_model
 from training.targets.alignment import read_tree
 from training.targets.bootstrap import bootstrap
@@ -98,6 +97,6 @@ def store_network(place: Place, name: str, form: ModelConfig = NETWORK) -> None:
     store, run_uri, _ = place
     torch.manual_seed(3)
     num_senones = read_tree(store, run_uri).num_senones
-    trained = TrainedModel(form.make_model(num_senones).eval(), torch.zeros(num_senones))
+    trained = TrainedModel(make_model(form, num_senones).eval(), torch.zeros(num_senones))
     spec = StepSpec(store, run_uri, model_step(name), {}, [BOOTSTRAP_STEP])
     run_step(spec, lambda context: store_model(context, trained, Tally(), {}))

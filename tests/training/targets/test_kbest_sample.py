@@ -18,7 +18,9 @@ from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step
 from pipeline.shards import FeatureRow, write_features
 from pipeline.steps.targets import FEATURES, TargetsConfig
 from pipeline.steps.teacher_inputs import FramesAt
-from training.models.lstm import LstmConfig
+from training.configuration.models import LstmConfig
+from training.configuration.targets import OwnTeacherConfig
+from training.models.registry import make_model
 from training.models.store import TrainedModel, store_model
 from training.targets.kbest_costs import sample as kbest_sample
 from training.targets.kbest_costs.costs import kbest_costs
@@ -28,7 +30,6 @@ from training.targets.kbest_costs.sample import (
     sample_utterances,
     trained_teachers,
 )
-from training.targets.own_teacher import OwnTeacherConfig
 
 FORMS = {
     TEACHER: LstmConfig(1, 8, bidirectional=True, look_ahead=0, dropout=0.0),
@@ -62,7 +63,7 @@ def run(tmp_path: Path) -> tuple[ObjectStore, str]:
     run_step(StepSpec(store, run_uri, features_step(UNLABELLED), {}), put)
     for seed, (name, form) in enumerate(FORMS.items()):
         torch.manual_seed(seed)
-        model = form.make_model(SENONES).eval()
+        model = make_model(form, SENONES).eval()
         # Weights of a trained model's size, so that frames are neither sure nor uniform.
         model.load_state_dict({key: 4 * value for key, value in model.state_dict().items()})
         trained = TrainedModel(model, torch.zeros(SENONES))

@@ -36,6 +36,8 @@ from tests.training.targets.unlabelled_toy_run import (
     unlabelled_rows,
     write_unlabelled_toy_run,
 )
+from training.configuration.decoding import EvaluationConfig
+from training.configuration.targets import LatticeTargetsConfig
 from training.decoding import search_process
 from training.decoding.graph.grammar import GrammarWeights
 from training.decoding.graph.graph_text import encode_graph
@@ -43,15 +45,10 @@ from training.decoding.graph.hclg import decoding_graph
 from training.decoding.language_model import witten_bell_arpa
 from training.evaluation.target_graph import build_target_graph
 from training.models.store import load_model
-from training.recipes import EvaluationConfig
 from training.sequence_training.lattice_decoder import LatticeBeams, decode_lattice
 from training.sequence_training.state_posteriors import state_posteriors
 from training.targets import lattice_targets
-from training.targets.lattice_targets import (
-    LatticeTargetsConfig,
-    Score,
-    open_lattice_teacher,
-)
+from training.targets.lattice_targets import Score, open_lattice_teacher
 from training.targets.teacher import serve_logits, serve_teacher
 from training.targets.teacher_messages import decode_logits
 

@@ -8,7 +8,8 @@ import torch
 
 from pipeline.shards import FeatureRow
 from tests.training.decoding.toy_language import toy_lexicon, toy_tree
-from training.models.lstm import LstmConfig, LstmModel
+from training.configuration.models import LstmConfig
+from training.models.lstm import LstmModel
 from training.models.store import TrainedModel
 from training.targets import alignment
 from training.targets.alignment import (

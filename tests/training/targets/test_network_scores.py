@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from pipeline.shards import FeatureRow
-from training.models.lstm import LstmConfig, LstmModel
+from training.configuration.models import LstmConfig
+from training.models.lstm import LstmModel
 from training.models.store import TrainedModel
 from training.targets.alignment import log_likelihoods
 

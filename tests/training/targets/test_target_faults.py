@@ -31,8 +31,8 @@ from tests.training.targets.unlabelled_toy_run import (
     unlabelled_rows,
     write_unlabelled_toy_run,
 )
+from training.configuration.targets import WindowsConfig
 from training.targets.teacher import PooledTeacher, kept_targets, serve_teacher
-from training.targets.windows import WindowsConfig
 
 K = 5
 CONFIG = TargetsConfig(K, 60, 3)

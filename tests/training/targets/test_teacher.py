@@ -15,7 +15,8 @@ from pipeline.records import Tally
 from pipeline.runs.names import model_step, teachers
 from pipeline.runs.step import StepSpec, run_step
 from pipeline.steps.teacher_inputs import TeacherInput
-from training.models.lstm import LstmConfig, LstmModel
+from training.configuration.models import LstmConfig
+from training.models.lstm import LstmModel
 from training.models.precision import set_float32_products
 from training.models.store import TrainedModel, store_model
 from training.targets.teacher import TeacherFunction, load_members, serve_logits, serve_teacher

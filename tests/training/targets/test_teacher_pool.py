@@ -20,10 +20,11 @@ from pipeline.runs.step import StepSpec, run_step
 from pipeline.steps.targets import TargetsConfig
 from pipeline.steps.teacher_inputs import TeacherInput
 from tests.in_process_teacher import in_process
-from training.models.lstm import LstmConfig, LstmModel
+from training.configuration.models import LstmConfig
+from training.configuration.targets import WindowsConfig
+from training.models.lstm import LstmModel
 from training.models.store import TrainedModel, store_model
 from training.targets.teacher import PooledTeacher, kept_targets, serve_teacher
-from training.targets.windows import WindowsConfig
 
 CONFIG = TargetsConfig(5, 400, 3)
 FORM = LstmConfig(1, 16, bidirectional=True, look_ahead=0, dropout=0.0)

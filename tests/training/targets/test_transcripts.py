@@ -23,12 +23,13 @@ from tests.training.sequence_training.toy_run import (
     rows_of,
     write_toy_run,
 )
+from training.configuration.decoding import EvaluationConfig
+from training.configuration.targets import LatticeConfig
 from training.decoding.lexicon import parse_lexicon
 from training.distributed.simulated_group import simulate_ranks
 from training.evaluation.language_model import EstimatedModel, LanguageModelFiles
-from training.recipes import EvaluationConfig
 from training.targets.labelled import labelled_transcripts, transcript_reads
-from training.targets.lattices import LatticeConfig, generate_lattices, weak_graph
+from training.targets.lattices import generate_lattices, weak_graph
 
 LEXICON = parse_lexicon(LEXICON_TXT)
 PLACEMENTS = ("clean", "DP1", "DP3")

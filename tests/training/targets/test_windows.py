@@ -6,8 +6,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.models.lstm import LstmConfig, LstmModel
-from training.targets.windows import WindowsConfig, windows
+from training.configuration.models import LstmConfig
+from training.configuration.targets import WindowsConfig
+from training.models.lstm import LstmModel
+from training.targets.windows import windows
 
 
 @given(st.integers(0, 500), st.integers(3, 60), st.integers(0, 29))

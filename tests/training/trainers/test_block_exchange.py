@@ -12,10 +12,10 @@ from torch.distributed import ProcessGroup
 
 from tests.training.algorithms.sparsification.top_k_reference import sent_of
 from tests.training.trainers.ranks import RankPool, all_equal, sgd, small_model, take_step, weights
-from training.algorithms.block_codes import EXACT, Bfloat16, BlockCode, Threshold
-from training.algorithms.sparsification.top_k import TopK, num_message_words
+from training.algorithms.sparsification.top_k import num_message_words
 from training.checkpoints.resharding import reshard
 from training.checkpoints.training_state import load_whole_state, whole_state
+from training.configuration.block_codes import EXACT, Bfloat16, BlockCode, Threshold, TopK
 from training.distributed.simulated_group import simulate_ranks
 from training.tensor_encoding import decode_state, encode_state
 from training.trainers import Bmuf, Htm, SparseLoco, Trainer

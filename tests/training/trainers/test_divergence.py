@@ -11,9 +11,9 @@ from torch.distributed import ProcessGroup
 
 from infra.store.object_store import ObjectStore
 from tests.training.trainers.ranks import RankPool, all_equal, sgd, small_model, take_step, weights
-from training.algorithms.sparsification.top_k import TopK
 from training.checkpoints.checkpointer import Checkpointer
 from training.checkpoints.training_state import whole_state
+from training.configuration.block_codes import TopK
 from training.distributed.simulated_group import simulate_ranks
 from training.trainers import (
     Bmuf,

@@ -17,7 +17,7 @@ from tests.training.trainers.ranks import (
     take_step,
     weights,
 )
-from training.algorithms.sparsification.top_k import TopK
+from training.configuration.block_codes import TopK
 from training.distributed.finiteness import FiniteCheck
 from training.distributed.simulated_group import simulate_ranks
 from training.trainers import (

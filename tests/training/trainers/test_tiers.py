@@ -7,9 +7,10 @@ import pytest
 from torch.distributed import ProcessGroup
 
 from tests.training.trainers.ranks import RankPool, sgd, small_model
+from training.configuration.block_trainers import HtmConfig
 from training.distributed.simulated_group import simulate_ranks
 from training.trainers import Htm
-from training.trainers.htm import HtmConfig
+from training.trainers.registry import make_trainer
 
 
 def group_size(group: ProcessGroup) -> int:
@@ -20,7 +21,7 @@ def group_size(group: ProcessGroup) -> int:
 
 def recipe_group_size(group: ProcessGroup) -> int:
     model = small_model()
-    return HtmConfig(group_size=0).make_trainer(model, sgd(model), group).group_size
+    return make_trainer(HtmConfig(group_size=0), model, sgd(model), group).group_size
 
 
 def test_a_recipe_may_leave_groups_to_hosts() -> None:

@@ -18,9 +18,8 @@ from tests.training.trainers.ranks import (
     take_step,
     weights,
 )
-from training.algorithms.block_codes import Threshold
-from training.algorithms.one_bit.adagrad import AdaGrad, AdaGradPlace
-from training.algorithms.sparsification.top_k import TopK
+from training.configuration.block_codes import Threshold, TopK
+from training.configuration.trainers import AdaGrad, AdaGradPlace
 from training.distributed.process_group import CollectiveError
 from training.trainers import (
     Bmuf,

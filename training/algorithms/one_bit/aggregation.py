@@ -19,9 +19,10 @@ from jaxtyping import Float, Int32
 from torch import Tensor
 
 from infra.ranges import Range, check_ranges
-from training.algorithms.one_bit.adagrad import AdaGrad, AdaGradPlace, AdaGradState
+from training.algorithms.one_bit.adagrad import AdaGradState, first_state, normalized_at
 from training.algorithms.one_bit.columns import Stripe
 from training.algorithms.one_bit.quantization import add_message, take_message
+from training.configuration.trainers import AdaGrad, AdaGradPlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +66,14 @@ class TwoStageAggregation:
             torch.zeros_like(model),
             torch.zeros_like(stripe),
             torch.zeros_like(stripe),
-            self.adagrad.begin(model, stripe),
+            first_state(self.adagrad, model, stripe),
         )
 
     def take_messages(
         self, state: RankState, gradients: Float[Tensor, " elements"]
     ) -> list[Int32[Tensor, " _"]]:
         """Quantize a rank's gradients for each rank that aggregates them, itself included."""
-        gradients = self.adagrad.at(AdaGradPlace.PARTIAL, state.adagrad, gradients)
+        gradients = self._normalized(AdaGradPlace.PARTIAL, state, gradients)
         return [
             take_message(stripe.of(state.residual), stripe.of(gradients), stripe.columns)
             for stripe in self.stripes
@@ -103,7 +104,7 @@ class TwoStageAggregation:
         self, state: RankState, gradients: Float[Tensor, " elements"]
     ) -> list[Float[Tensor, " _"]]:
         """Return a rank's gradients for each rank that aggregates them, without quantization."""
-        gradients = self.adagrad.at(AdaGradPlace.PARTIAL, state.adagrad, gradients)
+        gradients = self._normalized(AdaGradPlace.PARTIAL, state, gradients)
         return [stripe.of(gradients) for stripe in self.stripes]
 
     def take_sum(
@@ -123,13 +124,18 @@ class TwoStageAggregation:
     ) -> Float[Tensor, " elements"]:
         """Return a single rank's update, in which nothing is quantized (Table 3, 1 GPU)."""
         assert len(self.stripes) == 1
-        gradients = self.adagrad.at(AdaGradPlace.RAW, state.adagrad, gradients)
+        gradients = self._normalized(AdaGradPlace.RAW, state, gradients)
         return self.take_sum(state, self.take_parts(state, gradients))
 
     def _processed(
         self, state: RankState, total: Float[Tensor, " stripe_elements"]
     ) -> Float[Tensor, " stripe_elements"]:
         """Return the update before the second quantization: AdaGrad, momentum (004 3.1)."""
-        total = self.adagrad.at(AdaGradPlace.AGGREGATE, state.adagrad, total)
+        total = self._normalized(AdaGradPlace.AGGREGATE, state, total)
         state.velocity.mul_(self.momentum).add_(total)
-        return self.adagrad.at(AdaGradPlace.SMOOTHED, state.adagrad, state.velocity)
+        return self._normalized(AdaGradPlace.SMOOTHED, state, state.velocity)
+
+    def _normalized(
+        self, place: AdaGradPlace, state: RankState, gradients: Float[Tensor, " elements"]
+    ) -> Float[Tensor, " elements"]:
+        return normalized_at(place, self.adagrad, state.adagrad, gradients)

@@ -8,16 +8,13 @@ all chunks of one size it has the middles of their lowest and highest cells, two
 then a code of low index bits, sign and cell for each sent element; then the indices' unary bits.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int32, Int64
 from torch import Tensor
 
-from infra.ranges import Range, check_ranges
 from training.algorithms.sparsification.code_words import num_code_words, packed, unpacked
 from training.algorithms.sparsification.elias_fano import (
     high_parts,
@@ -25,39 +22,9 @@ from training.algorithms.sparsification.elias_fano import (
     num_unary_bits,
     unary_bits,
 )
+from training.configuration.block_codes import TopK
 
 CHUNK_ELEMENTS = 2**12
-
-Density = Annotated[float, Range(1e-5, 1)]
-Bits = Annotated[int, Range(2, 8)]
-ErrorDecay = Annotated[float, Range(0, 1)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopK:
-    """TopK: a chunk's largest elements, with error feedback (SparseLoCo, arXiv 2508.15706).
-
-    The residual becomes error_decay residual + change, less what is sent of it.
-    """
-
-    name: Literal["top_k"] = "top_k"
-    density: Density = 0.03
-    bits: Bits = 2
-    error_decay: ErrorDecay = 0.95
-
-    has_residual: ClassVar[bool] = True
-    """Whether what is not sent now is kept for later."""
-
-    __post_init__ = check_ranges
-
-    @property
-    def num_cells(self) -> int:
-        """Return the number of cells of magnitudes."""
-        return 1 << self.bits - 1
-
-    def num_kept(self, num_elements: int) -> int:
-        """Return the number of elements that a chunk of so many sends, at least 1."""
-        return math.ceil(self.density * num_elements)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,12 @@ uses no random numbers: the same utterances give the same alignments.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
 
 import numpy as np
 from jaxtyping import Float32, Int64
-from tqdm import tqdm
 
-from infra.configuration import LATER
-from infra.ranges import Range, check_ranges
+from infra.log_lines import progress_bar
+from training.configuration.alignment import BootstrapConfig
 from training.decoding.alignment import NO_WORDS, PhoneAlignment, TranscribedUtterance
 from training.decoding.bootstrap.cepstra import speaker_cepstra
 from training.decoding.bootstrap.mixtures import Mixture, log_likelihoods
@@ -22,24 +20,6 @@ from training.decoding.graph.hclg import DecodingGraph, monophone_graph
 from training.decoding.lexicon import SILENCE, Lexicon
 
 STATES_PER_PHONE = 3
-
-
-@dataclass(frozen=True)
-class BootstrapConfig:
-    """BootstrapConfig bounds the iterations, the Gaussians of a state, and the speech in memory.
-
-    Of more than `max_hours`, utterances are drawn evenly from all speakers.
-    """
-
-    num_iterations: Annotated[int, Range(1, 1000)] = 12
-    max_gaussians: Annotated[int, Range(1, 1024)] = 8
-    min_frames_per_gaussian: Annotated[int, Range(1, 1_000_000)] = 40
-    # 0.23 GB an hour: the default binds above 4.6 GB, where few earlier runs were.
-    max_hours: Annotated[float, Range(1e-3, 100_000, zero="all")] = field(
-        default=20.0, metadata=LATER
-    )
-
-    __post_init__ = check_ranges
 
 
 @dataclass(frozen=True)
@@ -113,7 +93,8 @@ def _train(
 ) -> dict[str, Int64[np.ndarray, " frames"]]:
     frames = np.concatenate([example.frames for example in examples.values()])
     mixtures = [Mixture.standard(frames.shape[1])] * num_states
-    for iteration in tqdm(range(config.num_iterations), desc="bootstrap alignment", unit="pass"):
+    passes = range(config.num_iterations)
+    for iteration in progress_bar(passes, description="bootstrap alignment", unit="pass"):
         # The Gaussians of a state may double every second iteration.
         max_gaussians = min(config.max_gaussians, 1 << (iteration // 2))
         states = np.concatenate([paths[name] for name in examples])

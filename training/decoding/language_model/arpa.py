@@ -4,9 +4,9 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from training.configuration.values import MAX_ORDER
 from training.decoding.language_model.ngrams import END, START, Ngram
 
-MAX_ORDER = 10
 MAX_LOG_BACKOFF = 100.0
 """The most that log10 of a back-off weight may be, either way: 1e39 has no float32."""
 

@@ -4,27 +4,16 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int32
 
-from infra.ranges import Range, check_ranges
+from training.configuration.alignment import TreeConfig
 from training.decoding.alignment import PhoneAlignment
 from training.decoding.lexicon import SILENCE_ID
 from training.decoding.senones.gaussian_statistics import GaussianStatistics, triphone_statistics
-from training.decoding.senones.senone_tree import MAX_SENONES, Node, SenoneTree, Side, Split
-
-
-@dataclass(frozen=True)
-class TreeConfig:
-    """TreeConfig bounds the tree; `min_count` is the least number of 10 ms frames of a leaf."""
-
-    max_senones: Annotated[int, Range(1, MAX_SENONES)]
-    min_count: Annotated[int, Range(1, 1_000_000_000)] = 200
-
-    __post_init__ = check_ranges
-
+from training.decoding.senones.senone_tree import Node, SenoneTree, Side, Split
 
 Bound = Literal["max_senones", "min_count", "contexts"]
 """The end of the growth: enough senones, leaves too small to split, or leaves of one context."""

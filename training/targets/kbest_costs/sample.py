@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from jaxtyping import Float32
 
-from infra.configuration import plain
 from infra.store.object_store import ObjectStore
 from pipeline.kbest import TeacherFailure
 from pipeline.placement_versions import Versions, heard_versions
@@ -28,11 +27,15 @@ from pipeline.shards import FeatureRow, read_features
 from pipeline.splicing import STACK, num_low_rate_frames
 from pipeline.steps.targets import FEATURES, TargetsConfig, tail_seed
 from pipeline.steps.teacher_inputs import Frames, FramesAt, Hearing, spliced_frames
+from training.configuration.models import ModelConfig
+from training.configuration.targets import (
+    LabellingTeacher,
+    TrainedTeacherConfig,
+    kbest_costs_settings,
+)
 from training.models.ensemble import Member, ensemble_logits
-from training.models.registry import ModelConfig
 from training.models.store import load_model, load_models
 from training.targets.kbest_costs.costs import KS, CostSums, kbest_costs
-from training.targets.own_teacher import LabellingTeacher, TrainedTeacherConfig
 
 TRAINED = TrainedTeacherConfig()
 
@@ -151,12 +154,6 @@ def _labels(
     except failures as error:
         return TeacherFailure(f"{type(error).__name__}: {error}")
     return logits if np.isfinite(logits).all() else TeacherFailure("logits are not finite")
-
-
-def kbest_costs_settings(config: TargetsConfig, teacher: LabellingTeacher) -> dict[str, Any]:
-    """Return all that decides the sample, and what is measured beside the common k."""
-    own = {"teacher": plain(teacher)} if teacher.members else {}
-    return {"k": config.k, "seed": config.seed, "versions": config.versions, **own}
 
 
 def statistics(whole: CostSums, by_placement: Mapping[str, CostSums]) -> dict[str, Any]:

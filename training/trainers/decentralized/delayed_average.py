@@ -1,8 +1,7 @@
 """D1D-PSGD: an all-reduce of the models runs beside the gradient at the last mean (001 4)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -89,6 +88,9 @@ class D1dPsgd(OwnModels):
         """Begin from the mean of the models, as leaving would."""
         return super().end_resharding(with_own_model(state))
 
+    def _start_total(self) -> PendingExchange:
+        return super()._start_total() if self._pending is None else self._pending
+
     def _start_sum(self) -> None:
         self._pending = start_sum(self.own_model(), self.group, "models")
 
@@ -114,20 +116,3 @@ def with_own_model(state: State) -> State:
     if not trainer["is_open"]:
         return state
     return {**state, "model": {**state["model"], **trainer["own_model"]}}
-
-
-@dataclass(frozen=True, slots=True)
-class D1dPsgdConfig:
-    """D1D-PSGD: an all-reduce of the models runs while gradients of the last mean are computed."""
-
-    name: Literal["d1d_psgd"] = "d1d_psgd"
-
-    num_state_vectors: ClassVar[int] = 3
-    """The rank's own model, its sum, and the mean before."""
-
-    def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
-        """Accept any number of ranks."""
-
-    def make_trainer(self, model: nn.Module, optimizer: Optimizer, group: ProcessGroup) -> D1dPsgd:
-        """Wrap model and optimizer; all ranks of `group` must call this together."""
-        return D1dPsgd(model, optimizer, group=group)

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from infra.ranges import Range, check_ranges
 from training.algorithms.decentralized.topology import drawn_partner, is_active, partners
 from training.distributed import collectives
 from training.distributed.communication_thread import CommunicationThread
@@ -19,10 +18,11 @@ from training.distributed.pending_exchanges import (
     new_tag,
     start_receive,
     start_send,
+    start_sum,
 )
 from training.trainers.decentralized.delayed_average import own_model_plan, with_own_model
 from training.trainers.decentralized.model_in_motion import ModelInMotion, Staleness
-from training.trainers.decentralized.own_models import MixingSeed, OwnModels
+from training.trainers.decentralized.own_models import OwnModels
 from training.trainers.replica.parameters import FlatParameters
 from training.trainers.resharding import ReshardingPlan, State, check_settings
 from training.trainers.statistics import AdPsgdStatistics
@@ -50,6 +50,9 @@ class AdPsgd(OwnModels):
     Results depend on timing; in virtual time they repeat. A rank that dies ends its neighbours'
     exchanges, and a leaving rank waits for no longer than its group's time limit. Models lie in the
     host's memory, also those of GPUs.
+
+    `mean_model` stops no exchange. It is the mean of the model that ranks began with or resumed
+    from, and all steps that each rank had applied when it asked: what averaging would end at.
     """
 
     def __init__(
@@ -79,6 +82,10 @@ class AdPsgd(OwnModels):
     def groups(self) -> set[ProcessGroup]:
         """Return none: threads send at any time, and count what they send themselves."""
         return set()
+
+    def is_comparison_due(self) -> bool:
+        """Return False: a comparison waits for the slowest rank, as entering and leaving do."""
+        return False
 
     def connect(self) -> None:
         """Continue from a checkpoint's own model."""
@@ -128,14 +135,6 @@ class AdPsgd(OwnModels):
             self._offer.send.abandon()
             self._offer.answer.abandon()
             self._offer = None
-
-    @torch.no_grad()
-    def mean_model(self) -> dict[str, Tensor]:
-        """Return the mean of all models at a moment at which no exchange is half done."""
-        self._await_quiet()
-        mean = super().mean_model()
-        collectives.barrier(self.group)
-        return mean
 
     def state_dict(self) -> dict[str, Any]:
         """Add this rank's model, the counts of its exchanges, and the settings.
@@ -246,6 +245,13 @@ class AdPsgd(OwnModels):
         if float(answer[-1]) == MODEL:
             self._motion.take_answer(offer.sent, answer[:-1])
 
+    def _start_total(self) -> PendingExchange:
+        """Sum the ranks' own steps, which exchanges do not move: the mean is the same.
+
+        So an exchange that is half done counts on neither side, and no rank waits for its end.
+        """
+        return start_sum(self._motion.own_steps.clone(), self.group, "models")
+
     def _await_quiet(self) -> None:
         """End this rank's exchange, and wait until all ranks have: none begins before a step."""
         if self._offer is not None:
@@ -264,30 +270,3 @@ class AdPsgd(OwnModels):
         weights: Float[Tensor, " elements"], kind: float
     ) -> Float[Tensor, " elements_and_one"]:
         return torch.cat([weights, weights.new_full((1,), kind)])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdPsgdConfig:
-    """AD-PSGD: pairs of ranks average their models whenever they can, and no rank waits."""
-
-    name: Literal["ad_psgd"] = "ad_psgd"
-    mixing_seed: MixingSeed = 0
-    max_staleness: Annotated[int, Range(1, 1_000_000)] = 16
-
-    num_state_vectors: ClassVar[int] = 5
-    """The model, the weights that were read, and the messages of an exchange."""
-
-    __post_init__ = check_ranges
-
-    def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
-        """Accept any number of ranks."""
-
-    def make_trainer(self, model: nn.Module, optimizer: Optimizer, group: ProcessGroup) -> AdPsgd:
-        """Wrap model and optimizer; all ranks of `group` must call this together."""
-        return AdPsgd(
-            model,
-            optimizer,
-            group=group,
-            seed=self.mixing_seed,
-            max_staleness=self.max_staleness,
-        )

@@ -1,17 +1,17 @@
 """Data-parallel SGD that exchanges one bit an element, with error feedback (paper 004)."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from infra.ranges import Range, check_ranges
-from training.algorithms.one_bit.adagrad import AdaGrad, AdaGradPlace
 from training.algorithms.one_bit.aggregation import TwoStageAggregation
+from training.configuration.trainers import ON_AGGREGATE, AdaGrad
 from training.distributed.finiteness import FiniteCheck, FirstFault
 from training.distributed.pending_exchanges import new_tag
 from training.trainers.one_bit.double_buffer import PendingUpdate, needs_thread
@@ -28,9 +28,6 @@ from training.trainers.replica.parameters import FlatParameters
 from training.trainers.resharding import ReshardingPlan, State, check_settings
 from training.trainers.statistics import OneBitStatistics, norm_of
 from training.trainers.trainer import Trainer
-
-ON_AGGREGATE = AdaGrad()
-"""The paper's choice (004 5.3)."""
 
 
 class OneBit(Trainer):
@@ -183,6 +180,15 @@ class OneBit(Trainer):
             update = self.parameters.flatten(state["pending_update"])
             self._pending = self._arrived(self.num_steps, update)
 
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """Train without double buffering, whose delay makes trials choose smaller sizes (5.4)."""
+        before, self.double_buffering = self.double_buffering, False
+        try:
+            yield
+        finally:
+            self.double_buffering = before
+
     def statistics(self) -> OneBitStatistics:
         """Return the steps, what was sent, and the norms of what waits in the residuals."""
         return OneBitStatistics(
@@ -238,43 +244,3 @@ class OneBit(Trainer):
         update = pending.wait()
         self._finite.examine(pending.step, [update], lambda: self._fault.step)
         return update
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OneBitConfig:
-    """1-bit SGD: each rank sends one bit an element; its optimizer is SGD without momentum.
-
-    `momentum` and `adagrad` are the trainer's. With `double_buffering` a minibatch is half of one.
-    """
-
-    name: Literal["one_bit"] = "one_bit"
-    momentum: Annotated[float, Range(0, 1, below=True)] = 0.9
-    adagrad: AdaGrad = ON_AGGREGATE
-    num_unquantized_steps: Annotated[int, Range(0, 1_000_000_000)] = 0
-    double_buffering: bool = False
-
-    num_state_vectors: ClassVar[int] = 5
-    """On one rank: both residuals, momentum, squares and an update that waits."""
-
-    __post_init__ = check_ranges
-
-    def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
-        """Raise ValueError for AdaGrad of the raw gradient on several ranks."""
-        del ranks_per_host
-        if self.adagrad.place is AdaGradPlace.RAW and num_ranks > 1:
-            raise ValueError(
-                f"adagrad.place = 'raw' on {num_ranks} ranks: need 1 rank, or 'partial' or "
-                "'aggregate'"
-            )
-
-    def make_trainer(self, model: nn.Module, optimizer: Optimizer, group: ProcessGroup) -> OneBit:
-        """Wrap model and optimizer; all ranks of `group` must call this together."""
-        return OneBit(
-            model,
-            optimizer,
-            group=group,
-            momentum=self.momentum,
-            adagrad=self.adagrad,
-            num_unquantized_steps=self.num_unquantized_steps,
-            double_buffering=self.double_buffering,
-        )

@@ -6,9 +6,10 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from training.algorithms.one_bit.adagrad import AdaGradPlace, AdaGradState
+from training.algorithms.one_bit.adagrad import AdaGradState
 from training.algorithms.one_bit.aggregation import RankState, TwoStageAggregation
 from training.algorithms.one_bit.columns import Stripe, columns_of, stripes_of
+from training.configuration.trainers import AdaGradPlace
 from training.trainers.one_bit.message_exchange import MessageExchange
 from training.trainers.replica.parameters import FlatParameters
 from training.trainers.resharding import EntryPath, ReshardingPlan, Rule, State

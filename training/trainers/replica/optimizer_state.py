@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer, SparseAdam
 
-from training.algorithms.block_filter import OptimizerState
+from training.configuration.block_trainers import OptimizerState
 
 SCHEDULE_STATE = ("eta", "mu", "mu_product", "step")
 """Entries of torch's optimizers that follow from the number of steps, and so are equal anyway."""

@@ -4,9 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from training.algorithms.one_bit.adagrad import AdaGrad, AdaGradPlace
+from training.algorithms.one_bit.adagrad import first_state
+from training.algorithms.one_bit.adagrad import normalized as adagrad_normalized
 from training.algorithms.one_bit.aggregation import TwoStageAggregation
 from training.algorithms.one_bit.columns import columns_of, stripes_of
+from training.configuration.trainers import AdaGrad, AdaGradPlace
 
 COLUMNS = columns_of({"weight": (6, 8), "bias": (6,)})
 NUM_RANKS = 3
@@ -19,8 +21,8 @@ def gradients_of(rank: int, step: int) -> Tensor:
 
 def normalized(adagrad: AdaGrad, gradients: list[Tensor]) -> list[Tensor]:
     """Return what one state makes of successive gradients."""
-    state = adagrad.begin(gradients[0], gradients[0])
-    return [adagrad.normalize(state, each) for each in gradients]
+    state = first_state(adagrad, gradients[0], gradients[0])
+    return [adagrad_normalized(adagrad, state, each) for each in gradients]
 
 
 def test_over_time_it_is_duchis_times_the_root_of_the_steps() -> None:

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from training.algorithms.one_bit.adagrad import AdaGrad, AdaGradPlace
 from training.algorithms.one_bit.aggregation import RankState, TwoStageAggregation
 from training.algorithms.one_bit.columns import Columns, columns_of, stripes_of
 from training.algorithms.one_bit.quantization import add_message, num_message_words
+from training.configuration.trainers import AdaGrad, AdaGradPlace
 
 COLUMNS = columns_of({"weight": (6, 8), "bias": (6,), "output": (4, 6)})
 SIZE = COLUMNS.num_elements

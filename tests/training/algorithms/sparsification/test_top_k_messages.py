@@ -12,11 +12,11 @@ from torch import Tensor
 from tests.training.algorithms.sparsification.top_k_reference import sent_of
 from training.algorithms.sparsification.top_k import (
     CHUNK_ELEMENTS,
-    TopK,
     add_message,
     num_message_words,
     take_message,
 )
+from training.configuration.block_codes import TopK
 
 SIZES = (1, 18, CHUNK_ELEMENTS - 1, CHUNK_ELEMENTS, 2 * CHUNK_ELEMENTS + 77)
 TOP_K = TopK(density=0.02, bits=2, error_decay=1.0)

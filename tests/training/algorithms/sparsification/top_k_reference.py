@@ -5,7 +5,8 @@ import math
 import numpy as np
 import torch
 
-from training.algorithms.sparsification.top_k import CHUNK_ELEMENTS, TopK
+from training.algorithms.sparsification.top_k import CHUNK_ELEMENTS
+from training.configuration.block_codes import TopK
 
 
 def bfloat16(value: np.floating) -> np.float32:

@@ -9,8 +9,9 @@ import pytest
 from pipeline.audio.decode import decode_audio
 from pipeline.filterbank.log_mel import log_mel_energies
 from pipeline.normalization import CausalMean
+from training.configuration.alignment import BootstrapConfig
 from training.decoding.alignment import TranscribedUtterance
-from training.decoding.bootstrap.hmm import Bootstrap, BootstrapConfig, bootstrap_alignment
+from training.decoding.bootstrap.hmm import Bootstrap, bootstrap_alignment
 from training.decoding.lexicon import Lexicon, parse_lexicon
 
 NUM_SPEAKERS = 2

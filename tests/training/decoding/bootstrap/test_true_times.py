@@ -8,8 +8,9 @@ from jobs.synthesis.speech import Speech, SpeechSynthesizer
 from pipeline.filterbank.log_mel import log_mel_energies
 from pipeline.normalization import CausalMean
 from tests.benchmarks.phone_boundaries import frame_time, lateness
+from training.configuration.alignment import BootstrapConfig
 from training.decoding.alignment import TranscribedUtterance
-from training.decoding.bootstrap.hmm import Bootstrap, BootstrapConfig, bootstrap_alignment
+from training.decoding.bootstrap.hmm import Bootstrap, bootstrap_alignment
 from training.decoding.lexicon import SILENCE, Lexicon
 
 VOICES = ("gmw/en-us", "gmw/en-gb-x-rp", "gmw/en-us+f2", "gmw/en-gb-x-rp+f4")

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from tests.training.decoding.toy_language import toy_lexicon, toy_speech, toy_tree
+from training.configuration.alignment import TreeConfig
 from training.decoding.alignment import PhoneAlignment
 from training.decoding.senones.gaussian_statistics import GaussianStatistics, triphone_statistics
 from training.decoding.senones.senone_tree import SenoneTree, Split, parse_senone_tree
-from training.decoding.senones.tree_growing import TreeConfig, grow_tree, phonetic_questions
+from training.decoding.senones.tree_growing import grow_tree, phonetic_questions
 
 
 def _likelihood(tree: SenoneTree) -> float:

@@ -10,13 +10,12 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from tests.training.trainers.ranks import RankPool, all_equal, sgd, small_model, take_step, weights
-from training.algorithms.one_bit.adagrad import AdaGrad, AdaGradPlace
 from training.algorithms.one_bit.aggregation import TwoStageAggregation
 from training.algorithms.one_bit.columns import columns_of, stripes_of
+from training.configuration.trainers import AdaGrad, AdaGradPlace, OneBitConfig
 from training.distributed.simulated_group import simulate_ranks
 from training.distributed.traffic import Traffic
 from training.trainers import OneBit, Synchronous
-from training.trainers.one_bit.one_bit import OneBitConfig
 
 PLAIN = AdaGrad(place=AdaGradPlace.NOWHERE)
 PLAINEST: dict[str, Any] = {"momentum": 0.0, "adagrad": PLAIN}

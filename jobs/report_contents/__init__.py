@@ -1,0 +1,1 @@
+"""Collect the contents of report.json from the manifests and records of a run."""
