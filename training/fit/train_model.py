@@ -22,7 +22,7 @@ from pipeline.runs.names import (
 )
 from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step
 from training.checkpoints.checkpointer import Checkpointer
-from training.configuration.model_parallel import data_parallel_ranks
+from training.configuration.trainers import data_parallel_ranks
 from training.data.dataset import Dataset
 from training.data.lattice_shards import LatticeShards
 from training.data.sub_epochs import check_offsets
