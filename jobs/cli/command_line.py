@@ -87,12 +87,12 @@ class Step:
         started, before = time.monotonic(), REQUESTS.total()
         try:
             results = self.run(job)
-        except ConfigurationError:
+        except RecipeConflictError as error:
+            raise RecipeConflictError(error.said, error.remedy, begun_changes(job)) from error
+        except Exception:
             if job.is_leader:
                 withdraw(job, writes)
             raise
-        except RecipeConflictError as error:
-            raise RecipeConflictError(error.said, error.remedy, begun_changes(job)) from error
         seconds = time.monotonic() - started
         is_fresh = not all(result.was_finished for result in results)
         summary = {
