@@ -1,6 +1,7 @@
 # megahour: `make demo` and `make test` are all that a bare machine needs (Python 3.11 or later).
 PYTHON ?= python3
 VENV := .venv
+AIRFLOW := .venv-airflow
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Each process of a run would compile all modules again: half a second of a core at each start.
@@ -19,39 +20,53 @@ PYTEST = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 help:
 	@echo 'make demo                 synthetic corpus, every step, word error rates (10 minutes, 2 cores)'
 	@echo 'make run KALDI_DIR=DIR    the same on your own Kaldi data directory (RECIPE=recorded RUN=runs/mine)'
-	@echo 'make setup                the environment alone, in .venv; every other command makes it too'
+	@echo 'make setup                the environment of tests and linters, in .venv; demo and run need less'
 	@echo 'make test                 all tests but those of make faults'
-	@echo 'make faults               tests on a Spark cluster, Ceph, sclite and Chromium (apt), an S3 of their own; KILLS=30'
+	@echo 'make faults               tests on a Spark cluster, Ceph, sclite, Chromium (apt), Airflow, an S3 of their own; KILLS=30'
 	@echo 'make dist                 code and dependencies for spark-submit on a cluster'
 	@echo 'make format               format the code, and fix what the linter can fix'
-	@echo 'make lint                 formatting, lint, types, import contracts'
+	@echo 'make lint                 formatting, lint, types, import contracts, templates, images, scripts'
 	@echo 'make clean                remove what the other commands made, runs too'
 
-setup: $(VENV)/.ready
+setup: $(VENV)/.developed
 
 $(VENV)/.ready: pyproject.toml constraints.txt $(wildcard */*/*.c */*/*/*.c)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[demo,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[demo]'
 	$(BIN)/python -m infra.spark.session
 	touch $@
 
-demo: setup
+# Tests and linters, beside all that a run needs.
+$(VENV)/.developed: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[demo,dev]'
+	touch $@
+
+demo: $(VENV)/.ready
 	$(BIN)/python -m jobs.demo --run $(RUN)
 
-run: setup
+run: $(VENV)/.ready
 	@test -n '$(KALDI_DIR)' || { echo 'KALDI_DIR is not set: make run KALDI_DIR=/data/mine RUN=runs/mine'; exit 2; }
 	$(BIN)/python -m jobs.run --recipe $(RECIPE) --run $(RUN) --kaldi-dir '$(KALDI_DIR)'
 
 test: setup
 	$(PYTEST) --numprocesses 2
 
-faults: setup
-	sh tests/install_packages.sh || echo 'Ceph, sclite or Chromium cannot be installed here: tests that need the first two are skipped'
-	$(PYTEST) --numprocesses 3 -m cluster --kills $(KILLS) -rs
+# Airflow pins what we pin otherwise, so it has an environment of its own.
+$(AIRFLOW)/.ready: infra/airflow/constraints.txt
+	$(PYTHON) -m venv $(AIRFLOW)
+	$(AIRFLOW)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $< apache-airflow apache-airflow-providers-standard
+	touch $@
 
-dist: setup
+faults: setup $(AIRFLOW)/.ready
+	sh tests/install_packages.sh || echo 'Ceph, sclite or Chromium cannot be installed here: tests that need the first two are skipped'
+	$(PYTEST) --numprocesses 4 -m cluster --kills $(KILLS) -rs
+
+dist: $(VENV)/.ready
 	$(BIN)/python -m jobs.package --folder dist
+	rm -rf build
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	cp constraints.txt infra/aws/install_host.sh dist
 
 format: setup
 	$(BIN)/ruff format .
@@ -62,6 +77,9 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/cfn-lint infra/cloudformation/*
+	$(BIN)/hadolint infra/docker/*.Dockerfile
+	$(BIN)/shellcheck infra/*/*.sh tests/*.sh
 
 clean:
-	rm -rf $(VENV) build training/algorithms/gtc/*.so dist runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(AIRFLOW) build training/algorithms/gtc/*.so dist runs .mypy_cache .ruff_cache .pytest_cache .hypothesis

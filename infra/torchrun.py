@@ -7,6 +7,9 @@ import time
 
 _ROUND_S = 1.0
 
+_PARENT_ID = os.getppid()
+"""What started this process, as `infra` is imported before torch, which takes seconds."""
+
 
 def is_launched() -> bool:
     """Return whether torchrun started this process."""
@@ -32,15 +35,15 @@ def end_with_launcher() -> None:
     """Watch the process that started this one, and exit with status 1 within about 1 s of its end.
 
     A killed torchrun leaves its ranks behind. They would otherwise train on beside the ranks of
-    the next start. The exit runs no cleanup and writes one line to standard error.
+    the next start. One that was killed while this process imported torch ends it, too. The exit
+    runs no cleanup and writes one line to standard error.
     """
-    launcher_id = os.getppid()
 
     def watch() -> None:
-        while os.getppid() == launcher_id:
+        while os.getppid() == _PARENT_ID:
             time.sleep(_ROUND_S)
         print(
-            f"rank {launched_rank()} (process {os.getpid()}): process {launcher_id}, which started "
+            f"rank {launched_rank()} (process {os.getpid()}): process {_PARENT_ID}, which started "
             "it, is gone: ending, so that the next start has no rival",
             file=sys.stderr,
             flush=True,

@@ -3,8 +3,7 @@
 megahour align --recipe demo --run runs/demo
 """
 
-import sys
-
+from infra.log_lines import log
 from jobs.cli.catalogue import ALIGN
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
@@ -55,7 +54,7 @@ def run(job: Job) -> StepResults:
     bootstrapped = bootstrap(*where, recipe.bootstrap, recipe.senones, recipe.loss_budget, versions)
     check_senones(recipe, read_tree(job.store, job.run_uri).num_senones)
     if said := unreached_senones(bootstrapped.manifest):
-        print(f"{ALIGN}: {said}", file=sys.stderr, flush=True)
+        log(said)
     # A cluster's hosts need not have this one's GPU, and tasks beside each other would share it.
     realigned_on = str(device) if job.cluster.has_one_slot else "cpu"
     settings = AlignmentSettings(

@@ -7,6 +7,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from infra.log_lines import begin_log
 from infra.store.uris import is_s3
 from jobs.cli.parser import ON_CPU, Parser
 from jobs.run import (
@@ -19,8 +20,8 @@ from jobs.run import (
     has_own_teacher,
     launches,
     num_target_rounds,
+    run_chosen,
     run_steps,
-    shared_arguments,
 )
 from jobs.synthesis.plan import SynthesisConfig
 from pipeline.runs.names import REPORT_STEP
@@ -30,6 +31,7 @@ def main() -> None:
     """Synthesize the corpus as a Kaldi data directory and run all steps on it."""
     arguments = _parse_arguments()
     directory = arguments.kaldi_dir or f"{Path(arguments.run)}-kaldi"
+    begin_log("demo", arguments.log_format)
     exit_with(lambda: make_and_run(arguments, directory))
 
 
@@ -74,15 +76,17 @@ def make_and_run(arguments: argparse.Namespace, directory: str) -> int:
             f"--unlabelled-hours={arguments.unlabelled_hours}",
         ),
     )
-    code = check(arguments) or run_steps([synthesis], ["--out", directory])
+    code = check(arguments)
+    if not code and not arguments.dry_run:
+        code = run_steps([synthesis], ["--out", directory])
     ranks = arguments.supervised_ranks, arguments.student_ranks
     development = dev_share_arguments(arguments)
     if not code:
         recipe = arguments.recipe, arguments.set
         repeats = num_target_rounds(*recipe), has_own_teacher(*recipe)
         steps = launches(directory, *ranks, arguments.device, (), development, *repeats)
-        code = run_steps(steps, shared_arguments(arguments.recipe, arguments))
-    if not code:
+        code = run_chosen(steps, arguments)
+    if not code and not arguments.dry_run:
         print(f"report: {arguments.run}/{REPORT_STEP}/report.html")
     return code
 

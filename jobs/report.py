@@ -245,8 +245,14 @@ def step_records(job: Job) -> dict[str, Any]:
     """Read the summaries that the steps before this one stored, in the order of their ends."""
     own = join_uri(job.run_uri, job_record(REPORT))
     listed = job.store.list(join_uri(job.run_uri, STEP_RECORDS_FOLDER))
-    records = [_read_record(job, found.uri) for found in listed if found.uri != own]
+    uris = [found.uri for found in listed if found.uri == join_uri(job.run_uri, _key_of(found.uri))]
+    records = [_read_record(job, uri) for uri in uris if uri != own]
     return {record["step"]: record for record in sorted(records, key=lambda r: r["finished_at"])}
+
+
+def _key_of(uri: str) -> str:
+    """Return the key that a record has whose name is this URI's last part."""
+    return job_record(uri.rpartition("/")[2].removesuffix(".json"))
 
 
 def _read_record(job: Job, uri: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Run every step on a Kaldi data directory, to word error rates.
+"""Run every step on a Kaldi directory, on manifests or on a corpus, to word error rates.
 
 megahour run --recipe recorded --run runs/mine --kaldi-dir /data/mine
 """
@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from infra.configuration import apply_overrides, read_toml
+from infra.configuration import ConfigurationError, apply_overrides, read_toml
+from infra.log_lines import begin_log, elapsed_text, log, report_error
 from infra.ranges import holds_password, printable
 from infra.spark.session import spark_environment
 from infra.supervisor import command_of, describe_end, shell_code
@@ -30,17 +31,22 @@ from jobs.cli.catalogue import (
 from jobs.cli.parser import (
     AUTO,
     HELDOUT_PLACEMENTS,
+    KALDI_DIR,
     PLACEMENT_SEED,
     TRAINING_PLACEMENTS,
     Parser,
     add_dev_share_argument,
     add_device_argument,
+    add_log_argument,
     add_placement_arguments,
     add_ranks_arguments,
+    add_source_arguments,
+    manifest_options,
     recipe_path,
 )
 
 JOBS = Path(__file__).parent
+RUN = "run"
 EXIT_CODES = (
     "Exit codes: 0 done, 2 bad usage or recipe, 130 interrupted by Ctrl-C, 143 terminated; else "
     "that of the first step that failed, 128 + n where signal n killed it."
@@ -61,7 +67,7 @@ class Launch:
 
 
 def launches(
-    kaldi_dir: str,
+    kaldi_dir: str | None,
     supervised_ranks: int,
     student_ranks: int,
     device: str = AUTO,
@@ -69,9 +75,11 @@ def launches(
     development: Sequence[str] = (),
     num_target_rounds: int = 1,
     has_own_teacher: bool = False,
+    manifests: Sequence[str] = (),
 ) -> list[Launch]:
     """Return the steps in order, each with spark-submit, torchrun or Python before it.
 
+    Without `kaldi_dir` ingest receives `manifests`; without these too, the corpus is there.
     `placements` are ingest's arguments for them, and `development` those for its speakers. Each
     round of targets after the first repeats three steps, which then do what has become due. A
     teacher of the user's own is not trained.
@@ -82,11 +90,16 @@ def launches(
         "torchrun": _torchrun(supervised_ranks),
     }
     own: dict[str, tuple[str, ...]] = dict.fromkeys(STEPS_WITH_DEVICE, ("--device", device))
-    own[INGEST] = ("--kaldi-dir", kaldi_dir, *placements, *development)
+    source = manifests if kaldi_dir is None else (KALDI_DIR, kaldi_dir)
+    own[INGEST] = (*source, *placements, *development)
     found = {
         step: Launch(step, prefixes[starter], own.get(step, ())) for step, starter in STEPS.items()
     }
     found[TRAIN_STUDENT] = replace(found[TRAIN_STUDENT], prefix=_torchrun(student_ranks))
+    if manifests:
+        found[INGEST] = replace(found[INGEST], prefix=prefixes["Spark"])
+    if not source:
+        del found[INGEST]
     again = (TRAIN_TEACHER, GENERATE_TARGETS, REPARTITION) * (num_target_rounds - 1)
     steps = [step for step in found if step != TRAIN_TEACHER or not has_own_teacher]
     place = steps.index(REPARTITION) + 1
@@ -129,22 +142,49 @@ def run_steps(steps: Sequence[Launch], shared: Sequence[str]) -> int:
     A step that signal n killed has the exit code 128 + n.
     """
     started = time.monotonic()
-    # OpenBLAS's own threads made the bootstrap alignment 30 times slower on two busy cores.
-    environment = spark_environment() | {"OPENBLAS_NUM_THREADS": "1"}
+    environment = spark_environment() | step_environment()
     for number, launch in enumerate(steps, 1):
-        elapsed = time.monotonic() - started
-        print(
-            f"[{number}/{len(steps)}] {launch.step} ({elapsed:.0f} s)", file=sys.stderr, flush=True
-        )
+        log(f"[{number}/{len(steps)}] {launch.step} ({elapsed_text(started)})", RUN)
         code = run_supervised(launch.command(shared), environment)
         if code:
-            print(
+            report_error(
+                RUN,
                 f"{launch.step} {describe_end(code)}: fix the cause, then give the same command "
                 "again to resume here",
-                file=sys.stderr,
             )
             return shell_code(code)
     return 0
+
+
+def chosen_steps(steps: Sequence[Launch], arguments: argparse.Namespace) -> list[Launch]:
+    """Return the steps from --from on, of which --only names all that are to run."""
+    names = [launch.step for launch in steps]
+    for option, name in (("--from", arguments.first), *(("--only", n) for n in arguments.only)):
+        if name and name not in names:
+            source = f"need {KALDI_DIR} or --manifest"
+            own = "the recipe names a teacher of your own"
+            raise ConfigurationError(f"{option} {name}: {source if name == INGEST else own}")
+    first = names.index(arguments.first) if arguments.first else 0
+    return [each for each in steps[first:] if not arguments.only or each.step in arguments.only]
+
+
+def dry_run(steps: Sequence[Launch], shared: Sequence[str]) -> int:
+    """List what each step would read and write, in plain processes; 1 if a recipe conflicts."""
+    once = {launch.step: replace(launch, prefix=(sys.executable,)) for launch in steps}
+    environment = spark_environment()
+    codes = [
+        shell_code(run_supervised([*launch.command(shared), "--dry-run"], environment))
+        for launch in once.values()
+    ]
+    return max(codes, default=0)
+
+
+def step_environment() -> dict[str, str]:
+    """Return what a step's processes need in their environment, wherever they are started."""
+    # OpenBLAS's own threads made the bootstrap alignment 30 times slower on two busy cores.
+    added = spark_environment()
+    ours = {name: added[name] for name in ("JAVA_HOME", "PATH", "PYSPARK_PYTHON")}
+    return ours | {"OPENBLAS_NUM_THREADS": "1"}
 
 
 def run_supervised(command: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -194,9 +234,24 @@ def add_run_arguments(parser: argparse.ArgumentParser, device: str = AUTO) -> No
         metavar="SECTION.KEY=VALUE",
         help="replace one value of the recipe; repeat it for more",
     )
+    add_steps_arguments(parser)
     add_ranks_arguments(parser)
     add_device_argument(parser, device)
     add_dev_share_argument(parser)
+
+
+def add_steps_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that choose among the steps, and how they log."""
+    add, steps = parser.add_argument, tuple(STEPS)
+    later = "start at this step; those before it must be finished"
+    add("--from", dest="first", choices=steps, metavar="STEP", help=later)
+    alone = "run this step alone; repeat it for more"
+    add("--only", action="append", default=[], choices=steps, metavar="STEP", help=alone)
+    listing = "list what each step would read and write, and where stored work is of another recipe"
+    add("--dry-run", action="store_true", help=listing)
+    cluster = "cluster TOML, or a name in infra/clusters, for all steps; default: the recipe's"
+    add("--cluster", help=cluster)
+    add_log_argument(parser)
 
 
 def check(arguments: argparse.Namespace, *options: str) -> int:
@@ -211,7 +266,7 @@ def check(arguments: argparse.Namespace, *options: str) -> int:
         *("--student-ranks", str(arguments.student_ranks)),
         *("--device", arguments.device),
     ]
-    # Its own process: the recipe's records import torch, and this one lives as long as the run.
+    # Its own process: a model of the user's own imports torch, and this one lives as long.
     command = [sys.executable, str(JOBS / f"{CHECK}.py"), "--quiet", *ranks, *options]
     shared = shared_arguments(arguments.recipe, arguments)
     return shell_code(run_supervised([*command, *shared], spark_environment()))
@@ -220,7 +275,8 @@ def check(arguments: argparse.Namespace, *options: str) -> int:
 def shared_arguments(recipe: str, arguments: argparse.Namespace) -> list[str]:
     """Return the arguments that every step receives."""
     overrides = [part for override in arguments.set for part in ("--set", override)]
-    return ["--recipe", recipe, "--run", arguments.run, *overrides]
+    cluster = ["--cluster", arguments.cluster] if arguments.cluster else []
+    return ["--recipe", recipe, "--run", arguments.run, *overrides, *cluster]
 
 
 def placement_arguments(arguments: argparse.Namespace) -> list[str]:
@@ -242,22 +298,19 @@ def main() -> None:
     """Parse the command line and run all steps."""
     parser = Parser(
         prog="megahour run",
-        description="Run every step, each in its own processes, from a Kaldi data directory to "
-        "word error rates and a report. The same command resumes an interrupted run.",
+        description="Run every step, each in its own processes, from a Kaldi data directory, from "
+        "manifests, or, without either, from the corpus that is at corpus.uri, to word error rates "
+        "and a report. The same command resumes an interrupted run.",
         epilog=EXIT_CODES,
     )
     parser.add_argument(
         "--recipe", required=True, help="TOML file, or a name in jobs/recipes: recorded, hours_1m"
     )
-    parser.add_argument(
-        "--kaldi-dir",
-        required=True,
-        help="Kaldi data directory with labelled, unlabelled and heldout .speakers, "
-        "and dev.speakers if you have some",
-    )
+    add_source_arguments(parser, required=False)
     add_placement_arguments(parser)
     add_run_arguments(parser)
     arguments = parser.parse_args()
+    begin_log(RUN, arguments.log_format)
     exit_with(lambda: check_and_run(arguments))
 
 
@@ -265,12 +318,34 @@ def check_and_run(arguments: argparse.Namespace) -> int:
     """Check what the steps will need, then run them."""
     ranks = arguments.supervised_ranks, arguments.student_ranks
     ingested = placement_arguments(arguments), dev_share_arguments(arguments)
-    if code := check(arguments, "--kaldi-dir", arguments.kaldi_dir):
+    manifests, directory = manifest_options(arguments), arguments.kaldi_dir
+    if code := check(arguments, *source_options(directory, manifests, arguments)):
         return code
     recipe = arguments.recipe, arguments.set
     repeats = num_target_rounds(*recipe), has_own_teacher(*recipe)
-    steps = launches(arguments.kaldi_dir, *ranks, arguments.device, *ingested, *repeats)
-    return run_steps(steps, shared_arguments(arguments.recipe, arguments))
+    launched = directory, *ranks, arguments.device, *ingested, *repeats
+    return run_chosen(launches(*launched, manifests), arguments)
+
+
+def source_options(
+    directory: str | None, manifests: Sequence[str], arguments: argparse.Namespace
+) -> tuple[str, ...]:
+    """Return the check's arguments for the speech: of a directory, or of a corpus that is there."""
+    if directory is not None:
+        return KALDI_DIR, directory
+    # Later steps alone may run where the corpus is gone.
+    return () if manifests or arguments.first or arguments.only else ("--ingested",)
+
+
+def run_chosen(steps: Sequence[Launch], arguments: argparse.Namespace) -> int:
+    """Run the steps that the command line chooses, or list what they would do."""
+    try:
+        chosen = chosen_steps(steps, arguments)
+    except ConfigurationError as error:
+        report_error(RUN, error)
+        return 2
+    shared = shared_arguments(arguments.recipe, arguments)
+    return dry_run(chosen, shared) if arguments.dry_run else run_steps(chosen, shared)
 
 
 if __name__ == "__main__":

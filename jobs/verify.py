@@ -1,64 +1,38 @@
 """Verify sizes, digests and counts of all objects of a run.
 
 megahour verify --recipe demo --run runs/demo [--sweep] [--audio]
+spark-submit jobs/verify.py --cluster CLUSTER.toml ... lets a cluster's tasks read the objects.
 """
 
 from dataclasses import asdict
-from typing import Any
 
-from tqdm import tqdm
-
-from infra.configuration import plain
+from infra.log_lines import progress_bar
 from infra.store.object_store import ObjectNotFound, join_uri
 from jobs.cli.catalogue import TRAIN_BASELINE, TRAIN_STUDENT, TRAIN_TEACHER, WRITES
 from jobs.cli.command_line import Answer, Query, main
 from jobs.cli.job import Job, written_steps
 from jobs.cli.parser import recipe_path
+from jobs.cli.spark_steps import distribute_on_spark
 from pipeline.audit.step_records import Finding
 from pipeline.audit.verify import Expectation, Verification, sweep, verify_run
 from pipeline.runs.manifest import is_finished
 from pipeline.runs.names import (
-    ALL_SUBSETS,
-    BOOTSTRAP_STEP,
-    CERTIFICATE_STEP,
     DEV,
-    DEV_ALIGNMENT_STEP,
-    EVALUATION_STEP,
-    KBEST_COSTS_STEP,
     SCRATCH_FOLDER,
-    TARGETS_GRAPH_STEP,
-    TARGETS_TUNING_STEP,
-    TUNING_STEP,
     features_step,
     job_record,
-    lattices_step,
-    model_step,
-    realignment_rounds,
-    section_of,
-    selection_step,
-    targets_rounds,
 )
 from pipeline.runs.sealed_json import unseal
-from training.configuration.targets import (
-    kbest_costs_settings,
-    lattice_settings,
-    target_graph_settings,
-)
-from training.fit.model_specs import (
-    Fit,
-    aligner_fit,
-    baseline_fit,
-    sequence_fit,
-    sibling_fits,
-    student_fit,
-    teacher_fits,
-)
+from training.fit.step_settings import step_configs
 from training.recipes import Recipe, read_recipe
 
 
 def verify(job: Job) -> Answer:
     """Read every object that the run's records name; sweep if --sweep is given."""
-    with tqdm(desc="verify", unit="B", unit_scale=True, disable=None) as bar:
+    with (
+        progress_bar(description="verify", unit="B", unit_scale=True) as bar,
+        distribute_on_spark(job) as distribute,
+    ):
 
         def progress(num_bytes: int, total: int) -> None:
             bar.total = total
@@ -69,7 +43,9 @@ def verify(job: Job) -> Answer:
         configs = step_configs(job.recipe, trained_recipe(job), has_dev)
         expectation = Expectation(configs, written)
         place = (job.store, job.run_uri, job.corpus_uri)
-        found = verify_run(*place, progress, expectation, job.arguments.audio)
+        # On one host threads read as fast as tasks, and Spark takes seconds to start.
+        on_cluster = None if job.cluster.is_local else distribute
+        found = verify_run(*place, progress, expectation, job.arguments.audio, on_cluster)
     if not found.steps:
         raise ValueError(f"{job.run_uri} holds no step of a run: check --run")
     refusal = try_to_sweep(job, found) if job.arguments.sweep else None
@@ -97,59 +73,6 @@ def trained_recipe(job: Job) -> Recipe:
     if not trainers:
         return job.recipe
     return read_recipe(recipe_path(job.arguments.recipe), job.arguments.set, trainers)
-
-
-def step_configs(
-    recipe: Recipe, trained: Recipe, has_dev: bool = False
-) -> dict[str, dict[str, Any]]:
-    """Return the settings that recipes decide by step; `trained` has the trainers of the models.
-
-    With `has_dev`, newbob's loss is of the development speakers.
-    """
-    rounds = realignment_rounds(recipe.alignment.rounds)
-    aligners = [aligner_fit(trained, each) for each in rounds]
-    fits = [*aligners, *fits_of(trained)]
-    target_rounds = targets_rounds(recipe.targets.rounds)
-    if has_dev:
-        fits = [fit.on_development_speakers() for fit in fits]
-    tuning = {"evaluation": plain(recipe.evaluation), "tuning": plain(recipe.tuning)}
-    return {
-        **{selection_step(subset): plain(recipe.selection) for subset in ALL_SUBSETS},
-        **{features_step(subset): plain(recipe.features) for subset in ALL_SUBSETS},
-        BOOTSTRAP_STEP: {
-            "bootstrap": plain(recipe.bootstrap),
-            "senones": asdict(recipe.senones),
-        },
-        **{each.writes: {"acoustic_scale": recipe.evaluation.acoustic_scale} for each in rounds},
-        DEV_ALIGNMENT_STEP: {"acoustic_scale": recipe.evaluation.acoustic_scale},
-        **{model_step(fit.name): fit.config for fit in fits},
-        **sequence_training_configs(trained),
-        TARGETS_GRAPH_STEP: target_graph_settings(recipe.evaluation, recipe.targets.lattices),
-        **{each.targets: plain(recipe.targets) for each in target_rounds},
-        **{each.partitions: asdict(recipe.partitions) for each in target_rounds},
-        **dict.fromkeys((TARGETS_TUNING_STEP, TUNING_STEP), tuning),
-        EVALUATION_STEP: plain(recipe.evaluation),
-        KBEST_COSTS_STEP: kbest_costs_settings(recipe.targets, recipe.targets.teacher),
-        CERTIFICATE_STEP: student_fit(recipe).config,
-    }
-
-
-def fits_of(recipe: Recipe) -> list[Fit]:
-    """Describe the models that are trained after the alignment."""
-    siblings = sibling_fits(recipe)
-    return [baseline_fit(recipe), *teacher_fits(recipe), *siblings, student_fit(recipe)]
-
-
-def sequence_training_configs(recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """Return the settings of the lattices and of the models that are trained on by sMBR."""
-    config = recipe.sequence_training
-    trained_on = [fit for fit in fits_of(recipe) if section_of(fit.name) in config.models]
-    lattices = lattice_settings(config.lattices, config.acoustic_scale)
-    models = [sequence_fit(recipe, fit) for fit in trained_on]
-    return {
-        **{lattices_step(fit.name): lattices for fit in trained_on},
-        **{model_step(fit.name): fit.config for fit in models},
-    }
 
 
 def try_to_sweep(job: Job, found: Verification) -> str | None:

@@ -15,13 +15,19 @@ from infra.configuration import (
 )
 from infra.ranges import Items, Range, Seed, Text, check_ranges
 from pipeline.placement_versions import Versions
-from pipeline.runs.names import TEACHER, section_of
+from pipeline.runs.names import STUDENT, TEACHER, section_of
 from pipeline.steps.features import ExtractionConfig
 from pipeline.steps.repartition import RepartitionConfig
 from pipeline.steps.selection.select import SelectionConfig
 from training.configuration.alignment import BootstrapConfig, TreeConfig
 from training.configuration.augmentation import AugmentationConfig
 from training.configuration.decoding import EvaluationConfig, TuningConfig
+from training.configuration.minibatch_selection import MinibatchSelectionConfig
+from training.configuration.model_parallel import (
+    check_divisible,
+    check_model_parallel,
+    data_parallel_ranks,
+)
 from training.configuration.models import ModelConfig
 from training.configuration.optimizers import AdamConfig, OptimizerConfig, check_decay
 from training.configuration.sequence_training import SequenceTrainingConfig
@@ -74,7 +80,8 @@ class StudentConfig:
 
     `warm_start` names an earlier model of the run, whose weights training begins with (000 3.2).
     The model computes in `precision`; its weights are float32. `soft_targets` sum to one over the
-    k best, or with one class of all other senones.
+    k best, or with one class of all other senones. With `model_parallel_ranks` so many ranks divide
+    the units of an LSTM, and the trainer joins the ranks that hold the same ones (004 4 c).
     """
 
     num_sub_epochs: Count
@@ -94,10 +101,15 @@ class StudentConfig:
     augmentation: AugmentationConfig = field(default=AugmentationConfig(), metadata=LATER)
     precision: Precision = field(default="float32", metadata=LATER)
     soft_targets: SoftTargetsForm = field(default="renormalized", metadata=LATER)
+    minibatch_selection: MinibatchSelectionConfig = field(
+        default=MinibatchSelectionConfig(), metadata=LATER
+    )
+    model_parallel_ranks: Annotated[int, Range(1, 64)] = field(default=1, metadata=LATER)
 
     def __post_init__(self) -> None:
         check_ranges(self)
         check_optimizer(self.trainer, self.optimizer)
+        check_model_parallel(self.model_parallel_ranks, self.trainer, self.precision)
         num_sub_epochs = self.num_sub_epochs * self.num_passes
         if num_sub_epochs > MAX_SUB_EPOCHS:
             raise ValueError(
@@ -199,6 +211,8 @@ class Recipe:
                     f"{section}: warm_start = {name!r}: need one of {', '.join(earlier)}: a model "
                     "of the same form that is trained before it"
                 )
+            if section == STUDENT and config.model_parallel_ranks > 1:
+                check_divisible(self.models.student, config.model_parallel_ranks)
             if self.models.of(section).whole_utterances and (said := config.chunks):
                 raise ValueError(f"{section}: {said}: its model declares whole_utterances = true")
         rounds = self.targets.rounds
@@ -227,8 +241,13 @@ class Recipe:
 
 def check_ranks(recipe: Recipe, section: str, num_ranks: int) -> None:
     """Raise ConfigurationError if so many ranks of one host cannot train a section's model."""
+    config = getattr(recipe, section)
     try:
-        getattr(recipe, section).trainer.check_ranks(num_ranks, num_ranks)
+        num_copies = data_parallel_ranks(num_ranks, getattr(config, "model_parallel_ranks", 1))
+    except ValueError as error:
+        raise ConfigurationError(f"{section}: {error}") from error
+    try:
+        config.trainer.check_ranks(num_copies, num_copies)
     except ValueError as error:
         raise ConfigurationError(f"{section}: trainer: {error}") from error
 

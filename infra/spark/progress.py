@@ -6,7 +6,8 @@ from concurrent.futures import Future, wait
 from typing import TypeVar
 
 from pyspark import StatusTracker
-from tqdm import tqdm
+
+from infra.log_lines import progress_bar
 
 R = TypeVar("R")
 
@@ -35,7 +36,7 @@ def await_tasks(
     group has run for `idle_limit_s`.
     """
     busy_at = time.monotonic()
-    with tqdm(total=num_tasks, desc=description, unit="task", disable=None) as bar:
+    with progress_bar(description=description, total=num_tasks) as bar:
         while wait([future], timeout=_POLL_INTERVAL_S).not_done:
             watch()
             num_active, num_completed = _num_tasks(tracker, group)

@@ -126,19 +126,31 @@ def sequence_steps(model: str, trained_on: Collection[str]) -> tuple[str, ...]:
 CHECK = "check"
 """The command that `run` gives first."""
 
+INSPECT = "inspect"
+
 STORY: Mapping[str, Mapping[str, Starter]] = {
     "Before a run": dict.fromkeys(("synthesize", "plan", "scaling", "package", CHECK), "python"),
     "A whole run": dict.fromkeys(("demo", "run"), "python"),
     "The steps of a run, in order": STEPS,
+    "Clusters and schedulers": dict.fromkeys(("roles", "request_cluster", "workflow"), "python"),
     "Second attempts at a run": dict.fromkeys(("retry",), "python"),
-    "Questions to a run": dict.fromkeys(("verify", "inspect_utterance"), "python"),
+    "Questions to a run": dict.fromkeys(
+        ("status", INSPECT, "verify", "inspect_utterance"), "python"
+    ),
+    "After a run": dict.fromkeys(("export", "transcribe", "export_shards"), "python"),
 }
 """All commands by chapter."""
 
 
+def module_of(command: str) -> str:
+    """Return the name of a command's file in jobs."""
+    # A job that is started by its path would take jobs/inspect.py for Python's own module.
+    return "inspect_object" if command == INSPECT else command
+
+
 def summary_of(command: str) -> str:
     """Return the first line of the docstring of jobs/<command>.py, which describes it."""
-    source = (files("jobs") / f"{command}.py").read_text(encoding="utf-8")
+    source = (files("jobs") / f"{module_of(command)}.py").read_text(encoding="utf-8")
     docstring = ast.get_docstring(ast.parse(source))
     assert docstring is not None, f"jobs/{command}.py has no docstring"
     return docstring.partition("\n")[0]

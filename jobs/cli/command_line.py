@@ -14,13 +14,20 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from infra.configuration import ConfigurationError
+from infra.log_lines import begin_log, elapsed_text, log, report_error
+from infra.ranges import printable
 from infra.spark.standard_error import separate_standard_error
-from infra.store.object_store import StoreError
+from infra.store.object_store import StoreError, join_uri
 from infra.store.request_counts import REQUESTS
+from jobs.cli.begun import begin, begun_changes, end, withdraw
 from jobs.cli.catalogue import WRITES
 from jobs.cli.job import Job, job_parser, open_job, read_steps, written_steps
+from jobs.cli.metrics import metrics_path, metrics_text, write_metrics
 from jobs.cli.summary import describe, describe_dry_run, dry_run_summary, store_record, tallies
+from pipeline.runs.commit import RecipeConflictError
 from pipeline.runs.ledger import LossBudgetExceededError
+from pipeline.runs.manifest import is_finished
+from pipeline.runs.names import metrics_file
 from pipeline.runs.step import StepResult
 
 StepResults = Sequence[StepResult]
@@ -57,6 +64,12 @@ class Step:
         parser = job_parser(self.name, self.description, f"{codes} {again}")
         text = "list what the step would read and write, and write nothing"
         parser.add_argument("--dry-run", action="store_true", help=text)
+        parser.add_argument(
+            "--metrics-file",
+            metavar="FILE",
+            help="write metrics for Prometheus's textfile collector here; default: "
+            f"<run>/{metrics_file(self.name)}",
+        )
         return parser
 
     def answer(self, job: Job) -> Answer:
@@ -65,9 +78,21 @@ class Step:
         if job.arguments.dry_run:
             reads = read_steps(job.recipe, self.name, self.reads)
             summary = dry_run_summary(job, reads, writes)
-            return Answer(True, describe_dry_run(summary), summary)
+            return Answer(not summary["conflicts"], describe_dry_run(summary), summary)
+        if job.arguments.metrics_file:
+            metrics_path(job.arguments.metrics_file)  # now, not after hours
+        if job.is_leader and not all(is_finished(job.store, job.run_uri, each) for each in writes):
+            begin(job, writes)
+            log(f"begins: recipe {job.recipe.name}, run {printable(job.run_uri)}")
         started, before = time.monotonic(), REQUESTS.total()
-        results = self.run(job)
+        try:
+            results = self.run(job)
+        except ConfigurationError:
+            if job.is_leader:
+                withdraw(job, writes)
+            raise
+        except RecipeConflictError as error:
+            raise RecipeConflictError(error.said, error.remedy, begun_changes(job)) from error
         seconds = time.monotonic() - started
         is_fresh = not all(result.was_finished for result in results)
         summary = {
@@ -81,7 +106,18 @@ class Step:
         }
         if job.is_leader:
             store_record(job, summary, writes, is_fresh)
+            self._store_metrics(job, summary, is_fresh)
+            if is_fresh:
+                end(job)
+                log(f"done in {elapsed_text(started)}")
         return Answer(True, describe(summary), summary)
+
+    def _store_metrics(self, job: Job, summary: dict[str, Any], is_fresh: bool) -> None:
+        text = metrics_text(summary, time.time())
+        if job.arguments.metrics_file:
+            write_metrics(metrics_path(job.arguments.metrics_file), text)
+        elif is_fresh:
+            job.store.put(join_uri(job.run_uri, metrics_file(self.name)), text.encode())
 
 
 @dataclass(frozen=True)
@@ -106,6 +142,7 @@ def main(command: Step | Query, arguments: argparse.Namespace | None = None) -> 
 def execute(command: Step | Query, arguments: argparse.Namespace) -> int:
     """Run a step or a query; turn what a user can cause into a message and an exit code."""
     separate_standard_error()
+    begin_log(command.name, arguments.log_format)
     try:
         job = open_job(command.name, arguments)
     except (ConfigurationError, StoreError) as error:
@@ -113,7 +150,7 @@ def execute(command: Step | Query, arguments: argparse.Namespace) -> int:
     try:
         answer = command.answer(job)
     except KeyboardInterrupt:
-        print(f"{command.name}: interrupted: the same command resumes", file=sys.stderr, flush=True)
+        report_error(command.name, "interrupted: the same command resumes")
         return 130
     except LossBudgetExceededError as error:
         return fail(command.name, error, 3)
@@ -128,5 +165,5 @@ def execute(command: Step | Query, arguments: argparse.Namespace) -> int:
 
 def fail(name: str, error: Exception, code: int) -> int:
     """Print what failed on standard error; return the exit code."""
-    print(f"{name}: {error}", file=sys.stderr, flush=True)
+    report_error(name, error)
     return code

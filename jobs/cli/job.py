@@ -11,11 +11,13 @@ from infra.store.object_store import ObjectStore, join_uri, normalize_uri
 from infra.store.request_counts import TaskTotals
 from infra.torchrun import launched_rank
 from jobs.cli.catalogue import EVALUATE, GENERATE_TARGETS, REPORT, writes_of
-from jobs.cli.parser import Parser, recipe_path
+from jobs.cli.parser import Parser, add_log_argument, recipe_path
+from pipeline.runs.manifest import manifest_uri
 from pipeline.runs.names import (
     BOOTSTRAP_STEP,
     CORPUS_FOLDER,
     EVALUATED_MODELS,
+    OPTIONAL_STEPS,
     evaluated_models,
     labelling_models,
     model_step,
@@ -59,6 +61,12 @@ def written_steps(recipe: Recipe, name: str) -> tuple[str, ...]:
     )
 
 
+def written_manifests(recipe: Recipe, name: str, run_uri: str) -> list[str]:
+    """Return the manifests that a run has once the job `name` is done, whatever its speakers."""
+    steps = (step for step in written_steps(recipe, name) if step not in OPTIONAL_STEPS)
+    return [manifest_uri(run_uri, step) for step in steps]
+
+
 def read_steps(recipe: Recipe, name: str, reads: Sequence[str]) -> tuple[str, ...]:
     """Return the steps whose manifests the job `name` reads, of which a recipe decides the models.
 
@@ -92,6 +100,7 @@ def job_parser(name: str, description: str, exit_codes: str) -> argparse.Argumen
     add("--run", required=True, help="folder or s3:// URI that holds the run")
     add("--cluster", help="cluster TOML, or a name in infra/clusters; default: the recipe's")
     add("--json", action="store_true", help="print one JSON object on standard output")
+    add_log_argument(parser)
     return parser
 
 

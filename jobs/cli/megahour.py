@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from infra.ranges import printable
-from jobs.cli.catalogue import STORY, Starter, summary_of
+from jobs.cli.catalogue import STORY, Starter, module_of, summary_of
 
 HEAD = """\
 megahour: from a firehose of untranscribed speech to a deployed acoustic model
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(_refuse(name, names))
     sys.argv = [name, *options]
     try:
-        runpy.run_module(f"jobs.{name}", run_name="__main__", alter_sys=True)
+        runpy.run_module(f"jobs.{module_of(name)}", run_name="__main__", alter_sys=True)
     except KeyboardInterrupt:  # while it imports
         print(f"{name}: interrupted: the same command resumes", file=sys.stderr)
         sys.exit(130)

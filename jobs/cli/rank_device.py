@@ -1,10 +1,10 @@
 """Choose the device of a rank: a GPU of its own where its host has one, or the CPU."""
 
 import argparse
-import sys
 
 import torch
 
+from infra.log_lines import log
 from infra.torchrun import launched_local_rank, launched_ranks_per_host
 from jobs.cli.command_line import Step
 from jobs.cli.device_choice import Gpus, choose_device
@@ -33,4 +33,4 @@ def report_device(name: str, device: torch.device, num_ranks: int = 1) -> None:
     if device.type == "cuda":
         where = f"{where} ({torch.cuda.get_device_name(device)})"
     ranks = "" if num_ranks == 1 else f", rank 0 of {num_ranks}"
-    print(f"{name}: on {where}{ranks}", file=sys.stderr, flush=True)
+    log(f"on {where}{ranks}", name)

@@ -9,9 +9,10 @@ from infra.configuration import canonical_json, digest
 from infra.device_faults import DeviceFault
 from infra.store.object_store import ObjectNotFound, join_uri
 from infra.store.request_counts import RequestCounts
+from jobs.cli.begun import conflicts
 from jobs.cli.host import describe_commit, describe_machine
 from jobs.cli.job import Job
-from pipeline.runs.manifest import Manifest, is_finished, manifest_uri
+from pipeline.runs.manifest import Manifest, is_finished, listed, manifest_uri
 from pipeline.runs.names import (
     CHECKPOINTS_FOLDER,
     MODELS_FOLDER,
@@ -35,6 +36,7 @@ def dry_run_summary(job: Job, reads: tuple[str, ...], writes: tuple[str, ...]) -
         "recipe_digest": digest(job.recipe),
         "reads": {name: state(name) for name in there_or_needed(job, reads)},
         "writes": {name: state(name) for name in there_or_needed(job, writes)},
+        "conflicts": conflicts(job, writes),
     }
 
 
@@ -49,6 +51,9 @@ def describe_dry_run(summary: dict[str, Any]) -> str:
     lines = [f"{summary['step']}: dry run on {summary['run']}"]
     for verb in ("reads", "writes"):
         lines += [f"  {verb} {name}: {state}" for name, state in summary[verb].items()]
+    for name, changed in summary["conflicts"].items():
+        remedy = f"use another --run, or remove {name}"
+        lines.append(f"  {name} is of another recipe{listed(changed)}: {remedy}")
     return "\n".join(lines)
 
 

@@ -5,8 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tqdm import tqdm
-
+from infra.log_lines import progress_bar
 from infra.prefetch import prefetch
 from infra.store.object_store import ObjectInfo, ObjectStore, join_uri, normalize_uri
 from jobs.ingestion.kaldi_directory import read_kaldi_directory
@@ -101,7 +100,8 @@ class _Corpus:
         self, verb: str, function: Callable[[AudioFile], Output], files: Sequence[AudioFile]
     ) -> list[Output]:
         done = prefetch(function, files, IN_FLIGHT)
-        return [output for _, output in tqdm(done, verb, total=len(files), unit="file")]
+        seen = progress_bar(done, description=verb, total=len(files), unit="file")
+        return [output for _, output in seen]
 
     def _compare(self, file: AudioFile, there: Mapping[str, ObjectInfo]) -> Output:
         uri, data = join_uri(self._uri, file.key), file.read()

@@ -12,8 +12,7 @@ from hashlib import blake2b
 from itertools import groupby
 from pathlib import Path
 
-from tqdm import tqdm
-
+from infra.log_lines import progress_bar
 from infra.prefetch import prefetch
 from jobs.ingestion.kaldi_directory import KaldiDirectory, KaldiUtterance
 from pipeline.audio.decode import MAX_DURATION_S as MAX_DECODED_S
@@ -120,7 +119,8 @@ def plan_corpus(directory: KaldiDirectory) -> PlannedCorpus:
     """
     parse_lexicon(directory.lexicon.decode())
     looked = prefetch(_look, directory.utterances, IN_FLIGHT)
-    progress = tqdm(looked, "read", total=len(directory.utterances), unit="utterance")
+    total = len(directory.utterances)
+    progress = progress_bar(looked, description="read", total=total, unit="utterance")
     kept: list[_Kept] = []
     rows: list[Quarantined] = []
     for _, stream in groupby(progress, key=lambda pair: pair[0].speaker_id):

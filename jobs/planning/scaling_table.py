@@ -10,7 +10,14 @@ from jobs.planning.plan_table import LINE_WIDTH, aligned, count, size
 from training.cost_model.overlapped_steps import one_bit_costs
 from training.cost_model.recommendation import Choice, Recommendation, recommend
 from training.cost_model.step_time import CostModel
-from training.cost_model.trainer_choice import UNMEASURED, TrainerChoice, choose_trainer
+from training.cost_model.trainer_choice import (
+    ANY_RANKS,
+    HTM_GROUP_SIZE,
+    MEASURED_BLOCKS,
+    UNMEASURED,
+    TrainerChoice,
+    choose_trainer,
+)
 
 TRAINERS = ("synchronous", "gtc", "bmuf", "htm")
 
@@ -60,6 +67,7 @@ class Scaling:
             "recommendation": asdict(self.recommendation),
             "choice": {
                 "trainer": self.choice.chosen.trainer,
+                "settings": dict(self.choice.chosen.settings),
                 "candidates": [
                     {**asdict(each), "reason": self.choice.reason(each)}
                     for each in self.choice.candidates
@@ -78,7 +86,7 @@ def scale(
     chosen = recommendation.chosen
     group_size, block_size = group_size or chosen.group_size, block_size or chosen.block_size
     rows = tuple(_row(model, num_ranks, group_size, block_size) for num_ranks in ranks)
-    choice = choose_trainer(model, max(ranks), chosen)
+    choice = choose_trainer(model, max(ranks))
     frames = max(ranks) * model.workload.minibatch_frames
     hidden = one_bit_costs(model, max(ranks)).optimal_num_ranks(frames)
     return Scaling(model, group_size, block_size, rows, recommendation, choice, hidden)
@@ -120,22 +128,24 @@ def _choice(scaling: Scaling) -> str:
     choice, num_ranks = scaling.choice, scaling.rows[-1].num_ranks
     cells = [
         [
-            each.trainer,
+            each.trainer + (f", groups of {each.group_size}" if each.group_size > 1 else ""),
+            str(each.settings.get("block_size", "-")),
             f"{each.speed_up:.1f}",
             f"{each.accuracy:+.1f}",
-            f"{each.measured_ranks}",
+            "any" if each.measured_ranks == ANY_RANKS else f"{each.measured_ranks}",
             choice.reason(each),
         ]
         for each in choice.candidates
     ]
     unmeasured = sorted(choice.unmeasured.items(), key=lambda each: -each[1])
-    cells += [[name, f"{each:.1f}", "", "", UNMEASURED[name]] for name, each in unmeasured]
-    head = ["trainer", "speed-up", "accuracy", "measured on", ""]
+    cells += [[name, "-", f"{each:.1f}", "", "", UNMEASURED[name]] for name, each in unmeasured]
+    head = ["trainer", "block", "speed-up", "accuracy", "on ranks", ""]
     title = (
-        f"Which trainer, on {num_ranks} ranks: {choice.chosen.trainer}. Accuracy is percent of one "
-        "rank's frame accuracy, measured on simulated ranks with the frames and passes of one rank."
+        f"Which trainer, on {num_ranks} ranks: {choice.chosen.name}. Accuracy is percent of one "
+        "rank's frame accuracy, measured on simulated ranks with the frames and passes of one rank "
+        "(on ranks). Only block sizes, groups and numbers of ranks that were measured are proposed."
     )
-    return textwrap.fill(title, LINE_WIDTH) + "\n\n" + aligned([head, *cells], left=(0, 4))
+    return textwrap.fill(title, LINE_WIDTH) + "\n\n" + aligned([head, *cells], left=(0, 5))
 
 
 def _title(scaling: Scaling) -> str:
@@ -161,6 +171,7 @@ def _recommended(scaling: Scaling) -> list[str]:
         f"({_settings(fastest, num_ranks)}: {fastest.speed_up:.1f}).",
         "Why: of the choices that keep 90 % of the fastest one's speed, the largest group within a "
         "host, as fewer models are averaged; then the smallest block, as they are averaged sooner.",
+        *_unmeasured_settings(chosen, num_ranks),
     ]
     best = max(scaling.rows, key=lambda row: row.speed_ups["gtc"] or 0.0)
     if best.num_ranks < num_ranks:
@@ -177,6 +188,24 @@ def _hidden_exchanges(scaling: Scaling) -> str:
         f"1-bit SGD with double buffering hides its exchanges on {ranks} that share a minibatch of "
         f"{frames:,} frames (004 eq. (4))."
     )
+
+
+def _unmeasured_settings(choice: Choice, num_ranks: int) -> list[str]:
+    """Say so where the recommendation is of blocks or groups without a measured accuracy."""
+    if choice.group_size == num_ranks:
+        return []
+    trainer = "bmuf" if choice.group_size == 1 else "htm"
+    measured = MEASURED_BLOCKS[trainer]
+    is_of_groups = choice.group_size in (1, HTM_GROUP_SIZE)
+    most = max(measured[choice.block_size]) if choice.block_size in measured else 0
+    if is_of_groups and num_ranks <= most:
+        return []
+    groups = f" in groups of {HTM_GROUP_SIZE}" if trainer == "htm" else ""
+    blocks = ", ".join(map(str, measured))
+    return [
+        f"Its accuracy is not measured: {trainer}'s is known{groups} at blocks of {blocks}, on up "
+        f"to {max(max(each) for each in measured.values())} ranks. The choice above is."
+    ]
 
 
 def _settings(choice: Choice, num_ranks: int) -> str:

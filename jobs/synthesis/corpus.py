@@ -11,8 +11,7 @@ from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import TypeVar
 
-from tqdm import tqdm
-
+from infra.log_lines import progress_bar
 from jobs.synthesis.data_directory import Subsets, write_tables
 from jobs.synthesis.demo_extra import import_espeakng_loader, import_pyroomacoustics
 from jobs.synthesis.placements import Acoustics
@@ -133,7 +132,7 @@ def _run(
     pool: Pool, function: Callable[[Task], Result], tasks: Sequence[Task], description: str
 ) -> list[Result]:
     results = pool.imap(function, tasks)
-    return list(tqdm(results, description, total=len(tasks), unit="task"))
+    return list(progress_bar(results, description=description, total=len(tasks)))
 
 
 def _summarize(subsets: Subsets, lexicon: Lexicon) -> SynthesisSummary:

@@ -23,6 +23,7 @@ _STEP_OF = (
 )
 _PARTIAL = re.compile(r"(.*/)?\.partial-[^/]+")
 _OF_A_TASK = re.compile(rf"{_STORED}|{CHECKPOINTS_FOLDER}/\d+-rank-\d+-[0-9a-f]{{16}}\.npz")
+_NOTE = re.compile(rf"{STEP_RECORDS_FOLDER}/(begun/[a-z_]+\.json|[a-z_]+\.prom)")
 _SCRATCH = re.compile(rf"{SCRATCH_FOLDER}/({COMMITS_FOLDER}/[^/]+\.json|{_STORED})")
 
 
@@ -97,7 +98,14 @@ class RunListing:
     def job_record_keys(self) -> list[str]:
         """The keys of the jobs' records."""
         folder = f"{STEP_RECORDS_FOLDER}/"
-        return [key for key in self.other_keys if key.startswith(folder) and not is_partial(key)]
+        notes = self.note_keys
+        in_folder = [key for key in self.other_keys if key.startswith(folder)]
+        return [key for key in in_folder if key not in notes and not is_partial(key)]
+
+    @property
+    def note_keys(self) -> frozenset[str]:
+        """The keys of what jobs say of themselves while they run, and of their metrics."""
+        return frozenset(key for key in self.other_keys if _NOTE.fullmatch(key))
 
 
 def is_partial(key: str) -> bool:

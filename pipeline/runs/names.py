@@ -55,6 +55,8 @@ COMMITS_FOLDER = "commits"
 SCRATCH_FOLDER = "scratch"
 CHECKPOINTS_FOLDER = "checkpoints"
 LEDGER_SUFFIX = ".ledger.jsonl"
+PART_SUFFIX = ".outputs"
+"""Of an object that lists some outputs of a step whose manifest is too long for one object."""
 
 MISSING_OBJECT, ACCESS_DENIED = "missing_object", "access_denied"
 """Reasons in a ledger for audio that was not there, and may be there later."""
@@ -257,6 +259,16 @@ def task_name(number: int) -> str:
 def job_record(job: str) -> str:
     """Return the key of a job's record: its seconds, requests and recipe, and its manifests."""
     return f"{STEP_RECORDS_FOLDER}/{job}.json"
+
+
+def begun_record(job: str) -> str:
+    """Return the key of what a job stores as it begins, and removes when it has ended."""
+    return f"{STEP_RECORDS_FOLDER}/begun/{job}.json"
+
+
+def metrics_file(job: str) -> str:
+    """Return the key of a job's metrics, in the text format of Prometheus."""
+    return f"{STEP_RECORDS_FOLDER}/{job}.prom"
 
 
 def folder_of(step: str) -> str:

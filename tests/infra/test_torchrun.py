@@ -16,12 +16,32 @@ import subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", {CHILD!r}])
 time.sleep(60)
 """
+ORPHAN = """
+import os, sys, time
+from infra.torchrun import end_with_launcher
+parent = os.getppid()
+print(os.getpid(), flush=True)
+while os.getppid() == parent:
+    time.sleep(0.01)
+end_with_launcher()
+time.sleep(60)
+"""
 TIME_LIMIT_S = 30
 
 
 def test_a_process_ends_with_its_launcher() -> None:
     """When its parent is killed the process says so and ends, long before its work is done."""
-    command = [sys.executable, "-c", PARENT]
+    require_end(PARENT)
+
+
+def test_a_process_ends_whose_launcher_ended_before_it_watches() -> None:
+    """A rank that still imports torch when torchrun is killed ends as soon as it watches."""
+    require_end(PARENT.replace(repr(CHILD), repr(ORPHAN)))
+
+
+def require_end(program: str) -> None:
+    """Kill the parent, and read what its child says."""
+    command = [sys.executable, "-c", program]
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     child_id = int(parent.stdout.readline())

@@ -153,8 +153,8 @@ def test_a_trainers_settings_are_checked_with_the_recipe(override: str, message:
 def test_each_trainer_counts_its_vectors(name: str) -> None:
     """The check of a recipe asks for it; HTM has GTC's residual beside BMUF's vectors."""
     config = TRAINERS[name]()
-    num_expected = {"synchronous": 0, "gtc": 1, "bmuf": 3, "htm": 4}.get(name)
-    assert 0 <= config.num_state_vectors <= 5
+    num_expected = {"synchronous": 0, "gtc": 1, "bmuf": 3, "htm": 4, "ad_psgd": 6}.get(name)
+    assert 0 <= config.num_state_vectors <= 6
     assert num_expected is None or config.num_state_vectors == num_expected
 
 

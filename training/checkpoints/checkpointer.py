@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from infra.store.object_store import ObjectStore, join_uri, normalize_uri
+from pipeline.runs.commit import RecipeConflictError
 from training.checkpoints.record import (
     OF_A_CHECKPOINT,
     CheckpointRecord,
@@ -26,7 +27,9 @@ from training.trainers.trainer import Trainer
 class Checkpointer:
     """Checkpointer keeps the last `num_kept` checkpoints of the work `fingerprint` below `uri`.
 
-    All ranks of `group` save and restore together; `device` is where the group's messages lie.
+    All ranks of `group` save and restore together; `device` is where the group's messages lie. Of
+    each `num_parts` ranks in a row each has a part of the model, and shares it with every
+    `num_parts`-th rank: these are compared, and resharded, among themselves.
     It lists keys only to restore, and removes only what checkpoints have written.
     """
 
@@ -38,6 +41,7 @@ class Checkpointer:
         group: ProcessGroup,
         num_kept: int = 2,
         device: torch.device = CPU,
+        num_parts: int = 1,
     ) -> None:
         if num_kept < 1:
             raise ValueError(f"num_kept = {num_kept}: need at least 1 checkpoint to resume from")
@@ -47,6 +51,7 @@ class Checkpointer:
         self.group = group
         self.num_kept = num_kept
         self.device = device
+        self.num_parts = num_parts
         self._kept: list[CheckpointRecord] = []  # the newest last; rank 0's
 
     def save(self, step: int, state: dict[str, Any]) -> None:
@@ -55,7 +60,9 @@ class Checkpointer:
         Raises ValueError, on all ranks and before anything is stored, where the states of ranks
         differ in what `whole_state()` says must be equal.
         """
-        check_equal(self._gather(state.get("claims", Claims().to_json())))
+        claims = self._gather(state.get("claims", Claims().to_json()))
+        for part in range(self.num_parts):
+            check_equal(claims[part :: self.num_parts])
         data = encode_state({name: part for name, part in state.items() if name != "claims"})
         stored = RankObject.of(step, self.group.rank(), data)
         # Every rank's object precedes the record, so a kill never leaves half a checkpoint.
@@ -139,10 +146,10 @@ class Checkpointer:
 
     def _check_fingerprint(self, records: list[CheckpointRecord]) -> None:
         if any(record.fingerprint != self.fingerprint for record in records):
-            raise ValueError(
-                f"{self.uri} belongs to another recipe or other inputs: use another --run, "
-                "or remove the checkpoints to train again (other versions of megahour, NumPy or "
-                "torch also make another model)"
+            raise RecipeConflictError(
+                f"{self.uri} belongs to another recipe or other inputs",
+                "use another --run, or remove the checkpoints to train again (other versions of "
+                "megahour, NumPy or torch also make another model)",
             )
 
     def _read(self, record: CheckpointRecord, trainer: type[Trainer]) -> dict[str, Any] | None:
@@ -153,9 +160,11 @@ class Checkpointer:
                 state = record.objects[self.group.rank()].read(self.store, self.uri)
             else:
                 # A generator holds one old rank's state at a time: 576 MB for the paper's student.
-                states = (each.read(self.store, self.uri) for each in record.objects)
-                rank, num_ranks = self.group.rank(), self.group.size()
-                state = reshard(states, record.world_size, rank, num_ranks, trainer)
+                rank, part = divmod(self.group.rank(), self.num_parts)
+                objects = record.objects[part :: self.num_parts]
+                states = (each.read(self.store, self.uri) for each in objects)
+                num_ranks = self.group.size() // self.num_parts
+                state = reshard(states, len(objects), rank, num_ranks, trainer)
         except DamagedCheckpointError as error:
             problem = str(error)
         problems = [text for text in self._gather(problem) if text]

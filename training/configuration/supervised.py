@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from infra.configuration import LATER
 from infra.ranges import Range, Seed, check_ranges
 from training.configuration.augmentation import AugmentationConfig
+from training.configuration.minibatch_selection import MinibatchSelectionConfig
 from training.configuration.optimizers import (
     AdamConfig,
     OptimizerConfig,
@@ -52,6 +53,9 @@ class SupervisedConfig:
     warm_start: WarmStart = field(default="none", metadata=LATER)
     augmentation: AugmentationConfig = field(default=AugmentationConfig(), metadata=LATER)
     precision: Precision = field(default="float32", metadata=LATER)
+    minibatch_selection: MinibatchSelectionConfig = field(
+        default=MinibatchSelectionConfig(), metadata=LATER
+    )
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -171,8 +171,8 @@ class AdPsgdConfig:
     mixing_seed: MixingSeed = 0
     max_staleness: Annotated[int, Range(1, 1_000_000)] = 16
 
-    num_state_vectors: ClassVar[int] = 5
-    """The model, the weights that were read, and the messages of an exchange."""
+    num_state_vectors: ClassVar[int] = 6
+    """The model, its own steps, the weights that were read, and the messages of an exchange."""
 
     __post_init__ = check_ranges
 

@@ -1,10 +1,12 @@
 """Choose a trainer for a link, a number of ranks and a model: the fastest that keeps the accuracy.
 
 Seconds are the cost model's. Accuracies are measured on simulated ranks, of the same frames and
-passes as one rank: `tests.benchmarks.papers_tables` and `tests.benchmarks.trainer_tables`.
+passes as one rank: `tests.benchmarks.papers_tables` and `tests.benchmarks.trainer_tables`. Only
+settings that were measured are proposed, on no more ranks than they were measured on.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from training.configuration.block_codes import TopK
@@ -15,7 +17,7 @@ from training.cost_model.overlapped_steps import (
     pairwise_mixing_seconds,
     ring_mixing_seconds,
 )
-from training.cost_model.recommendation import Choice
+from training.cost_model.recommendation import group_sizes
 from training.cost_model.step_time import CostModel
 
 KEPT_ACCURACY = -1.0
@@ -24,11 +26,12 @@ KEPT_ACCURACY = -1.0
 EQUALLY_FAST = 0.9
 """Of trainers within this share of the fastest one's speed the most accurate is chosen."""
 
+ANY_RANKS = 2**31
+"""Synchronous ranks sum the gradients of one rank's minibatch: no number of them loses anything."""
+
 MEASURED: Mapping[str, Mapping[int, float]] = {
-    "synchronous": {1: 0.0},
+    "synchronous": {ANY_RANKS: 0.0},
     "gtc": {16: 0.4, 32: -0.5, 64: -2.0, 128: -3.3},
-    "bmuf": {16: 0.8, 32: 1.1, 64: -0.7, 128: -3.5},
-    "htm": {16: -0.1, 32: 0.6, 64: 0.6, 128: 0.0},
     # Of a feed-forward network, with double buffering; an LSTM's is 0.4.
     "one_bit": {4: 0.0},
     # Of a feed-forward network in four passes, by momentum 0.9.
@@ -39,9 +42,30 @@ MEASURED: Mapping[str, Mapping[int, float]] = {
 }
 """Percent of frame accuracy relative to one rank, the median of three seeds, by ranks."""
 
+MEASURED_BLOCKS: Mapping[str, Mapping[int, Mapping[int, float]]] = {
+    "bmuf": {
+        25: {128: -1.6},
+        50: {16: 0.8, 32: 1.1, 64: -0.7, 128: -3.5},
+        100: {8: 0.8, 16: 1.4, 32: 0.3, 64: -1.4, 128: -4.1},
+        200: {128: -4.1},
+    },
+    "htm": {
+        25: {128: -71.6},
+        50: {16: -0.1, 32: 0.6, 64: 0.6, 128: 0.0},
+        100: {128: -0.4},
+        200: {128: -1.6},
+    },
+}
+"""The same of trainers with blocks, by block size, as the papers count it, and ranks."""
+
+HTM_GROUP_SIZE = 8
+"""HTM's accuracies are those of groups of so many ranks."""
+
 BY_HOST_CODE = TopK(density=0.1)
 """The race's winner at 5 and 20 Mbit/s: `tests.benchmarks.slow_link`."""
 
+BY_HOST_BLOCK_SIZE, SPARSE_LOCO_BLOCK_SIZE = 50, 25
+"""The blocks of that race."""
 
 UNMEASURED = {
     "sparse_loco": "accuracy not measured",
@@ -52,17 +76,35 @@ UNMEASURED = {
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Candidate is a trainer's predicted speed-up, and its accuracy on `measured_ranks` ranks."""
+    """Candidate is a trainer with its settings, and its accuracy as measured on so many ranks."""
 
     trainer: str
+    settings: Mapping[str, int]
     speed_up: float
     accuracy: float
     measured_ranks: int
+    num_ranks: int
+
+    @property
+    def name(self) -> str:
+        """Name the trainer and its settings."""
+        parts = [f"{name} = {value}" for name, value in self.settings.items()]
+        return ", ".join([self.trainer, *parts])
+
+    @property
+    def group_size(self) -> int:
+        """Return the ranks of a group of HTM, 1 of other trainers."""
+        return self.settings.get("group_size", 1)
+
+    @property
+    def is_measured(self) -> bool:
+        """Return whether its accuracy is that of at least the ranks it is wanted for."""
+        return self.measured_ranks >= self.num_ranks
 
     @property
     def is_accurate(self) -> bool:
-        """Return whether it keeps one rank's accuracy."""
-        return self.accuracy >= KEPT_ACCURACY
+        """Return whether it is known to keep one rank's accuracy."""
+        return self.is_measured and self.accuracy >= KEPT_ACCURACY
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +123,8 @@ class TrainerChoice:
         """Say why a candidate is chosen, or is not."""
         if candidate == self.chosen:
             return "chosen: the most accurate of the fastest"
+        if not candidate.is_measured:
+            return f"not measured on more than {candidate.measured_ranks} ranks"
         if not candidate.is_accurate:
             return f"loses more than {-KEPT_ACCURACY:g} %"
         if candidate.speed_up < EQUALLY_FAST * self.chosen.speed_up:
@@ -88,46 +132,68 @@ class TrainerChoice:
         return "as fast, and less accurate"
 
 
-def choose_trainer(model: CostModel, num_ranks: int, htm: Choice) -> TrainerChoice:
-    """Return the choice for so many ranks; `htm` has the settings of HTM and BMUF.
-
-    Where no trainer keeps one rank's accuracy, the most accurate one is chosen.
-    """
-    speed_ups = {
-        name: model.speed_up(num_ranks, seconds)
-        for name, seconds in step_seconds(model, num_ranks, htm).items()
-    }
-    candidates = [_candidate(name, num_ranks, speed_ups[name]) for name in MEASURED]
-    candidates.sort(key=lambda each: -each.speed_up)
-    accurate = [each for each in candidates if each.is_accurate] or candidates
-    enough = EQUALLY_FAST * accurate[0].speed_up if accurate[0].is_accurate else 0.0
-    fast = [each for each in accurate if each.speed_up >= enough]
+def choose_trainer(model: CostModel, num_ranks: int) -> TrainerChoice:
+    """Return the choice for so many ranks; synchronous is accurate on any number of them."""
+    candidates = sorted(_candidates(model, num_ranks), key=lambda each: -each.speed_up)
+    accurate = [each for each in candidates if each.is_accurate]
+    fast = [each for each in accurate if each.speed_up >= EQUALLY_FAST * accurate[0].speed_up]
     chosen = max(fast, key=lambda each: each.accuracy)
-    unmeasured = {name: speed_ups[name] for name in UNMEASURED}
+    unmeasured = {
+        name: model.speed_up(num_ranks, seconds)
+        for name, seconds in unmeasured_seconds(model, num_ranks).items()
+    }
     return TrainerChoice(chosen, tuple(candidates), unmeasured)
 
 
-def step_seconds(model: CostModel, num_ranks: int, htm: Choice) -> Mapping[str, float]:
-    """Return each trainer's seconds per step, by the name that recipes give it, and its code."""
+def step_seconds(model: CostModel, num_ranks: int) -> Mapping[str, float]:
+    """Return the seconds per step of each trainer without blocks, by its name in recipes."""
     return {
         "synchronous": model.synchronous(num_ranks),
         "gtc": model.gtc(num_ranks),
-        "bmuf": model.bmuf(num_ranks, htm.block_size),
-        "htm": model.htm(num_ranks, htm.group_size, htm.block_size),
         "one_bit": one_bit_seconds(model, num_ranks, double_buffering=True),
         "d_psgd": ring_mixing_seconds(model, num_ranks, permuted=False),
         "ad_psgd": pairwise_mixing_seconds(model, num_ranks),
         "rand_psgd": ring_mixing_seconds(model, num_ranks, permuted=True),
         "d1d_psgd": delayed_average_seconds(model, num_ranks),
-        "sparse_loco": coded_block_seconds(model, num_ranks, htm.block_size, TopK(), by_host=False),
-        "bmuf by host, top_k": coded_block_seconds(
-            model, num_ranks, htm.block_size, BY_HOST_CODE, by_host=True
-        ),
     }
 
 
-def _candidate(trainer: str, num_ranks: int, speed_up: float) -> Candidate:
+def unmeasured_seconds(model: CostModel, num_ranks: int) -> Mapping[str, float]:
+    """Return the seconds per step of coded block exchanges, at the race's blocks and codes."""
+    sparse_loco = coded_block_seconds(
+        model, num_ranks, SPARSE_LOCO_BLOCK_SIZE, TopK(), by_host=False
+    )
+    by_host = coded_block_seconds(model, num_ranks, BY_HOST_BLOCK_SIZE, BY_HOST_CODE, by_host=True)
+    return {"sparse_loco": sparse_loco, "bmuf by host, top_k": by_host}
+
+
+def _candidates(model: CostModel, num_ranks: int) -> Iterator[Candidate]:
+    """Yield each trainer, and those with blocks at each block size that was measured."""
+    for trainer, seconds in step_seconds(model, num_ranks).items():
+        yield _candidate(model, num_ranks, trainer, {}, seconds, MEASURED[trainer])
+    for block_size, measured in MEASURED_BLOCKS["bmuf"].items():
+        seconds, settings = model.bmuf(num_ranks, block_size), {"block_size": block_size}
+        yield _candidate(model, num_ranks, "bmuf", settings, seconds, measured)
+    groups = group_sizes(num_ranks, model.calibration.network.ranks_per_host)
+    # One group of all ranks is GTC; groups across hosts were not measured.
+    if HTM_GROUP_SIZE not in groups or num_ranks == HTM_GROUP_SIZE:
+        return
+    for block_size, measured in MEASURED_BLOCKS["htm"].items():
+        seconds = model.htm(num_ranks, HTM_GROUP_SIZE, block_size)
+        settings = {"group_size": HTM_GROUP_SIZE, "block_size": block_size}
+        yield _candidate(model, num_ranks, "htm", settings, seconds, measured)
+
+
+def _candidate(
+    model: CostModel,
+    num_ranks: int,
+    trainer: str,
+    settings: Mapping[str, int],
+    seconds: float,
+    measured: Mapping[int, float],
+) -> Candidate:
     """Take the accuracy of the next number of ranks that is measured, or of the most."""
-    measured = MEASURED[trainer]
-    enough = [each for each in measured if each >= num_ranks] or [max(measured)]
-    return Candidate(trainer, speed_up, measured[min(enough)], min(enough))
+    enough = min((each for each in measured if each >= num_ranks), default=max(measured))
+    speed_up = model.speed_up(num_ranks, seconds)
+    assert math.isfinite(speed_up)
+    return Candidate(trainer, settings, speed_up, measured[enough], enough, num_ranks)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 class DataCursor:
     """DataCursor holds the sub-epoch, and the steps that the present ranks have taken in it.
 
+    A step is a minibatch; one of a larger minibatch size counts as several.
+
     `counts` holds the minibatches that each of them has in all, () where the sub-epoch, or its
     rest, is not sharded yet. `done` holds how many each rank took of those that came before them.
     """
@@ -26,9 +28,9 @@ class DataCursor:
         """Return the same place, where each rank has so many minibatches."""
         return replace(self, counts=tuple(counts))
 
-    def stepped(self) -> "DataCursor":
-        """Return the place one step later."""
-        return replace(self, num_steps=self.num_steps + 1)
+    def stepped(self, num_minibatches: int = 1) -> "DataCursor":
+        """Return the place one step later, in which each rank took so many minibatches, if left."""
+        return replace(self, num_steps=self.num_steps + min(num_minibatches, self.num_steps_left))
 
     def resumed(self, num_ranks: int) -> "DataCursor":
         """Return the same place for `num_ranks` ranks; after others the rest must be resharded."""

@@ -148,8 +148,9 @@ class PendingGather:
         """Wait for every rank's values; return them on the CPU."""
         if self._arrival is not None:
             return self._arrival.values().view(self._shape)
-        with explaining_failure(f"gather of {self._purpose}", self._group):
-            self._work.wait()
+        purpose = f"gather of {self._purpose}"
+        with explaining_failure(purpose, self._group):
+            wait_for(self._work, self._gathered, purpose)
         return self._gathered.view(self._shape)
 
 

@@ -77,7 +77,11 @@ class PendingExchange:
 def start_sum(values: Shaped[Tensor, "..."], group: ProcessGroup, purpose: str) -> PendingExchange:
     """Start to replace `values` by their sum over the ranks, bitwise the same on each rank."""
     count_sent(values.nbytes, group, sum_wire_bytes(values.nbytes, group.size()))
-    return PendingExchange(lambda: group.allreduce(values), values, group, f"sum of {purpose}")
+
+    def start() -> Work:
+        return _polled(group.allreduce(values), values, group)
+
+    return PendingExchange(start, values, group, f"sum of {purpose}")
 
 
 def start_send(
@@ -98,9 +102,7 @@ def start_receive(
     """Start to receive what a rank sends under the same tag, in the memory of `into`."""
 
     def start() -> Work:
-        work = group.recv([into], sender, tag)
-        is_polled = isinstance(group, SimulatedGroup) or not is_read_at_once(into.device)
-        return work if is_polled else _WatchedWork(work)
+        return _polled(group.recv([into], sender, tag), into, group)
 
     return PendingExchange(start, into, group, f"receive from rank {sender}")
 
@@ -145,8 +147,14 @@ def start_all_to_all(
     return PendingParts(PendingExchange(start, output, group, exchange), received_sizes)
 
 
+def _polled(work: Work, values: Shaped[Tensor, "..."], group: ProcessGroup) -> Work:
+    """Return the work of an exchange that may be asked whether it is done."""
+    is_polled = isinstance(group, SimulatedGroup) or not is_read_at_once(values.device)
+    return work if is_polled else _WatchedWork(work)
+
+
 class _WatchedWork(Work):
-    """_WatchedWork knows when gloo has received: its own `is_completed` is False until `wait`.
+    """_WatchedWork knows when gloo is done: its own `is_completed` is False until `wait`.
 
     The first question starts a thread that waits.
     """

@@ -97,7 +97,9 @@ def _init_launched_group(time_limit: timedelta, device: torch.device) -> None:
     # Ranks outlive a killed torchrun, and would write the next start's checkpoints.
     end_with_launcher()
     try:
-        store, rank, world_size = next(open_store("env://", timeout=time_limit))
+        # torch tries a store that does not answer twice for the limit: 40 s for one of 20.
+        store, rank, world_size = next(open_store("env://", timeout=time_limit / 2))
+        store.set_timeout(time_limit)
     except RuntimeError as error:
         raise CollectiveError(
             f"rank {launched_rank()} cannot reach the rendezvous store: {error}. Check that "

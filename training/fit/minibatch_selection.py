@@ -5,9 +5,11 @@ largest is taken whose training frame accuracy is not worse. More mature models,
 rates and AdaGrad allow larger minibatches, and these more ranks, eq. (4).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from math import isnan
 
 import torch
 from torch import nn
@@ -28,6 +30,11 @@ class MinibatchSelection:
 
     num_frames: int
     accuracies: Mapping[int, float]
+
+    def to_json(self) -> dict[str, dict[str, float | None]]:
+        """Convert the accuracies to plain values; null is a trial that diverged."""
+        found = {str(size): None if isnan(each) else each for size, each in self.accuracies.items()}
+        return {"accuracies": found}
 
 
 def largest_harmless(accuracies: Mapping[int, float], harmless: float = HARMLESS) -> int:
@@ -60,7 +67,8 @@ def select_minibatch(
 
     The trainer is left. `train` enters it, trains on the same data at a size, leaves it, and
     returns the training frame accuracy in percent, the same on all ranks. Sizes beyond the first
-    that hurts are not tried. ValueError for sizes that are not ascending.
+    that hurts are not tried. The trainer trains as `Trainer.trial` says. ValueError for sizes that
+    are not ascending.
     """
     if list(sizes) != sorted(set(sizes)) or not sizes or sizes[0] < 1:
         raise ValueError(f"minibatch sizes {list(sizes)}: need ascending numbers of frames, from 1")
@@ -68,13 +76,22 @@ def select_minibatch(
     accuracies: dict[int, float] = {}
     for size in sizes:
         try:
-            accuracies[size] = train(size)
+            with trainer.trial():
+                accuracies[size] = train(size)
         except FloatingPointError:  # on all ranks alike
             accuracies[size] = float("nan")
         load_whole_state(deepcopy(before), model, optimizer, trainer)
         if largest_harmless(accuracies, harmless) != size:
             break
     return MinibatchSelection(largest_harmless(accuracies, harmless), accuracies)
+
+
+@contextmanager
+def left(trainer: Trainer) -> Iterator[None]:
+    """Leave a trainer that is entered, and enter it again; an error within leaves it left."""
+    trainer.__exit__(None, None, None)
+    yield
+    trainer.__enter__()
 
 
 def frame_accuracy(num_correct: int, num_frames: int, group: ProcessGroup) -> float:

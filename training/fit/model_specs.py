@@ -24,6 +24,7 @@ from pipeline.runs.names import (
 )
 from training.algorithms.learning_rates import MinRateNewbob, exponential_decay
 from training.configuration.augmentation import AugmentationConfig
+from training.configuration.minibatch_selection import MinibatchSelectionConfig
 from training.configuration.models import ModelConfig
 from training.configuration.optimizers import AdamConfig, OptimizerConfig
 from training.configuration.sequence_training import SequenceTrainingConfig
@@ -94,6 +95,10 @@ class Fit:
     augmentation: AugmentationConfig = field(default=AugmentationConfig(), metadata=LATER)
     validation: str = field(default="", metadata=LATER)
     soft_targets: SoftTargetsForm = field(default="renormalized", metadata=LATER)
+    minibatch_selection: MinibatchSelectionConfig = field(
+        default=MinibatchSelectionConfig(), metadata=LATER
+    )
+    model_parallel_ranks: int = field(default=1, metadata=LATER)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
 
     def __post_init__(self) -> None:
@@ -156,6 +161,7 @@ def _supervised(name: str, config: SupervisedConfig, recipe: Recipe, labelled: s
         optimizer=config.optimizer,
         warm_start=config.warm_start,
         augmentation=config.augmentation,
+        minibatch_selection=config.minibatch_selection,
         checkpoints=recipe.checkpoints,
     )
 
@@ -205,6 +211,8 @@ def sequence_fit(recipe: Recipe, fit: Fit) -> Fit:
         # At another speed an utterance would have other frames than its lattice.
         augmentation=AugmentationConfig(),
         soft_targets="renormalized",  # labelled data have none
+        minibatch_selection=MinibatchSelectionConfig(),
+        model_parallel_ranks=1,
         criterion=SequenceCriterion(lattices_step(fit.name), config.acoustic_scale, config.boost),
     )
 
@@ -235,6 +243,8 @@ def student_fit(recipe: Recipe) -> Fit:
         warm_start=config.warm_start,
         augmentation=config.augmentation,
         soft_targets=config.soft_targets,
+        minibatch_selection=config.minibatch_selection,
+        model_parallel_ranks=config.model_parallel_ranks,
         checkpoints=recipe.checkpoints,
     )
 
@@ -251,6 +261,7 @@ def sibling_fit(recipe: Recipe, earlier: TargetsRound) -> Fit:
         model=recipe.models.teacher,
         unlabelled=earlier.partitions,
         trainer=recipe.teacher.trainer,
+        model_parallel_ranks=1,
         # No earlier model of the run is of its form and has learnt from these targets.
         warm_start="none",
     )

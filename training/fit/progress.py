@@ -36,6 +36,18 @@ class ExchangeTotals:
 
 
 @dataclass(slots=True)
+class SelectedMinibatch:
+    """SelectedMinibatch: the factor of the minibatch size, and all ranks' frames since its trial.
+
+    Frames are nominal, the same on all ranks; `trials` are those of the sub-epoch, for its curve.
+    """
+
+    factor: int
+    num_frames: int = 0
+    trials: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class Progress:
     """Progress holds the data cursor, this rank's totals of the sub-epoch, and the curve so far.
 
@@ -47,6 +59,7 @@ class Progress:
     exchanged: ExchangeTotals = field(default_factory=ExchangeTotals)
     curve: list[dict[str, Any]] = field(default_factory=list)
     newbob: NewbobState | None = None
+    minibatch: SelectedMinibatch = field(default_factory=lambda: SelectedMinibatch(1))
 
     def to_state(self) -> dict[str, Any]:
         """Return plain values for a checkpoint; the host waits for the totals' device."""
@@ -55,6 +68,7 @@ class Progress:
             "totals": asdict(self.totals.read()) | {"exchanged": asdict(self.exchanged)},
             "curve": list(self.curve),
             "newbob": None if self.newbob is None else asdict(self.newbob),
+            "minibatch": asdict(self.minibatch),
         }
 
     @classmethod
@@ -67,4 +81,5 @@ class Progress:
             ExchangeTotals(**state["totals"].get("exchanged", {})),
             state["curve"],
             None if state["newbob"] is None else NewbobState(**state["newbob"]),
+            SelectedMinibatch(**state.get("minibatch", {"factor": 1})),
         )

@@ -2,10 +2,11 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import TypeAlias
 
 import torch
@@ -119,6 +120,16 @@ class GradientNorms:
             )
 
 
+class UncheckedNorms(GradientNorms):
+    """UncheckedNorms looks at none: in a trial the trainer finds a NaN, on all ranks together."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 0)
+
+    def examine(self, norm: Float[Tensor, ""]) -> None:
+        """Do nothing."""
+
+
 ComputeGradients: TypeAlias = Callable[[Minibatch], tuple[RunningTotals, Float[Tensor, ""]]]
 """ComputeGradients leaves clipped gradients in a model; it returns totals and the norm before."""
 
@@ -131,22 +142,26 @@ def take_steps(
     config: LoopConfig,
     norms: GradientNorms,
     compute: ComputeGradients | None = None,
-) -> Iterator[RunningTotals]:
+    factor: int = 1,
+) -> Generator[RunningTotals, None, None]:
     """Take one step after the other, and yield each one's totals when it is taken.
 
-    A rank whose data ends first continues with empty steps, so that no rank waits. Raises
-    FloatingPointError for a gradient that is not finite: on a CPU before another rank receives it,
-    on a device a step later. No step waits for the device: the caller lets the trainer look at the
-    last step's gradient, which all ranks do together, and then calls `norms.check()`. `compute`
-    replaces `compute_gradients`.
+    A step sums the gradients of `factor` minibatches. A rank whose data ends first continues with
+    empty steps, so that no rank waits. Raises FloatingPointError for a gradient that is not finite:
+    on a CPU before another rank receives it, on a device a step later. No step waits for the
+    device: the caller lets the trainer look at the last step's gradient, which all ranks do
+    together, and then calls `norms.check()`. `compute` replaces `compute_gradients` of one.
     """
     model.train()
     compute = compute or partial(compute_gradients, model, config)
     for _ in range(num_steps):
         optimizer.zero_grad()
         result = RunningTotals()
-        if (minibatch := next(minibatches, None)) is not None:
-            result, norm = compute(minibatch)
+        if taken := list(islice(minibatches, factor)):
+            if factor == 1:
+                result, norm = compute(taken[0])
+            else:
+                result, norm = summed_gradients(model, config, taken, factor)
             norms.examine(norm)
         # Out of data, a rank still sends what GTC's residual holds.
         optimizer.step()
@@ -163,12 +178,32 @@ def compute_gradients(
     loss.backward()  # type: ignore[no-untyped-call]
     # The gradient is a sum over frames, so its bound grows with the minibatch.
     bound = config.max_gradient_norm * config.minibatch_frames
-    return totals, clip_gradients(list(model.parameters()), bound)
+    return totals, clip_gradients(list(model.parameters()), bound, model.whole_norm)
 
 
-def clip_gradients(parameters: Sequence[nn.Parameter], bound: float) -> Float[Tensor, ""]:
-    """Scale the gradients down to a norm of `bound`, where theirs is above; return theirs."""
-    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+def summed_gradients(
+    model: AcousticModel, config: LoopConfig, minibatches: Sequence[Minibatch], factor: int
+) -> tuple[RunningTotals, Float[Tensor, ""]]:
+    """Add the gradients of several minibatches, then clip them as those of a larger one."""
+    totals = RunningTotals()
+    for minibatch in minibatches:
+        loss, own = minibatch_loss(model, minibatch, config.precision)
+        loss.backward()  # type: ignore[no-untyped-call]
+        totals.add(own)
+    bound = config.max_gradient_norm * config.minibatch_frames * factor
+    return totals, clip_gradients(list(model.parameters()), bound, model.whole_norm)
+
+
+def clip_gradients(
+    parameters: Sequence[nn.Parameter],
+    bound: float,
+    whole_norm: Callable[[Tensor], Tensor] = lambda norm: norm,
+) -> Float[Tensor, ""]:
+    """Scale the gradients down to a norm of `bound`, where theirs is above; return theirs.
+
+    `whole_norm` makes the whole model's norm of that of the parameters, where these are a part.
+    """
+    norm = whole_norm(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
     # A factor of 1 would cost a small model 1 % of its step. A GPU's host does not look.
     if not is_read_at_once(norm.device) or not float(norm) < 0.99 * bound:
         nn.utils.clip_grads_with_norm_(parameters, bound, norm)

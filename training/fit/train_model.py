@@ -22,6 +22,7 @@ from pipeline.runs.names import (
 )
 from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step
 from training.checkpoints.checkpointer import Checkpointer
+from training.configuration.model_parallel import data_parallel_ranks
 from training.data.dataset import Dataset
 from training.data.lattice_shards import LatticeShards
 from training.data.sub_epochs import check_offsets
@@ -31,6 +32,7 @@ from training.fit.model_specs import LEFT_OUT, Fit, SequenceCriterion
 from training.fit.progress import SubEpochPace
 from training.fit.steps import NO_DEVELOPMENT
 from training.fit.training_loop import Fitting
+from training.model_parallel import ParallelRanks, merged_state, split_model
 from training.models.acoustic_model import AcousticModel
 from training.models.precision import set_float32_products
 from training.models.registry import make_model
@@ -82,17 +84,25 @@ def train_model(
     check_trainer(fit, group)
     store, run_uri = context.store, context.run_uri
     labelled = read_manifest(store, run_uri, fit.labelled)
+    # Ranks that divide a model read the same data, and draw the same random numbers.
+    num_parts = fit.model_parallel_ranks
+    parts = ParallelRanks.of(group, num_parts) if num_parts > 1 else None
+    data_group = parts.data if parts else group
     # Ranks draw their own dropout; their initial weights are replaced by rank 0's.
-    torch.manual_seed((fit.seed + group.rank()) % 2**64)  # the largest seed is 2^64 - 1
+    torch.manual_seed((fit.seed + data_group.rank()) % 2**64)  # the largest seed is 2^64 - 1
     model = make_model(fit.model, len(labelled.statistics["senone_counts"]))
     if fit.warm_start != "none":
         warm_start(model, fit, store, run_uri)
     model.freeze_normalization(global_moments(store, run_uri))
     model.to(device)  # initial weights are those of the CPU's random numbers, wherever it trains
-    dataset = open_dataset(fit, store, run_uri, labelled.outputs, group)
-    fitting = Fitting(fit, model, dataset, checkpoints_of(fit, context, group), group)
+    dataset = open_dataset(fit, store, run_uri, tuple(labelled.outputs), data_group)
+    trainee = part_of(model, parts) if parts else model
+    checkpoints = checkpoints_of(fit, context, group)
+    fitting = Fitting(fit, trainee, dataset, checkpoints, data_group)
     curve = fitting.run()
     take_pace(fitting.pace)
+    if parts:
+        model.load_state_dict(merged_state(trainee, parts.model))
     data = trained_tally(fit, store, run_uri, labelled)
     # The student too takes the priors of the labelled alignment.
     trained = TrainedModel(model.eval(), log_priors(labelled.statistics["senone_counts"]))
@@ -101,10 +111,19 @@ def train_model(
     return store_model(context, trained, data, {"curve": curve, "num_ranks": group.size()})
 
 
+def part_of(model: AcousticModel, ranks: ParallelRanks) -> AcousticModel:
+    """Return this rank's part of the model, where the model lies."""
+    part = split_model(model, ranks.model)
+    assert isinstance(part, AcousticModel)
+    return part.to(model.device)
+
+
 def check_trainer(fit: Fit, group: ProcessGroup) -> None:
     """Raise ConfigurationError if the fit's trainer cannot work on these ranks."""
+    num_parts = fit.model_parallel_ranks
     try:
-        fit.trainer.check_ranks(group.size(), launched_ranks_per_host())
+        num_ranks = data_parallel_ranks(group.size(), num_parts)
+        fit.trainer.check_ranks(num_ranks, max(launched_ranks_per_host() // num_parts, 1))
     except ValueError as error:
         raise ConfigurationError(f"{fit.name}: trainer: {error}") from error
 
@@ -172,9 +191,11 @@ def open_dataset(
     if fit.unlabelled is not None:
         partitions = read_manifest(store, run_uri, fit.unlabelled)
         check_offsets(fit.sub_epochs, partitions)
-        unlabelled = partitions.outputs
+        unlabelled = tuple(partitions.outputs)
     has_development = fit.validation not in ("", LEFT_OUT)
-    development = read_manifest(store, run_uri, fit.validation).outputs if has_development else ()
+    development: tuple[Output, ...] = ()
+    if has_development:
+        development = tuple(read_manifest(store, run_uri, fit.validation).outputs)
     # Without this, labelled speakers would be left out, and not those whom the manifest names.
     if has_development and not development:
         raise ValueError(f"{fit.name}: {fit.validation}: {NO_DEVELOPMENT}")
@@ -199,5 +220,11 @@ def open_dataset(
 def checkpoints_of(fit: Fit, context: StepContext, group: ProcessGroup) -> Checkpointer:
     """Open the fit's checkpoints, in a folder below the model that it makes."""
     uri = join_uri(context.run_uri, context.step, CHECKPOINTS_FOLDER)
-    num_kept = fit.checkpoints.num_kept
-    return Checkpointer(context.store, uri, context.fingerprint, group, num_kept)
+    return Checkpointer(
+        context.store,
+        uri,
+        context.fingerprint,
+        group,
+        fit.checkpoints.num_kept,
+        num_parts=fit.model_parallel_ranks,
+    )

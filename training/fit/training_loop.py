@@ -1,31 +1,36 @@
 """The training loop: sub-epochs on all ranks, with checkpoints, resumed from the newest."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
+from functools import partial
+from itertools import chain, islice
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
+from infra.log_lines import progress_bar
 from training.algorithms.learning_rates import warm_up_factor
 from training.algorithms.optimizers import make_optimizer
 from training.checkpoints.checkpointer import Checkpointer
 from training.checkpoints.training_state import load_whole_state, whole_state
 from training.data.dataset import Dataset
 from training.data.device_copies import buffers_ahead, device_copies
+from training.data.minibatch import Minibatch
 from training.data.sub_epoch_reader import SubEpochReader
 from training.data.sub_epochs import SubEpoch
 from training.distributed import collectives
 from training.distributed.process_group import ProcessGroup
 from training.fit.cuda_graph import gradients_of
+from training.fit.minibatch_selection import frame_accuracy, left, select_minibatch
 from training.fit.model_specs import Fit
-from training.fit.progress import ExchangeTotals, Progress, SubEpochPace
+from training.fit.progress import ExchangeTotals, Progress, SelectedMinibatch, SubEpochPace
 from training.fit.steps import (
     FrameTotals,
     GradientNorms,
     RunningTotals,
+    UncheckedNorms,
     take_steps,
     validation_loss,
 )
@@ -61,11 +66,16 @@ class Fitting:
         self.group = group
         self.optimizer = make_optimizer(fit.optimizer, model.parameters())
         self.trainer = make_trainer(fit.trainer, model, self.optimizer, group)
-        self.progress = Progress(newbob=fit.newbob.begin() if fit.newbob else None)
+        self.progress = Progress(
+            newbob=fit.newbob.begin() if fit.newbob else None,
+            minibatch=SelectedMinibatch(fit.minibatch_selection.factors[0]),
+        )
         self.pace: list[SubEpochPace] = []
         self._norms = GradientNorms(group.rank(), self.trainer.num_steps)
         self._statistics = self.trainer.statistics()
-        self._compute = gradients_of(model, fit.loop)
+        # A graph could not hold the exchanges of a model that ranks divide.
+        is_whole = fit.model_parallel_ranks == 1
+        self._compute = gradients_of(model, fit.loop) if is_whole else None
         ahead = buffers_ahead(model.device)
         self._reader = SubEpochReader(dataset, fit.sub_epochs, group, ahead)
 
@@ -93,10 +103,10 @@ class Fitting:
     def _sub_epochs(self) -> Iterator[SubEpoch]:
         """Yield the sub-epochs from the present one on; newbob sets rates, and when to stop."""
         num_sub_epochs, begun = len(self.fit.sub_epochs), self.progress.cursor.sub_epoch
-        bar = tqdm(
+        bar = progress_bar(
             total=num_sub_epochs,
             initial=begun,
-            desc=f"train {self.fit.name}",
+            description=f"train {self.fit.name}",
             unit="sub-epoch",
             disable=self.group.rank() > 0,
         )
@@ -121,28 +131,108 @@ class Fitting:
         """Take the steps that are left of the sub-epoch."""
         # Rates decay by sub-epoch, and are slightly higher on labelled data (003 V-D).
         self._set_rate(sub_epoch.learning_rate)
-        cursor, minibatches = self._reader.begin(self.progress.cursor)
-        self.progress.cursor = cursor
+        self.progress.cursor, minibatches = self._reader.begin(self.progress.cursor)
         self._norms = GradientNorms(self.group.rank(), self.trainer.num_steps)
         minibatches = device_copies(minibatches, self.model.device)
         with closing(minibatches):
-            steps = take_steps(
-                self.model,
-                self.optimizer,
-                minibatches,
-                cursor.num_steps_left,
-                self.fit.loop,
-                self._norms,
-                self._compute,
-            )
+            following: Iterator[Minibatch] = minibatches
+            while self.progress.cursor.num_steps_left:
+                if self._is_selection_due():
+                    following = self._select_minibatch(following, sub_epoch)
+                self._take_steps(following, sub_epoch)
+
+    def _take_steps(self, minibatches: Iterator[Minibatch], sub_epoch: SubEpoch) -> None:
+        """Take steps of one minibatch size, until a selection is due or the sub-epoch ends."""
+        factor = self.progress.minibatch.factor
+        steps = take_steps(
+            self.model,
+            self.optimizer,
+            minibatches,
+            -(-self.progress.cursor.num_steps_left // factor),
+            self.fit.loop,
+            self._norms,
+            self._compute,
+            factor,
+        )
+        with closing(steps):
             for result in steps:
                 self.progress.totals.add(result)
-                self.progress.cursor = cursor = cursor.stepped()
+                self.progress.cursor = cursor = self.progress.cursor.stepped(factor)
+                self.progress.minibatch.num_frames += factor * self._frames_of_all
                 self._set_rate(sub_epoch.learning_rate)
                 # After a sub-epoch's last step the sub-epoch's end is saved.
                 is_due = self.fit.checkpoints.is_due(self.trainer.num_steps)
                 if is_due and cursor.num_steps_left:
                     self._save()
+                if self._is_selection_due():
+                    return
+
+    @property
+    def _frames_of_all(self) -> int:
+        return self.fit.loop.minibatch_frames * self.group.size()
+
+    def _is_selection_due(self) -> bool:
+        """Return whether to try minibatch sizes now; a sub-epoch's end that is too short waits."""
+        config, cursor = self.fit.minibatch_selection, self.progress.cursor
+        if not config.is_due(self.progress.minibatch.num_frames):
+            return False
+        needed = config.num_trial_minibatches(self._frames_of_all)
+        # A sub-epoch that is shorter than a trial is tried as a whole.
+        is_whole = cursor.num_steps == 0 and cursor.num_steps_left >= config.factors[-1]
+        return cursor.num_steps_left >= needed or is_whole
+
+    def _select_minibatch(
+        self, minibatches: Iterator[Minibatch], sub_epoch: SubEpoch
+    ) -> Iterator[Minibatch]:
+        """Try each size on the minibatches that follow; return these again, and the rest.
+
+        Leaving the trainer for it ends a block. It follows from the state alone, so that a training
+        that is resumed before it selects alike.
+        """
+        config = self.fit.minibatch_selection
+        needed = config.num_trial_minibatches(self._frames_of_all)
+        num_minibatches = min(needed, self.progress.cursor.num_steps_left)
+        tried = list(islice(minibatches, num_minibatches))
+        self._count_exchanges()
+        frames = self.fit.loop.minibatch_frames
+        with left(self.trainer):
+            self._norms.check()
+            found = select_minibatch(
+                [factor * frames for factor in config.factors],
+                partial(self._try_minibatch, tried, num_minibatches, sub_epoch),
+                self.model,
+                self.optimizer,
+                self.trainer,
+                config.harmless,
+            )
+        # What trials sent is undone, and not counted as the sub-epoch's.
+        self._statistics = self.trainer.statistics()
+        trials = [*self.progress.minibatch.trials, {"frames": found.num_frames, **found.to_json()}]
+        self.progress.minibatch = SelectedMinibatch(found.num_frames // frames, 0, trials)
+        return chain(tried, minibatches)
+
+    def _try_minibatch(
+        self, minibatches: Sequence[Minibatch], num_minibatches: int, sub_epoch: SubEpoch, size: int
+    ) -> float:
+        """Train on the minibatches at a size; return percent of all ranks' frames right."""
+        factor, totals = size // self.fit.loop.minibatch_frames, RunningTotals()
+        self._set_rate(sub_epoch.learning_rate)
+        with self.trainer:
+            steps = take_steps(
+                self.model,
+                self.optimizer,
+                iter(minibatches),
+                -(-num_minibatches // factor),
+                self.fit.loop,
+                UncheckedNorms(),
+                self._compute,
+                factor,
+            )
+            for result in steps:
+                totals.add(result)
+                self._set_rate(sub_epoch.learning_rate)
+        total = totals.read()
+        return frame_accuracy(total.num_correct, total.num_frames, self.group)
 
     def _set_rate(self, learning_rate: float) -> None:
         """Set the next step's rate, which rises over the warm-up, counted from the first step."""
@@ -164,6 +254,11 @@ class Fitting:
         point = curve_point(sub_epoch, self.progress.totals.read(), self.group)
         if self.fit.criterion == "cross_entropy":
             del point["expected_frame_accuracy"]
+        if len(self.fit.minibatch_selection.factors) > 1:
+            point["minibatch_trials"], self.progress.minibatch.trials = (
+                self.progress.minibatch.trials,
+                [],
+            )
         self._count_exchanges()
         point["trainer"] = trainer_point(self.progress.exchanged, self._statistics, self.group)
         self.progress.curve.append(point | (facts or {}))

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from training.distributed import collectives
 from training.distributed.pending_exchanges import start_all_to_all
 from training.distributed.process_group import ProcessGroup
 from training.model_parallel.split_layers import GatheredUnits, SplitLinear, SplitLstm
@@ -45,6 +46,12 @@ class SplitStudent(AcousticModel):
         """Raise ValueError."""
         del normalized, lengths
         raise ValueError("precision = 'bfloat16': a split student needs 'float32'")
+
+    def whole_norm(self, norm: Float[Tensor, ""]) -> Float[Tensor, ""]:
+        """Return the norm over all parts, so that each is clipped by the same factor."""
+        squares = norm.square()
+        collectives.all_reduce_sum(squares, self.gathered.group)
+        return squares.sqrt()
 
     @property
     def carries_state(self) -> bool:

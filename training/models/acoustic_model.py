@@ -57,6 +57,10 @@ class AcousticModel(nn.Module, ABC):
         """Return where the model lies, and its inputs must."""
         return self.mean.device
 
+    def whole_norm(self, norm: Float[Tensor, ""]) -> Float[Tensor, ""]:
+        """Return the norm of the whole model's gradients, of that of those held here: the same."""
+        return norm
+
     def freeze_normalization(self, moments: Moments) -> None:
         """Set the global mean and variance (003 IV-B2), the same for each of the spliced frames."""
         mean = torch.from_numpy(moments.mean).float()

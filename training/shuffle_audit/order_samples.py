@@ -6,8 +6,8 @@ from itertools import islice
 
 import numpy as np
 from jaxtyping import Int64
-from tqdm import tqdm
 
+from infra.log_lines import progress_bar
 from pipeline.shuffle_quality.certificate import LAGS, Samples
 from training.data.dataset import Dataset
 from training.data.sub_epochs import SubEpoch
@@ -34,7 +34,8 @@ def read_steps(
     form: str,
 ) -> Iterator[TrainingStep]:
     """Yield the first `num_steps` steps of each of the chosen sub-epochs."""
-    with tqdm(total=len(chosen) * num_steps, desc=f"certify {form}", unit="step") as bar:
+    total = len(chosen) * num_steps
+    with progress_bar(description=f"certify {form}", total=total, unit="step") as bar:
         for index in chosen:
             steps = sub_epoch_steps(dataset, sub_epochs[index], index)
             for number, minibatches in enumerate(islice(steps, num_steps)):

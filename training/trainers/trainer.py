@@ -1,7 +1,7 @@
 """Share what all trainers do: enter, wrap the optimizer's step, leave, and keep state."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, TypeAlias
 
@@ -79,6 +79,10 @@ class Trainer(Replicated):
 
     def abandon(self) -> None:
         """Give up the exchanges under way, of which an error has ended the training."""
+
+    def trial(self) -> AbstractContextManager[None]:
+        """Train as trials of minibatch sizes do while the context lasts; the trainer is left."""
+        return nullcontext()
 
     def statistics(self) -> Statistics:
         """Return numbers to log; on a GPU the host waits for them, as no step does."""

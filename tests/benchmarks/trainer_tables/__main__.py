@@ -22,9 +22,11 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from tests.benchmarks.trainer_tables.chunks import ChunkTask, Network, read_chunks
+from tests.benchmarks.trainer_tables.chunks import ChunkTask, Minibatch, Network, read_chunks
 from tests.benchmarks.trainer_tables.rows import MIXING, STRAGGLING, TABLES, Row, Table
-from training.simulation import simulate
+from tests.benchmarks.trainer_tables.selecting import train_selecting
+from training.distributed.simulated_group import simulate_ranks
+from training.simulation import Training, simulate
 
 TUNING_SEED = 0
 DIVERGED = 0.0
@@ -124,13 +126,23 @@ def train_once(
         partial(straggling, job.seed),
     )
     try:
-        outcome = simulate(training, row.num_ranks, row.make_trainer)
-        accuracy = Accuracy(outcome.evaluations, task.accuracy(outcome.model, task.training))
+        model, evaluations = trained(training, row)
+        accuracy = Accuracy(evaluations, task.accuracy(model, task.training))
     except FloatingPointError:
         accuracy = Accuracy((DIVERGED,) * table.num_epochs, DIVERGED)
     found[job] = accuracy
     with path.open("a") as file:
         file.write(json.dumps(asdict(job) | asdict(accuracy)) + "\n")
+
+
+def trained(training: Training[Minibatch], row: Row) -> tuple[nn.Module, tuple[float, ...]]:
+    """Train on the row's ranks; return the model, and its evaluations after each epoch."""
+    if row.selection is None:
+        outcome = simulate(training, row.num_ranks, row.make_trainer)
+        return outcome.model, outcome.evaluations
+    arguments = training, row.make_trainer, row.selection
+    model, evaluations, _ = simulate_ranks(row.num_ranks, train_selecting, *arguments)[0]
+    return model, evaluations
 
 
 def make_optimizer(momentum: float, model: nn.Module) -> torch.optim.Optimizer:

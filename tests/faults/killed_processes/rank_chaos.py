@@ -33,7 +33,7 @@ from training.fit.model_specs import student_fit
 from training.fit.train_model import fit_model
 from training.recipes import read_recipe
 
-TRAINERS = ("synchronous", "gtc", "bmuf", "htm", "one_bit")
+TRAINERS = ("synchronous", "gtc", "bmuf", "htm", "one_bit", "rand_psgd")
 PROGRAMS = dict.fromkeys(("gtc", "htm"), Path(__file__).with_name("two_backends.py"))
 """Trainers whose ranks have a group of two backends, as on GPUs."""
 JOB_LIMIT_S = 1200.0

@@ -67,9 +67,9 @@ def test_verify_compares_the_recipe(ask: Ask, undamaged: Run) -> None:
     assert code == 1
     for part in (
         "targets/unlabelled/manifest.json",
-        "k is 4, now 5",
+        "k: 4 -> 5",
         "features/unlabelled/manifest.json",
-        "seed is 3, now 4",
+        "seed: 3 -> 4",
         "give the recipe that made the run, with its --set",
         "2 findings",
     ):
@@ -79,8 +79,8 @@ def test_verify_compares_the_recipe(ask: Ask, undamaged: Run) -> None:
 @pytest.mark.parametrize(
     ("made_by", "asked_of", "expected"),
     [
-        ((), ("targets.offsets=all",), 'offsets is absent, now "all"'),
-        (("targets.offsets=all",), (), 'offsets is "all", now absent'),
+        ((), ("targets.offsets=all",), "offsets: absent -> all"),
+        (("targets.offsets=all",), (), "offsets: all -> absent"),
         (("targets.offsets=all",), ("targets.offsets=all",), "all is as the manifests say"),
     ],
 )
@@ -112,7 +112,7 @@ def test_a_trainer_chosen_on_the_command_line_is_the_recipes(
     store.put(join_uri(run_uri, "steps/train_student.json"), seal(record, indent=1))
     code, out, _ = ask("verify", run_uri)
     assert code == (0 if chosen else 1)
-    assert ('trainer.name is "gtc", now "htm"' in out) is not bool(chosen)
+    assert ("trainer.name: gtc -> htm" in out) is not bool(chosen)
 
 
 @pytest.mark.parametrize("has_dev", [True, False])

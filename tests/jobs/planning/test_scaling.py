@@ -48,18 +48,21 @@ def test_a_trainer_is_chosen_with_a_reason_for_each(capsys: pytest.CaptureFixtur
     """The most ranks' trainers stand below, the fastest first; JSON has the same choice."""
     options = ("--ranks", "16,64", "--between-gbps", "1")
     title, candidates = scaled(capsys, *options).split("\n\n")[2:4]
-    assert title.startswith("Which trainer, on 64 ranks: htm.")
+    assert title.startswith("Which trainer, on 64 ranks: htm, group_size = 8, block_size = ")
     lines = [re.split(r"  +", line) for line in candidates.splitlines()[1:]]
-    unmeasured = {line[0] for line in lines if line[2].startswith("accuracy not measured")}
+    unmeasured = {line[0] for line in lines if line[3].startswith("accuracy not measured")}
     assert unmeasured == {"sparse_loco", "bmuf by host, top_k"}
     lines = [line for line in lines if line[0] not in unmeasured]
-    speeds = [float(line[1]) for line in lines]
+    speeds = [float(line[2]) for line in lines]
     assert speeds == sorted(speeds, reverse=True)
-    assert [line[0] for line in lines if line[4].startswith("chosen:")] == ["htm"]
+    chosen = [line[0] for line in lines if line[5].startswith("chosen:")]
+    assert [each.split(",")[0] for each in chosen] == ["htm"]
     choice = json.loads(scaled(capsys, *options, "--json"))["choice"]
     assert choice["trainer"] == "htm"
     assert choice["unmeasured"].keys() == unmeasured
-    assert [each["trainer"] for each in choice["candidates"]] == [line[0] for line in lines]
+    assert choice["settings"]["group_size"] == 8
+    trainers = [line[0].split(",")[0] for line in lines]
+    assert [each["trainer"] for each in choice["candidates"]] == trainers
 
 
 def test_json_holds_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,10 +203,25 @@ def test_no_pair_is_fast_on_a_slow_link(capsys: pytest.CaptureFixture[str], gbps
     """A model of 96 MB takes 38 s at 20 Mbit/s: an exchange a step is slower than any block."""
     link = ("--between-gbps", gbps, "--connection-gbps", gbps)
     choice = json.loads(scaled(capsys, "--ranks", "1..16", *link, "--json"))["choice"]
-    speed_ups = {each["trainer"]: each["speed_up"] for each in choice["candidates"]}
+    speed_ups = {
+        (each["trainer"], each["settings"].get("block_size")): each["speed_up"]
+        for each in choice["candidates"]
+    }
     assert choice["trainer"] in {"bmuf", "htm"}
-    assert speed_ups["ad_psgd"] < 0.1 * speed_ups["bmuf"]
-    assert choice["unmeasured"]["bmuf by host, top_k"] > speed_ups["bmuf"]
+    assert speed_ups["ad_psgd", None] < 0.1 * speed_ups["bmuf", 50]
+    assert choice["unmeasured"]["bmuf by host, top_k"] > speed_ups["bmuf", 50]
+
+
+def test_a_recommendation_without_a_measured_accuracy_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Blocks of 800 and groups of 4 were not measured; blocks of 50 in groups of 8 were."""
+    said = "Its accuracy is not measured: htm's is known in groups of 8 at blocks of 25, 50, 100"
+    shown = {
+        gbps: " ".join(scaled(capsys, "--between-gbps", gbps, *hosts).split())
+        for gbps, *hosts in (("0.1",), ("25",), ("24", "--ranks-per-host", "4"))
+    }
+    assert [said in each for each in shown.values()] == [True, False, True]
 
 
 def test_equation_4_says_on_how_many_ranks_exchanges_are_hidden(

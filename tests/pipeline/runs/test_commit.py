@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import pickle
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,13 @@ import pytest
 
 from infra.store.object_store import ObjectNotFound, ObjectStore
 from pipeline.records import Quarantined, Tally
-from pipeline.runs.commit import Commit, StepContext, committed_tasks, fingerprint
+from pipeline.runs.commit import (
+    Commit,
+    RecipeConflictError,
+    StepContext,
+    committed_tasks,
+    fingerprint,
+)
 from pipeline.runs.manifest import Output
 from tests.pipeline.runs.small_commits import INPUTS, context, record
 
@@ -91,3 +98,10 @@ def test_a_commit_that_vanishes_while_it_is_read_is_an_error(context: StepContex
     store = Forgetful(context.store.allowed_prefixes)
     with pytest.raises(ObjectNotFound):
         committed_tasks(replace(context, store=store))
+
+
+def test_a_conflict_survives_pickling_and_names_its_settings() -> None:
+    """Spark's workers send it to the driver; said, settings and remedy are in this order."""
+    error = RecipeConflictError("x: begun", "use another --run", ["engine: fast -> kaldi"])
+    again = pickle.loads(pickle.dumps(error))
+    assert str(again) == "x: begun: engine: fast -> kaldi: use another --run"

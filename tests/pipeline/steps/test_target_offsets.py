@@ -120,7 +120,7 @@ def test_the_other_setting_needs_another_run(every: tuple[ObjectStore, str]) -> 
     """Targets that are there are not taken for others."""
     store, run_uri = every
     at_one = TargetsConfig(4, 100, SEED)
-    with pytest.raises(ValueError, match='offsets is "all", now absent: use another --run'):
+    with pytest.raises(ValueError, match="offsets: all -> absent: use another --run"):
         generate_targets(store, run_uri, at_one, teacher, serially)
 
 

@@ -14,7 +14,7 @@ from training.distributed.traffic import Traffic
 from training.model_parallel import ParallelRanks, merged_state, split_model
 from training.models.acoustic_model import AcousticModel
 from training.models.lstm import LstmModel
-from training.trainers import Synchronous
+from training.trainers import OneBit, Synchronous
 
 NUM_SENONES = 7
 
@@ -112,6 +112,51 @@ def test_two_nodes_of_two_ranks_train_one_model(rank_pool: RankPool, name: str) 
         for parameter_name, tensor in whole.state_dict().items():
             torch.testing.assert_close(state[parameter_name], tensor, atol=2e-6, rtol=1e-4)
             assert torch.equal(state[parameter_name], other[parameter_name])
+
+
+def without_biases() -> nn.Module:
+    """Return a feed-forward network of weights alone, all of whose columns are of one unit."""
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Linear(192, 9, bias=False), nn.Sigmoid(), nn.Linear(9, NUM_SENONES, bias=False)
+    )
+
+
+def train_split_by_one_bit(
+    group: ProcessGroup, make_model: Callable[[], nn.Module], num_parts: int
+) -> tuple[dict[str, Tensor], list[float]]:
+    """Train by 1-bit SGD among the ranks that hold the same units; the merged model and losses."""
+    ranks = ParallelRanks.of(group, num_parts)
+    part = split_model(make_model(), ranks.model)
+    optimizer = torch.optim.SGD(part.parameters(), lr=0.01)
+    losses = []
+    with OneBit(part, optimizer, group=ranks.data, momentum=0.5):
+        for _ in range(6):
+            optimizer.zero_grad()
+            loss = loss_of(part, *minibatch(0, ranks.data.rank()))
+            loss.backward()
+            losses.append(float(loss.detach()))
+            optimizer.step()
+    return merged_state(part, ranks.model), losses
+
+
+def test_one_bit_sgd_of_parts_is_that_of_whole_models() -> None:
+    """2 x 2 ranks train what two ranks of whole models do: a part has whole columns of weights."""
+    (whole, _), *_ = simulate_ranks(2, train_split_by_one_bit, without_biases, 1)
+    for state, _ in simulate_ranks(4, train_split_by_one_bit, without_biases, 2):
+        for name, tensor in whole.items():
+            torch.testing.assert_close(state[name], tensor, atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_one_bit_sgd_trains_parts_on_real_ranks(rank_pool: RankPool, name: str) -> None:
+    """2 x 2 gloo ranks have the simulated ones' bits, with biases too, and the loss falls."""
+    simulated = simulate_ranks(4, train_split_by_one_bit, MODELS[name], 2)
+    real = rank_pool.run(4, train_split_by_one_bit, MODELS[name], 2)
+    for (state, losses), (other, real_losses) in zip(simulated, real, strict=True):
+        assert losses == real_losses
+        assert losses[-1] < losses[0]
+        assert all(torch.equal(tensor, other[name]) for name, tensor in state.items())
 
 
 def bytes_of_a_step(group: ProcessGroup) -> int:

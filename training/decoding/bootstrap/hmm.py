@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Float32, Int64
-from tqdm import tqdm
 
+from infra.log_lines import progress_bar
 from training.configuration.alignment import BootstrapConfig
 from training.decoding.alignment import NO_WORDS, PhoneAlignment, TranscribedUtterance
 from training.decoding.bootstrap.cepstra import speaker_cepstra
@@ -93,7 +93,8 @@ def _train(
 ) -> dict[str, Int64[np.ndarray, " frames"]]:
     frames = np.concatenate([example.frames for example in examples.values()])
     mixtures = [Mixture.standard(frames.shape[1])] * num_states
-    for iteration in tqdm(range(config.num_iterations), desc="bootstrap alignment", unit="pass"):
+    passes = range(config.num_iterations)
+    for iteration in progress_bar(passes, description="bootstrap alignment", unit="pass"):
         # The Gaussians of a state may double every second iteration.
         max_gaussians = min(config.max_gaussians, 1 << (iteration // 2))
         states = np.concatenate([paths[name] for name in examples])

@@ -88,6 +88,9 @@ class D1dPsgd(OwnModels):
         """Begin from the mean of the models, as leaving would."""
         return super().end_resharding(with_own_model(state))
 
+    def _start_total(self) -> PendingExchange:
+        return super()._start_total() if self._pending is None else self._pending
+
     def _start_sum(self) -> None:
         self._pending = start_sum(self.own_model(), self.group, "models")
 

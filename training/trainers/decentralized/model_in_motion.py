@@ -29,19 +29,22 @@ class ModelInMotion:
     """ModelInMotion is x, a rank's column of W_k; each method is one change of it.
 
     A gradient is computed at the weights that `step` returned. `staleness` of the next gradient is
-    the number of exchanges since then.
+    the number of exchanges since then. `own_steps` is the first x and the rank's steps, without
+    what exchanges moved.
     """
 
     weights: Float[Tensor, " elements"]
     max_staleness: int
     counts: Staleness = field(default_factory=Staleness)
     staleness: int = 0
+    own_steps: Float[Tensor, " elements"] = field(init=False)
     _read: Float[Tensor, " elements"] = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         # The first gradient is computed here, and an exchange may come before its step.
         self._read = self.weights.clone()
+        self.own_steps = self.weights.clone()
 
     def snapshot(self) -> Float[Tensor, " elements"]:
         """Copy x, to be sent."""
@@ -51,6 +54,7 @@ class ModelInMotion:
     def step(self, stepped: Float[Tensor, " elements"]) -> Float[Tensor, " elements"]:
         """Apply what an optimizer made of the weights it read; return those to read next."""
         with self._lock:
+            self.own_steps = self.own_steps + (stepped - self._read)
             if self.staleness == 0:
                 self.weights = stepped.clone()
             else:

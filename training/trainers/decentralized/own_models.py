@@ -11,10 +11,27 @@ from torch.optim import Optimizer
 
 from training.distributed import collectives
 from training.distributed.finiteness import FiniteCheck, FirstFault
+from training.distributed.pending_exchanges import PendingExchange, start_sum
 from training.distributed.process_group import is_read_at_once
 from training.trainers.replica.parameters import FlatParameters
 from training.trainers.statistics import AdPsgdStatistics, SynchronousStatistics
 from training.trainers.trainer import STEPS_BETWEEN_COMPARISONS, Trainer
+
+
+class PendingMean:
+    """PendingMean is a mean of all ranks' models under way; the rank trains on meanwhile."""
+
+    def __init__(self, total: PendingExchange, parameters: FlatParameters, num_models: int) -> None:
+        self._total, self._parameters, self._num_models = total, parameters, num_models
+
+    def is_done(self) -> bool:
+        """Return whether `wait` returns at once."""
+        return self._total.is_done()
+
+    def wait(self) -> dict[str, Tensor]:
+        """Wait until all ranks have started theirs; return the mean by parameter."""
+        mean = self._total.wait() / self._num_models
+        return self._parameters.by_name(mean.to(self._parameters.device))
 
 
 class OwnModels(Trainer):
@@ -55,14 +72,22 @@ class OwnModels(Trainer):
         """Return this rank's column of W_k, in a vector of its own."""
         return self.parameters.weights()
 
-    @torch.no_grad()
     def mean_model(self) -> dict[str, Tensor]:
         """Return the mean of all ranks' models, which is the one to evaluate, by parameter.
 
         All ranks call this together, between two steps. The training is the same without it.
         """
+        return self.start_mean_model().wait()
+
+    @torch.no_grad()
+    def start_mean_model(self) -> PendingMean:
+        """Start what `mean_model` waits for, from this rank's model of now.
+
+        All ranks call this between two steps, each when it is there, and train on.
+        """
         with self._traffic.counting(self.groups()):
-            return self.parameters.by_name(self._mean())
+            total = self._start_total()
+        return PendingMean(total, self.parameters, self.group.size())
 
     def conclude(self) -> None:
         """Leave the mean of the models, the same on all ranks.
@@ -74,6 +99,9 @@ class OwnModels(Trainer):
         finite.examine(self.num_steps, [mean], lambda: self._fault.step)
         finite.check()
         self.parameters.set_weights(mean)
+
+    def _start_total(self) -> PendingExchange:
+        return start_sum(self.own_model(), self.group, "models")
 
     def _mean(self) -> Float[Tensor, " elements"]:
         mean = self.own_model()

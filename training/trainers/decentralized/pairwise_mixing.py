@@ -18,6 +18,7 @@ from training.distributed.pending_exchanges import (
     new_tag,
     start_receive,
     start_send,
+    start_sum,
 )
 from training.trainers.decentralized.delayed_average import own_model_plan, with_own_model
 from training.trainers.decentralized.model_in_motion import ModelInMotion, Staleness
@@ -49,6 +50,9 @@ class AdPsgd(OwnModels):
     Results depend on timing; in virtual time they repeat. A rank that dies ends its neighbours'
     exchanges, and a leaving rank waits for no longer than its group's time limit. Models lie in the
     host's memory, also those of GPUs.
+
+    `mean_model` stops no exchange. It is the mean of the model that ranks began with or resumed
+    from, and all steps that each rank had applied when it asked: what averaging would end at.
     """
 
     def __init__(
@@ -78,6 +82,10 @@ class AdPsgd(OwnModels):
     def groups(self) -> set[ProcessGroup]:
         """Return none: threads send at any time, and count what they send themselves."""
         return set()
+
+    def is_comparison_due(self) -> bool:
+        """Return False: a comparison waits for the slowest rank, as entering and leaving do."""
+        return False
 
     def connect(self) -> None:
         """Continue from a checkpoint's own model."""
@@ -127,14 +135,6 @@ class AdPsgd(OwnModels):
             self._offer.send.abandon()
             self._offer.answer.abandon()
             self._offer = None
-
-    @torch.no_grad()
-    def mean_model(self) -> dict[str, Tensor]:
-        """Return the mean of all models at a moment at which no exchange is half done."""
-        self._await_quiet()
-        mean = super().mean_model()
-        collectives.barrier(self.group)
-        return mean
 
     def state_dict(self) -> dict[str, Any]:
         """Add this rank's model, the counts of its exchanges, and the settings.
@@ -244,6 +244,13 @@ class AdPsgd(OwnModels):
         offer.send.wait()
         if float(answer[-1]) == MODEL:
             self._motion.take_answer(offer.sent, answer[:-1])
+
+    def _start_total(self) -> PendingExchange:
+        """Sum the ranks' own steps, which exchanges do not move: the mean is the same.
+
+        So an exchange that is half done counts on neither side, and no rank waits for its end.
+        """
+        return start_sum(self._motion.own_steps.clone(), self.group, "models")
 
     def _await_quiet(self) -> None:
         """End this rank's exchange, and wait until all ranks have: none begins before a step."""

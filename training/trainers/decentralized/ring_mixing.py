@@ -145,7 +145,11 @@ class DPsgd(RingMixing):
 class RandPsgd(RingMixing):
     """RandPsgd mixes on a ring of a random permutation, another one in each round: eq. (8).
 
-    All ranks draw the same from `seed` and the round's number, and no rank sends it.
+    All ranks draw the same from `seed` and the round's number, and no rank sends it. A rank waits
+    for its two neighbours of the round alone, for models that they had a step ago: no rank ends
+    later than with D1D-PSGD. A stall that is not repeated delays three times as many ranks each
+    round, at most, and stalls of distant ranks overlap. A rank that is always slow slows all, to
+    its own pace, some log_3 L rounds later. Paper 001's Table 1 says "straggler avoidance: yes".
     """
 
     def __init__(

@@ -1,6 +1,7 @@
 """Data-parallel SGD that exchanges one bit an element, with error feedback (paper 004)."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -178,6 +179,15 @@ class OneBit(Trainer):
         if state["pending_update"] is not None:
             update = self.parameters.flatten(state["pending_update"])
             self._pending = self._arrived(self.num_steps, update)
+
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """Train without double buffering, whose delay makes trials choose smaller sizes (5.4)."""
+        before, self.double_buffering = self.double_buffering, False
+        try:
+            yield
+        finally:
+            self.double_buffering = before
 
     def statistics(self) -> OneBitStatistics:
         """Return the steps, what was sent, and the norms of what waits in the residuals."""

@@ -1,6 +1,10 @@
 """AD-PSGD: pairs average whenever they can, on simulated ranks in virtual time and on real ones."""
 
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -132,7 +136,125 @@ def test_a_state_is_of_one_moment(rank_pool: RankPool, num_ranks: int) -> None:
     saved = torch.stack([own for own, *_ in ranks]).mean(0)
     for _, mean_model, left in ranks:
         torch.testing.assert_close(saved, left, rtol=1e-13, atol=1e-14)
-        assert torch.equal(mean_model, left)
+        torch.testing.assert_close(mean_model, left, rtol=1e-13, atol=1e-14)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Asked is a rank's steps when it asked for the mean, the mean, and what went on meanwhile."""
+
+    steps: Tensor
+    mean_model: Tensor
+    at_s: float
+    num_exchanges: int
+    seconds: float
+
+
+def ask_between(group: SimulatedGroup, step_s: list[float], num_asked: int) -> Asked:
+    """Start the mean after some steps, train on, and wait for it at the end."""
+    model = Vector()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    trainer = AdPsgd(model, optimizer, group=group, seed=SEED)
+    steps = torch.zeros_like(model.weights.detach())
+    pending, asked, num_before, at_s = None, steps, 0, -1.0
+    with trainer:
+        start = group.now()
+        for step in range(NUM_STEPS):
+            optimizer.zero_grad()
+            Quadratics(SEED).loss(model.weights, group.rank(), step).backward()
+            group.advance(step_s[group.rank()])
+            optimizer.step()
+            assert model.weights.grad is not None
+            steps = steps - 0.05 * model.weights.grad
+            if step + 1 == num_asked:
+                pending, asked = trainer.start_mean_model(), steps
+                num_before = num_exchanges_of(trainer)
+        assert pending is not None
+        seconds, num_since = group.now() - start, num_exchanges_of(trainer) - num_before
+        mean_model, at_s = pending.wait()["weights"], group.now() - start
+    return Asked(asked, mean_model, at_s, num_since, seconds)
+
+
+def num_exchanges_of(trainer: AdPsgd) -> int:
+    statistics = trainer.statistics()
+    assert isinstance(statistics, AdPsgdStatistics)
+    return statistics.num_exchanges
+
+
+STEP_S = ([1.0, 1.0, 1.0, 1.0], [1.0, 20.0, 1.0, 2.0, 1.0, 1.0])
+
+
+@pytest.mark.parametrize("step_s", STEP_S)
+@pytest.mark.parametrize("num_asked", [1, 5, 11])
+def test_the_mean_is_of_all_steps_that_ranks_had_applied(
+    step_s: list[float], num_asked: int
+) -> None:
+    """It is the first model and the mean of the ranks' own steps when each asked, to 1e-13.
+
+    Exchanges are half done at these moments; the mean of the models as they lay there would be off.
+    """
+    ranks = simulate_ranks(len(step_s), ask_between, step_s, num_asked, link=LINK)
+    expected = 1 + torch.stack([each.steps for each in ranks]).mean(0)
+    for each in ranks:
+        torch.testing.assert_close(each.mean_model, expected, rtol=1e-13, atol=1e-14)
+
+
+def test_ranks_exchange_while_the_mean_is_under_way() -> None:
+    """A rank of 20 s a step brings its model after 100 s; the fast ones have ended 12 steps of 1 s.
+
+    They have averaged with others since they asked, and waited for no rank but at the end.
+    """
+    step_s = STEP_S[1]
+    ranks = simulate_ranks(len(step_s), ask_between, step_s, 5, link=LINK)
+    assert [each.seconds for each in ranks] == pytest.approx([NUM_STEPS * each for each in step_s])
+    fast = [each for each, seconds in zip(ranks, step_s, strict=True) if seconds == 1.0]
+    assert all(each.num_exchanges > 0 for each in fast)
+    assert all(each.at_s > 5 * max(step_s) > each.seconds for each in fast)
+
+
+def train_and_ask(group: ProcessGroup, folder: Path) -> tuple[Tensor, Tensor]:
+    """Ask for the mean; the last rank asks once all others have exchanged since they asked."""
+    model = Vector()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    trainer = AdPsgd(model, optimizer, group=group, seed=SEED)
+    steps, marks = torch.zeros_like(model.weights.detach()), [folder / str(n) for n in range(3)]
+    with trainer:
+        for step in range(30):
+            if step == 4:
+                if group.rank() == 3:
+                    wait_until(lambda: all(mark.exists() for mark in marks))
+                pending, asked = trainer.start_mean_model(), steps
+                num_before = num_exchanges_of(trainer)
+            optimizer.zero_grad()
+            Quadratics(SEED).loss(model.weights, group.rank(), step).backward()
+            optimizer.step()
+            assert model.weights.grad is not None
+            steps = steps - 0.05 * model.weights.grad
+            time.sleep(0.02)
+        if group.rank() < 3:
+            assert not pending.is_done()  # the last rank waits for this one's mark
+            wait_until(lambda: num_exchanges_of(trainer) > num_before)
+            marks[group.rank()].touch()
+        mean_model = pending.wait()["weights"]
+        wait_until(pending.is_done)
+    return mean_model, asked
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 8
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_real_ranks_exchange_while_the_mean_is_under_way(
+    rank_pool: RankPool, tmp_path: Path
+) -> None:
+    """Three gloo ranks take 26 steps and average until the fourth brings its steps to the sum."""
+    ranks = rank_pool.run(4, train_and_ask, tmp_path)
+    expected = 1 + torch.stack([asked for _, asked in ranks]).mean(0)
+    for mean_model, _ in ranks:
+        torch.testing.assert_close(mean_model, expected, rtol=1e-13, atol=1e-14)
 
 
 def save_and_resume(group: SimulatedGroup, num_before: int) -> list[tuple[Tensor, Any]]:

@@ -1,0 +1,92 @@
+"""Write log lines with their time and step, as text or as JSON, and progress as bars or lines."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any, Literal, TypeAlias, get_args
+
+from tqdm import tqdm
+
+LogFormat: TypeAlias = Literal["text", "json"]
+"""text: time, step and message; json: one object a line."""
+
+LOG_FORMATS: tuple[LogFormat, ...] = get_args(LogFormat)
+
+PROGRESS_INTERVAL_S = 30.0
+"""Seconds between two lines of progress where standard error is no terminal."""
+
+_FORMAT, _STEP = "MEGAHOUR_LOG_FORMAT", "MEGAHOUR_LOG_STEP"
+_LINE = "{desc}: {n_fmt} of {total_fmt} {unit}, {elapsed} elapsed, {remaining} left{postfix}"
+
+
+def log_format() -> LogFormat:
+    """Return the format that this process, or the one that started it, has chosen."""
+    return "json" if os.environ.get(_FORMAT) == "json" else "text"
+
+
+def begin_log(step: str, chosen: LogFormat) -> None:
+    """Name the step of this process's lines, and of the processes that it starts."""
+    os.environ[_FORMAT], os.environ[_STEP] = chosen, step
+
+
+def log(message: str, step: str = "", **facts: object) -> None:
+    """Write one line to standard error; JSON has the `facts` as keys of their own."""
+    now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    step = step or os.environ.get(_STEP, "megahour")
+    if log_format() == "json":
+        line = json.dumps({"time": now, "step": step, "message": message, **facts})
+    else:
+        line = f"{now} {step}: {message}"
+    print(line, file=sys.stderr, flush=True)
+
+
+def report_error(step: str, error: object) -> None:
+    """Write why a command ends: its name and one sentence, or the same as JSON."""
+    if log_format() == "json":
+        log(str(error), step, level="error")
+    else:
+        print(f"{step}: {error}", file=sys.stderr, flush=True)
+
+
+class _Lines:
+    """_Lines is a file for tqdm that makes each redrawn bar a log line."""
+
+    def write(self, text: str) -> None:
+        """Write a line, unless a bar is only cleared."""
+        if message := text.strip():
+            log(message)
+
+    def flush(self) -> None:
+        """Do nothing: each line is flushed."""
+
+
+def progress_bar(
+    elements: Iterable[Any] | None = None,
+    *,
+    description: str,
+    total: int | None = None,
+    unit: str = "task",
+    **options: Any,  # noqa: ANN401
+) -> "tqdm[Any]":
+    """Return tqdm's bar on a terminal; elsewhere one that writes a line every 30 s.
+
+    Work of less than 30 s writes no line.
+    """
+    shared: dict[str, Any] = {"desc": description, "total": total, "unit": unit, **options}
+    if sys.stderr.isatty():
+        return tqdm(elements, **shared)
+    interval = {"mininterval": PROGRESS_INTERVAL_S, "maxinterval": PROGRESS_INTERVAL_S}
+    lines = {"file": _Lines(), "delay": PROGRESS_INTERVAL_S, "bar_format": _LINE}
+    return tqdm(elements, **shared, **interval, **lines)
+
+
+def elapsed_text(since: float) -> str:
+    """Say how long it is since a monotonic time: 42 s, 12 min 5 s, 3 h 4 min."""
+    seconds = round(time.monotonic() - since)
+    hours, minutes = seconds // 3600, seconds % 3600 // 60
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {seconds % 60} s" if minutes else f"{seconds} s"
