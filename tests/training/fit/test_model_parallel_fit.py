@@ -80,7 +80,9 @@ def test_other_numbers_of_ranks_resume(tmp_path: Path) -> None:
 def test_a_recipe_names_what_cannot_be_divided(settings: tuple[str, ...], message: str) -> None:
     """The value and the remedy, when the recipe is read."""
     with pytest.raises(ConfigurationError, match=message):
-        read_recipe(str(TINY), ["student.model_parallel_ranks=2", *settings])
+        read_recipe(
+            str(TINY), ["student.model_parallel_ranks=2", *settings], {"student": "synchronous"}
+        )
 
 
 def test_a_trainer_of_groups_is_refused() -> None:
@@ -101,7 +103,7 @@ def test_the_check_of_a_recipe_counts_ranks() -> None:
 def test_the_student_alone_is_divided() -> None:
     """Not its sMBR training, nor the bidirectional siblings of later rounds of targets."""
     settings = ["student.model_parallel_ranks=2", "targets.rounds=2"]
-    recipe = read_recipe(str(TINY), settings)
+    recipe = read_recipe(str(TINY), settings, {"student": "synchronous"})
     student = student_fit(recipe)
     assert student.model_parallel_ranks == 2
     assert sequence_fit(recipe, student).model_parallel_ranks == 1
