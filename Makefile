@@ -1,6 +1,7 @@
 # megahour: `make demo` and `make test` are all that a bare machine needs (Python 3.11 or later).
 PYTHON ?= python3
 VENV := .venv
+AIRFLOW := .venv-airflow
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Each process of a run would compile all modules again: half a second of a core at each start.
@@ -21,10 +22,10 @@ help:
 	@echo 'make run KALDI_DIR=DIR    the same on your own Kaldi data directory (RECIPE=recorded RUN=runs/mine)'
 	@echo 'make setup                the environment of tests and linters, in .venv; demo and run need less'
 	@echo 'make test                 all tests but those of make faults'
-	@echo 'make faults               tests on a Spark cluster, Ceph, sclite and Chromium (apt), an S3 of their own; KILLS=30'
+	@echo 'make faults               tests on a Spark cluster, Ceph, sclite, Chromium (apt), Airflow, an S3 of their own; KILLS=30'
 	@echo 'make dist                 code and dependencies for spark-submit on a cluster'
 	@echo 'make format               format the code, and fix what the linter can fix'
-	@echo 'make lint                 formatting, lint, types, import contracts'
+	@echo 'make lint                 formatting, lint, types, import contracts, templates, images, scripts'
 	@echo 'make clean                remove what the other commands made, runs too'
 
 setup: $(VENV)/.developed
@@ -51,12 +52,21 @@ run: $(VENV)/.ready
 test: setup
 	$(PYTEST) --numprocesses 2
 
-faults: setup
+# Airflow pins what we pin otherwise, so it has an environment of its own.
+$(AIRFLOW)/.ready: infra/airflow/constraints.txt
+	$(PYTHON) -m venv $(AIRFLOW)
+	$(AIRFLOW)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $< apache-airflow apache-airflow-providers-standard
+	touch $@
+
+faults: setup $(AIRFLOW)/.ready
 	sh tests/install_packages.sh || echo 'Ceph, sclite or Chromium cannot be installed here: tests that need the first two are skipped'
-	$(PYTEST) --numprocesses 3 -m cluster --kills $(KILLS) -rs
+	$(PYTEST) --numprocesses 4 -m cluster --kills $(KILLS) -rs
 
 dist: $(VENV)/.ready
 	$(BIN)/python -m jobs.package --folder dist
+	rm -rf build
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	cp constraints.txt infra/aws/install_host.sh dist
 
 format: setup
 	$(BIN)/ruff format .
@@ -67,6 +77,9 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/cfn-lint infra/cloudformation/*
+	$(BIN)/hadolint infra/docker/*.Dockerfile
+	$(BIN)/shellcheck infra/*/*.sh tests/*.sh
 
 clean:
-	rm -rf $(VENV) build training/algorithms/gtc/*.so dist runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(AIRFLOW) build training/algorithms/gtc/*.so dist runs .mypy_cache .ruff_cache .pytest_cache .hypothesis

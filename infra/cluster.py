@@ -71,8 +71,9 @@ INSTANCE_TYPES: Mapping[str, InstanceType] = {
 class Cluster:
     """Cluster holds one step's identical instances, software, permissions and Spark settings.
 
-    An executor is a Spark executor, or one rank of a training step. `read_prefixes` and
-    `write_prefixes` may contain `{run}` and `{corpus}`. Prices are in US dollars. `devices` are
+    An executor is a Spark executor, or one rank of a training step. `read_prefixes`,
+    `write_prefixes` and `delete_prefixes`, which are some of the others, may contain `{run}` and
+    `{corpus}`. Prices are in US dollars. `devices` are
     those of each host, such as `cuda:0`; `cpu#0` and `cpu#1` are two cores. "auto" are the host's
     GPUs, or else its cores. Where Spark assigns GPUs to tasks, these are taken instead.
     `disk_gibibytes` are each instance's local disk, for dependencies and what a task spills.
@@ -87,6 +88,7 @@ class Cluster:
     price_per_instance_hour: Annotated[float, Range(0, 1e6)]
     read_prefixes: Prefixes
     write_prefixes: Prefixes
+    delete_prefixes: Prefixes = ()
     devices: Devices = ("cpu",)
     python_dependencies: Annotated[tuple[Annotated[str, Text(1, 1000)], ...], Items(0, 1000)] = ()
     master: Master = "yarn"
@@ -102,6 +104,13 @@ class Cluster:
         for dependency in self.python_dependencies:
             _requirement(dependency)
         _require_known_placeholders((*self.read_prefixes, *self.write_prefixes))
+        others = (*self.read_prefixes, *self.write_prefixes)
+        for prefix in self.delete_prefixes:
+            if prefix not in others:
+                raise ValueError(
+                    f"delete_prefixes: {shown(prefix)}: need one that the step reads or writes: "
+                    + (", ".join(others) or "there are none")
+                )
         self._require_cores_and_memory()
 
     @property
@@ -114,14 +123,13 @@ class Cluster:
         """Count the devices of the whole cluster; "auto" are as many as the instance's GPUs."""
         if self.devices != AUTO:
             return self.num_instances * len(self.devices)
-        num_gpus = self._instance.num_gpus if self._instance else 0
-        return self.num_instances * (num_gpus or self._cores_per_instance)
+        return self.num_instances * (self.gpus_per_instance or self._cores_per_instance)
 
     @property
     def has_gpus(self) -> bool:
         """Return whether its devices are GPUs; "auto" are if the instance is known to have any."""
         if self.devices == AUTO:
-            return self._instance is not None and self._instance.num_gpus > 0
+            return self.gpus_per_instance > 0
         return any(device.startswith("cuda") for device in self.devices)
 
     @property
@@ -174,6 +182,15 @@ class Cluster:
     def writable(self, run: str, corpus: str) -> tuple[str, ...]:
         """Return the prefixes that the step may write."""
         return _fill(self.write_prefixes, run, corpus)
+
+    def deletable(self, run: str, corpus: str) -> tuple[str, ...]:
+        """Return the prefixes below which the step may remove objects."""
+        return _fill(self.delete_prefixes, run, corpus)
+
+    @property
+    def gpus_per_instance(self) -> int:
+        """Return the GPUs of an instance, 0 if it has none or is not known."""
+        return self._instance.num_gpus if self._instance else 0
 
 
 def load_cluster(name_or_path: str) -> Cluster:

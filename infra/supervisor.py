@@ -29,10 +29,15 @@ _CHANGED = {signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ}
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
-def command_of(command: Sequence[str]) -> list[str]:
-    """Return the command line that runs `command` as long as this process lives."""
+CALLER = 0
+"""Whichever process starts the command line, where another one has made it."""
+
+
+def command_of(command: Sequence[str], asking: int | None = None) -> list[str]:
+    """Return the command line that runs `command` as long as the asking process, or this, lives."""
+    process = os.getpid() if asking is None else asking
     # Isolated: nothing but the standard library is imported, in 20 ms.
-    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
+    return [sys.executable, "-I", "-S", __file__, str(process), *command]
 
 
 def signal_of(code: int) -> signal.Signals | None:
@@ -200,7 +205,7 @@ def _on_linux(option: int, value: int) -> None:
 
 def main() -> None:
     """Run the command and end as it did."""
-    status = _supervise(int(sys.argv[1]), sys.argv[2:])
+    status = _supervise(int(sys.argv[1]) or os.getppid(), sys.argv[2:])
     if os.WIFSIGNALED(status):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         number = os.WTERMSIG(status)

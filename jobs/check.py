@@ -16,7 +16,7 @@ from infra.configuration import ConfigurationError
 from infra.ranges import AUTO, Range, mebibytes, printable
 from infra.store.object_store import ObjectNotFound, StoreError, join_uri
 from infra.store.uris import require_within, resolve_prefix
-from jobs.cli.catalogue import CHECK, EVALUATE, STEPS
+from jobs.cli.catalogue import CHECK, EVALUATE, SELECT_UTTERANCES, STEPS
 from jobs.cli.command_line import fail
 from jobs.cli.device_choice import choose_device, gpus_for
 from jobs.cli.job import Job, job_parser, open_job, written_steps
@@ -28,6 +28,7 @@ from pipeline.runs.names import (
     BASELINE,
     LANGUAGE_MODEL_SETTINGS,
     LEXICON_FILE,
+    METADATA_FOLDER,
     STUDENT,
     TEACHER,
 )
@@ -73,6 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--kaldi-dir", help="Kaldi data directory, whose lexicon.txt names the phones")
+    text = "the corpus must be there already, as when nothing is ingested"
+    add("--ingested", action="store_true", help=text)
     add_ranks_arguments(parser)
     add_device_argument(parser)
     add("--quiet", action="store_true", help="print nothing if all is well")
@@ -107,6 +110,8 @@ def check(arguments: argparse.Namespace) -> Checked:
     _check_factories(jobs[0].recipe, ranks)
     _check_own_teacher(jobs[0].recipe)
     _check_models(jobs[0].recipe, ranks)
+    if arguments.ingested:
+        _require_corpus(by_step[SELECT_UTTERANCES])
     directory = Path(arguments.kaldi_dir) if arguments.kaldi_dir else None
     lexicon = _lexicon(by_step[EVALUATE], directory)
     if directory is not None and lexicon is not None:
@@ -185,6 +190,14 @@ def _check_own_teacher(recipe: Recipe) -> None:
 
 def _host_mebibytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
+
+
+def _require_corpus(job: Job) -> None:
+    """Raise ConfigurationError if there is no metadata yet."""
+    uri = join_uri(job.corpus_uri, METADATA_FOLDER)
+    if not job.store.list(uri):
+        remedy = "name what to ingest by --kaldi-dir or --manifest, or set corpus.uri"
+        raise ConfigurationError(f"{uri} holds no metadata: {remedy}")
 
 
 def _lexicon(job: Job, directory: Path | None) -> Lexicon | None:

@@ -1,6 +1,7 @@
-"""Ingest a Kaldi data directory as audio objects and metadata.
+"""Ingest a Kaldi data directory, or manifests of audio that stays where it is.
 
 megahour ingest --recipe recorded --run runs/mine --kaldi-dir /data/mine --placements 2
+megahour ingest --recipe recorded --run s3://mine/run --manifest s3://mine/manifest.jsonl
 """
 
 import argparse
@@ -21,13 +22,18 @@ from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.parser import (
     HELDOUT_PLACEMENTS,
+    KALDI_DIR,
+    MANIFEST,
     PLACEMENT_SEED,
     TRAINING_PLACEMENTS,
     add_dev_share_argument,
     add_placement_arguments,
+    add_source_arguments,
 )
+from jobs.cli.spark_steps import distribute_on_spark
 from jobs.ingestion.corpus import ingest
 from jobs.ingestion.kaldi_directory import KaldiUtterance
+from jobs.ingestion.manifest_choice import ingestion_of
 from jobs.ingestion.placement_choice import PlacementChoice, Placing, Simulate
 from jobs.synthesis.corpus import draw_acoustics, draw_development_acoustics
 from jobs.synthesis.placements import PLACEMENTS, Acoustics, record_file
@@ -38,13 +44,25 @@ from pipeline.runs.manifest import Output, sha256
 from pipeline.runs.names import DEV, HELDOUT, INGEST_STEP, PLACEMENTS_SETTING
 from pipeline.runs.step import StepContents, StepSpec, run_step
 from pipeline.sampling import sampling_priority
+from pipeline.steps.ingestion.ingest_manifests import ingest_manifests
 
 SIMULATORS = ("espeakng-loader", "numpy", "pyroomacoustics", "scipy", "soundfile")
 """The distributions that decide the bytes of simulated placements."""
 
 
 def run(job: Job) -> StepResults:
-    """Copy audio and write metadata and lexicon, unless this directory was ingested before."""
+    """Write metadata and lexicon, and copy a directory's audio, unless it was ingested before."""
+    if not job.arguments.manifest:
+        return _ingest_directory(job)
+    if job.arguments.placements is not None or job.arguments.dev_share:
+        raise ConfigurationError(f"{MANIFEST}: with {KALDI_DIR} alone: --placements, --dev-share")
+    ingestion = ingestion_of(job.arguments, job.store)
+    place = job.store, job.run_uri, job.corpus_uri
+    with distribute_on_spark(job) as distribute:
+        return [ingest_manifests(*place, ingestion, job.recipe.loss_budget, distribute)]
+
+
+def _ingest_directory(job: Job) -> StepResults:
     directory = Path(job.arguments.kaldi_dir)
     if not directory.is_dir():
         raise ValueError(f"--kaldi-dir {directory} is not a directory: correct the path")
@@ -172,16 +190,18 @@ STEP = Step(
     description="Copy a Kaldi data directory into the store as a corpus of audio objects and "
     "metadata. Required are wav.scp, text, utt2spk, lexicon.txt, labelled.speakers, "
     "unlabelled.speakers and heldout.speakers; optional are dev.speakers, utt2placement, utt2time, "
-    "utt2dur, spk2locale, language_model.txt and language_model.arpa. Utterances without a usable "
-    "record or file become ledger rows. With --placements each utterance is stored once for each "
-    "of its placements in simulated rooms, with noise.",
+    "utt2dur, spk2locale, language_model.txt and language_model.arpa, also with .gz. Utterances "
+    "without a usable record or file become ledger rows. With --placements each utterance is "
+    "stored once for each of its placements in simulated rooms, with noise. With --manifest the "
+    "audio stays where it is, in S3 or on local paths below corpus.audio_prefixes, and metadata "
+    "alone is written, a Spark task for each object or part of one.",
     reads=(),
     run=run,
 )
 
 if __name__ == "__main__":
     parser = STEP.parser()
-    parser.add_argument("--kaldi-dir", required=True, help="the Kaldi data directory to copy")
+    add_source_arguments(parser, required=True)
     add_placement_arguments(parser)
     add_dev_share_argument(parser)
     main(STEP, parser.parse_args())

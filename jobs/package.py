@@ -8,9 +8,13 @@ import json
 import shlex
 import shutil
 import sys
+import sysconfig
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from importlib.resources import as_file, files
 from pathlib import Path
+
+from tqdm import tqdm
 
 from infra.cluster import load_cluster
 from infra.configuration import ConfigurationError
@@ -21,12 +25,17 @@ from jobs.cli.catalogue import STEPS
 DEPENDENCIES = "dependencies"
 """The folder in an executor's working directory to which Spark unpacks the archive."""
 
-HELP = """\
+SPARK = f"""\
+for Spark {version("pyspark")}, Python {sys.version_info.major}.{sys.version_info.minor} and \
+{sysconfig.get_platform()}"""
+"""The versions that a cluster must have."""
+
+HELP = f"""\
 Write what a cluster needs to run the Spark steps, and print the commands that submit them:
 megahour-VERSION.zip (the code), the program of each step, and dependencies-DIGEST.tar.gz, one for
 each set that the cluster files of the steps name, in the versions installed here.
 
-The cluster needs Spark, and hosts with the Python minor version and the platform of this one. The
+These are {SPARK}; the hosts of the cluster need the same. The
 driver runs in an environment like this one, from any directory: it reads the code from the zip.
 Executors unpack the archive when they start. Where that is too slow (torch), unpack it once on
 every host, leave --archives out, and set spark.executorEnv.PYTHONPATH to that folder.
@@ -56,7 +65,8 @@ def package_steps(folder: Path) -> dict[str, Package]:
     """Write all packages into `folder`; return them by step."""
     folder.mkdir(parents=True, exist_ok=True)
     code = write_code(folder)
-    return {step: _package_step(step, code, folder) for step in spark_steps()}
+    steps = tqdm(spark_steps(), "packages", unit="step", disable=None)
+    return {step: _package_step(step, code, folder) for step in steps}
 
 
 def spark_steps() -> list[str]:
@@ -97,6 +107,7 @@ def main() -> None:
         }
         print(json.dumps(document))
         return
+    print(f"{arguments.folder}: {SPARK}", file=sys.stderr)
     for package in packages.values():
         command = ["spark-submit", *package.options(), package.program]
         print(shlex.join(command), "--recipe RECIPE --run URI")

@@ -113,7 +113,6 @@ def build_report(job: Job) -> dict[str, Any]:
     if EVALUATE not in steps:
         record = join_uri(job.run_uri, job_record(EVALUATE))
         raise ValueError(f"{record} is missing: run megahour {EVALUATE} again, which stores it")
-    targets = manifests[TARGETS_STEP]
     return {
         "run": job.run_uri,
         "code_version": manifests[EVALUATION_STEP].code_version,
@@ -125,16 +124,7 @@ def build_report(job: Job) -> dict[str, Any]:
         "waterfall": waterfall_of(job.store, job.run_uri),
         "plan": planned_and_actual(job, steps),
         "curves": {name: manifests[model_step(name)].statistics["curve"] for name in models},
-        "targets": {
-            "k": targets.config["k"],
-            "offsets": targets.config.get("offsets", "one"),
-            "source": targets.config.get("source", "logits"),
-            "tail_samples": targets.config.get("tail_samples", 0),
-            # A teacher of the user's own is no model of the run.
-            "num_teachers": sum(folder_of(name) == MODELS_FOLDER for name in targets.inputs)
-            or recipe.num_labelling,
-            **targets.statistics,
-        },
+        "targets": targets_facts(manifests[TARGETS_STEP], recipe),
         "kbest_costs": kbest_costs(job),
         "device_faults": device_faults(steps),
         "certificate": certificate(job),
@@ -145,6 +135,20 @@ def build_report(job: Job) -> dict[str, Any]:
             for record in steps.values()
             for model, pace in record.get("pace", {}).items()
         },
+    }
+
+
+def targets_facts(targets: Manifest, recipe: Recipe) -> dict[str, Any]:
+    """Return k and the form of the targets, how many teachers made them, and their statistics."""
+    return {
+        "k": targets.config["k"],
+        "offsets": targets.config.get("offsets", "one"),
+        "source": targets.config.get("source", "logits"),
+        "tail_samples": targets.config.get("tail_samples", 0),
+        # A teacher of the user's own is no model of the run.
+        "num_teachers": sum(folder_of(name) == MODELS_FOLDER for name in targets.inputs)
+        or recipe.num_labelling,
+        **targets.statistics,
     }
 
 

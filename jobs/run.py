@@ -1,4 +1,4 @@
-"""Run every step on a Kaldi data directory, to word error rates.
+"""Run every step on a Kaldi directory, on manifests or on a corpus, to word error rates.
 
 megahour run --recipe recorded --run runs/mine --kaldi-dir /data/mine
 """
@@ -31,6 +31,7 @@ from jobs.cli.catalogue import (
 from jobs.cli.parser import (
     AUTO,
     HELDOUT_PLACEMENTS,
+    KALDI_DIR,
     PLACEMENT_SEED,
     TRAINING_PLACEMENTS,
     Parser,
@@ -39,6 +40,8 @@ from jobs.cli.parser import (
     add_log_argument,
     add_placement_arguments,
     add_ranks_arguments,
+    add_source_arguments,
+    manifest_options,
     recipe_path,
 )
 
@@ -64,7 +67,7 @@ class Launch:
 
 
 def launches(
-    kaldi_dir: str,
+    kaldi_dir: str | None,
     supervised_ranks: int,
     student_ranks: int,
     device: str = AUTO,
@@ -72,9 +75,11 @@ def launches(
     development: Sequence[str] = (),
     num_target_rounds: int = 1,
     has_own_teacher: bool = False,
+    manifests: Sequence[str] = (),
 ) -> list[Launch]:
     """Return the steps in order, each with spark-submit, torchrun or Python before it.
 
+    Without `kaldi_dir` ingest receives `manifests`; without these too, the corpus is there.
     `placements` are ingest's arguments for them, and `development` those for its speakers. Each
     round of targets after the first repeats three steps, which then do what has become due. A
     teacher of the user's own is not trained.
@@ -85,11 +90,16 @@ def launches(
         "torchrun": _torchrun(supervised_ranks),
     }
     own: dict[str, tuple[str, ...]] = dict.fromkeys(STEPS_WITH_DEVICE, ("--device", device))
-    own[INGEST] = ("--kaldi-dir", kaldi_dir, *placements, *development)
+    source = manifests if kaldi_dir is None else (KALDI_DIR, kaldi_dir)
+    own[INGEST] = (*source, *placements, *development)
     found = {
         step: Launch(step, prefixes[starter], own.get(step, ())) for step, starter in STEPS.items()
     }
     found[TRAIN_STUDENT] = replace(found[TRAIN_STUDENT], prefix=_torchrun(student_ranks))
+    if manifests:
+        found[INGEST] = replace(found[INGEST], prefix=prefixes["Spark"])
+    if not source:
+        del found[INGEST]
     again = (TRAIN_TEACHER, GENERATE_TARGETS, REPARTITION) * (num_target_rounds - 1)
     steps = [step for step in found if step != TRAIN_TEACHER or not has_own_teacher]
     place = steps.index(REPARTITION) + 1
@@ -132,16 +142,15 @@ def run_steps(steps: Sequence[Launch], shared: Sequence[str]) -> int:
     A step that signal n killed has the exit code 128 + n.
     """
     started = time.monotonic()
-    # OpenBLAS's own threads made the bootstrap alignment 30 times slower on two busy cores.
-    environment = spark_environment() | {"OPENBLAS_NUM_THREADS": "1"}
+    environment = spark_environment() | step_environment()
     for number, launch in enumerate(steps, 1):
         log(f"[{number}/{len(steps)}] {launch.step} ({elapsed_text(started)})", RUN)
         code = run_supervised(launch.command(shared), environment)
         if code:
             report_error(
-                launch.step,
-                f"{describe_end(code)}: fix the cause, then give the same command again to resume "
-                "here",
+                RUN,
+                f"{launch.step} {describe_end(code)}: fix the cause, then give the same command "
+                "again to resume here",
             )
             return shell_code(code)
     return 0
@@ -152,7 +161,9 @@ def chosen_steps(steps: Sequence[Launch], arguments: argparse.Namespace) -> list
     names = [launch.step for launch in steps]
     for option, name in (("--from", arguments.first), *(("--only", n) for n in arguments.only)):
         if name and name not in names:
-            raise ConfigurationError(f"{option} {name}: the recipe names a teacher of your own")
+            source = f"need {KALDI_DIR} or --manifest"
+            own = "the recipe names a teacher of your own"
+            raise ConfigurationError(f"{option} {name}: {source if name == INGEST else own}")
     first = names.index(arguments.first) if arguments.first else 0
     return [each for each in steps[first:] if not arguments.only or each.step in arguments.only]
 
@@ -166,6 +177,14 @@ def dry_run(steps: Sequence[Launch], shared: Sequence[str]) -> int:
         for launch in once.values()
     ]
     return max(codes, default=0)
+
+
+def step_environment() -> dict[str, str]:
+    """Return what a step's processes need in their environment, wherever they are started."""
+    # OpenBLAS's own threads made the bootstrap alignment 30 times slower on two busy cores.
+    added = spark_environment()
+    ours = {name: added[name] for name in ("JAVA_HOME", "PATH", "PYSPARK_PYTHON")}
+    return ours | {"OPENBLAS_NUM_THREADS": "1"}
 
 
 def run_supervised(command: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -279,24 +298,18 @@ def main() -> None:
     """Parse the command line and run all steps."""
     parser = Parser(
         prog="megahour run",
-        description="Run every step, each in its own processes, from a Kaldi data directory to "
-        "word error rates and a report. The same command resumes an interrupted run.",
+        description="Run every step, each in its own processes, from a Kaldi data directory, from "
+        "manifests, or, without either, from the corpus that is at corpus.uri, to word error rates "
+        "and a report. The same command resumes an interrupted run.",
         epilog=EXIT_CODES,
     )
     parser.add_argument(
         "--recipe", required=True, help="TOML file, or a name in jobs/recipes: recorded, hours_1m"
     )
-    parser.add_argument(
-        "--kaldi-dir",
-        help="Kaldi data directory with labelled, unlabelled and heldout .speakers, and "
-        "dev.speakers if you have some; required where ingest is to run",
-    )
+    add_source_arguments(parser, required=False)
     add_placement_arguments(parser)
     add_run_arguments(parser)
     arguments = parser.parse_args()
-    ingests = not arguments.first and (not arguments.only or INGEST in arguments.only)
-    if (ingests or arguments.first == INGEST) and not arguments.kaldi_dir:
-        parser.error("the following arguments are required: --kaldi-dir, as ingest reads it")
     begin_log(RUN, arguments.log_format)
     exit_with(lambda: check_and_run(arguments))
 
@@ -305,13 +318,23 @@ def check_and_run(arguments: argparse.Namespace) -> int:
     """Check what the steps will need, then run them."""
     ranks = arguments.supervised_ranks, arguments.student_ranks
     ingested = placement_arguments(arguments), dev_share_arguments(arguments)
-    directory = arguments.kaldi_dir or ""
-    if code := check(arguments, *(("--kaldi-dir", directory) if directory else ())):
+    manifests, directory = manifest_options(arguments), arguments.kaldi_dir
+    if code := check(arguments, *source_options(directory, manifests, arguments)):
         return code
     recipe = arguments.recipe, arguments.set
     repeats = num_target_rounds(*recipe), has_own_teacher(*recipe)
-    steps = launches(directory, *ranks, arguments.device, *ingested, *repeats)
-    return run_chosen(steps, arguments)
+    launched = directory, *ranks, arguments.device, *ingested, *repeats
+    return run_chosen(launches(*launched, manifests), arguments)
+
+
+def source_options(
+    directory: str | None, manifests: Sequence[str], arguments: argparse.Namespace
+) -> tuple[str, ...]:
+    """Return the check's arguments for the speech: of a directory, or of a corpus that is there."""
+    if directory is not None:
+        return KALDI_DIR, directory
+    # Later steps alone may run where the corpus is gone.
+    return () if manifests or arguments.first or arguments.only else ("--ingested",)
 
 
 def run_chosen(steps: Sequence[Launch], arguments: argparse.Namespace) -> int:

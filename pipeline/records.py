@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
+from pipeline.audio_parts import AudioPart, parse_part
+
 MIN_DURATION_S = 0.001  # hours are counted in whole milliseconds
 MAX_DURATION_S = 24 * 3600.0
 MAX_NAME_CHARACTERS = 1024  # what S3 allows a key
@@ -43,6 +45,7 @@ class Utterance:
     """One utterance's metadata: who spoke, when, for how long, and where the audio lies.
 
     `stream` names one of several streams of the speaker; without it the speaker is one stream.
+    `part` is the segment or the member of the audio object; None is the whole object.
     """
 
     utterance_id: str
@@ -54,6 +57,7 @@ class Utterance:
     text: str | None = None
     placement: str | None = None
     stream: str | None = None
+    part: AudioPart | None = None
 
     @property
     def duration_ms(self) -> int:
@@ -62,8 +66,9 @@ class Utterance:
 
     def to_json(self) -> str:
         """Write one line of ASCII for a metadata or selection file, without absent fields."""
-        values = ((name, getattr(self, name)) for name in self.__slots__)
-        return _SORTED_JSON.encode({name: value for name, value in values if value is not None})
+        values = ((name, getattr(self, name)) for name in self.__slots__ if name != "part")
+        fields = {name: value for name, value in values if value is not None}
+        return _SORTED_JSON.encode(fields | (self.part.fields() if self.part else {}))
 
 
 def parse_line(line: bytes) -> Utterance:
@@ -85,6 +90,11 @@ def parse_utterance(line: str) -> Utterance:
         raise MetadataError("malformed_json", str(error)) from error
     if not isinstance(fields, dict):
         raise MetadataError("malformed_json", f"need an object, got {type(fields).__name__}")
+    return parse_fields(fields)
+
+
+def parse_fields(fields: dict[str, Any]) -> Utterance:
+    """Check the fields of one record; raise MetadataError naming the reason why not."""
     for name in ("utterance_id", "speaker_id", "created_at", "locale", "audio_uri"):
         _require_text(fields, name)
     for name in ("text", "placement", "stream"):
@@ -102,6 +112,7 @@ def parse_utterance(line: str) -> Utterance:
         fields.get("text"),
         fields.get("placement"),
         fields.get("stream"),
+        _part(fields, duration_s),
     )
 
 
@@ -174,6 +185,13 @@ def _require_duration(fields: dict[str, Any]) -> float:
         detail = f"duration_s = {value!r}: need {MIN_DURATION_S} to {MAX_DURATION_S:.0f}"
         raise MetadataError("bad_duration", detail, _partial(fields))
     return duration_s
+
+
+def _part(fields: dict[str, Any], duration_s: float) -> AudioPart | None:
+    try:
+        return parse_part(fields, duration_s)
+    except ValueError as error:
+        raise MetadataError("bad_field", str(error), _partial(fields)) from error
 
 
 def _require_time(fields: dict[str, Any]) -> None:

@@ -10,25 +10,22 @@ os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 import pytest
 from hypothesis import settings
-from jaxtyping import install_import_hook
+
+from tests.array_checks import install_checks
 
 # Before the packages: calls with arrays of another shape or type fail, in xdist's workers too.
-install_import_hook(["pipeline", "training"], "beartype.beartype")
+install_checks("pipeline", "training")
 
 # A deadline would time examples: beside other tests 200 ms have passed for nothing.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
-pytest_plugins = ["tests.s3_server", "tests.ceph_server", "tests.job_programs"]
-
-# Each takes minutes: begun last, it would leave the other processes idle.
-LONG_FILES = (
-    "test_chaos.py",
-    "test_rank_chaos.py",
-    "test_an4.py",
-    "test_s3.py",
-    "test_exploration.py",
-)
+pytest_plugins = [
+    "tests.s3_server",
+    "tests.ceph_server",
+    "tests.job_programs",
+    "tests.file_scheduling",
+]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,11 +34,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "processes that tests/faults/killed_processes/test_chaos.py kills in all; default: 30"
     )
     parser.addoption("--kills", type=int, default=30, metavar="N", help=help_text)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest files."""
-    items.sort(key=lambda item: item.path.name not in LONG_FILES)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -4,12 +4,13 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
-from jaxtyping import TypeCheckError
+from beartype.roar import BeartypeCallHintParamViolation
 
 from infra.cluster import load_cluster
 from infra.store.object_store import ObjectStore, join_uri
@@ -19,16 +20,9 @@ from jobs.run import launches
 from pipeline.runs.manifest import manifest_uri
 from pipeline.runs.names import EVALUATED_MODELS
 from pipeline.splicing import splice
+from tests.source_trees import REPOSITORY, sources, trees
 from training.recipes import read_recipe
 
-REPOSITORY = Path(__file__).parents[1]
-PACKAGES = ("pipeline", "training", "jobs", "infra")
-SOURCES = {
-    str(path.relative_to(REPOSITORY)): path.read_text()
-    for package in PACKAGES
-    for path in sorted((REPOSITORY / package).rglob("*.py"))
-}
-TREES = {name: ast.parse(text) for name, text in SOURCES.items()}
 MAX_FILE_LINES = 300
 MAX_FUNCTION_LINES = 50
 
@@ -47,19 +41,27 @@ def attributes(tree: ast.AST) -> Iterator[str]:
     return (ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute))
 
 
+@cache
+def used_names() -> dict[str, frozenset[str]]:
+    """Each file's dotted names of both kinds."""
+    return {
+        str(file): frozenset((*imported(tree), *attributes(tree))) for file, tree in trees().items()
+    }
+
+
 def users(*names: str) -> set[str]:
     """Files that import or name one of the dotted `names`, or something in them."""
     return {
         file
-        for file, tree in TREES.items()
-        for used in (*imported(tree), *attributes(tree))
+        for file, found in used_names().items()
+        for used in found
         if any(used == name or used.startswith(f"{name}.") for name in names)
     }
 
 
 def test_arrays_of_another_shape_are_refused_in_tests() -> None:
     """tests/conftest.py has the annotations of every call checked, in each of xdist's workers."""
-    with pytest.raises(TypeCheckError, match="frames bins"):
+    with pytest.raises(BeartypeCallHintParamViolation, match="frames bins"):
         splice(np.zeros(9, np.float32), 0)
 
 
@@ -93,7 +95,7 @@ def test_nothing_is_unpickled_or_evaluated() -> None:
     assert users("pickle", "cloudpickle", "marshal", "shelve", "torch.load", "os.system") == set()
     called = {
         f"{file}: {ast.unparse(node)[:80]}"
-        for file, tree in TREES.items()
+        for file, tree in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
         and (
@@ -109,10 +111,10 @@ def test_nothing_is_unpickled_or_evaluated() -> None:
 
 def test_files_and_functions_are_short() -> None:
     """No file above 300 lines, no function above 50."""
-    files = {file for file, text in SOURCES.items() if len(text.splitlines()) > MAX_FILE_LINES}
+    files = {file for file, text in sources().items() if len(text.splitlines()) > MAX_FILE_LINES}
     functions = {
         f"{file}: {node.name}"
-        for file, tree in TREES.items()
+        for file, tree in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (node.end_lineno or node.lineno) - node.lineno >= MAX_FUNCTION_LINES

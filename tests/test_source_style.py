@@ -8,23 +8,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-REPOSITORY = Path(__file__).parents[1]
-SOURCES = {
-    path.relative_to(REPOSITORY): path.read_text()
-    for package in ("pipeline", "training", "jobs", "infra")
-    for path in sorted((REPOSITORY / package).rglob("*.py"))
-}
-TREES = {path: ast.parse(text) for path, text in SOURCES.items()}
-MODULES = [path for path in SOURCES if path.name != "__init__.py"]
+from tests.source_trees import sources, trees
 
 STEPS = Path("jobs")  # one file a step, named by its verb
 MAX_MODULES = 13
 MIN_LINES = 40
 SMALL_FILES = {
     "infra/spark/standard_error.py": "programs call it before they import pyspark, or without it",
-    "pipeline/filterbank/kaldi.py": "the reference that the fast filter bank is compared with",
     "pipeline/shards/quantization.py": "the equations of features in one byte",
-    "training/cost_model/coded_blocks.py": "the cost equation of coded blocks",
 }
 VAGUE_NAMES = {"base", "common", "helpers", "misc", "util", "utils"}
 ENDINGS = re.compile(r"(s|es|ed|er|ers|ing|ings|ion|ions)$")
@@ -34,9 +25,14 @@ BANNED_WORDS = re.compile(
 )
 
 
+def modules() -> list[Path]:
+    """Return the files that are not a package's own."""
+    return [path for path in sources() if path.name != "__init__.py"]
+
+
 def docstrings() -> Iterator[tuple[str, str]]:
     """Yield every docstring with its place."""
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 text = ast.get_docstring(node)
@@ -46,11 +42,11 @@ def docstrings() -> Iterator[tuple[str, str]]:
 
 def prose() -> Iterator[tuple[str, str]]:
     """Yield every comment, docstring and other string with its place."""
-    for path, text in SOURCES.items():
+    for path, text in sources().items():
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
             if token.type == tokenize.COMMENT:
                 yield f"{path}:{token.start[0]}", token.string
-        for node in ast.walk(TREES[path]):
+        for node in ast.walk(trees()[path]):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield f"{path}:{node.lineno}", node.value
 
@@ -58,7 +54,7 @@ def prose() -> Iterator[tuple[str, str]]:
 def importers() -> dict[Path, set[Path]]:
     """Return the files of the packages that import each module, by the module's path."""
     found: dict[Path, set[Path]] = defaultdict(set)
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         for node in ast.walk(tree):
             names = []
             if isinstance(node, ast.Import):
@@ -72,21 +68,21 @@ def importers() -> dict[Path, set[Path]]:
 
 def test_folders_are_small() -> None:
     """No folder has more than 13 modules, except for the steps that can be run."""
-    sizes = Counter(path.parent for path in MODULES if path.parent != STEPS)
+    sizes = Counter(path.parent for path in modules() if path.parent != STEPS)
     assert {str(folder): size for folder, size in sizes.items() if size > MAX_MODULES} == {}
 
 
 def test_names_differ_by_more_than_their_ending() -> None:
     """No two names of a folder are one word with two endings, as fit, fits and fitting."""
     names = {
-        path.parent if path.name == "__init__.py" else path.with_suffix("") for path in SOURCES
+        path.parent if path.name == "__init__.py" else path.with_suffix("") for path in sources()
     }
     stems = defaultdict(set)
     for name in names:
         if name.parent != STEPS:
             stems[name.parent / ENDINGS.sub("", name.name)].add(str(name))
     assert [sorted(same) for same in stems.values() if len(same) > 1] == []
-    assert {str(path) for path in MODULES if path.stem in VAGUE_NAMES} == set()
+    assert {str(path) for path in modules() if path.stem in VAGUE_NAMES} == set()
 
 
 def test_small_files_have_several_importers() -> None:
@@ -94,8 +90,8 @@ def test_small_files_have_several_importers() -> None:
     users = importers()
     small = {
         str(path)
-        for path in MODULES
-        if len(SOURCES[path].splitlines()) < MIN_LINES and len(users[path]) == 1
+        for path in modules()
+        if len(sources()[path].splitlines()) < MIN_LINES and len(users[path]) == 1
     }
     assert small == set(SMALL_FILES)
 

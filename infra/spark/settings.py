@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 
 from pyspark import SparkConf, SparkContext
 
@@ -48,6 +49,27 @@ def launch_options(cluster: Cluster) -> list[str]:
     driver = {key: value for key, value in cluster.spark.items() if _DRIVER_SETTING.fullmatch(key)}
     conf = [part for key, value in driver.items() for part in ("--conf", f"{key}={value}")]
     return ["--master", cluster.master, "--driver-memory", cluster.driver_memory, *conf]
+
+
+def kubernetes_options(cluster: Cluster, master: str, image: str) -> list[str]:
+    """Return the options of spark-submit for Kubernetes, where the driver runs in a pod, too."""
+    settings = {
+        "spark.kubernetes.container.image": image,
+        "spark.kubernetes.namespace": "megahour",
+        "spark.kubernetes.authenticate.driver.serviceAccountName": "megahour",
+        # A pod that asks for GPUs gets them whole; tasks share them by the device pool.
+        **(_pod_gpus(cluster.gpus_per_instance) if cluster.has_gpus else {}),
+    }
+    conf = [part for key, value in settings.items() for part in ("--conf", f"{key}={value}")]
+    of_driver = launch_options(replace(cluster, master=master))
+    return [*of_driver, "--deploy-mode", "cluster", *conf]
+
+
+def _pod_gpus(num_gpus: int) -> dict[str, str]:
+    gpu = "spark.executor.resource.gpu"
+    script = "/opt/megahour/infra/docker/gpu_addresses.sh"
+    amounts = {f"{gpu}.amount": str(num_gpus), f"{gpu}.vendor": "nvidia.com"}
+    return amounts | {f"{gpu}.discoveryScript": script}
 
 
 def submitted_conf(app_name: str, cluster: Cluster) -> SparkConf:

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO, Protocol, TypeAlias
+from functools import partial
+from typing import BinaryIO, Generic, Protocol, TypeAlias, TypeVar
 
 from infra.prefetch import prefetch
 from infra.store.byte_budget import ByteBudget, NoRoomError, Reservation, SizeBound
@@ -11,6 +12,7 @@ from infra.store.objects import (
     AccessDenied,
     Admit,
     Fetched,
+    FetchedRange,
     Listing,
     ObjectDenied,
     ObjectInfo,
@@ -26,9 +28,11 @@ from infra.store.uris import is_s3, join_uri, normalize_uri, require_within, res
 __all__ = [
     "AccessDenied",
     "Fetched",
+    "FetchedRange",
     "ObjectDenied",
     "ObjectInfo",
     "ObjectNotFound",
+    "ObjectRead",
     "ObjectStore",
     "ObjectTooLarge",
     "PrefixError",
@@ -41,12 +45,54 @@ __all__ = [
 
 IN_FLIGHT_BYTES = 256 * 2**20
 
-_Found: TypeAlias = Fetched | StoreError | NoRoomError
+R = TypeVar("R")
+
+_Found: TypeAlias = R | StoreError | NoRoomError
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectRead(Generic[R]):
+    """ObjectRead is what `read_each` reads of one object, by the function `read`.
+
+    The function calls `admit` with the bytes that it will hold, and raises what that raises.
+    """
+
+    uri: str
+    bound: SizeBound
+    read: Callable[[Admit], R]
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting(Generic[R]):
+    """_Waiting is a read with its share of the bytes in memory."""
+
+    read: ObjectRead[R]
+    share: Reservation
+
+    def enter(self) -> bool:
+        return self.share.enter()
+
+    def leave(self) -> None:
+        self.share.leave()
+
+    def finish(self, admit: Admit) -> R | StoreError:
+        try:
+            return self.read.read(admit)
+        except StoreError as error:
+            return error
+
+    def finish_beside(self) -> _Found[R]:
+        """Read it beside others, if it has room."""
+        try:
+            return self.finish(self.share.admit)
+        except NoRoomError as error:
+            return error
 
 
 class _Backend(Protocol):
     def get(self, uri: str) -> bytes: ...
     def fetch(self, uri: str, admit: Admit) -> Fetched: ...
+    def fetch_range(self, uri: str, start: int, num_bytes: int) -> FetchedRange: ...
     def put(self, uri: str, data: bytes) -> None: ...
     def put_if_absent(self, uri: str, data: bytes) -> bool: ...
     def head(self, uri: str) -> ObjectInfo: ...
@@ -83,6 +129,11 @@ class ObjectStore:
         """Read the whole object with its MD5; raise as `get` does, or what `admit` raises."""
         backend, uri = self._route(uri)
         return backend.fetch(uri, admit)
+
+    def fetch_range(self, uri: str, start: int, num_bytes: int) -> FetchedRange:
+        """Read `num_bytes` from `start` on in one request, or fewer where the object ends."""
+        backend, uri = self._route(uri)
+        return backend.fetch_range(uri, start, num_bytes)
 
     def put(self, uri: str, data: bytes) -> None:
         """Write the object or replace it; readers see either the old bytes or the new."""
@@ -125,19 +176,27 @@ class ObjectStore:
         alone. An object that cannot be read is yielded as its error, and the others follow. One
         above its bound's `max_bytes` is yielded as ObjectTooLarge, and none of it is read.
         """
+        pairs = zip(uris, bounds or [SizeBound()] * len(uris), strict=True)
+        reads = [ObjectRead(uri, bound, partial(self.fetch, uri)) for uri, bound in pairs]
+        return _by_uri(self.read_each(reads, in_flight))
+
+    def read_each(
+        self, reads: Sequence[ObjectRead[R]], in_flight: int
+    ) -> Iterator[tuple[ObjectRead[R], R | StoreError]]:
+        """Perform `reads` ahead of their reader, in order, within the bounds of `get_many`."""
         if not 1 <= in_flight <= MAX_CONNECTIONS:
             raise ValueError(f"in_flight = {in_flight}: need 1..{MAX_CONNECTIONS}, our connections")
-        pairs = zip(uris, bounds or [SizeBound()] * len(uris), strict=True)
         budget = ByteBudget(IN_FLIGHT_BYTES)
-        wanted = [Reservation(budget, uri, bound) for uri, bound in pairs]
-        found: Iterator[tuple[Reservation, _Found]]
+        waiting = [_Waiting(read, Reservation(budget, read.uri, read.bound)) for read in reads]
+        finish: Callable[[_Waiting[R]], _Found[R]] = _Waiting.finish_beside
+        found: Iterator[tuple[_Waiting[R], _Found[R]]]
         if any(is_s3(prefix) for prefix in self.allowed_prefixes):
-            enter, leave = Reservation.enter, Reservation.leave
-            found = prefetch(self._fetch_beside, wanted, in_flight, enter=enter, leave=leave)
+            enter, leave = _Waiting.enter, _Waiting.leave
+            found = prefetch(finish, waiting, in_flight, enter=enter, leave=leave)
         else:
             # Threads hide S3's round trips, but tripled the cost of local files, to 0.4 ms each.
-            found = _in_groups(self._fetch_beside, wanted, in_flight)
-        return self._complete(found)
+            found = _in_groups(finish, waiting, in_flight)
+        return _complete(found)
 
     def open(self, uri: str) -> BinaryIO:
         """Open the object for reading and seeking; from S3, in blocks of 8 MB."""
@@ -157,42 +216,39 @@ class ObjectStore:
         backend, prefix = self._route(prefix)
         return backend.leftovers(prefix)
 
-    def _complete(
-        self, found: Iterator[tuple[Reservation, _Found]]
-    ) -> Iterator[tuple[str, Fetched | StoreError]]:
-        """Fetch what had no room beside others, when its turn has come."""
-        for wanted, outcome in found:
-            no_room = isinstance(outcome, NoRoomError)
-            yield wanted.uri, self._fetch(wanted, wanted.require_bound) if no_room else outcome
-            del outcome  # before the next one comes
-
-    def _fetch_beside(self, wanted: Reservation) -> _Found:
-        try:
-            return self._fetch(wanted, wanted.admit)
-        except NoRoomError as error:
-            return error
-
-    def _fetch(self, wanted: Reservation, admit: Admit) -> Fetched | StoreError:
-        try:
-            return self.fetch(wanted.uri, admit)
-        except StoreError as error:
-            return error
-
     def _route(self, uri: str) -> tuple[_Backend, str]:
         normalized = require_within(uri, self.allowed_prefixes)
         return (s3_store() if is_s3(normalized) else LocalStore()), normalized
 
 
+def _by_uri(
+    found: Iterator[tuple[ObjectRead[R], R | StoreError]],
+) -> Iterator[tuple[str, R | StoreError]]:
+    for read, outcome in found:
+        yield read.uri, outcome
+        del outcome  # before the next one comes
+
+
+def _complete(
+    found: Iterator[tuple[_Waiting[R], _Found[R]]],
+) -> Iterator[tuple[ObjectRead[R], R | StoreError]]:
+    """Read what had no room beside others, when its turn has come."""
+    for each, outcome in found:
+        no_room = isinstance(outcome, NoRoomError)
+        yield each.read, each.finish(each.share.require_bound) if no_room else outcome
+        del outcome  # before the next one comes
+
+
 def _in_groups(
-    fetch: Callable[[Reservation], _Found], wanted: Sequence[Reservation], size: int
-) -> Iterator[tuple[Reservation, _Found]]:
+    finish: Callable[[_Waiting[R]], _Found[R]], waiting: Sequence[_Waiting[R]], size: int
+) -> Iterator[tuple[_Waiting[R], _Found[R]]]:
     """Read `size` objects in a row; a read between two decodings takes twice as long."""
-    group: list[tuple[Reservation, _Found]] = []
-    for each in wanted:
-        found = fetch(each)
+    group: list[tuple[_Waiting[R], _Found[R]]] = []
+    for each in waiting:
+        found = finish(each)
         if isinstance(found, NoRoomError):
             yield from _consumed(group)
-            found = fetch(each)
+            found = finish(each)
         group.append((each, found))
         if len(group) == size:
             yield from _consumed(group)
@@ -200,8 +256,8 @@ def _in_groups(
 
 
 def _consumed(
-    group: list[tuple[Reservation, _Found]],
-) -> Iterator[tuple[Reservation, _Found]]:
+    group: list[tuple[_Waiting[R], _Found[R]]],
+) -> Iterator[tuple[_Waiting[R], _Found[R]]]:
     """Yield and forget the group, and give its bytes back."""
     group.reverse()
     while group:

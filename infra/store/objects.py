@@ -53,6 +53,18 @@ class Fetched:
     etag: str
 
 
+@dataclass(frozen=True, slots=True)
+class FetchedRange:
+    """FetchedRange holds bytes of an object, whose size and etag are those of the whole.
+
+    Fewer bytes than were asked for mean that the object ends there.
+    """
+
+    data: bytes
+    object_bytes: int
+    etag: str
+
+
 Admit: TypeAlias = Callable[[int], None]
 """A function that learns how many bytes will be held in memory, and raises to refuse them."""
 

@@ -132,10 +132,12 @@ STORY: Mapping[str, Mapping[str, Starter]] = {
     "Before a run": dict.fromkeys(("synthesize", "plan", "scaling", "package", CHECK), "python"),
     "A whole run": dict.fromkeys(("demo", "run"), "python"),
     "The steps of a run, in order": STEPS,
+    "Clusters and schedulers": dict.fromkeys(("roles", "request_cluster", "workflow"), "python"),
     "Second attempts at a run": dict.fromkeys(("retry",), "python"),
     "Questions to a run": dict.fromkeys(
         ("status", INSPECT, "verify", "inspect_utterance"), "python"
     ),
+    "After a run": dict.fromkeys(("export", "transcribe", "export_shards"), "python"),
 }
 """All commands by chapter."""
 

@@ -12,10 +12,12 @@ from infra.store.request_counts import TaskTotals
 from infra.torchrun import launched_rank
 from jobs.cli.catalogue import EVALUATE, GENERATE_TARGETS, REPORT, writes_of
 from jobs.cli.parser import Parser, add_log_argument, recipe_path
+from pipeline.runs.manifest import manifest_uri
 from pipeline.runs.names import (
     BOOTSTRAP_STEP,
     CORPUS_FOLDER,
     EVALUATED_MODELS,
+    OPTIONAL_STEPS,
     evaluated_models,
     labelling_models,
     model_step,
@@ -57,6 +59,12 @@ def written_steps(recipe: Recipe, name: str) -> tuple[str, ...]:
         ensemble=recipe.num_teachers,
         num_target_rounds=recipe.targets.rounds,
     )
+
+
+def written_manifests(recipe: Recipe, name: str, run_uri: str) -> list[str]:
+    """Return the manifests that a run has once the job `name` is done, whatever its speakers."""
+    steps = (step for step in written_steps(recipe, name) if step not in OPTIONAL_STEPS)
+    return [manifest_uri(run_uri, step) for step in steps]
 
 
 def read_steps(recipe: Recipe, name: str, reads: Sequence[str]) -> tuple[str, ...]:

@@ -17,6 +17,10 @@ DEV_SHARES = Range(0.001, 0.5, zero="none")
 TRAINING_PLACEMENTS, HELDOUT_PLACEMENTS = "--placements", "--heldout-placements"
 PLACEMENT_SEED = "--placement-seed"
 
+KALDI_DIR, MANIFEST = "--kaldi-dir", "--manifest"
+MANIFEST_FORMATS = (*("nemo", "lhotse", "shar", "kaldi", "librispeech", "common_voice", "table"),)
+"""The values of --format."""
+
 AUTO, ON_CPU = "auto", "cpu"
 DEVICE = re.compile(rf"{AUTO}|{ON_CPU}|cuda(:(?P<number>[0-9]{{1,4}}))?")
 """The values of --device."""
@@ -50,6 +54,72 @@ def add_ranks_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         text = f"processes that train {models}, default {default}"
         parser.add_argument(option, type=int, default=default, metavar="N", help=text)
+
+
+def add_source_arguments(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    """Add the arguments that name what is ingested: a directory to copy, or manifests."""
+    source = parser.add_mutually_exclusive_group(required=required)
+    source.add_argument(
+        KALDI_DIR,
+        metavar="DIR",
+        help="Kaldi data directory to copy, with labelled, unlabelled and heldout .speakers, and "
+        "dev.speakers if you have some",
+    )
+    source.add_argument(
+        MANIFEST,
+        action="append",
+        metavar="[SUBSET=]URI",
+        help="object or folder that lists audio, which stays where it is; repeat it for more "
+        "subsets: labelled, unlabelled (the default), heldout, dev",
+    )
+    parser.add_argument(
+        "--format",
+        choices=MANIFEST_FORMATS,
+        default="nemo",
+        help="format of all manifests: nemo is JSON lines of audio_filepath, duration, text and "
+        "offset; lhotse is cuts, or supervisions with --recordings; shar, kaldi and librispeech "
+        "are folders; common_voice is a .tsv beside clips/; table is JSON lines, CSV or Parquet, "
+        "see --columns; default nemo",
+    )
+    add = parser.add_argument
+    add(
+        "--recordings",
+        metavar="URI",
+        help="lhotse's recordings, for --format lhotse with supervisions in place of cuts",
+    )
+    add(
+        "--columns",
+        metavar="FIELD=COLUMN,...",
+        default="",
+        help="for --format table: the columns of fields that have another name there, such as "
+        "audio_uri=path,speaker_id=client",
+    )
+    add("--lexicon", metavar="URI", help="Kaldi's lexicon.txt, to align and decode with")
+    add("--locale", default="und", help="the locale of rows that have none; default und")
+    add(
+        "--speaker-buckets",
+        type=int,
+        default=16,
+        metavar="N",
+        help="speaker buckets of the metadata, each read by one task of a selection; default 16; "
+        "take about one for each million utterances",
+    )
+
+
+def manifest_options(arguments: argparse.Namespace) -> list[str]:
+    """Return the options that ingest receives for its manifests."""
+    if not arguments.manifest:
+        return []
+    given = {
+        "--format": arguments.format,
+        "--recordings": arguments.recordings,
+        "--columns": arguments.columns,
+        "--lexicon": arguments.lexicon,
+        "--locale": arguments.locale,
+        "--speaker-buckets": str(arguments.speaker_buckets),
+    }
+    named = [part for each in arguments.manifest for part in (MANIFEST, each)]
+    return [*named, *(part for name, text in given.items() if text for part in (name, text))]
 
 
 def add_placement_arguments(parser: argparse.ArgumentParser) -> None:

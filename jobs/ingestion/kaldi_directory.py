@@ -2,7 +2,7 @@
 
 Needed: wav.scp, text, utt2spk, lexicon.txt, {labelled,unlabelled,heldout}.speakers. Optional:
 dev.speakers, utt2placement, utt2time (ISO 8601 with an offset), utt2dur (seconds), spk2locale,
-and language_model.txt and language_model.arpa, which evaluation may use.
+and language_model.txt and language_model.arpa, also with .gz, which evaluation may use.
 """
 
 import codecs
@@ -16,7 +16,10 @@ from pathlib import Path
 from pipeline.runs.names import ALL_SUBSETS, DEV, LABELLED, SUBSETS, UNLABELLED
 from pipeline.sampling import sampling_priority
 
-LANGUAGE_DATA = ("language_model.txt", "language_model.arpa")
+LANGUAGE_DATA = (
+    *("language_model.txt", "language_model.arpa"),
+    *("language_model.txt.gz", "language_model.arpa.gz"),
+)
 
 UNDETERMINED_LOCALE = "und"
 _UNSAFE_IN_KEYS = "/\\%"
@@ -80,7 +83,7 @@ def read_kaldi_directory(path: Path, dev_share: float = 0.0) -> KaldiDirectory:
         utterances=tuple(tables.utterance(key, subset_of) for key in listed),
         lexicon=_text(path / "lexicon.txt").encode(),
         language_data={
-            name: _text(path / name).encode() for name in LANGUAGE_DATA if (path / name).exists()
+            name: _language_data(path / name) for name in LANGUAGE_DATA if (path / name).exists()
         },
         num_unlisted=len(tables.speaker_of) - len(listed),
     )
@@ -92,7 +95,7 @@ class _Tables:
     def __init__(self, path: Path) -> None:
         self.path = path
         if (path / "segments").exists():
-            remedy = "write a file for each, as Kaldi's extract-segments does, and remove segments"
+            remedy = "ingest by --manifest DIR --format kaldi, or run Kaldi's extract-segments"
             raise ValueError(f"{path}/segments: recordings are not cut into utterances: {remedy}")
         self.listed_path_of = _table(path, "wav.scp")
         for key, value in self.listed_path_of.items():
@@ -225,6 +228,10 @@ def _text(file: Path) -> str:
     except FileNotFoundError as error:
         needed = f"text, utt2spk, wav.scp, lexicon.txt, {', '.join(SUBSETS)}.speakers"
         raise ValueError(f"{file}: missing; a data directory needs {needed}") from error
+
+
+def _language_data(file: Path) -> bytes:
+    return file.read_bytes() if file.suffix == ".gz" else _text(file).encode()
 
 
 def _some(names: list[str]) -> str:

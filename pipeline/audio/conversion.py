@@ -73,6 +73,8 @@ class AudioConversion:
 
 
 NO_CONVERSION = AudioConversion()
+ANY_AUDIO = AudioConversion(RATES_HZ, "0")
+"""It accepts whatever another conversion may have accepted."""
 
 
 def resample(

@@ -84,7 +84,7 @@ def decode_utterance(
     The MD5 of a FLAC is compared for one utterance id in `MD5_ONE_IN`, and wherever the decoded
     length is not what `declared_s` would be rounded or cut from. Raises AudioError.
     """
-    content = _without_id3(data)
+    content = without_id3(data)
     recording = _read(data, conversion)
     samples = recording.converted(conversion)
     require_duration(samples, declared_s, _codec_padding(content, recording.rate_hz))
@@ -109,7 +109,7 @@ def stated_duration_s(data: bytes) -> float | None:
 
     It is the length that `decode_audio` finds, so an MP3's frames are counted.
     """
-    content = _without_id3(data)
+    content = without_id3(data)
     try:
         if content[:1] == b"\xff":
             content, _ = counted_mp3(content)
@@ -144,7 +144,8 @@ def _codec_padding(data: bytes, rate_hz: int) -> int:
     return 0 if data.startswith((b"RIFF", b"fLaC")) else _mp3_padding(rate_hz)
 
 
-def _without_id3(data: bytes) -> bytes:
+def without_id3(data: bytes) -> bytes:
+    """Return what is behind the ID3 tags at the start."""
     start = 0
     while data.startswith(b"ID3", start) and start + _ID3_HEADER_BYTES <= len(data):
         # Four bytes of seven bits state the size; bit 4 of the flags, a footer like the header.
@@ -164,7 +165,7 @@ def _has_known_signature(data: bytes) -> bool:
 def _read(data: bytes, conversion: AudioConversion) -> Recording:
     if not data:
         raise AudioError("empty_object", "the object has 0 bytes")
-    content = _without_id3(data)
+    content = without_id3(data)
     if not _has_known_signature(content):
         raise AudioError("not_audio", f"starts with {content[:4]!r}: need WAV, FLAC, OGG or MP3")
     if content.startswith(b"fLaC"):

@@ -18,6 +18,8 @@ AudioReason = Literal[
     "non_finite",
     "clipped",
     "duration_mismatch",
+    "segment_beyond_end",
+    "member_beyond_end",
 ]
 
 

@@ -61,20 +61,44 @@ def decode_flac(data: bytes, info: StreamInfo) -> Float32[np.ndarray, " samples"
 
 
 def require_md5(data: bytes, samples: Float32[np.ndarray, " samples"]) -> None:
-    """Raise AudioError if the header states another MD5 than that of the samples, channel by turn.
+    """Raise AudioError if the header states another MD5 than that of the samples."""
+    md5 = Md5OfSamples.of(data)
+    md5.add(samples)
+    md5.require()
+
+
+class Md5OfSamples:
+    """Md5OfSamples compares the samples of a FLAC, channel by turn, with its header's MD5.
 
     It is of little-endian integers, of as many bytes as the bits of a sample need. Zeros state
     none; above 24 bits float32 has lost the integers.
     """
-    bits, stated = (int.from_bytes(data[20:22], "big") >> 4 & 31) + 1, data[26:42]
-    if stated == bytes(16) or bits > _MOST_EXACT_BITS:
-        return
-    num_bytes = (bits + 7) // 8
-    scaled = samples * np.float32(2 ** (bits - 1))
-    integers = scaled.astype("<i4" if num_bytes == 3 else f"<i{num_bytes}").view(np.uint8)
-    if num_bytes == 3:
-        integers = integers.reshape(-1, 4)[:, :3].copy()
-    found = hashlib.md5(integers.data, usedforsecurity=False).digest()
-    if found != stated:
-        detail = f"MD5 of the samples is {found.hex()}, the header says {stated.hex()}"
-        raise AudioError("checksum_mismatch", detail)
+
+    def __init__(self, bits: int, stated: bytes) -> None:
+        self._bits, self._stated = bits, stated
+        self._is_stated = stated != bytes(16) and bits <= _MOST_EXACT_BITS
+        self._md5 = hashlib.md5(usedforsecurity=False)
+
+    @classmethod
+    def of(cls, data: bytes) -> "Md5OfSamples":
+        """Read the header; bytes that are no FLAC state no MD5."""
+        stated = data[26:42] if data.startswith(b"fLaC") else bytes(16)
+        return cls((int.from_bytes(data[20:22], "big") >> 4 & 31) + 1, stated)
+
+    def add(self, samples: Float32[np.ndarray, " samples"]) -> None:
+        """Count the next samples."""
+        if not self._is_stated:
+            return
+        num_bytes = (self._bits + 7) // 8
+        scaled = samples * np.float32(2 ** (self._bits - 1))
+        integers = scaled.astype("<i4" if num_bytes == 3 else f"<i{num_bytes}").view(np.uint8)
+        if num_bytes == 3:
+            integers = integers.reshape(-1, 4)[:, :3].copy()
+        self._md5.update(integers.data)
+
+    def require(self) -> None:
+        """Raise AudioError if all samples together have another MD5 than the header states."""
+        if self._is_stated and self._md5.digest() != self._stated:
+            found, stated = self._md5.hexdigest(), self._stated.hex()
+            detail = f"MD5 of the samples is {found}, the header says {stated}"
+            raise AudioError("checksum_mismatch", detail)

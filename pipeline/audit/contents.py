@@ -18,10 +18,14 @@ Hashes = UInt64[np.ndarray, " _names"]
 
 @dataclass(frozen=True, slots=True)
 class AudioVersion:
-    """AudioVersion is the audio that a feature row was made of: its URI, and its ETag then."""
+    """AudioVersion is the audio that a feature row was made of: its URI, and its ETag then.
+
+    The ETag of a part, as a shard writes it, is of the part's bytes alone.
+    """
 
     uri: str
     etag: str
+    part: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +64,12 @@ def read_contents(key: str, data: bytes) -> Contents | None:
         speakers = dict.fromkeys(utterance.speaker_id for utterance in utterances)
         return Contents(ids, sum(each.duration_ms for each in utterances), tuple(speakers))
     if key.endswith(".parquet"):
-        names = ("utterance_id", "duration_ms", "audio_uri", "audio_etag")
+        names = ("utterance_id", "duration_ms", "audio_uri", "audio_etag", "audio_part")
         columns, _ = read_plain_columns(data, names)
         durations_ms = columns.get("duration_ms")
         total_ms = None if durations_ms is None else sum(durations_ms)
-        pairs = zip(columns.get("audio_uri", ()), columns.get("audio_etag", ()), strict=True)
-        audio = tuple(AudioVersion(uri, etag) for uri, etag in pairs)
+        uris, etags = columns.get("audio_uri", []), columns.get("audio_etag", [])
+        parts = columns.get("audio_part", [None] * len(uris))
+        audio = tuple(map(AudioVersion, uris, etags, parts))
         return Contents(columns["utterance_id"], total_ms, audio=audio)
     return None

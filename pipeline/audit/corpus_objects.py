@@ -7,8 +7,11 @@ import numpy as np
 
 from infra.configuration import read_record
 from infra.prefetch import prefetch
-from infra.store.object_store import Fetched, ObjectNotFound, ObjectStore, StoreError, join_uri
+from infra.store.object_store import Fetched, ObjectNotFound, ObjectStore, SizeBound, join_uri
 from infra.store.uris import is_s3
+from pipeline.audio.conversion import ANY_AUDIO
+from pipeline.audio.errors import AudioError
+from pipeline.audio_parts import part_from_text
 from pipeline.audit.contents import AudioVersion, Hashes, hash_names, read_contents
 from pipeline.audit.step_records import Finding, StepRecords
 from pipeline.audit.stored_objects import Holding, joined, version_name
@@ -25,6 +28,7 @@ from pipeline.runs.names import (
     folder_of,
     selection_step,
 )
+from pipeline.steps.part_requests import FoundAudio, WantedAudio, read_audio
 from pipeline.steps.selection.buckets import is_mark, is_within_dates
 from pipeline.steps.selection.select import metadata_uri
 from pipeline.steps.utterance_features import resolve_audio
@@ -88,8 +92,9 @@ def _metadata_findings(
     for expected, (uri, answer) in zip(
         inputs.values(), store.get_many(uris, GETS_IN_FLIGHT), strict=True
     ):
-        data = _there(answer)
-        digest = sha256(data.data) if isinstance(data, Fetched) else ""
+        if not isinstance(answer, Fetched | ObjectNotFound):
+            raise answer
+        digest = sha256(answer.data) if isinstance(answer, Fetched) else ""
         if digest != expected:
             there = f"SHA-256 {digest[:16]}" if digest else "missing"
             yield Finding(uri, f"SHA-256 {expected[:16]}, as selected from", there, remedy)
@@ -208,17 +213,28 @@ def _changed(
     known = [each for each in contents.audio if each.etag]
     names = hash_names([version_name(corpus_uri, each) for each in known])
     doubtful = [known[row] for row in np.flatnonzero(~np.isin(names, confirmed))]
-    uris = [resolve_audio(corpus_uri, each.uri) for each in doubtful]
-    for expected, (uri, answer) in zip(doubtful, store.get_many(uris, GETS_IN_FLIGHT), strict=True):
-        found = _there(answer)
-        etag = found.etag if isinstance(found, Fetched) else ""
-        if etag != expected.etag:
-            there = f"ETag {etag}" if etag else "missing"
-            yield Finding(uri, f"ETag {expected.etag}, as {step} read it", there, _AUDIO_REMEDY)
+    wanted = [wanted_version(corpus_uri, each) for each in doubtful]
+    for expected, found in zip(doubtful, read_audio(store, wanted, GETS_IN_FLIGHT), strict=True):
+        there = _there(found)
+        if there != f"ETag {expected.etag}":
+            uri = resolve_audio(corpus_uri, expected.uri)
+            part = f", {expected.part}" if expected.part else ""
+            said = f"ETag {expected.etag}{part}, as {step} read it"
+            yield Finding(uri, said, there, _AUDIO_REMEDY)
 
 
-def _there(found: Fetched | StoreError) -> Fetched | ObjectNotFound:
-    """Return the object or that it is absent; any other answer is about access, and is raised."""
-    if isinstance(found, Fetched | ObjectNotFound):
-        return found
+def wanted_version(corpus_uri: str, audio: AudioVersion) -> WantedAudio:
+    """Say which bytes a feature row was made of."""
+    uri, part = resolve_audio(corpus_uri, audio.uri), part_from_text(audio.part)
+    return WantedAudio(uri, SizeBound(), part, ANY_AUDIO)
+
+
+def _there(found: FoundAudio) -> str:
+    """Say what is there; any other answer than that is about access, and is raised."""
+    if isinstance(found, Fetched):
+        return f"ETag {found.etag}"
+    if isinstance(found, AudioError):
+        return f"{found.reason}: {found.detail}"
+    if isinstance(found, ObjectNotFound):
+        return "missing"
     raise found

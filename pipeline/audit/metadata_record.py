@@ -1,14 +1,19 @@
 """Find an utterance's metadata record, why it was not selected, and its audio."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from infra.configuration import read_record
-from infra.store.object_store import ObjectStore, StoreError
+from infra.store.object_store import ObjectStore, SizeBound, StoreError
+from pipeline.audio.conversion import ANY_AUDIO
+from pipeline.audio.errors import AudioError
+from pipeline.audio_parts import parse_part
 from pipeline.filters import SelectionFilters
 from pipeline.records import Quarantined, Utterance
 from pipeline.runs.manifest import Manifest
 from pipeline.runs.names import UNLABELLED
+from pipeline.steps.part_requests import WantedAudio, read_audio
 from pipeline.steps.selection.buckets import METADATA_SUFFIXES
 from pipeline.steps.utterance_features import resolve_audio
 
@@ -40,14 +45,15 @@ def why_unselected(manifest: Manifest, subset: str, record: Utterance | Quaranti
 
 
 def audio_now(
-    store: ObjectStore, corpus_uri: str, audio_uri: str, recorded_etag: str | None
+    store: ObjectStore, corpus_uri: str, record: Mapping[str, Any], recorded_etag: str | None
 ) -> dict[str, Any]:
-    """Fetch the audio object as it is now, and compare the ETag that extraction recorded."""
-    uri = resolve_audio(corpus_uri, audio_uri)
+    """Fetch the audio of a record as it is now, and compare the ETag that extraction recorded."""
+    uri = resolve_audio(corpus_uri, record["audio_uri"])
     about: dict[str, Any] = {"uri": uri, "recorded_etag": recorded_etag}
-    try:
-        fetched = store.fetch(uri)
-    except StoreError as error:
-        return {**about, "now": str(error)}
+    if (part := parse_part(record, record.get("duration_s", 0.0))) is not None:
+        about |= part.fields()
+    [fetched] = read_audio(store, [WantedAudio(uri, SizeBound(), part, ANY_AUDIO)], 1)
+    if isinstance(fetched, StoreError | AudioError):
+        return {**about, "now": str(fetched)}
     about |= {"etag": fetched.etag, "num_bytes": len(fetched.data)}
     return about if recorded_etag is None else {**about, "unchanged": fetched.etag == recorded_etag}

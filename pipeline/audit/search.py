@@ -22,7 +22,7 @@ T = TypeVar("T")
 _ORDINARY = re.compile(r"[A-Za-z0-9._-]+")
 _ROW_COLUMNS = (
     *("utterance_id", "speaker_id", "duration_ms", "created_at", "audio_uri", "audio_etag"),
-    *("placement", "audio_form", "num_frames", "offset", "num_low_rate_frames"),
+    *("placement", "audio_form", "audio_part", "num_frames", "offset", "num_low_rate_frames"),
 )
 
 

@@ -110,8 +110,9 @@ class _Tracer:
         else:
             record = self._explain_absence(selections)
         etags = [each.facts["audio_etag"] for each in self.steps if "audio_etag" in each.facts]
-        uri = record.get("audio_uri")
-        audio = audio_now(self.store, self.corpus_uri, uri, next(iter(etags), None)) if uri else {}
+        etag = next(iter(etags), None)
+        has_audio = bool(record.get("audio_uri"))
+        audio = audio_now(self.store, self.corpus_uri, record, etag) if has_audio else {}
         return Trace(self.utterance_id, tuple(self.steps), audio, self._models())
 
     def _follow(self, subset: str, number: int) -> None:
@@ -205,7 +206,7 @@ class _Tracer:
         subset, utterance = found
         manifest = selections[subset]
         if isinstance(utterance, Utterance):
-            record = {"audio_uri": utterance.audio_uri}
+            record = json.loads(utterance.to_json())
         if manifest is None:
             self.steps.append(StepTrace(selection_step(subset), "step not finished"))
         else:

@@ -5,7 +5,7 @@ Files are uncompressed and plainly encoded, so that a file cannot unpack to more
 
 import hashlib
 import io
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
@@ -30,25 +30,23 @@ Columns = dict[str, list[Any]]
 class Format:
     """The columns of one kind of shard and the footer entries that state its conventions.
 
-    A shard may have the `optional` column. `remedy` says what to do with a shard of other columns.
+    A shard may have some `optional` columns behind the others. `remedy` says what to do with a
+    shard of other columns.
     """
 
     schema: pa.Schema
     footer: Mapping[str, str]
     remedy: str = "read it by the version that wrote it"
-    optional: pa.Field | None = None
+    optional: tuple[pa.Field, ...] = ()
 
-    @property
-    def whole(self) -> "Format":
-        """Return the format of shards that have the optional column."""
-        assert self.optional is not None, "a format without one has no other form"
-        return replace(self, schema=self.schema.append(self.optional), optional=None)
+    def having(self, names: Collection[str]) -> "Format":
+        """Return the format of shards that have these of the optional columns."""
+        more = [field for field in self.optional if field.name in names]
+        return replace(self, schema=pa.schema([*self.schema, *more]), optional=())
 
     def is_of(self, columns: pa.Schema) -> bool:
         """Return whether a shard of this format may have these columns."""
-        if columns.equals(self.schema):
-            return True
-        return self.optional is not None and columns.equals(self.whole.schema)
+        return bool(columns.equals(self.having(columns.names).schema))
 
 
 def required(name: str, data_type: pa.DataType) -> pa.Field:

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Float16
 
+from pipeline.audio_parts import AudioPart, part_from_text, part_to_text
 from pipeline.filterbank import FRAME_SHIFT_MS, NUM_BINS
 from pipeline.shards.container import Format, read_columns, read_rows, required, write_rows
 from pipeline.shards.feature_cells import (
@@ -51,8 +52,8 @@ _FORMAT = Format(
         ]
     ),
     {"shard": "features", **FEATURE_FOOTER},
-    # Only shards with converted audio have it, so that all others keep their bytes.
-    optional=pa.field("audio_form", pa.string()),
+    # Only shards with converted audio or parts have them, so that all others keep their bytes.
+    optional=(pa.field("audio_form", pa.string()), pa.field("audio_part", pa.string())),
 )
 
 
@@ -61,6 +62,7 @@ class FeatureRow:
     """One utterance's log-mel energies after causal mean subtraction, and where they come from.
 
     `audio_form` states the rate and the channels of audio that was converted to 16 kHz mono.
+    `audio_etag` is the MD5 of the object, of the member, or of the segment as a WAV of its own.
     """
 
     utterance_id: str
@@ -74,6 +76,7 @@ class FeatureRow:
     features: Float16[np.ndarray, "frames 64"]
     storage: Storage = "float16"
     audio_form: str | None = None
+    audio_part: AudioPart | None = None
 
 
 def write_features(rows: Sequence[FeatureRow]) -> bytes:
@@ -82,9 +85,10 @@ def write_features(rows: Sequence[FeatureRow]) -> bytes:
     ValueError for features that are not finite float16 [frames 64].
     """
     storage = common_storage(row.storage for row in rows)
-    has_forms = any(row.audio_form is not None for row in rows)
+    names = ("audio_form", "audio_part")
+    had = {name for name in names if any(getattr(row, name) is not None for row in rows)}
     cells = (_to_cells(row, storage) for row in rows)
-    return write_rows(_FORMAT.whole if has_forms else _FORMAT, cells, dtype=storage)
+    return write_rows(_FORMAT.having(had), cells, dtype=storage)
 
 
 def read_features(data: bytes, chosen: Sequence[int] | None = None) -> list[FeatureRow]:
@@ -107,13 +111,13 @@ def read_feature_texts(file: BinaryIO | io.IOBase) -> list[str]:
 def _to_cells(row: FeatureRow, storage: Storage) -> dict[str, Any]:
     cells = {name: getattr(row, name) for name in _PLAIN_FIELDS}
     features = features_to_cell(row.features, storage, row.utterance_id)
-    form = {"audio_form": row.audio_form}
-    return {**cells, "num_frames": len(row.features), "features": features, **form}
+    optional = {"audio_form": row.audio_form, "audio_part": part_to_text(row.audio_part)}
+    return {**cells, "num_frames": len(row.features), "features": features, **optional}
 
 
 def _from_cells(cells: dict[str, Any], storage: Storage) -> FeatureRow:
     plain = {name: cells[name] for name in _PLAIN_FIELDS}
     where, num_frames = cells["utterance_id"], cells["num_frames"]
     features = features_from_cell(cells["features"], num_frames, storage, where)
-    form = cells.get("audio_form")
-    return FeatureRow(**plain, features=features, storage=storage, audio_form=form)
+    form, part = cells.get("audio_form"), part_from_text(cells.get("audio_part"))
+    return FeatureRow(**plain, features=features, storage=storage, audio_form=form, audio_part=part)

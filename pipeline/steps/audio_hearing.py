@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Float32
 
-from infra.store.object_store import Fetched, ObjectStore, StoreError
+from infra.store.object_store import ObjectStore, StoreError
 from pipeline.audio.conversion import NO_CONVERSION, AudioConversion
 from pipeline.audio.decode import decode_audio
 from pipeline.audio.errors import AudioError
@@ -18,8 +18,9 @@ from pipeline.kbest import TeacherFailure
 from pipeline.shards import FeatureRow
 from pipeline.splicing import num_low_rate_frames
 from pipeline.steps.audio_objects import AudioObjects
+from pipeline.steps.part_requests import FoundAudio
 from pipeline.steps.teacher_inputs import SAMPLES_PER_FRAME, FramesAt
-from pipeline.steps.utterance_features import REFUSALS, resolve_audio, size_bound
+from pipeline.steps.utterance_features import REFUSALS, wanted_audio
 
 GETS_IN_FLIGHT = 4
 """The audio objects that a task fetches ahead: a device labels an utterance in milliseconds."""
@@ -41,21 +42,31 @@ class AudioHearing:
 
     def listen(self, rows: Sequence[FeatureRow]) -> Iterator[FramesAt | TeacherFailure]:
         """Fetch and decode the rows' audio, a few objects ahead."""
-        uris = [resolve_audio(self.corpus_uri, row.audio_uri) for row in rows]
-        bounds = [size_bound(row.duration_ms / 1000, self.conversion) for row in rows]
-        audio = AudioObjects(self.store, uris, bounds, GETS_IN_FLIGHT)
+        wanted = [
+            wanted_audio(
+                self.corpus_uri,
+                row.audio_uri,
+                row.audio_part,
+                row.duration_ms / 1000,
+                self.conversion,
+            )
+            for row in rows
+        ]
+        audio = AudioObjects(self.store, wanted, GETS_IN_FLIGHT)
         for row, found in zip(rows, audio.read_decided(), strict=True):
             yield heard_audio(row, found, self.conversion)
 
 
 def heard_audio(
-    row: FeatureRow, found: Fetched | StoreError, conversion: AudioConversion
+    row: FeatureRow, found: FoundAudio, conversion: AudioConversion
 ) -> FramesAt | TeacherFailure:
     """Decode an utterance's audio, or say why it is not what its features were made of."""
     if isinstance(found, StoreError):
         if (reason := REFUSALS.get(type(found))) is None:
             raise found
         return TeacherFailure(f"audio: {reason}: {found}")
+    if isinstance(found, AudioError):
+        return TeacherFailure(f"audio: {found.reason}: {found.detail}")
     if found.etag != row.audio_etag:
         return TeacherFailure(
             f"audio: {row.audio_uri} has changed since its features were extracted (ETag "

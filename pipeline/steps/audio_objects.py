@@ -12,10 +12,19 @@ from infra.store.object_store import (
     Fetched,
     ObjectDenied,
     ObjectNotFound,
+    ObjectRead,
     ObjectStore,
     ObjectTooLarge,
     SizeBound,
     StoreError,
+)
+from pipeline.steps.part_requests import (
+    AudioRead,
+    FoundAudio,
+    FoundObject,
+    WantedAudio,
+    in_order,
+    plan_reads,
 )
 
 CONFIRMING_WAITS_S = (1.0, 2.0, 4.0)
@@ -37,15 +46,10 @@ class AudioObjects:
     stream. The second reading waits for each decision, and so needs no third.
     """
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        uris: Sequence[str],
-        bounds: Sequence[SizeBound],
-        in_flight: int,
-    ) -> None:
+    def __init__(self, store: ObjectStore, wanted: Sequence[WantedAudio], in_flight: int) -> None:
         self._store = store
-        self._wanted = tuple(zip(uris, bounds, strict=True))
+        self._reads = plan_reads(store, wanted)
+        self._num_wanted = len(wanted)
         self._in_flight = in_flight
         self._refused: dict[str, Refusal] = {}
         self._lost: dict[str, Refusal] = {}
@@ -58,24 +62,28 @@ class AudioObjects:
         """True once an object was read."""
         return self._neighbour != ""
 
-    def read(self) -> Iterator[Fetched | StoreError]:
-        """Yield each object, or the error of this object."""
+    def read(self) -> Iterator[FoundAudio]:
+        """Yield each utterance's audio, or the error of its object or its part."""
+        yield from in_order(self._num_wanted, self._read_objects())
+        self.end_reading()
+
+    def _read_objects(self) -> Iterator[tuple[AudioRead, FoundObject | StoreError]]:
+        """Yield each read, and its object or the error of its object."""
         self.must_be_repeated, lost = False, dict(self._lost)
-        asked = [(uri, bound) for uri, bound in self._wanted if uri not in lost]
-        answers = self._store.get_many(
-            [uri for uri, _ in asked], self._in_flight, [bound for _, bound in asked]
-        )
-        for uri, bound in self._wanted:
+        asked = [each.request for each in self._reads if each.request.uri not in lost]
+        answers = self._store.read_each(asked, self._in_flight)
+        for each in self._reads:
+            uri = each.request.uri
             found = lost[uri] if uri in lost else next(answers)[1]
             if _answers(found):
                 self._neighbour = uri
             elif isinstance(found, Refusal) and uri not in lost:
-                found = self._decided(uri, bound, found)
-            yield found
-        self.end_reading()
+                found = self._decided(each.request, found)
+            yield each, found
+            del found  # before the next one comes
 
-    def read_decided(self) -> Iterator[Fetched | StoreError]:
-        """Yield each object, or its error, which is decided about before the next one is read.
+    def read_decided(self) -> Iterator[FoundAudio]:
+        """Yield each utterance's audio, or its error, decided about before the next one is read.
 
         This is for utterances that are no stream: none has to be read again.
         """
@@ -88,13 +96,17 @@ class AudioObjects:
             self._is_repeated = True
             self.must_be_repeated = self._decide(self._refused)
 
-    def _decided(self, uri: str, bound: SizeBound, refusal: Refusal) -> Fetched | StoreError:
+    def _decided(
+        self, request: ObjectRead[FoundObject], refusal: Refusal
+    ) -> FoundObject | StoreError:
+        uri = request.uri
         if not self._is_repeated:
             self._refused[uri] = refusal
             return refusal
-        if not self._decide({uri: refusal}):
+        # Another read of this object may have been decided about already.
+        if uri in self._lost or not self._decide({uri: refusal}):
             return self._lost[uri]
-        [(_, found)] = self._store.get_many([uri], 1, [bound])
+        [(_, found)] = self._store.read_each([request], 1)
         if isinstance(found, Refusal):
             raise StoreError(f"{found}; it answered a moment ago: check the store, then run again")
         return found
@@ -147,5 +159,5 @@ class AudioObjects:
         )
 
 
-def _answers(found: Fetched | StoreError) -> bool:
-    return isinstance(found, Fetched | ObjectTooLarge)
+def _answers(found: object) -> bool:
+    return isinstance(found, ObjectTooLarge) or not isinstance(found, StoreError)

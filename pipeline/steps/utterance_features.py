@@ -7,7 +7,6 @@ import numpy as np
 from jaxtyping import Float32
 
 from infra.store.object_store import (
-    Fetched,
     ObjectDenied,
     ObjectNotFound,
     ObjectStore,
@@ -20,6 +19,7 @@ from infra.store.object_store import (
 from pipeline.audio.conversion import NO_CONVERSION, AudioConversion
 from pipeline.audio.decode import MAX_DURATION_S, decode_utterance, max_file_bytes
 from pipeline.audio.errors import AudioError
+from pipeline.audio_parts import AudioPart
 from pipeline.filterbank import FRAME_SHIFT_MS
 from pipeline.filterbank.log_mel import Engine, log_mel_energies
 from pipeline.normalization import CausalMean
@@ -28,6 +28,7 @@ from pipeline.runs.names import ACCESS_DENIED, MISSING_OBJECT
 from pipeline.shards import FeatureRow, Storage, as_stored
 from pipeline.splicing import STACK
 from pipeline.steps.audio_objects import AudioObjects
+from pipeline.steps.part_requests import FoundAudio, WantedAudio
 
 MIN_FRAMES = 2 * STACK - 1
 """The fewest 10 ms frames that leave one spliced frame at each of the three offsets."""
@@ -50,14 +51,28 @@ def audio_objects(
     conversion: AudioConversion = NO_CONVERSION,
 ) -> AudioObjects:
     """Return the audio objects of a task's utterances, to be read within bounded memory."""
-    uris = [resolve_audio(corpus_uri, utterance.audio_uri) for utterance in utterances]
-    bounds = [size_bound(utterance.duration_s, conversion) for utterance in utterances]
-    return AudioObjects(store, uris, bounds, gets_in_flight)
+    wanted = [
+        wanted_audio(corpus_uri, each.audio_uri, each.part, each.duration_s, conversion)
+        for each in utterances
+    ]
+    return AudioObjects(store, wanted, gets_in_flight)
+
+
+def wanted_audio(
+    corpus_uri: str,
+    audio_uri: str,
+    part: AudioPart | None,
+    declared_s: float,
+    conversion: AudioConversion = NO_CONVERSION,
+) -> WantedAudio:
+    """Say which bytes an utterance's audio is, and how many there may be."""
+    uri = resolve_audio(corpus_uri, audio_uri)
+    return WantedAudio(uri, size_bound(declared_s, conversion), part, conversion)
 
 
 def extract_rows(
     utterances: Sequence[Utterance],
-    audio: Iterable[Fetched | StoreError],
+    audio: Iterable[FoundAudio],
     engine: Engine,
     storage: Storage,
     conversion: AudioConversion = NO_CONVERSION,
@@ -94,7 +109,7 @@ def resolve_audio(corpus_uri: str, audio_uri: str) -> str:
 
 def extract_utterance(
     utterance: Utterance,
-    found: Fetched | StoreError,
+    found: FoundAudio,
     mean: CausalMean,
     engine: Engine,
     storage: Storage,
@@ -106,6 +121,8 @@ def extract_utterance(
         if reason is None:
             raise found
         return quarantine(utterance, reason, str(found), 0)
+    if isinstance(found, AudioError):
+        return quarantine(utterance, found.reason, found.detail, 0)
     try:
         energies, audio_form = _energies(utterance, found.data, engine, conversion)
     except AudioError as error:
@@ -122,6 +139,7 @@ def extract_utterance(
         features=as_stored(mean.subtract(energies, np.float16), storage),
         storage=storage,
         audio_form=audio_form,
+        audio_part=utterance.part,
     )
 
 

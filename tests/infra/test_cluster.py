@@ -37,9 +37,19 @@ def test_permissions_are_filled_in() -> None:
     assert cluster.writable("s3://b/runs/1/", "s3://b/corpus") == written
     assert cluster.readable("s3://b/runs/1", "s3://b/corpus") == (
         "s3://b/corpus/audio",
+        "s3://b/corpus/metadata",
         "s3://b/runs/1/selection",
         *written,
     )
+
+
+def test_steps_delete_below_their_own_prefixes() -> None:
+    """Training removes old checkpoints; a prefix that a step does not use is refused."""
+    cluster = load_cluster("train_student")
+    assert cluster.deletable("s3://b/runs/1", "s3://b/corpus") == ("s3://b/runs/1/models",)
+    assert load_cluster("extract_features").deletable("s3://b/runs/1", "s3://c") == ()
+    with pytest.raises(ValueError, match=r"delete_prefixes: '\{run\}': need one that the step"):
+        replace(cluster, delete_prefixes=("{run}",))
 
 
 def test_a_value_is_not_filled_in_twice() -> None:

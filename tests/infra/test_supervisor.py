@@ -85,12 +85,15 @@ def test_arguments_and_streams_pass_through() -> None:
 def test_nothing_outlives_the_command(mark: str) -> None:
     """An orphan in a session of its own is ended with the command, gently, and then by SIGKILL."""
     child = "import time; time.sleep(100)"
-    gentle = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {child!r}], "
-    gentle += "start_new_session=True)"
-    began = time.monotonic()
-    subprocess.run(command_of([sys.executable, "-c", gentle]), check=True)
+    gentle = "import subprocess, sys, time; "
+    gentle += f"subprocess.Popen([sys.executable, '-c', {child!r}], start_new_session=True); "
+    gentle += "print(time.monotonic())"  # the clock of all processes
+    done = subprocess.run(
+        command_of([sys.executable, "-c", gentle]), stdout=subprocess.PIPE, text=True, check=True
+    )
+    ended_s = time.monotonic()
     assert left_behind(mark) == []
-    assert time.monotonic() - began < 5
+    assert ended_s - float(done.stdout) < 5
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

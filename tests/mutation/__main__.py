@@ -26,8 +26,8 @@ os.environ["OPENBLAS_NUM_THREADS"] = os.environ["TRITON_INTERPRET"] = "1"
 
 import hypothesis
 import pytest
-from jaxtyping import install_import_hook
 
+from tests.array_checks import install_checks
 from tests.mutation.mutants import c_mutants, python_mutants
 
 FOLDER = Path(__file__).parent
@@ -146,7 +146,7 @@ def main() -> int:
     if "MUTATED_COPY" not in os.environ:
         return run_in_copy(sys.argv[1:])
     # The hook as in tests/conftest.py, which also starts servers that no mutant needs.
-    install_import_hook(["pipeline", "training"], "beartype.beartype")
+    install_checks("pipeline", "training")
     for name in SLOW_IMPORTS:
         importlib.import_module(name)
     phases = {hypothesis.Phase.explicit, hypothesis.Phase.generate}

@@ -1,6 +1,8 @@
 """The jobs explain help, bad recipes, missing inputs and stores out of reach, by exit code."""
 
 import json
+import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import boto3
@@ -32,11 +34,11 @@ def usual(step: str, run_uri: object, *more: str) -> tuple[str, ...]:
 
 
 def require_message(said: Said, code: int, *parts: str) -> None:
-    """Require the exit code, and one line on standard error that holds `parts`."""
+    """Require the exit code, and on standard error one line that holds `parts`, beside the log."""
     assert said.code == code, said.err
     assert said.out == ""
     assert "Traceback" not in said.err
-    (line,) = said.err.splitlines()
+    (line,) = [each for each in said.err.splitlines() if " begins: recipe " not in each]
     for part in parts:
         assert part in line
 
@@ -55,7 +57,11 @@ def test_help_teaches(run_job: RunJob, step: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "program", ["run", "demo", "synthesize", "package", "plan", "scaling", "check"]
+    "program",
+    [
+        *("run", "demo", "synthesize", "package", "plan", "scaling", "check"),
+        *("roles", "request_cluster", "workflow"),
+    ],
 )
 def test_help_of_the_programs_teaches(run_job: RunJob, program: str) -> None:
     """The programs that are no steps explain themselves and their exit codes, too."""
@@ -321,3 +327,9 @@ def test_an_interrupted_step_is_one_line(
     monkeypatch.setattr("pipeline.steps.selection.select.list_metadata", interrupt)
     said = run_job(*usual("select_utterances", tmp_path))
     require_message(said, 130, "select_utterances: interrupted: the same command resumes")
+
+
+def test_package_states_what_a_cluster_must_have(run_job: RunJob) -> None:
+    """A cluster with another Spark or Python is found before anything is copied to it."""
+    said = " ".join(run_job("package", "--help").out.split())
+    assert f"for Spark {version('pyspark')}, Python {sys.version_info[0]}." in said

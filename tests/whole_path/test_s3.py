@@ -22,6 +22,7 @@ from pipeline.steps.repartition import repartition
 from pipeline.steps.selection.select import metadata_uri, select_utterances
 from pipeline.steps.targets import generate_targets
 from tests.in_process_teacher import in_process
+from tests.infra.aws.role_policy import Request, Statement, allows, requests_by_step, role_of
 from tests.s3_server import CREDENTIALS, running_s3_server
 from tests.small_corpus import serially
 from tests.whole_path.manifests import manifest_bytes, require_balance
@@ -33,6 +34,30 @@ pytestmark = [pytest.mark.timeout(1200), pytest.mark.cluster]
 
 SETTINGS = ("teacher.ensemble=2", "targets.offsets=all", "student.num_passes=3")
 """By --set: two teachers label at all offsets, of which each pass of the student reads one."""
+
+TRAINING = ("train_baseline", "train_teacher", "train_student")
+LANGUAGE_MODEL = ("corpus/language_model.arpa", "corpus/language_model.txt")
+OTHER_RUNS_NEED = {
+    # Subsets are found by listing; selection alone reads their records.
+    *((step, "GetObject", "corpus/metadata/*") for step in ("extract_features", "align")),
+    # Checkpoints are removed once there are more than num_kept.
+    *((step, "DeleteObject", "models/*") for step in ("align", *TRAINING)),
+    # Sequence training searches lattices, with the lexicon and a language model.
+    *((step, "GetObject", "corpus/lexicon.txt") for step in TRAINING),
+    *((step, "GetObject", "ingest/*") for step in TRAINING),
+    *((step, "PutObject", "lattices/*") for step in TRAINING),
+    # So do lattice targets. A teacher of the user's own may hear the audio.
+    *(
+        ("generate_targets", "GetObject", place)
+        for place in ("alignments/*", "corpus/lexicon.txt", "ingest/*", *LANGUAGE_MODEL)
+    ),
+    ("generate_targets", "PutObject", "graphs/*"),
+    ("generate_targets", "GetObject", "corpus/audio/*"),
+    # Language models of the user's own; scales tuned on development speakers.
+    *(("evaluate", "GetObject", place) for place in LANGUAGE_MODEL),
+    ("evaluate", "PutObject", "tuning/*"),
+}
+"""What a role permits and this run did not need."""
 
 PLACEMENTS = ["DP1", "DP2", "DP3", "DP4", "DP5"]
 OTHER_SETTINGS = ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3")
@@ -48,13 +73,14 @@ CORPUS = SynthesisConfig(
 
 @dataclass(frozen=True)
 class WholeRun:
-    """WholeRun is a finished run in S3: its URI, its corpus, and its output."""
+    """WholeRun is a finished run in S3: its URI, its corpus, its output, its server's log."""
 
     uri: str
     kaldi_dir: Path
     environment: dict[str, str]
     options: tuple[str, ...]
     output: str
+    requests: str
 
     @property
     def store(self) -> ObjectStore:
@@ -67,7 +93,8 @@ def whole(
 ) -> Iterator[WholeRun]:
     kaldi_dir = tmp_path_factory.mktemp("synthetic") / "kaldi"
     synthesize(CORPUS, kaldi_dir)
-    with running_s3_server() as endpoint, pytest.MonkeyPatch.context() as patch:
+    log = kaldi_dir.with_name("requests.log")
+    with running_s3_server(log) as endpoint, pytest.MonkeyPatch.context() as patch:
         settings = {**CREDENTIALS, "AWS_ENDPOINT_URL": endpoint}
         for name, value in settings.items():
             patch.setenv(name, value)
@@ -81,7 +108,8 @@ def whole(
         ranks = ("--supervised-ranks", "1", "--student-ranks", "2")
         options = (*ranks, *(part for each in SETTINGS for part in ("--set", each)))
         done = run_all_steps(uri, kaldi_dir, inherited, *options)
-        yield WholeRun(uri, kaldi_dir, inherited, options, done.stdout + done.stderr)
+        output = done.stdout + done.stderr
+        yield WholeRun(uri, kaldi_dir, inherited, options, output, log.read_text())
 
 
 @pytest.fixture(scope="module")
@@ -183,3 +211,37 @@ def test_credentials_are_nowhere(whole: WholeRun) -> None:
     said = [whole.output.encode(), *(whole.store.get(o.uri) for o in whole.store.list(whole.uri))]
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         assert not any(CREDENTIALS[name].encode() in data for data in said), name
+
+
+def test_roles_allow_what_the_steps_asked_for(whole: WholeRun) -> None:
+    """Each request of each step is allowed by its role: action, object, and prefix of a listing."""
+    by_step = requests_by_step(whole.requests, "megahour/runs/tiny")
+    assert list(by_step) == [launch.step for launch in launches("", 1, 2)]
+    for step, requests in by_step.items():
+        role = role_of(step)
+        denied = sorted(map(str, (each for each in requests if not allows(role, each))))
+        assert denied == [], step
+
+
+def test_roles_allow_no_more_than_the_steps_need(whole: WholeRun) -> None:
+    """Each folder that a role may read, write or delete in was used, or other runs need it.
+
+    A step that is run again reads its own output.
+    """
+    unused = set()
+    for step, requests in requests_by_step(whole.requests, "megahour/runs/tiny").items():
+        role = role_of(step)
+        for action, place in permitted(role):
+            is_own = action == "s3:GetObject" and allows(role, Request("s3:PutObject", place))
+            if not is_own and not any(Statement((action,), (place,)).allows(r) for r in requests):
+                key = place.rpartition("/runs/tiny/")[2]
+                unused.add((step, action.removeprefix("s3:"), key))
+    assert unused - OTHER_RUNS_NEED == set()
+
+
+def permitted(role: list[Statement]) -> Iterator[tuple[str, str]]:
+    """Yield the actions on objects of the run that a role permits, with their resources."""
+    for statement in role:
+        for action in statement.actions:
+            if action in ("s3:GetObject", "s3:PutObject", "s3:DeleteObject"):
+                yield from ((action, each) for each in statement.resources if "/tiny/" in each)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Int64
@@ -53,7 +53,7 @@ class Dataset:
     augmentation: AugmentationConfig = NO_AUGMENTATION.config
     lattices: LatticeShards | None = None
     development: tuple[Output, ...] = ()
-    soft_targets: SoftTargetsForm = "renormalized"
+    soft_targets: SoftTargetsForm | Literal["stored"] = "renormalized"
 
     def plan(
         self, sub_epoch: SubEpoch, index: int, lengths_of: Callable[[Output], Lengths] | None = None

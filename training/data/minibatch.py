@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -67,7 +67,7 @@ class BufferFrames:
         rows: Sequence[PartitionRow],
         sub_epoch_offset: int,
         augmenter: Augmenter = NO_AUGMENTATION,
-        soft_targets: SoftTargetsForm = "renormalized",
+        soft_targets: SoftTargetsForm | Literal["stored"] = "renormalized",
     ) -> "BufferFrames":
         """Augment and splice rows that all have hard targets, or all have soft ones."""
         rows = augmenter.at_speed(rows)

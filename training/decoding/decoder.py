@@ -50,13 +50,37 @@ def best_path(
     If no path ends a sentence on the last frame, the best unfinished one is taken.
     """
     search = _search(graph, log_likelihoods, config.beam, config.max_active)
-    found, path = search.get_best_path()
-    if not found:
-        return None
-    _, labels, word_ids, _ = kaldifst.get_linear_symbol_sequence(path)
-    words = tuple(graph.words[word_id] for word_id in word_ids)
-    # Label 0 is epsilon, so senone s has the input label s + 1.
-    return BestPath(words, np.asarray(labels, dtype=np.int64) - 1)
+    return _traced(graph, search, ends_sentence=True)
+
+
+class StreamingSearch:
+    """StreamingSearch finds best paths while log-likelihoods arrive, those that `best_path` finds.
+
+    Each frame is searched once, whatever the pieces.
+    """
+
+    def __init__(self, graph: DecodingGraph, config: DecoderConfig) -> None:
+        self._graph, self._config = graph, config
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin a new utterance."""
+        options = _options(self._config.beam, self._config.max_active)
+        self._search = kaldi_decoder.FasterDecoder(self._graph.fst, options)
+        self._search.init_decoding()
+
+    def advance(self, log_likelihoods: Float32[np.ndarray, "frames senones"]) -> None:
+        """Search the next frames; ValueError for scores that are not the graph's."""
+        _require_scores(self._graph, log_likelihoods)
+        if len(log_likelihoods):
+            offset = self._search.num_frames_decoded()
+            self._search.advance_decoding(kaldi_decoder.DecodableCtc(log_likelihoods, offset))
+
+    def best(self, ends_sentence: bool) -> BestPath | None:
+        """Return the best path so far; if it `ends_sentence`, one that does so, where there is."""
+        if not self._search.num_frames_decoded():
+            return None
+        return _traced(self._graph, self._search, ends_sentence)
 
 
 def decode(
@@ -91,13 +115,34 @@ def _search(
     beam: float,
     max_active: int,
 ) -> kaldi_decoder.FasterDecoder:
+    _require_scores(graph, log_likelihoods)
+    search = kaldi_decoder.FasterDecoder(graph.fst, _options(beam, max_active))
+    search.decode(kaldi_decoder.DecodableCtc(log_likelihoods))
+    return search
+
+
+def _options(beam: float, max_active: int) -> kaldi_decoder.FasterDecoderOptions:
+    # Token passing as Kaldi's FasterDecoder: beam pruning, and histogram pruning by max_active.
+    return kaldi_decoder.FasterDecoderOptions(beam=beam, max_active=max_active)
+
+
+def _traced(
+    graph: DecodingGraph, search: kaldi_decoder.FasterDecoder, ends_sentence: bool
+) -> BestPath | None:
+    found, path = search.get_best_path(ends_sentence)
+    if not found:
+        return None
+    _, labels, word_ids, _ = kaldifst.get_linear_symbol_sequence(path)
+    words = tuple(graph.words[word_id] for word_id in word_ids)
+    # Label 0 is epsilon, so senone s has the input label s + 1.
+    return BestPath(words, np.asarray(labels, dtype=np.int64) - 1)
+
+
+def _require_scores(
+    graph: DecodingGraph, log_likelihoods: Float32[np.ndarray, "frames senones"]
+) -> None:
     num_columns = log_likelihoods.shape[1]
     if num_columns != graph.num_senones:
         raise ValueError(f"{num_columns} senones: need {graph.num_senones}, the graph's")
     if not np.isfinite(log_likelihoods).all():
         raise ValueError("log-likelihoods are not finite: check the acoustic model's output")
-    # Token passing as Kaldi's FasterDecoder: beam pruning, and histogram pruning by max_active.
-    options = kaldi_decoder.FasterDecoderOptions(beam=beam, max_active=max_active)
-    search = kaldi_decoder.FasterDecoder(graph.fst, options)
-    search.decode(kaldi_decoder.DecodableCtc(log_likelihoods))
-    return search

@@ -1,5 +1,8 @@
 """The language model that a run decodes with: estimated from its transcripts, or the user's own."""
 
+import gzip
+import io
+import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +22,12 @@ from training.decoding.lexicon import Lexicon
 from training.targets.labelled import labelled_transcripts, transcript_reads
 
 MAX_BYTES = 64 * 2**20
-"""The largest ARPA or text that is read: some 2 million n-grams, or 12 million words."""
+"""The largest ARPA or text that is read, some 2 million n-grams or 12 million words.
 
+A gzip has it for its contents.
+"""
+
+_GZIP = b"\x1f\x8b"
 _ESTIMATE = {"witten_bell": witten_bell_arpa, "kneser_ney": kneser_ney_arpa}
 
 
@@ -45,14 +52,28 @@ class LanguageModelFile:
         return cls(str(path), path.read_bytes())
 
     def text(self) -> str:
-        """Decode the file; ValueError names the first line that is not UTF-8."""
+        """Decode the file, which may be a gzip; ValueError names the first line not in UTF-8."""
+        data = self._unpacked() if self.data.startswith(_GZIP) else self.data
         try:
-            return self.data.decode()
+            return data.decode()
         except UnicodeDecodeError as error:
-            line = self.data.count(b"\n", 0, error.start) + 1
-            packed = self.data.startswith(b"\x1f\x8b")
-            remedy = "unpack it with gunzip" if packed else "convert it"
-            raise ValueError(f"{self.uri}: line {line} is not UTF-8: {remedy}") from error
+            line = data.count(b"\n", 0, error.start) + 1
+            raise ValueError(f"{self.uri}: line {line} is not UTF-8: convert it") from error
+
+    def _unpacked(self) -> bytes:
+        """Unpack a gzip up to the bound; ValueError for a larger one, and for one that is damaged.
+
+        A megabyte of it may unpack to a thousand.
+        """
+        try:
+            with gzip.GzipFile(fileobj=io.BytesIO(self.data)) as file:
+                data = file.read(MAX_BYTES + 1)
+        except (EOFError, OSError, zlib.error) as error:
+            raise ValueError(f"{self.uri}: no whole gzip file: {error}; write it again") from error
+        if len(data) > MAX_BYTES:
+            remedy = "prune the model, or estimate one from a part of the text"
+            raise ValueError(f"{self.uri}: unpacks to more than {MAX_BYTES} bytes: {remedy}")
+        return data
 
     def arpa(self, words: Collection[str]) -> RestrictedArpa:
         """Read it as an ARPA over a lexicon's words; ValueError names its first malformed line."""

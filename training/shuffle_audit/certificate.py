@@ -27,7 +27,7 @@ from pipeline.shuffle_quality.design_effect import (
     intra_group_correlation,
 )
 from training.data.dataset import Dataset
-from training.data.sub_epochs import check_offsets
+from training.data.sub_epochs import SubEpoch, check_offsets
 from training.fit.model_specs import Fit
 from training.shuffle_audit.order_samples import TrainingStep, collect_samples, read_steps
 from training.shuffle_audit.row_provenance import ProvenanceReader
@@ -63,7 +63,7 @@ def certify_run(
             store=store,
             run_uri=run_uri,
             labelled=(),
-            unlabelled=partitions.outputs,
+            unlabelled=tuple(partitions.outputs),
             delay=fit.model.delay,
             minibatch_frames=fit.loop.minibatch_frames,
             seed=fit.seed,
@@ -71,7 +71,7 @@ def certify_run(
             world_size=config.num_ranks,
             augmentation=fit.augmentation,
         )
-        document = {**asdict(config), **certificate(dataset, fit, config)}
+        document = {**asdict(config), **certificate(dataset, fit.sub_epochs, config)}
         data, tally = _to_bytes(document), partitions.tally_out
         counts = (tally.utterances, tally.duration_ms)
         output = Output(CERTIFICATE_DOCUMENT, len(data), sha256(data), *counts)
@@ -93,7 +93,9 @@ def certificate_uri(run_uri: str) -> str:
     return join_uri(run_uri, CERTIFICATE_DOCUMENT)
 
 
-def certificate(dataset: Dataset, fit: Fit, config: CertificateConfig) -> dict[str, Any]:
+def certificate(
+    dataset: Dataset, sub_epochs: Sequence[SubEpoch], config: CertificateConfig
+) -> dict[str, Any]:
     """Compute the figures of both forms of sub-epoch; leave out a form of fewer than two steps."""
     sources = read_provenance(dataset.store, dataset.run_uri)
     reader = ProvenanceReader(dataset.store, dataset.run_uri, sources)
@@ -102,10 +104,10 @@ def certificate(dataset: Dataset, fit: Fit, config: CertificateConfig) -> dict[s
     for form, whole in FORMS.items():
         chosen = [
             index
-            for index, sub_epoch in enumerate(fit.sub_epochs)
+            for index, sub_epoch in enumerate(sub_epochs)
             if not sub_epoch.labelled and sub_epoch.whole_utterances == whole
         ][: config.num_sub_epochs]
-        steps = list(read_steps(dataset, fit.sub_epochs, chosen, config.num_steps, form))
+        steps = list(read_steps(dataset, sub_epochs, chosen, config.num_steps, form))
         if len(steps) > 1:
             document[form] = {
                 "sub_epochs": chosen,

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int64, UInt16
+from jaxtyping import Float, Float16, Float32, Int64, UInt16
 from torch import Tensor
 
 from pipeline.kbest import KBest, best_probabilities, soft_targets
@@ -84,7 +85,14 @@ class SoftTargetRows:
         probabilities = cls.of_kbest(joined)
         # Without target mass, padding adds neither loss nor gradient.
         probabilities[0] = 0
-        return cls(joined.senones, probabilities)
+        return cls.joining(joined, probabilities)
+
+    @classmethod
+    def joining(
+        cls, kbest: KBest, probabilities: Float32[np.ndarray, "rows k"]
+    ) -> "SoftTargetRows":
+        """Keep what the minibatches need of all rows' k best."""
+        return cls(kbest.senones, probabilities)
 
     @staticmethod
     def of_kbest(kbest: KBest) -> Float32[np.ndarray, "frames k"]:
@@ -118,8 +126,43 @@ class GhostTargetRows(SoftTargetRows):
         return GhostTargets(taken.senones, taken.probabilities)
 
 
-SOFT_TARGET_ROWS: Mapping[SoftTargetsForm, type[SoftTargetRows]] = {
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredTargets(SoftTargets):
+    """StoredTargets: the k best with their logits and log Z, as they are stored, as float32.
+
+    Both are relative to the frame's largest logit, so exp(logits - log_z) are the teacher's own
+    probabilities. `probabilities` are renormalized over the k, and 0 where a frame has no target.
+    """
+
+    logits: Float[Tensor, "batch frames k"]
+    log_z: Float[Tensor, "batch frames"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredTargetRows(SoftTargetRows):
+    """StoredTargetRows: the k best of a shuffle buffer's frames, with logits and log Z."""
+
+    logits: Float16[np.ndarray, "rows k"]
+    log_z: Float16[np.ndarray, " rows"]
+
+    @classmethod
+    def joining(
+        cls, kbest: KBest, probabilities: Float32[np.ndarray, "rows k"]
+    ) -> "StoredTargetRows":
+        """Keep the stored numbers too."""
+        return cls(kbest.senones, probabilities, kbest.logits, kbest.log_z)
+
+    def take(self, rows: Int64[np.ndarray, "batch frames"]) -> StoredTargets:
+        """Gather a minibatch's targets by the number of the row."""
+        taken = SoftTargetRows.take(self, rows)
+        stored = (self.logits.take(rows, axis=0), self.log_z.take(rows))
+        logits, log_z = (torch.from_numpy(each.astype(np.float32)) for each in stored)
+        return StoredTargets(taken.senones, taken.probabilities, logits, log_z)
+
+
+SOFT_TARGET_ROWS: Mapping[SoftTargetsForm | Literal["stored"], type[SoftTargetRows]] = {
     "renormalized": SoftTargetRows,
     "ghost": GhostTargetRows,
+    "stored": StoredTargetRows,
 }
-"""The rows of a shuffle buffer's soft targets, by their form."""
+"""The rows of a shuffle buffer's soft targets, by their form; recipes name the first two."""

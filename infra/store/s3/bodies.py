@@ -8,7 +8,7 @@ from typing import Any
 
 from urllib3.exceptions import HTTPError
 
-from infra.store.objects import Admit, Fetched
+from infra.store.objects import Admit, Fetched, FetchedRange, admit_all
 from infra.store.request_counts import REQUESTS, RequestCounts
 from infra.store.s3.errors import CorruptTransferError
 from infra.store.s3.watchdog import current_watch
@@ -30,6 +30,25 @@ def read_object(answer: Mapping[str, Any], admit: Admit) -> Fetched:
         missing = "neither a Content-Length nor an MD5: if it broke off, it would look whole"
         raise CorruptTransferError(f"an answer with {missing}")
     return Fetched(data, md5)
+
+
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+
+
+def read_range(answer: Mapping[str, Any], start: int, num_bytes: int) -> FetchedRange:
+    """Read the body of a GET with a range; CorruptTransferError unless it is the range.
+
+    S3 gives no digest of a range.
+    """
+    stated = _CONTENT_RANGE.fullmatch(required(answer, "ContentRange"))
+    if stated is None or int(stated[1]) != start:
+        raise CorruptTransferError(f"the range {answer['ContentRange']!r} for one from {start}")
+    object_bytes = int(stated[3])
+    expected = min(num_bytes, object_bytes - start)
+    data = read_body(answer, admit_all)
+    if len(data) != expected:
+        raise CorruptTransferError(f"{len(data)} bytes came of {expected} from {start}")
+    return FetchedRange(data, object_bytes, etag_of(answer))
 
 
 def read_body(answer: Mapping[str, Any], admit: Admit) -> bytes:

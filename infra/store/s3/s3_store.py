@@ -15,10 +15,16 @@ from botocore.awsrequest import AWSPreparedRequest
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from infra.store.objects import Admit, Fetched, Listing, ObjectInfo, admit_all
+from infra.store.objects import Admit, Fetched, FetchedRange, Listing, ObjectInfo, admit_all
 from infra.store.request_counts import REQUESTS, RequestCounts
 from infra.store.retry import GaveUpError, confirm, retry
-from infra.store.s3.bodies import etag_of, read_object, require_md5, required
+from infra.store.s3.bodies import (
+    etag_of,
+    read_object,
+    read_range,
+    require_md5,
+    required,
+)
 from infra.store.s3.errors import (
     TRANSPORT_ERRORS,
     CorruptTransferError,
@@ -41,6 +47,7 @@ MAX_CONNECTIONS = 64
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 20.0
 FIRST_CONTACT_LIMIT_S = 20.0
+_RANGE_NOT_SATISFIABLE = 416
 
 _KINDS = {
     "GetObject": RequestCounts(get=1),
@@ -79,6 +86,26 @@ class S3Store:
                 return read_object(answer, admit)
 
         return self._perform(uri, attempt)
+
+    def fetch_range(self, uri: str, start: int, num_bytes: int) -> FetchedRange:
+        """Read some bytes of the object."""
+
+        def attempt(client: Any, address: dict[str, str]) -> FetchedRange | None:  # noqa: ANN401
+            try:
+                answer = client.get_object(
+                    **address, Range=f"bytes={start}-{start + num_bytes - 1}"
+                )
+            except ClientError as error:
+                if http_status(error) != _RANGE_NOT_SATISFIABLE:
+                    raise
+                return None
+            with closing(answer["Body"]):
+                return read_range(answer, start, num_bytes)
+
+        if (found := self._perform(uri, attempt)) is not None:
+            return found
+        info = self.head(uri)  # the range begins behind the object's end
+        return FetchedRange(b"", info.num_bytes, info.etag)
 
     def put(self, uri: str, data: bytes) -> None:
         """Write the object or replace it."""

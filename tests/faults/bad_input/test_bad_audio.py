@@ -1,5 +1,6 @@
 """Bad audio of every kind costs one ledger row each in selection and extraction, and no harm."""
 
+import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,14 +134,17 @@ def test_there_are_many_kinds() -> None:
 
 
 def decoded(data: bytes) -> np.ndarray | None:
-    """Decode `data`; return None for an AudioError."""
+    """Decode `data` in less than 2 s of CPU; return None for an AudioError."""
+    begun_s = time.process_time()
     try:
         return decode_audio(data)
     except AudioError:
         return None
+    finally:
+        assert time.process_time() - begun_s < 2.0
 
 
-@settings(max_examples=300, deadline=2000)
+@settings(max_examples=300, deadline=None)
 @given(
     st.sampled_from([WAV, FLAC, VORBIS, OPUS, MP3]),
     st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), max_size=12),
@@ -160,7 +164,7 @@ def test_any_corruption_gives_an_audio_error_or_samples(
         assert np.isfinite(samples).all()
 
 
-@settings(max_examples=150, deadline=2000)
+@settings(max_examples=150, deadline=None)
 @given(
     st.sampled_from([WAV, FLAC, VORBIS, OPUS, MP3]),
     st.integers(0, 200),

@@ -201,7 +201,9 @@ def test_a_dripped_handshake_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
         begin = time.monotonic()
         with pytest.raises(StoreError, match=r"cut after 0\.5 s"):
             STORE.get(URI)
-        assert PATIENCE_S <= time.monotonic() - begin < PATIENCE_S + 4
+        assert (
+            PATIENCE_S <= time.monotonic() - begin < PATIENCE_S + 30
+        )  # dripped to its end: 1600 s
 
 
 @pytest.mark.usefixtures("s3_bucket")

@@ -14,8 +14,8 @@ from tests.whole_path.processes import REPOSITORY, left_behind
 
 pytestmark = pytest.mark.cluster
 PROGRAM = Path(__file__).with_name("ending_run.py")
-LIMIT_S = 10.0
-"""The supervisor kills after 5 s what has not ended by itself."""
+LIMIT_S = 60.0
+"""The supervisor kills after 5 s what has not ended by itself; a step would wait for 300 s."""
 
 NUM_WORKERS = {"python": 1, "torchrun": 2, "Spark": 2}
 ENDINGS = {

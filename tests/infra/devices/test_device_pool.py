@@ -208,7 +208,7 @@ def test_a_killed_client_frees_its_device(pool: DevicePool, tmp_path: Path) -> N
     client.wait()
     begun_s = time.monotonic()
     assert where(pool)[0] == "cuda:0"
-    assert time.monotonic() - begun_s < 4, "ten seconds of the client's requests were left"
+    assert time.monotonic() - begun_s < 8, "ten seconds of the client's requests were left"
 
 
 def _folders() -> set[str]:

@@ -19,7 +19,7 @@ def test_a_lock_that_is_never_freed_is_given_up(tmp_path: Path) -> None:
             locked(path, 0.1),
         ):
             pass
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
 
 
 def test_a_lock_that_is_freed_is_taken(tmp_path: Path) -> None:

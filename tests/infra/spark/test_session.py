@@ -4,7 +4,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,6 +27,19 @@ def session() -> Iterator[SparkSession]:
         yield session
 
 
+@pytest.fixture
+def is_there() -> Callable[[Path], bool]:
+    """Return a closure, for which Spark's workers need not import this file."""
+
+    def wait(path: Path) -> bool:
+        deadline_s = time.monotonic() + 60.0
+        while not path.exists() and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+        return path.exists()
+
+    return wait
+
+
 def test_results_keep_the_order_of_the_tasks(session: SparkSession) -> None:
     """Each element is one Spark task; results come in order."""
 
@@ -42,20 +55,24 @@ def test_results_keep_the_order_of_the_tasks(session: SparkSession) -> None:
     assert run_tasks(session, [], place, "nothing") == []
 
 
-def test_an_observer_sees_results_while_others_are_at_work(session: SparkSession) -> None:
-    """Each summary once, the first ones long before the last task ends."""
-    seen: list[tuple[float, float]] = []
+def test_an_observer_sees_results_while_others_are_at_work(
+    session: SparkSession, tmp_path: Path, is_there: Callable[[Path], bool]
+) -> None:
+    """Each summary once; the second task does not end before the others' have been seen."""
+    all_seen = tmp_path / "all seen"
+    seen: list[int] = []
 
-    def nap(seconds: float) -> float:
-        time.sleep(seconds)
-        return seconds
+    def work(task: int) -> int:
+        return task if task != 1 or is_there(all_seen) else -1
 
-    observer = Observer(lambda nap: nap + 1, lambda each: seen.append((each, time.monotonic())))
-    naps = [0.0, 5.0, 0.0, 0.0]
-    assert run_tasks(session, naps, nap, "naps", observer=observer) == naps
-    ended = time.monotonic()
-    assert [each for each, _ in seen if each == 1.0] == [1.0] * 3
-    assert all(ended - at > 2 for each, at in seen if each == 1.0)
+    def observe(summary: int) -> None:
+        seen.append(summary)
+        if len(seen) == 3:
+            all_seen.touch()
+
+    observer = Observer(lambda task: 10 * task, observe)
+    assert run_tasks(session, [0, 1, 2, 3], work, "work", observer=observer) == [0, 1, 2, 3]
+    assert sorted(seen[:3]) == [0, 20, 30]
 
 
 def test_an_observer_ends_the_work(session: SparkSession) -> None:
@@ -96,14 +113,23 @@ def test_a_dying_worker_is_an_error(session: SparkSession) -> None:
         run_tasks(session, [1], os._exit, "deaths")
 
 
-def test_tasks_that_nothing_takes_are_given_up(session: SparkSession) -> None:
+def test_tasks_that_nothing_takes_are_given_up(
+    session: SparkSession, tmp_path: Path, is_there: Callable[[Path], bool]
+) -> None:
     """Waiting for cores that others hold ends at its limit, with a remedy."""
+    given_up = tmp_path / "given up"
+
+    def hold_core(task: int) -> bool:
+        (tmp_path / str(task)).touch()
+        return is_there(given_up)
+
     with ThreadPoolExecutor(1) as pool:
-        busy = pool.submit(run_tasks, session, [6, 6], time.sleep, "naps")
-        time.sleep(2)
+        busy = pool.submit(run_tasks, session, [0, 1], hold_core, "holds")
+        assert all(is_there(tmp_path / name) for name in ("0", "1"))
         with pytest.raises(TaskError, match=r"waits: no task ran for 1 s.*free cores"):
             run_tasks(session, [0], time.sleep, "waits", idle_limit_s=1)
-        assert busy.result() == [None, None]
+        given_up.touch()
+        assert busy.result() == [True, True]
 
 
 def test_temporary_files_lie_in_sparks_local_directories(session: SparkSession) -> None:

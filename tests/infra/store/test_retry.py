@@ -72,10 +72,8 @@ def test_no_attempt_begins_after_the_limit() -> None:
         time.sleep(0.05)
         raise OSError
 
-    begin = time.monotonic()
-    with pytest.raises(GaveUpError, match="given up after"):
+    with pytest.raises(GaveUpError, match=r"given up after [1-4] attempts in"):
         retry(slow, is_os_error, max_attempts=1000, limit_s=0.2)
-    assert time.monotonic() - begin < 0.5
 
 
 def test_waits_double_with_full_jitter(waits: list[float]) -> None:

@@ -1,5 +1,6 @@
 """Decode with an ARPA or a text of the user's own: bounds, prefixes, unknown words, digests."""
 
+import gzip
 from dataclasses import replace
 from pathlib import Path
 
@@ -128,13 +129,29 @@ def test_large_files_are_refused_before_they_are_read(run: Path) -> None:
 
 
 def test_files_that_are_no_text_are_refused(run: Path) -> None:
-    """A packed file and one of another encoding are named, with the line and a remedy."""
-    (run / "corpus" / "packed.arpa").write_bytes(b"\x1f\x8b\x08\x00")
-    with pytest.raises(ValueError, match=r"packed\.arpa: line 1 is not UTF-8: unpack it with gunz"):
+    """A cut gzip, one that unpacks to too much, and another encoding are named, with a remedy."""
+    (run / "corpus" / "packed.arpa").write_bytes(gzip.compress(b"a b\n" * 1000)[:-20])
+    with pytest.raises(ValueError, match=r"packed\.arpa: no whole gzip file: "):
         arpa_of(run, replace(PLAIN, arpa="packed.arpa"))
+    (run / "corpus" / "bomb.txt").write_bytes(gzip.compress(bytes(MAX_BYTES + 1), 1))
+    with pytest.raises(ValueError, match=rf"unpacks to more than {MAX_BYTES} bytes: prune"):
+        arpa_of(run, replace(PLAIN, language_model_text="bomb.txt"))
     (run / "corpus" / "latin.txt").write_bytes("a b\nb \xfc\n".encode("latin-1"))
     with pytest.raises(ValueError, match=r"latin\.txt: line 2 is not UTF-8: convert it"):
         arpa_of(run, replace(PLAIN, language_model_text="latin.txt"))
+
+
+@pytest.mark.parametrize("setting", ["arpa", "language_model_text"])
+def test_a_gzip_is_the_file_that_it_holds(run: Path, setting: str) -> None:
+    """A model or a text in gzip, whatever its name, gives the same model as without."""
+    text = "a b\nb\n"
+    data = kneser_ney_arpa([["a", "b"]], ["a", "b"], 2) if setting == "arpa" else text
+    (run / "corpus" / "plain").write_text(data)
+    (run / "corpus" / "packed").write_bytes(gzip.compress(data.encode()))
+    plain_arpa, packed_arpa = (
+        arpa_of(run, replace(PLAIN, **{setting: name})) for name in ("plain", "packed")
+    )
+    assert packed_arpa == plain_arpa
 
 
 def test_a_text_for_a_given_model_is_refused() -> None:

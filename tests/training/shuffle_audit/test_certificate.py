@@ -18,11 +18,15 @@ from pipeline.shards import read_partition
 from pipeline.steps.repartition import RepartitionConfig, repartition
 from tests.small_corpus import local_store, serially
 from tests.written_run import write_run
+from training.data import batching
+from training.data.partition_dataset import PartitionDataset, ReadingSettings
+from training.distributed import process_group
 from training.fit.model_specs import Fit, student_fit
 from training.recipes import read_recipe
 from training.shuffle_audit import certificate as certificate_module
 from training.shuffle_audit import row_provenance
 from training.shuffle_audit.certificate import CertificateConfig, certificate_uri, certify_run
+from training.shuffle_audit.dataset_certificate import certify_dataset
 from training.shuffle_audit.row_provenance import ProvenanceReader
 
 RECIPE = Path(__file__).parents[3] / "jobs" / "recipes" / "demo.toml"
@@ -224,3 +228,21 @@ def test_partitions_of_other_sources_are_refused(tmp_path: Path) -> None:
     sources = replace(read_provenance(store, run_uri), num_source_shards=1)
     with pytest.raises(ValueError, match="is in none of its 1 source files"):
         ProvenanceReader(store, run_uri, sources).read(outputs[0])
+
+
+def test_a_torch_dataset_has_a_verdict(run: tuple[ObjectStore, str]) -> None:
+    """The shuffled partitions pass; the same rows in the order of their files do not."""
+    store, run_uri = run
+    with process_group.open_world() as group:
+        dataset = PartitionDataset(run_uri, group, ReadingSettings(minibatch_frames=128))
+        found = certify_dataset(dataset, num_steps=32)
+        assert found.is_uniform, found.verdict
+        assert found.verdict == "The order is as mixed as uniform orders of the same rows."
+        assert found.figures["chunks"]["num_source_files"] == 12
+        files = read_manifest(store, run_uri, "partitions/unlabelled").outputs
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(batching, "BUFFER_FRAMES", 1)  # a partition at a time: no mixing
+            mixed_less = certify_dataset(dataset, num_steps=1000)
+        assert len(files) > 1
+    assert not mixed_less.is_uniform
+    assert "less mixed than uniform orders: chunks step effective_files" in mixed_less.verdict

@@ -1,0 +1,148 @@
+"""Derive each step's IAM role from its cluster file, as a CloudFormation template.
+
+A role may read, write and delete below the prefixes of the cluster file, and nothing else in S3.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from infra.cluster import Cluster
+
+RUN, CORPUS = "${Bucket}/${RunPrefix}", "${CorpusBucket}/${CorpusPrefix}"
+"""The places of a run and of a corpus; the template's parameters fill them in."""
+
+_CODE, _LOGS = "${Bucket}/${CodePrefix}", "${Bucket}/logs"
+_ARN = "arn:${AWS::Partition}:s3:::"
+_OBJECT = re.compile(r"/[^/{}]+\.\w+$")
+"""A prefix with a file's ending is one object, not a folder."""
+
+_PARAMETERS: Mapping[str, tuple[str, str | None, str]] = {
+    "Bucket": ("The bucket of runs and code, as storage.yaml makes it", None, r"[a-z0-9.-]{3,63}"),
+    "RunPrefix": (
+        "The run's folder in it; runs/* permits all runs, each at any depth",
+        "runs/mine",
+        r"[^/$]+(/[^/$]+)*",
+    ),
+    "CorpusBucket": ("The bucket of the corpus", None, r"[a-z0-9.-]{3,63}"),
+    "CorpusPrefix": (
+        "The corpus' folder in it; without corpus.uri in the recipe it is RUN/corpus",
+        "runs/mine/corpus",
+        r"[^/$]+(/[^/$]+)*",
+    ),
+    "CodePrefix": ("The folder of the code in Bucket", "code", r"[^/$]+(/[^/$]+)*"),
+    "LogGroup": ("The log group of storage.yaml", None, r"[\w./#-]{1,512}"),
+}
+
+Document = dict[str, Any]
+
+
+def roles_template(on_emr: Mapping[str, Cluster], on_hosts: Mapping[str, Cluster]) -> Document:
+    """Return a template with a role and an instance profile for each step, by the step's name.
+
+    Steps `on_emr` are Spark's; those `on_hosts` run in a container, on instances of their own.
+    """
+    resources: Document = {}
+    for step, cluster in {**on_emr, **on_hosts}.items():
+        if step in on_emr:  # an instance of EMR stores its own logs
+            statements = s3_statements(cluster, logs=(_LOGS,))
+        else:
+            statements = [*s3_statements(cluster), *_host_statements(cluster)]
+        resources |= _role(step, statements)
+    return {
+        "AWSTemplateFormatVersion": "2010-09-09",
+        "Description": "megahour: a role for each step. Written by megahour roles; do not edit.",
+        "Parameters": {name: _parameter(*each) for name, each in _PARAMETERS.items()},
+        "Resources": resources,
+    }
+
+
+def role_name(prefix: str, step: str) -> str:
+    """Return the name of a step's role, and of its instance profile."""
+    return f"{prefix}-{step}"
+
+
+def s3_statements(cluster: Cluster, logs: Sequence[str] = ()) -> list[Document]:
+    """Return what a step may do in S3: the requests that ObjectStore makes for its prefixes.
+
+    Its hosts may also copy the code, and recipes and cluster files of the user's own.
+    """
+    readable = (*cluster.readable(RUN, CORPUS), _CODE)
+    allowed = {
+        "s3:GetObject": readable,
+        "s3:PutObject": (*cluster.writable(RUN, CORPUS), *logs),
+        "s3:DeleteObject": cluster.deletable(RUN, CORPUS),
+    }
+    objects = [
+        _allow([action], [_sub(_ARN + _below(each)) for each in dict.fromkeys(prefixes)])
+        for action, prefixes in allowed.items()
+        if prefixes
+    ]
+    return [*objects, *_listing(readable)]
+
+
+def _listing(prefixes: Sequence[str]) -> list[Document]:
+    """Return, for each bucket, which folders may be listed."""
+    keys: dict[str, list[Document]] = {}
+    for each in dict.fromkeys(prefixes):
+        bucket, _, key = each.partition("/")
+        keys.setdefault(bucket, []).append(_sub(key if _OBJECT.search(each) else f"{key}/*"))
+    # IfExists: S3 answers 404 for an absent object, not 403, to those who may list its bucket, and
+    # such a question has no prefix. A listing without a prefix shows names of keys, no bytes.
+    return [
+        _allow(["s3:ListBucket"], [_sub(_ARN + bucket)])
+        | {"Condition": {"StringLikeIfExists": {"s3:prefix": patterns}}}
+        for bucket, patterns in keys.items()
+    ]
+
+
+def _host_statements(cluster: Cluster) -> list[Document]:
+    """Return what a host needs besides: the image, a place for its logs, its leader's address."""
+    place = "${AWS::Partition}:%s:${AWS::Region}:${AWS::AccountId}:"
+    pull = ["ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"]
+    write = ["logs:CreateLogStream", "logs:PutLogEvents"]
+    group = "arn:" + place % "logs" + "log-group:${LogGroup}:*"
+    return [
+        _allow(["ecr:GetAuthorizationToken"], ["*"]),  # it knows no resources
+        _allow(pull, [_sub("arn:" + place % "ecr" + "repository/megahour/*")]),
+        _allow(write, [_sub(group)]),
+        *([_allow(["ec2:DescribeInstances"], ["*"])] if cluster.num_instances > 1 else []),
+    ]
+
+
+def _role(step: str, statements: Sequence[Document]) -> Document:
+    name = "".join(part.capitalize() for part in step.split("_"))
+    named = _sub(role_name("${AWS::StackName}", step))
+    by_instances = {
+        "Effect": "Allow",
+        "Principal": {"Service": _sub("ec2.${AWS::URLSuffix}")},
+        "Action": "sts:AssumeRole",
+    }
+    policy = {
+        "PolicyName": step,
+        "PolicyDocument": {"Version": "2012-10-17", "Statement": list(statements)},
+    }
+    trust = {"Version": "2012-10-17", "Statement": [by_instances]}
+    role = {"RoleName": named, "AssumeRolePolicyDocument": trust, "Policies": [policy]}
+    profile = {"InstanceProfileName": named, "Roles": [{"Ref": f"{name}Role"}]}
+    return {
+        f"{name}Role": {"Type": "AWS::IAM::Role", "Properties": role},
+        f"{name}Profile": {"Type": "AWS::IAM::InstanceProfile", "Properties": profile},
+    }
+
+
+def _parameter(description: str, default: str | None, form: str) -> Document:
+    found = {"Type": "String", "Description": description, "AllowedPattern": form}
+    return found if default is None else found | {"Default": default}
+
+
+def _below(prefix: str) -> str:
+    return prefix if _OBJECT.search(prefix) else f"{prefix}/*"
+
+
+def _allow(actions: Sequence[str], resources: Sequence[Any]) -> Document:
+    return {"Effect": "Allow", "Action": list(actions), "Resource": list(resources)}
+
+
+def _sub(text: str) -> Document:
+    return {"Fn::Sub": text}

@@ -1,0 +1,115 @@
+"""Export a model with all that recognizes speech, as one file.
+
+megahour export --recipe demo --run runs/demo --out student.zip
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any, Literal
+
+from infra.configuration import ConfigurationError
+from jobs.cli.command_line import Answer, Query, main
+from jobs.cli.job import Job
+from pipeline.runs.names import STUDENT, evaluated_models
+
+SCORED_PIECE_S = 0.3
+"""The score hears audio in pieces of this length, as `transcribe` does by default."""
+
+
+def export(job: Job) -> Answer:
+    """Write the archive; with --score, transcribe the held-out audio with what was written."""
+    path, name = Path(job.arguments.out), job.arguments.model
+    _require_place(path)
+    _require_model(job, name)
+    try:
+        # Other commands need no ONNX.
+        from training.streaming.archive import read_archive, write_archive  # noqa: PLC0415
+        from training.streaming.model_export import export_model  # noqa: PLC0415
+    except ImportError as error:
+        raise ConfigurationError(str(error)) from error
+    precision: Literal["int8", "float32"] = "int8" if job.arguments.int8 else "float32"
+    place = job.store, job.run_uri, job.corpus_uri
+    exported = export_model(*place, job.recipe, name, precision)
+    num_bytes = write_archive(path, exported)
+    document: dict[str, Any] = {
+        "step": "export",
+        "model": name,
+        "precision": precision,
+        "file": str(path),
+        "bytes": num_bytes,
+        "network_bytes": len(exported.network),
+        "graph_states": exported.graph.fst.num_states,
+    }
+    lines = [f"{path}: {name} in {precision}, {num_bytes:,} bytes"]
+    if job.arguments.score:
+        document["score"] = score(job, read_archive(path))
+        lines.append(describe_score(document["score"]))
+    return Answer(True, "\n".join(lines), document)
+
+
+def score(job: Job, exported: Any) -> dict[str, Any]:  # noqa: ANN401 - its module needs ONNX
+    """Count the archive's word errors on the run's held-out audio."""
+    from training.streaming.heldout_score import score_heldout  # noqa: PLC0415 - as above
+
+    place = job.store, job.run_uri, job.corpus_uri
+    found = score_heldout(*place, job.recipe.features, exported, SCORED_PIECE_S)
+    return {
+        "word_error_rate": found.errors.word_error_rate,
+        "errors": found.errors.errors,
+        "reference_words": found.errors.reference_words,
+        "utterances": found.num_utterances,
+        "refused": found.num_refused,
+    }
+
+
+def describe_score(score: dict[str, Any]) -> str:
+    """Format the word error rate with what it counts."""
+    refused = f", {score['refused']} refused as audio" if score["refused"] else ""
+    return (
+        f"held-out WER {score['word_error_rate']:.2f} % ({score['errors']:,} errors in "
+        f"{score['reference_words']:,} words of {score['utterances']:,} utterances{refused})"
+    )
+
+
+def _require_place(path: Path) -> None:
+    if path.is_dir() or not path.parent.is_dir():
+        what = "is a folder" if path.is_dir() else f"{path.parent} is no folder"
+        raise ConfigurationError(f"--out {path}: {what}: name a file, such as student.zip")
+
+
+def _require_model(job: Job, name: str) -> None:
+    recipe = job.recipe
+    names = evaluated_models(
+        recipe.sequence_training.models, recipe.num_teachers, recipe.targets.rounds
+    )
+    if name not in names:
+        raise ConfigurationError(f"--model {name}: need one of {', '.join(names)}")
+
+
+def export_arguments() -> argparse.Namespace:
+    """Parse the command line."""
+    parser = QUERY.parser()
+    add = parser.add_argument
+    add("--out", required=True, metavar="FILE", help="the archive to write, a zip file")
+    text = f"model of the run, such as student_smbr or baseline; default {STUDENT}"
+    add("--model", default=STUDENT, metavar="NAME", help=text)
+    text = "round weights to 8 bits: a third of the bytes; only onnxruntime reads it; add --score"
+    add("--int8", action="store_true", help=text)
+    text = "transcribe the held-out audio with the written archive, and print its word error rate"
+    add("--score", action="store_true", help=text)
+    return parser.parse_args()
+
+
+QUERY = Query(
+    name="export",
+    description="Export a model for devices. The archive holds the network as ONNX, with its "
+    "normalization, causal mean and all state as inputs and outputs, the decoding graph, words and "
+    "settings of the evaluation. `megahour transcribe` recognizes speech with it as it arrives. "
+    "Models that need whole utterances, such as a bidirectional teacher, are refused. Needs pip "
+    "install megahour[deploy].",
+    exit_codes="0 written, 1 failed or cannot be exported, 2 bad usage or recipe.",
+    answer=export,
+)
+
+if __name__ == "__main__":
+    main(QUERY, export_arguments())

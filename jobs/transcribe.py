@@ -1,0 +1,206 @@
+"""Transcribe files, standard input or a microphone as speech arrives.
+
+arecord -f S16_LE -r 16000 -c 1 | megahour transcribe - --model student.zip
+"""
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32
+
+from infra.configuration import ConfigurationError
+from infra.ranges import Range, printable
+from jobs.cli.parser import Parser
+from pipeline.audio.conversion import RATES_HZ, AudioConversion
+from pipeline.audio.decode import decode_audio
+from pipeline.audio.errors import AudioError
+from pipeline.audio.pcm_stream import pcm_pieces, samples_of
+from pipeline.filterbank import SAMPLE_RATE_HZ
+
+STANDARD_INPUT, MICROPHONE = "-", "MIC"
+PIECE_MS, PAUSE_S = Range(10, 60_000), Range(0.03, 60, zero="none")
+LIVE_PAUSE_S = 1.0
+"""A stream without end is cut into utterances at pauses of a second; a file is one utterance."""
+
+_ANY_FORM = AudioConversion(RATES_HZ, "mean")
+
+Samples = Float32[np.ndarray, " samples"]
+
+
+@dataclass(slots=True)
+class Cost:
+    """Cost: the seconds that pieces took, from their last sample to their words."""
+
+    audio_s: float = 0.0
+    piece_s: list[float] = field(default_factory=list)
+
+    def document(self, look_ahead_s: float) -> dict[str, float]:
+        """Return speech, real-time factor and latencies in seconds; 95 of 100 pieces are faster."""
+        compute_s = sum(self.piece_s)
+        return {
+            "audio_s": round(self.audio_s, 3),
+            "real_time_factor": compute_s / self.audio_s if self.audio_s else 0.0,
+            "latency_median_s": float(np.median(self.piece_s)) if self.piece_s else 0.0,
+            "latency_95_s": float(np.quantile(self.piece_s, 0.95)) if self.piece_s else 0.0,
+            "look_ahead_s": look_ahead_s,
+        }
+
+
+def main() -> None:
+    """Parse the command line and transcribe; exit with 0, 1, 2 or 130."""
+    arguments = transcribe_arguments()
+    try:
+        transcribe(arguments)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except (ConfigurationError, ImportError) as error:
+        sys.exit(_fail(error, 2))
+    except (AudioError, OSError, ValueError) as error:
+        sys.exit(_fail(error, 1))
+    sys.exit(0)
+
+
+def transcribe(arguments: argparse.Namespace) -> None:
+    """Print words as they are recognized, and at the end what they cost."""
+    # After the command line: --help needs no extra.
+    from training.streaming.archive import read_archive  # noqa: PLC0415
+    from training.streaming.recognizer import ROW_S, Recognizer  # noqa: PLC0415
+    from training.streaming.stream_state import StreamingModel  # noqa: PLC0415
+
+    exported = read_archive(Path(arguments.model))
+    is_file = arguments.source not in (STANDARD_INPUT, MICROPHONE)
+    pause_s = arguments.pause_s
+    if pause_s is None:
+        pause_s = 0.0 if is_file else LIVE_PAUSE_S
+    recognizer = Recognizer(exported, StreamingModel(exported.network), pause_s)
+    printer, cost = Printer(arguments.json), Cost()
+    for samples in pieces(arguments.source, round(arguments.piece_ms * SAMPLE_RATE_HZ / 1000)):
+        started = time.perf_counter()
+        printer.show(recognizer.accept(samples))
+        cost.piece_s.append(time.perf_counter() - started)
+        cost.audio_s += len(samples) / SAMPLE_RATE_HZ
+    started = time.perf_counter()
+    printer.show(recognizer.finish())
+    cost.piece_s.append(time.perf_counter() - started)
+    printer.end(cost.document(exported.settings.delay * ROW_S))
+
+
+def pieces(source: str, piece_samples: int) -> Iterator[Samples]:
+    """Yield 16 kHz mono samples of a source, piece by piece."""
+    if source == STANDARD_INPUT:
+        return pcm_pieces(sys.stdin.buffer, piece_samples)
+    if source == MICROPHONE:
+        return microphone_pieces(piece_samples)
+    samples = decode_audio(Path(source).read_bytes(), _ANY_FORM)
+    firsts = range(0, len(samples), piece_samples)
+    return (samples[first : first + piece_samples] for first in firsts)
+
+
+def microphone_pieces(piece_samples: int) -> Iterator[Samples]:
+    """Yield what the default microphone hears, until Ctrl-C."""
+    try:
+        sounddevice = import_module("sounddevice")
+    except (ImportError, OSError) as error:  # OSError where PortAudio is missing
+        raise ConfigurationError(
+            f"MIC needs sounddevice and PortAudio ({printable(str(error))}): pip install "
+            "sounddevice, or pipe: arecord -f S16_LE -r 16000 -c 1 | megahour transcribe - ..."
+        ) from error
+    form: dict[str, Any] = {"samplerate": SAMPLE_RATE_HZ, "channels": 1, "dtype": "int16"}
+    with sounddevice.RawInputStream(**form) as stream:
+        while True:
+            data, _ = stream.read(piece_samples)
+            yield samples_of(bytes(data))
+
+
+class Printer:
+    """Printer writes final words to standard output, and words so far to standard error.
+
+    With `as_json` both are lines of JSON on standard output.
+    """
+
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
+        self._shown: Sequence[str] = ()
+
+    def show(self, transcript: Any) -> None:  # noqa: ANN401 - a Transcript, whose module needs ONNX
+        """Print words that changed, or that are final."""
+        is_news = transcript.words != self._shown or (transcript.is_final and transcript.words)
+        self._shown = () if transcript.is_final else transcript.words
+        if not is_news:
+            return
+        if self._as_json:
+            print(json.dumps(asdict(transcript)), flush=True)
+            return
+        place = f"{transcript.start_s:8.2f} {transcript.end_s:8.2f}"
+        stream = sys.stdout if transcript.is_final else sys.stderr
+        mark = "" if transcript.is_final else "... "
+        print(f"{place}  {mark}{' '.join(transcript.words)}", file=stream, flush=True)
+
+    def end(self, cost: dict[str, float]) -> None:
+        """Print the costs of the whole stream."""
+        if self._as_json:
+            print(json.dumps({"step": "transcribe", **cost}), flush=True)
+            return
+        print(
+            f"{cost['audio_s']:.1f} s of speech, real-time factor "
+            f"{cost['real_time_factor']:.3f}; from a piece's last sample to its words "
+            f"{1000 * cost['latency_median_s']:.1f} ms (median), "
+            f"{1000 * cost['latency_95_s']:.1f} ms (95 %); words wait "
+            f"{1000 * cost['look_ahead_s']:.0f} ms for the look-ahead",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def transcribe_arguments() -> argparse.Namespace:
+    """Parse the command line."""
+    parser = Parser(
+        prog="megahour transcribe",
+        description="Recognize speech as it arrives, on one core, with a model of megahour export. "
+        "Final words go to standard output with their start and end in seconds, words so far to "
+        "standard error. At the end it prints latency and real-time factor.",
+        epilog="Exit codes: 0 done, 1 bad audio or failed, 2 bad usage or model, 130 interrupted.",
+    )
+    add = parser.add_argument
+    text = "audio file; - is standard input, raw 16 kHz 16-bit mono PCM or WAV; MIC the microphone"
+    add("source", metavar="FILE|-|MIC", help=text)
+    add("--model", required=True, metavar="FILE", help="archive of megahour export")
+    text = f"audio that is heard at a time, {PIECE_MS.need}; default 300"
+    add("--piece-ms", type=_number(PIECE_MS), default=300, metavar="MS", help=text)
+    text = (
+        f"pause that ends an utterance, {PAUSE_S.need}; default 0 for files, else {LIVE_PAUSE_S:g}"
+    )
+    add("--pause-s", type=_number(PAUSE_S), metavar="SECONDS", help=text)
+    add("--json", action="store_true", help="print all as lines of JSON on standard output")
+    return parser.parse_args()
+
+
+def _number(bounds: Range) -> Any:  # noqa: ANN401 - argparse calls it
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not bounds.admits(value):
+            raise argparse.ArgumentTypeError(f"{printable(text)}: need {bounds.need}")
+        return value
+
+    return read
+
+
+def _fail(error: Exception, code: int) -> int:
+    print(f"transcribe: {error}", file=sys.stderr, flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""Print a run's steps as JSON, as a scheduler such as Airflow reads it.
+
+megahour workflow --recipe R --run 's3://bucket/runs/{{ ds }}' > nightly.workflow.json
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.configuration import ConfigurationError
+from infra.ranges import printable
+from infra.store.object_store import StoreError
+from infra.store.uris import normalize_uri
+from infra.supervisor import CALLER, command_of
+from jobs.cli.catalogue import INGEST, STEPS
+from jobs.cli.command_line import fail
+from jobs.cli.job import add_recipe_arguments, written_manifests
+from jobs.cli.parser import (
+    Parser,
+    add_dev_share_argument,
+    add_device_argument,
+    add_placement_arguments,
+    add_ranks_arguments,
+    add_source_arguments,
+    manifest_options,
+    recipe_path,
+)
+from jobs.run import (
+    JOBS,
+    Launch,
+    dev_share_arguments,
+    launches,
+    placement_arguments,
+    shared_arguments,
+    step_environment,
+)
+from training.recipes import Recipe, read_recipe
+
+NAME = "workflow"
+
+HELP = """\
+Print the steps of a run in order, as JSON: each with its name, its command and the manifests that
+it writes. infra/airflow/megahour_dag.py makes a DAG of it, with a task group for each step. Put
+both into Airflow's DAG folder.
+
+Texts may have Airflow's templates in them: {{ ds }} is the first day of the data interval, so
+--run 's3://bucket/runs/{{ ds }}' gives each night a run of its own.
+
+Without --account all steps run on the scheduler's worker, in this Python environment. With it each
+but ingest runs on a cluster of its own, by megahour request_cluster --send.
+"""
+
+
+@dataclass(frozen=True)
+class WorkflowStep:
+    """WorkflowStep holds a name that no other step has, a command, and URIs of manifests."""
+
+    name: str
+    command: list[str]
+    manifests: list[str]
+
+
+def workflow_steps(arguments: argparse.Namespace, recipe: Recipe) -> Iterator[WorkflowStep]:
+    """Yield the steps from the first to the last wanted one, as `megahour run` would start them."""
+    ranks = arguments.supervised_ranks, arguments.student_ranks
+    ingested = placement_arguments(arguments), dev_share_arguments(arguments)
+    own_teacher = recipe.targets.rounds, not recipe.num_teachers
+    launched = arguments.kaldi_dir, *ranks, arguments.device, *ingested, *own_teacher
+    steps = launches(*launched, manifest_options(arguments))
+    order = list(STEPS)
+    first, last = order.index(arguments.first), order.index(arguments.last)
+    times: Counter[str] = Counter()
+    for launch in steps:
+        times[launch.step] += 1
+        if first <= order.index(launch.step) <= last:
+            ordinal = times[launch.step]
+            name = launch.step if ordinal == 1 else f"{launch.step}_{ordinal}"
+            manifests = written_manifests(recipe, launch.step, arguments.run)
+            yield WorkflowStep(name, _command(arguments, launch), manifests)
+
+
+def _command(arguments: argparse.Namespace, launch: Launch) -> list[str]:
+    shared = shared_arguments(arguments.recipe, arguments)
+    if arguments.account and launch.step != INGEST:
+        ours = (sys.executable, str(JOBS / "request_cluster.py"), "--step", launch.step, "--send")
+        return [*ours, *shared, "--account", arguments.account]
+    # The supervisor ends all processes of the step when Airflow ends the task, however it does.
+    return command_of(launch.command(shared), CALLER)
+
+
+def main() -> None:
+    """Parse the command line and print the workflow; exit with 0 or 2."""
+    arguments = _parser().parse_args()
+    try:
+        document = describe(arguments)
+    except (ConfigurationError, StoreError) as error:
+        sys.exit(fail(NAME, error, 2))
+    print(json.dumps(document, indent=1))
+    sys.exit(0)
+
+
+def describe(arguments: argparse.Namespace) -> dict[str, object]:
+    """Return the document; ConfigurationError for what no step could use."""
+    order = list(STEPS)
+    if order.index(arguments.first) > order.index(arguments.last):
+        raise ConfigurationError(
+            f"--first {arguments.first}: need a step that --last {arguments.last} does not precede"
+        )
+    if arguments.first == INGEST and not (arguments.kaldi_dir or arguments.manifest):
+        remedy = "give --kaldi-dir, --manifest, or where the corpus is there, --first"
+        raise ConfigurationError(f"nothing to {INGEST}: {remedy} {order[1]}")
+    recipe = read_recipe(recipe_path(arguments.recipe), arguments.set)
+    # A worker has another working directory.
+    arguments.run = normalize_uri(arguments.run)
+    for name in ("recipe", "account", "cluster", "kaldi_dir"):
+        given = getattr(arguments, name)
+        if given is not None and Path(given).exists():
+            setattr(arguments, name, str(Path(given).resolve()))
+    steps = [vars(each) for each in workflow_steps(arguments, recipe)]
+    return {
+        "name": arguments.name,
+        "schedule": arguments.schedule,
+        "start_date": arguments.start_date,
+        "retries": arguments.retries,
+        "retry_delay_s": arguments.retry_delay_s,
+        "environment": step_environment(),
+        "steps": steps,
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog=f"megahour {NAME}",
+        description=HELP,
+        epilog="Exit codes: 0 printed, 2 bad usage or recipe.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add_recipe_arguments(parser)
+    add("--run", required=True, help="folder or s3:// URI that holds the run; may have a template")
+    add("--cluster", help="cluster TOML, or a name in infra/clusters, for all steps")
+    add("--account", metavar="FILE", help="TOML file of the AWS account: a cluster for each step")
+    names = ", ".join(STEPS)
+    add("--first", choices=STEPS, default=next(iter(STEPS)), metavar="STEP", help=f"of {names}")
+    add("--last", choices=STEPS, default=list(STEPS)[-1], metavar="STEP", help="of the same")
+    add("--name", type=_name, default="megahour", help="the DAG's name; default megahour")
+    schedule = "when it runs, as Airflow has it: @daily, or a cron line; default: on request"
+    add("--schedule", metavar="WHEN", help=schedule)
+    add("--start-date", default="2026-01-01", metavar="DATE", help="the first interval's begin")
+    add("--retries", type=int, default=3, metavar="N", help="of each step; default 3")
+    add("--retry-delay-s", type=int, default=300, metavar="S", help="before each; default 300")
+    add_source_arguments(parser, required=False)
+    add_placement_arguments(parser)
+    add_ranks_arguments(parser)
+    add_device_argument(parser)
+    add_dev_share_argument(parser)
+    return parser
+
+
+def _name(text: str) -> str:
+    if re.fullmatch(r"[A-Za-z]\w{0,99}", text, re.ASCII):
+        return text
+    raise argparse.ArgumentTypeError(f"{printable(text)}: need a letter, then letters, digits or _")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""Ingest manifests: write metadata in our layout, and leave the audio where it is.
+
+A task reads one piece of a manifest and writes objects of its own below each day and speaker
+bucket, so nothing is shuffled, and all of a speaker's records are in one bucket's folders.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from infra.store.object_store import ObjectStore, join_uri
+from pipeline.records import Quarantined, Tally
+from pipeline.runs.commit import Commit, StepContext, once
+from pipeline.runs.manifest import Output, sha256
+from pipeline.runs.names import INGEST_STEP, LEXICON_FILE, METADATA_FOLDER
+from pipeline.runs.step import (
+    Distribute,
+    StepContents,
+    StepResult,
+    StepSpec,
+    TaskPlan,
+    run_step,
+    run_tasks,
+)
+from pipeline.steps.ingestion.audio_durations import with_durations
+from pipeline.steps.ingestion.formats import ManifestFormat
+from pipeline.steps.ingestion.manifest_objects import Piece
+from pipeline.steps.ingestion.manifest_records import RecordRules, records_of, with_audio
+from pipeline.steps.ingestion.metadata_objects import MetadataObjects
+from pipeline.steps.selection.buckets import is_mark
+
+_READ_BYTES = 8 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Manifest is what is ingested into one subset: where it lies, and how it is read."""
+
+    subset: str
+    uri: str
+    format: ManifestFormat
+
+
+@dataclass(frozen=True, slots=True)
+class PieceTask:
+    """PieceTask turns one piece of a manifest into metadata objects of the corpus."""
+
+    context: StepContext
+    name: str
+    manifest_store: ObjectStore
+    manifest: Manifest
+    piece: Piece
+    corpus_uri: str
+    rules: RecordRules
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestIngestion:
+    """ManifestIngestion holds what a run ingests: manifests, a lexicon, and how records are made.
+
+    Only `manifest_store` may read the manifests; the step's own store may read the audio.
+    """
+
+    manifest_store: ObjectStore
+    manifests: Sequence[Manifest]
+    rules: RecordRules
+    settings: Mapping[str, Any]
+    lexicon: bytes = b""
+
+
+def ingest_manifests(
+    store: ObjectStore,
+    run_uri: str,
+    corpus_uri: str,
+    ingestion: ManifestIngestion,
+    loss_budget: float,
+    distribute: Distribute,
+) -> StepResult:
+    """Write the metadata of all manifests, a task for each piece; ValueError for a fault in one."""
+    pieces = {
+        f"{number:02d}-{manifest.subset}-{place:06d}": (manifest, piece)
+        for number, manifest in enumerate(ingestion.manifests)
+        for place, piece in enumerate(
+            manifest.format.pieces(ingestion.manifest_store, manifest.uri)
+        )
+    }
+    digests = _digests(ingestion, [piece for _, piece in pieces.values()], distribute)
+
+    def make(context: StepContext) -> StepContents:
+        tasks = {
+            name: PieceTask(
+                context,
+                name,
+                ingestion.manifest_store,
+                manifest,
+                piece,
+                corpus_uri,
+                ingestion.rules,
+            )
+            for name, (manifest, piece) in pieces.items()
+        }
+        plan = TaskPlan(tasks, ingest_piece, distribute, loss_budget)
+        contents = run_tasks(context, plan)
+        _require_only(store, corpus_uri, contents.outputs)
+        return _with_lexicon(store, corpus_uri, ingestion.lexicon, contents)
+
+    spec = StepSpec(store, run_uri, INGEST_STEP, ingestion.settings, digests=digests)
+    return run_step(spec, make)
+
+
+def _digests(
+    ingestion: ManifestIngestion, pieces: Sequence[Piece], distribute: Distribute
+) -> dict[str, str]:
+    uris = list(dict.fromkeys(uri for piece in pieces for uri in piece.uris))
+    elements = [(ingestion.manifest_store, uri) for uri in uris]
+    found = distribute(elements, digest_object, "digest the manifests")
+    lexicon = {LEXICON_FILE: sha256(ingestion.lexicon)} if ingestion.lexicon else {}
+    return {**dict(zip(uris, found, strict=True)), **lexicon}
+
+
+def digest_object(element: tuple[ObjectStore, str]) -> str:
+    """Compute an object's SHA-256, some of its bytes at a time."""
+    store, uri = element
+    digest = hashlib.sha256()
+    with closing(store.open(uri)) as file:
+        while some := file.read(_READ_BYTES):
+            digest.update(some)
+    return digest.hexdigest()
+
+
+@once
+def ingest_piece(task: PieceTask) -> Commit:
+    """Read the piece row by row; write records, and make ledger rows of what is none."""
+    store, uri = task.context.store, join_uri(METADATA_FOLDER, task.manifest.subset)
+    objects = MetadataObjects(store, task.corpus_uri, uri, task.name, task.rules.num_buckets)
+    quarantined: list[Quarantined] = []
+    for record in _records(task):
+        if isinstance(record, Quarantined):
+            quarantined.append(record)
+        else:
+            objects.add(record)
+    outputs = objects.finish()
+    # A piece that another writer replaced was read in part before, and in part after.
+    task.piece.require_unchanged(task.manifest_store)
+    written = sum((output.tally for output in outputs), Tally())
+    lost = Tally.of(quarantined)
+    record_of_task = Commit(
+        task=task.name,
+        fingerprint=task.context.fingerprint,
+        outputs=outputs,
+        ledger=task.context.put_ledger(task.name, quarantined),
+        tally_in=written + lost,
+        quarantined=lost,
+    )
+    return task.context.commit(record_of_task)
+
+
+def _records(task: PieceTask) -> Iterator[Any]:
+    store = task.context.store
+    rows = task.manifest.format.rows(task.manifest_store, task.piece)
+    located = with_audio(rows, task.piece.folder, store.allowed_prefixes)
+    timed = with_durations(store, located)
+    return records_of(timed, task.rules, task.manifest.subset)
+
+
+def _require_only(store: ObjectStore, corpus_uri: str, outputs: Sequence[Output]) -> None:
+    """Raise ValueError for metadata in the corpus that this step did not write."""
+    ours = {join_uri(corpus_uri, output.key) for output in outputs}
+    for found in store.list(join_uri(corpus_uri, METADATA_FOLDER)):
+        if found.uri not in ours and not is_mark(found):
+            remedy = "use another corpus.uri, or remove the corpus there"
+            raise ValueError(f"{found.uri} is from another corpus than these manifests: {remedy}")
+
+
+def _with_lexicon(
+    store: ObjectStore, corpus_uri: str, lexicon: bytes, contents: StepContents
+) -> StepContents:
+    if not lexicon:
+        return contents
+    uri = join_uri(corpus_uri, LEXICON_FILE)
+    if not store.put_if_absent(uri, lexicon) and store.get(uri) != lexicon:
+        raise ValueError(f"{uri} is another lexicon: use another corpus.uri, or remove it there")
+    output = Output(LEXICON_FILE, len(lexicon), sha256(lexicon), 0, 0)
+    return StepContents(
+        outputs=(output, *contents.outputs),
+        tally_in=contents.tally_in,
+        tally_out=contents.tally_out,
+        ledgers=contents.ledgers,
+        quarantined=contents.quarantined,
+    )

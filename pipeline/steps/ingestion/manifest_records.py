@@ -1,0 +1,110 @@
+"""Make metadata records of a manifest's rows: absolute URIs, ids, times, and what is dropped."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from hashlib import blake2b
+from typing import Any
+
+from infra.store.object_store import PrefixError, join_uri
+from infra.store.uris import require_within
+from pipeline.audio_parts import MAX_START_S
+from pipeline.records import (
+    MetadataError,
+    PartialRecord,
+    Quarantined,
+    Utterance,
+    parse_fields,
+)
+from pipeline.runs.names import UNLABELLED
+from pipeline.steps.ingestion.manifest_rows import Row
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordRules:
+    """RecordRules: the locale where a row has none, and the number of speaker buckets."""
+
+    locale: str
+    num_buckets: int
+
+
+def with_audio(
+    rows: Iterator[Row | Quarantined], folder: str, prefixes: Sequence[str]
+) -> Iterator[Row | Quarantined]:
+    """Make each row's audio URI absolute; one outside the prefixes becomes a ledger row."""
+    for row in rows:
+        uri = None if isinstance(row, Quarantined) else row.fields.get("audio_uri")
+        if isinstance(row, Quarantined) or not isinstance(uri, str) or not uri:
+            yield row
+            continue
+        fields = dict(row.fields)
+        base = fields.pop("folder", folder)
+        fields["audio_uri"] = uri if _is_absolute(uri) else join_uri(base, uri.removeprefix("./"))
+        try:
+            fields["audio_uri"] = require_within(fields["audio_uri"], prefixes)
+        except PrefixError as error:
+            partial = PartialRecord(str(fields.get("utterance_id", "")), fields["audio_uri"])
+            detail = f"{error}: add it to corpus.audio_prefixes"
+            refused = MetadataError("outside_prefixes", detail, partial)
+            yield Quarantined.from_error(refused, row.num_bytes)
+            continue
+        yield Row(fields, row.num_bytes)
+
+
+def _is_absolute(uri: str) -> bool:
+    return uri.startswith("/") or "://" in uri
+
+
+def records_of(
+    rows: Iterator[Row | Quarantined], rules: RecordRules, subset: str
+) -> Iterator[Utterance | Quarantined]:
+    """Yield the records, checked as selection will; transcripts of unlabelled speech are dropped.
+
+    A row without id is named by its audio; without speaker, its recording is the speaker; without
+    time, it is as long after 1970 as it begins within its recording.
+    """
+    for row in rows:
+        if isinstance(row, Quarantined):
+            yield row
+            continue
+        try:
+            yield _record(row, rules, subset)
+        except MetadataError as error:
+            yield Quarantined.from_error(error, row.num_bytes)
+
+
+def _record(row: Row, rules: RecordRules, subset: str) -> Utterance:
+    fields = {**_defaults(row.fields, rules), **row.fields}
+    if subset == UNLABELLED:
+        fields.pop("text", None)
+    record = parse_fields(fields)
+    if subset != UNLABELLED and not (record.text or "").strip():
+        partial = PartialRecord(record.utterance_id, record.audio_uri, record.duration_ms)
+        raise MetadataError("missing_field", f"text is absent: {subset} needs it", partial)
+    return record
+
+
+def _defaults(fields: Any, rules: RecordRules) -> dict[str, Any]:  # noqa: ANN401 - as it came
+    uri, start_s = fields.get("audio_uri"), fields.get("start_s", 0.0)
+    if not isinstance(uri, str):
+        return {"locale": rules.locale}
+    # NaN is in no range.
+    is_time = isinstance(start_s, int | float) and 0 <= start_s <= MAX_START_S
+    start = timedelta(seconds=start_s if is_time else 0.0)
+    recording = _name(uri, fields.get("member_offset"))
+    place = f"-{round(start.total_seconds() * 1000):09d}" if "start_s" in fields else ""
+    return {
+        "utterance_id": f"{recording}{place}",
+        "speaker_id": recording,
+        "created_at": (_EPOCH + start).isoformat(timespec="milliseconds"),
+        "locale": rules.locale,
+    }
+
+
+def _name(uri: str, member_offset: object) -> str:
+    """Name an object by its file's name, and a hash of where it lies."""
+    stem = uri.rpartition("/")[2].rpartition(".")[0] or uri.rpartition("/")[2]
+    place = uri if member_offset is None else f"{uri} {member_offset}"
+    return f"{stem[:100]}-{blake2b(place.encode(errors='replace'), digest_size=6).hexdigest()}"

@@ -1,0 +1,304 @@
+"""Plan the requests for a task's audio, so that parts of one object share them.
+
+Utterances come in the order of their streams, and not as they lie in their objects. So within a
+window of neighbouring utterances, whose audio memory can hold, parts are put together by object.
+"""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeAlias
+
+from infra.store.object_store import (
+    Fetched,
+    ObjectRead,
+    ObjectStore,
+    ObjectTooLarge,
+    SizeBound,
+    StoreError,
+)
+from infra.store.objects import Admit
+from pipeline.audio.conversion import NO_CONVERSION, AudioConversion
+from pipeline.audio.errors import AudioError
+from pipeline.audio.recording_segments import (
+    HEAD_BYTES,
+    WavLayout,
+    cut_recording,
+    wav_layout,
+)
+from pipeline.audio_parts import AudioPart, Member, Segment
+
+WINDOW_BYTES = 64 * 2**20
+"""The bytes that a window's utterances probably have: half an hour of 16 kHz audio."""
+
+MAX_GAP_BYTES = 2**16
+"""Ranges that are so near are one request: 64 KB cost less than a request's latency."""
+
+MAX_RANGE_BYTES = 16 * 2**20
+"""Ranges are joined up to so many bytes."""
+
+MAX_RECORDING_BYTES = 512 * 2**20
+"""The largest compressed recording to cut segments from: 9 h of MP3 at 128 kbit/s."""
+
+FoundAudio: TypeAlias = Fetched | StoreError | AudioError
+
+
+@dataclass(frozen=True, slots=True)
+class WantedAudio:
+    """WantedAudio is one utterance's audio: an object or a part of it, and the bytes it may have.
+
+    `conversion` says which rates and channels of a recording are accepted.
+    """
+
+    uri: str
+    bound: SizeBound
+    part: AudioPart | None = None
+    conversion: AudioConversion = NO_CONVERSION
+
+
+@dataclass(frozen=True, slots=True)
+class FoundParts:
+    """FoundParts holds the audio of one read as it came."""
+
+    found: tuple[FoundAudio, ...]
+
+    def audio(self) -> Sequence[FoundAudio]:
+        """Return the audio of the utterances of the read, in their order."""
+        return self.found
+
+
+@dataclass(frozen=True, slots=True)
+class WholeRecording:
+    """WholeRecording is decoded where it is used, so that one is in memory decoded at a time."""
+
+    data: bytes
+    segments: tuple[Segment, ...]
+    conversion: AudioConversion
+
+    def audio(self) -> Sequence[FoundAudio]:
+        """Return the audio of the utterances of the read, in their order."""
+        try:
+            cut = cut_recording(self.data, self.segments, self.conversion)
+        except AudioError as error:
+            return [error] * len(self.segments)
+        return [each if isinstance(each, AudioError) else _fetched(each) for each in cut]
+
+
+FoundObject: TypeAlias = FoundParts | WholeRecording
+
+
+@dataclass(frozen=True, slots=True)
+class AudioRead:
+    """AudioRead is one object's read, for the utterances with these numbers of the task."""
+
+    numbers: tuple[int, ...]
+    request: ObjectRead[FoundObject]
+
+
+def plan_reads(store: ObjectStore, wanted: Sequence[WantedAudio]) -> list[AudioRead]:
+    """Return the reads of a task in the order in which their first utterance is needed."""
+    reads: list[AudioRead] = []
+    for window in _windows(wanted):
+        in_window = [_read_of(store, wanted, numbers) for numbers in _by_object(wanted, window)]
+        reads += sorted(in_window, key=lambda read: min(read.numbers))
+    return reads
+
+
+def read_audio(
+    store: ObjectStore, wanted: Sequence[WantedAudio], in_flight: int
+) -> Iterator[FoundAudio]:
+    """Yield each utterance's audio as it is now, or its error."""
+    reads = plan_reads(store, wanted)
+    answers = store.read_each([each.request for each in reads], in_flight)
+    found = ((read, answer) for read, (_, answer) in zip(reads, answers, strict=True))
+    return in_order(len(wanted), found)
+
+
+def in_order(
+    num_wanted: int, answers: Iterator[tuple[AudioRead, FoundObject | StoreError]]
+) -> Iterator[FoundAudio]:
+    """Yield the utterances' audio by their numbers; hold what a read brought for later ones."""
+    held: dict[int, FoundAudio] = {}
+    for number in range(num_wanted):
+        while number not in held:
+            read, found = next(answers)
+            held.update(zip(read.numbers, _audio_of(read, found), strict=True))
+            del found  # one name less keeps the bytes alive
+        yield held.pop(number)
+    next(answers, None)  # an error behind the last one, and the end of the readers' threads
+
+
+def _audio_of(read: AudioRead, found: FoundObject | StoreError) -> Sequence[FoundAudio]:
+    return [found] * len(read.numbers) if isinstance(found, StoreError) else found.audio()
+
+
+def _windows(wanted: Sequence[WantedAudio]) -> Iterator[range]:
+    start, num_bytes = 0, 0
+    for number, each in enumerate(wanted):
+        if number > start and num_bytes + each.bound.expected_bytes > WINDOW_BYTES:
+            yield range(start, number)
+            start, num_bytes = number, 0
+        num_bytes += each.bound.expected_bytes
+    if wanted:
+        yield range(start, len(wanted))
+
+
+def _by_object(wanted: Sequence[WantedAudio], window: range) -> Iterator[list[int]]:
+    """Yield the utterances of each read: a whole object, a recording, or near members of a tar."""
+    recordings, archives = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
+    for number in window:
+        part = wanted[number].part
+        if isinstance(part, Segment):
+            recordings[wanted[number].uri].append(number)
+        elif isinstance(part, Member):
+            archives[wanted[number].uri].append(number)
+        else:
+            yield [number]
+    yield from recordings.values()
+    for numbers in archives.values():
+        spans = {number: _member_span(wanted[number].part) for number in numbers}
+        for run in joined_ranges([spans[number] for number in numbers]):
+            yield [numbers[position] for position in run]
+
+
+def _member_span(part: AudioPart | None) -> tuple[int, int]:
+    assert isinstance(part, Member), "archives hold members"
+    return part.offset, part.num_bytes
+
+
+def joined_ranges(ranges: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """Put ranges, of first byte and number of bytes, together that one request can read.
+
+    Returns the positions of each request's ranges, in the order of their bytes.
+    """
+    runs: list[list[int]] = []
+    start, end = 0, 0
+    for position in sorted(range(len(ranges)), key=lambda each: ranges[each]):
+        first, size = ranges[position]
+        is_near = bool(runs) and first - end <= MAX_GAP_BYTES
+        if is_near and max(end, first + size) - start <= MAX_RANGE_BYTES:
+            runs[-1].append(position)
+            end = max(end, first + size)
+        else:
+            runs.append([position])
+            start, end = first, first + size
+    return runs
+
+
+def _read_of(
+    store: ObjectStore, wanted: Sequence[WantedAudio], numbers: Sequence[int]
+) -> AudioRead:
+    some = [wanted[number] for number in numbers]
+    first, uri = some[0], some[0].uri
+    if first.part is None:
+        fetch: Callable[[Admit], FoundObject] = partial(_whole, store, uri)
+        read = ObjectRead(uri, first.bound, fetch)
+        return AudioRead(tuple(numbers), read)
+    function = _segments if isinstance(first.part, Segment) else _members
+    expected = SizeBound(sum(each.bound.expected_bytes for each in some))
+    return AudioRead(tuple(numbers), ObjectRead(uri, expected, partial(function, store, some)))
+
+
+def _whole(store: ObjectStore, uri: str, admit: Admit) -> FoundObject:
+    return FoundParts((store.fetch(uri, admit),))
+
+
+def _members(store: ObjectStore, wanted: Sequence[WantedAudio], admit: Admit) -> FoundObject:
+    """Read near members of an archive by one request."""
+    uri = wanted[0].uri
+    spans = [_member_span(each.part) for each in wanted]
+    too_large = [_too_large(each, size) for each, (_, size) in zip(wanted, spans, strict=True)]
+    kept = [span for span, error in zip(spans, too_large, strict=True) if error is None]
+    if not kept:
+        return FoundParts(tuple(error for error in too_large if error))
+    start = min(first for first, _ in kept)
+    num_bytes = max(first + size for first, size in kept) - start
+    admit(num_bytes)
+    found = store.fetch_range(uri, start, num_bytes)
+    return FoundParts(
+        tuple(
+            error or _member(uri, found.data, found.object_bytes, first - start, first, size)
+            for error, (first, size) in zip(too_large, spans, strict=True)
+        )
+    )
+
+
+def _too_large(wanted: WantedAudio, num_bytes: int) -> ObjectTooLarge | None:
+    max_bytes = wanted.bound.max_bytes
+    if max_bytes is None or num_bytes <= max_bytes:
+        return None
+    return ObjectTooLarge(f"{wanted.uri}: a member of {num_bytes} bytes: need at most {max_bytes}")
+
+
+def _member(
+    uri: str, data: bytes, object_bytes: int, position: int, first: int, size: int
+) -> FoundAudio:
+    if first + size > object_bytes:
+        detail = f"a member of bytes {first} to {first + size} of {uri}, which has {object_bytes}"
+        return AudioError("member_beyond_end", detail)
+    return _fetched(data[position : position + size])
+
+
+def _fetched(data: bytes) -> Fetched:
+    return Fetched(data, hashlib.md5(data, usedforsecurity=False).hexdigest())
+
+
+def _segments(store: ObjectStore, wanted: Sequence[WantedAudio], admit: Admit) -> FoundObject:
+    """Read a WAV's segments by ranges, as its header places them; other recordings whole."""
+    uri, segments = wanted[0].uri, tuple(each.part for each in wanted)
+    known = tuple(part for part in segments if isinstance(part, Segment))
+    assert len(known) == len(segments), "a read of segments has no members"
+    head = store.fetch_range(uri, 0, HEAD_BYTES)
+    layout = wav_layout(head.data, head.object_bytes)
+    if layout is not None:
+        return _WavRanges(store, uri, layout, head.etag).read(known, admit)
+    data = head.data
+    if head.object_bytes > len(data):
+        if head.object_bytes > MAX_RECORDING_BYTES:
+            raise ObjectTooLarge(
+                f"{uri}: a recording of {head.object_bytes} bytes: need at most "
+                f"{MAX_RECORDING_BYTES}, or a WAV, of which segments are read alone"
+            )
+        data = store.fetch(uri, admit).data
+    return WholeRecording(data, known, wanted[0].conversion)
+
+
+@dataclass(frozen=True, slots=True)
+class _WavRanges:
+    """_WavRanges reads the samples of a WAV's segments; near ones by one request."""
+
+    store: ObjectStore
+    uri: str
+    layout: WavLayout
+    etag: str
+    errors: dict[int, AudioError] = field(default_factory=dict)
+
+    def read(self, segments: Sequence[Segment], admit: Admit) -> FoundObject:
+        ranges: dict[int, tuple[int, int]] = {}
+        for number, segment in enumerate(segments):
+            try:
+                ranges[number] = self.layout.range_of(segment)
+            except AudioError as error:
+                self.errors[number] = error
+        numbers = list(ranges)
+        admit(sum(size for _, size in ranges.values()))
+        found: dict[int, FoundAudio] = dict(self.errors)
+        for run in joined_ranges([ranges[number] for number in numbers]):
+            found |= self._read_run({numbers[each]: ranges[numbers[each]] for each in run})
+        return FoundParts(tuple(found[number] for number in range(len(segments))))
+
+    def _read_run(self, ranges: dict[int, tuple[int, int]]) -> dict[int, FoundAudio]:
+        start = min(first for first, _ in ranges.values())
+        end = max(first + size for first, size in ranges.values())
+        span = self.store.fetch_range(self.uri, start, end - start)
+        if span.etag != self.etag or len(span.data) < end - start:
+            raise StoreError(
+                f"{self.uri}: it changed while its segments were read: leave the audio as it is, "
+                "then run the step again"
+            )
+        return {
+            number: _fetched(self.layout.wav(span.data[first - start : first - start + size]))
+            for number, (first, size) in ranges.items()
+        }

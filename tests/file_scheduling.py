@@ -1,0 +1,49 @@
+"""Hand test files to pytest-xdist's processes, the longest first, and each as late as possible."""
+
+import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling, Scheduling
+from xdist.workermanage import WorkerController
+
+LONG_FILES = (
+    "test_chaos.py",
+    "test_an4.py",
+    "test_s3.py",
+    "test_exploration.py",
+    "test_rank_chaos.py",
+    "test_ceph.py",
+    "test_faulty_pipeline.py",
+    "test_command_line.py",
+    "test_session.py",
+)
+"""Begun last, one of them would leave the other processes idle."""
+
+LONG_TESTS = ("test_rank_chaos.py",)
+"""Files whose tests take a minute each and share nothing: any process takes the next one."""
+
+
+class LateScheduling(LoadFileScheduling):
+    """LateScheduling keeps a file until a process begins the last test that it has.
+
+    xdist hands it out a test earlier, so that it waits behind two tests of minutes.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return nodeid if file.endswith(LONG_TESTS) else file
+
+    def _reschedule(self, node: WorkerController) -> None:
+        if not self.workqueue or self._pending_of(self.assigned_work[node]) <= 1:
+            super()._reschedule(node)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling | None:
+    """Replace --dist loadfile."""
+    return LateScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest files, in their order."""
+    order = {name: place for place, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))

@@ -1,0 +1,354 @@
+"""Manifests of other tools become metadata, and their audio stays where it is."""
+
+import csv
+import gzip
+import io
+import json
+import tarfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import soundfile
+
+from infra.store.object_store import ObjectStore
+from jobs.cli import spark_steps
+from pipeline.metadata import read_records
+from pipeline.records import Utterance
+from pipeline.runs.manifest import Manifest, read_manifest, read_output
+from pipeline.steps.ingestion import manifest_objects
+from pipeline.steps.ingestion.formats import Nemo
+from tests.job_programs import RunJob
+from tests.small_corpus import flac, serially, tone, wav
+from tests.whole_path.processes import TINY
+
+RATE = 16_000
+
+
+@pytest.fixture(autouse=True)
+def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run tasks in a loop; tests/whole_path starts Spark."""
+
+    @contextmanager
+    def in_a_loop(job: object) -> Any:
+        del job
+        yield serially
+
+    monkeypatch.setattr(spark_steps, "distribute_on_spark", in_a_loop)
+
+
+class Corpus:
+    """Corpus is a folder of audio, a run beside it, and the program's arguments."""
+
+    def __init__(self, folder: Path, run_job: RunJob) -> None:
+        self.audio, self.run_uri = folder / "audio", str(folder / "run")
+        self.audio.mkdir()
+        self._run_job = run_job
+        self.store = ObjectStore((str(folder),))
+
+    def job(self, name: str, *options: str) -> Any:
+        settings = [f'corpus.audio_prefixes=["{self.audio}"]', "selection.hours=0"]
+        given = [part for each in settings for part in ("--set", each)]
+        return self._run_job(name, "--recipe", str(TINY), "--run", self.run_uri, *given, *options)
+
+    def ingest(self, *options: str) -> Manifest:
+        said = self.job("ingest", "--set", "loss_budget=0.9", *options)
+        assert said.code == 0, said.err
+        return read_manifest(self.store, self.run_uri, "ingest")
+
+    def records(self, subset: str = "unlabelled") -> list[Utterance]:
+        found: list[Utterance] = []
+        for each in self.store.list(f"{self.run_uri}/corpus/metadata/{subset}"):
+            assert "/date=" in each.uri
+            assert "/speaker_bucket=" in each.uri
+            for _, record in read_records(self.store.get(each.uri), each.uri):
+                assert isinstance(record, Utterance)
+                found.append(record)
+        return sorted(found, key=lambda record: record.utterance_id)
+
+    def ledger(self) -> list[dict[str, Any]]:
+        manifest = read_manifest(self.store, self.run_uri, "ingest")
+        return [
+            json.loads(line)
+            for output in manifest.ledgers
+            for line in read_output(self.store, self.run_uri, output).splitlines()
+        ]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, run_job: RunJob) -> Corpus:
+    return Corpus(tmp_path, run_job)
+
+
+def write_lines(path: Path, rows: Sequence[object]) -> str:
+    text = "".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows)
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return str(path)
+
+
+def test_nemo(corpus: Corpus) -> None:
+    """Objects and segments; transcripts of unlabelled speech are dropped; counts balance."""
+    (corpus.audio / "a.wav").write_bytes(wav(tone(1, 3)))
+    rows: list[object] = [
+        {"audio_filepath": "audio/a.wav", "duration": 3.0, "text": "a b", "speaker": 7},
+        {"audio_filepath": "audio/a.wav", "duration": 1.5, "offset": 0.5, "text": "b"},
+        {"audio_filepath": "/etc/a.wav", "duration": 1.5},
+        {"audio_filepath": "audio/../../a.wav", "duration": 1.5},
+        {"audio_filepath": "audio/a.wav", "duration": -1},
+        {"audio_filepath": "audio/a.wav", "duration": 1, "offset": -2},
+        {"duration": 1},
+        "no JSON",
+    ]
+    manifest = corpus.ingest("--manifest", write_lines(corpus.audio.parent / "m.jsonl", rows))
+    whole, segment = sorted(corpus.records(), key=lambda record: record.part is not None)
+    assert (whole.speaker_id, whole.duration_s, whole.part) == ("7", 3.0, None)
+    assert whole.audio_uri == str(corpus.audio / "a.wav")
+    assert segment.part is not None
+    assert (segment.part.fields(), segment.text) == ({"start_s": 0.5}, None)
+    assert segment.created_at == "1970-01-01T00:00:00.500+00:00"
+    reasons = sorted(row["reason"] for row in corpus.ledger())
+    expected = ["bad_duration", "bad_field", "malformed_json", "missing_field"]
+    assert reasons == [*expected, "outside_prefixes", "outside_prefixes"]
+    assert manifest.tally_in.utterances == len(rows)
+    assert manifest.tally_out.utterances == 2
+    assert manifest.quarantined.utterances == 6
+    assert sorted(each.name for each in corpus.audio.iterdir()) == ["a.wav"]
+
+
+def test_pieces_hold_each_line_once(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However the bytes are divided, each line is read once, also one with another's end."""
+    rows = [
+        {"audio_filepath": f"audio/{number:04}{'x' * (number % 7)}.wav", "duration": 1}
+        for number in range(40)
+    ]
+    path = corpus.audio.parent / "m.jsonl"
+    write_lines(path, rows)
+    first_lines = path.read_bytes().index(b"\n") + 1
+    read = set()
+    for step in (1, 7, first_lines, first_lines - 1, first_lines + 1, 10_000):
+        monkeypatch.setattr(manifest_objects, "PIECE_BYTES", step)
+        form = Nemo()
+        pieces = list(form.pieces(corpus.store, str(path)))
+        uris = [
+            row.fields["audio_uri"] for piece in pieces for row in form.rows(corpus.store, piece)
+        ]
+        assert uris == [row["audio_filepath"] for row in rows]
+        read.add(len(pieces))
+    assert len(read) > 3
+
+
+TABLE: Sequence[Mapping[str, Any]] = [
+    {"path": "audio/a.wav", "client": "ann", "secs": 3.0, "said": "ja", "uid": "u1"},
+    {"path": "audio/a.wav", "client": "ann", "secs": 1.0, "said": "no", "uid": "u2"},
+]
+COLUMNS = "audio_uri=path,speaker_id=client,duration_s=secs,text=said,utterance_id=uid"
+
+
+def as_csv(path: Path) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(TABLE[0]))
+        writer.writeheader()
+        writer.writerows(TABLE)
+
+
+def as_parquet(path: Path) -> None:
+    pq.write_table(pa.Table.from_pylist([dict(row) for row in TABLE]), path, row_group_size=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("t.csv", as_csv),
+        ("t.parquet", as_parquet),
+        ("t.jsonl.gz", lambda path: write_lines(path, TABLE)),
+    ],
+)
+def test_tables(corpus: Corpus, name: str, write: Callable[[Path], object]) -> None:
+    """CSV, Parquet and JSON lines of equal rows give equal records of a labelled subset."""
+    path = corpus.audio.parent / name
+    write(path)
+    options = ("--manifest", f"labelled={path}", "--format", "table", "--columns", COLUMNS)
+    corpus.ingest(*options, "--locale", "nl-NL")
+    first, second = corpus.records("labelled")
+    assert (first.utterance_id, first.speaker_id, first.duration_s) == ("u1", "ann", 3.0)
+    assert (second.text, second.locale, second.duration_s) == ("no", "nl-NL", 1.0)
+    assert [record.audio_uri for record in (first, second)] == [str(corpus.audio / "a.wav")] * 2
+
+
+def test_lhotse_cuts_and_supervisions(corpus: Corpus) -> None:
+    """Cuts of a recording, and its supervisions, are the same segments; a mixture is none."""
+    recording = {
+        "id": "r",
+        "sources": [{"type": "file", "channels": [0], "source": str(corpus.audio / "r.flac")}],
+        "sampling_rate": RATE,
+        "num_samples": 5 * RATE,
+        "duration": 5.0,
+    }
+    supervision = {
+        "id": "s1",
+        "recording_id": "r",
+        "start": 1.0,
+        "duration": 2.0,
+        "channel": 0,
+        "text": "hi",
+        "speaker": "ann",
+        "language": "en",
+    }
+    cut = {"id": "s1", "start": 1.0, "duration": 2.0, "channel": 0, "type": "MonoCut"}
+    cuts: list[object] = [
+        {**cut, "supervisions": [{**supervision, "start": 0.0}], "recording": recording},
+        {**cut, "id": "m", "type": "MixedCut", "tracks": []},
+    ]
+    folder = corpus.audio.parent
+    uri = write_lines(folder / "cuts.jsonl.gz", cuts)
+    corpus.ingest("--manifest", f"heldout={uri}", "--format", "lhotse")
+    (by_cut,) = corpus.records("heldout")
+    assert [row["reason"] for row in corpus.ledger()] == ["bad_field"]
+    recordings = write_lines(folder / "recordings.jsonl", [recording])
+    uri = write_lines(folder / "s.jsonl", [supervision, {**supervision, "recording_id": "q"}])
+    corpus.run_uri += "2"
+    options = ("--format", "lhotse", "--recordings", recordings)
+    corpus.ingest("--manifest", f"heldout={uri}", *options)
+    assert corpus.records("heldout") == [by_cut]
+    assert (by_cut.speaker_id, by_cut.text, by_cut.locale) == ("ann", "hi", "en")
+    assert by_cut.part is not None
+    assert by_cut.part.fields() == {"start_s": 1.0}
+
+
+def test_shar(corpus: Corpus) -> None:
+    """Members of a Shar's tar have the offsets at which their bytes lie."""
+    audio = {f"c{number}": flac(tone(number, 1 + number / 4)) for number in range(3)}
+    with tarfile.open(corpus.audio / "recording.000000.tar", "w") as archive:
+        for name, data in audio.items():
+            for suffix, content in ((".flac", data), (".json", b"{}")):
+                info = tarfile.TarInfo(name + suffix)
+                info.size = len(content)
+                archive.addfile(info, io.BytesIO(content))
+    cuts = [
+        {"id": name, "start": 0, "duration": 1 + int(name[1]) / 4, "supervisions": []}
+        for name in (*audio, "c9")
+    ]
+    write_lines(corpus.audio / "cuts.000000.jsonl.gz", cuts)
+    corpus.ingest("--manifest", str(corpus.audio), "--format", "shar")
+    tar = (corpus.audio / "recording.000000.tar").read_bytes()
+    for record in corpus.records():
+        assert record.part is not None
+        place = record.part.fields()
+        start, size = int(place["member_offset"]), int(place["member_bytes"])
+        assert tar[start : start + size] == audio[record.utterance_id]
+    assert len(corpus.records()) == 3
+    assert [row["utterance_id"] for row in corpus.ledger()] == ["c9"]
+
+
+def test_kaldi_directory_with_segments(corpus: Corpus) -> None:
+    """Each line of segments is a segment; commands and unknown recordings are ledger rows."""
+    files = {
+        "wav.scp": f"r {corpus.audio}/r.wav\nq sox x |\n",
+        "segments": "u1 r 0.5 2.25\nu2 q 0 1\nu3 absent 0 1\nu4 r x 1\n",
+        "utt2spk": "u1 ann\nu2 ann\nu3 ann\nu4 ann\n",
+        "text": "u1 a b\n",
+    }
+    for name, text in files.items():
+        (corpus.audio / name).write_text(text)
+    corpus.ingest("--manifest", f"labelled={corpus.audio}", "--format", "kaldi")
+    (record,) = corpus.records("labelled")
+    assert (record.utterance_id, record.text, record.duration_s) == ("u1", "a b", 1.75)
+    assert record.part is not None
+    assert record.part.fields() == {"start_s": 0.5}
+    reasons = {row["utterance_id"]: row["reason"] for row in corpus.ledger()}
+    assert reasons == {"u2": "bad_field", "u3": "bad_field", "u4": "bad_duration"}
+
+
+def test_librispeech(corpus: Corpus) -> None:
+    """A transcript names FLACs beside it, whose headers say how long they last."""
+    chapter = corpus.audio / "84" / "121"
+    chapter.mkdir(parents=True)
+    (chapter / "84-121.trans.txt").write_text("84-121-0000 HELLO YOU\n84-121-0001 GONE\n")
+    (chapter / "84-121-0000.flac").write_bytes(flac(tone(1, 1.25)))
+    corpus.ingest("--manifest", f"labelled={corpus.audio}", "--format", "librispeech")
+    (record,) = corpus.records("labelled")
+    assert (record.speaker_id, record.text, record.duration_s) == ("84", "HELLO YOU", 1.25)
+    assert [row["reason"] for row in corpus.ledger()] == ["missing_object"]
+
+
+def test_common_voice(corpus: Corpus) -> None:
+    """Clips last as clip_durations.tsv says, or else as their bytes do; quotes are letters."""
+    clips = corpus.audio / "clips"
+    clips.mkdir()
+    buffer = io.BytesIO()
+    soundfile.write(buffer, tone(2, 2.0), RATE, format="MP3")
+    for name in ("a", "b"):
+        (clips / f"{name}.mp3").write_bytes(buffer.getvalue())
+    (corpus.audio / "train.tsv").write_text(
+        'client_id\tpath\tsentence\tlocale\nx\ta.mp3\t"Hi\tnl\nx\tb.mp3\tyou\tnl\n'
+    )
+    (corpus.audio / "clip_durations.tsv").write_text("clip\tduration[ms]\na.mp3\t1990\n")
+    uri = corpus.audio / "train.tsv"
+    corpus.ingest("--manifest", f"labelled={uri}", "--format", "common_voice")
+    first, second = corpus.records("labelled")
+    assert (first.text, first.duration_s, first.locale) == ('"Hi', 1.99, "nl")
+    assert 2.0 <= second.duration_s < 2.2
+
+
+def test_again_and_elsewhere(corpus: Corpus) -> None:
+    """A finished step is found; changed input or another corpus's metadata is refused."""
+    path = corpus.audio.parent / "m.jsonl"
+    options = ("--manifest", write_lines(path, [{"audio_filepath": "audio/a", "duration": 1}]))
+    corpus.ingest(*options)
+    before = {each.uri: each.etag for each in corpus.store.list(corpus.run_uri)}
+    assert "nothing to do" in corpus.job("ingest", "--set", "loss_budget=0.9", *options).out
+    assert before.items() <= {e.uri: e.etag for e in corpus.store.list(corpus.run_uri)}.items()
+    write_lines(path, [{"audio_filepath": "audio/a", "duration": 2}])
+    said = corpus.job("ingest", *options)
+    assert said.code == 1
+    assert "was made from another recipe or other inputs" in said.err
+    first, corpus.run_uri = corpus.run_uri, corpus.run_uri + "2"
+    said = corpus.job("ingest", "--set", f'corpus.uri="{first}/corpus"', *options)
+    assert said.code == 1
+    assert "is from another corpus than these manifests" in said.err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--manifest", "best=/x"), "--manifest best=/x: need [SUBSET=]URI"),
+        (("--manifest", "/x", "--columns", "text=a"), "need --format table"),
+        (("--manifest", "/x", "--format", "table", "--columns", "words=a"), "--columns words=a"),
+        (("--manifest", "/x", "--speaker-buckets", "0"), "--speaker-buckets 0: need 1..100000"),
+        (("--manifest", "/x", "--placements", "2"), "with --kaldi-dir alone"),
+    ],
+)
+def test_mistakes_name_the_option(corpus: Corpus, options: Sequence[str], said: str) -> None:
+    """Exit code 2, with the value and what is needed."""
+    found = corpus.job("ingest", *options)
+    assert found.code == 2
+    assert said in found.err
+
+
+def test_a_corpus_of_parts_is_extracted_and_verified(corpus: Corpus) -> None:
+    """Segments go through selection and extraction; `verify` sees a change."""
+    recording = corpus.audio / "r.wav"
+    recording.write_bytes(wav(tone(1, 6)))
+    rows = [
+        {"audio_filepath": "audio/r.wav", "duration": 1.0, "offset": number} for number in range(5)
+    ]
+    rows.append({"audio_filepath": "audio/r.wav", "duration": 1.0, "offset": 30})
+    corpus.ingest("--manifest", write_lines(corpus.audio.parent / "m.jsonl", rows))
+    settings = ("--set", "loss_budget=0.9")
+    for job in ("select_utterances", "extract_features"):
+        said = corpus.job(job, *settings)
+        assert said.code == 0, said.err
+    manifest = read_manifest(corpus.store, corpus.run_uri, "features/unlabelled")
+    assert (manifest.tally_out.utterances, manifest.quarantined.utterances) == (5, 1)
+    found = corpus.job("verify", *settings, "--json")
+    assert json.loads(found.out)["findings"] == []
+    data = bytearray(recording.read_bytes())
+    data[44 + 2 * RATE] ^= 1  # within the second segment
+    recording.write_bytes(data)
+    found = corpus.job("verify", *settings, "--json")
+    (finding,) = json.loads(found.out)["findings"]
+    assert "as features/unlabelled read it" in json.dumps(finding)

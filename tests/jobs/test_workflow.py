@@ -1,0 +1,100 @@
+"""A workflow has the steps of `megahour run`, with what a scheduler needs of each."""
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+
+from jobs.run import launches
+from tests.job_programs import RunJob
+from tests.whole_path.processes import TINY
+
+ROOT = Path(__file__).parents[2]
+RUN = "s3://bucket/runs/{{ ds }}"
+SHARED = ("--recipe", str(TINY), "--run", RUN, "--kaldi-dir", "/data/{{ ds }}")
+
+
+def test_steps_are_those_of_run(run_job: RunJob) -> None:
+    """The same steps in the same order, with the same commands, under a supervisor."""
+    document = json.loads(run_job("workflow", *SHARED).out)
+    expected = launches("/data/{{ ds }}", 2, 4)
+    assert [step["name"] for step in document["steps"]] == [each.step for each in expected]
+    shared = ["--recipe", str(TINY), "--run", RUN]
+    for step, launch in zip(document["steps"], expected, strict=True):
+        command = launch.command(shared)
+        assert step["command"][-len(command) :] == command
+        assert step["command"][-len(command) - 2].endswith("infra/supervisor.py")
+        assert step["command"][-len(command) - 1] == "0", "whichever process starts it"
+    assert set(document["environment"]) == {
+        *("JAVA_HOME", "OPENBLAS_NUM_THREADS", "PATH", "PYSPARK_PYTHON")
+    }
+    by_name = {step["name"]: step["manifests"] for step in document["steps"]}
+    assert by_name["repartition"] == [f"{RUN}/partitions/unlabelled/manifest.json"]
+    assert not any("/dev/" in uri for uris in by_name.values() for uri in uris), "not in every run"
+
+
+def test_rounds_of_targets_have_names_of_their_own(run_job: RunJob) -> None:
+    """Airflow's groups are unique: the second round's steps end in _2."""
+    said = run_job("workflow", *SHARED, "--set", "targets.rounds=2")
+    names = [step["name"] for step in json.loads(said.out)["steps"]]
+    assert len(set(names)) == len(names) == 15
+    assert names.index("train_teacher_2") == names.index("repartition") + 1
+
+
+def test_manifests_are_ingested_where_they_are(run_job: RunJob) -> None:
+    """Speech that stays in S3 is named by its manifest, whose URI may hold the date."""
+    uri = "s3://bucket/days/{{ ds }}.jsonl"
+    said = run_job("workflow", *SHARED[:4], "--manifest", uri, "--cluster", "demo")
+    ingest = json.loads(said.out)["steps"][0]
+    assert ingest["name"] == "ingest"
+    assert ingest["command"][ingest["command"].index("--manifest") + 1] == uri
+    assert ingest["command"][ingest["command"].index("--cluster") + 1] == "demo"
+
+
+def test_an_account_gives_each_step_its_cluster(run_job: RunJob) -> None:
+    """All but ingest are launched by request_cluster --send."""
+    account = str(ROOT / "tests/infra/aws/account.toml")
+    said = run_job("workflow", *SHARED, "--account", account)
+    ingest, *others = json.loads(said.out)["steps"]
+    assert ingest["command"][-7].endswith("jobs/ingest.py")
+    for step in others:
+        assert step["command"][1].endswith("jobs/request_cluster.py")
+        assert step["command"][2:5] == ["--step", step["name"], "--send"]
+        assert step["command"][-2:] == ["--account", account]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--first", "align", "--last", "ingest"), "--first align: need a step that --last ingest"),
+        (("--name", "a/b"), "a/b: need a letter, then letters, digits or _"),
+        (("--set", "targets.k=0"), "k = 0: need "),
+    ],
+)
+def test_what_no_scheduler_could_run_is_refused(
+    run_job: RunJob, options: tuple[str, ...], message: str
+) -> None:
+    """Exit code 2, and a line with the remedy."""
+    said = run_job("workflow", *SHARED, *options)
+    assert (said.code, said.out) == (2, "")
+    assert message in said.err
+    said = run_job("workflow", *SHARED[:4])
+    assert "nothing to ingest: give --kaldi-dir, --manifest, or" in said.err
+
+
+def test_the_dag_knows_command_lines_alone() -> None:
+    """Airflow's environment need not have megahour: its file imports none of our packages."""
+    tree = ast.parse((ROOT / "infra/airflow/megahour_dag.py").read_text())
+    modules = {
+        name.partition(".")[0]
+        for node in ast.walk(tree)
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    assert modules == {"airflow", "collections", "datetime", "json", "os", "pathlib", "typing"}

@@ -1,0 +1,166 @@
+"""Recognize one stream of speech: samples in, words out, by an exported model.
+
+Features are extraction's to the bit, logits the batch's to 1e-4, wherever the stream is cut.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float32
+
+from pipeline.filterbank import (
+    FRAME_SHIFT_MS,
+    NUM_BINS,
+    SHIFT_SAMPLES,
+    WINDOW_SAMPLES,
+)
+from pipeline.filterbank.log_mel import Engine, log_mel_energies, num_frames
+from pipeline.splicing import STACK
+from training.decoding.decoder import BestPath, StreamingSearch
+from training.streaming.archive import ExportedModel
+from training.streaming.stream_state import StreamingModel, StreamState
+
+ROW_S = STACK * FRAME_SHIFT_MS / 1000
+
+_NO_SAMPLES = np.zeros(0, np.float32)
+_NO_ENERGIES = np.zeros((0, NUM_BINS), np.float32)
+
+
+class EnergyStream:
+    """EnergyStream computes log-mel energies of samples as they arrive, in whole rows of three.
+
+    A frame's energies depend on its own 400 samples alone, so cuts change no bit. The last one or
+    two frames, `incomplete`, wait for their row.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._samples = _NO_SAMPLES
+        self.incomplete = _NO_ENERGIES
+
+    def accept(self, samples: Float32[np.ndarray, " samples"]) -> Float32[np.ndarray, "frames 64"]:
+        """Return the energies of the rows that these 16 kHz samples in [-1, 1] complete."""
+        heard = np.concatenate([self._samples, samples])
+        count = num_frames(len(heard))
+        self._samples = heard[count * SHIFT_SAMPLES :]
+        if count:
+            own = heard[: (count - 1) * SHIFT_SAMPLES + WINDOW_SAMPLES]
+            new = log_mel_energies(own, self._engine)
+            self.incomplete = np.concatenate([self.incomplete, new])
+        whole = len(self.incomplete) // STACK * STACK
+        complete, self.incomplete = self.incomplete[:whole], self.incomplete[whole:]
+        return complete
+
+
+class AcousticStream:
+    """AcousticStream: one stream's log-mel energies to logits, aligned with its rows."""
+
+    def __init__(self, model: StreamingModel, delay: int, state: StreamState | None = None) -> None:
+        self._model, self._delay = model, delay
+        self.state = state or model.start()
+        self._num_early = delay
+        self._num_rows = 0
+
+    def accept(
+        self, energies: Float32[np.ndarray, "frames 64"]
+    ) -> Float32[np.ndarray, "rows senones"]:
+        """Return the logits of rows that these frames, a multiple of 3, complete."""
+        self._num_rows += len(energies) // STACK
+        return self._advance(energies, 0)
+
+    def finish(self) -> Float32[np.ndarray, "rows senones"]:
+        """Return the logits of the last rows: the look-ahead beyond the end repeats the last."""
+        return self._advance(_NO_ENERGIES, self._delay if self._num_rows else 0)
+
+    def _advance(
+        self, energies: Float32[np.ndarray, "frames 64"], num_repeats: int
+    ) -> Float32[np.ndarray, "rows senones"]:
+        if len(energies) + num_repeats == 0:
+            return np.zeros((0, self._model.num_senones), np.float32)
+        advanced = self._model.advance(energies[np.newaxis], self.state, num_repeats)
+        self.state = advanced.state
+        # The first outputs speak of no row.
+        logits = advanced.logits[0, self._num_early :]
+        self._num_early -= len(advanced.logits[0]) - len(logits)
+        return logits
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """Transcript: the words of an utterance so far, or at its end; times are of the stream."""
+
+    words: tuple[str, ...]
+    is_final: bool
+    start_s: float
+    end_s: float
+
+
+class Recognizer:
+    """Recognizer writes the words of one stream; a pause of `pause_s` ends an utterance, 0 none.
+
+    The causal mean and the network's state continue over a pause. `state` is that of the same
+    speaker's last utterance, if any.
+    """
+
+    def __init__(
+        self,
+        exported: ExportedModel,
+        model: StreamingModel,
+        pause_s: float = 0.0,
+        state: StreamState | None = None,
+    ) -> None:
+        self._settings = exported.settings
+        self._log_priors = np.array(exported.settings.log_priors, np.float32)
+        self._silence = np.array(exported.settings.silence)
+        self._pause_rows = round(pause_s / ROW_S)
+        self._energies = EnergyStream(exported.settings.engine)
+        self._acoustic = AcousticStream(model, exported.settings.delay, state)
+        self._search = StreamingSearch(exported.graph, exported.settings.decoder)
+        self._first_row = self._next_row = 0
+
+    @property
+    def state(self) -> StreamState:
+        """Return the state with which the same speaker's next utterance begins."""
+        return self._acoustic.state.next_utterance(self._energies.incomplete)
+
+    def accept(self, samples: Float32[np.ndarray, " samples"]) -> Transcript:
+        """Hear 16 kHz samples in [-1, 1]; return the words so far, final after a pause."""
+        self._advance(self._acoustic.accept(self._energies.accept(samples)))
+        path = self._search.best(ends_sentence=False)
+        if not self._is_pause(path):
+            return self._transcript(path, is_final=False)
+        ended = self._transcript(self._search.best(ends_sentence=True), is_final=True)
+        self._search.restart()
+        self._first_row = self._next_row
+        return ended
+
+    def finish(self) -> Transcript:
+        """Return the final words at the end of the stream."""
+        self._advance(self._acoustic.finish())
+        return self._transcript(self._search.best(ends_sentence=True), is_final=True)
+
+    def _advance(self, logits: Float32[np.ndarray, "rows senones"]) -> None:
+        scores = log_softmax(logits) - self._log_priors
+        self._search.advance(np.float32(self._settings.acoustic_scale) * scores)
+        self._next_row += len(logits)
+
+    def _is_pause(self, path: BestPath | None) -> bool:
+        if path is None or not self._pause_rows:
+            return False
+        last = path.senones[-self._pause_rows :]
+        return len(last) == self._pause_rows and bool(np.isin(last, self._silence).all())
+
+    def _transcript(self, path: BestPath | None, is_final: bool) -> Transcript:
+        words = path.words if path else ()
+        return Transcript(words, is_final, ROW_S * self._first_row, ROW_S * self._next_row)
+
+
+def log_softmax(
+    logits: Float32[np.ndarray, "rows senones"],
+) -> Float32[np.ndarray, "rows senones"]:
+    """Return log posteriors."""
+    if not len(logits):
+        return logits
+    relative = logits - logits.max(axis=1, keepdims=True)
+    sums = np.exp(relative).sum(axis=1, keepdims=True)
+    return np.asarray(relative - np.log(sums), dtype=np.float32)
