@@ -13,7 +13,9 @@ def hidden_package(names: tuple[str, ...] = _LOWER_LAYERS) -> str:
     for name in names:
         spec = find_spec(name)
         places = (
-            [str(each) for each in spec.submodule_search_locations or [spec.origin]] if spec else []
+            [str(each) for each in spec.submodule_search_locations or [spec.origin or ""]]
+            if spec
+            else []
         )
         if os.path.join(own, name) not in map(os.path.abspath, places):  # noqa: PTH118
             found = f"{places[0]} hides" if places else "nothing is"

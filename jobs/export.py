@@ -1,4 +1,4 @@
-"""Export a model of a run, with all that recognizes speech, as one file for devices.
+"""Export a model with all that recognizes speech, as one file.
 
 megahour export --recipe demo --run runs/demo --out student.zip
 """

@@ -1,4 +1,4 @@
-"""Export features and targets of a run to Kaldi archives or lhotse Shar.
+"""Export features and targets to Kaldi archives or lhotse Shar.
 
 megahour export_shards --recipe demo --run runs/demo --subset unlabelled --format shar --out shar
 """

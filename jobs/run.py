@@ -1,4 +1,4 @@
-"""Run every step on a Kaldi directory, on manifests or on a corpus, to word error rates.
+"""Run every step, from speech to word error rates and a report.
 
 megahour run --recipe recorded --run runs/mine --kaldi-dir /data/mine
 """
@@ -148,9 +148,9 @@ def run_steps(steps: Sequence[Launch], shared: Sequence[str]) -> int:
         code = run_supervised(launch.command(shared), environment)
         if code:
             report_error(
-                launch.step,
-                f"{describe_end(code)}: fix the cause, then give the same command again to resume "
-                "here",
+                RUN,
+                f"{launch.step} {describe_end(code)}: fix the cause, then give the same command "
+                "again to resume here",
             )
             return shell_code(code)
     return 0

@@ -1,6 +1,7 @@
 """Verify sizes, digests and counts of all objects of a run.
 
 megahour verify --recipe demo --run runs/demo [--sweep] [--audio]
+spark-submit jobs/verify.py --cluster CLUSTER.toml ... lets a cluster's tasks read the objects.
 """
 
 from dataclasses import asdict
@@ -11,6 +12,7 @@ from jobs.cli.catalogue import TRAIN_BASELINE, TRAIN_STUDENT, TRAIN_TEACHER, WRI
 from jobs.cli.command_line import Answer, Query, main
 from jobs.cli.job import Job, written_steps
 from jobs.cli.parser import recipe_path
+from jobs.cli.spark_steps import distribute_on_spark
 from pipeline.audit.step_records import Finding
 from pipeline.audit.verify import Expectation, Verification, sweep, verify_run
 from pipeline.runs.manifest import is_finished
@@ -27,7 +29,10 @@ from training.recipes import Recipe, read_recipe
 
 def verify(job: Job) -> Answer:
     """Read every object that the run's records name; sweep if --sweep is given."""
-    with progress_bar(description="verify", unit="B", unit_scale=True) as bar:
+    with (
+        progress_bar(description="verify", unit="B", unit_scale=True) as bar,
+        distribute_on_spark(job) as distribute,
+    ):
 
         def progress(num_bytes: int, total: int) -> None:
             bar.total = total
@@ -38,7 +43,9 @@ def verify(job: Job) -> Answer:
         configs = step_configs(job.recipe, trained_recipe(job), has_dev)
         expectation = Expectation(configs, written)
         place = (job.store, job.run_uri, job.corpus_uri)
-        found = verify_run(*place, progress, expectation, job.arguments.audio)
+        # On one host threads read as fast as tasks, and Spark takes seconds to start.
+        on_cluster = None if job.cluster.is_local else distribute
+        found = verify_run(*place, progress, expectation, job.arguments.audio, on_cluster)
     if not found.steps:
         raise ValueError(f"{job.run_uri} holds no step of a run: check --run")
     refusal = try_to_sweep(job, found) if job.arguments.sweep else None

@@ -15,9 +15,7 @@ MAX_MODULES = 13
 MIN_LINES = 40
 SMALL_FILES = {
     "infra/spark/standard_error.py": "programs call it before they import pyspark, or without it",
-    "pipeline/filterbank/kaldi.py": "the reference that the fast filter bank is compared with",
     "pipeline/shards/quantization.py": "the equations of features in one byte",
-    "training/cost_model/coded_blocks.py": "the cost equation of coded blocks",
 }
 VAGUE_NAMES = {"base", "common", "helpers", "misc", "util", "utils"}
 ENDINGS = re.compile(r"(s|es|ed|er|ers|ing|ings|ion|ions)$")

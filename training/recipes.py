@@ -23,17 +23,18 @@ from training.configuration.alignment import BootstrapConfig, TreeConfig
 from training.configuration.augmentation import AugmentationConfig
 from training.configuration.decoding import EvaluationConfig, TuningConfig
 from training.configuration.minibatch_selection import MinibatchSelectionConfig
-from training.configuration.model_parallel import (
-    check_divisible,
-    check_model_parallel,
-    data_parallel_ranks,
-)
-from training.configuration.models import ModelConfig
+from training.configuration.models import ModelConfig, check_divisible
 from training.configuration.optimizers import AdamConfig, OptimizerConfig, check_decay
 from training.configuration.sequence_training import SequenceTrainingConfig
 from training.configuration.supervised import SupervisedConfig, TeacherConfig
 from training.configuration.targets import LabellingConfig
-from training.configuration.trainers import TrainerConfig, check_optimizer, put_trainer
+from training.configuration.trainers import (
+    TrainerConfig,
+    check_model_parallel,
+    check_optimizer,
+    data_parallel_ranks,
+    put_trainer,
+)
 from training.configuration.values import (
     Count,
     GradientNorm,

@@ -33,6 +33,12 @@ def end(job: Job) -> None:
     job.store.delete(join_uri(job.run_uri, begun_record(job.name)))
 
 
+def withdraw(job: Job, steps: Sequence[str]) -> None:
+    """Remove what `begin` stored where the job was refused before its first task."""
+    if not _has_work(job, steps):
+        end(job)
+
+
 def begun(job: Job, name: str) -> dict[str, Any] | None:
     """Read what the job `name` stored as it began; None if it did not, or has ended."""
     with suppress(ObjectNotFound, ValueError):

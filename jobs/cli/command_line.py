@@ -19,7 +19,7 @@ from infra.ranges import printable
 from infra.spark.standard_error import separate_standard_error
 from infra.store.object_store import StoreError, join_uri
 from infra.store.request_counts import REQUESTS
-from jobs.cli.begun import begin, begun_changes, end
+from jobs.cli.begun import begin, begun_changes, end, withdraw
 from jobs.cli.catalogue import WRITES
 from jobs.cli.job import Job, job_parser, open_job, read_steps, written_steps
 from jobs.cli.metrics import metrics_path, metrics_text, write_metrics
@@ -89,6 +89,10 @@ class Step:
             results = self.run(job)
         except RecipeConflictError as error:
             raise RecipeConflictError(error.said, error.remedy, begun_changes(job)) from error
+        except Exception:
+            if job.is_leader:
+                withdraw(job, writes)
+            raise
         seconds = time.monotonic() - started
         is_fresh = not all(result.was_finished for result in results)
         summary = {

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from infra.store.checked_reads import read_checked
@@ -10,7 +11,7 @@ from infra.store.object_store import ObjectStore, StoreError, join_uri
 from pipeline.audit.run_listing import StepFolder
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, fingerprint
-from pipeline.runs.manifest import Manifest, Output, sha256
+from pipeline.runs.manifest import Manifest, Output, parse_manifest, sha256
 from pipeline.runs.names import (
     ALIGNMENTS_FOLDER,
     COMMITS_FOLDER,
@@ -26,6 +27,7 @@ from pipeline.runs.names import (
     TARGETS_FOLDER,
     folder_of,
 )
+from pipeline.runs.outputs import read_part
 from pipeline.runs.sealed_json import unseal_exactly
 from pipeline.runs.versions import changed_versions
 
@@ -87,6 +89,11 @@ class StepRecords:
         return self.manifest.id_index if self.manifest else ()
 
     @property
+    def parts(self) -> list[str]:
+        """The keys of the parts of the manifest's lists."""
+        return [part.key for part in self.manifest.parts] if self.manifest else []
+
+    @property
     def committed(self) -> dict[Output, str]:
         """The objects that the commits name, each with the key of its commit."""
         return {
@@ -123,8 +130,12 @@ def read_step(
     manifest, digest = None, ""
     if folder.is_finished:
         uri = join_uri(run_uri, folder.manifest_key)
-        found = _read(store, uri, folder.manifest_key, _parse_manifest, findings)
+        parse = partial(_parse_manifest, store, run_uri)
+        found = _read(store, uri, folder.manifest_key, parse, findings)
         manifest, digest = found or (None, "")
+    if manifest is not None and (damaged := list(_part_findings(store, run_uri, manifest))):
+        findings += damaged
+        manifest, digest = None, ""
     commits = {}
     uris = [join_uri(run_uri, key) for key in folder.commit_keys]
     # The first reads are many in flight; only a damaged record is read again, by itself.
@@ -142,9 +153,18 @@ def read_step(
     return StepRecords(folder, manifest, digest, commits), findings
 
 
-def _parse_manifest(data: bytes) -> tuple[Manifest, str]:
+def _parse_manifest(store: ObjectStore, run_uri: str, data: bytes) -> tuple[Manifest, str]:
     unseal_exactly(data, _RESTORE)
-    return Manifest.from_bytes(data), sha256(data)
+    return parse_manifest(store, run_uri, data), sha256(data)
+
+
+def _part_findings(store: ObjectStore, run_uri: str, manifest: Manifest) -> Iterator[Finding]:
+    for part in manifest.parts:
+        try:
+            read_part(store, run_uri, part)
+        except ValueError as error:
+            remedy = f"remove {manifest.step}/{MANIFEST_FILE} and run the step again"
+            yield Finding(part.key, "a whole part of the manifest", str(error)[:300], remedy)
 
 
 def _parse_commit(data: bytes) -> Commit:

@@ -13,6 +13,7 @@ from pipeline.audit.contents import AudioVersion, Contents, Hashes, hash_names, 
 from pipeline.audit.step_records import Finding, StepRecords
 from pipeline.runs.manifest import Output, read_output, sha256
 from pipeline.runs.names import AUDIO_FOLDER, INGEST_STEP, LEDGER_SUFFIX
+from pipeline.runs.step import Distribute
 from pipeline.steps.utterance_features import resolve_audio
 
 GETS_IN_FLIGHT = 8
@@ -20,6 +21,12 @@ GETS_IN_FLIGHT = 8
 
 _CHECKPOINTS_IN_FLIGHT = 2
 """Checkpoints of 1 GB in memory at a time."""
+
+GROUP_BYTES, GROUP_OBJECTS = 2**30, 1_000
+"""A task reads at most so much, 3 s on one core, and returns 1 MB of hashes."""
+
+GROUPS_AT_A_TIME = 200
+"""The driver receives the hashes of so many groups at a time."""
 
 Pieces = list[tuple[Output, Hashes]]
 """Objects, each with hashes of the names that it holds."""
@@ -71,13 +78,26 @@ class _Read:
 
 
 @dataclass(frozen=True, slots=True)
+class _Wanted:
+    """An object to read: where it lies, and whether it holds utterances."""
+
+    output: Output
+    base: str
+    has_utterances: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Reader:
-    """Reader reads the objects of a run and its corpus, and reports each one's bytes."""
+    """Reader reads the objects of a run and its corpus, and reports each one's bytes.
+
+    Without `distribute` this process reads them, else tasks do; what is found is the same.
+    """
 
     store: ObjectStore
     run_uri: str
     corpus_uri: str
     progress: Callable[[int], None]
+    distribute: Distribute | None = None
 
     def read_step(
         self, records: StepRecords, outputs: Sequence[Output]
@@ -87,12 +107,8 @@ class Reader:
         The holding is None where an object cannot be read, as its utterances are unknown.
         """
         holding, findings, is_whole = Holding(), [], True
-
-        def check(output: Output) -> _Read:
-            # Digests and ids are made where the objects arrive, in as many threads.
-            return self._check(output, self._base(records, output), records.is_planned)
-
-        for output, found in prefetch(check, outputs, GETS_IN_FLIGHT):
+        wanted = [_Wanted(o, self._base(records, o), records.is_planned) for o in outputs]
+        for output, found in self._read(wanted, GETS_IN_FLIGHT):
             self.progress(output.num_bytes)
             where = self.name_of(records, output)
             if found.damage:
@@ -108,11 +124,8 @@ class Reader:
 
     def read_named(self, named: Mapping[Output, SealedRecord]) -> Iterator[Finding]:
         """Read objects below the run that records name."""
-
-        def check(output: Output) -> _Read:
-            return self._check(output, self.run_uri, has_utterances=False)
-
-        for output, found in prefetch(check, named, _CHECKPOINTS_IN_FLIGHT):
+        wanted = [_Wanted(output, self.run_uri, has_utterances=False) for output in named]
+        for output, found in self._read(wanted, _CHECKPOINTS_IN_FLIGHT):
             self.progress(output.num_bytes)
             # A training at work removes an outdated checkpoint's record before its objects.
             if found.damage and self.store.exists(join_uri(self.run_uri, named[output].key)):
@@ -128,7 +141,35 @@ class Reader:
         is_corpus = records.step == INGEST_STEP and not output.key.endswith(LEDGER_SUFFIX)
         return self.corpus_uri if is_corpus else self.run_uri
 
-    def _check(self, output: Output, base: str, has_utterances: bool) -> _Read:
+    def _read(self, wanted: Sequence[_Wanted], in_flight: int) -> Iterator[tuple[Output, _Read]]:
+        """Read objects, and yield them in their order."""
+        place = _Place(self.store, self.run_uri, self.corpus_uri)
+        if self.distribute is None:
+            # Digests and ids are made where the objects arrive, in as many threads.
+            for each, found in prefetch(place.check, wanted, in_flight):
+                yield each.output, found
+            return
+        groups = [_Group(place, some, in_flight) for some in _cut(wanted)]
+        for first in range(0, len(groups), GROUPS_AT_A_TIME):
+            some_groups = groups[first : first + GROUPS_AT_A_TIME]
+            for group, reads in zip(
+                some_groups, self.distribute(some_groups, _read_group, "verify"), strict=True
+            ):
+                for each, found in zip(group.wanted, reads, strict=True):
+                    yield each.output, found
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The run and the corpus in which objects are read, by this process or by a task."""
+
+    store: ObjectStore
+    run_uri: str
+    corpus_uri: str
+
+    def check(self, wanted: _Wanted) -> _Read:
+        """Read an object, and compare it with what names it."""
+        output, base = wanted.output, wanted.base
         try:
             data = self.store.get(join_uri(base, output.key))
         except ObjectNotFound:
@@ -139,7 +180,7 @@ class Reader:
             if digest != output.sha256:
                 # Again: the network may have damaged it.
                 data = read_output(self.store, base, output)
-            contents = read_contents(output.key, data) if has_utterances else None
+            contents = read_contents(output.key, data) if wanted.has_utterances else None
         except ValueError as error:
             return _Read(damage=f"{there} ({str(error)[:200]})")
         if contents is None:
@@ -170,6 +211,31 @@ class Reader:
         etag = hashlib.md5(data, usedforsecurity=False).hexdigest()
         name = version_name(self.corpus_uri, AudioVersion(key, etag))
         return _Hashed(hash_names([]), hash_names([]), hash_names([name]), frozenset())
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Consecutive objects that one task reads."""
+
+    place: _Place
+    wanted: Sequence[_Wanted]
+    in_flight: int
+
+
+def _read_group(group: _Group) -> list[_Read]:
+    return [found for _, found in prefetch(group.place.check, group.wanted, group.in_flight)]
+
+
+def _cut(wanted: Sequence[_Wanted]) -> Iterator[Sequence[_Wanted]]:
+    """Cut objects into groups of at most GROUP_BYTES and GROUP_OBJECTS, or of one object."""
+    first, num_bytes = 0, 0
+    for place, each in enumerate(wanted):
+        num_bytes += each.output.num_bytes
+        if place > first and (num_bytes > GROUP_BYTES or place - first == GROUP_OBJECTS):
+            yield wanted[first:place]
+            first, num_bytes = place, each.output.num_bytes
+    if wanted:
+        yield wanted[first:]
 
 
 def version_name(corpus_uri: str, audio: AudioVersion) -> str:

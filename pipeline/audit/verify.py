@@ -27,6 +27,7 @@ from pipeline.runs.names import (
     REPORT_PAGE,
     folder_of,
 )
+from pipeline.runs.step import Distribute
 
 Progress = Callable[[int, int], None]
 """Receives the bytes just read, and the bytes to be read in all."""
@@ -64,9 +65,11 @@ def verify_run(
     progress: Progress,
     expectation: Expectation = Expectation(),
     reads_audio: bool = False,
+    distribute: Distribute | None = None,
 ) -> Verification:
     """Read all objects that the run's manifests and records name, and compare them with these.
 
+    Tasks read them, where `distribute` runs tasks, or else this process; findings are the same.
     Of each utterance and step 8 bytes are kept; shards are read 8 at a time. Audio in S3 that a
     listing's ETags confirm is not read, unless `reads_audio`; local audio is read.
     """
@@ -83,7 +86,7 @@ def verify_run(
     for name, found in finished.items():
         findings += [*record_findings(found), *input_findings(found, steps)]
         findings += _recipe_findings(found, expectation.configs.get(name))
-    work = _Work(store, run_uri, corpus_uri, finished, records)
+    work = _Work(store, run_uri, corpus_uri, finished, records, distribute)
     findings += work.findings(progress, reads_audio)
     orphans, strays = _unnamed(listing, steps, records)
     return Verification(
@@ -108,6 +111,7 @@ class _Work:
     corpus_uri: str
     finished: Mapping[str, StepRecords]
     records: RunRecords
+    distribute: Distribute | None
     num_objects: int = 0
     num_bytes: int = 0
 
@@ -122,7 +126,7 @@ class _Work:
             progress(num_bytes, total)
 
         total = sum(each.num_bytes for part in (*outputs.values(), named) for each in part)
-        reader, holdings = Reader(*place, advance), dict[str, Holding]()
+        reader, holdings = Reader(*place, advance, self.distribute), dict[str, Holding]()
         # Features first: what is kept of their audio goes before other steps' utterances come.
         features = [name for name in outputs if folder_of(name) == FEATURES_FOLDER]
         yield from self._read_steps(reader, features, outputs, holdings)
@@ -186,7 +190,7 @@ def _unnamed(
         folder = found.folder
         if folder.is_finished and found.manifest is None:
             continue  # only its damaged manifest says what belongs to it
-        known = {folder.manifest_key, *folder.commit_keys, *folder.scratch}
+        known = {folder.manifest_key, *found.parts, *folder.commit_keys, *folder.scratch}
         known.update(output.key for output in (*found.objects, *found.indexes, *found.committed))
         for key in folder.keys:
             if key in known or key in named:

@@ -8,16 +8,27 @@ second one looks for its commit before it works; one at work at the same time is
 import functools
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
+from itertools import islice
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from infra.store.checked_reads import read_checked
 from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri
 from pipeline.records import Quarantined, Tally
-from pipeline.runs.manifest import Output, compacted, listed, sha256
-from pipeline.runs.names import COMMITS_FOLDER, LEDGER_SUFFIX
+from pipeline.runs.manifest import listed
+from pipeline.runs.names import COMMITS_FOLDER, LEDGER_SUFFIX, PART_SUFFIX
+from pipeline.runs.outputs import (
+    MAX_LISTED,
+    Output,
+    OutputPart,
+    Outputs,
+    OutputsInParts,
+    read_part,
+    sha256,
+    to_document,
+)
 from pipeline.runs.sealed_json import seal, unseal
 from pipeline.runs.versions import changed_versions, step_versions
 
@@ -67,7 +78,12 @@ class Commit:
 
     def to_bytes(self) -> bytes:
         """Write canonical JSON with its digest."""
-        return seal(compacted(asdict(self)))
+        document = asdict(self)
+        document["outputs"] = to_document(self.outputs)
+        document["ledger"] = to_document((self.ledger,))[0] if self.ledger else None
+        if not self.versions:  # a later version added them
+            del document["versions"]
+        return seal(document)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Commit":
@@ -118,6 +134,20 @@ class StepContext:
         data = "".join(row.to_json() + "\n" for row in rows).encode()
         stored = self.put_output(task, LEDGER_SUFFIX, data, Tally.of(rows))
         return replace(stored, reasons=dict(Counter(row.reason for row in rows)))
+
+    def put_parts(self, name: str, lines: Iterable[bytes]) -> OutputsInParts:
+        """Store a long list of outputs, a line each, in parts; a manifest then names the parts."""
+        parts = []
+        for number, some in enumerate(_groups_of(lines, MAX_LISTED)):
+            stored = self.put_output(f"{name}-{number:06d}", PART_SUFFIX, b"".join(some), Tally())
+            parts.append(OutputPart(stored.key, stored.num_bytes, stored.sha256, len(some)))
+        return OutputsInParts(parts, functools.partial(read_part, self.store, self.run_uri))
+
+    def in_parts(self, name: str, outputs: Outputs) -> Outputs:
+        """Return outputs as a manifest holds them: a long list in parts, which are then stored."""
+        if len(outputs) <= MAX_LISTED or isinstance(outputs, OutputsInParts):
+            return outputs
+        return self.put_parts(name, (output.to_line() for output in outputs))
 
     def committed(self, task: str) -> Commit | None:
         """Read the commit of an earlier attempt at `task`, if there is one."""
@@ -240,14 +270,28 @@ def committed_tasks(context: StepContext) -> dict[str, Commit]:
 
 def read_commits(store: ObjectStore, run_uri: str, step: str) -> list[Commit]:
     """Read all commits of a step, whatever its recipe and inputs."""
-    objects = store.list(join_uri(run_uri, step, COMMITS_FOLDER))
-    commits = []
-    for uri, found in store.get_many([each.uri for each in objects]):
+    return list(each_commit(store, commit_uris(store, run_uri, step)))
+
+
+def commit_uris(store: ObjectStore, run_uri: str, step: str) -> list[str]:
+    """List the commits of a step."""
+    return [each.uri for each in store.list(join_uri(run_uri, step, COMMITS_FOLDER))]
+
+
+def each_commit(store: ObjectStore, uris: Sequence[str]) -> Iterator[Commit]:
+    """Read commits, many in flight; StoreError if one cannot be read."""
+    for uri, found in store.get_many(uris):
         if isinstance(found, Exception):
             raise found
         try:
-            commits.append(Commit.from_bytes(found.data))
+            commit = Commit.from_bytes(found.data)
         except ValueError:
             # A second read separates damage on the way from damage at rest.
-            commits.append(read_checked(store, uri, Commit.from_bytes))
-    return commits
+            commit = read_checked(store, uri, Commit.from_bytes)
+        yield commit
+
+
+def _groups_of(lines: Iterable[bytes], size: int) -> Iterator[list[bytes]]:
+    rest = iter(lines)
+    while group := list(islice(rest, size)):
+        yield group

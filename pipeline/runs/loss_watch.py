@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from infra.store.request_counts import Measured
 from pipeline.records import Quarantined
-from pipeline.runs.commit import Commit, StepContext, committed_tasks
+from pipeline.runs.commit import Commit, StepContext, commit_uris, each_commit
 from pipeline.runs.ledger import LossBudgetExceededError, LossLimit, ledger_reasons, loss_error
 
 WITHOUT_LATTICE = "without_lattice"
@@ -47,15 +47,15 @@ class Loss:
     num_lost: int
 
 
-def loss_of(result: Commit | Overrun) -> Loss | Overrun:
+def loss_of(result: Commit | Overrun | Loss) -> Loss | Overrun:
     """Return what the driver must know of a task's result while others run."""
-    if isinstance(result, Overrun):
+    if not isinstance(result, Commit):
         return result
     without_lattice = len(result.statistics.get(WITHOUT_LATTICE, ()))
     return Loss(result.task, result.quarantined.utterances + without_lattice)
 
 
-def measured_loss(measured: Measured[Commit | Overrun]) -> Loss | Overrun:
+def measured_loss(measured: Measured[Commit | Overrun | Loss]) -> Loss | Overrun:
     """Return the loss of a measured task, on its worker, which has no module of the jobs."""
     return loss_of(measured.result)
 
@@ -81,32 +81,38 @@ class LossWatch:
         if not self.limit.allows(self.num_lost):
             raise self._error()
 
+    def end_wave(self) -> None:
+        """Forget the names of tasks that have ended, and that none will report again."""
+        self.seen.clear()
+
     def _error(self) -> LossBudgetExceededError:
         # Of committed tasks alone: others may be at work still.
-        commits = committed_tasks(self.context)
-        without_lattice = {
-            utterance_id: each["reason"]
-            for commit in commits.values()
-            for utterance_id, each in commit.statistics.get(WITHOUT_LATTICE, {}).items()
-        }
+        store, run_uri = self.context.store, self.context.run_uri
+        reasons: Counter[str] = Counter()
+        without_lattice: Counter[str] = Counter()
+        utterance, examples = "", list[str]()
+        for commit in each_commit(store, commit_uris(store, run_uri, self.context.step)):
+            self.context.require_ours(commit)
+            for utterance_id, each in commit.statistics.get(WITHOUT_LATTICE, {}).items():
+                without_lattice[each["reason"]] += 1
+                utterance = utterance or utterance_id
+            if commit.ledger and not without_lattice:
+                reasons.update(ledger_reasons(store, run_uri, [commit.ledger]))
+                examples = examples or [commit.ledger.key]
         if without_lattice:
-            return _lattice_error(without_lattice, self.num_lost, self.limit)
-        ledgers = [each.ledger for each in commits.values() if each.ledger]
-        reasons = ledger_reasons(self.context.store, self.context.run_uri, ledgers)
-        examples = [ledger.key for ledger in ledgers]
+            return _lattice_error(without_lattice, utterance, self.num_lost, self.limit)
         for overrun in self.overruns:
             reasons.update(overrun.reasons)
-            examples.append(overrun.example)
+            examples = examples or [overrun.example]
         return loss_error(self.num_lost, self.limit, reasons, examples[0])
 
 
 def _lattice_error(
-    without_lattice: Mapping[str, str], num_lost: int, limit: LossLimit
+    reasons: Counter[str], example: str, num_lost: int, limit: LossLimit
 ) -> LossBudgetExceededError:
-    reasons = Counter(without_lattice.values())
     return LossBudgetExceededError(
         f"{num_lost} of {limit.num_utterances} utterances have no lattice, the loss budget is "
         f"{limit.loss_budget:.2%}; reasons: {dict(reasons.most_common())}, such as "
-        f"{next(iter(without_lattice))}: raise loss_budget, or begin a fresh --run with other "
+        f"{example}: raise loss_budget, or begin a fresh --run with other "
         "beams or search_seconds in targets.lattices"
     )

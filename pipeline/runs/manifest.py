@@ -1,9 +1,9 @@
 """Manifests: what a finished step wrote, from what, and what it left out, to the utterance."""
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -11,44 +11,56 @@ from infra.store.checked_reads import read_checked
 from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri
 from pipeline.records import Tally
 from pipeline.runs.names import ALL_SUBSETS, DEV, MANIFEST_FILE, SUBSETS
+from pipeline.runs.outputs import (
+    Output,
+    OutputPart,
+    Outputs,
+    OutputsInParts,
+    ReadPart,
+    no_parts,
+    read_output,
+    read_part,
+    sha256,
+    to_document,
+)
 from pipeline.runs.sealed_json import seal, unseal
+
+__all__ = [
+    "Manifest",
+    "Output",
+    "Outputs",
+    "changes",
+    "differences",
+    "input_digests",
+    "is_finished",
+    "listed",
+    "manifest_uri",
+    "parse_manifest",
+    "read_manifest",
+    "read_output",
+    "sha256",
+    "subsets_of_run",
+]
+
+_LISTS = {"outputs": "output_parts", "ledgers": "ledger_parts"}
 
 # An error names so many differing settings and inputs, with so many letters of each value.
 _MAX_NAMED, _MAX_SHOWN = 5, 24
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
-    """One stored object: its key below the run, its size and digest, and what it holds.
-
-    Of a ledger `reasons` counts the utterances by the reason why they are there.
-    """
-
-    key: str
-    num_bytes: int
-    sha256: str
-    utterances: int
-    duration_ms: int
-    reasons: Mapping[str, int] = field(default_factory=dict, hash=False)
-
-    @property
-    def tally(self) -> Tally:
-        """Utterances and declared duration in this object."""
-        return Tally(self.utterances, self.duration_ms)
-
-
-@dataclass(frozen=True, slots=True)
 class Manifest:
     """The finished step: appears only when all is committed; holds no time and no place.
 
-    A selection's `id_index` holds the ranges in which its utterances are found by their ids.
+    A selection's `id_index` holds the ranges in which its utterances are found by their ids. Long
+    lists of outputs and ledgers are stored in parts, of which the manifest names the digests.
     """
 
     step: str
     config: Mapping[str, Any]
     inputs: Mapping[str, str]
-    outputs: tuple[Output, ...]
-    ledgers: tuple[Output, ...] = ()
+    outputs: Outputs
+    ledgers: Outputs = ()
     tally_in: Tally = field(default_factory=Tally)
     tally_out: Tally = field(default_factory=Tally)
     quarantined: Tally = field(default_factory=Tally)
@@ -68,17 +80,36 @@ class Manifest:
                 "an utterance was lost: do not use this output"
             )
 
+    @property
+    def parts(self) -> list[OutputPart]:
+        """The parts of long lists of outputs and ledgers."""
+        lists = (self.outputs, self.ledgers)
+        return [part for each in lists if isinstance(each, OutputsInParts) for part in each.parts]
+
     def to_bytes(self) -> bytes:
         """Write canonical JSON, with hours beside each tally for the reader."""
-        document = compacted(asdict(self))
+        document = asdict(replace(self, outputs=(), ledgers=(), id_index=()))
+        for name in ("outputs", "ledgers", "id_index"):
+            outputs = getattr(self, name)
+            in_parts = isinstance(outputs, OutputsInParts)
+            document[name] = [] if in_parts else to_document(outputs)
+            if in_parts:
+                document[_LISTS[name]] = to_document(outputs)
+        # What later versions added and is empty is written as it was read.
+        for name in ("versions", "id_index"):
+            if not document[name]:
+                del document[name]
         document["config_digest"] = sha256(json.dumps(self.config, sort_keys=True).encode())
         for name in ("tally_in", "tally_out", "quarantined", "unselected"):
             document[name]["hours"] = round(getattr(self, name).hours, 6)
         return seal(document, indent=1)
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> "Manifest":
-        """Read what `to_bytes` wrote; ValueError if it is damaged."""
+    def from_bytes(cls, data: bytes, read: ReadPart = no_parts) -> "Manifest":
+        """Read what `to_bytes` wrote; ValueError if it is damaged.
+
+        `read` reads a part of the outputs or ledgers, when they are used.
+        """
         document = unseal(
             data,
             "the manifest is damaged, or of an older version: remove it and run its step again, "
@@ -90,22 +121,10 @@ class Manifest:
             document[name] = Tally(tally["utterances"], tally["duration_ms"])
         for name in ("outputs", "ledgers", "id_index"):
             document[name] = tuple(Output(**output) for output in document.get(name, ()))
+        for name, in_parts in _LISTS.items():
+            if parts := document.pop(in_parts, ()):
+                document[name] = OutputsInParts((OutputPart(**part) for part in parts), read)
         return cls(**document)
-
-
-def compacted(document: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what later versions added and is empty: what had none is written as it was read."""
-    ledgers = document["ledgers"] if "ledgers" in document else [document["ledger"] or {}]
-    for each in (*document["outputs"], *ledgers, *document.get("id_index", ())):
-        if not each.get("reasons"):
-            each.pop("reasons", None)
-    added = ("versions", "id_index")
-    return {name: value for name, value in document.items() if name not in added or value}
-
-
-def sha256(data: bytes) -> str:
-    """Compute the hexadecimal SHA-256 of `data`."""
-    return hashlib.sha256(data).hexdigest()
 
 
 def manifest_uri(run_uri: str, step: str) -> str:
@@ -145,10 +164,19 @@ def input_digests(store: ObjectStore, run_uri: str, steps: Sequence[str]) -> dic
     return {step: _read_manifest(store, run_uri, step)[1] for step in steps}
 
 
+def parse_manifest(store: ObjectStore, run_uri: str, data: bytes) -> Manifest:
+    """Read a manifest of a run, whose parts are in the store; ValueError if it is damaged."""
+    return Manifest.from_bytes(data, partial(read_part, store, run_uri))
+
+
+def _parse_with_digest(store: ObjectStore, run_uri: str, data: bytes) -> tuple[Manifest, str]:
+    return parse_manifest(store, run_uri, data), sha256(data)
+
+
 def _read_manifest(store: ObjectStore, run_uri: str, step: str) -> tuple[Manifest, str]:
     uri = manifest_uri(run_uri, step)
     try:
-        return read_checked(store, uri, lambda data: (Manifest.from_bytes(data), sha256(data)))
+        return read_checked(store, uri, partial(_parse_with_digest, store, run_uri))
     except ObjectNotFound as error:
         raise ValueError(f"{uri} is missing: run the step that writes {step} first") from error
 
@@ -187,17 +215,3 @@ def _flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         else:
             values[f"{prefix}{name}"] = json.dumps(value, sort_keys=True)
     return values
-
-
-def read_output(store: ObjectStore, run_uri: str, output: Output) -> bytes:
-    """Read an object that a manifest names, and check its digest."""
-
-    def require_whole(data: bytes) -> bytes:
-        if sha256(data) != output.sha256:
-            raise ValueError(
-                f"SHA-256 is {sha256(data)}, its manifest says {output.sha256}; "
-                "the object was altered or damaged: run its step again into a new --run"
-            )
-        return data
-
-    return read_checked(store, join_uri(run_uri, output.key), require_whole)

@@ -55,6 +55,8 @@ COMMITS_FOLDER = "commits"
 SCRATCH_FOLDER = "scratch"
 CHECKPOINTS_FOLDER = "checkpoints"
 LEDGER_SUFFIX = ".ledger.jsonl"
+PART_SUFFIX = ".outputs"
+"""Of an object that lists some outputs of a step whose manifest is too long for one object."""
 
 MISSING_OBJECT, ACCESS_DENIED = "missing_object", "access_denied"
 """Reasons in a ledger for audio that was not there, and may be there later."""

@@ -3,8 +3,9 @@
 A step with tasks runs those that no commit names yet, and adds up all commits.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from infra.store.checked_reads import read_checked
@@ -19,18 +20,21 @@ from pipeline.runs.commit import (
     step_context,
 )
 from pipeline.runs.ledger import LossLimit, check_loss_budget
-from pipeline.runs.loss_watch import LossWatch, Overrun, loss_of
+from pipeline.runs.loss_watch import Loss, LossWatch, Overrun, loss_of
 from pipeline.runs.manifest import (
     Manifest,
     Output,
+    Outputs,
     differences,
     input_digests,
     manifest_uri,
+    parse_manifest,
     read_manifest,
 )
 
 T = TypeVar("T")
 R = TypeVar("R")
+W = TypeVar("W", bound=Commit | Overrun | Loss)
 
 
 @runtime_checkable
@@ -67,10 +71,10 @@ class StepSpec:
 class StepContents:
     """StepContents holds what a step made, as its manifest lists it."""
 
-    outputs: tuple[Output, ...]
+    outputs: Outputs
     tally_in: Tally
     tally_out: Tally
-    ledgers: tuple[Output, ...] = ()
+    ledgers: Outputs = ()
     quarantined: Tally = field(default_factory=Tally)
     unselected: Tally = field(default_factory=Tally)
     statistics: Mapping[str, Any] = field(default_factory=dict)
@@ -80,7 +84,7 @@ class StepContents:
     def of_all(
         cls,
         tally: Tally,
-        outputs: tuple[Output, ...] = (),
+        outputs: Outputs = (),
         statistics: Mapping[str, Any] | None = None,
     ) -> "StepContents":
         """Make the contents of a step that loses no utterance of `tally`."""
@@ -115,7 +119,7 @@ def run_step(
     # Until its manifest is stored, the step does not exist for its readers.
     contents = make(context)
     if contents is not None:
-        manifest = _manifest(spec, inputs, context.versions, contents)
+        manifest = _manifest(spec, inputs, context, contents)
         write_manifest(context, manifest)
     barrier()
     if contents is None:
@@ -124,23 +128,21 @@ def run_step(
 
 
 def _manifest(
-    spec: StepSpec,
-    inputs: Mapping[str, str],
-    versions: Mapping[str, str],
-    contents: StepContents,
+    spec: StepSpec, inputs: Mapping[str, str], context: StepContext, contents: StepContents
 ) -> Manifest:
+    # Parts come before the manifest: without it they are orphans, and the same bytes come again.
     return Manifest(
         step=spec.step,
         config=spec.config,
         inputs=inputs,
-        outputs=contents.outputs,
-        ledgers=contents.ledgers,
+        outputs=context.in_parts("outputs", contents.outputs),
+        ledgers=context.in_parts("ledgers", contents.ledgers),
         tally_in=contents.tally_in,
         tally_out=contents.tally_out,
         quarantined=contents.quarantined,
         unselected=contents.unselected,
         statistics=contents.statistics,
-        versions=versions,
+        versions=context.versions,
         id_index=contents.id_index,
     )
 
@@ -154,7 +156,8 @@ def finished_manifest(
     """
     uri = manifest_uri(context.run_uri, context.step)
     try:
-        manifest = read_checked(context.store, uri, Manifest.from_bytes)
+        parse = partial(parse_manifest, context.store, context.run_uri)
+        manifest = read_checked(context.store, uri, parse)
     except ObjectNotFound:
         return None
     # A finished step may be of other versions: all of its bytes are, and they are there.
@@ -193,17 +196,17 @@ def store_again(store: ObjectStore, uri: str, data: bytes) -> None:
     store.put(uri, data)
 
 
-class WatchedFunction(Generic[T]):
+class WatchedFunction(Generic[T, W]):
     """WatchedFunction runs a task and lets the watch see its loss, as a plain loop needs it.
 
     A cluster runs `run_task` on its workers, and gives `watch` in the driver each result's loss.
     """
 
-    def __init__(self, run_task: Callable[[T], Commit | Overrun], watch: LossWatch) -> None:
+    def __init__(self, run_task: Callable[[T], W], watch: LossWatch) -> None:
         self.run_task = run_task
         self.watch = watch
 
-    def __call__(self, task: T) -> Commit | Overrun:
+    def __call__(self, task: T) -> W:
         """Run the task; LossBudgetExceededError when all tasks so far have lost too much."""
         result = self.run_task(task)
         self.watch.see(loss_of(result))
@@ -228,6 +231,12 @@ class TaskPlan(Generic[T]):
     num_utterances: int | None = None
     size: Callable[[T], float] = lambda _: 0.0
 
+    def longest_first(self, names: Iterable[str]) -> dict[str, T]:
+        """Return the tasks of these names in the order in which they start."""
+        # Results go back by name, so the order in which tasks start changes no byte.
+        tasks = ((name, self.tasks[name]) for name in names)
+        return dict(sorted(tasks, key=lambda task: self.size(task[1]), reverse=True))
+
 
 def run_tasks(context: StepContext, plan: TaskPlan[T]) -> StepContents:
     """Run the tasks that no commit names yet, and add up the commits of all.
@@ -239,10 +248,7 @@ def run_tasks(context: StepContext, plan: TaskPlan[T]) -> StepContents:
     watch = None
     if plan.num_utterances is not None:
         watch = LossWatch(context, LossLimit(plan.loss_budget, plan.num_utterances))
-    # Results go back by name, so the order in which tasks start changes no byte.
-    longest_first = sorted(plan.tasks, key=lambda name: plan.size(plan.tasks[name]), reverse=True)
-    tasks = {name: plan.tasks[name] for name in longest_first}
-    arguments = tasks, plan.run_task, plan.distribute, context.step, watch
+    arguments = plan.longest_first(plan.tasks), plan.run_task, plan.distribute, context.step, watch
     by_name = {commit.task: commit for commit in commit_each(committed, *arguments)}
     commits = [by_name[name] for name in plan.tasks]
     quarantined = sum((commit.quarantined for commit in commits), Tally())

@@ -7,7 +7,8 @@ however long its speakers are; each is shuffled, its moments are kept with the c
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Any
 
 from infra.configuration import LATER, plain
 from infra.ranges import Range, Seed, check_ranges
@@ -20,7 +21,8 @@ from pipeline.runs.commit import Commit, StepContext, once
 from pipeline.runs.ledger import LossLimit
 from pipeline.runs.loss_watch import Overrun
 from pipeline.runs.manifest import Output, read_manifest, read_output
-from pipeline.runs.names import features_step, selection_step, task_name
+from pipeline.runs.many_tasks import Folding, NumberedTasks, runner_of
+from pipeline.runs.names import features_step, selection_step
 from pipeline.runs.step import (
     Distribute,
     StepContents,
@@ -28,7 +30,6 @@ from pipeline.runs.step import (
     StepSpec,
     TaskPlan,
     run_step,
-    run_tasks,
 )
 from pipeline.shards import FeatureRow, Storage, write_features
 from pipeline.shuffling import shuffle, shuffled_order
@@ -91,26 +92,31 @@ def extract_features(
         selected = read_manifest(store, run_uri, selection)
         num_utterances = selected.tally_out.utterances
         max_lost = LossLimit(loss_budget, num_utterances).max_lost
-        names = map(task_name, range(len(selected.outputs)))
-        tasks = {
-            name: FileTask(context, config, name, output, corpus_uri, max_lost)
-            for name, output in zip(names, selected.outputs, strict=True)
-        }
+
+        def task(name: str, output: Output) -> FileTask:
+            return FileTask(context, config, name, output, corpus_uri, max_lost)
+
+        shuffled = partial(shuffle, seed=config.seed)
         plan = TaskPlan(
-            tasks,
+            NumberedTasks(selected.outputs, task),
             extract_file,
             distribute,
             loss_budget,
             # The shuffle's upper level puts the shards in a global random order (003 IV-A2).
-            lambda outputs: shuffle(outputs, config.seed),
-            lambda commits: {"moments": merge_moments(commits).to_dict()},
+            shuffled,
+            moments_statistics,
             num_utterances,
             size=lambda task: task.selection.duration_ms,
         )
-        return run_tasks(context, plan)
+        return runner_of(plan, Folding(moments_statistics, shuffled))(context, plan)
 
     spec = StepSpec(store, run_uri, features_step(subset), plain(config), [selection])
     return run_step(spec, extract)
+
+
+def moments_statistics(commits: Sequence[Commit]) -> dict[str, Any]:
+    """Return the moments of all features of some tasks, as one task's statistics hold them."""
+    return {"moments": merge_moments(commits).to_dict()}
 
 
 def merge_moments(commits: Sequence[Commit]) -> Moments:

@@ -7,6 +7,7 @@ One shard or one partition is in memory at a time; the group lies on local disk 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Annotated
 
@@ -15,13 +16,13 @@ from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, StepContext, once
 from pipeline.runs.manifest import Output, read_manifest, read_output
+from pipeline.runs.many_tasks import Folding, NumberedTasks, runner_of
 from pipeline.runs.names import (
     ONLY_ROUND,
     TARGETS_STEP,
     UNLABELLED,
     TargetsRound,
     features_step,
-    task_name,
 )
 from pipeline.runs.step import (
     Distribute,
@@ -30,7 +31,6 @@ from pipeline.runs.step import (
     StepSpec,
     TaskPlan,
     run_step,
-    run_tasks,
 )
 from pipeline.shards import (
     PartitionRow,
@@ -80,30 +80,25 @@ def repartition(
         extracted, labelled = (read_manifest(store, run_uri, step) for step in sources)
         features, targets = extracted.outputs, labelled.outputs
         groups = shard_groups(len(features), config.num_source_shards)
-        names = [task_name(number) for number in range(len(groups))]
-        tasks = {
-            name: GroupTask(
-                context,
-                config,
-                name,
-                features[group.start : group.stop],
-                targets[group.start : group.stop],
-            )
-            for name, group in zip(names, groups, strict=True)
-        }
+
+        def task(name: str, group: range) -> GroupTask:
+            shards = slice(group.start, group.stop)
+            return GroupTask(context, config, name, features[shards], targets[shards])
+
         # Rows at one offset are as they were before there were others, and so is their manifest.
         is_at_all = labelled.config.get("offsets") == "all"
+        shuffled = partial(shuffle, seed=config.seed)
         # Joining loses nothing: each target row has its feature row.
         plan = TaskPlan(
-            tasks,
+            NumberedTasks(groups, task),
             write_group,
             distribute,
             0.0,
-            lambda outputs: shuffle(outputs, config.seed),
+            shuffled,
             lambda _: {"offsets": "all"} if is_at_all else {},
             size=lambda task: sum(output.duration_ms for output in task.features),
         )
-        return run_tasks(context, plan)
+        return runner_of(plan, Folding(order=shuffled))(context, plan)
 
     spec = StepSpec(store, run_uri, targets_round.partitions, asdict(config), sources)
     return run_step(spec, write_partitions)

@@ -19,6 +19,7 @@ from pipeline.records import Tally
 from pipeline.runs.commit import Commit, Repetition, StepContext, once
 from pipeline.runs.loss_watch import WITHOUT_LATTICE
 from pipeline.runs.manifest import Output, read_manifest, read_output
+from pipeline.runs.many_tasks import Folding, NumberedTasks, runner_of
 from pipeline.runs.names import (
     BOOTSTRAP_STEP,
     ONLY_ROUND,
@@ -27,7 +28,6 @@ from pipeline.runs.names import (
     TargetsRound,
     features_step,
     model_step,
-    task_name,
 )
 from pipeline.runs.step import (
     Distribute,
@@ -36,7 +36,6 @@ from pipeline.runs.step import (
     StepSpec,
     TaskPlan,
     run_step,
-    run_tasks,
 )
 from pipeline.sampling import sampling_priority
 from pipeline.shards import (
@@ -60,6 +59,9 @@ Teacher = Callable[[Iterable[TeacherInput]], Iterator[KBest | TeacherFailure]]
 """A stream of utterances to their k best logits, in the same order; called in the workers."""
 
 FEATURES = FeatureHearing()
+
+LATTICE_REASONS = "lattice_reasons"
+"""The statistic of several tasks that counts their utterances without a lattice by reason."""
 
 SEARCH_ENGINES = ("kaldi-decoder", "kaldifst", "scipy")
 """The distributions that lattices depend on."""
@@ -121,13 +123,13 @@ def generate_targets(
 
     def label(context: StepContext) -> StepContents:
         extracted = read_manifest(store, run_uri, features)
-        tasks = {
-            (name := task_name(number)): ShardTask(context, config, name, output, teacher, hearing)
-            for number, output in enumerate(extracted.outputs)
-        }
+
+        def task(name: str, output: Output) -> ShardTask:
+            return ShardTask(context, config, name, output, teacher, hearing)
+
         # All features that were extracted are labelled, with or without lattices.
         plan = TaskPlan(
-            tasks,
+            NumberedTasks(extracted.outputs, task),
             label_shard,
             distribute,
             loss_budget,
@@ -135,7 +137,7 @@ def generate_targets(
             num_utterances=extracted.tally_out.utterances,
             size=lambda task: task.features.duration_ms,
         )
-        return run_tasks(context, plan)
+        return runner_of(plan, Folding(sum_labels))(context, plan)
 
     spec = StepSpec(
         store,
@@ -156,19 +158,26 @@ def label_statistics(commits: Sequence[Commit]) -> dict[str, Any]:
     With how many utterances have no lattice, by reason, if there are some, and how many have the
     targets of a clearer version.
     """
-    num_elsewhere = sum(commit.statistics.get(HEARD_ELSEWHERE, 0) for commit in commits)
-    num_frames = sum(commit.statistics["num_frames"] for commit in commits)
-    mass = sum(commit.statistics["retained_mass"] for commit in commits)
-    reasons = Counter(
-        each["reason"]
-        for commit in commits
-        for each in commit.statistics.get(WITHOUT_LATTICE, {}).values()
-    )
+    sums = sum_labels(commits)
     return {
-        "num_frames": num_frames,
-        "mean_retained_mass": mass / max(num_frames, 1),
-        **({WITHOUT_LATTICE: dict(sorted(reasons.items()))} if reasons else {}),
-        **({HEARD_ELSEWHERE: num_elsewhere} if num_elsewhere else {}),
+        "num_frames": sums["num_frames"],
+        "mean_retained_mass": sums["retained_mass"] / max(sums["num_frames"], 1),
+        **({WITHOUT_LATTICE: reasons} if (reasons := sums[LATTICE_REASONS]) else {}),
+        **({HEARD_ELSEWHERE: number} if (number := sums[HEARD_ELSEWHERE]) else {}),
+    }
+
+
+def sum_labels(commits: Sequence[Commit]) -> dict[str, Any]:
+    """Add up the statistics of tasks, or of tasks that were added up before."""
+    reasons: Counter[str] = Counter()
+    for statistics in (commit.statistics for commit in commits):
+        reasons.update(statistics.get(LATTICE_REASONS, {}))
+        reasons.update(each["reason"] for each in statistics.get(WITHOUT_LATTICE, {}).values())
+    return {
+        "num_frames": sum(commit.statistics["num_frames"] for commit in commits),
+        "retained_mass": sum(commit.statistics["retained_mass"] for commit in commits),
+        HEARD_ELSEWHERE: sum(commit.statistics.get(HEARD_ELSEWHERE, 0) for commit in commits),
+        LATTICE_REASONS: dict(sorted(reasons.items())),
     }
 
 

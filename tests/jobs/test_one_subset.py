@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from infra.cluster import Cluster
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.names import ALL_SUBSETS, features_step, selection_step
+from pipeline.runs.outputs import OutputsInParts
 from tests.job_programs import RunJob
+from tests.pipeline.runs.small_commits import set_small_bounds
 from tests.small_corpus import local_store, write_corpus
 from tests.whole_path.processes import TINY
 
@@ -52,3 +55,25 @@ def test_what_was_selected_is_extracted_without_its_metadata(
     assert run_job("extract_features", *arguments).code == 0
     for subset in ("unlabelled", "heldout"):
         assert read_manifest(store, run_uri, features_step(subset)).tally_out.utterances == 6
+
+
+def test_spark_folds_commits_and_reads_for_verify(
+    tmp_path: Path, run_job: RunJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two tasks count as many, and the cluster as one of several hosts: real Spark runs them."""
+    store, run_uri, corpus_uri = local_store(tmp_path)
+    write_corpus(store, corpus_uri, "unlabelled", 2, NUM_UTTERANCES // 2)
+    settings = ("selection.hours=0", "selection.file_hours=0.0005", f'corpus.uri="{corpus_uri}"')
+    arguments = ["--recipe", str(TINY), "--run", run_uri]
+    arguments += [part for each in settings for part in ("--set", each)]
+    assert run_job("select_utterances", *arguments).code == 0
+    set_small_bounds(monkeypatch, max_listed=1)
+    said = run_job("extract_features", *arguments)
+    assert said.code == 0, said.err
+    features = read_manifest(store, run_uri, features_step("unlabelled"))
+    assert isinstance(features.outputs, OutputsInParts)
+    assert features.tally_out.utterances == NUM_UTTERANCES
+    monkeypatch.setattr(Cluster, "is_local", property(lambda _: False))
+    found = run_job("verify", *arguments, "--json")
+    assert found.code == 0, found.err
+    assert json.loads(found.out)["num_objects"] > len(features.outputs) == 2

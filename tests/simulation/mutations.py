@@ -10,11 +10,13 @@ import pytest
 from infra.store.object_store import ObjectStore, join_uri
 from infra.store.s3.s3_store import S3Store
 from pipeline.records import Quarantined, Tally
-from pipeline.runs import commit, manifest, step
+from pipeline.runs import commit, manifest, many_tasks, step
 from pipeline.runs.commit import Commit, StepContext
 from pipeline.runs.manifest import Manifest, Output, manifest_uri, sha256
-from pipeline.runs.names import COMMITS_FOLDER
+from pipeline.runs.names import COMMITS_FOLDER, PART_SUFFIX
+from pipeline.runs.outputs import OutputsInParts
 from tests.simulation import simulated_step
+from tests.simulation.simulated_s3 import SimulatedStore
 from tests.simulation.simulated_step import SCORES_SUFFIX
 
 Patch = pytest.MonkeyPatch
@@ -229,4 +231,61 @@ MUTATIONS: tuple[Callable[[Patch], None], ...] = (
     condition_left_out,
     condition_left_out_of_retries,
     refusal_taken_for_success,
+)
+
+
+def parts_not_stored(patch: Patch) -> None:
+    """The manifest names parts that nobody stores."""
+    put_parts = StepContext.put_parts
+
+    def name(context: StepContext, *arguments: Any) -> OutputsInParts:
+        with pytest.MonkeyPatch.context() as silent:
+            silent.setattr(type(context.store), "put", lambda *_: None)
+            return put_parts(context, *arguments)
+
+    patch.setattr(StepContext, "put_parts", name)
+
+
+def parts_after_the_manifest(patch: Patch) -> None:
+    """The manifest is stored, and then its parts."""
+    put, write = SimulatedStore.put, step.write_manifest
+    waiting: list[tuple[Any, ...]] = []
+
+    def postpone(store: SimulatedStore, uri: str, data: bytes) -> None:
+        if not uri.endswith(PART_SUFFIX):
+            put(store, uri, data)
+        else:
+            waiting.append((store, uri, data))
+
+    def write_first(context: StepContext, made: Manifest) -> None:
+        parts, waiting[:] = list(waiting), []
+        write(context, made)
+        for each in parts:
+            put(*each)
+
+    patch.setattr(SimulatedStore, "put", postpone)
+    patch.setattr(step, "write_manifest", write_first)
+
+
+def foreign_commits_folded(patch: Patch) -> None:
+    """Commits of any recipe are folded."""
+    patch.setattr(StepContext, "require_ours", lambda *_: None)
+
+
+def folded_when_begun(patch: Patch) -> None:
+    """The commits that were there when the step began are folded, and no others."""
+    resume = many_tasks._ManyTasks._resume
+
+    def only(driver: Any, committed: set[str], watch: Any) -> None:
+        driver.names = [name for name in driver.names if name in committed] or driver.names
+        resume(driver, committed, watch)
+
+    patch.setattr(many_tasks._ManyTasks, "_resume", only)
+
+
+MUTATIONS_OF_PARTS: tuple[Callable[[Patch], None], ...] = (
+    parts_not_stored,
+    parts_after_the_manifest,
+    foreign_commits_folded,
+    folded_when_begun,
 )

@@ -8,6 +8,7 @@ from functools import partial
 
 from pipeline.records import Tally
 from pipeline.runs.manifest import Manifest, sha256
+from pipeline.runs.outputs import OutputPart
 from tests.simulation.exploration import Scenario
 from tests.simulation.schedules import GO, Action, Faults, Machine, State
 from tests.simulation.simulated_s3 import Objects
@@ -22,7 +23,8 @@ class Properties:
     """Properties of drivers that run one step, each with its recipe, on one run.
 
     1. A driver that reported success finds its own manifest in place, then and later.
-    2. Each object that the manifest names is there with its digest, and the counts balance.
+    2. Each object that the manifest or a part of it names is there with its digest, and the
+       counts balance.
     3. A commit record and a manifest never change.
     4. If all are killed now, the same command again writes the manifest of a faultless run, to
        the byte unless devices differ in their last bits. It may fail only where another recipe
@@ -32,11 +34,12 @@ class Properties:
 
     recipes: Sequence[Recipe]
     num_tasks: int
+    has_many: bool = False
     machine: Machine = field(init=False)
 
     def __post_init__(self) -> None:
         self.machine = Machine(
-            [partial(small_step, recipe, self.num_tasks) for recipe in self.recipes]
+            [partial(small_step, recipe, self.num_tasks, self.has_many) for recipe in self.recipes]
         )
         self._checked_ends: set[tuple[int, int]] = set()
         self._checked_stores: set[int] = set()
@@ -49,7 +52,7 @@ class Properties:
 
     def scenario(self, *drivers: int) -> Scenario:
         """Let a driver run each of these recipes, by their numbers."""
-        name = f"Properties({self.recipes}, {self.num_tasks}).scenario{drivers}"
+        name = f"Properties({self.recipes}, {self.num_tasks}, {self.has_many}).scenario{drivers}"
         return Scenario(self.machine, self, drivers, name)
 
     def run_alone(self, code: int, store: int) -> tuple[int, int]:
@@ -119,7 +122,8 @@ class Properties:
         """Check property 2."""
         if MANIFEST_KEY not in objects:
             return
-        manifest = Manifest.from_bytes(objects[MANIFEST_KEY])
+        manifest = Manifest.from_bytes(objects[MANIFEST_KEY], partial(_read_part, objects))
+        assert bool(manifest.parts) is self.has_many
         expected = 4 * max(self.num_tasks, 1)
         assert manifest.tally_in.utterances == expected, "the manifest lacks tasks"
         for output in (*manifest.outputs, *manifest.ledgers):
@@ -131,6 +135,13 @@ class Properties:
             (manifest.quarantined, manifest.ledgers),
         ):
             assert sum((each.tally for each in parts), Tally()) == stated, "counts do not balance"
+
+
+def _read_part(objects: Objects, part: OutputPart) -> bytes:
+    data = objects.get(f"run/{part.key}")
+    assert data is not None, f"the manifest has a part {part.key}, which is missing"
+    assert sha256(data) == part.sha256, f"{part.key} is not what its manifest says"
+    return data
 
 
 def _work_of(key: str, data: bytes) -> str | None:

@@ -305,7 +305,7 @@ class Machine:
         return tuple(self._task(function, element) for element in elements)
 
     def _task(self, function: Callable[[Any], Any], element: Any) -> int:
-        name = f"{function.__qualname__} {element}"
+        name = f"{getattr(function, '__qualname__', function)} {element}"
         if name not in self._tasks:
             self._tasks[name] = run_code(lambda: function(element))
         return self._place(self._tasks[name])

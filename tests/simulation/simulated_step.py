@@ -4,8 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import pytest
+
 from pipeline.records import Quarantined, Tally
+from pipeline.runs import commit, many_tasks
 from pipeline.runs.commit import Commit, Repetition, StepContext, once
+from pipeline.runs.many_tasks import Folding, runner_of
 from pipeline.runs.names import features_step
 from pipeline.runs.step import StepContents, StepResult, StepSpec, TaskPlan, run_step, run_tasks
 from tests.simulation.replayed_code import Call, ask
@@ -14,6 +18,7 @@ from tests.simulation.simulated_s3 import BUCKET, SimulatedStore
 RUN = f"s3://{BUCKET}/run"
 STEP = features_step("labelled")
 SCORES_SUFFIX = ".json"
+FOLDING = Folding()
 COMMITS, MANIFEST_KEY = f"run/{STEP}/commits/", f"run/{STEP}/manifest.json"
 
 
@@ -52,10 +57,11 @@ def write_shard(task: SmallTask) -> Commit:
     )
 
 
-def small_step(recipe: Recipe, num_tasks: int) -> StepResult:
+def small_step(recipe: Recipe, num_tasks: int, has_many: bool = False) -> StepResult:
     """Run the step of a recipe on the simulated store and cluster.
 
-    A step of no tasks stores one object in the driver, as training and evaluation do.
+    A step of no tasks stores one object in the driver, as training and evaluation do. One that
+    counts as a step of many tasks has its commits folded, by bounds that a test has set.
     """
 
     def make(context: StepContext) -> StepContents:
@@ -65,7 +71,9 @@ def small_step(recipe: Recipe, num_tasks: int) -> StepResult:
             return StepContents.of_all(Tally(4, 42), (output,))
         names = [f"{number:06d}" for number in range(num_tasks)]
         tasks = {name: SmallTask(context, name, recipe) for name in names}
-        return run_tasks(context, TaskPlan(tasks, write_shard, simulated_cluster, 1.0))
+        plan = TaskPlan(tasks, write_shard, simulated_cluster, 1.0)
+        run = runner_of(plan, FOLDING) if has_many else run_tasks
+        return run(context, plan)
 
     repetition = Repetition.OTHER_LAST_BITS if recipe.device else Repetition.SAME_BYTES
     spec = StepSpec(
@@ -84,3 +92,11 @@ def simulated_cluster(
 ) -> list[Any]:
     """Stand for Spark: the driver waits until the simulation has run a task for each element."""
     return ask(Call("tasks", f"{description} {list(elements)}", (function, *elements)))
+
+
+def set_bounds_of_two_tasks(patch: pytest.MonkeyPatch) -> None:
+    """Let two tasks be many: one group of commits, and a part of a manifest for each output."""
+    for name, value in (("MAX_HELD", 1), ("WAVE_TASKS", 2), ("GROUP_COMMITS", 2)):
+        patch.setattr(many_tasks, name, value)
+    for module in (many_tasks, commit):
+        patch.setattr(module, "MAX_LISTED", 1)

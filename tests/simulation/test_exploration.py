@@ -10,7 +10,7 @@ from tests.simulation.properties import Properties
 from tests.simulation.replayed_code import run_code
 from tests.simulation.schedules import Faults, Machine, State
 from tests.simulation.simulated_s3 import BUCKET, SimulatedStore, simulated_network
-from tests.simulation.simulated_step import Recipe
+from tests.simulation.simulated_step import Recipe, set_bounds_of_two_tasks
 
 RECIPES = (Recipe(20), Recipe(21))
 SAME, OTHER = (0, 0), (0, 1)
@@ -28,8 +28,9 @@ def explore_all(
     num_tasks: int,
     faults: Faults,
     recipes: tuple[Recipe, ...] = RECIPES,
+    has_many: bool = False,
 ) -> Exploration:
-    found = explore(Properties(recipes, num_tasks).scenario(*drivers), faults)
+    found = explore(Properties(recipes, num_tasks, has_many).scenario(*drivers), faults)
     print(f"{drivers} of {recipes} with {num_tasks} tasks and {faults}: {found}")
     assert found.num_schedules > 1000
     return found
@@ -52,6 +53,15 @@ def test_all_schedules(drivers: tuple[int, ...], num_tasks: int, faults: Faults)
 def test_all_schedules_on_devices_that_differ() -> None:
     """Each task's first commit is taken, whichever device made it, and no driver fails."""
     explore_all(OTHER, 2, Faults(crashes=1), DEVICES)
+
+
+@pytest.mark.parametrize("drivers", [SAME, OTHER])
+def test_all_schedules_of_folded_commits(
+    drivers: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two tasks count as many: tasks fold their commits, and the manifest has two parts."""
+    set_bounds_of_two_tasks(monkeypatch)
+    explore_all(drivers, 2, Faults(crashes=1), has_many=True)
 
 
 @pytest.mark.parametrize("drivers", [SAME, OTHER])

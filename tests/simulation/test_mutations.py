@@ -12,11 +12,17 @@ from tests.simulation.exploration import (
     run_at_random,
     shrink,
 )
-from tests.simulation.mutations import MUTATIONS, Patch, lost_answer_is_a_failure, manifest_replaced
+from tests.simulation.mutations import (
+    MUTATIONS,
+    MUTATIONS_OF_PARTS,
+    Patch,
+    lost_answer_is_a_failure,
+    manifest_replaced,
+)
 from tests.simulation.properties import Properties
 from tests.simulation.schedules import Faults
 from tests.simulation.simulated_s3 import simulated_network
-from tests.simulation.simulated_step import Recipe
+from tests.simulation.simulated_step import Recipe, set_bounds_of_two_tasks
 
 RECIPES = (Recipe(20), Recipe(21))
 
@@ -59,6 +65,32 @@ def test_a_planted_error_is_found(mutation: Callable[[Patch], None], monkeypatch
     assert len(short) <= 24
     assert replay(scenario, short)
     print(ViolationError(scenario, replay(scenario, short), short))
+
+
+SEARCHES_OF_PARTS = (
+    ((0, 0), Faults()),
+    ((0, 1), Faults()),
+    ((0,), Faults(crashes=1)),
+    ((0, 0), Faults(crashes=1)),
+)
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS_OF_PARTS, ids=lambda mutation: mutation.__name__)
+def test_a_planted_error_of_folded_commits_is_found(
+    mutation: Callable[[Patch], None], monkeypatch: Patch
+) -> None:
+    """By one of the schedules of two tasks that count as many."""
+    set_bounds_of_two_tasks(monkeypatch)
+    mutation(monkeypatch)
+    found = []
+    for drivers, faults in SEARCHES_OF_PARTS:
+        try:
+            explore(Properties(RECIPES, 2, True).scenario(*drivers), faults)
+        except (AssertionError, ViolationError) as violation:
+            found.append(str(violation))
+            break
+    assert found
+    assert "the same answers led to" not in found[0]
 
 
 EVALUATIONS = [("go", (driver,)) for driver in (0, 0, 1, 1)]

@@ -136,3 +136,17 @@ class _Form:
 def read_form(text: str) -> ModelConfig:
     """Read a model's settings that another process wrote as JSON; ConfigurationError if none."""
     return read_record(_Form, {"form": json.loads(text)}, "model").form
+
+
+def check_divisible(model: ModelConfig, num_parts: int) -> None:
+    """Raise ValueError where a model's units cannot be divided among so many ranks."""
+    if not isinstance(model, LstmConfig) or model.bidirectional:
+        raise ValueError(
+            f"student: model_parallel_ranks = {num_parts}: need a unidirectional LSTM in "
+            "models.student, or 1"
+        )
+    if model.num_units < num_parts:
+        raise ValueError(
+            f"student: model_parallel_ranks = {num_parts}: need at most {model.num_units}, "
+            "models.student.num_units"
+        )

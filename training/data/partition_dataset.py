@@ -81,7 +81,7 @@ class PartitionDataset(IterableDataset[Minibatch]):
             store=store,
             run_uri=run_uri,
             labelled=(),
-            unlabelled=partitions.outputs,
+            unlabelled=tuple(partitions.outputs),
             delay=self.settings.delay,
             minibatch_frames=self.settings.minibatch_frames,
             seed=self.settings.seed,

@@ -22,7 +22,7 @@ from pipeline.runs.names import (
 )
 from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step
 from training.checkpoints.checkpointer import Checkpointer
-from training.configuration.model_parallel import data_parallel_ranks
+from training.configuration.trainers import data_parallel_ranks
 from training.data.dataset import Dataset
 from training.data.lattice_shards import LatticeShards
 from training.data.sub_epochs import check_offsets
@@ -95,7 +95,7 @@ def train_model(
         warm_start(model, fit, store, run_uri)
     model.freeze_normalization(global_moments(store, run_uri))
     model.to(device)  # initial weights are those of the CPU's random numbers, wherever it trains
-    dataset = open_dataset(fit, store, run_uri, labelled.outputs, data_group)
+    dataset = open_dataset(fit, store, run_uri, tuple(labelled.outputs), data_group)
     trainee = part_of(model, parts) if parts else model
     checkpoints = checkpoints_of(fit, context, group)
     fitting = Fitting(fit, trainee, dataset, checkpoints, data_group)
@@ -191,9 +191,11 @@ def open_dataset(
     if fit.unlabelled is not None:
         partitions = read_manifest(store, run_uri, fit.unlabelled)
         check_offsets(fit.sub_epochs, partitions)
-        unlabelled = partitions.outputs
+        unlabelled = tuple(partitions.outputs)
     has_development = fit.validation not in ("", LEFT_OUT)
-    development = read_manifest(store, run_uri, fit.validation).outputs if has_development else ()
+    development: tuple[Output, ...] = ()
+    if has_development:
+        development = tuple(read_manifest(store, run_uri, fit.validation).outputs)
     # Without this, labelled speakers would be left out, and not those whom the manifest names.
     if has_development and not development:
         raise ValueError(f"{fit.name}: {fit.validation}: {NO_DEVELOPMENT}")

@@ -63,7 +63,7 @@ def certify_run(
             store=store,
             run_uri=run_uri,
             labelled=(),
-            unlabelled=partitions.outputs,
+            unlabelled=tuple(partitions.outputs),
             delay=fit.model.delay,
             minibatch_frames=fit.loop.minibatch_frames,
             seed=fit.seed,

@@ -88,14 +88,14 @@ class _Heldout:
     piece_s: float
 
     def transcribe(
-        self, utterances: Sequence[Utterance], audio: Iterator[Fetched | StoreError]
+        self, utterances: Sequence[Utterance], audio: Iterator[Fetched | StoreError | AudioError]
     ) -> Iterator[Hypothesis]:
         """Yield the words of a selection file's utterances."""
         speaker, states = "", defaultdict[str | None, StreamState](self.model.start)
         for utterance, found in zip(utterances, audio, strict=True):
             if utterance.speaker_id != speaker:
                 speaker, states = utterance.speaker_id, defaultdict(self.model.start)
-            if isinstance(found, StoreError):
+            if isinstance(found, StoreError | AudioError):
                 yield Hypothesis(utterance, None, str(found))
                 continue
             try:

@@ -136,6 +136,7 @@ def _short(name: str) -> str:
 def add_legend(figure: Figure, form: Form) -> None:
     """Name the series above the panels: on the right, or on a phone over the whole width."""
     handles, labels = figure.axes[0].get_legend_handles_labels()
-    place = "outside upper left" if form.is_narrow else "outside upper right"
-    columns = 2 if form.is_narrow else len(labels)
-    figure.legend(handles, labels, loc=place, ncols=columns)
+    if form.is_narrow:
+        figure.legend(handles, labels, loc="outside upper left", ncols=2)
+    else:
+        figure.legend(handles, labels, loc="outside upper right", ncols=len(labels))

@@ -6,6 +6,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from jobs.report_page.blocks import Drawing, printable
 from jobs.report_page.figures.bars import add_legend
@@ -116,7 +117,7 @@ def pace_curve(name: str, index: int, pace: Sequence[Mapping[str, float]]) -> Dr
         axes.set_title("throughput, hours of speech an hour", loc="left")
         axes.set_xlabel("sub-epoch")
         axes.grid(visible=False, axis="x")
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         return figure
 
     label = f"Throughput of {printable(name)}: {min(rates):,.0f} to {max(rates):,.0f}"

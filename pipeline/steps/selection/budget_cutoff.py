@@ -30,7 +30,7 @@ class Cutoff:
     """The last priority that is selected, and the duplicates that are not.
 
     `duplicates` holds, for each bucket, the objects that list the priorities which it leaves to
-    earlier buckets.
+    earlier buckets, and nothing of other buckets.
     """
 
     last_priority: int
@@ -100,7 +100,6 @@ def _duplicates(
 ) -> tuple[tuple[Output, ...], ...]:
     found: list[list[Output]] = [[] for _ in range(num_buckets)]
     for summary in summaries:
-        for bucket in summary.duplicates_of:
-            assert summary.duplicates is not None
-            found[bucket].append(summary.duplicates)
+        for bucket, duplicates in summary.duplicates.items():
+            found[bucket].append(duplicates)
     return tuple(map(tuple, found))

@@ -1,5 +1,6 @@
 """Compare one range of hashes across all buckets: duplicates, split speakers, the cutoff."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,12 +28,11 @@ class RangeTask:
 
 @dataclass(frozen=True, slots=True)
 class RangeSummary:
-    """A range's duration without duplicates, and its duplicates, which some buckets hold."""
+    """A range's duration without duplicates, and its duplicates: an object a bucket with some."""
 
     duration_ms: int
     num_split_speakers: int
-    duplicates: Output | None
-    duplicates_of: tuple[int, ...]
+    duplicates: Mapping[int, Output]
 
 
 def compare_buckets(task: RangeTask) -> RangeSummary:
@@ -42,13 +42,12 @@ def compare_buckets(task: RangeTask) -> RangeSummary:
     """
     merged = _Merged.of(task)
     spare = merged.is_duplicate
-    duplicates = np.stack([merged.priorities[spare], merged.buckets[spare].astype(np.uint64)])
-    tally = Tally(int(spare.sum()), int(merged.durations_ms[spare].sum()))
     return RangeSummary(
         int(merged.durations_ms[~spare].sum()),
         merged.num_split_speakers,
-        _put_duplicates(task, duplicates, tally) if spare.any() else None,
-        tuple(np.unique(merged.buckets[spare]).tolist()),
+        _put_duplicates(
+            task, merged.priorities[spare], merged.durations_ms[spare], merged.buckets[spare]
+        ),
     )
 
 
@@ -61,11 +60,10 @@ def find_last_priority(task: tuple[RangeTask, int]) -> int:
     return last_priority(merged.priorities[kept], merged.durations_ms[kept], budget_ms)
 
 
-def read_duplicates(context: StepContext, output: Output, bucket: int) -> frozenset[int]:
-    """Read the priorities of a range that one bucket must leave to an earlier one."""
+def read_duplicates(context: StepContext, output: Output) -> frozenset[int]:
+    """Read the priorities of a range that a bucket must leave to earlier ones."""
     data = read_output(context.store, context.run_uri, output)
-    priorities, buckets = np.frombuffer(data, "<u8").reshape(2, -1)
-    return frozenset(priorities[buckets == bucket].tolist())
+    return frozenset(np.frombuffer(data, "<u8").tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +104,17 @@ class _Merged:
 
 
 def _put_duplicates(
-    task: RangeTask, duplicates: UInt64[np.ndarray, "2 utterances"], tally: Tally
-) -> Output:
-    data = duplicates.astype("<u8").tobytes()
-    return task.context.put_output(f"range-{task.number:05d}", ".duplicates", data, tally)
+    task: RangeTask,
+    priorities: UInt64[np.ndarray, " duplicates"],
+    durations_ms: Int64[np.ndarray, " duplicates"],
+    buckets: Int64[np.ndarray, " duplicates"],
+) -> dict[int, Output]:
+    """Store each bucket's duplicates by themselves: in one object, every bucket would read all."""
+    stored = {}
+    for bucket in np.unique(buckets).tolist():
+        rows = buckets == bucket
+        tally = Tally(int(rows.sum()), int(durations_ms[rows].sum()))
+        name = f"range-{task.number:05d}-of-{bucket:05d}"
+        data = priorities[rows].astype("<u8").tobytes()
+        stored[bucket] = task.context.put_output(name, ".duplicates", data, tally)
+    return stored

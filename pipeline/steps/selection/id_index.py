@@ -98,8 +98,17 @@ def find_named(
         join_uri(run_uri, output.key),
         lambda file: find_objects(file, output.num_bytes, num_ranges, wanted),
     )
-    names = named_objects(manifest)
-    return frozenset(names[number] for number in numbers)
+    return frozenset(_named(manifest, number) for number in numbers)
+
+
+def _named(manifest: Manifest, number: int) -> str:
+    """Return one of `named_objects`; of a list in parts, one part is read."""
+    num_inputs, num_outputs = len(manifest.inputs), len(manifest.outputs)
+    if number < num_inputs:
+        return sorted(manifest.inputs)[number]
+    place = number - num_inputs
+    is_ledger = place >= num_outputs
+    return (manifest.ledgers[place - num_outputs] if is_ledger else manifest.outputs[place]).key
 
 
 def _hash_tasks(

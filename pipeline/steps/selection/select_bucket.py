@@ -63,7 +63,7 @@ def select_bucket(task: SelectTask) -> Commit:
 
 
 def _apply_cutoff(task: SelectTask) -> _Selection:
-    lists = (read_duplicates(task.context, each, task.number) for each in task.duplicates)
+    lists = (read_duplicates(task.context, each) for each in task.duplicates)
     # A duplicate of an earlier bucket is quarantined even where the budget leaves it out.
     elsewhere = frozenset[int]().union(*lists)
     candidates: list[Eligible] = []

@@ -34,8 +34,10 @@ def run(job: Job) -> StepResults:
 
 def test_a_job_says_which_devices_failed(tmp_path: Path) -> None:
     """On its last lines, with --json, and in its record, which the report reads."""
-    options = {"recipe": "demo", "set": [], "trainers": {}, "cluster": "demo", "dry_run": False}
-    job = open_job(GENERATE_TARGETS, Namespace(run=str(tmp_path), **options))
+    options = {"recipe": "demo", "set": [], "trainers": {}, "cluster": "demo"}
+    job = open_job(
+        GENERATE_TARGETS, Namespace(run=str(tmp_path), dry_run=False, metrics_file=None, **options)
+    )
     answer = Step(GENERATE_TARGETS, "", (), run).answer(job)
     host = gethostname()
     assert answer.text.splitlines()[-1] == f"  cuda:3 of {host}: left out on 2 tasks: {REASON}"

@@ -100,7 +100,9 @@ def test_steps_with_a_model_take_a_device(run_job: RunJob, tmp_path: Path, step:
     options = ("--recipe", str(TINY), "--run", str(tmp_path), "--device")
     said = run_job(step, *options, "cuda:0")
     assert (said.code, said.out) == (2, "")
-    assert said.err.startswith(f"{step}: --device cuda:0: need a GPU, found none: ")
+    assert said.err.splitlines()[-1].startswith(
+        f"{step}: --device cuda:0: need a GPU, found none: "
+    )
     said = run_job(step, *options, "tpu")
     assert said.code == 2
     assert "argument --device: tpu: need auto, cpu, cuda, or a GPU" in said.err

@@ -22,7 +22,7 @@ print("code", code, "imported", sorted(set(HEAVY) & sys.modules.keys()))
 """
 
 RUN = ("ingest", "select_utterances", "extract_features", "repartition", "report")
-QUERIES = ("status", "verify", "inspect_utterance", "retry")
+QUERIES = ("status", "verify", "inspect_utterance")
 
 
 @pytest.mark.parametrize("name", [*RUN, *QUERIES, "check", "plan", "run", "inspect_object"])
@@ -32,7 +32,6 @@ def test_a_command_imports_no_torch(name: str, tmp_path: Path) -> None:
     options = {
         "ingest": [*place, "--kaldi-dir", "data", "--dry-run"],
         "inspect_utterance": [*place, "--utterance", "x"],
-        "retry": [*place, "--reason", "missing_object"],
         "check": [*place, "--device", "cpu"],
         "plan": ["--help"],
         "run": ["--help"],

@@ -1,15 +1,17 @@
 """Every kind of damage to a run is found and named; an undamaged run passes; sweeping is safe."""
 
 import json
-from collections.abc import Callable
+import pickle
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from infra.store.object_store import ObjectStore, join_uri
-from pipeline.audit import corpus_objects
+from pipeline.audit import corpus_objects, stored_objects
 from pipeline.audit.verify import Verification, sweep, verify_run
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, StepContext
@@ -539,6 +541,79 @@ def test_the_run_of_these_tests_has_something_of_everything(undamaged: Run) -> N
     assert selection.quarantined.utterances == 1
     assert read_manifest(store, run_uri, f"features/{SUBSET}").quarantined.utterances == 1
     assert all(len(outputs(store, run_uri, step)) > 1 for step in STEPS)
+
+
+def test_tasks_find_what_one_process_finds(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects that are flipped, gone, doubled or miscounted: the same findings, in one order."""
+    monkeypatch.setattr(stored_objects, "GROUP_OBJECTS", 2)
+    monkeypatch.setattr(stored_objects, "GROUPS_AT_A_TIME", 2)
+    store, run_uri = run
+    corpus_uri = join_uri(run_uri, "corpus")
+    names: list[str] = []
+
+    def by_tasks(elements: Sequence[Any], function: Any, name: str) -> list[Any]:
+        names.append(name)
+        sent = pickle.loads(pickle.dumps((list(elements), function)))
+        return pickle.loads(pickle.dumps([sent[1](each) for each in sent[0]]))  # type: ignore[no-any-return]
+
+    def compare() -> Verification:
+        seen: list[list[tuple[int, int]]] = [[], []]
+        alone, spread = (
+            verify_run(
+                store,
+                run_uri,
+                corpus_uri,
+                lambda *told, into=into: into.append(told),
+                distribute=by,
+            )
+            for into, by in zip(seen, (None, by_tasks), strict=True)
+        )
+        assert spread == alone
+        assert seen[0] == seen[1]
+        return alone
+
+    assert compare().findings == ()
+    assert len(names) > len(STEPS)
+    rewrite(run, outputs(store, run_uri, "targets")[0].key, lambda data: data[:-1])
+    store.delete(join_uri(run_uri, outputs(store, run_uri, "partitions")[-1].key))
+    audio = store.list(join_uri(corpus_uri, "audio"))[0]
+    store.put(audio.uri, b"other audio")
+    (first, *_), key = outputs(store, run_uri, "features"), f"features/{SUBSET}/manifest.json"
+    rewrite_manifest(
+        run,
+        "features",
+        outputs=tuple(
+            replace(each, utterances=each.utterances + 1) if each == first else each
+            for each in outputs(store, run_uri, "features")
+        ),
+    )
+    assert len({each.object for each in compare().findings} | {key}) > 4
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([], []),
+        ([50], [1]),
+        ([4, 4, 4], [2, 1]),
+        ([1, 1, 1, 1], [3, 1]),
+        ([50, 1, 50, 9], [1, 1, 1, 1]),
+        ([9, 1, 1], [2, 1]),
+    ],
+)
+def test_objects_are_cut_into_groups(
+    sizes: list[int], expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of at most ten bytes and three objects, and nothing is left out."""
+    monkeypatch.setattr(stored_objects, "GROUP_BYTES", 10)
+    monkeypatch.setattr(stored_objects, "GROUP_OBJECTS", 3)
+    wanted = [
+        stored_objects._Wanted(Output(str(place), size, "", 0, 0), "", has_utterances=False)
+        for place, size in enumerate(sizes)
+    ]
+    groups = list(stored_objects._cut(wanted))
+    assert [len(group) for group in groups] == expected
+    assert [each for group in groups for each in group] == wanted
 
 
 def test_few_folders_of_audio_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:

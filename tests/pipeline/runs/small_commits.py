@@ -6,6 +6,7 @@ import pytest
 
 from infra.store.object_store import ObjectStore
 from pipeline.records import Quarantined, Tally
+from pipeline.runs import commit, many_tasks
 from pipeline.runs.commit import Commit, StepContext, step_context
 
 CONFIG, INPUTS = {"k": 20}, {"selection/x": "0123"}
@@ -14,6 +15,19 @@ CONFIG, INPUTS = {"k": 20}, {"selection/x": "0123"}
 @pytest.fixture
 def context(tmp_path: Path) -> StepContext:
     return step_context(ObjectStore((str(tmp_path),)), str(tmp_path), "features/x", CONFIG, INPUTS)
+
+
+def set_small_bounds(patch: pytest.MonkeyPatch, max_listed: int = 3) -> None:
+    """Begin waves, groups of commits and parts of manifests at a few tasks."""
+    for name, value in (
+        ("MAX_HELD", 1),
+        ("WAVE_TASKS", 4),
+        ("GROUP_COMMITS", 2),
+        ("GROUPS_AT_A_TIME", 2),
+    ):
+        patch.setattr(many_tasks, name, value)
+    for module in (many_tasks, commit):
+        patch.setattr(module, "MAX_LISTED", max_listed)
 
 
 def record(context: StepContext, task: str = "0") -> Commit:

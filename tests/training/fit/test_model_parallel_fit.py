@@ -18,14 +18,17 @@ EVERY_STEP = CheckpointConfig(steps=1, num_kept=1000)
 PLAIN_SGD = 'student.optimizer={ name = "sgd", momentum = 0.0 }'
 
 
-def divided(trainer: str, num_parts: int = 2, dropout: float = 0.0) -> Fit:
-    """An LSTM of two layers of nine units; gradients are clipped in every step."""
-    what = small_fit(trainer, True, checkpoints=EVERY_STEP, minibatch_frames=32)
+def divided(trainer: str, num_parts: int = 2, num_layers: int = 1, dropout: float = 0.0) -> Fit:
+    """An LSTM of one layer of nine units; gradients are clipped in every step.
+
+    Each frame is an exchange, so that more of layers or steps would take a minute.
+    """
+    what = small_fit(trainer, True, checkpoints=EVERY_STEP, minibatch_frames=64)
     return replace(
         what,
-        model=LstmConfig(2, 9, bidirectional=False, look_ahead=1, dropout=dropout),
-        loop=LoopConfig(32, 0.01),
-        sub_epochs=what.sub_epochs[:3],
+        model=LstmConfig(num_layers, 9, bidirectional=False, look_ahead=1, dropout=dropout),
+        loop=LoopConfig(64, 0.01),
+        sub_epochs=what.sub_epochs[:2],
         model_parallel_ranks=num_parts,
     )
 
@@ -54,11 +57,11 @@ def test_two_nodes_of_two_ranks_train_what_two_ranks_do(
 
 def test_other_numbers_of_ranks_resume(tmp_path: Path) -> None:
     """Four ranks from a step of four bitwise, with dropout; 2 and 6 resharded, each frame once."""
-    what = divided("one_bit", dropout=0.1)
+    what = divided("one_bit", num_layers=2, dropout=0.1)
     write_run(tmp_path / "whole")
     expected = simulate_ranks(4, fit, tmp_path / "whole", what)
     curve = expected[0][0].statistics["curve"]
-    step = steps_saved(tmp_path / "whole", what)[2]
+    step = steps_saved(tmp_path / "whole", what)[1]
     for num_ranks in (4, 2, 6):
         stopped = tmp_path / f"stopped-{num_ranks}"
         copy_stopped(tmp_path / "whole", what, step, stopped)
@@ -80,7 +83,9 @@ def test_other_numbers_of_ranks_resume(tmp_path: Path) -> None:
 def test_a_recipe_names_what_cannot_be_divided(settings: tuple[str, ...], message: str) -> None:
     """The value and the remedy, when the recipe is read."""
     with pytest.raises(ConfigurationError, match=message):
-        read_recipe(str(TINY), ["student.model_parallel_ranks=2", *settings])
+        read_recipe(
+            str(TINY), ["student.model_parallel_ranks=2", *settings], {"student": "synchronous"}
+        )
 
 
 def test_a_trainer_of_groups_is_refused() -> None:
@@ -101,7 +106,7 @@ def test_the_check_of_a_recipe_counts_ranks() -> None:
 def test_the_student_alone_is_divided() -> None:
     """Not its sMBR training, nor the bidirectional siblings of later rounds of targets."""
     settings = ["student.model_parallel_ranks=2", "targets.rounds=2"]
-    recipe = read_recipe(str(TINY), settings)
+    recipe = read_recipe(str(TINY), settings, {"student": "synchronous"})
     student = student_fit(recipe)
     assert student.model_parallel_ranks == 2
     assert sequence_fit(recipe, student).model_parallel_ranks == 1

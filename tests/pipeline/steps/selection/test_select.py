@@ -319,6 +319,27 @@ def test_an_utterance_in_two_buckets_is_kept_by_the_first(tmp_path: Path) -> Non
     assert sorted(lost) == sorted(f"utt-{number}" for number in range(10, 20))
 
 
+def test_lists_of_duplicates_grow_with_the_duplicates_alone(tmp_path: Path) -> None:
+    """Eight bytes each, read once, however many buckets hold the same records."""
+    num_bytes = {}
+    for num_buckets in (2, 8):
+        store, run_uri, corpus_uri = local_store(tmp_path / f"of-{num_buckets}")
+        names = range(num_buckets)
+        # Each record is in the bucket that follows its own, too.
+        buckets = {
+            f"{name:02d}": [
+                [record(number, name) for number in range(name, 96, num_buckets)],
+                [record(n, 100 + name) for n in range(names[name - 1], 96, num_buckets)],
+            ]
+            for name in names
+        }
+        write_buckets(store, corpus_uri, buckets)
+        assert select(store, run_uri, corpus_uri, CONFIG).quarantined.utterances == 96
+        listed = [each for each in store.list(run_uri) if each.uri.endswith(".duplicates")]
+        num_bytes[num_buckets] = sum(each.num_bytes for each in listed)
+    assert num_bytes == {2: 8 * 96, 8: 8 * 96}
+
+
 def test_reasons_for_leaving_out_are_counted() -> None:
     """One of each filter, the cap, and the budget: to the utterance and millisecond."""
     records = [record(number, 0, 1000) for number in range(10)]

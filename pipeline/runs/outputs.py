@@ -1,0 +1,178 @@
+"""Outputs of a step: the size, digest and counts of each object; long lists of them in parts.
+
+A manifest of a million outputs would take 240 MB, and 500 MB of memory in each of its readers.
+"""
+
+import hashlib
+import json
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, overload
+
+from infra.store.checked_reads import read_checked
+from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri
+from pipeline.records import Tally
+
+MAX_LISTED = 4_000
+"""A manifest lists so many outputs itself. A longer list is stored in parts of so many, 1 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One stored object: its key below the run, its size and digest, and what it holds.
+
+    Of a ledger `reasons` counts the utterances by the reason why they are there.
+    """
+
+    key: str
+    num_bytes: int
+    sha256: str
+    utterances: int
+    duration_ms: int
+    reasons: Mapping[str, int] = field(default_factory=dict, hash=False)
+
+    @property
+    def tally(self) -> Tally:
+        """Utterances and declared duration in this object."""
+        return Tally(self.utterances, self.duration_ms)
+
+    def to_line(self) -> bytes:
+        """Write a line of JSON, as a part holds it."""
+        return json.dumps(_without_empty_reasons(self), sort_keys=True).encode() + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> "Output":
+        """Read what `to_line` wrote."""
+        return cls(**json.loads(line))
+
+
+@dataclass(frozen=True, slots=True)
+class OutputPart:
+    """One object that lists consecutive outputs, a line each."""
+
+    key: str
+    num_bytes: int
+    sha256: str
+    num_outputs: int
+
+
+ReadPart = Callable[[OutputPart], bytes]
+
+
+def no_parts(part: OutputPart) -> bytes:
+    """Refuse to read a part, where a manifest is read without its store."""
+    raise AssertionError(f"{part.key}: only a manifest that was read from a store has its parts")
+
+
+if TYPE_CHECKING:
+    _OutputSequence = Sequence[Output]
+else:
+    _OutputSequence = Sequence  # a check of arguments would read an item, and with it a part
+
+
+class OutputsInParts(_OutputSequence):
+    """OutputsInParts reads a long list of outputs from its parts; one of them is in memory.
+
+    ValueError from any access that meets a missing or damaged part.
+    """
+
+    def __init__(self, parts: Iterable[OutputPart], read: ReadPart) -> None:
+        self.parts = tuple(parts)
+        self._read = read
+        self._firsts = [*accumulate((part.num_outputs for part in self.parts), initial=0)]
+        self._held: tuple[int, tuple[Output, ...]] = (-1, ())
+
+    def __len__(self) -> int:
+        """Return the number of outputs."""
+        return self._firsts[-1]
+
+    @overload
+    def __getitem__(self, place: int) -> Output: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[Output, ...]: ...
+    def __getitem__(self, place: int | slice) -> Output | tuple[Output, ...]:
+        """Return an output, or a tuple of some; neighbours are read together."""
+        if isinstance(place, slice):
+            return tuple(self[number] for number in range(*place.indices(len(self))))
+        number = range(len(self))[place]
+        part = bisect_right(self._firsts, number) - 1
+        return self._outputs_of(part)[number - self._firsts[part]]
+
+    def __iter__(self) -> Iterator[Output]:
+        """Iterate over the outputs, part by part."""
+        for part in range(len(self.parts)):
+            yield from self._outputs_of(part)
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether both have the same parts."""
+        return isinstance(other, OutputsInParts) and self.parts == other.parts
+
+    def __hash__(self) -> int:
+        """Hash the parts."""
+        return hash(self.parts)
+
+    def __reduce__(self) -> tuple[type, tuple[tuple[OutputPart, ...], ReadPart]]:
+        """Pickle without the part in memory."""
+        return OutputsInParts, (self.parts, self._read)
+
+    def _outputs_of(self, number: int) -> tuple[Output, ...]:
+        held, outputs = self._held
+        if held != number:
+            lines = self._read(self.parts[number]).splitlines()
+            outputs = tuple(map(Output.from_line, lines))
+            self._held = number, outputs
+        return outputs
+
+
+Outputs = tuple[Output, ...] | OutputsInParts
+"""The outputs of a step, as its manifest lists them."""
+
+
+def to_document(outputs: Outputs) -> list[dict[str, Any]]:
+    """Return the outputs, or the parts that list them, as a manifest names them."""
+    if isinstance(outputs, OutputsInParts):
+        return [asdict(part) for part in outputs.parts]
+    return [_without_empty_reasons(output) for output in outputs]
+
+
+def _without_empty_reasons(output: Output) -> dict[str, Any]:
+    # Later versions added the reasons: what had none is written as it was read.
+    document = asdict(output)
+    if not output.reasons:
+        del document["reasons"]
+    return document
+
+
+def sha256(data: bytes) -> str:
+    """Compute the hexadecimal SHA-256 of `data`."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def read_output(store: ObjectStore, run_uri: str, output: Output) -> bytes:
+    """Read an object that a manifest names, and check its digest."""
+    remedy = "the object was altered or damaged: run its step again into a new --run"
+    return _read_whole(store, join_uri(run_uri, output.key), output.sha256, remedy)
+
+
+def read_part(store: ObjectStore, run_uri: str, part: OutputPart) -> bytes:
+    """Read a part of a manifest's list, and check its digest; ValueError if it is missing."""
+    remedy = (
+        "remove the step's manifest.json and run the step again, which writes both from the "
+        "step's commits"
+    )
+    uri = join_uri(run_uri, part.key)
+    try:
+        return _read_whole(store, uri, part.sha256, remedy)
+    except ObjectNotFound as error:
+        raise ValueError(f"{uri} is missing, a part of a manifest: {remedy}") from error
+
+
+def _read_whole(store: ObjectStore, uri: str, digest: str, remedy: str) -> bytes:
+    def require_whole(data: bytes) -> bytes:
+        if sha256(data) != digest:
+            raise ValueError(f"SHA-256 is {sha256(data)}, its manifest says {digest}; {remedy}")
+        return data
+
+    return read_checked(store, uri, require_whole)

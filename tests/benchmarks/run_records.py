@@ -1,0 +1,181 @@
+"""Measure the driver of a large step: memory and time of a resume, beside one that holds commits.
+
+python -m tests.benchmarks.run_records [--outputs 1000000] [--held 20000] [--json]
+
+All tasks of a step of feature extraction have their commit records, as after a kill before the
+manifest. Two processes fold them, as a cluster's would. Each figure is of a process of its own; the
+peer reads every commit in the driver, as steps of up to 4,000 tasks do.
+"""
+
+import argparse
+import resource
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+import numpy as np
+
+from infra.store.object_store import ObjectStore
+from pipeline.filterbank import NUM_BINS
+from pipeline.normalization import Moments
+from pipeline.records import Tally
+from pipeline.runs import many_tasks
+from pipeline.runs.commit import Commit, StepContext, step_context
+from pipeline.runs.manifest import manifest_uri, read_manifest, sha256
+from pipeline.runs.many_tasks import Folding, NumberedTasks, runner_of
+from pipeline.runs.names import COMMITS_FOLDER, task_name
+from pipeline.runs.outputs import Output
+from pipeline.runs.step import StepSpec, TaskPlan, run_step
+from pipeline.shuffling import shuffle
+from pipeline.steps.features import moments_statistics
+from tests.benchmarks.measure import Figure, show
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+STEP, CONFIG, INPUTS = "features/unlabelled", {"seed": 3}, {"selection/unlabelled": "0123"}
+NUM_PROCESSES = 2
+
+
+@dataclass(frozen=True)
+class Driven:
+    """Driven holds a driver's seconds, its growth and peak in MB, and what it stored."""
+
+    seconds: float
+    grown_mb: float
+    peak_mb: float
+    manifest_bytes: int
+    num_parts: int
+
+
+def context_in(folder: str) -> StepContext:
+    return step_context(ObjectStore((folder,)), folder, STEP, CONFIG, INPUTS)
+
+
+def write_commits(folder: str, numbers: range) -> None:
+    """Write a commit record for each number, and no shard."""
+    context = context_in(folder)
+    generator = np.random.default_rng(numbers.start)
+    moments = Moments.of(generator.normal(10, 3, (50, NUM_BINS)).astype(np.float16)).to_dict()
+    for number in numbers:
+        name, digest = task_name(number), sha256(str(number).encode())
+        key = f"{STEP}/{digest[:2]}/{name}-000-{digest[:16]}.parquet"
+        tally = Tally(5_000, 18_000_000)
+        output = Output(key, 118_000_000, digest, tally.utterances, tally.duration_ms)
+        record = Commit(
+            name,
+            context.fingerprint,
+            (output,),
+            ledger=None,
+            tally_in=tally,
+            quarantined=Tally(),
+            statistics={"moments": moments},
+            versions=context.versions,
+        )
+        Path(context.commit_uri(name)).write_bytes(record.to_bytes())
+
+
+def resume(folder: str, num_outputs: int, max_held: int) -> Driven:
+    """Resume the step, and write its manifest."""
+    context = context_in(folder)
+    many_tasks.MAX_HELD = max_held
+    Path(manifest_uri(folder, STEP)).unlink(missing_ok=True)
+    with ProcessPoolExecutor(NUM_PROCESSES, get_context("forkserver")) as pool:
+        list(pool.map(abs, range(NUM_PROCESSES)))
+        before_mb = peak_mb()
+        started = time.perf_counter()
+        run_step(spec(context), partial(plan_and_run, num_outputs, partial(in_pool, pool)))
+        seconds = time.perf_counter() - started
+    peak = peak_mb()
+    manifest = read_manifest(context.store, folder, STEP)
+    assert len(manifest.outputs) == num_outputs
+    size = Path(manifest_uri(folder, STEP)).stat().st_size
+    return Driven(seconds, peak - before_mb, peak, size, len(manifest.parts))
+
+
+def spec(context: StepContext) -> StepSpec:
+    return StepSpec(context.store, context.run_uri, STEP, CONFIG, digests=INPUTS)
+
+
+def plan_and_run(num_outputs: int, distribute: Any, context: StepContext) -> Any:
+    shuffled = partial(shuffle, seed=3)
+    plan = TaskPlan(
+        NumberedTasks(range(num_outputs), named),
+        no_work,
+        distribute,
+        0.0,
+        shuffled,
+        moments_statistics,
+        num_utterances=5_000 * num_outputs,
+    )
+    return runner_of(plan, Folding(moments_statistics, shuffled))(context, plan)
+
+
+def named(name: str, number: int) -> str:
+    del number
+    return name
+
+
+def no_work(_: str) -> Any:
+    raise AssertionError("every task has its commit")
+
+
+def in_pool(
+    pool: ProcessPoolExecutor, elements: Sequence[T], function: Callable[[T], R], description: str
+) -> list[R]:
+    del description
+    return list(pool.map(function, elements))
+
+
+def peak_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def measure(folder: str, num_outputs: int, max_held: int) -> Driven:
+    """Resume in a process of its own."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(resume, folder, num_outputs, max_held).result()
+
+
+def figures(name: str, num_outputs: int, found: Driven) -> list[Figure]:
+    values = (
+        ("seconds", found.seconds, "s"),
+        ("a commit", 1e6 * found.seconds / num_outputs, "us"),
+        ("driver's peak", found.peak_mb, "MB"),
+        ("an output in the driver", 2**20 * found.grown_mb / num_outputs, "B"),
+        ("manifest.json", found.manifest_bytes / 1e3, "kB"),
+        ("parts", found.num_parts, ""),
+    )
+    return [
+        Figure.of(f"{name}, {num_outputs:,}: {of}", [value], unit) for of, value, unit in values
+    ]
+
+
+def main() -> None:
+    """Print each driver's figures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--outputs", type=int, default=1_000_000)
+    parser.add_argument("--held", type=int, default=20_000, help="commits that the peer holds")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    found: list[Figure] = []
+    with TemporaryDirectory() as folder:
+        Path(folder, STEP, COMMITS_FOLDER).mkdir(parents=True)
+        first = 0
+        for size in (arguments.held, arguments.outputs):
+            write_commits(folder, range(first, size))
+            first = size
+            if size == arguments.held:
+                found += figures("holds commits", size, measure(folder, size, size))
+            found += figures("folds commits", size, measure(folder, size, many_tasks.MAX_HELD))
+    show("Resume of a step whose tasks have all committed", found, arguments.json)
+
+
+if __name__ == "__main__":
+    main()

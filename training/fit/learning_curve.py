@@ -1,0 +1,60 @@
+"""Compute a point of the learning curve: a sub-epoch's means and exchanges, over all ranks."""
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from training.data.sub_epochs import SubEpoch
+from training.distributed import collectives
+from training.distributed.process_group import ProcessGroup
+from training.fit.progress import ExchangeTotals
+from training.fit.steps import FrameTotals
+from training.trainers.statistics import (
+    BmufStatistics,
+    GtcStatistics,
+    HtmStatistics,
+    OneBitStatistics,
+    Statistics,
+    density,
+)
+
+
+def curve_point(sub_epoch: SubEpoch, result: FrameTotals, group: ProcessGroup) -> dict[str, Any]:
+    """Return a point of the learning curve: the sub-epoch's means over all ranks' frames."""
+    totals = torch.tensor(
+        [result.num_frames, result.cross_entropy, result.num_correct, result.expected_correct],
+        dtype=torch.float64,
+    )
+    collectives.all_reduce_sum(totals, group)
+    num_frames, cross_entropy, num_correct, expected_correct = totals.tolist()
+    return {
+        "labelled": sub_epoch.labelled,
+        "learning_rate": sub_epoch.learning_rate,
+        "num_ranks": group.size(),
+        "num_frames": int(num_frames),
+        "cross_entropy": cross_entropy / max(num_frames, 1),
+        "frame_accuracy": num_correct / max(num_frames, 1),
+        "expected_frame_accuracy": expected_correct / max(num_frames, 1),
+    }
+
+
+def trainer_point(
+    exchanged: ExchangeTotals, statistics: Statistics, group: ProcessGroup
+) -> dict[str, Any]:
+    """Return what the trainer exchanged in a sub-epoch, and its norms at the sub-epoch's end.
+
+    Bytes are the sum over the ranks, the residual's norm is the root mean square.
+    """
+    residual_norm = getattr(statistics, "residual_norm", 0.0)
+    totals = torch.tensor([*asdict(exchanged).values(), residual_norm**2], dtype=torch.float64)
+    collectives.all_reduce_sum(totals, group)
+    bytes_sent, num_elements, num_elements_sent, squares = totals.tolist()
+    point: dict[str, Any] = {"bytes_sent": int(bytes_sent)}
+    if isinstance(statistics, GtcStatistics | HtmStatistics):
+        point["density"] = density(int(num_elements_sent), int(num_elements))
+    if isinstance(statistics, GtcStatistics | HtmStatistics | OneBitStatistics):
+        point["residual_norm"] = (squares / group.size()) ** 0.5
+    if isinstance(statistics, BmufStatistics | HtmStatistics):
+        point["block_update_norm"] = statistics.block_update_norm
+    return point
