@@ -38,6 +38,7 @@ LONGEST_MESSAGE = 600
 
 # Values of other fields that let a field be at one of its ends.
 COMPANIONS: Mapping[tuple[str, str], Mapping[str, object]] = {
+    ("StudentConfig", "model_parallel_ranks"): {"trainer": {"name": "synchronous"}},
     ("SupervisedConfig", "num_epochs"): {"num_chunked_epochs": 0},
     ("SupervisedConfig", "num_chunked_epochs"): {"num_epochs": 10_000},
     ("SupervisedConfig", "initial_learning_rate"): {"final_learning_rate": 1e-12},
@@ -274,7 +275,12 @@ def test_lists_and_tables_pass_at_their_bounds() -> None:
         items = next((bound for bound in bounds if isinstance(bound, Items)), None)
         if items is None or field.name in {"python_dependencies", "devices"}:
             continue
+        if field.name == "factors":  # they ascend
+            assert field.read(list(range(1, items.most + 1))).factors[-1] == items.most
+            continue
         value = inside(*of_part(parts[-1 if typing.get_origin(hint) is dict else 0]))[0]
+        if field.name == "delete_prefixes":  # some of those that the step reads or writes
+            value = "{run}"
         many: Any = [value] * items.most
         if typing.get_origin(hint) is dict:
             name = inside(*of_part(parts[0]))[0]
