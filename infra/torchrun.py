@@ -7,8 +7,19 @@ import time
 
 _ROUND_S = 1.0
 
-_PARENT_ID = os.getppid()
-"""What started this process, as `infra` is imported before torch, which takes seconds."""
+
+class _Starter:
+    """_Starter: the process that started this one, seen before torch is imported for seconds."""
+
+    process_id = os.getppid()
+
+
+def _see_starter() -> None:
+    _Starter.process_id = os.getppid()
+
+
+# A forked process has the modules of its parent, and another starter.
+os.register_at_fork(after_in_child=_see_starter)
 
 
 def is_launched() -> bool:
@@ -38,12 +49,13 @@ def end_with_launcher() -> None:
     the next start. One that was killed while this process imported torch ends it, too. The exit
     runs no cleanup and writes one line to standard error.
     """
+    starter_id = _Starter.process_id
 
     def watch() -> None:
-        while os.getppid() == _PARENT_ID:
+        while os.getppid() == starter_id:
             time.sleep(_ROUND_S)
         print(
-            f"rank {launched_rank()} (process {os.getpid()}): process {_PARENT_ID}, which started "
+            f"rank {launched_rank()} (process {os.getpid()}): process {starter_id}, which started "
             "it, is gone: ending, so that the next start has no rival",
             file=sys.stderr,
             flush=True,

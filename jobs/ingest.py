@@ -1,4 +1,4 @@
-"""Ingest a Kaldi data directory, or manifests of audio that stays where it is.
+"""Ingest a Kaldi data directory, or manifests of audio elsewhere.
 
 megahour ingest --recipe recorded --run runs/mine --kaldi-dir /data/mine --placements 2
 megahour ingest --recipe recorded --run s3://mine/run --manifest s3://mine/manifest.jsonl

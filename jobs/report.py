@@ -22,7 +22,7 @@ from jobs.cli.job import Job
 from jobs.planning.comparison import compare_plan
 from jobs.report_contents.compared_run import compared
 from jobs.report_contents.hours import waterfall_of
-from jobs.report_contents.inputs import report_spec, run_report
+from jobs.report_contents.inputs import record_uris, report_spec, run_report
 from jobs.report_contents.origin import origin_of
 from jobs.report_contents.quarantine import quarantine_reasons, retry_commands
 from jobs.report_page import format_table, hours_point, render_report
@@ -46,7 +46,6 @@ from pipeline.runs.names import (
     MODELS_FOLDER,
     REPORT_DOCUMENT,
     REPORT_PAGE,
-    STEP_RECORDS_FOLDER,
     SUBSETS,
     TARGETS_STEP,
     TEACHER,
@@ -243,16 +242,8 @@ def planned_and_actual(job: Job, steps: Mapping[str, Any]) -> dict[str, Any]:
 
 def step_records(job: Job) -> dict[str, Any]:
     """Read the summaries that the steps before this one stored, in the order of their ends."""
-    own = join_uri(job.run_uri, job_record(REPORT))
-    listed = job.store.list(join_uri(job.run_uri, STEP_RECORDS_FOLDER))
-    uris = [found.uri for found in listed if found.uri == join_uri(job.run_uri, _key_of(found.uri))]
-    records = [_read_record(job, uri) for uri in uris if uri != own]
+    records = [_read_record(job, uri) for uri in record_uris(job.store, job.run_uri)]
     return {record["step"]: record for record in sorted(records, key=lambda r: r["finished_at"])}
-
-
-def _key_of(uri: str) -> str:
-    """Return the key that a record has whose name is this URI's last part."""
-    return job_record(uri.rpartition("/")[2].removesuffix(".json"))
 
 
 def _read_record(job: Job, uri: str) -> dict[str, Any]:

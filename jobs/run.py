@@ -1,4 +1,4 @@
-"""Run every step on a Kaldi directory, on manifests or on a corpus, to word error rates.
+"""Run every step, from speech to word error rates and a report.
 
 megahour run --recipe recorded --run runs/mine --kaldi-dir /data/mine
 """

@@ -23,7 +23,14 @@ from jobs.cli.begun import begin, begun_changes, end, withdraw
 from jobs.cli.catalogue import WRITES
 from jobs.cli.job import Job, job_parser, open_job, read_steps, written_steps
 from jobs.cli.metrics import metrics_path, metrics_text, write_metrics
-from jobs.cli.summary import describe, describe_dry_run, dry_run_summary, store_record, tallies
+from jobs.cli.summary import (
+    describe,
+    describe_dry_run,
+    dry_run_summary,
+    store_record,
+    tallies,
+    there_or_needed,
+)
 from pipeline.runs.commit import RecipeConflictError
 from pipeline.runs.ledger import LossBudgetExceededError
 from pipeline.runs.manifest import is_finished
@@ -81,7 +88,8 @@ class Step:
             return Answer(not summary["conflicts"], describe_dry_run(summary), summary)
         if job.arguments.metrics_file:
             metrics_path(job.arguments.metrics_file)  # now, not after hours
-        if job.is_leader and not all(is_finished(job.store, job.run_uri, each) for each in writes):
+        begins = job.is_leader and self._has_work(job, writes)
+        if begins:
             begin(job, writes)
             log(f"begins: recipe {job.recipe.name}, run {printable(job.run_uri)}")
         started, before = time.monotonic(), REQUESTS.total()
@@ -90,7 +98,7 @@ class Step:
         except RecipeConflictError as error:
             raise RecipeConflictError(error.said, error.remedy, begun_changes(job)) from error
         except Exception:
-            if job.is_leader:
+            if begins:
                 withdraw(job, writes)
             raise
         seconds = time.monotonic() - started
@@ -107,10 +115,18 @@ class Step:
         if job.is_leader:
             store_record(job, summary, writes, is_fresh)
             self._store_metrics(job, summary, is_fresh)
-            if is_fresh:
+            if begins:
                 end(job)
                 log(f"done in {elapsed_text(started)}")
         return Answer(True, describe(summary), summary)
+
+    def _has_work(self, job: Job, writes: Sequence[str]) -> bool:
+        """Return whether a manifest is missing, and some input of the step is there."""
+        place = job.store, job.run_uri
+        if all(is_finished(*place, each) for each in there_or_needed(job, writes)):
+            return False
+        reads = read_steps(job.recipe, self.name, self.reads)
+        return not reads or any(is_finished(*place, each) for each in reads)
 
     def _store_metrics(self, job: Job, summary: dict[str, Any], is_fresh: bool) -> None:
         text = metrics_text(summary, time.time())

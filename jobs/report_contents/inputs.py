@@ -40,13 +40,26 @@ def report_spec(
 
 
 def _documents(store: ObjectStore, run_uri: str) -> dict[str, str]:
-    """Return the digests of records and plan by key; the report's own record is no input."""
-    listed = [found.uri for found in store.list(join_uri(run_uri, STEP_RECORDS_FOLDER))]
-    uris = [uri for uri in listed if uri != join_uri(run_uri, job_record(REPORT))]
+    """Return the digests of records and plan by key."""
+    uris = record_uris(store, run_uri)
     plan = join_uri(run_uri, PLAN_DOCUMENT)
     if store.exists(plan):
         uris.append(plan)
     return {uri.removeprefix(f"{run_uri}/"): sha256(store.get(uri)) for uri in uris}
+
+
+def record_uris(store: ObjectStore, run_uri: str) -> list[str]:
+    """List the jobs' records, without the report's own; metrics and notes of a begun job are none.
+
+    A record's URI is the one that its name has.
+    """
+    listed = [found.uri for found in store.list(join_uri(run_uri, STEP_RECORDS_FOLDER))]
+    records = [uri for uri in listed if uri == join_uri(run_uri, job_record(_job_of(uri)))]
+    return [uri for uri in records if _job_of(uri) != REPORT]
+
+
+def _job_of(uri: str) -> str:
+    return uri.rpartition("/")[2].removesuffix(".json")
 
 
 def run_report(spec: StepSpec, contents: StepContents) -> StepResult:

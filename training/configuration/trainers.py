@@ -281,30 +281,3 @@ def put_trainer(section: dict[str, Any], name: str) -> None:
     section["trainer"] = with_trainer(section.get("trainer", {}), name)
     if TRAINERS[name] is OneBitConfig:
         section["optimizer"] = {TAG: SgdConfig().name, "momentum": 0.0}
-
-
-TRAINERS_OF_GROUPS = ("htm",)
-"""Trainers that divide the ranks of a world, which those of one part are not."""
-
-
-def check_model_parallel(num_parts: int, trainer: TrainerConfig, precision: Precision) -> None:
-    """Raise ValueError where a divided model cannot be trained so."""
-    if num_parts == 1:
-        return
-    said = f"model_parallel_ranks = {num_parts}"
-    if precision != "float32":
-        raise ValueError(f"{said}: precision = {precision!r}: need 'float32'")
-    if trainer.name in TRAINERS_OF_GROUPS or getattr(trainer, "ranks_per_leader", 1) != 1:
-        raise ValueError(
-            f"{said}: trainer {trainer.name!r} divides ranks into groups itself: need one without "
-            "groups and with ranks_per_leader = 1, such as 'one_bit'"
-        )
-
-
-def data_parallel_ranks(num_ranks: int, num_parts: int) -> int:
-    """Return how many ranks hold the same units; ValueError where a rank would be left over."""
-    if num_ranks % num_parts:
-        raise ValueError(
-            f"model_parallel_ranks = {num_parts}: need a divisor of {num_ranks}, the ranks"
-        )
-    return num_ranks // num_parts

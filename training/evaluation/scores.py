@@ -5,8 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import kaldialign
-
 from pipeline.runs.names import BASELINE, STUDENT, sequence_trained
 from training.evaluation.decoded import DecodedUtterance
 from training.evaluation.significance import compare
@@ -56,6 +54,8 @@ class ModelScores:
 
 def _shown(utterance: DecodedUtterance) -> dict[str, Any]:
     """Return an utterance's words beside those of its transcript; an empty text stands for none."""
+    import kaldialign  # noqa: PLC0415 - reports of stored errors need none
+
     hypothesis = [word.word for word in utterance.words]
     pairs = kaldialign.align(list(utterance.reference), hypothesis, _NO_WORD)
     return {

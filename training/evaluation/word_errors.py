@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import kaldialign
-
 
 @dataclass(frozen=True)
 class WordErrors:
@@ -38,6 +36,8 @@ class WordErrors:
 
 def word_errors(reference: Sequence[str], hypothesis: Sequence[str]) -> WordErrors:
     """Count the fewest errors that turn `reference` into `hypothesis` (Levenshtein)."""
+    import kaldialign  # noqa: PLC0415 - reports of stored errors need none
+
     # Several alignments may have the fewest errors, which then differ in kind only.
     distance = kaldialign.edit_distance(list(reference), list(hypothesis))
     return WordErrors(distance["sub"], distance["ins"], distance["del"], len(reference))

@@ -38,7 +38,7 @@ from tests.faults.bad_input.small_runs import (
 )
 from tests.small_corpus import local_store
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 KINDS = BAD | GOOD
 
 

@@ -25,7 +25,7 @@ from tests.faults.bad_input.small_runs import (
 )
 from tests.small_corpus import local_store
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 NEIGHBOURS = [record(f"good-{minute}", "speaker", minute) for minute in (0, 2)]
 Run = tuple[ObjectStore, str, str]
 

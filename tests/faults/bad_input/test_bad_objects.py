@@ -24,7 +24,7 @@ from tests.faults.bad_input.small_runs import (
 )
 from tests.small_corpus import flac, tone
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 
 # URIs by kind, with {corpus} and {outside} to be filled in, and the ledger's reason.
 LOCAL = {

@@ -10,7 +10,7 @@ from pipeline.audio.decode import AudioError, decode_audio, decode_utterance
 from pipeline.audio.duration import duration_tolerance
 from tests.faults.bad_input.audio_kinds import encode, noise
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 NUM_DAMAGES = 1_000
 NUM_SAMPLES = 43_200  # 2.7 s, the mean utterance's
