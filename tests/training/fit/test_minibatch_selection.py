@@ -98,7 +98,7 @@ def select(
     found = select_minibatch(SIZES, train, *parts)
     after = [parameter.detach() for parameter in model.parameters()]
     changes = [one - other for one, other in zip(before, after, strict=True)]
-    with parts[2].trial():
+    with parts[2].trial():  # 1-bit SGD's trials are not double-buffered
         again = train(SIZES[0])
     return found, changes, again, found.accuracies[SIZES[0]]
 

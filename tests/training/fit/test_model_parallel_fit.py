@@ -33,15 +33,12 @@ def divided(trainer: str, num_parts: int = 2, num_layers: int = 1, dropout: floa
     )
 
 
-@pytest.mark.parametrize(
-    ("trainer", "tolerance"), [("synchronous", 2e-4), ("bmuf", 2e-4), ("one_bit", 2e-2)]
-)
-def test_two_nodes_of_two_ranks_train_what_two_ranks_do(
-    tmp_path: Path, trainer: str, tolerance: float
-) -> None:
+@pytest.mark.parametrize("trainer", ["synchronous", "bmuf"])
+def test_two_nodes_of_two_ranks_train_what_two_ranks_do(tmp_path: Path, trainer: str) -> None:
     """Losses are those of whole models on two ranks, clipped by the whole norm; one model is left.
 
-    1-bit SGD comes near: a part's biases, one column, have two values of their own.
+    1-bit SGD's are near, as a part's biases are quantized apart: its equality without biases is
+    tested in test_split_model.py.
     """
     curves = []
     for num_ranks, num_parts in ((2, 1), (4, 2)):
@@ -52,7 +49,7 @@ def test_two_nodes_of_two_ranks_train_what_two_ranks_do(
         curves.append(results[0][0].statistics["curve"])
     for whole, split in zip(*curves, strict=True):
         assert split["num_frames"] == whole["num_frames"]
-        assert split["cross_entropy"] == pytest.approx(whole["cross_entropy"], rel=tolerance)
+        assert split["cross_entropy"] == pytest.approx(whole["cross_entropy"], rel=2e-4)
 
 
 def test_other_numbers_of_ranks_resume(tmp_path: Path) -> None:
