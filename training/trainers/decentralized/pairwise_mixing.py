@@ -83,10 +83,6 @@ class AdPsgd(OwnModels):
         """Return none: threads send at any time, and count what they send themselves."""
         return set()
 
-    def is_comparison_due(self) -> bool:
-        """Return False: a comparison waits for the slowest rank, as entering and leaving do."""
-        return False
-
     def connect(self) -> None:
         """Continue from a checkpoint's own model."""
         self._tag = new_tag(self.group)
