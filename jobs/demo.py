@@ -10,12 +10,11 @@ from pathlib import Path
 from infra.log_lines import begin_log
 from infra.store.uris import is_s3
 from jobs.cli.parser import ON_CPU, Parser
+from jobs.cli.run_arguments import add_run_arguments, dev_share_arguments
 from jobs.run import (
     EXIT_CODES,
     Launch,
-    add_run_arguments,
     check,
-    dev_share_arguments,
     exit_with,
     has_own_teacher,
     launches,

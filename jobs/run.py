@@ -30,20 +30,14 @@ from jobs.cli.catalogue import (
 )
 from jobs.cli.parser import (
     AUTO,
-    HELDOUT_PLACEMENTS,
     KALDI_DIR,
-    PLACEMENT_SEED,
-    TRAINING_PLACEMENTS,
     Parser,
-    add_dev_share_argument,
-    add_device_argument,
-    add_log_argument,
     add_placement_arguments,
-    add_ranks_arguments,
     add_source_arguments,
     manifest_options,
     recipe_path,
 )
+from jobs.cli.run_arguments import add_run_arguments, dev_share_arguments, placement_arguments
 
 JOBS = Path(__file__).parent
 RUN = "run"
@@ -161,9 +155,8 @@ def chosen_steps(steps: Sequence[Launch], arguments: argparse.Namespace) -> list
     names = [launch.step for launch in steps]
     for option, name in (("--from", arguments.first), *(("--only", n) for n in arguments.only)):
         if name and name not in names:
-            source = f"need {KALDI_DIR} or --manifest"
-            own = "the recipe names a teacher of your own"
-            raise ConfigurationError(f"{option} {name}: {source if name == INGEST else own}")
+            why = "no speech to ingest" if name == INGEST else "the recipe's teacher is your own"
+            raise ConfigurationError(f"{option} {name}: {why}")
     first = names.index(arguments.first) if arguments.first else 0
     return [each for each in steps[first:] if not arguments.only or each.step in arguments.only]
 
@@ -224,36 +217,6 @@ def exit_with(action: Callable[[], int]) -> None:
     sys.exit(code)
 
 
-def add_run_arguments(parser: argparse.ArgumentParser, device: str = AUTO) -> None:
-    """Add the arguments that decide where all steps run, and on how many ranks they train."""
-    parser.add_argument("--run", required=True, help="folder or s3:// URI that holds the run")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="SECTION.KEY=VALUE",
-        help="replace one value of the recipe; repeat it for more",
-    )
-    add_steps_arguments(parser)
-    add_ranks_arguments(parser)
-    add_device_argument(parser, device)
-    add_dev_share_argument(parser)
-
-
-def add_steps_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that choose among the steps, and how they log."""
-    add, steps = parser.add_argument, tuple(STEPS)
-    later = "start at this step; those before it must be finished"
-    add("--from", dest="first", choices=steps, metavar="STEP", help=later)
-    alone = "run this step alone; repeat it for more"
-    add("--only", action="append", default=[], choices=steps, metavar="STEP", help=alone)
-    listing = "list what each step would read and write, and where stored work is of another recipe"
-    add("--dry-run", action="store_true", help=listing)
-    cluster = "cluster TOML, or a name in infra/clusters, for all steps; default: the recipe's"
-    add("--cluster", help=cluster)
-    add_log_argument(parser)
-
-
 def check(arguments: argparse.Namespace, *options: str) -> int:
     """Check recipe, clusters and ranks in a process of its own, which is quiet if all is well."""
     for text in (arguments.recipe, arguments.run, *arguments.set, *options):
@@ -277,21 +240,6 @@ def shared_arguments(recipe: str, arguments: argparse.Namespace) -> list[str]:
     overrides = [part for override in arguments.set for part in ("--set", override)]
     cluster = ["--cluster", arguments.cluster] if arguments.cluster else []
     return ["--recipe", recipe, "--run", arguments.run, *overrides, *cluster]
-
-
-def placement_arguments(arguments: argparse.Namespace) -> list[str]:
-    """Return the arguments that ingest receives for its placements."""
-    given = {
-        TRAINING_PLACEMENTS: arguments.placements,
-        HELDOUT_PLACEMENTS: arguments.heldout_placements,
-        PLACEMENT_SEED: arguments.placement_seed,
-    }
-    return [part for name, text in given.items() if text is not None for part in (name, str(text))]
-
-
-def dev_share_arguments(arguments: argparse.Namespace) -> list[str]:
-    """Return the arguments that ingest receives for its development speakers."""
-    return ["--dev-share", str(arguments.dev_share)] if arguments.dev_share else []
 
 
 def main() -> None:

@@ -30,12 +30,11 @@ from jobs.cli.parser import (
     manifest_options,
     recipe_path,
 )
+from jobs.cli.run_arguments import dev_share_arguments, placement_arguments
 from jobs.run import (
     JOBS,
     Launch,
-    dev_share_arguments,
     launches,
-    placement_arguments,
     shared_arguments,
     step_environment,
 )

@@ -163,6 +163,10 @@ def _by_object(wanted: Sequence[WantedAudio], window: range) -> Iterator[list[in
             yield [numbers[position] for position in run]
 
 
+def _fetched(data: bytes) -> Fetched:
+    return Fetched(data, hashlib.md5(data, usedforsecurity=False).hexdigest())
+
+
 def _member_span(part: AudioPart | None) -> tuple[int, int]:
     assert isinstance(part, Member), "archives hold members"
     return part.offset, part.num_bytes
@@ -226,10 +230,9 @@ def _members(store: ObjectStore, wanted: Sequence[WantedAudio], admit: Admit) ->
 
 
 def _too_large(wanted: WantedAudio, num_bytes: int) -> ObjectTooLarge | None:
-    max_bytes = wanted.bound.max_bytes
-    if max_bytes is None or num_bytes <= max_bytes:
-        return None
-    return ObjectTooLarge(f"{wanted.uri}: a member of {num_bytes} bytes: need at most {max_bytes}")
+    most = wanted.bound.max_bytes
+    said = f"{wanted.uri}: a member of {num_bytes} bytes: need at most {most}"
+    return None if most is None or num_bytes <= most else ObjectTooLarge(said)
 
 
 def _member(
@@ -239,10 +242,6 @@ def _member(
         detail = f"a member of bytes {first} to {first + size} of {uri}, which has {object_bytes}"
         return AudioError("member_beyond_end", detail)
     return _fetched(data[position : position + size])
-
-
-def _fetched(data: bytes) -> Fetched:
-    return Fetched(data, hashlib.md5(data, usedforsecurity=False).hexdigest())
 
 
 def _segments(store: ObjectStore, wanted: Sequence[WantedAudio], admit: Admit) -> FoundObject:

@@ -124,7 +124,6 @@ class S3Store:
                     raise
                 return "theirs"
             except CorruptTransferError:
-                # Our object, corrupted on its way to a server that does not check Content-MD5.
                 return "damaged"
             return "ours"
 
@@ -154,7 +153,6 @@ class S3Store:
 
     def open(self, uri: str) -> BinaryIO:
         """Open the object for reading and seeking, in blocks of 8 MB."""
-        # s3fs takes half a second to import, and most programs open no object.
         from infra.store.s3.file import S3File  # noqa: PLC0415
 
         file: BinaryIO = S3File(self.head(uri), self._perform)
@@ -282,18 +280,15 @@ def _config(connect_timeout_s: float, read_timeout_s: float) -> Config:
 
 def _begin_request(event_name: str, request: AWSPreparedRequest, **_: object) -> None:
     REQUESTS.add(_KINDS[event_name.rpartition(".")[2]])
-    watch = current_watch()
-    if watch is not None:
-        headers: Mapping[str, Any] = request.headers
+    headers: Mapping[str, Any] = request.headers
+    if (watch := current_watch()) is not None:
         watch.begin(int(headers.get("Content-Length", 0)))
 
 
 def _put(client: Any, address: dict[str, str], data: bytes, digest: Any, **condition: str) -> None:  # noqa: ANN401
     REQUESTS.add(RequestCounts(bytes_sent=len(data)))
-    content_md5 = base64.b64encode(digest.digest()).decode()
-    body = io.BytesIO(data)
-    answer = client.put_object(**address, Body=body, ContentMD5=content_md5, **condition)
-    require_md5(answer, digest.hexdigest())
+    sent = {"Body": io.BytesIO(data), "ContentMD5": base64.b64encode(digest.digest()).decode()}
+    require_md5(client.put_object(**address, **sent, **condition), digest.hexdigest())
 
 
 _S3_STORES: dict[tuple[object, ...], S3Store] = {}
@@ -301,6 +296,5 @@ _S3_STORES: dict[tuple[object, ...], S3Store] = {}
 
 def s3_store() -> S3Store:
     """Return the store of this process and environment; connections do not survive a fork."""
-    settings = sorted(item for item in os.environ.items() if item[0].startswith("AWS_"))
-    key = (os.getpid(), *settings)
+    key = (os.getpid(), *sorted(each for each in os.environ.items() if each[0].startswith("AWS_")))
     return _S3_STORES.get(key) or _S3_STORES.setdefault(key, S3Store())

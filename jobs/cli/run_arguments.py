@@ -1,0 +1,60 @@
+"""The arguments of a whole run, and those that it hands to ingest."""
+
+import argparse
+
+from jobs.cli.catalogue import STEPS
+from jobs.cli.parser import (
+    AUTO,
+    HELDOUT_PLACEMENTS,
+    PLACEMENT_SEED,
+    TRAINING_PLACEMENTS,
+    add_dev_share_argument,
+    add_device_argument,
+    add_log_argument,
+    add_ranks_arguments,
+)
+
+
+def add_run_arguments(parser: argparse.ArgumentParser, device: str = AUTO) -> None:
+    """Add the arguments that decide where all steps run, and on how many ranks they train."""
+    parser.add_argument("--run", required=True, help="folder or s3:// URI that holds the run")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="replace one value of the recipe; repeat it for more",
+    )
+    add_steps_arguments(parser)
+    add_ranks_arguments(parser)
+    add_device_argument(parser, device)
+    add_dev_share_argument(parser)
+
+
+def add_steps_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that choose among the steps, and how they log."""
+    add, steps = parser.add_argument, tuple(STEPS)
+    later = "start at this step; those before it must be finished"
+    add("--from", dest="first", choices=steps, metavar="STEP", help=later)
+    alone = "run this step alone; repeat it for more"
+    add("--only", action="append", default=[], choices=steps, metavar="STEP", help=alone)
+    listing = "list what each step would read and write, and where stored work is of another recipe"
+    add("--dry-run", action="store_true", help=listing)
+    cluster = "cluster TOML, or a name in infra/clusters, for all steps; default: the recipe's"
+    add("--cluster", help=cluster)
+    add_log_argument(parser)
+
+
+def placement_arguments(arguments: argparse.Namespace) -> list[str]:
+    """Return the arguments that ingest receives for its placements."""
+    given = {
+        TRAINING_PLACEMENTS: arguments.placements,
+        HELDOUT_PLACEMENTS: arguments.heldout_placements,
+        PLACEMENT_SEED: arguments.placement_seed,
+    }
+    return [part for name, text in given.items() if text is not None for part in (name, str(text))]
+
+
+def dev_share_arguments(arguments: argparse.Namespace) -> list[str]:
+    """Return the arguments that ingest receives for its development speakers."""
+    return ["--dev-share", str(arguments.dev_share)] if arguments.dev_share else []
