@@ -22,12 +22,7 @@ from infra.store.object_store import (
 from infra.store.objects import Admit
 from pipeline.audio.conversion import NO_CONVERSION, AudioConversion
 from pipeline.audio.errors import AudioError
-from pipeline.audio.recording_segments import (
-    HEAD_BYTES,
-    WavLayout,
-    cut_recording,
-    wav_layout,
-)
+from pipeline.audio.recording_segments import HEAD_BYTES, WavLayout, cut_recording, wav_layout
 from pipeline.audio_parts import AudioPart, Member, Segment
 
 WINDOW_BYTES = 64 * 2**20
