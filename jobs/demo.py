@@ -10,7 +10,7 @@ from pathlib import Path
 from infra.log_lines import begin_log
 from infra.store.uris import is_s3
 from jobs.cli.parser import ON_CPU, Parser
-from jobs.cli.run_arguments import add_run_arguments, dev_share_arguments
+from jobs.ingestion.run_arguments import add_run_arguments, dev_share_arguments
 from jobs.run import (
     EXIT_CODES,
     Launch,

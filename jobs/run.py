@@ -37,7 +37,7 @@ from jobs.cli.parser import (
     manifest_options,
     recipe_path,
 )
-from jobs.cli.run_arguments import add_run_arguments, dev_share_arguments, placement_arguments
+from jobs.ingestion.run_arguments import add_run_arguments, dev_share_arguments, placement_arguments
 
 JOBS = Path(__file__).parent
 RUN = "run"

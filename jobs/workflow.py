@@ -30,7 +30,7 @@ from jobs.cli.parser import (
     manifest_options,
     recipe_path,
 )
-from jobs.cli.run_arguments import dev_share_arguments, placement_arguments
+from jobs.ingestion.run_arguments import dev_share_arguments, placement_arguments
 from jobs.run import (
     JOBS,
     Launch,
