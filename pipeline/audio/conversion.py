@@ -16,7 +16,7 @@ RATES_HZ = (8_000, 11_025, 12_000, 22_050, 24_000, 32_000, 44_100, 48_000)
 MAX_CHANNELS = 8  # of a FLAC
 
 STOP_BAND_DB = 60.0
-"""What is beyond the lower rate's half is attenuated so much, and would alias or be an image."""
+"""The attenuation beyond half of the lower rate, of what would alias or be an image."""
 
 TRANSITION_SHARE = 0.15
 """The pass band ends at 0.85 of the lower rate's half: 6.8 kHz of 16 kHz audio."""

@@ -57,7 +57,7 @@ OTHER_RUNS_NEED = {
     *(("evaluate", "GetObject", place) for place in LANGUAGE_MODEL),
     ("evaluate", "PutObject", "tuning/*"),
 }
-"""What a role permits and this run did not need."""
+"""The permissions of a role that this run did not need."""
 
 PLACEMENTS = ["DP1", "DP2", "DP3", "DP4", "DP5"]
 OTHER_SETTINGS = ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3")

@@ -134,7 +134,7 @@ class DPsgdConfig:
     name: Literal["d_psgd"] = "d_psgd"
 
     num_state_vectors: ClassVar[int] = 3
-    """What is sent, and both neighbours' models."""
+    """The message, and both neighbours' models."""
 
     def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
         """Accept any number of ranks."""

@@ -31,7 +31,7 @@ def test_a_site_that_says_nothing_gets_the_cluster_file() -> None:
 
 
 def test_a_site_loses_by_name() -> None:
-    """What spark-defaults set otherwise is replaced, and named with both values."""
+    """A value of spark-defaults that differs is replaced, and named with both values."""
     site = {"spark.executor.memory": "1g", "spark.speculation": "true", "spark.eventLog.dir": "/x"}
     conf, messages = settled(site, "")
     assert conf.get("spark.executor.memory") == "2g"

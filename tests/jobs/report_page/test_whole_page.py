@@ -59,7 +59,7 @@ def test_well_formed(page: str) -> None:
 
 
 def test_loads_nothing(page: str) -> None:
-    """No address to load from and no script stands in the page; references stay inside it."""
+    """The page has no address to load from and no script; references stay inside it."""
     assert "http://" not in page
     assert "https://" not in page
     assert "@import" not in page

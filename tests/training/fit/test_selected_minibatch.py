@@ -61,7 +61,7 @@ def test_each_frame_is_trained_once_whatever_is_selected(tmp_path: Path) -> None
 
 
 def test_a_size_is_taken_within_the_tolerance_and_not_beyond(tmp_path: Path) -> None:
-    """Where the larger size loses d points, it is taken at d + .01, and the smaller at d - .01."""
+    """A larger size that loses d points is taken at d + .01, and the smaller at d - .01."""
     first = trials_of(tmp_path / "first", selecting(num_minibatches=2))[0]
     small, large = first["accuracies"].values()
     assert small > large + 0.01  # half the updates

@@ -98,7 +98,7 @@ def slide_with_a_pause(group: ProcessGroup, name: str) -> Tensor:
 
 @pytest.mark.parametrize("name", sorted(TRAINERS))
 def test_training_after_an_error_has_the_same_bits(rank_pool: RankPool, name: str) -> None:
-    """What an error has left under way reaches no later training of the same group."""
+    """Messages that an error has left under way reach no later training of the same group."""
     undisturbed = rank_pool.run(4, train, name)
     assert all_equal([undisturbed[0], *rank_pool.run(4, train_after_errors, name)])
 
