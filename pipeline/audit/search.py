@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from infra.prefetch import prefetch
 from infra.store.checked_reads import scan_checked
-from infra.store.object_store import ObjectStore, join_uri
+from infra.store.object_store import ObjectStore
 from pipeline.metadata import read_records
 from pipeline.records import Quarantined, Utterance
 from pipeline.runs.manifest import Manifest, Output, read_output
@@ -86,7 +86,7 @@ def in_shards(
     """Look in shards, of which only the ids are read, and of the hit its plain columns."""
 
     def look(output: Output) -> Hit | None:
-        uri = join_uri(run_uri, output.key)
+        uri = output.uri(run_uri)
         # Of a shard of 5 hours, 280 MB with targets, only the ids are read.
         ids = scan_checked(store, uri, lambda file: read_plain_columns(file, ["utterance_id"]))[0]
         if utterance_id not in ids["utterance_id"]:

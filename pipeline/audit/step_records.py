@@ -11,7 +11,7 @@ from infra.store.object_store import ObjectStore, StoreError, join_uri
 from pipeline.audit.run_listing import StepFolder
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, fingerprint
-from pipeline.runs.manifest import Manifest, Output, parse_manifest, sha256
+from pipeline.runs.manifest import Manifest, Output, own_outputs, parse_manifest, sha256
 from pipeline.runs.names import (
     ALIGNMENTS_FOLDER,
     COMMITS_FOLDER,
@@ -80,13 +80,16 @@ class StepRecords:
 
     @property
     def objects(self) -> list[Output]:
-        """The objects that the manifest names."""
-        return [*self.manifest.outputs, *self.manifest.ledgers] if self.manifest else []
+        """The objects that the manifest names, of this run."""
+        if self.manifest is None:
+            return []
+        return [*own_outputs(self.manifest.outputs), *own_outputs(self.manifest.ledgers)]
 
     @property
     def indexes(self) -> tuple[Output, ...]:
-        """The ranges of its id index, which tasks commit as scratch."""
-        return self.manifest.id_index if self.manifest else ()
+        """The ranges of its id index and stream means, which tasks commit as scratch."""
+        found = self.manifest
+        return own_outputs((*found.id_index, *found.stream_means)) if found else ()
 
     @property
     def parts(self) -> list[str]:

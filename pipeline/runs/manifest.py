@@ -18,6 +18,7 @@ from pipeline.runs.outputs import (
     OutputsInParts,
     ReadPart,
     no_parts,
+    own_outputs,
     read_output,
     read_part,
     sha256,
@@ -26,6 +27,7 @@ from pipeline.runs.outputs import (
 from pipeline.runs.sealed_json import seal, unseal
 
 __all__ = [
+    "Extended",
     "Manifest",
     "Output",
     "Outputs",
@@ -35,25 +37,58 @@ __all__ = [
     "is_finished",
     "listed",
     "manifest_uri",
+    "own_outputs",
     "parse_manifest",
     "read_manifest",
     "read_output",
+    "read_with_digest",
     "sha256",
     "subsets_of_run",
 ]
 
 _LISTS = {"outputs": "output_parts", "ledgers": "ledger_parts"}
+_SHORT_LISTS = ("id_index", "stream_means")
+_TALLIES = ("tally_in", "tally_out", "quarantined", "unselected")
 
 # An error names so many differing settings and inputs, with so many letters of each value.
 _MAX_NAMED, _MAX_SHOWN = 5, 24
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
-    """The finished step: appears only when all is committed; holds no time and no place.
+class Extended:
+    """Extended says what the manifest of an increment's step takes over from the run it extends.
 
-    A selection's `id_index` holds the ranges in which its utterances are found by their ids. Long
-    lists of outputs and ledgers are stored in parts, of which the manifest names the digests.
+    It holds that run's URI, the SHA-256 of its manifest, and the utterances that come from there.
+    `is_whole` says that the increment's own tasks did nothing: it inherits the step.
+    """
+
+    run: str
+    sha256: str
+    tally_in: Tally
+    tally_out: Tally
+    quarantined: Tally
+    unselected: Tally
+    is_whole: bool = False
+
+    def to_document(self) -> dict[str, Any]:
+        """Return it as a manifest holds it."""
+        return asdict(self)
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> "Extended":
+        """Read what `to_document` returned."""
+        tallies = {name: Tally(**document[name]) for name in _TALLIES}
+        return cls(**{**document, **tallies})
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The finished step: appears only when all is committed; holds no time and no place of its own.
+
+    A selection's `id_index` holds the ranges in which its utterances are found by their ids, and
+    features' `stream_means` the means with which an increment begins. Long lists of outputs and
+    ledgers are stored in parts, of which the manifest names the digests. That of an increment's
+    step is of the union: what `extends` takes over is among its outputs, each with its run.
     """
 
     step: str
@@ -69,6 +104,8 @@ class Manifest:
     code_version: str = field(default_factory=lambda: version("megahour"))
     versions: Mapping[str, str] = field(default_factory=dict)
     id_index: tuple[Output, ...] = ()
+    stream_means: tuple[Output, ...] = ()
+    extends: Extended | None = None
 
     def __post_init__(self) -> None:
         # The books balance to the utterance and the millisecond, or there is no manifest.
@@ -81,6 +118,11 @@ class Manifest:
             )
 
     @property
+    def is_inherited(self) -> bool:
+        """True if the run that it extends did the whole step."""
+        return self.extends is not None and self.extends.is_whole
+
+    @property
     def parts(self) -> list[OutputPart]:
         """The parts of long lists of outputs and ledgers."""
         lists = (self.outputs, self.ledgers)
@@ -88,19 +130,21 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Write canonical JSON, with hours beside each tally for the reader."""
-        document = asdict(replace(self, outputs=(), ledgers=(), id_index=()))
-        for name in ("outputs", "ledgers", "id_index"):
+        bare = replace(self, outputs=(), ledgers=(), id_index=(), stream_means=(), extends=None)
+        document = asdict(bare)
+        document["extends"] = self.extends.to_document() if self.extends else None
+        for name in (*_LISTS, *_SHORT_LISTS):
             outputs = getattr(self, name)
             in_parts = isinstance(outputs, OutputsInParts)
             document[name] = [] if in_parts else to_document(outputs)
             if in_parts:
                 document[_LISTS[name]] = to_document(outputs)
         # What later versions added and is empty is written as it was read.
-        for name in ("versions", "id_index"):
+        for name in ("versions", *_SHORT_LISTS, "extends"):
             if not document[name]:
                 del document[name]
         document["config_digest"] = sha256(json.dumps(self.config, sort_keys=True).encode())
-        for name in ("tally_in", "tally_out", "quarantined", "unselected"):
+        for name in _TALLIES:
             document[name]["hours"] = round(getattr(self, name).hours, 6)
         return seal(document, indent=1)
 
@@ -116,10 +160,12 @@ class Manifest:
             "which makes it from the step's commits",
         )
         del document["config_digest"]
-        for name in ("tally_in", "tally_out", "quarantined", "unselected"):
+        for name in _TALLIES:
             tally = document[name]
             document[name] = Tally(tally["utterances"], tally["duration_ms"])
-        for name in ("outputs", "ledgers", "id_index"):
+        if extends := document.pop("extends", None):
+            document["extends"] = Extended.from_document(extends)
+        for name in (*_LISTS, *_SHORT_LISTS):
             document[name] = tuple(Output(**output) for output in document.get(name, ()))
         for name, in_parts in _LISTS.items():
             if parts := document.pop(in_parts, ()):
@@ -156,12 +202,12 @@ def subsets_of_run(
 
 def read_manifest(store: ObjectStore, run_uri: str, step: str) -> Manifest:
     """Read the manifest of a finished step; ValueError names the step to run if there is none."""
-    return _read_manifest(store, run_uri, step)[0]
+    return read_with_digest(store, run_uri, step)[0]
 
 
 def input_digests(store: ObjectStore, run_uri: str, steps: Sequence[str]) -> dict[str, str]:
     """Compute the SHA-256 of each input step's manifest, by step name."""
-    return {step: _read_manifest(store, run_uri, step)[1] for step in steps}
+    return {step: read_with_digest(store, run_uri, step)[1] for step in steps}
 
 
 def parse_manifest(store: ObjectStore, run_uri: str, data: bytes) -> Manifest:
@@ -173,7 +219,8 @@ def _parse_with_digest(store: ObjectStore, run_uri: str, data: bytes) -> tuple[M
     return parse_manifest(store, run_uri, data), sha256(data)
 
 
-def _read_manifest(store: ObjectStore, run_uri: str, step: str) -> tuple[Manifest, str]:
+def read_with_digest(store: ObjectStore, run_uri: str, step: str) -> tuple[Manifest, str]:
+    """Read a manifest as `read_manifest` does, and its SHA-256."""
     uri = manifest_uri(run_uri, step)
     try:
         return read_checked(store, uri, partial(_parse_with_digest, store, run_uri))

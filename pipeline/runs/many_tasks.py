@@ -124,7 +124,7 @@ class _ManyTasks(Generic[T]):
         self.folding = folding
         self.names = list(plan.tasks)
         self.folds: dict[int, _Fold] = {}
-        self.outputs, self.ledgers = _Lines(), _Lines()
+        self.outputs, self.ledgers = LinesOnDisk(), LinesOnDisk()
 
     def run(self) -> StepContents:
         """Run the tasks without a commit, fold all commits, and store the manifest's parts."""
@@ -206,7 +206,7 @@ class _ManyTasks(Generic[T]):
         )
 
     def _listed(
-        self, name: str, lines: "_Lines", order: Callable[[Sequence[int]], Sequence[int]]
+        self, name: str, lines: "LinesOnDisk", order: Callable[[Sequence[int]], Sequence[int]]
     ) -> Outputs:
         if len(lines) > MAX_LISTED:
             return self.context.put_parts(name, lines.in_order(order))
@@ -259,8 +259,11 @@ def _fold_group(group: _Group) -> _Fold:
     )
 
 
-class _Lines:
-    """Lines by group, in an unnamed file on local disk that ends with the process."""
+class LinesOnDisk:
+    """LinesOnDisk holds lines by group, in an unnamed file on local disk.
+
+    The file ends with the process.
+    """
 
     def __init__(self) -> None:
         self._file = TemporaryFile(dir=local_folder())  # noqa: SIM115 - closed when we are collected

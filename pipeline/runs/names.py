@@ -256,6 +256,16 @@ def task_name(number: int) -> str:
     return f"{number:06d}"
 
 
+INCREMENT_RECORD = f"{STEP_RECORDS_FOLDER}/increment.json"
+"""The record of a run that extends another: it names all runs before it."""
+
+INCREMENT_METADATA = f"{STEP_RECORDS_FOLDER}/increment_metadata.json"
+"""The record of an increment with the metadata objects that its first attempt found new."""
+
+BASE_INPUT = "base/"
+"""Before the name of a step, the input of an increment's step that is the base's manifest."""
+
+
 def job_record(job: str) -> str:
     """Return the key of a job's record: its seconds, requests and recipe, and its manifests."""
     return f"{STEP_RECORDS_FOLDER}/{job}.json"

@@ -7,7 +7,7 @@ import hashlib
 import json
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, overload
 
@@ -23,7 +23,8 @@ MAX_LISTED = 4_000
 class Output:
     """One stored object: its key below the run, its size and digest, and what it holds.
 
-    Of a ledger `reasons` counts the utterances by the reason why they are there.
+    Of a ledger `reasons` counts the utterances by the reason why they are there. `run` is the URI
+    of the earlier run that wrote the object, where an increment names it; else it is empty.
     """
 
     key: str
@@ -32,6 +33,15 @@ class Output:
     utterances: int
     duration_ms: int
     reasons: Mapping[str, int] = field(default_factory=dict, hash=False)
+    run: str = ""
+
+    def uri(self, run_uri: str) -> str:
+        """Return where the object lies, as a manifest of the run at `run_uri` names it."""
+        return join_uri(self.run or run_uri, self.key)
+
+    def seen_from(self, run_uri: str) -> "Output":
+        """Return this output of the run at `run_uri`, as another run's manifest names it."""
+        return self if self.run else replace(self, run=run_uri)
 
     @property
     def tally(self) -> Tally:
@@ -40,7 +50,7 @@ class Output:
 
     def to_line(self) -> bytes:
         """Write a line of JSON, as a part holds it."""
-        return json.dumps(_without_empty_reasons(self), sort_keys=True).encode() + b"\n"
+        return json.dumps(_without_defaults(self), sort_keys=True).encode() + b"\n"
 
     @classmethod
     def from_line(cls, line: bytes) -> "Output":
@@ -134,14 +144,20 @@ def to_document(outputs: Outputs) -> list[dict[str, Any]]:
     """Return the outputs, or the parts that list them, as a manifest names them."""
     if isinstance(outputs, OutputsInParts):
         return [asdict(part) for part in outputs.parts]
-    return [_without_empty_reasons(output) for output in outputs]
+    return [_without_defaults(output) for output in outputs]
 
 
-def _without_empty_reasons(output: Output) -> dict[str, Any]:
-    # Later versions added the reasons: what had none is written as it was read.
+def own_outputs(outputs: Iterable[Output]) -> tuple[Output, ...]:
+    """Return those that a manifest's own run wrote, not an earlier one which it extends."""
+    return tuple(output for output in outputs if not output.run)
+
+
+def _without_defaults(output: Output) -> dict[str, Any]:
+    # Later versions added reasons and run: what had none is written as it was read.
     document = asdict(output)
-    if not output.reasons:
-        del document["reasons"]
+    for name in ("reasons", "run"):
+        if not document[name]:
+            del document[name]
     return document
 
 
@@ -153,7 +169,7 @@ def sha256(data: bytes) -> str:
 def read_output(store: ObjectStore, run_uri: str, output: Output) -> bytes:
     """Read an object that a manifest names, and check its digest."""
     remedy = "the object was altered or damaged: run its step again into a new --run"
-    return _read_whole(store, join_uri(run_uri, output.key), output.sha256, remedy)
+    return _read_whole(store, output.uri(run_uri), output.sha256, remedy)
 
 
 def read_part(store: ObjectStore, run_uri: str, part: OutputPart) -> bytes:

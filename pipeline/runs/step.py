@@ -22,6 +22,7 @@ from pipeline.runs.commit import (
 from pipeline.runs.ledger import LossLimit, check_loss_budget
 from pipeline.runs.loss_watch import Loss, LossWatch, Overrun, loss_of
 from pipeline.runs.manifest import (
+    Extended,
     Manifest,
     Output,
     Outputs,
@@ -79,6 +80,8 @@ class StepContents:
     unselected: Tally = field(default_factory=Tally)
     statistics: Mapping[str, Any] = field(default_factory=dict)
     id_index: tuple[Output, ...] = ()
+    stream_means: tuple[Output, ...] = ()
+    extends: Extended | None = None
 
     @classmethod
     def of_all(
@@ -144,6 +147,8 @@ def _manifest(
         statistics=contents.statistics,
         versions=context.versions,
         id_index=contents.id_index,
+        stream_means=contents.stream_means,
+        extends=contents.extends,
     )
 
 
@@ -160,8 +165,13 @@ def finished_manifest(
         manifest = read_checked(context.store, uri, parse)
     except ObjectNotFound:
         return None
+    if manifest.is_inherited:
+        inputs = manifest.inputs  # the base's own, which this run does not repeat
+        own = fingerprint(config, inputs, context.versions)
+    else:
+        own = context.fingerprint
     # A finished step may be of other versions: all of its bytes are, and they are there.
-    if fingerprint(manifest.config, manifest.inputs, context.versions) != context.fingerprint:
+    if fingerprint(manifest.config, manifest.inputs, context.versions) != own:
         raise ValueError(
             f"{uri} was made from another recipe or other inputs"
             f"{differences(manifest, config, inputs)}: use another --run, or remove {context.step}"

@@ -6,7 +6,7 @@ however long its speakers are; each is shuffled, its moments are kept with the c
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -18,11 +18,12 @@ from pipeline.filterbank.log_mel import Engine
 from pipeline.normalization import Moments
 from pipeline.records import Quarantined, Tally, Utterance, parse_utterance
 from pipeline.runs.commit import Commit, StepContext, once
+from pipeline.runs.increment import BaseStep, read_base
 from pipeline.runs.ledger import LossLimit
 from pipeline.runs.loss_watch import Overrun
-from pipeline.runs.manifest import Output, read_manifest, read_output
+from pipeline.runs.manifest import Output, own_outputs, read_manifest, read_output
 from pipeline.runs.many_tasks import Folding, NumberedTasks, runner_of
-from pipeline.runs.names import features_step, selection_step
+from pipeline.runs.names import UNLABELLED, features_step, selection_step
 from pipeline.runs.step import (
     Distribute,
     StepContents,
@@ -34,6 +35,13 @@ from pipeline.runs.step import (
 from pipeline.shards import FeatureRow, Storage, write_features
 from pipeline.shuffling import shuffle, shuffled_order
 from pipeline.steps.audio_objects import AudioObjects
+from pipeline.steps.increments.stream_means import (
+    NO_STREAMS,
+    MeansPlace,
+    Streams,
+    merge_means,
+    sum_late,
+)
 from pipeline.steps.utterance_features import audio_objects, extract_rows
 
 MAX_SHARD_FRAMES = 2_000_000
@@ -74,6 +82,7 @@ class FileTask:
     selection: Output
     corpus_uri: str
     max_lost: int
+    means: MeansPlace | None = None
 
 
 def extract_features(
@@ -85,33 +94,77 @@ def extract_features(
     loss_budget: float,
     distribute: Distribute,
 ) -> StepResult:
-    """Extract the features of one subset, a task for each selection file."""
+    """Extract the features of one subset, a task for each selection file.
+
+    An increment extracts the files that it selected itself. Its streams of the unlabelled subset
+    begin with the means with which they ended in the base.
+    """
     selection = selection_step(subset)
+    base = read_base(store, run_uri, features_step(subset)) if subset == UNLABELLED else None
+    if base:
+        base.require_same(plain(config))
+        require_means(base)
 
     def extract(context: StepContext) -> StepContents:
         selected = read_manifest(store, run_uri, selection)
-        num_utterances = selected.tally_out.utterances
+        files = own_outputs(selected.outputs) if base else selected.outputs
+        num_utterances = sum(each.utterances for each in files)
         max_lost = LossLimit(loss_budget, num_utterances).max_lost
+        means = None
+        if subset == UNLABELLED:
+            known = base.seen(base.manifest.stream_means) if base else ()
+            means = MeansPlace.of(context, known)
 
         def task(name: str, output: Output) -> FileTask:
-            return FileTask(context, config, name, output, corpus_uri, max_lost)
+            return FileTask(context, config, name, output, corpus_uri, max_lost, means)
 
         shuffled = partial(shuffle, seed=config.seed)
         plan = TaskPlan(
-            NumberedTasks(selected.outputs, task),
+            NumberedTasks(files, task),
             extract_file,
             distribute,
             loss_budget,
             # The shuffle's upper level puts the shards in a global random order (003 IV-A2).
             shuffled,
-            moments_statistics,
+            extraction_statistics,
             num_utterances,
             size=lambda task: task.selection.duration_ms,
         )
-        return runner_of(plan, Folding(moments_statistics, shuffled))(context, plan)
+        contents = runner_of(plan, Folding(extraction_statistics, shuffled))(context, plan)
+        if means is None:
+            return contents
+        total = selected.tally_out.utterances
+        merged = merge_means(means, context, len(files), total, distribute)
+        contents = replace(contents, stream_means=merged)
+        return extend(base, context, contents) if base else contents
 
-    spec = StepSpec(store, run_uri, features_step(subset), plain(config), [selection])
+    digests = base.digests if base else {}
+    spec = StepSpec(
+        store, run_uri, features_step(subset), plain(config), [selection], digests=digests
+    )
     return run_step(spec, extract)
+
+
+def require_means(base: BaseStep) -> None:
+    """Raise ValueError for a base of an earlier version, which kept no means of its streams."""
+    if base.manifest.tally_out.utterances and not base.manifest.stream_means:
+        raise ValueError(
+            f"{base.run_uri}: {base.manifest.step} keeps no means of its streams, as an earlier "
+            "version made it: extract its features again into a new --run, and extend that one"
+        )
+
+
+def extend(base: BaseStep, context: StepContext, own: StepContents) -> StepContents:
+    """Join an increment's features with those of its base, and add up their moments."""
+    before = Moments.from_dict(base.manifest.statistics["moments"])
+    both = before.merge(Moments.from_dict(own.statistics["moments"]))
+    statistics = {**own.statistics, "moments": both.to_dict()}
+    return base.extended_by(context, replace(own, statistics=statistics))
+
+
+def extraction_statistics(commits: Sequence[Commit]) -> dict[str, Any]:
+    """Return the moments of some tasks' features, and how many of their utterances are late."""
+    return {**moments_statistics(commits), **sum_late(commits)}
 
 
 def moments_statistics(commits: Sequence[Commit]) -> dict[str, Any]:
@@ -135,6 +188,7 @@ class Extracted:
     outputs: tuple[Output, ...]
     quarantined: Sequence[Quarantined]
     moments: Moments
+    streams: Streams
 
     @property
     def num_utterances(self) -> int:
@@ -159,6 +213,7 @@ def extract_file(task: FileTask, max_shard_frames: int = MAX_SHARD_FRAMES) -> Co
         extracted = extract_shards(task, utterances, audio, max_shard_frames)
     if extracted.num_utterances < len(utterances):
         return Overrun.of(task.name, extracted.quarantined)
+    means = task.means.put(task.name, extracted.streams) if task.means else {}
     record = Commit(
         task=task.name,
         fingerprint=task.context.fingerprint,
@@ -166,7 +221,7 @@ def extract_file(task: FileTask, max_shard_frames: int = MAX_SHARD_FRAMES) -> Co
         ledger=task.context.put_ledger(task.name, extracted.quarantined),
         tally_in=Tally.of(utterances),
         quarantined=Tally.of(extracted.quarantined),
-        statistics={"moments": extracted.moments.to_dict()},
+        statistics={"moments": extracted.moments.to_dict(), **means},
     )
     return task.context.commit(record)
 
@@ -176,7 +231,8 @@ def extract_shards(
 ) -> Extracted:
     """Read the audio once, and store its shards; all but the last if it must be read again."""
     settings = task.config.engine, task.config.storage, task.config.conversion
-    rows = extract_rows(utterances, audio.read(), *settings)
+    streams = task.means.read(utterances) if task.means else Streams(NO_STREAMS)
+    rows = extract_rows(utterances, audio.read(), *settings, streams)
     quarantined: list[Quarantined] = []
     outputs, moments = [], Moments.zero()
 
@@ -193,7 +249,7 @@ def extract_shards(
         for row in shard:
             moments = moments.merge(Moments.of(row.features))
         outputs.append(write_shard(task, f"{task.name}-{number:03d}", shard))
-    return Extracted(tuple(outputs), quarantined, moments)
+    return Extracted(tuple(outputs), quarantined, moments, streams)
 
 
 def cut(

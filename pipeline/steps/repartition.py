@@ -15,7 +15,8 @@ from infra.ranges import Range, Seed, check_ranges
 from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, StepContext, once
-from pipeline.runs.manifest import Output, read_manifest, read_output
+from pipeline.runs.increment import read_base
+from pipeline.runs.manifest import Output, own_outputs, read_manifest, read_output
 from pipeline.runs.many_tasks import Folding, NumberedTasks, runner_of
 from pipeline.runs.names import (
     ONLY_ROUND,
@@ -73,12 +74,20 @@ def repartition(
     distribute: Distribute,
     targets_round: TargetsRound = ONLY_ROUND,
 ) -> StepResult:
-    """Write the training partitions of the unlabelled subset, a task for each group of shards."""
+    """Write the training partitions of the unlabelled subset, a task for each group of shards.
+
+    An increment writes those of its own shards; its manifest has the base's too, in one order.
+    """
     sources = (features_step(UNLABELLED), targets_round.targets)
+    base = read_base(store, run_uri, targets_round.partitions)
+    if base:
+        base.require_same(asdict(config))
 
     def write_partitions(context: StepContext) -> StepContents:
         extracted, labelled = (read_manifest(store, run_uri, step) for step in sources)
-        features, targets = extracted.outputs, labelled.outputs
+        features, targets = (
+            own_outputs(each.outputs) if base else each.outputs for each in (extracted, labelled)
+        )
         groups = shard_groups(len(features), config.num_source_shards)
 
         def task(name: str, group: range) -> GroupTask:
@@ -98,9 +107,12 @@ def repartition(
             lambda _: {"offsets": "all"} if is_at_all else {},
             size=lambda task: sum(output.duration_ms for output in task.features),
         )
-        return runner_of(plan, Folding(order=shuffled))(context, plan)
+        contents = runner_of(plan, Folding(order=shuffled))(context, plan)
+        # Nights are mixed again: a sub-epoch that hears one night alone would forget the others.
+        return base.extended_by(context, contents, shuffled) if base else contents
 
-    spec = StepSpec(store, run_uri, targets_round.partitions, asdict(config), sources)
+    digests = base.digests if base else {}
+    spec = StepSpec(store, run_uri, targets_round.partitions, asdict(config), sources, digests)
     return run_step(spec, write_partitions)
 
 

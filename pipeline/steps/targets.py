@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Annotated, Any
 
@@ -17,8 +17,9 @@ from pipeline.kbest import (
 from pipeline.placement_versions import Versions, distinct, heard_versions
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, Repetition, StepContext, once
+from pipeline.runs.increment import BaseStep, read_base
 from pipeline.runs.loss_watch import WITHOUT_LATTICE
-from pipeline.runs.manifest import Output, read_manifest, read_output
+from pipeline.runs.manifest import Output, own_outputs, read_manifest, read_output
 from pipeline.runs.many_tasks import Folding, NumberedTasks, runner_of
 from pipeline.runs.names import (
     BOOTSTRAP_STEP,
@@ -120,24 +121,29 @@ def generate_targets(
     the steps `graphs`; at most the share `loss_budget` of the utterances may have none.
     """
     features = features_step(UNLABELLED)
+    base = read_base(store, run_uri, targets_round.targets)
+    if base:
+        base.require_same(plain(config))
 
     def label(context: StepContext) -> StepContents:
         extracted = read_manifest(store, run_uri, features)
+        shards = own_outputs(extracted.outputs) if base else extracted.outputs
 
         def task(name: str, output: Output) -> ShardTask:
             return ShardTask(context, config, name, output, teacher, hearing)
 
         # All features that were extracted are labelled, with or without lattices.
         plan = TaskPlan(
-            NumberedTasks(extracted.outputs, task),
+            NumberedTasks(shards, task),
             label_shard,
             distribute,
             loss_budget,
             statistics=label_statistics,
-            num_utterances=extracted.tally_out.utterances,
+            num_utterances=sum(shard.utterances for shard in shards),
             size=lambda task: task.features.duration_ms,
         )
-        return runner_of(plan, Folding(sum_labels))(context, plan)
+        contents = runner_of(plan, Folding(sum_labels))(context, plan)
+        return extend(base, context, contents) if base else contents
 
     spec = StepSpec(
         store,
@@ -145,11 +151,28 @@ def generate_targets(
         targets_round.targets,
         plain(config),
         [features, *(map(model_step, models) if models else [BOOTSTRAP_STEP]), *graphs],
+        base.digests if base else {},
         # Logits differ in their last bits between devices, and with their neighbours in a batch.
         repetition=Repetition.OTHER_LAST_BITS,
         engines=(*(SEARCH_ENGINES if graphs else ()), *hearing.engines),
     )
     return run_step(spec, label)
+
+
+def extend(base: BaseStep, context: StepContext, own: StepContents) -> StepContents:
+    """Join an increment's targets with those of its base, and average over the frames of both."""
+    both = [base.manifest.statistics, own.statistics]
+    frames = [each["num_frames"] for each in both]
+    masses = [each["mean_retained_mass"] * each["num_frames"] for each in both]
+    reasons = sum((Counter(each.get(WITHOUT_LATTICE, {})) for each in both), Counter[str]())
+    elsewhere = sum(each.get(HEARD_ELSEWHERE, 0) for each in both)
+    statistics = {
+        "num_frames": sum(frames),
+        "mean_retained_mass": sum(masses) / max(sum(frames), 1),
+        **({WITHOUT_LATTICE: dict(sorted(reasons.items()))} if reasons else {}),
+        **({HEARD_ELSEWHERE: elsewhere} if elsewhere else {}),
+    }
+    return base.extended_by(context, replace(own, statistics=statistics))
 
 
 def label_statistics(commits: Sequence[Commit]) -> dict[str, Any]:

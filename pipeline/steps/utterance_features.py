@@ -1,6 +1,5 @@
 """Make one utterance's row of features from its fetched audio, or its ledger row."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -28,6 +27,7 @@ from pipeline.runs.names import ACCESS_DENIED, MISSING_OBJECT
 from pipeline.shards import FeatureRow, Storage, as_stored
 from pipeline.splicing import STACK
 from pipeline.steps.audio_objects import AudioObjects
+from pipeline.steps.increments.stream_means import NO_STREAMS, Streams
 from pipeline.steps.part_requests import FoundAudio, WantedAudio
 
 MIN_FRAMES = 2 * STACK - 1
@@ -76,19 +76,26 @@ def extract_rows(
     engine: Engine,
     storage: Storage,
     conversion: AudioConversion = NO_CONVERSION,
+    streams: Streams | None = None,
 ) -> Iterator[FeatureRow | Quarantined]:
     """Yield the features of each utterance, or its ledger row, in order.
 
     A speaker's utterances follow each other in `stream_order`: by time, then utterance id. They
-    are one stream for the causal mean, or one for each name in `stream`; the next speaker begins
-    new ones.
+    are one stream for the causal mean, or one for each name in `stream`. The next speaker begins
+    others, where `streams` were left before, and `streams` keep where they end.
     """
-    speaker, means = "", defaultdict[str | None, CausalMean](CausalMean)
+    streams = streams or Streams(NO_STREAMS)
+    speaker, means = "", dict[str | None, CausalMean]()
     for utterance, found in zip(utterances, audio, strict=True):
         if utterance.speaker_id != speaker:
-            speaker, means = utterance.speaker_id, defaultdict(CausalMean)
+            speaker, means = utterance.speaker_id, {}
+        if utterance.stream not in means:
+            means[utterance.stream] = streams.begin(utterance)
         mean = means[utterance.stream]
-        yield extract_utterance(utterance, found, mean, engine, storage, conversion)
+        row = extract_utterance(utterance, found, mean, engine, storage, conversion)
+        if isinstance(row, FeatureRow):
+            streams.advance(utterance, mean)
+        yield row
 
 
 def size_bound(declared_s: float, conversion: AudioConversion = NO_CONVERSION) -> SizeBound:

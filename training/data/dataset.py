@@ -12,7 +12,7 @@ from jaxtyping import Int64
 
 from infra.prefetch import prefetch
 from infra.store.checked_reads import scan_checked
-from infra.store.object_store import ObjectStore, join_uri
+from infra.store.object_store import ObjectStore
 from pipeline.runs.manifest import Output, read_output
 from pipeline.shards import read_partition
 from training.augmentation.augmenter import NO_AUGMENTATION, Augmenter
@@ -108,7 +108,7 @@ class Dataset:
     def lengths(self, output: Output, augmenter: Augmenter) -> Lengths:
         """Read the lengths of a partition's rows in a sub-epoch: no feature."""
         # The lengths are one column: 10 ms, where the features of a shard take 150.
-        uri = join_uri(self.run_uri, output.key)
+        uri = output.uri(self.run_uri)
         lengths = scan_checked(self.store, uri, partial(read_lengths, augmenter=augmenter))
         return self.lattices.only_decoded(output, lengths) if self.lattices else lengths
 

@@ -9,7 +9,7 @@ from jaxtyping import Bool
 
 from infra.prefetch import prefetch
 from infra.store.checked_reads import scan_checked
-from infra.store.object_store import ObjectStore, join_uri
+from infra.store.object_store import ObjectStore
 from pipeline.runs.manifest import Output
 from pipeline.sampling import sampling_priority
 from pipeline.shards import read_partition_speakers
@@ -35,7 +35,7 @@ def left_out_rows(
 
     Of a single speaker, rows 0, n, 2n, ... of each partition are left out, n = `one_in`.
     """
-    uris = [join_uri(run_uri, output.key) for output in labelled]
+    uris = [output.uri(run_uri) for output in labelled]
     read = partial(scan_checked, store, scan=read_partition_speakers)
     speakers_of = {
         output.key: speakers

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float32
 
 from infra.store.checked_reads import scan_checked
-from infra.store.object_store import ObjectStore, join_uri
+from infra.store.object_store import ObjectStore
 from pipeline.runs.commit import StepContext
 from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output
 from pipeline.runs.names import ALIGNMENT_STEP, task_name
@@ -186,7 +186,7 @@ def count_unknown_words(
         raise ValueError(f"the {subset} subset is empty: list speakers in {subset}.speakers")
     counts = Counter[str]()
     for output in outputs:
-        for text in scan_checked(store, join_uri(run_uri, output.key), read_feature_texts):
+        for text in scan_checked(store, output.uri(run_uri), read_feature_texts):
             counts.update(text.split())
     if not counts:
         raise ValueError(f"the {subset} subset has no words: list others in {subset}.speakers")

@@ -81,7 +81,7 @@ def require_pronunciations(store: ObjectStore, run_uri: str, subset: str, lexico
     """
     words: set[str] = set()
     for output in read_manifest(store, run_uri, features_step(subset)).outputs:
-        uri = join_uri(run_uri, output.key)
+        uri = output.uri(run_uri)
         for text in scan_checked(store, uri, read_feature_texts):
             words.update(text.split())
     lexicon.require(words)
@@ -186,7 +186,7 @@ def labelled_transcripts(store: ObjectStore, run_uri: str) -> list[list[str]]:
     placements = _simulated_placements(store, run_uri)
     texts: dict[str, str] = {}
     for output in read_manifest(store, run_uri, ALIGNMENT_STEP).outputs:
-        uri = join_uri(run_uri, output.key)
+        uri = output.uri(run_uri)
         for utterance_id, text in scan_checked(store, uri, read_partition_transcripts):
             texts.setdefault(source_id(utterance_id, placements), text)
     return [text.split() for text in texts.values()]

@@ -16,7 +16,8 @@ from infra.devices.in_flight_requests import PoolAnswer, PoolRequest, RequestFai
 from infra.devices.request_stream import RequestStream
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.kbest import KBest, TeacherFailure
-from pipeline.runs.names import MODELS_FOLDER, TEACHER
+from pipeline.runs.increment import read_increment
+from pipeline.runs.names import MODELS_FOLDER, STEP_RECORDS_FOLDER, TEACHER
 from pipeline.splicing import NUM_INPUTS
 from pipeline.steps.targets import TargetsConfig
 from pipeline.steps.teacher_inputs import TeacherInput
@@ -121,7 +122,11 @@ def load_members(device: torch.device, run_uri: str, form: str, models: str) -> 
 
     A GPU computes in bfloat16 if it can.
     """
-    store = ObjectStore((join_uri(run_uri, MODELS_FOLDER),))
+    records = join_uri(run_uri, STEP_RECORDS_FOLDER)
+    increment = read_increment(ObjectStore((records,)), run_uri)
+    # An increment's teacher is the one of the run that it extends.
+    runs = (run_uri, *(increment.bases if increment else ()))
+    store = ObjectStore(tuple(join_uri(run, MODELS_FOLDER) for run in runs))
     trained = [load_model(store, run_uri, name, read_form(form)) for name in models.split(",")]
     loaded = [each.to(device).model for each in trained]
     precision = fastest_precision(device)

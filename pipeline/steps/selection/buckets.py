@@ -64,17 +64,18 @@ def list_metadata(store: ObjectStore, metadata_uri: str) -> dict[str, list[Objec
 
 
 def within_dates(
-    listing: Mapping[str, list[ObjectInfo]], filters: SelectionFilters
+    listing: Mapping[str, list[ObjectInfo]], filters: SelectionFilters, *, may_be_none: bool = False
 ) -> dict[str, list[ObjectInfo]]:
     """Leave out the objects whose folder `date=...` no record within the filters' dates can be in.
 
-    ValueError if none is left. An object without such a folder may hold any date.
+    ValueError if none is left, unless there `may_be_none`. An object without such a folder may hold
+    any date.
     """
     kept = {
         bucket: [found for found in objects if is_within_dates(found.uri, filters)]
         for bucket, objects in listing.items()
     }
-    if not any(kept.values()):
+    if not may_be_none and not any(kept.values()):
         uris = sorted(found.uri for objects in listing.values() for found in objects)
         raise ValueError(
             f"created_from = {filters.created_from!r}, created_before = "

@@ -15,11 +15,12 @@ import numpy as np
 
 from infra.prefetch import prefetch
 from infra.store.checked_reads import scan_checked
-from infra.store.object_store import ObjectStore, join_uri
+from infra.store.object_store import ObjectStore
 from pipeline.metadata import read_ids
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, StepContext, once
-from pipeline.runs.manifest import Manifest, Output, read_output
+from pipeline.runs.manifest import Manifest, Output, own_outputs, read_manifest, read_output
+from pipeline.runs.names import BASE_INPUT
 from pipeline.runs.step import Distribute, StepContents, commit_each
 from pipeline.sampling import hash_name
 from pipeline.steps.selection.buckets import Bucket
@@ -72,7 +73,11 @@ def index_ids(
     The number of an object is its place among `named_objects`. Tasks write below `scratch`, unless
     they are `committed`; the ranges are the step's.
     """
-    to_hash = {each.name: each for each in _hash_tasks(scratch, buckets, contents, num_ranges)}
+    tasks = (
+        *_bucket_tasks(scratch, buckets, num_ranges),
+        *_file_tasks(scratch, buckets, contents, num_ranges),
+    )
+    to_hash = {each.name: each for each in tasks}
     hashed = commit_each(committed, to_hash, _hash_ids, distribute, "index the utterance ids")
     ranges = zip(*(commit.outputs for commit in hashed), strict=True)
     merges = [_MergeTask(scratch, step, number, parts) for number, parts in enumerate(ranges)]
@@ -81,21 +86,57 @@ def index_ids(
     return tuple(output for commit in merged for output in commit.outputs)
 
 
+def hash_buckets(
+    scratch: StepContext,
+    committed: Mapping[str, Commit],
+    buckets: Sequence[Bucket],
+    num_ranges: int,
+    distribute: Distribute,
+) -> list[Commit]:
+    """Hash the ids of each bucket's metadata, as `index_ids` does later; commits by bucket."""
+    to_hash = {each.name: each for each in _bucket_tasks(scratch, buckets, num_ranges)}
+    return commit_each(committed, to_hash, _hash_ids, distribute, "hash the utterance ids")
+
+
+def metadata_names(manifest: Manifest) -> list[str]:
+    """Name the metadata objects that a selection read, below their folder, in order."""
+    return sorted(name for name in manifest.inputs if not name.startswith(BASE_INPUT))
+
+
 def named_objects(manifest: Manifest) -> list[str]:
-    """Name what an id index numbers: metadata below its folder, then files, then ledgers."""
-    stored = (*manifest.outputs, *manifest.ledgers)
-    return [*sorted(manifest.inputs), *(output.key for output in stored)]
+    """Name what an id index numbers: metadata below its folder, then files, then ledgers.
+
+    Those that an increment takes over are in the index of the run that wrote them.
+    """
+    stored = (*own_outputs(manifest.outputs), *own_outputs(manifest.ledgers))
+    return [*metadata_names(manifest), *(output.key for output in stored)]
 
 
 def find_named(
     store: ObjectStore, run_uri: str, manifest: Manifest, utterance_id: str
 ) -> frozenset[str]:
-    """Find the objects of a selection that name an utterance, or one whose hash is the same."""
+    """Find the objects of a selection, and of those that it extends, that name an utterance.
+
+    One whose hash is the same counts too.
+    """
+    found = frozenset[str]()
+    if manifest.id_index and not manifest.is_inherited:
+        found = _find_own(store, run_uri, manifest, utterance_id)
+    if manifest.extends is None:
+        return found
+    base = manifest.extends.run
+    before = read_manifest(store, base, manifest.step)
+    return found | find_named(store, base, before, utterance_id)
+
+
+def _find_own(
+    store: ObjectStore, run_uri: str, manifest: Manifest, utterance_id: str
+) -> frozenset[str]:
     wanted, num_ranges = hash_name(utterance_id), len(manifest.id_index)
     output = manifest.id_index[range_of(wanted, num_ranges)]
     numbers = scan_checked(
         store,
-        join_uri(run_uri, output.key),
+        output.uri(run_uri),
         lambda file: find_objects(file, output.num_bytes, num_ranges, wanted),
     )
     return frozenset(_named(manifest, number) for number in numbers)
@@ -103,6 +144,8 @@ def find_named(
 
 def _named(manifest: Manifest, number: int) -> str:
     """Return one of `named_objects`; of a list in parts, one part is read."""
+    if manifest.extends is not None:
+        return named_objects(manifest)[number]
     num_inputs, num_outputs = len(manifest.inputs), len(manifest.outputs)
     if number < num_inputs:
         return sorted(manifest.inputs)[number]
@@ -111,18 +154,24 @@ def _named(manifest: Manifest, number: int) -> str:
     return (manifest.ledgers[place - num_outputs] if is_ledger else manifest.outputs[place]).key
 
 
-def _hash_tasks(
-    scratch: StepContext, buckets: Sequence[Bucket], contents: StepContents, num_ranges: int
+def _bucket_tasks(
+    scratch: StepContext, buckets: Sequence[Bucket], num_ranges: int
 ) -> Iterator[_HashTask]:
     # The inputs of a selection are its metadata; their names sort as their URIs do.
     numbers = {uri: n for n, uri in enumerate(sorted(chain(*(each.uris for each in buckets))))}
     for bucket in buckets:
         own = tuple(numbers[uri] for uri in bucket.uris)
         yield _HashTask(scratch, f"ids-of-{bucket.name}", bucket, own, num_ranges)
+
+
+def _file_tasks(
+    scratch: StepContext, buckets: Sequence[Bucket], contents: StepContents, num_ranges: int
+) -> Iterator[_HashTask]:
+    num_inputs = sum(len(bucket.uris) for bucket in buckets)
     files = (*contents.outputs, *contents.ledgers)
     for begin in range(0, len(files), FILES_A_TASK):
         some = files[begin : begin + FILES_A_TASK]
-        first = len(numbers) + begin
+        first = num_inputs + begin
         own = tuple(range(first, first + len(some)))
         yield _HashTask(scratch, f"ids-of-files-{begin:06d}", some, own, num_ranges)
 

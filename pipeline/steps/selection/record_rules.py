@@ -19,13 +19,13 @@ class Eligible:
     priority: int
     num_bytes: int
 
-    def as_duplicate(self) -> Quarantined:
+    def as_duplicate(self, whose: str = "an earlier metadata record") -> Quarantined:
         """Return the ledger row for a record whose utterance id an earlier record has."""
         return Quarantined(
             self.record.utterance_id,
             self.record.audio_uri,
             "duplicate_utterance",
-            "an earlier metadata record has this utterance_id",
+            f"{whose} has this utterance_id",
             self.num_bytes,
             self.record.duration_ms,
         )

@@ -13,13 +13,15 @@ from typing import Annotated
 
 from infra.configuration import LATER, plain
 from infra.ranges import Range, Seed, check_ranges
-from infra.store.object_store import ObjectStore, join_uri
+from infra.store.object_store import ObjectStore, join_uri, normalize_uri
 from pipeline.filters import SelectionFilters
 from pipeline.packing import group_buckets
+from pipeline.records import Tally
 from pipeline.runs.commit import Commit, StepContext, committed_tasks
 from pipeline.runs.ledger import LossLimit
 from pipeline.runs.loss_watch import LossWatch
 from pipeline.runs.names import METADATA_FOLDER, SCRATCH_FOLDER, UNLABELLED, selection_step
+from pipeline.runs.outputs import Output
 from pipeline.runs.step import (
     Distribute,
     StepContents,
@@ -31,6 +33,15 @@ from pipeline.runs.step import (
     run_tasks,
 )
 from pipeline.shuffling import shuffle
+from pipeline.steps.increments.new_metadata import (
+    LAST_PRIORITY,
+    SIZES,
+    ExtendedSelection,
+    extended_selection,
+    sizes,
+    unread_metadata,
+)
+from pipeline.steps.increments.selected_before import SelectedBefore, find_selected_before
 from pipeline.steps.selection.buckets import (
     Bucket,
     digest_buckets,
@@ -39,7 +50,7 @@ from pipeline.steps.selection.buckets import (
     within_dates,
 )
 from pipeline.steps.selection.budget_cutoff import find_cutoff, num_ranges
-from pipeline.steps.selection.id_index import index_ids
+from pipeline.steps.selection.id_index import hash_buckets, index_ids
 from pipeline.steps.selection.index_bucket import IndexTask, index_bucket
 from pipeline.steps.selection.pack_files import PackTask, pack_files
 from pipeline.steps.selection.record_rules import RecordRules
@@ -47,6 +58,7 @@ from pipeline.steps.selection.select_bucket import SelectTask, select_bucket
 from pipeline.steps.selection.statistics import (
     require_eligible,
     selection_statistics,
+    union_statistics,
     unread_statistics,
 )
 from pipeline.steps.selection.subset_overlap import require_disjoint
@@ -93,22 +105,47 @@ def select_utterances(
 
     The budget of hours and the filters hold for the unlabelled subset; the other subsets
     are selected whole. ValueError if another subset's selection in this run has
-    an utterance or a speaker of this one.
+    an utterance or a speaker of this one. An increment selects from the unlabelled metadata that
+    no run before it has read.
     """
     applied = config if subset == UNLABELLED else config.without_rules()
+    step, settings = selection_step(subset), plain(config)
+    extended = extended_selection(store, run_uri, step, settings) if subset == UNLABELLED else None
     listing = everything = list_metadata(store, metadata_uri)
     if applied.date_folders:
-        listing = within_dates(everything, applied.filters)
+        listing = within_dates(everything, applied.filters, may_be_none=extended is not None)
+    if extended:
+        place = store, run_uri, normalize_uri(metadata_uri)
+        unread = unread_metadata(*place, listing, extended)
+        listing = listing if extended.is_read_again else unread
     # Digests go into the fingerprint, so a finished step is found without parsing a record.
     buckets = digest_buckets(store, listing, distribute, f"digest {subset} metadata")
 
     def select(context: StepContext) -> StepContents:
+        read = {SIZES: sizes(listing, normalize_uri(metadata_uri))} if subset == UNLABELLED else {}
+        if extended and not buckets:
+            return extend(extended, context, StepContents.of_all(Tally(), statistics=read))
         ranges = num_ranges([found for objects in listing.values() for found in objects])
         scratch = replace(context, step=f"{context.step}/{SCRATCH_FOLDER}")
         committed = committed_tasks(scratch)
-        indexes, selected = select_records(
-            scratch, committed, applied, metadata_uri, buckets, ranges, loss_budget, distribute
+        before = None
+        if extended:
+            hashed = hash_buckets(scratch, committed, buckets, ranges, distribute)
+            bases = extended.bases
+            before = find_selected_before(scratch, bases, step, hashed, distribute)
+        records = select_records(
+            scratch,
+            committed,
+            applied,
+            metadata_uri,
+            buckets,
+            ranges,
+            loss_budget,
+            distribute,
+            extended,
+            before,
         )
+        indexes, selected = records.indexes, records.selected
         plan = TaskPlan(
             plan_files(context, applied, selected),
             pack_files,
@@ -120,12 +157,35 @@ def select_utterances(
         contents = run_tasks(context, plan)
         require_disjoint(context, subset, distribute)
         index = index_ids(scratch, committed, context, buckets, contents, ranges, distribute)
-        statistics = {**contents.statistics, **unread_statistics(everything, listing)}
-        return replace(contents, statistics=statistics, id_index=index)
+        statistics = {**contents.statistics, **unread_statistics(everything, listing), **read}
+        if applied.hours:
+            statistics[LAST_PRIORITY] = records.last_priority
+        contents = replace(contents, statistics=statistics, id_index=index)
+        return extend(extended, context, contents) if extended else contents
 
     digests = input_digests_of(buckets, metadata_uri)
-    spec = StepSpec(store, run_uri, selection_step(subset), plain(config), digests=digests)
-    return run_step(spec, select)
+    digests |= extended.base.digests if extended else {}
+    return run_step(StepSpec(store, run_uri, step, settings, digests=digests), select)
+
+
+def extend(extended: ExtendedSelection, context: StepContext, own: StepContents) -> StepContents:
+    """Join an increment's selection with all that the runs before it have selected."""
+    before = extended.base.manifest.statistics
+    own = replace(own, statistics=union_statistics(before, own.statistics))
+    if extended.is_read_again:
+        return extended.base.selected_again(context, own)
+    if LAST_PRIORITY in before:
+        own = replace(own, statistics={**own.statistics, LAST_PRIORITY: before[LAST_PRIORITY]})
+    return extended.base.extended_by(context, own)
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedRecords:
+    """SelectedRecords holds the commits of both passes, by bucket, and the last priority."""
+
+    indexes: list[Commit]
+    selected: list[Commit]
+    last_priority: int
 
 
 def select_records(
@@ -137,22 +197,32 @@ def select_records(
     ranges: int,
     loss_budget: float,
     distribute: Distribute,
-) -> tuple[list[Commit], list[Commit]]:
-    """Index each bucket, find the cutoff, and select from each bucket; the commits of both passes.
+    extended: ExtendedSelection | None = None,
+    before: Sequence[tuple[Output, ...]] | None = None,
+) -> SelectedRecords:
+    """Index each bucket, find the cutoff, and select from each bucket.
 
-    Tasks write below `scratch/` in the step's folder, unless they are `committed`. The manifest
-    does not name those objects: once it exists, they may be removed.
+    `before` lists of each bucket what earlier runs have selected. Tasks write below `scratch/` in
+    the step's folder, unless they are `committed`. The manifest does not name those objects: once
+    it exists, they may be removed.
     """
     rules = RecordRules(config.seed, config.filters)
     to_index = {each.name: IndexTask(scratch, rules, each, ranges) for each in buckets}
     # A bucket's index keeps 12 bytes of a candidate; the records stay in the store.
     indexes = commit_each(committed, to_index, index_bucket, distribute, "index the buckets")
-    require_eligible(metadata_uri, indexes)
+    # Of an increment's few records no filter need let one pass.
+    if extended is None:
+        require_eligible(metadata_uri, indexes)
+    has_share = extended is not None and not extended.is_read_again
     # The cutoff meets the budget exactly, in place of the paper's mild oversampling (003 IV-B1).
-    cutoff = find_cutoff(scratch, indexes, metadata_uri, config.budget_ms, distribute)
+    budget_ms = 0 if has_share else config.budget_ms
+    cutoff = find_cutoff(scratch, indexes, metadata_uri, budget_ms, distribute)
+    # The base's cutoff takes the same share of new records, and so of the union.
+    last = extended.last_priority if extended and has_share else cutoff.last_priority
+    lists = [SelectedBefore(each, not has_share) for each in before or [()] * len(buckets)]
     # This pass judges again, 9 us a record, as kept records would need 500 bytes each.
     tasks = [
-        SelectTask(scratch, rules, cutoff.last_priority, bucket, number, cutoff.duplicates[number])
+        SelectTask(scratch, rules, last, bucket, number, cutoff.duplicates[number], lists[number])
         for number, bucket in enumerate(buckets)
     ]
     # The buckets with most bad records come first, so that the loss budget ends the pass early.
@@ -163,7 +233,7 @@ def select_records(
     description = "select from the buckets"
     selected = commit_each(committed, to_select, select_bucket, distribute, description, watch)
     by_name = {commit.task: commit for commit in selected}
-    return indexes, [by_name[task.name] for task in tasks]
+    return SelectedRecords(indexes, [by_name[task.name] for task in tasks], last)
 
 
 def plan_files(

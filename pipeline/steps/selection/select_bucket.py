@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from typing import TypeGuard
 
 import numpy as np
 from jaxtyping import Bool
@@ -11,15 +12,19 @@ from jaxtyping import Bool
 from pipeline.records import Quarantined, Tally, Utterance, stream_order
 from pipeline.runs.commit import Commit, StepContext, once
 from pipeline.runs.manifest import Output
-from pipeline.sampling import within_speaker_cap
+from pipeline.sampling import hash_name, within_speaker_cap
+from pipeline.steps.increments.selected_before import NOTHING_BEFORE, SelectedBefore
 from pipeline.steps.selection.buckets import Bucket
 from pipeline.steps.selection.deduplicate import read_duplicates
-from pipeline.steps.selection.record_rules import Eligible, RecordRules
+from pipeline.steps.selection.record_rules import Eligible, Filtered, RecordRules
 
 
 @dataclass(frozen=True, slots=True)
 class SelectTask:
-    """A bucket, its number among all, and lists of the duplicates that it leaves to others."""
+    """A bucket, its number among all, and lists of the duplicates that it leaves to others.
+
+    An increment's bucket leaves to earlier runs what they have selected `before`.
+    """
 
     context: StepContext
     rules: RecordRules
@@ -27,6 +32,7 @@ class SelectTask:
     bucket: Bucket
     number: int
     duplicates: tuple[Output, ...]
+    before: SelectedBefore = NOTHING_BEFORE
 
     @property
     def name(self) -> str:
@@ -66,11 +72,16 @@ def _apply_cutoff(task: SelectTask) -> _Selection:
     lists = (read_duplicates(task.context, each) for each in task.duplicates)
     # A duplicate of an earlier bucket is quarantined even where the budget leaves it out.
     elsewhere = frozenset[int]().union(*lists)
+    before = task.before.read(task.context)
     candidates: list[Eligible] = []
     selected, quarantined, left_ms = [], [], []
     for found in task.rules.apply(task.context.store, task.bucket):
         if isinstance(found, Quarantined):
             quarantined.append(found)
+        elif before and _is_before(found, before) and found.priority not in elsewhere:
+            # Judged again with all others, it is not new; a new record of its id is one too many.
+            if not task.before.is_read_again:
+                quarantined.append(found.as_duplicate("an utterance that an earlier run selected"))
         elif isinstance(found, Eligible) and (
             found.priority <= task.last_priority or found.priority in elsewhere
         ):
@@ -86,6 +97,10 @@ def _apply_cutoff(task: SelectTask) -> _Selection:
         else:
             selected.append(candidate.record)
     return _Selection(selected, quarantined, Tally(len(left_ms), sum(left_ms)))
+
+
+def _is_before(found: Eligible | Filtered, before: frozenset[int]) -> TypeGuard[Eligible]:
+    return isinstance(found, Eligible) and hash_name(found.record.utterance_id) in before
 
 
 def _within_cap(candidates: Sequence[Eligible], cap_ms: int) -> Bool[np.ndarray, " candidates"]:

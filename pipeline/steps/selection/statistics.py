@@ -45,6 +45,18 @@ def selection_statistics(
     }
 
 
+def union_statistics(before: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Add an increment's hours by month to those of its base; the other statistics are its own."""
+    months = _by_name(
+        {
+            month: {"utterances": each["utterances"], "duration_ms": each["duration_ms"]}
+            for month, each in statistics.get("months", {}).items()
+        }
+        for statistics in (before, own)
+    )
+    return {**own, "months": {month: _with_hours(tally) for month, tally in months.items()}}
+
+
 def unread_statistics(
     everything: Mapping[str, Sequence[ObjectInfo]], listing: Mapping[str, Sequence[ObjectInfo]]
 ) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from jaxtyping import UInt64
 from infra.prefetch import prefetch
 from pipeline.records import Tally, Utterance, parse_utterance
 from pipeline.runs.commit import StepContext, read_commits
-from pipeline.runs.manifest import Output, read_output
+from pipeline.runs.manifest import Output, is_finished, read_manifest, read_output
 from pipeline.runs.names import ALL_SUBSETS, SCRATCH_FOLDER, selection_step
 from pipeline.runs.step import Distribute
 from pipeline.sampling import hash_name
@@ -27,6 +27,7 @@ _RANGE_UTTERANCES = 20_000_000
 """A range's task holds so many hashes of 8 bytes, and a sorted copy."""
 
 _GETS_IN_FLIGHT = 16
+_GROUP_FILES = 64
 _UTTERANCE, _SPEAKER = "utterance", "speaker"
 
 Hashes = UInt64[np.ndarray, " _names"]
@@ -94,8 +95,15 @@ def num_ranges(num_utterances: int) -> int:
 
 def _groups(context: StepContext, subset: str) -> Iterator[_Group]:
     scratch = replace(context, step=f"{context.step}/{SCRATCH_FOLDER}")
-    for commit in read_commits(context.store, context.run_uri, selection_step(subset)):
+    step = selection_step(subset)
+    for commit in read_commits(context.store, context.run_uri, step):
         yield _Group(scratch, subset, commit.outputs)
+    # An increment's labelled and held-out subsets are the base's, which has their commits.
+    if is_finished(context.store, context.run_uri, step):
+        files = read_manifest(context.store, context.run_uri, step).outputs
+        inherited = tuple(output for output in files if output.run)
+        for first in range(0, len(inherited), _GROUP_FILES):
+            yield _Group(scratch, subset, inherited[first : first + _GROUP_FILES])
 
 
 def _hash_group(task: tuple[_Group, int]) -> tuple[Output, ...]:

@@ -29,7 +29,7 @@ from pipeline.shards import (
 )
 from pipeline.splicing import splice
 from pipeline.steps import audio_objects
-from pipeline.steps.features import ExtractionConfig, extract_features
+from pipeline.steps.features import ExtractionConfig, FileTask, extract_features
 from pipeline.steps.repartition import RepartitionConfig, repartition
 from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
 from pipeline.steps.targets import TargetsConfig, generate_targets
@@ -156,7 +156,7 @@ def test_a_step_resumes_from_its_commits(tmp_path: Path) -> None:
     counted = []
 
     def counting(elements, function, description):
-        counted.extend(elements)
+        counted.extend(each for each in elements if isinstance(each, FileTask))
         return serially(elements, function, description)
 
     arguments = (store, run_uri, "unlabelled", corpus_uri, EXTRACTION, 0.5)

@@ -1,0 +1,240 @@
+"""Increments: a run that extends an earlier one, and takes over what that one has made.
+
+An increment's manifests are of the union. They name each object of an earlier run with that run.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from infra.store.checked_reads import read_checked
+from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri, normalize_uri
+from pipeline.records import Tally
+from pipeline.runs.commit import StepContext
+from pipeline.runs.manifest import (
+    Extended,
+    Manifest,
+    changes,
+    is_finished,
+    listed,
+    manifest_uri,
+    read_with_digest,
+)
+from pipeline.runs.many_tasks import LinesOnDisk
+from pipeline.runs.names import BASE_INPUT, INCREMENT_RECORD
+from pipeline.runs.outputs import MAX_LISTED, Output, Outputs
+from pipeline.runs.sealed_json import seal, unseal
+from pipeline.runs.step import StepContents
+
+_RECORD_REMEDY = "put the record back, or use another --run"
+_BASES = "bases"
+
+
+@dataclass(frozen=True, slots=True)
+class Increment:
+    """Increment names the runs that a run extends, its own base first, the first run last."""
+
+    bases: tuple[str, ...]
+
+    @property
+    def base(self) -> str:
+        """The run that it extends itself."""
+        return self.bases[0]
+
+
+def read_increment(store: ObjectStore, run_uri: str) -> Increment | None:
+    """Read which runs a run extends; None for one that extends none.
+
+    ValueError if the record is damaged, or names a run outside the folder of this one.
+    """
+    try:
+        document = read_checked(
+            store,
+            join_uri(run_uri, INCREMENT_RECORD),
+            lambda data: unseal(data, _RECORD_REMEDY),
+        )
+    except ObjectNotFound:
+        return None
+    for base in document[_BASES]:
+        require_beside(run_uri, base)
+    return Increment(tuple(document[_BASES]))
+
+
+def require_beside(run_uri: str, base_uri: str) -> None:
+    """Raise ValueError unless a base lies in the same folder as the run that extends it.
+
+    So no record can lead a step to read elsewhere, and one prefix of a role admits all bases.
+    """
+    run_uri, base_uri = normalize_uri(run_uri), normalize_uri(base_uri)
+    if run_uri == base_uri:
+        raise ValueError(f"extends = {base_uri}: a run cannot extend itself: name an earlier run")
+    folder = run_uri.rpartition("/")[0]
+    if base_uri.rpartition("/")[0] != folder:
+        raise ValueError(
+            f"extends = {base_uri}: need a run in {folder}/, beside {run_uri}: put the runs of a "
+            "chain into one folder"
+        )
+
+
+def begin_increment(store: ObjectStore, run_uri: str, base_uri: str) -> Increment:
+    """Record that a run extends another, once; ValueError if it extends another one already.
+
+    ValueError, too, for a chain with a cycle, and for a run that has begun without a base.
+    """
+    run_uri, base_uri = normalize_uri(run_uri), normalize_uri(base_uri)
+    require_beside(run_uri, base_uri)
+    earlier = read_increment(store, base_uri)
+    bases = (base_uri, *(earlier.bases if earlier else ()))
+    if run_uri in bases or len(set(bases)) < len(bases):
+        chain = " extends ".join((run_uri, *bases))
+        raise ValueError(f"{chain}: a cycle: use another --run, or name another run to extend")
+    there = read_increment(store, run_uri)
+    if there is None:
+        if any(True for _ in store.list(join_uri(run_uri, "selection"))):
+            raise ValueError(
+                f"{run_uri} has begun without --extends, and cannot extend {base_uri} now: use "
+                "another --run"
+            )
+        data = seal({_BASES: bases}, indent=1)
+        store.put_if_absent(join_uri(run_uri, INCREMENT_RECORD), data)
+        there = read_increment(store, run_uri)
+        assert there is not None, "it was stored"
+    if there.bases != bases:
+        raise ValueError(
+            f"{run_uri} extends {there.base} already, and cannot extend {base_uri}: use another "
+            "--run"
+        )
+    return there
+
+
+@dataclass(frozen=True, slots=True)
+class BaseStep:
+    """BaseStep is a step of the run that an increment extends: its manifest and SHA-256."""
+
+    run_uri: str
+    manifest: Manifest
+    sha256: str
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """The input by which the increment's step depends on it."""
+        return {f"{BASE_INPUT}{self.manifest.step}": self.sha256}
+
+    def require_same(self, config: Mapping[str, Any], may_differ: Collection[str] = ()) -> None:
+        """Raise ValueError naming the settings that differ; those that `may_differ` do not count.
+
+        A name stands for all settings below it.
+        """
+        found = [
+            each
+            for each in changes(self.manifest.config, config)
+            if not any(each.startswith((f"{name}:", f"{name}.")) for name in may_differ)
+        ]
+        if found:
+            raise ValueError(
+                f"{self.run_uri}: {self.manifest.step} was made with other settings"
+                f"{listed(found)}: an increment needs those of its base; set them so, or begin a "
+                "run without --extends"
+            )
+
+    def seen(self, outputs: Sequence[Output]) -> tuple[Output, ...]:
+        """Return outputs of its manifest as the increment's manifest names them."""
+        return tuple(output.seen_from(self.run_uri) for output in outputs)
+
+    def extended_by(
+        self, context: StepContext, own: StepContents, order: Callable[[Any], Any] = list
+    ) -> StepContents:
+        """Join what the increment made with all that the base has, which is first.
+
+        `order` permutes the outputs of both.
+        """
+        manifest = self.manifest
+        tallies = (
+            manifest.tally_in,
+            manifest.tally_out,
+            manifest.quarantined,
+            manifest.unselected,
+        )
+        ledgers = self._union(context, "ledgers", manifest.ledgers, own.ledgers, list)
+        return self._joined(context, own, tallies, ledgers, order)
+
+    def selected_again(self, context: StepContext, own: StepContents) -> StepContents:
+        """Join the base's outputs with what was selected beside them from the same records.
+
+        The increment has judged all records again, so its ledgers and tallies hold the others.
+        """
+        out = self.manifest.tally_out
+        return self._joined(context, own, (out, out, Tally(), Tally()), own.ledgers, list)
+
+    def _joined(
+        self,
+        context: StepContext,
+        own: StepContents,
+        tallies: tuple[Tally, Tally, Tally, Tally],
+        ledgers: Outputs,
+        order: Callable[[Any], Any],
+    ) -> StepContents:
+        extends = Extended(self.run_uri, self.sha256, *tallies)
+        return replace(
+            own,
+            outputs=self._union(context, "outputs", self.manifest.outputs, own.outputs, order),
+            ledgers=ledgers,
+            tally_in=extends.tally_in + own.tally_in,
+            tally_out=extends.tally_out + own.tally_out,
+            quarantined=extends.quarantined + own.quarantined,
+            unselected=extends.unselected + own.unselected,
+            extends=extends,
+        )
+
+    def _union(
+        self,
+        context: StepContext,
+        name: str,
+        base: Outputs,
+        own: Outputs,
+        order: Callable[[Any], Any],
+    ) -> Outputs:
+        if len(base) + len(own) <= MAX_LISTED:
+            return tuple(order([*self.seen(base), *own]))
+        # 300 bytes an output: a million hours' manifests are written again in a minute.
+        lines = LinesOnDisk()
+        lines.add(0, b"".join(each.seen_from(self.run_uri).to_line() for each in base))
+        lines.add(1, b"".join(each.to_line() for each in own))
+        return context.put_parts(name, lines.in_order(order))
+
+
+def read_base(store: ObjectStore, run_uri: str, step: str) -> BaseStep | None:
+    """Read a step of the run that this one extends; None if it extends none.
+
+    ValueError if the base has not finished the step.
+    """
+    increment = read_increment(store, run_uri)
+    if increment is None:
+        return None
+    return BaseStep(increment.base, *read_with_digest(store, increment.base, step))
+
+
+def inherit(store: ObjectStore, run_uri: str, base_uri: str, steps: Sequence[str]) -> list[str]:
+    """Store the base's manifests of steps that increments do not make; return the steps it has."""
+    there = [step for step in steps if is_finished(store, base_uri, step)]
+    for step in there:
+        base = BaseStep(base_uri, *read_with_digest(store, base_uri, step))
+        _store_inherited(store, run_uri, base)
+    return there
+
+
+def _store_inherited(store: ObjectStore, run_uri: str, base: BaseStep) -> None:
+    found = base.manifest
+    tallies = found.tally_in, found.tally_out, found.quarantined, found.unselected
+    inherited = replace(
+        found,
+        # Their objects stay where they are; of a few hundred, so without parts.
+        outputs=base.seen(found.outputs),
+        ledgers=base.seen(found.ledgers),
+        id_index=base.seen(found.id_index),
+        stream_means=base.seen(found.stream_means),
+        extends=Extended(base.run_uri, base.sha256, *tallies, is_whole=True),
+    )
+    uri, data = manifest_uri(run_uri, found.step), inherited.to_bytes()
+    if not store.put_if_absent(uri, data) and store.get(uri) != data:
+        raise ValueError(f"{uri} is there and is not the one of {base.run_uri}: use another --run")

@@ -1,0 +1,1 @@
+"""Extend a run: new metadata, what was selected before, and where streams ended."""

@@ -1,0 +1,142 @@
+"""List the metadata that an increment reads: what no earlier run of its chain has read."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from infra.store.checked_reads import read_checked
+from infra.store.object_store import ObjectInfo, ObjectNotFound, ObjectStore, join_uri
+from pipeline.runs.increment import BaseStep, read_base, read_increment
+from pipeline.runs.manifest import read_manifest
+from pipeline.runs.names import INCREMENT_METADATA
+from pipeline.runs.sealed_json import seal, unseal
+from pipeline.sampling import NUM_PRIORITIES
+
+SIZES = "metadata_bytes"
+"""The statistic of a selection with the size of each metadata object that it read, by name."""
+
+LAST_PRIORITY = "last_priority"
+"""The statistic of a selection with a budget: the last priority that it selected."""
+
+MAY_DIFFER = ("hours", "filters.created_before")
+"""The settings of a selection that may differ between an increment and its base."""
+
+_NAMES = "names"
+
+Buckets = Mapping[str, Sequence[ObjectInfo]]
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendedSelection:
+    """ExtendedSelection is what an increment's selection knows of the runs before it.
+
+    With the hours of its base it selects the same share of new metadata. With more, it reads all
+    metadata again, and `last_priority` is not that of the base.
+    """
+
+    base: BaseStep
+    bases: tuple[str, ...]
+    is_read_again: bool
+
+    @property
+    def last_priority(self) -> int:
+        """The last priority that the base selected."""
+        return int(self.base.manifest.statistics.get(LAST_PRIORITY, NUM_PRIORITIES - 1))
+
+
+def extended_selection(
+    store: ObjectStore, run_uri: str, step: str, config: Mapping[str, Any]
+) -> ExtendedSelection | None:
+    """Return what an increment extends; None for a run that extends none.
+
+    ValueError for a budget below the base's, for a cap of hours a speaker, and for other settings.
+    """
+    base, increment = read_base(store, run_uri, step), read_increment(store, run_uri)
+    if base is None or increment is None:
+        return None
+    base.require_same(config, MAY_DIFFER)
+    if config["filters"]["max_speaker_hours"]:
+        raise ValueError(
+            "selection.filters.max_speaker_hours: need 0 in an increment: the cap would have to "
+            "take back what the base has selected"
+        )
+    hours, before = config["hours"], base.manifest.config["hours"]
+    if (before == 0 and hours) or 0 < hours < before:
+        raise ValueError(
+            f"selection.hours = {hours:g}: need {before:g}, as the base has, or more: what was "
+            "selected stays selected; 0 selects all"
+        )
+    return ExtendedSelection(base, increment.bases, is_read_again=hours != before)
+
+
+def unread_metadata(
+    store: ObjectStore,
+    run_uri: str,
+    metadata_uri: str,
+    listing: Buckets,
+    extended: ExtendedSelection,
+) -> dict[str, list[ObjectInfo]]:
+    """Leave out the metadata objects that a run of the chain has read, by bucket.
+
+    What is left is recorded at the first attempt: an object that arrives later waits for the next
+    increment. ValueError names an object that has another size than the chain read.
+    """
+    known = _known_sizes(store, extended.bases, extended.base.manifest.step)
+    base = f"{metadata_uri.rstrip('/')}/"
+    found = list(_unread(listing, base, known))
+    names = _recorded(store, run_uri, [each.uri.removeprefix(base) for _, each in found])
+    unread: dict[str, list[ObjectInfo]] = {}
+    for bucket, each in found:
+        if each.uri.removeprefix(base) in names:
+            unread.setdefault(bucket, []).append(each)
+    return unread
+
+
+def sizes(listing: Buckets, metadata_uri: str) -> dict[str, int]:
+    """Return the bytes of each metadata object by its name."""
+    base = f"{metadata_uri.rstrip('/')}/"
+    return {
+        each.uri.removeprefix(base): each.num_bytes
+        for objects in listing.values()
+        for each in objects
+    }
+
+
+def _known_sizes(store: ObjectStore, bases: Sequence[str], step: str) -> dict[str, int]:
+    known: dict[str, int] = {}
+    for base in bases:
+        found = read_manifest(store, base, step)
+        if SIZES not in found.statistics:
+            raise ValueError(
+                f"{base}: {step} does not say which metadata it read, as an earlier version made "
+                "it: select again into a new --run, and extend that one"
+            )
+        known |= found.statistics[SIZES]
+    return known
+
+
+def _unread(
+    listing: Buckets, base: str, known: Mapping[str, int]
+) -> Iterator[tuple[str, ObjectInfo]]:
+    for bucket, objects in listing.items():
+        for each in objects:
+            num_bytes = known.get(each.uri.removeprefix(base))
+            if num_bytes is None:
+                yield bucket, each
+            elif num_bytes != each.num_bytes:
+                raise ValueError(
+                    f"{each.uri} has {each.num_bytes} bytes, and had {num_bytes} when an earlier "
+                    "run read it: put the object back, and write new records into new objects"
+                )
+
+
+def _recorded(store: ObjectStore, run_uri: str, names: Sequence[str]) -> frozenset[str]:
+    uri = join_uri(run_uri, INCREMENT_METADATA)
+    store.put_if_absent(uri, seal({_NAMES: sorted(names)}, indent=1))
+    try:
+        document = read_checked(
+            store, uri, lambda data: unseal(data, "remove it and select again into a new --run")
+        )
+    except ObjectNotFound as error:
+        raise ValueError(f"{uri} has gone: another process removes the run") from error
+    return frozenset(document[_NAMES])

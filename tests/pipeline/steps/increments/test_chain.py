@@ -1,0 +1,111 @@
+"""A chain of nightly increments has the utterances, and the bytes, of one run over all nights."""
+
+import numpy as np
+import pytest
+
+from pipeline.filters import SelectionFilters
+from pipeline.runs.increment import read_increment
+from pipeline.runs.manifest import Manifest, own_outputs, read_manifest
+from tests.pipeline.steps.increments.nights import SUBSET, Nights, three_nights
+
+
+@pytest.fixture(scope="module")
+def nights(tmp_path_factory: pytest.TempPathFactory) -> Nights:
+    """Return a chain of three nights, and one run over all of them."""
+    return three_nights(tmp_path_factory.mktemp("chain"))
+
+
+def manifest(nights: Nights, name: str, step: str) -> Manifest:
+    """Read a manifest of the unlabelled subset."""
+    return read_manifest(nights.store, nights.run_uri(name), f"{step}/{SUBSET}")
+
+
+def test_features_of_a_chain_are_those_of_one_run(nights: Nights) -> None:
+    """Each utterance's frames are byte-identical: streams continue where the base left them."""
+    whole = nights.features("whole")
+    assert nights.features("night-3") == whole
+    assert len(whole) == 27
+
+
+def test_a_stream_that_begins_again_would_have_other_bytes(nights: Nights) -> None:
+    """The test above can fail: without the base's means a night has other frames."""
+    alone = Nights(nights.store, nights.corpus_uri, nights.folder)
+    alone.select("alone", date_folders=True, filters=_from("2026-01-03"))
+    alone.extract("alone")
+    whole, of_night = nights.features("whole"), alone.features("alone")
+    assert {name for name in of_night if of_night[name] != whole[name]} == {
+        f"{speaker}-03-{number}" for speaker in ("ann", "doris") for number in range(3)
+    }
+
+
+def test_targets_of_a_chain_are_those_of_one_run(nights: Nights) -> None:
+    """Each utterance's training row has the same frames and the same k-best logits."""
+    whole, chain = nights.targets("whole"), nights.targets("night-3")
+    assert chain.keys() == whole.keys()
+    for name, (frames, kbest) in whole.items():
+        assert chain[name][0] == frames
+        np.testing.assert_array_equal(chain[name][1].senones, kbest.senones)
+        np.testing.assert_array_equal(chain[name][1].logits, kbest.logits)
+
+
+@pytest.mark.parametrize("step", ["selection", "features", "targets", "partitions"])
+def test_what_a_base_wrote_is_not_written_again(nights: Nights, step: str) -> None:
+    """An increment's manifest names each earlier object with the run that wrote it."""
+    last = manifest(nights, "night-3", step)
+    earlier = {
+        (nights.run_uri(name), output.key)
+        for name in ("night-1", "night-2")
+        for output in own_outputs(manifest(nights, name, step).outputs)
+    }
+    assert {(each.run, each.key) for each in last.outputs if each.run} == earlier
+    own = own_outputs(last.outputs)
+    assert own
+    stored = {each.uri for each in nights.store.list(nights.run_uri("night-3"))}
+    assert {each.uri(nights.run_uri("night-3")) for each in own} <= stored
+
+
+@pytest.mark.parametrize("step", ["selection", "features", "targets", "partitions"])
+def test_the_totals_are_those_of_one_run(nights: Nights, step: str) -> None:
+    """In, out, quarantined and unselected of the union equal those of one run over all."""
+    last, whole = manifest(nights, "night-3", step), manifest(nights, "whole", step)
+    for name in ("tally_in", "tally_out", "quarantined", "unselected"):
+        assert getattr(last, name) == getattr(whole, name)
+    assert last.extends is not None
+    assert last.extends.tally_out == manifest(nights, "night-2", step).tally_out
+
+
+def test_moments_of_a_chain_are_those_of_one_run(nights: Nights) -> None:
+    """The global mean and variance differ in the last bits alone, as sums have another order."""
+    chain, whole = (
+        manifest(nights, name, "features").statistics["moments"] for name in ("night-3", "whole")
+    )
+    assert chain["count"] == whole["count"]
+    np.testing.assert_allclose(chain["sum"], whole["sum"], rtol=1e-12)
+
+
+def test_partitions_of_all_nights_are_in_one_order(nights: Nights) -> None:
+    """An increment's partitions are not behind the base's: an epoch mixes the nights."""
+    last = manifest(nights, "night-3", "partitions")
+    runs = [each.run for each in last.outputs]
+    assert runs != sorted(runs)
+    assert runs != sorted(runs, reverse=True)
+
+
+def test_a_finished_increment_is_found(nights: Nights) -> None:
+    """Each step, run again, reads its manifest, and writes nothing."""
+    before = {each.uri: each.etag for each in nights.store.list(nights.run_uri("night-3"))}
+    nights.select("night-3", "night-2")
+    nights.extract("night-3")
+    nights.label("night-3", "night-2")
+    assert {each.uri: each.etag for each in nights.store.list(nights.run_uri("night-3"))} == before
+
+
+def test_a_run_knows_the_runs_that_it_extends(nights: Nights) -> None:
+    """Its record names its base first, and the first run last."""
+    found = read_increment(nights.store, nights.run_uri("night-3"))
+    assert found is not None
+    assert found.bases == (nights.run_uri("night-2"), nights.run_uri("night-1"))
+
+
+def _from(day: str) -> SelectionFilters:
+    return SelectionFilters(created_from=day)
