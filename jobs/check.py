@@ -16,11 +16,12 @@ from infra.configuration import ConfigurationError
 from infra.ranges import AUTO, Range, mebibytes, printable
 from infra.store.object_store import ObjectNotFound, StoreError, join_uri
 from infra.store.uris import require_within, resolve_prefix
+from jobs.cli.begun import require_base
 from jobs.cli.catalogue import CHECK, EVALUATE, SELECT_UTTERANCES, STEPS
 from jobs.cli.command_line import fail
 from jobs.cli.device_choice import choose_device, gpus_for
 from jobs.cli.job import Job, job_parser, open_job, written_steps
-from jobs.cli.parser import add_device_argument, add_ranks_arguments
+from jobs.cli.parser import add_device_argument, add_extends_argument, add_ranks_arguments
 from jobs.ingestion.kaldi_directory import LANGUAGE_DATA
 from pipeline.runs.manifest import manifest_uri
 from pipeline.runs.names import (
@@ -76,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--kaldi-dir", help="Kaldi data directory, whose lexicon.txt names the phones")
     text = "the corpus must be there already, as when nothing is ingested"
     add("--ingested", action="store_true", help=text)
+    add_extends_argument(parser)
     add_ranks_arguments(parser)
     add_device_argument(parser)
     add("--quiet", action="store_true", help="print nothing if all is well")
@@ -112,6 +114,7 @@ def check(arguments: argparse.Namespace) -> Checked:
     _check_models(jobs[0].recipe, ranks)
     if arguments.ingested:
         _require_corpus(by_step[SELECT_UTTERANCES])
+    require_base(jobs)
     directory = Path(arguments.kaldi_dir) if arguments.kaldi_dir else None
     lexicon = _lexicon(by_step[EVALUATE], directory)
     if directory is not None and lexicon is not None:

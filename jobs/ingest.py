@@ -7,7 +7,7 @@ megahour ingest --recipe recorded --run s3://mine/run --manifest s3://mine/manif
 import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -57,6 +57,7 @@ def run(job: Job) -> StepResults:
     if job.arguments.placements is not None or job.arguments.dev_share:
         raise ConfigurationError(f"{MANIFEST}: with {KALDI_DIR} alone: --placements, --dev-share")
     ingestion = ingestion_of(job.arguments, job.store)
+    ingestion = replace(ingestion, adds=job.increment is not None)
     place = job.store, job.run_uri, job.corpus_uri
     with distribute_on_spark(job) as distribute:
         return [ingest_manifests(*place, ingestion, job.recipe.loss_budget, distribute)]

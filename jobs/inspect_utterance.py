@@ -9,13 +9,19 @@ from typing import Any
 
 from jobs.cli.command_line import Answer, Query, main
 from jobs.cli.job import Job
+from pipeline.audit.id_lookup import run_that_selected
 from pipeline.audit.trace import StepTrace, Trace, trace
 
 
 def inspect(job: Job) -> Answer:
     """Trace the utterance; ValueError if the run does not know it."""
-    found = trace(job.store, job.run_uri, job.corpus_uri, job.arguments.utterance)
-    return Answer(True, describe(found), {"step": "inspect_utterance", **asdict(found)})
+    place = job.corpus_uri, job.arguments.utterance
+    # Of a chain, the run that selected the utterance has all of its objects.
+    run_uri = run_that_selected(job.store, job.run_uri, *place)
+    found = trace(job.store, run_uri, *place)
+    by = f"selected by {run_uri}, which {job.run_uri} extends\n" if run_uri != job.run_uri else ""
+    document = {"step": "inspect_utterance", "run": run_uri, **asdict(found)}
+    return Answer(True, by + describe(found), document)
 
 
 def describe(found: Trace) -> str:

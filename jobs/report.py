@@ -33,6 +33,7 @@ from pipeline.runs.manifest import (
     read_manifest,
     read_output,
     sha256,
+    store_again,
     subsets_of_run,
 )
 from pipeline.runs.names import (
@@ -58,7 +59,7 @@ from pipeline.runs.names import (
     targets_rounds,
 )
 from pipeline.runs.sealed_json import NamedObject, naming, seal, unseal
-from pipeline.runs.step import StepContents, store_again
+from pipeline.runs.step import StepContents
 from training.evaluation.utterance_errors import UtteranceErrors, read_errors
 from training.recipes import Recipe
 
@@ -120,6 +121,7 @@ def build_report(job: Job) -> dict[str, Any]:
         "hours": {s: manifests[features_step(s)].tally_out.hours for s in subsets},
         "steps": {name: step_entry(record) for name, record in steps.items()},
         "origin": origin_of(steps, job.run_uri),
+        **({"extends": list(job.increment.bases)} if job.increment else {}),
         "waterfall": waterfall_of(job.store, job.run_uri),
         "plan": planned_and_actual(job, steps),
         "curves": {name: manifests[model_step(name)].statistics["curve"] for name in models},

@@ -24,7 +24,7 @@ from infra.store.uris import is_s3, normalize_uri
 from jobs.cli.catalogue import INGEST, STEPS
 from jobs.cli.command_line import fail
 from jobs.cli.job import add_recipe_arguments, written_manifests
-from jobs.cli.parser import Parser, recipe_path
+from jobs.cli.parser import Parser, add_extends_argument, extends_options, recipe_path
 from training.recipes import read_recipe
 
 NAME = "request_cluster"
@@ -72,7 +72,8 @@ def step_arguments(arguments: argparse.Namespace) -> list[str]:
     overrides = [part for each in arguments.set for part in ("--set", each)]
     cluster = ("--cluster", _on_host(arguments.cluster)) if arguments.cluster else ()
     recipe = _on_host(arguments.recipe)
-    return ["--recipe", recipe, "--run", arguments.run, *cluster, *overrides]
+    extends = extends_options(arguments)
+    return ["--recipe", recipe, "--run", arguments.run, *cluster, *overrides, *extends]
 
 
 def _on_host(name_or_path: str) -> str:
@@ -164,6 +165,7 @@ def _parser() -> argparse.ArgumentParser:
     add_recipe_arguments(parser)
     add("--run", required=True, help="s3:// URI that holds the run")
     add("--cluster", help="cluster TOML, or a name in infra/clusters; default: the step's")
+    add_extends_argument(parser)
     add("--account", metavar="FILE", help="TOML file of the AWS account")
     add("--send", action="store_true", help="launch the cluster, and wait for its end")
     master = f"URI of the API server, k8s://https://...; images have Spark {version('pyspark')}"

@@ -34,6 +34,7 @@ from jobs.cli.parser import (
     Parser,
     add_placement_arguments,
     add_source_arguments,
+    extends_options,
     manifest_options,
     recipe_path,
 )
@@ -70,18 +71,19 @@ def launches(
     num_target_rounds: int = 1,
     has_own_teacher: bool = False,
     manifests: Sequence[str] = (),
+    is_increment: bool = False,
 ) -> list[Launch]:
     """Return the steps in order, each with spark-submit, torchrun or Python before it.
 
     Without `kaldi_dir` ingest receives `manifests`; without these too, the corpus is there.
     `placements` are ingest's arguments for them, and `development` those for its speakers. Each
     round of targets after the first repeats three steps, which then do what has become due. A
-    teacher of the user's own is not trained.
+    teacher of the user's own is not trained. An increment takes over the baseline and the teacher.
     """
     prefixes = {
         "python": (sys.executable,),
         "Spark": (str(Path(sys.executable).parent / "spark-submit"),),
-        "torchrun": _torchrun(supervised_ranks),
+        "torchrun": (sys.executable,) if is_increment else _torchrun(supervised_ranks),
     }
     own: dict[str, tuple[str, ...]] = dict.fromkeys(STEPS_WITH_DEVICE, ("--device", device))
     source = manifests if kaldi_dir is None else (KALDI_DIR, kaldi_dir)
@@ -120,14 +122,8 @@ def _torchrun(num_ranks: int) -> tuple[str, ...]:
     # One restart, from the last checkpoint: gloo's rendezvous failed once in hundreds of starts.
     ranks = ("--nproc-per-node", str(num_ranks), "--max-restarts", "1")
     # "--": torchrun would take our --run for an abbreviation of its --run-path.
-    return (
-        sys.executable,
-        "-m",
-        "training.distributed.rank_launcher",
-        "--standalone",
-        *ranks,
-        "--",
-    )
+    launcher = "training.distributed.rank_launcher"
+    return (sys.executable, "-m", launcher, "--standalone", *ranks, "--")
 
 
 def run_steps(steps: Sequence[Launch], shared: Sequence[str]) -> int:
@@ -219,7 +215,7 @@ def exit_with(action: Callable[[], int]) -> None:
 
 def check(arguments: argparse.Namespace, *options: str) -> int:
     """Check recipe, clusters and ranks in a process of its own, which is quiet if all is well."""
-    for text in (arguments.recipe, arguments.run, *arguments.set, *options):
+    for text in (arguments.recipe, arguments.run, arguments.extends, *arguments.set, *options):
         if holds_password(text):  # other users may see the command lines of processes
             remedy = "take it out; credentials come from the environment, a profile or a role"
             print(f"{CHECK}: {printable(text)}: a password or signature: {remedy}", file=sys.stderr)
@@ -239,7 +235,8 @@ def shared_arguments(recipe: str, arguments: argparse.Namespace) -> list[str]:
     """Return the arguments that every step receives."""
     overrides = [part for override in arguments.set for part in ("--set", override)]
     cluster = ["--cluster", arguments.cluster] if arguments.cluster else []
-    return ["--recipe", recipe, "--run", arguments.run, *overrides, *cluster]
+    extends = extends_options(arguments)
+    return ["--recipe", recipe, "--run", arguments.run, *overrides, *cluster, *extends]
 
 
 def main() -> None:
@@ -272,7 +269,7 @@ def check_and_run(arguments: argparse.Namespace) -> int:
     recipe = arguments.recipe, arguments.set
     repeats = num_target_rounds(*recipe), has_own_teacher(*recipe)
     launched = directory, *ranks, arguments.device, *ingested, *repeats
-    return run_chosen(launches(*launched, manifests), arguments)
+    return run_chosen(launches(*launched, manifests, bool(arguments.extends)), arguments)
 
 
 def source_options(

@@ -7,13 +7,15 @@ from jobs.cli.catalogue import SELECT_UTTERANCES
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
+from pipeline.runs.names import UNLABELLED
 from pipeline.steps.selection.buckets import require_known_subsets, subsets_of
 from pipeline.steps.selection.select import metadata_uri, select_utterances
 
 
 def run(job: Job) -> StepResults:
-    """Select each subset; only the unlabelled one is sampled."""
+    """Select each subset; only the unlabelled one is sampled, and only that one is extended."""
     require_known_subsets(job.store, job.corpus_uri)
+    subsets = subsets_of(job.store, job.corpus_uri) if job.increment is None else (UNLABELLED,)
     with distribute_on_spark(job) as distribute:
         return [
             select_utterances(
@@ -25,7 +27,7 @@ def run(job: Job) -> StepResults:
                 job.recipe.loss_budget,
                 distribute,
             )
-            for subset in subsets_of(job.store, job.corpus_uri)
+            for subset in subsets
         ]
 
 

@@ -61,6 +61,7 @@ def status(job: Job) -> Answer:
     document = {
         "step": "status",
         "run": job.run_uri,
+        "extends": list(job.increment.bases) if job.increment else [],
         "steps": plain,
         "seconds": {name: _seconds(job, name) for name in STEPS},
     }
@@ -105,7 +106,9 @@ def hours_to_read(job: Job, name: str, step: str) -> float:
     of_subset = [each for each in reads if each.endswith(f"/{subset}")] or list(reads[:1])
     if not of_subset or not _has(job, of_subset[0]):
         return 0.0
-    return read_manifest(job.store, job.run_uri, of_subset[0]).tally_out.hours
+    found = read_manifest(job.store, job.run_uri, of_subset[0])
+    # An increment's tasks read what it has selected itself.
+    return found.tally_out.hours - (found.extends.tally_out.hours if found.extends else 0.0)
 
 
 INPUTS: Mapping[str, tuple[str, ...]] = {
@@ -129,13 +132,18 @@ def _seconds(job: Job, name: str) -> float:
 
 def describe(job: Job, steps: Mapping[str, Mapping[str, Progress]]) -> str:
     """Format one line for each step of each job, with totals below."""
-    lines = [f"{job.run_uri}", f"  {'':<18}{'':<24}{'state':<11}{'hours':>18}{'quarantined':>13}"]
+    lines = [job.run_uri, *(f"  extends {each}" for each in _bases(job))]
+    lines += [f"  {'':<18}{'':<24}{'state':<11}{'hours':>18}{'quarantined':>13}"]
     for name, by_step in steps.items():
         for step, each in by_step.items():
             lines.append(f"  {name:<18}{step:<24}{_columns(each)}")
     done = sum(all(p.state == "done" for p in each.values()) for each in steps.values())
     lines.append(f"{done} of {len(steps)} jobs are done")
     return "\n".join(lines)
+
+
+def _bases(job: Job) -> tuple[str, ...]:
+    return job.increment.bases if job.increment else ()
 
 
 def _columns(progress: Progress) -> str:

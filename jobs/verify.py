@@ -54,11 +54,15 @@ def verify(job: Job) -> Answer:
         "step": "verify",
         "status": "verified" if is_good else "failed",
         "run": job.run_uri,
+        "extends": list(job.increment.bases) if job.increment else [],
         **asdict(found),
         "swept": job.arguments.sweep and refusal is None,
     }
     outcome = refusal or ("deleted" if job.arguments.sweep else "--sweep deletes them")
-    return Answer(is_good, describe(found, outcome), document)
+    text = describe(found, outcome)
+    if job.increment:
+        text += f"\nextends {job.increment.base}, whose objects are verified there"
+    return Answer(is_good, text, document)
 
 
 def trained_recipe(job: Job) -> Recipe:

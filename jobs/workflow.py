@@ -24,6 +24,7 @@ from jobs.cli.parser import (
     Parser,
     add_dev_share_argument,
     add_device_argument,
+    add_extends_argument,
     add_placement_arguments,
     add_ranks_arguments,
     add_source_arguments,
@@ -38,6 +39,7 @@ from jobs.run import (
     shared_arguments,
     step_environment,
 )
+from pipeline.runs.increment import require_beside
 from training.recipes import Recipe, read_recipe
 
 NAME = "workflow"
@@ -49,6 +51,10 @@ both into Airflow's DAG folder.
 
 Texts may have Airflow's templates in them: {{ ds }} is the first day of the data interval, so
 --run 's3://bucket/runs/{{ ds }}' gives each night a run of its own.
+
+With --extends each night's run extends an earlier one. This names the last that succeeded, and
+before there is one, the run `first` that trained the teacher:
+--extends 's3://bucket/runs/{{ prev_data_interval_start_success | ds or "first" }}'
 
 Without --account all steps run on the scheduler's worker, in this Python environment. With it each
 but ingest runs on a cluster of its own, by megahour request_cluster --send.
@@ -70,7 +76,7 @@ def workflow_steps(arguments: argparse.Namespace, recipe: Recipe) -> Iterator[Wo
     ingested = placement_arguments(arguments), dev_share_arguments(arguments)
     own_teacher = recipe.targets.rounds, not recipe.num_teachers
     launched = arguments.kaldi_dir, *ranks, arguments.device, *ingested, *own_teacher
-    steps = launches(*launched, manifest_options(arguments))
+    steps = launches(*launched, manifest_options(arguments), bool(arguments.extends))
     order = list(STEPS)
     first, last = order.index(arguments.first), order.index(arguments.last)
     times: Counter[str] = Counter()
@@ -97,7 +103,7 @@ def main() -> None:
     arguments = _parser().parse_args()
     try:
         document = describe(arguments)
-    except (ConfigurationError, StoreError) as error:
+    except (ValueError, StoreError) as error:
         sys.exit(fail(NAME, error, 2))
     print(json.dumps(document, indent=1))
     sys.exit(0)
@@ -116,6 +122,9 @@ def describe(arguments: argparse.Namespace) -> dict[str, object]:
     recipe = read_recipe(recipe_path(arguments.recipe), arguments.set)
     # A worker has another working directory.
     arguments.run = normalize_uri(arguments.run)
+    if arguments.extends:
+        arguments.extends = normalize_uri(arguments.extends)
+        require_beside(arguments.run, arguments.extends)
     for name in ("recipe", "account", "cluster", "kaldi_dir"):
         given = getattr(arguments, name)
         if given is not None and Path(given).exists():
@@ -153,6 +162,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--start-date", default="2026-01-01", metavar="DATE", help="the first interval's begin")
     add("--retries", type=int, default=3, metavar="N", help="of each step; default 3")
     add("--retry-delay-s", type=int, default=300, metavar="S", help="before each; default 300")
+    add_extends_argument(parser)
     add_source_arguments(parser, required=False)
     add_placement_arguments(parser)
     add_ranks_arguments(parser)

@@ -6,12 +6,26 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from infra.configuration import canonical_json
+from infra.configuration import ConfigurationError, canonical_json
 from infra.store.object_store import ObjectNotFound, join_uri
-from jobs.cli.job import Job
+from jobs.cli.job import Job, written_steps
+from pipeline.runs.increment import BaseStep, is_of_base
 from pipeline.runs.manifest import changes, is_finished, read_manifest
-from pipeline.runs.names import CERTIFICATE_STEP, DEV, begun_record, features_step
+from pipeline.runs.names import (
+    ALIGNMENTS_FOLDER,
+    CERTIFICATE_STEP,
+    DEV,
+    MODELS_FOLDER,
+    OPTIONAL_STEPS,
+    TARGETS_FOLDER,
+    UNLABELLED,
+    begun_record,
+    features_step,
+    folder_of,
+    selection_step,
+)
 from pipeline.runs.sealed_json import seal, unseal
+from pipeline.steps.increments.new_metadata import MAY_DIFFER
 from training.fit.step_settings import step_configs
 
 
@@ -71,6 +85,36 @@ def conflicts(job: Job, steps: Sequence[str]) -> Mapping[str, list[str]]:
         elif _has_work(job, [step]):
             found[step] = begun_changes(job)
     return {step: named for step, named in found.items() if named}
+
+
+def require_base(jobs: Sequence[Job]) -> None:
+    """Raise ConfigurationError if the base of an increment is unfinished, or of another recipe.
+
+    A base has all that its increment reads, unless it has features alone.
+    """
+    increment = jobs[0].increment
+    if increment is None:
+        return
+    by_step = {step: job for job in jobs for step in written_steps(job.recipe, job.name)}
+    there = {step for step, job in by_step.items() if is_finished(job.store, increment.base, step)}
+    needed = [step for step in by_step if step not in OPTIONAL_STEPS and is_of_base(step)]
+    of_training = (ALIGNMENTS_FOLDER, MODELS_FOLDER, TARGETS_FOLDER)
+    if not any(folder_of(step) in of_training for step in there):
+        needed = [selection_step(UNLABELLED), features_step(UNLABELLED)]
+    if missing := [step for step in needed if step not in there]:
+        raise ConfigurationError(
+            f"{increment.base} is unfinished: it has no manifest of {', '.join(missing)}: finish "
+            "it, or extend another run"
+        )
+    now = step_configs(jobs[0].recipe, jobs[0].recipe, features_step(DEV) in there)
+    for step in sorted(there & now.keys()):
+        if is_of_base(step):
+            manifest = read_manifest(by_step[step].store, increment.base, step)
+            may_differ = MAY_DIFFER if step == selection_step(UNLABELLED) else ()
+            try:
+                BaseStep(increment.base, manifest, "").require_same(now[step], may_differ)
+            except ValueError as error:
+                raise ConfigurationError(str(error)) from error
 
 
 def _has_work(job: Job, steps: Sequence[str]) -> bool:

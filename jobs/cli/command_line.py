@@ -23,6 +23,7 @@ from jobs.cli.begun import begin, begun_changes, end, withdraw
 from jobs.cli.catalogue import WRITES
 from jobs.cli.job import Job, job_parser, open_job, read_steps, written_steps
 from jobs.cli.metrics import metrics_path, metrics_text, write_metrics
+from jobs.cli.parser import add_extends_argument
 from jobs.cli.summary import (
     describe,
     describe_dry_run,
@@ -32,6 +33,7 @@ from jobs.cli.summary import (
     there_or_needed,
 )
 from pipeline.runs.commit import RecipeConflictError
+from pipeline.runs.increment import begin_increment, inherit, is_inherited
 from pipeline.runs.ledger import LossBudgetExceededError
 from pipeline.runs.manifest import is_finished
 from pipeline.runs.names import metrics_file
@@ -71,6 +73,7 @@ class Step:
         parser = job_parser(self.name, self.description, f"{codes} {again}")
         text = "list what the step would read and write, and write nothing"
         parser.add_argument("--dry-run", action="store_true", help=text)
+        add_extends_argument(parser)
         parser.add_argument(
             "--metrics-file",
             metavar="FILE",
@@ -88,6 +91,10 @@ class Step:
             return Answer(not summary["conflicts"], describe_dry_run(summary), summary)
         if job.arguments.metrics_file:
             metrics_path(job.arguments.metrics_file)  # now, not after hours
+        if job.increment is not None:
+            begin_increment(job.store, job.run_uri, job.increment.base)
+            inherited = [step for step in writes if is_inherited(step)]
+            inherit(job.store, job.run_uri, job.increment.base, inherited)
         begins = job.is_leader and self._has_work(job, writes)
         if begins:
             begin(job, writes)

@@ -7,17 +7,20 @@ from itertools import chain
 from typing import Any
 
 from infra.cluster import Cluster, load_cluster
+from infra.configuration import ConfigurationError
 from infra.store.object_store import ObjectStore, join_uri, normalize_uri
 from infra.store.request_counts import TaskTotals
 from infra.torchrun import launched_rank
 from jobs.cli.catalogue import EVALUATE, GENERATE_TARGETS, REPORT, writes_of
 from jobs.cli.parser import Parser, add_log_argument, recipe_path
+from pipeline.runs.increment import Increment, chain_of, read_increment, require_beside
 from pipeline.runs.manifest import manifest_uri
 from pipeline.runs.names import (
     BOOTSTRAP_STEP,
     CORPUS_FOLDER,
     EVALUATED_MODELS,
     OPTIONAL_STEPS,
+    STEP_RECORDS_FOLDER,
     evaluated_models,
     labelling_models,
     model_step,
@@ -43,6 +46,7 @@ class Job:
     is_leader: bool
     tasks: TaskTotals = field(default_factory=TaskTotals)
     pace: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+    increment: Increment | None = None
 
     def take_pace(self, model: str, pace: Sequence[Any]) -> None:
         """Keep the pace of a model's sub-epochs for the job's record."""
@@ -130,6 +134,39 @@ def open_job(name: str, arguments: argparse.Namespace) -> Job:
     run_uri = normalize_uri(arguments.run)
     corpus_uri = normalize_uri(recipe.corpus.uri or join_uri(run_uri, CORPUS_FOLDER))
     cluster = load_cluster(arguments.cluster or recipe.cluster or name)
-    prefixes = cluster.readable(run_uri, corpus_uri)
+    increment = _increment(recipe, run_uri, getattr(arguments, "extends", ""))
+    # A step may read of the runs that it extends what it may read of its own.
+    runs = (run_uri, *(increment.bases if increment else ()))
+    prefixes = [each for run in runs for each in cluster.readable(run, corpus_uri)]
     store = ObjectStore((*prefixes, *recipe.corpus.audio_prefixes))
-    return Job(name, recipe, run_uri, corpus_uri, store, cluster, arguments, launched_rank() == 0)
+    is_leader = launched_rank() == 0
+    place = name, recipe, run_uri, corpus_uri, store, cluster, arguments, is_leader
+    return Job(*place, increment=increment)
+
+
+def _increment(recipe: Recipe, run_uri: str, extends: str) -> Increment | None:
+    """Return what a run extends, as it is recorded or as the command line asks for.
+
+    Raises ConfigurationError for a recipe or a base that no increment can have.
+    """
+    runs = [run_uri, *([normalize_uri(extends)] if extends else [])]
+    try:
+        if extends:
+            require_beside(*runs)
+        records = ObjectStore(tuple(join_uri(run, STEP_RECORDS_FOLDER) for run in runs))
+        found = chain_of(records, *runs) if extends else read_increment(records, run_uri)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
+    if found is None:
+        return None
+    if not recipe.corpus.uri:
+        raise ConfigurationError(
+            "corpus: uri = '': an increment needs the corpus that its base has read: set the "
+            "folder in both recipes, outside of any run"
+        )
+    if recipe.targets.rounds > 1:
+        raise ConfigurationError(
+            f"targets: rounds = {recipe.targets.rounds}: need 1 in an increment: the teacher of a "
+            "later round would have to learn from all targets again"
+        )
+    return found

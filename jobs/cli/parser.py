@@ -17,6 +17,8 @@ DEV_SHARES = Range(0.001, 0.5, zero="none")
 TRAINING_PLACEMENTS, HELDOUT_PLACEMENTS = "--placements", "--heldout-placements"
 PLACEMENT_SEED = "--placement-seed"
 
+EXTENDS = "--extends"
+
 KALDI_DIR, MANIFEST = "--kaldi-dir", "--manifest"
 MANIFEST_FORMATS = (*("nemo", "lhotse", "shar", "kaldi", "librispeech", "common_voice", "table"),)
 """The values of --format."""
@@ -143,6 +145,23 @@ def add_placement_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="draws rooms, noises and each utterance's placements; default 0",
     )
+
+
+def add_extends_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the earlier run of which a run is an increment."""
+    parser.add_argument(
+        EXTENDS,
+        metavar="URI",
+        default="",
+        help="an earlier, finished run in the folder of --run: select the metadata that it and the "
+        "runs before it have not read, reuse their features, targets and partitions, and take over "
+        "the labelled data, the teacher and the baseline; docs/increments.md",
+    )
+
+
+def extends_options(arguments: argparse.Namespace) -> list[str]:
+    """Return the arguments by which a step is one of an increment."""
+    return [EXTENDS, arguments.extends] if arguments.extends else []
 
 
 def add_device_argument(parser: argparse.ArgumentParser, default: str = AUTO) -> None:

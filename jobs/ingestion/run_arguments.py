@@ -10,6 +10,7 @@ from jobs.cli.parser import (
     TRAINING_PLACEMENTS,
     add_dev_share_argument,
     add_device_argument,
+    add_extends_argument,
     add_log_argument,
     add_ranks_arguments,
 )
@@ -25,6 +26,7 @@ def add_run_arguments(parser: argparse.ArgumentParser, device: str = AUTO) -> No
         metavar="SECTION.KEY=VALUE",
         help="replace one value of the recipe; repeat it for more",
     )
+    add_extends_argument(parser)
     add_steps_arguments(parser)
     add_ranks_arguments(parser)
     add_device_argument(parser, device)

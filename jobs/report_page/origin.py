@@ -34,6 +34,7 @@ def origin_facts(report: Report) -> Facts:
     """Return date, duration, machine, commit and dollars, and where the run is."""
     origin: Mapping[str, Any] = report.get("origin") or {}
     found = [("run", str(report["run"]))]
+    found += [("extends", str(each)) for each in report.get("extends", [])[:1]]
     if origin:
         found += [
             ("finished", _date(origin["finished_at"])),

@@ -20,7 +20,7 @@ from pipeline.runs.names import (
     TARGETS_FOLDER,
     folder_of,
 )
-from pipeline.steps.selection.id_index import named_objects
+from pipeline.steps.selection.id_index import metadata_names, named_objects
 from pipeline.steps.selection.id_ranges import IdRange
 
 NUM_NAMED = 3
@@ -37,7 +37,9 @@ def chain_findings(
 ) -> Iterator[Finding]:
     """Compare the utterances of each step with those of the steps that it read."""
     for name, records in finished.items():
-        if not records.is_planned or records.manifest is None or name not in holdings:
+        if records.manifest is None or records.manifest.is_inherited:
+            continue
+        if not records.is_planned or name not in holdings:
             continue
         yield from _doubled(store, run_uri, name, holdings[name])
         if records.manifest.id_index:
@@ -60,7 +62,7 @@ def _misplaced(
     stored = (read_output(store, run_uri, each) for each in manifest.id_index)
     index = IdRange.merged([IdRange.from_bytes(data) for data in stored])
     numbers = {name: number for number, name in enumerate(named_objects(manifest))}
-    is_metadata = index.objects < len(manifest.inputs)
+    is_metadata = index.objects < len(metadata_names(manifest))
     # Rows without an id are not indexed, nor is an id twice for one object.
     nameless = hash_names([""])[0]
     held = IdRange.merged(

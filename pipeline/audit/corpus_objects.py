@@ -23,6 +23,7 @@ from pipeline.runs.names import (
     INGEST_STEP,
     LANGUAGE_MODEL_SETTINGS,
     LEXICON_FILE,
+    METADATA_FOLDER,
     SELECTION_FOLDER,
     UNLABELLED,
     folder_of,
@@ -30,6 +31,7 @@ from pipeline.runs.names import (
 )
 from pipeline.steps.part_requests import FoundAudio, WantedAudio, read_audio
 from pipeline.steps.selection.buckets import is_mark, is_within_dates
+from pipeline.steps.selection.id_index import metadata_names
 from pipeline.steps.selection.select import metadata_uri
 from pipeline.steps.utterance_features import resolve_audio
 
@@ -45,19 +47,26 @@ MAX_NAMED = 100
 
 
 def corpus_findings(
-    store: ObjectStore, corpus_uri: str, finished: Mapping[str, StepRecords]
+    store: ObjectStore, run_uri: str, corpus_uri: str, finished: Mapping[str, StepRecords]
 ) -> Iterator[Finding]:
-    """Yield a finding for each object of the corpus that is not as the steps read or wrote it."""
+    """Yield a finding for each object of the corpus that is not as the steps read or wrote it.
+
+    Metadata that the run did not read are one only where the corpus is the run's own: to others
+    new metadata come, which wait for an increment.
+    """
+    grows = not f"{corpus_uri}/".startswith(f"{run_uri.rstrip('/')}/")
     for records in finished.values():
         assert records.manifest is not None, "only finished steps are compared"
+        if records.manifest.is_inherited:
+            continue  # the base's, where it is verified
         if folder_of(records.step) == SELECTION_FOLDER:
-            yield from _metadata_findings(store, corpus_uri, records.manifest)
+            yield from _metadata_findings(store, corpus_uri, records.manifest, grows)
         for name, uri in _files_read(corpus_uri, records.manifest).items():
             expected = records.manifest.inputs[name]
             yield from _file_findings(store, uri, expected, records.step)
     ingested = finished[INGEST_STEP].manifest if INGEST_STEP in finished else None
     if ingested is not None:
-        yield from _ingested_findings(store, corpus_uri, ingested)
+        yield from _ingested_findings(store, corpus_uri, ingested, grows)
 
 
 def in_doubt(
@@ -83,9 +92,10 @@ def in_doubt(
 
 
 def _metadata_findings(
-    store: ObjectStore, corpus_uri: str, manifest: Manifest
+    store: ObjectStore, corpus_uri: str, manifest: Manifest, grows: bool
 ) -> Iterator[Finding]:
-    step, inputs = manifest.step, manifest.inputs
+    step = manifest.step
+    inputs = {name: manifest.inputs[name] for name in metadata_names(manifest)}
     base = metadata_uri(corpus_uri, step.rpartition("/")[2])
     uris = [join_uri(base, name) for name in inputs]
     remedy = "put the metadata back, or select again into a new --run"
@@ -98,6 +108,8 @@ def _metadata_findings(
         if digest != expected:
             there = f"SHA-256 {digest[:16]}" if digest else "missing"
             yield Finding(uri, f"SHA-256 {expected[:16]}, as selected from", there, remedy)
+    if grows:
+        return
     known = set(uris)
     prunes = step == selection_step(UNLABELLED) and manifest.config.get("date_folders", False)
     filters = read_record(SelectionFilters, manifest.config.get("filters", {}), "filters")
@@ -138,12 +150,13 @@ def _file_findings(store: ObjectStore, uri: str, expected: str, step: str) -> It
 
 
 def _ingested_findings(
-    store: ObjectStore, corpus_uri: str, ingested: Manifest
+    store: ObjectStore, corpus_uri: str, ingested: Manifest, grows: bool
 ) -> Iterator[Finding]:
     outputs = {join_uri(corpus_uri, output.key) for output in ingested.outputs}
     remedy = "find its writer, and move it out of the corpus"
     for found in store.list(corpus_uri):
-        if found.uri not in outputs:
+        is_later = grows and found.uri.startswith(f"{join_uri(corpus_uri, METADATA_FOLDER)}/")
+        if found.uri not in outputs and not is_later:
             there = "an object that ingest did not store"
             yield Finding(found.uri, "only the corpus that was ingested", there, remedy)
 

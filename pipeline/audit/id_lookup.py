@@ -6,9 +6,23 @@ from dataclasses import dataclass, field
 from infra.store.object_store import ObjectStore, normalize_uri
 from pipeline.audit.metadata_record import metadata_of_day
 from pipeline.audit.search import Hit, in_lines
-from pipeline.runs.manifest import Manifest, Output
+from pipeline.runs.manifest import Manifest, Output, is_finished, read_manifest
+from pipeline.runs.names import ALL_SUBSETS, selection_step
 from pipeline.steps.selection.id_index import find_named
 from pipeline.steps.selection.select import metadata_uri
+
+
+def run_that_selected(store: ObjectStore, run_uri: str, corpus_uri: str, utterance_id: str) -> str:
+    """Return which run of a chain selected an utterance; the last one if none has."""
+    lookup = IdLookup(store, run_uri, corpus_uri, utterance_id)
+    for step in map(selection_step, ALL_SUBSETS):
+        if not is_finished(store, run_uri, step):
+            continue
+        manifest = read_manifest(store, run_uri, step)
+        hit = lookup.in_lines(manifest, manifest.outputs) if manifest.extends else None
+        if hit is not None:
+            return next(each.run for each in manifest.outputs if each.key == hit.key) or run_uri
+    return run_uri
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +41,7 @@ class IdLookup:
 
     def in_lines(self, manifest: Manifest, outputs: Sequence[Output]) -> Hit | None:
         """Look in those of a manifest's selection files or ledgers that may hold the utterance."""
-        if manifest.id_index:
+        if manifest.id_index or manifest.extends:
             named = self._named_in(manifest)
             outputs = [output for output in outputs if output.key in named]
         return in_lines(self.store, self.run_uri, outputs, self.utterance_id)
@@ -37,10 +51,11 @@ class IdLookup:
     ) -> Sequence[str]:
         """Return the metadata objects of a subset that may hold the record, the likeliest first."""
         base = normalize_uri(metadata_uri(self.corpus_uri, subset))
-        if manifest is None or not manifest.id_index:
+        if manifest is None or not (manifest.id_index or manifest.extends):
             return metadata_of_day(self.store, base, created_at)
         named = self._named_in(manifest)
-        return [f"{base}{name}" for name in sorted(manifest.inputs) if name in named]
+        # Those of earlier runs are no inputs of an increment; stored objects have keys.
+        return [f"{base}{name}" for name in sorted(named) if name.startswith("/")]
 
     def _named_in(self, manifest: Manifest) -> frozenset[str]:
         if manifest.step not in self.named:

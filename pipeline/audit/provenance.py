@@ -21,21 +21,23 @@ class Provenance:
 
     def files_of(self, partition: Output) -> list[int]:
         """Return the numbers of the selection files that the task of `partition` read."""
-        groups = shard_groups(len(self.features), self.num_source_shards)
-        shards = groups[_task_number(partition)]
-        return sorted({_task_number(self.features[shard]) for shard in shards})
+        # Each run of a chain has joined its own shards, and numbered its own files.
+        features = [shard for shard in self.features if shard.run == partition.run]
+        files = [n for n, each in enumerate(self.selection) if each.run == partition.run]
+        shards = shard_groups(len(features), self.num_source_shards)[_task_number(partition)]
+        return sorted({files[_task_number(features[shard])] for shard in shards})
 
     def durations_ms(self) -> list[int]:
         """Sum the feature shards of each selection file that has any."""
-        durations: dict[int, int] = {}
+        durations: dict[tuple[str, int], int] = {}
         for shard in self.features:
-            number = _task_number(shard)
+            number = shard.run, _task_number(shard)
             durations[number] = durations.get(number, 0) + shard.duration_ms
         return list(durations.values())
 
     def source_ranks(self) -> list[int]:
         """Rank each selection file among all before any shuffle, by speaker bucket."""
-        names = [selection.key.rpartition("/")[2] for selection in self.selection]
+        names = [(each.run, each.key.rpartition("/")[2]) for each in self.selection]
         ranks = {name: rank for rank, name in enumerate(sorted(names))}
         return [ranks[name] for name in names]
 

@@ -11,9 +11,16 @@ from infra.store.object_store import ObjectStore, StoreError, join_uri
 from pipeline.audit.run_listing import StepFolder
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, fingerprint
-from pipeline.runs.manifest import Manifest, Output, own_outputs, parse_manifest, sha256
+from pipeline.runs.manifest import (
+    Manifest,
+    Output,
+    own_outputs,
+    parse_manifest,
+    sha256,
+)
 from pipeline.runs.names import (
     ALIGNMENTS_FOLDER,
+    BASE_INPUT,
     COMMITS_FOLDER,
     FEATURES_FOLDER,
     INGEST_STEP,
@@ -197,7 +204,7 @@ def record_findings(records: StepRecords) -> Iterator[Finding]:
             f"of {manifest.step}",
             "restore the step's own manifest",
         )
-    if not records.is_planned:
+    if not records.is_planned or manifest.is_inherited:
         return
     made = fingerprint(manifest.config, manifest.inputs, manifest.versions)
     for name, commit in records.commits.items():
@@ -235,10 +242,18 @@ def _sums(records: StepRecords, manifest: Manifest) -> Iterator[Finding]:
     commits = records.commits.values()
     pairs = {
         "in": (manifest.tally_in, [each.tally_in for each in commits]),
-        "out": (manifest.tally_out, [output.tally for output in manifest.outputs]),
-        "quarantined": (manifest.quarantined, [ledger.tally for ledger in manifest.ledgers]),
+        "out": (manifest.tally_out, [output.tally for output in own_outputs(manifest.outputs)]),
+        "quarantined": (
+            manifest.quarantined,
+            [ledger.tally for ledger in own_outputs(manifest.ledgers)],
+        ),
         "unselected": (manifest.unselected, [each.unselected for each in commits]),
     }
+    if base := manifest.extends:
+        pairs["in"][1].append(base.tally_in)
+        pairs["out"][1].append(base.tally_out)
+        pairs["quarantined"][1].append(base.quarantined)
+        pairs["unselected"][1].append(base.unselected)
     for name, (stated, parts) in pairs.items():
         total = sum(parts, Tally())
         if total != stated:
@@ -251,6 +266,8 @@ def input_findings(records: StepRecords, steps: Mapping[str, StepRecords]) -> It
     """Yield a finding for each input whose manifest is missing or has changed since."""
     assert records.manifest is not None, "only finished steps are compared"
     for name, expected in records.manifest.inputs.items():
+        if records.manifest.is_inherited or name.startswith(BASE_INPUT):
+            continue  # the base's own
         if folder_of(records.step) in {INGEST_STEP, SELECTION_FOLDER}:
             continue  # the user's files and metadata have no manifests
         if name in {LEXICON_FILE, *LANGUAGE_MODEL_SETTINGS}:

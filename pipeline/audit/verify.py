@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from infra.store.object_store import ObjectStore, join_uri
+from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri
 from pipeline.audit.conservation import chain_findings
 from pipeline.audit.corpus_objects import audio_findings, corpus_findings, in_doubt
 from pipeline.audit.run_listing import RunListing, is_partial, list_run
@@ -17,7 +17,7 @@ from pipeline.audit.step_records import (
     record_findings,
 )
 from pipeline.audit.stored_objects import Holding, Reader
-from pipeline.runs.manifest import Output, differences
+from pipeline.runs.manifest import Output, differences, manifest_uri, sha256
 from pipeline.runs.names import (
     COMMAND_LINE_SETTINGS,
     FEATURES_FOLDER,
@@ -85,6 +85,7 @@ def verify_run(
     finished = {name: found for name, found in steps.items() if found.manifest}
     for name, found in finished.items():
         findings += [*record_findings(found), *input_findings(found, steps)]
+        findings += base_findings(store, found)
         findings += _recipe_findings(found, expectation.configs.get(name))
     work = _Work(store, run_uri, corpus_uri, finished, records, distribute)
     findings += work.findings(progress, reads_audio)
@@ -142,7 +143,7 @@ class _Work:
         others = [name for name in outputs if name not in (*features, *ingested)]
         yield from self._read_steps(reader, others, outputs, holdings)
         yield from reader.read_named(named)
-        yield from corpus_findings(self.store, self.corpus_uri, self.finished)
+        yield from corpus_findings(self.store, self.run_uri, self.corpus_uri, self.finished)
         yield from chain_findings(self.store, self.run_uri, self.finished, holdings)
 
     def _read_steps(
@@ -157,6 +158,27 @@ class _Work:
             yield from damaged
             if holding is not None:
                 holdings[name] = holding
+
+
+def base_findings(store: ObjectStore, records: StepRecords) -> Iterator[Finding]:
+    """Yield a finding if the manifest that an increment's step extends is gone or has changed.
+
+    The base's objects are verified there.
+    """
+    assert records.manifest is not None, "only finished steps are compared"
+    extends = records.manifest.extends
+    if extends is None:
+        return
+    uri = manifest_uri(extends.run, records.step)
+    remedy = "put it back; or remove the increment, and extend a run that is whole"
+    expected = f"SHA-256 {extends.sha256[:16]}, as {records.step} extends it"
+    try:
+        digest = sha256(store.get(uri))
+    except ObjectNotFound:
+        yield Finding(uri, expected, "missing", remedy)
+        return
+    if digest != extends.sha256:
+        yield Finding(uri, expected, f"SHA-256 {digest[:16]}", remedy)
 
 
 def _recipe_findings(records: StepRecords, config: Mapping[str, Any] | None) -> Iterator[Finding]:

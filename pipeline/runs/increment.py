@@ -21,7 +21,23 @@ from pipeline.runs.manifest import (
     read_with_digest,
 )
 from pipeline.runs.many_tasks import LinesOnDisk
-from pipeline.runs.names import BASE_INPUT, INCREMENT_RECORD
+from pipeline.runs.names import (
+    ALIGNMENTS_FOLDER,
+    BASE_INPUT,
+    FEATURES_FOLDER,
+    GRAPHS_FOLDER,
+    INCREMENT_RECORD,
+    LATTICES_FOLDER,
+    MODELS_FOLDER,
+    PARTITIONS_FOLDER,
+    SELECTION_FOLDER,
+    STUDENT,
+    TARGETS_FOLDER,
+    UNLABELLED,
+    folder_of,
+    section_of,
+    selection_step,
+)
 from pipeline.runs.outputs import MAX_LISTED, Output, Outputs
 from pipeline.runs.sealed_json import seal, unseal
 from pipeline.runs.step import StepContents
@@ -76,10 +92,10 @@ def require_beside(run_uri: str, base_uri: str) -> None:
         )
 
 
-def begin_increment(store: ObjectStore, run_uri: str, base_uri: str) -> Increment:
-    """Record that a run extends another, once; ValueError if it extends another one already.
+def chain_of(store: ObjectStore, run_uri: str, base_uri: str) -> Increment:
+    """Return what a run extends if it extends a base; nothing is written.
 
-    ValueError, too, for a chain with a cycle, and for a run that has begun without a base.
+    ValueError for a chain with a cycle, and for a run that extends another one already.
     """
     run_uri, base_uri = normalize_uri(run_uri), normalize_uri(base_uri)
     require_beside(run_uri, base_uri)
@@ -89,22 +105,30 @@ def begin_increment(store: ObjectStore, run_uri: str, base_uri: str) -> Incremen
         chain = " extends ".join((run_uri, *bases))
         raise ValueError(f"{chain}: a cycle: use another --run, or name another run to extend")
     there = read_increment(store, run_uri)
-    if there is None:
-        if any(True for _ in store.list(join_uri(run_uri, "selection"))):
-            raise ValueError(
-                f"{run_uri} has begun without --extends, and cannot extend {base_uri} now: use "
-                "another --run"
-            )
-        data = seal({_BASES: bases}, indent=1)
-        store.put_if_absent(join_uri(run_uri, INCREMENT_RECORD), data)
-        there = read_increment(store, run_uri)
-        assert there is not None, "it was stored"
-    if there.bases != bases:
+    if there is not None and there.bases != bases:
         raise ValueError(
             f"{run_uri} extends {there.base} already, and cannot extend {base_uri}: use another "
             "--run"
         )
-    return there
+    return Increment(bases)
+
+
+def begin_increment(store: ObjectStore, run_uri: str, base_uri: str) -> Increment:
+    """Record that a run extends another, once; ValueError as `chain_of` raises it.
+
+    ValueError, too, for a run that has begun without a base.
+    """
+    chain, run_uri = chain_of(store, run_uri, base_uri), normalize_uri(run_uri)
+    if read_increment(store, run_uri) is None:
+        if is_finished(store, run_uri, selection_step(UNLABELLED)):
+            raise ValueError(
+                f"{run_uri} has begun without --extends, and cannot extend {base_uri} now: use "
+                "another --run"
+            )
+        data = seal({_BASES: chain.bases}, indent=1)
+        if not store.put_if_absent(join_uri(run_uri, INCREMENT_RECORD), data):
+            return chain_of(store, run_uri, base_uri)  # another process was first
+    return chain
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,15 +227,43 @@ class BaseStep:
         return context.put_parts(name, lines.in_order(order))
 
 
-def read_base(store: ObjectStore, run_uri: str, step: str) -> BaseStep | None:
+def read_base(
+    store: ObjectStore,
+    run_uri: str,
+    step: str,
+    config: Mapping[str, Any],
+    may_differ: Collection[str] = (),
+) -> BaseStep | None:
     """Read a step of the run that this one extends; None if it extends none.
 
-    ValueError if the base has not finished the step.
+    ValueError if the base has not finished the step, or has other settings that may not differ.
     """
     increment = read_increment(store, run_uri)
     if increment is None:
         return None
-    return BaseStep(increment.base, *read_with_digest(store, increment.base, step))
+    base = BaseStep(increment.base, *read_with_digest(store, increment.base, step))
+    base.require_same(config, may_differ)
+    return base
+
+
+def is_inherited(step: str) -> bool:
+    """Return whether an increment takes over a step whole: all that is of transcribed speech.
+
+    It makes selection, features, targets and partitions of the unlabelled subset, the student, and
+    what scores that.
+    """
+    folder, name = folder_of(step), step.rpartition("/")[2]
+    if folder in (SELECTION_FOLDER, FEATURES_FOLDER):
+        return name != UNLABELLED
+    if folder in (MODELS_FOLDER, LATTICES_FOLDER):
+        return section_of(name) != STUDENT
+    return folder in (ALIGNMENTS_FOLDER, GRAPHS_FOLDER)
+
+
+def is_of_base(step: str) -> bool:
+    """Return whether an increment needs a step of its base, to take over or to extend."""
+    extended = (SELECTION_FOLDER, FEATURES_FOLDER, TARGETS_FOLDER, PARTITIONS_FOLDER)
+    return folder_of(step) in extended or is_inherited(step)
 
 
 def inherit(store: ObjectStore, run_uri: str, base_uri: str, steps: Sequence[str]) -> list[str]:

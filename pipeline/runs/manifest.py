@@ -43,6 +43,7 @@ __all__ = [
     "read_output",
     "read_with_digest",
     "sha256",
+    "store_again",
     "subsets_of_run",
 ]
 
@@ -262,3 +263,13 @@ def _flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         else:
             values[f"{prefix}{name}"] = json.dumps(value, sort_keys=True)
     return values
+
+
+def store_again(store: ObjectStore, uri: str, data: bytes) -> None:
+    """Store what each call of a finished step makes again, unless it is there already."""
+    try:
+        if store.get(uri) == data:
+            return
+    except ObjectNotFound:
+        pass
+    store.put(uri, data)

@@ -165,12 +165,10 @@ def finished_manifest(
         manifest = read_checked(context.store, uri, parse)
     except ObjectNotFound:
         return None
-    if manifest.is_inherited:
-        inputs = manifest.inputs  # the base's own, which this run does not repeat
-        own = fingerprint(config, inputs, context.versions)
-    else:
-        own = context.fingerprint
-    # A finished step may be of other versions: all of its bytes are, and they are there.
+    # A finished step may be of other versions: all of its bytes are, and they are there. What an
+    # increment inherits has the inputs of its base.
+    inputs = manifest.inputs if manifest.is_inherited else inputs
+    own = fingerprint(config, inputs, context.versions)
     if fingerprint(manifest.config, manifest.inputs, context.versions) != own:
         raise ValueError(
             f"{uri} was made from another recipe or other inputs"
@@ -194,16 +192,6 @@ def write_manifest(context: StepContext, manifest: Manifest) -> None:
             f"{uri}: another driver finished this step first, and its result differs though the "
             "recipe and inputs are equal; it stays. Run the same command again to use it"
         )
-
-
-def store_again(store: ObjectStore, uri: str, data: bytes) -> None:
-    """Store what each call of a finished step makes again, unless it is there already."""
-    try:
-        if store.get(uri) == data:
-            return
-    except ObjectNotFound:
-        pass
-    store.put(uri, data)
 
 
 class WatchedFunction(Generic[T, W]):

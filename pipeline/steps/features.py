@@ -99,21 +99,16 @@ def extract_features(
     An increment extracts the files that it selected itself. Its streams of the unlabelled subset
     begin with the means with which they ended in the base.
     """
-    selection = selection_step(subset)
-    base = read_base(store, run_uri, features_step(subset)) if subset == UNLABELLED else None
-    if base:
-        base.require_same(plain(config))
-        require_means(base)
+    selection, place = selection_step(subset), (store, run_uri, features_step(subset))
+    settings, is_extended = plain(config), subset == UNLABELLED
+    base = read_base(*place, settings) if is_extended else None
 
     def extract(context: StepContext) -> StepContents:
         selected = read_manifest(store, run_uri, selection)
         files = own_outputs(selected.outputs) if base else selected.outputs
         num_utterances = sum(each.utterances for each in files)
         max_lost = LossLimit(loss_budget, num_utterances).max_lost
-        means = None
-        if subset == UNLABELLED:
-            known = base.seen(base.manifest.stream_means) if base else ()
-            means = MeansPlace.of(context, known)
+        means = means_place(context, base) if is_extended else None
 
         def task(name: str, output: Output) -> FileTask:
             return FileTask(context, config, name, output, corpus_uri, max_lost, means)
@@ -131,27 +126,26 @@ def extract_features(
             size=lambda task: task.selection.duration_ms,
         )
         contents = runner_of(plan, Folding(extraction_statistics, shuffled))(context, plan)
-        if means is None:
-            return contents
-        total = selected.tally_out.utterances
-        merged = merge_means(means, context, len(files), total, distribute)
-        contents = replace(contents, stream_means=merged)
+        if means is not None:
+            total = selected.tally_out.utterances
+            merged = merge_means(means, context, len(files), total, distribute)
+            contents = replace(contents, stream_means=merged)
         return extend(base, context, contents) if base else contents
 
     digests = base.digests if base else {}
-    spec = StepSpec(
-        store, run_uri, features_step(subset), plain(config), [selection], digests=digests
-    )
-    return run_step(spec, extract)
+    return run_step(StepSpec(*place, settings, [selection], digests), extract)
 
 
-def require_means(base: BaseStep) -> None:
-    """Raise ValueError for a base of an earlier version, which kept no means of its streams."""
+def means_place(context: StepContext, base: BaseStep | None) -> MeansPlace:
+    """Return where the streams' means are; ValueError for a base of a version without them."""
+    if base is None:
+        return MeansPlace.of(context, ())
     if base.manifest.tally_out.utterances and not base.manifest.stream_means:
         raise ValueError(
             f"{base.run_uri}: {base.manifest.step} keeps no means of its streams, as an earlier "
             "version made it: extract its features again into a new --run, and extend that one"
         )
+    return MeansPlace.of(context, base.seen(base.manifest.stream_means))
 
 
 def extend(base: BaseStep, context: StepContext, own: StepContents) -> StepContents:

@@ -79,9 +79,7 @@ def repartition(
     An increment writes those of its own shards; its manifest has the base's too, in one order.
     """
     sources = (features_step(UNLABELLED), targets_round.targets)
-    base = read_base(store, run_uri, targets_round.partitions)
-    if base:
-        base.require_same(asdict(config))
+    base = read_base(store, run_uri, targets_round.partitions, asdict(config))
 
     def write_partitions(context: StepContext) -> StepContents:
         extracted, labelled = (read_manifest(store, run_uri, step) for step in sources)

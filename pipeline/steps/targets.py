@@ -120,10 +120,9 @@ def generate_targets(
     teacher is the user's own, of the senones of the run's tree. A teacher that makes lattices reads
     the steps `graphs`; at most the share `loss_budget` of the utterances may have none.
     """
-    features = features_step(UNLABELLED)
-    base = read_base(store, run_uri, targets_round.targets)
-    if base:
-        base.require_same(plain(config))
+    features, settings = features_step(UNLABELLED), plain(config)
+    labelling = [*(map(model_step, models) if models else [BOOTSTRAP_STEP]), *graphs]
+    base = read_base(store, run_uri, targets_round.targets, settings)
 
     def label(context: StepContext) -> StepContents:
         extracted = read_manifest(store, run_uri, features)
@@ -145,18 +144,12 @@ def generate_targets(
         contents = runner_of(plan, Folding(sum_labels))(context, plan)
         return extend(base, context, contents) if base else contents
 
-    spec = StepSpec(
-        store,
-        run_uri,
-        targets_round.targets,
-        plain(config),
-        [features, *(map(model_step, models) if models else [BOOTSTRAP_STEP]), *graphs],
-        base.digests if base else {},
-        # Logits differ in their last bits between devices, and with their neighbours in a batch.
-        repetition=Repetition.OTHER_LAST_BITS,
-        engines=(*(SEARCH_ENGINES if graphs else ()), *hearing.engines),
-    )
-    return run_step(spec, label)
+    place = store, run_uri, targets_round.targets
+    reads, digests = [features, *labelling], base.digests if base else {}
+    # Logits differ in their last bits between devices, and with their neighbours in a batch.
+    repetition = Repetition.OTHER_LAST_BITS
+    engines = (*(SEARCH_ENGINES if graphs else ()), *hearing.engines)
+    return run_step(StepSpec(*place, settings, reads, digests, repetition, engines), label)
 
 
 def extend(base: BaseStep, context: StepContext, own: StepContents) -> StepContents:

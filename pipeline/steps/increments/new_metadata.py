@@ -51,10 +51,10 @@ def extended_selection(
 
     ValueError for a budget below the base's, for a cap of hours a speaker, and for other settings.
     """
-    base, increment = read_base(store, run_uri, step), read_increment(store, run_uri)
+    base = read_base(store, run_uri, step, config, MAY_DIFFER)
+    increment = read_increment(store, run_uri)
     if base is None or increment is None:
         return None
-    base.require_same(config, MAY_DIFFER)
     if config["filters"]["max_speaker_hours"]:
         raise ValueError(
             "selection.filters.max_speaker_hours: need 0 in an increment: the cap would have to "

@@ -60,7 +60,8 @@ class PieceTask:
 class ManifestIngestion:
     """ManifestIngestion holds what a run ingests: manifests, a lexicon, and how records are made.
 
-    Only `manifest_store` may read the manifests; the step's own store may read the audio.
+    Only `manifest_store` may read the manifests; the step's own store may read the audio. An
+    increment's ingestion `adds` to a corpus that others have written.
     """
 
     manifest_store: ObjectStore
@@ -68,6 +69,7 @@ class ManifestIngestion:
     rules: RecordRules
     settings: Mapping[str, Any]
     lexicon: bytes = b""
+    adds: bool = False
 
 
 def ingest_manifests(
@@ -103,7 +105,8 @@ def ingest_manifests(
         }
         plan = TaskPlan(tasks, ingest_piece, distribute, loss_budget)
         contents = run_tasks(context, plan)
-        _require_only(store, corpus_uri, contents.outputs)
+        if not ingestion.adds:
+            _require_only(store, corpus_uri, contents.outputs)
         return _with_lexicon(store, corpus_uri, ingestion.lexicon, contents)
 
     spec = StepSpec(store, run_uri, INGEST_STEP, ingestion.settings, digests=digests)

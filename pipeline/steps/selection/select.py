@@ -13,7 +13,7 @@ from typing import Annotated
 
 from infra.configuration import LATER, plain
 from infra.ranges import Range, Seed, check_ranges
-from infra.store.object_store import ObjectStore, join_uri, normalize_uri
+from infra.store.object_store import ObjectInfo, ObjectStore, join_uri, normalize_uri
 from pipeline.filters import SelectionFilters
 from pipeline.packing import group_buckets
 from pipeline.records import Tally
@@ -21,7 +21,6 @@ from pipeline.runs.commit import Commit, StepContext, committed_tasks
 from pipeline.runs.ledger import LossLimit
 from pipeline.runs.loss_watch import LossWatch
 from pipeline.runs.names import METADATA_FOLDER, SCRATCH_FOLDER, UNLABELLED, selection_step
-from pipeline.runs.outputs import Output
 from pipeline.runs.step import (
     Distribute,
     StepContents,
@@ -103,69 +102,64 @@ def select_utterances(
 ) -> StepResult:
     """Select the utterances of one subset.
 
-    The budget of hours and the filters hold for the unlabelled subset; the other subsets
-    are selected whole. ValueError if another subset's selection in this run has
-    an utterance or a speaker of this one. An increment selects from the unlabelled metadata that
-    no run before it has read.
+    The budget of hours and the filters hold for the unlabelled subset; the others are selected
+    whole. ValueError if another subset's selection in this run has an utterance or a speaker of
+    this one. An increment selects from the unlabelled metadata that no run before it has read.
     """
     applied = config if subset == UNLABELLED else config.without_rules()
-    step, settings = selection_step(subset), plain(config)
-    extended = extended_selection(store, run_uri, step, settings) if subset == UNLABELLED else None
-    listing = everything = list_metadata(store, metadata_uri)
-    if applied.date_folders:
-        listing = within_dates(everything, applied.filters, may_be_none=extended is not None)
-    if extended:
-        place = store, run_uri, normalize_uri(metadata_uri)
-        unread = unread_metadata(*place, listing, extended)
-        listing = listing if extended.is_read_again else unread
+    step, settings, may_grow = selection_step(subset), plain(config), subset == UNLABELLED
+    extended = extended_selection(store, run_uri, step, settings) if may_grow else None
+    everything = list_metadata(store, metadata_uri)
+    listing = listing_to_read(store, run_uri, metadata_uri, everything, applied, extended)
     # Digests go into the fingerprint, so a finished step is found without parsing a record.
     buckets = digest_buckets(store, listing, distribute, f"digest {subset} metadata")
 
     def select(context: StepContext) -> StepContents:
-        read = {SIZES: sizes(listing, normalize_uri(metadata_uri))} if subset == UNLABELLED else {}
+        read = {SIZES: sizes(listing, normalize_uri(metadata_uri))} if may_grow else {}
         if extended and not buckets:
             return extend(extended, context, StepContents.of_all(Tally(), statistics=read))
         ranges = num_ranges([found for objects in listing.values() for found in objects])
         scratch = replace(context, step=f"{context.step}/{SCRATCH_FOLDER}")
         committed = committed_tasks(scratch)
-        before = None
-        if extended:
-            hashed = hash_buckets(scratch, committed, buckets, ranges, distribute)
-            bases = extended.bases
-            before = find_selected_before(scratch, bases, step, hashed, distribute)
-        records = select_records(
-            scratch,
-            committed,
-            applied,
-            metadata_uri,
-            buckets,
-            ranges,
-            loss_budget,
-            distribute,
-            extended,
-            before,
-        )
-        indexes, selected = records.indexes, records.selected
+        place = metadata_uri, buckets, ranges, loss_budget, distribute
+        records = select_records(scratch, committed, applied, *place, extended)
         plan = TaskPlan(
-            plan_files(context, applied, selected),
+            plan_files(context, applied, records.selected),
             pack_files,
             distribute,
             loss_budget,
             lambda outputs: shuffle(outputs, config.seed),
-            partial(selection_statistics, indexes, selected),
+            partial(selection_statistics, records.indexes, records.selected),
         )
         contents = run_tasks(context, plan)
         require_disjoint(context, subset, distribute)
         index = index_ids(scratch, committed, context, buckets, contents, ranges, distribute)
+        read |= {LAST_PRIORITY: records.last_priority} if applied.hours else {}
         statistics = {**contents.statistics, **unread_statistics(everything, listing), **read}
-        if applied.hours:
-            statistics[LAST_PRIORITY] = records.last_priority
         contents = replace(contents, statistics=statistics, id_index=index)
         return extend(extended, context, contents) if extended else contents
 
-    digests = input_digests_of(buckets, metadata_uri)
-    digests |= extended.base.digests if extended else {}
+    digests = input_digests_of(buckets, metadata_uri) | (extended.base.digests if extended else {})
     return run_step(StepSpec(store, run_uri, step, settings, digests=digests), select)
+
+
+def listing_to_read(
+    store: ObjectStore,
+    run_uri: str,
+    metadata_uri: str,
+    everything: dict[str, list[ObjectInfo]],
+    config: SelectionConfig,
+    extended: ExtendedSelection | None,
+) -> dict[str, list[ObjectInfo]]:
+    """Leave out the metadata of other days, and what the runs before an increment have read."""
+    listing = everything
+    if config.date_folders:
+        listing = within_dates(everything, config.filters, may_be_none=extended is not None)
+    if extended is None:
+        return listing
+    place = store, run_uri, normalize_uri(metadata_uri)
+    unread = unread_metadata(*place, listing, extended)
+    return listing if extended.is_read_again else unread
 
 
 def extend(extended: ExtendedSelection, context: StepContext, own: StepContents) -> StepContents:
@@ -198,11 +192,10 @@ def select_records(
     loss_budget: float,
     distribute: Distribute,
     extended: ExtendedSelection | None = None,
-    before: Sequence[tuple[Output, ...]] | None = None,
 ) -> SelectedRecords:
     """Index each bucket, find the cutoff, and select from each bucket.
 
-    `before` lists of each bucket what earlier runs have selected. Tasks write below `scratch/` in
+    An increment leaves out what the runs before it have selected. Tasks write below `scratch/` in
     the step's folder, unless they are `committed`. The manifest does not name those objects: once
     it exists, they may be removed.
     """
@@ -219,10 +212,15 @@ def select_records(
     cutoff = find_cutoff(scratch, indexes, metadata_uri, budget_ms, distribute)
     # The base's cutoff takes the same share of new records, and so of the union.
     last = extended.last_priority if extended and has_share else cutoff.last_priority
-    lists = [SelectedBefore(each, not has_share) for each in before or [()] * len(buckets)]
+    lists = [()] * len(buckets)
+    if extended is not None:
+        hashed = hash_buckets(scratch, committed, buckets, ranges, distribute)
+        step = extended.base.manifest.step
+        lists = find_selected_before(scratch, extended.bases, step, hashed, distribute)
+    before = [SelectedBefore(each, not has_share) for each in lists]
     # This pass judges again, 9 us a record, as kept records would need 500 bytes each.
     tasks = [
-        SelectTask(scratch, rules, last, bucket, number, cutoff.duplicates[number], lists[number])
+        SelectTask(scratch, rules, last, bucket, number, cutoff.duplicates[number], before[number])
         for number, bucket in enumerate(buckets)
     ]
     # The buckets with most bad records come first, so that the loss budget ends the pass early.

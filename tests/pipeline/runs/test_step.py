@@ -13,7 +13,7 @@ from infra.store.request_counts import REQUESTS
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, StepContext, step_context
 from pipeline.runs.ledger import LossBudgetExceededError
-from pipeline.runs.manifest import Manifest, Output, read_manifest
+from pipeline.runs.manifest import Manifest, Output, read_manifest, store_again
 from pipeline.runs.step import (
     Distribute,
     StepContents,
@@ -23,7 +23,6 @@ from pipeline.runs.step import (
     finished_manifest,
     run_step,
     run_tasks,
-    store_again,
     write_manifest,
 )
 from tests.pipeline.runs.small_commits import CONFIG, INPUTS, context, record

@@ -1,0 +1,228 @@
+"""An increment selects from the metadata that no run of its chain has read, and from no other."""
+
+from pathlib import Path
+
+import pytest
+
+from infra.store.object_store import join_uri
+from pipeline.audit.verify import verify_run
+from pipeline.filters import SelectionFilters
+from pipeline.records import Tally
+from pipeline.runs.increment import begin_increment
+from pipeline.runs.manifest import Manifest, manifest_uri, own_outputs, read_output
+from pipeline.steps.selection.id_index import find_named
+from tests.pipeline.steps.increments.nights import SUBSET, Nights
+
+SPEAKERS = ["ann", "bert", "clara"]
+
+
+@pytest.fixture
+def nights(tmp_path: Path) -> Nights:
+    """Return a corpus of one night, which the run night-1 has selected."""
+    found = Nights.at(str(tmp_path))
+    found.add(1, SPEAKERS)
+    found.select("night-1")
+    return found
+
+
+def selected(nights: Nights, name: str, manifest: Manifest) -> set[str]:
+    """Return the ids in the selection files that a run itself has written."""
+    lines = [
+        line
+        for output in own_outputs(manifest.outputs)
+        for line in read_output(nights.store, nights.run_uri(name), output).decode().splitlines()
+    ]
+    return {line.split('"utterance_id": "')[1].split('"')[0] for line in lines}
+
+
+def test_metadata_of_earlier_nights_are_not_read(nights: Nights) -> None:
+    """Not one of their objects is opened: they may hold anything of their size."""
+    ids = nights.add(2, SPEAKERS)
+    for found in nights.store.list(join_uri(nights.corpus_uri, "metadata")):
+        if "/date=2026-01-01/" in found.uri:
+            nights.store.put(found.uri, b"\0" * found.num_bytes)
+    manifest = nights.select("night-2", "night-1")
+    assert selected(nights, "night-2", manifest) == set(ids)
+    assert manifest.tally_out.utterances == 18
+
+
+def test_late_metadata_are_of_the_increment_in_which_they_arrive(nights: Nights) -> None:
+    """Streams continue with their latest means; the utterances are counted and named as late."""
+    nights.extract("night-1")
+    nights.add(3, ["ann"])
+    nights.select("night-3", "night-1")
+    nights.extract("night-3")
+    late = nights.add(2, ["ann", "doris"], part="late")
+    nights.add(4, ["ann"])
+    manifest = nights.select("night-4", "night-3")
+    assert selected(nights, "night-4", manifest) >= set(late)
+    features = nights.extract("night-4")
+    # Doris was not heard before, so that hers are late for nobody.
+    assert features.statistics["num_late"] == 3
+    assert features.statistics["late_ms"] == sum(round(1000 * (0.5 + n / 10)) for n in (2, 3, 4))
+    assert features.tally_out.utterances == 9 + 3 + 6 + 3
+
+
+def test_what_the_chain_has_selected_is_a_duplicate(nights: Nights) -> None:
+    """A record of the same id in a later object is a ledger row, and the counts balance."""
+    again = nights.record(1, "ann", 0)
+    nights.add(2, SPEAKERS)
+    nights.select("night-2", "night-1")
+    new = [nights.record(3, "ann", number) for number in range(4)]
+    nights.put(3, [again, *new])
+    manifest = nights.select("night-3", "night-2")
+    assert selected(nights, "night-3", manifest) == {each["utterance_id"] for each in new}
+    assert manifest.quarantined == Tally(1, round(again["duration_s"] * 1000))
+    (ledger,) = own_outputs(manifest.ledgers)
+    assert dict(ledger.reasons) == {"duplicate_utterance": 1}
+    assert b"an earlier run selected" in read_output(
+        nights.store, nights.run_uri("night-3"), ledger
+    )
+
+
+def test_a_changed_object_is_refused(nights: Nights) -> None:
+    """The message names the object, both sizes and the remedy."""
+    nights.add(1, SPEAKERS, num_each=4)
+    with pytest.raises(
+        ValueError, match=r"part-0\.jsonl has \d+ bytes, and had \d+ .* new objects"
+    ):
+        nights.select("night-2", "night-1")
+
+
+def test_what_arrives_during_an_increment_waits_for_the_next(nights: Nights) -> None:
+    """A second attempt reads what the first one found, whatever has arrived meanwhile."""
+    ids = nights.add(2, SPEAKERS)
+    first = nights.select("night-2", "night-1")
+    later = nights.add(2, ["doris"], part="later")
+    assert nights.select("night-2", "night-1") == first
+    manifest = nights.select("night-3", "night-2")
+    assert selected(nights, "night-2", first) == set(ids)
+    assert selected(nights, "night-3", manifest) == set(later)
+
+
+def test_a_night_without_metadata_is_an_increment(nights: Nights) -> None:
+    """Nothing is selected, extracted or lost; the union is the base."""
+    nights.extract("night-1")
+    manifest = nights.select("night-2", "night-1")
+    assert own_outputs(manifest.outputs) == ()
+    assert manifest.tally_out.utterances == 9
+    assert nights.extract("night-2").tally_out.utterances == 9
+    nights.add(3, SPEAKERS)
+    nights.select("night-3", "night-2")
+    nights.extract("night-3")
+    nights.select("whole")
+    nights.extract("whole")
+    assert nights.features("night-3") == nights.features("whole")
+
+
+def test_dates_beyond_the_filter_wait(nights: Nights) -> None:
+    """With date folders a day after created_before is read by the increment that admits it."""
+    nights.add(2, SPEAKERS)
+    ids = nights.add(3, SPEAKERS)
+
+    def before(day: int) -> dict[str, object]:
+        filters = SelectionFilters(created_before=f"2026-01-{day:02d}")
+        return {"date_folders": True, "filters": filters}
+
+    nights.select("root", **before(2))
+    nights.select("second", "root", **before(3))
+    manifest = nights.select("third", "second", **before(4))
+    assert selected(nights, "third", manifest) == set(ids)
+    assert manifest.tally_in.utterances == manifest.tally_out.utterances == 27
+
+
+def test_the_same_hours_take_the_same_share(nights: Nights) -> None:
+    """The base's last priority holds: the union is what it takes of all metadata, and no more."""
+    half = {"hours": 5 / 3600}
+    root = nights.select("root", **half)
+    ids = nights.add(2, SPEAKERS)
+    manifest = nights.select("second", "root", **half)
+    last = root.statistics["last_priority"]
+    assert manifest.statistics["last_priority"] == last
+    everything = nights.select("everything", hours=manifest.tally_out.hours)
+    assert everything.statistics["last_priority"] <= last
+    assert everything.tally_out == manifest.tally_out
+    assert selected(nights, "second", manifest) < set(ids)
+
+
+def test_more_hours_add_to_what_is_selected(nights: Nights) -> None:
+    """All metadata are judged again, and nothing that the base has selected is written again."""
+    root = nights.select("root", hours=3 / 3600)
+    manifest = nights.select("more", "root", hours=6 / 3600)
+    whole = nights.select("whole", hours=6 / 3600)
+    assert manifest.tally_in == whole.tally_in
+    assert manifest.tally_out == whole.tally_out
+    assert manifest.unselected == whole.unselected
+    before = selected(nights, "root", root)
+    assert selected(nights, "more", manifest) == selected(nights, "whole", whole) - before
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"hours": 1 / 3600}, r"selection.hours = 0.000277778: need 0, as the base has"),
+        ({"seed": 4}, r"selection/unlabelled was made with other settings: seed: 3 -> 4"),
+        (
+            {"filters": SelectionFilters(locales=("de",))},
+            r"filters.locales: \[\] -> \[de\]|filters.locales",
+        ),
+        (
+            {"filters": SelectionFilters(max_speaker_hours=1.0)},
+            r"max_speaker_hours",
+        ),
+    ],
+)
+def test_other_settings_are_refused(
+    nights: Nights, settings: dict[str, object], message: str
+) -> None:
+    """The message names the setting, both values and a remedy."""
+    with pytest.raises(ValueError, match=message):
+        nights.select("night-2", "night-1", **settings)
+
+
+def test_chains_without_sense_are_refused(nights: Nights) -> None:
+    """A run extends one finished run beside it, once, and never itself."""
+    store, uri = nights.store, nights.run_uri
+    with pytest.raises(ValueError, match="cannot extend itself"):
+        begin_increment(store, uri("night-1"), uri("night-1"))
+    with pytest.raises(ValueError, match=r"need a run in .*, beside .*night-2"):
+        begin_increment(store, uri("night-2"), join_uri(nights.corpus_uri, "night-1"))
+    with pytest.raises(ValueError, match=r"night-1 has begun without --extends"):
+        begin_increment(store, uri("night-1"), uri("night-0"))
+    begin_increment(store, uri("night-2"), uri("night-1"))
+    with pytest.raises(ValueError, match=r"night-2 extends .*night-1 already.*another --run"):
+        begin_increment(store, uri("night-2"), uri("night-0"))
+    with pytest.raises(ValueError, match=r"night-1 extends .*night-2 extends .*night-1: a cycle"):
+        begin_increment(store, uri("night-1"), uri("night-2"))
+    with pytest.raises(ValueError, match=r"night-0/selection/unlabelled/manifest.json is missing"):
+        nights.select("night-3", "night-0")
+
+
+def test_the_id_index_leads_through_the_chain(nights: Nights) -> None:
+    """An id is found in the files of the increment that selected it, and of its base."""
+    nights.add(2, SPEAKERS)
+    manifest = nights.select("night-2", "night-1")
+    for wanted in ("ann-01-0", "ann-02-0"):
+        uri = nights.run_uri("night-2")
+        named = find_named(nights.store, uri, manifest, wanted)
+        files = [each for each in manifest.outputs if each.key in named]
+        assert [wanted in read_output(nights.store, uri, each).decode() for each in files] == [True]
+
+
+def test_verify_finds_nothing_in_a_chain(nights: Nights) -> None:
+    """Neither in the base nor in an increment: each is verified for its own objects."""
+    nights.extract("night-1")
+    nights.label("night-1")
+    nights.add(2, SPEAKERS)
+    nights.select("night-2", "night-1")
+    nights.extract("night-2")
+    nights.label("night-2", "night-1")
+    for name in ("night-1", "night-2"):
+        found = verify_run(nights.store, nights.run_uri(name), nights.corpus_uri, lambda *_: None)
+        assert found.findings == ()
+        assert found.orphans == ()
+    # The increment's manifest names the base's by digest.
+    uri = manifest_uri(nights.run_uri("night-1"), f"features/{SUBSET}")
+    nights.store.put(uri, nights.store.get(uri).replace(b"{", b"{ ", 1))
+    found = verify_run(nights.store, nights.run_uri("night-2"), nights.corpus_uri, lambda *_: None)
+    assert [each.object for each in found.findings] == [uri]
