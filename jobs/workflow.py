@@ -54,7 +54,8 @@ Texts may have Airflow's templates in them: {{ ds }} is the first day of the dat
 
 With --extends each night's run extends an earlier one. This names the last that succeeded, and
 before there is one, the run `first` that trained the teacher:
---extends 's3://bucket/runs/{{ prev_data_interval_start_success | ds or "first" }}'
+--extends 's3://bucket/runs/{{ prev_data_interval_start_success | ds
+  if prev_data_interval_start_success else "first" }}'
 
 Without --account all steps run on the scheduler's worker, in this Python environment. With it each
 but ingest runs on a cluster of its own, by megahour request_cluster --send.

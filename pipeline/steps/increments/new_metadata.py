@@ -5,7 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.store.checked_reads import read_checked
-from infra.store.object_store import ObjectInfo, ObjectNotFound, ObjectStore, join_uri
+from infra.store.object_store import (
+    ObjectInfo,
+    ObjectNotFound,
+    ObjectStore,
+    join_uri,
+    normalize_uri,
+)
 from pipeline.runs.increment import BaseStep, read_base, read_increment
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.names import INCREMENT_METADATA
@@ -82,7 +88,7 @@ def unread_metadata(
     increment. ValueError names an object that has another size than the chain read.
     """
     known = _known_sizes(store, extended.bases, extended.base.manifest.step)
-    base = f"{metadata_uri.rstrip('/')}/"
+    base = f"{normalize_uri(metadata_uri)}/"
     found = list(_unread(listing, base, known))
     names = _recorded(store, run_uri, [each.uri.removeprefix(base) for _, each in found])
     unread: dict[str, list[ObjectInfo]] = {}
@@ -94,7 +100,7 @@ def unread_metadata(
 
 def sizes(listing: Buckets, metadata_uri: str) -> dict[str, int]:
     """Return the bytes of each metadata object by its name."""
-    base = f"{metadata_uri.rstrip('/')}/"
+    base = f"{normalize_uri(metadata_uri)}/"
     return {
         each.uri.removeprefix(base): each.num_bytes
         for objects in listing.values()

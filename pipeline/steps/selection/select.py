@@ -9,11 +9,11 @@ select from each bucket; pack the files of neighbouring buckets; index all by ut
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 from infra.configuration import LATER, plain
 from infra.ranges import Range, Seed, check_ranges
-from infra.store.object_store import ObjectInfo, ObjectStore, join_uri, normalize_uri
+from infra.store.object_store import ObjectInfo, ObjectStore, join_uri
 from pipeline.filters import SelectionFilters
 from pipeline.packing import group_buckets
 from pipeline.records import Tally
@@ -115,7 +115,7 @@ def select_utterances(
     buckets = digest_buckets(store, listing, distribute, f"digest {subset} metadata")
 
     def select(context: StepContext) -> StepContents:
-        read = {SIZES: sizes(listing, normalize_uri(metadata_uri))} if may_grow else {}
+        read: dict[str, Any] = {SIZES: sizes(listing, metadata_uri)} if may_grow else {}
         if extended and not buckets:
             return extend(extended, context, StepContents.of_all(Tally(), statistics=read))
         ranges = num_ranges([found for objects in listing.values() for found in objects])
@@ -157,8 +157,7 @@ def listing_to_read(
         listing = within_dates(everything, config.filters, may_be_none=extended is not None)
     if extended is None:
         return listing
-    place = store, run_uri, normalize_uri(metadata_uri)
-    unread = unread_metadata(*place, listing, extended)
+    unread = unread_metadata(store, run_uri, metadata_uri, listing, extended)
     return listing if extended.is_read_again else unread
 
 
@@ -212,7 +211,7 @@ def select_records(
     cutoff = find_cutoff(scratch, indexes, metadata_uri, budget_ms, distribute)
     # The base's cutoff takes the same share of new records, and so of the union.
     last = extended.last_priority if extended and has_share else cutoff.last_priority
-    lists = [()] * len(buckets)
+    lists: list[tuple[Output, ...]] = [()] * len(buckets)
     if extended is not None:
         hashed = hash_buckets(scratch, committed, buckets, ranges, distribute)
         step = extended.base.manifest.step

@@ -1,0 +1,124 @@
+"""Commands extend a run by --extends, refuse what no increment could be, and name the base."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from infra.store.object_store import join_uri
+from jobs.run import launches
+from pipeline.runs.increment import read_increment
+from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest
+from tests.job_programs import RunJob, Said
+from tests.pipeline.steps.increments.nights import SUBSET, Nights
+from tests.whole_path.processes import TINY
+
+SPEAKERS = ["ann", "bert", "clara"]
+LAST = (
+    "{{ prev_data_interval_start_success | ds if prev_data_interval_start_success else 'first' }}"
+)
+
+
+def give(run_job: RunJob, nights: Nights, job: str, run: str, *options: str) -> Said:
+    """Run a job on a run of the corpus."""
+    corpus = f"corpus.uri={nights.corpus_uri}"
+    shared = ("--recipe", str(TINY), "--run", nights.run_uri(run), "--set", corpus)
+    return run_job(job, *shared, *options)
+
+
+@pytest.fixture
+def nights(tmp_path: Path) -> Nights:
+    """Return a corpus of one night, and a run of it with the recipe's settings."""
+    found = Nights.at(str(tmp_path))
+    found.add(1, SPEAKERS)
+    return found
+
+
+def test_a_run_is_extended_by_commands(run_job: RunJob, nights: Nights) -> None:
+    """Selection and extraction do the new night alone; queries name the base, and find nothing."""
+    for job in ("select_utterances", "extract_features"):
+        assert give(run_job, nights, job, "night-1").code == 0
+    nights.add(2, SPEAKERS)
+    extends = ("--extends", nights.run_uri("night-1"))
+    dry = give(run_job, nights, "select_utterances", "night-2", *extends, "--dry-run")
+    assert (dry.code, nights.store.list(nights.run_uri("night-2"))) == (0, [])
+    for _ in range(2):
+        for job in ("select_utterances", "extract_features"):
+            said = give(run_job, nights, job, "night-2", *extends)
+            assert said.code == 0, said.err
+    assert "nothing to do" in said.out
+    found = read_manifest(nights.store, nights.run_uri("night-2"), f"features/{SUBSET}")
+    assert found.tally_out.utterances == 18
+    assert {each.run for each in found.outputs} == {"", nights.run_uri("night-1")}
+    # Later steps need no option: the run itself says what it extends.
+    status = json.loads(give(run_job, nights, "status", "night-2", "--json").out)
+    assert status["extends"] == [nights.run_uri("night-1")]
+    assert status["steps"]["extract_features"][f"features/{SUBSET}"]["state"] == "done"
+    verified = give(run_job, nights, "verify", "night-2")
+    assert verified.code == 0, verified.out
+    assert f"extends {nights.run_uri('night-1')}, whose objects are verified" in verified.out
+    traced = give(run_job, nights, "inspect_utterance", "night-2", "--utterance", "ann-01-0")
+    assert f"selected by {nights.run_uri('night-1')}" in traced.out
+    assert f"features/{SUBSET}: written" in traced.out
+    own = give(run_job, nights, "inspect_utterance", "night-2", "--utterance", "ann-02-0")
+    assert "selected by" not in own.out
+    assert f"features/{SUBSET}: written" in own.out
+
+
+def test_an_unfinished_base_is_refused(run_job: RunJob, nights: Nights) -> None:
+    """The message names what the base lacks: features; with a teacher, all before the student."""
+    extends = ("--extends", nights.run_uri("night-1"))
+    said = give(run_job, nights, "check", "night-2", *extends)
+    assert said.code == 2
+    assert "is unfinished: it has no manifest of selection/unlabelled, features/unl" in said.err
+    nights.select("night-1", file_hours=0.01, seed=5)
+    nights.extract("night-1")
+    said = give(run_job, nights, "check", "night-2", *extends)
+    assert "features/unlabelled was made with other settings: seed: 3 -> 5" in said.err
+    uri = manifest_uri(nights.run_uri("night-1"), "models/teacher")
+    nights.store.put(uri, Manifest("models/teacher", {}, {}, ()).to_bytes())
+    said = give(run_job, nights, "check", "night-2", *extends)
+    assert "no manifest of selection/labelled, selection/heldout, features/labelled" in said.err
+    assert read_increment(nights.store, nights.run_uri("night-2")) is None, "check writes nothing"
+
+
+def test_what_no_increment_can_be_is_refused(run_job: RunJob, nights: Nights) -> None:
+    """Exit code 2, with the key or the URI and the remedy."""
+    base = nights.run_uri("night-1")
+    elsewhere = join_uri(nights.corpus_uri, "night-1")
+    for options, message in (
+        (
+            ("--extends", elsewhere),
+            f"extends = {elsewhere}: need a run in {nights.folder}/, beside",
+        ),
+        (("--extends", nights.run_uri("night-2")), "a run cannot extend itself"),
+        (("--extends", base, "--set", "corpus.uri="), "corpus: uri = '': an increment needs"),
+        (("--extends", base, "--set", "targets.rounds=2"), "rounds = 2: need 1 in an increment"),
+    ):
+        said = give(run_job, nights, "select_utterances", "night-2", *options)
+        assert (said.code, said.out) == (2, "")
+        assert message in said.err
+
+
+def test_a_nightly_workflow_extends_the_last_success(run_job: RunJob) -> None:
+    """Each command holds Airflow's template; a base elsewhere is refused."""
+    shared = ("--recipe", str(TINY), "--run", "s3://bucket/runs/{{ ds }}", "--first")
+    some = (*shared, "select_utterances", "--last", "repartition")
+    said = run_job("workflow", *some, "--extends", f"s3://bucket/runs/{LAST}")
+    steps = json.loads(said.out)["steps"]
+    for step in steps:
+        command = step["command"]
+        assert command[command.index("--extends") + 1] == f"s3://bucket/runs/{LAST}"
+        assert "training.distributed.rank_launcher" not in command, "nothing is trained"
+    assert [step["name"] for step in steps][-2:] == ["generate_targets", "repartition"]
+    refused = run_job("workflow", *some, "--extends", f"s3://bucket/others/{LAST}")
+    assert refused.code == 2
+    assert "need a run in s3://bucket/runs/" in refused.err
+
+
+def test_an_increment_trains_the_student_alone_on_ranks() -> None:
+    """Baseline and teacher are the base's: one process finds that, without torchrun."""
+    on_ranks = [
+        each.step for each in launches(None, 2, 4, is_increment=True) if len(each.prefix) > 1
+    ]
+    assert on_ranks == ["train_student"]
