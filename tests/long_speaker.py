@@ -19,7 +19,7 @@ import numpy as np
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Tally, Utterance
 from pipeline.runs.manifest import Manifest, Output, manifest_uri, sha256
-from pipeline.steps.features import ExtractionConfig, extract_features, extract_file
+from pipeline.steps.features import ExtractionConfig, FileTask, extract_features, extract_file
 from tests.small_corpus import flac, local_store
 
 T = TypeVar("T")
@@ -66,11 +66,14 @@ def put_selection(store: ObjectStore, run_uri: str, utterances: Sequence[Utteran
 
 
 def serially_cut(
-    max_shard_frames: int, elements: Sequence[Any], function: object, description: str
+    max_shard_frames: int, elements: Sequence[Any], function: Callable[[Any], Any], description: str
 ) -> list[Any]:
     """Extract files one after the other, with shards cut at `max_shard_frames`."""
-    del function, description
-    return [extract_file(element, max_shard_frames) for element in elements]
+    del description
+    return [
+        extract_file(each, max_shard_frames) if isinstance(each, FileTask) else function(each)
+        for each in elements
+    ]
 
 
 def extract(folder: Path, max_shard_frames: int, config: ExtractionConfig) -> Manifest:

@@ -19,6 +19,7 @@ from jobs.planning.volumes.object_counts import (
 from jobs.planning.volumes.step_volume import Requests, Volume, Work
 from jobs.planning.volumes.workload import Subset, Workload
 from pipeline.runs.names import ALL_SUBSETS, UNLABELLED
+from pipeline.steps.increments.stream_means import GROUP_TASKS, num_means_ranges
 from pipeline.steps.selection.budget_cutoff import num_ranges
 from pipeline.steps.selection.id_index import FILES_A_TASK
 from pipeline.steps.selection.id_ranges import ENTRY_BYTES
@@ -102,7 +103,7 @@ def _scratch(workload: Workload, subset: Subset, samples: bool, sampled_bytes: f
     objects = hashes + 3 * buckets
     # Metadata is read for its digest, for its hashes and for the sample; then hashes, then samples.
     # Each task of both passes looks for its commit.
-    gets = 3 * metadata + hashes + sample * buckets + buckets + 1 + 2 * buckets
+    gets = 3 * metadata + hashes + sample * buckets + buckets + 1 + 2 * buckets + _record(subset)
     return Volume(
         tasks=2 * buckets,
         objects=objects,
@@ -111,6 +112,11 @@ def _scratch(workload: Workload, subset: Subset, samples: bool, sampled_bytes: f
         bytes_written=hash_bytes + sampled_bytes + 2 * buckets * COMMIT_BYTES,
         work=Work(metadata_records=subset.records),
     )
+
+
+def _record(subset: Subset) -> int:
+    """Return the GETs for the record of an increment, which other runs do not have."""
+    return 1 if subset.name == UNLABELLED else 0
 
 
 def comparison(workload: Workload, recipe: Recipe) -> Volume:
@@ -143,9 +149,22 @@ def extraction(workload: Workload, subset: Subset, recipe: Recipe) -> Volume:
     read = audio_bytes + subset.utterances * workload.record_bytes
     written = features_of(subset, recipe)
     # 1.18 requests an utterance were measured and planned; a million hours have 1e9 utterances.
-    requests = Requests(get=files + subset.utterances + 3)
+    requests = Requests(get=files + subset.utterances + 3 + _record(subset))
     work = Work(extracted_seconds=subset.hours * 3600)
-    return _step(files, shards, requests, read, written, work, subset.utterances)
+    extracted = _step(files, shards, requests, read, written, work, subset.utterances)
+    return extracted + (_stream_means(subset, files) if subset.name == UNLABELLED else Volume())
+
+
+def _stream_means(subset: Subset, files: int) -> Volume:
+    """Compute the volume of keeping where streams ended: by file, by group, by range of hashes."""
+    ranges, groups = num_means_ranges(subset.utterances), ceil(files / GROUP_TASKS)
+    objects = files + groups * ranges + groups + 2 * ranges
+    # Groups read the files' commits and means; each task looks for its own commit.
+    gets = 2 * files + groups * ranges + groups + ranges
+    # No more streams than utterances; the bytes of real ones are a fraction of a percent.
+    return Volume(
+        tasks=groups + ranges, objects=objects, requests=Requests(get=gets, put=objects, list=1)
+    )
 
 
 def targets(subset: Subset, recipe: Recipe) -> Volume:
@@ -158,7 +177,7 @@ def targets(subset: Subset, recipe: Recipe) -> Volume:
     seconds = subset.hours * 3600 * (ALL_OFFSETS_WORK if offsets == "all" else 1)
     searched = seconds if recipe.targets.source == "lattice" else 0
     work = Work(labelled_seconds=seconds, kbest_logits=logits, lattice_seconds=searched)
-    return _step(shards, shards, Requests(get=shards + 4), read, written, work)
+    return _step(shards, shards, Requests(get=shards + 4 + _record(subset)), read, written, work)
 
 
 def repartition(subset: Subset, recipe: Recipe) -> Volume:
@@ -167,7 +186,7 @@ def repartition(subset: Subset, recipe: Recipe) -> Volume:
     read = features_of(subset, recipe) + targets_of(subset, recipe)
     written = partitions_of(subset, recipe)
     work = Work(repartitioned_seconds=subset.hours * 3600)
-    requests = Requests(get=2 * shards + 5)
+    requests = Requests(get=2 * shards + 5 + _record(subset))
     return _step(groups, num_partitions(subset, recipe), requests, read, written, work)
 
 

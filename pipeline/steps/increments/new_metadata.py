@@ -58,9 +58,10 @@ def extended_selection(
     ValueError for a budget below the base's, for a cap of hours a speaker, and for other settings.
     """
     base = read_base(store, run_uri, step, config, MAY_DIFFER)
-    increment = read_increment(store, run_uri)
-    if base is None or increment is None:
+    if base is None:
         return None
+    increment = read_increment(store, run_uri)
+    assert increment is not None, "it has a base"
     if config["filters"]["max_speaker_hours"]:
         raise ValueError(
             "selection.filters.max_speaker_hours: need 0 in an increment: the cap would have to "

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from infra.prefetch import prefetch
+from pipeline.filterbank import NUM_BINS
 from pipeline.normalization import CausalMean
 from pipeline.normalization.stream_means import StreamMeans
 from pipeline.records import Tally, Utterance
@@ -29,10 +30,10 @@ from pipeline.steps.selection.id_ranges import range_of
 STATISTIC = "stream_means"
 """The statistic of a task that names the object with its streams' means."""
 
-_RANGE_UTTERANCES = 250_000
+RANGE_UTTERANCES = 250_000
 """A range has the streams of so many utterances: some 1 MB of 2,500 speakers."""
 
-_GROUP_TASKS = 1_000
+GROUP_TASKS = 1_000
 """A task gathers the streams of so many selection files: some 250 MB."""
 
 _GETS_IN_FLIGHT = 16
@@ -81,7 +82,7 @@ class Streams:
             np.array(hashes, np.uint64),
             np.array([mean.count for mean, _ in found], np.int64),
             np.array([ended_us for _, ended_us in found], np.int64),
-            np.array([mean.sum for mean, _ in found], np.float64).reshape(len(found), -1),
+            np.array([mean.sum for mean, _ in found], np.float64).reshape(len(found), NUM_BINS),
         )
 
 
@@ -168,6 +169,11 @@ class _MergeTask:
     parts: tuple[Output, ...]
 
 
+def num_means_ranges(num_utterances: int) -> int:
+    """Count the ranges that hold the streams of so many utterances."""
+    return min(1 + num_utterances // RANGE_UTTERANCES, MAX_LISTED)
+
+
 def merge_means(
     place: MeansPlace,
     context: StepContext,
@@ -176,7 +182,7 @@ def merge_means(
     distribute: Distribute,
 ) -> tuple[Output, ...]:
     """Merge the base's streams with those of all tasks; return an object for each range."""
-    num_ranges = min(1 + num_utterances // _RANGE_UTTERANCES, MAX_LISTED)
+    num_ranges = num_means_ranges(num_utterances)
     committed = committed_tasks(place.scratch)
     names = list(map(task_name, range(num_tasks)))
     gathers = [
@@ -184,10 +190,10 @@ def merge_means(
             place.scratch,
             context,
             f"means-from-{first:06d}",
-            tuple(names[first : first + _GROUP_TASKS]),
+            tuple(names[first : first + GROUP_TASKS]),
             num_ranges,
         )
-        for first in range(0, num_tasks, _GROUP_TASKS)
+        for first in range(0, num_tasks, GROUP_TASKS)
     ]
     by_name = {each.name: each for each in gathers}
     gathered = commit_each(committed, by_name, _gather, distribute, "gather the streams' means")

@@ -20,6 +20,7 @@ from pipeline.records import Tally
 from pipeline.runs.commit import Commit, StepContext, committed_tasks
 from pipeline.runs.ledger import LossLimit
 from pipeline.runs.loss_watch import LossWatch
+from pipeline.runs.manifest import Output
 from pipeline.runs.names import METADATA_FOLDER, SCRATCH_FOLDER, UNLABELLED, selection_step
 from pipeline.runs.step import (
     Distribute,

@@ -96,10 +96,11 @@ def num_ranges(num_utterances: int) -> int:
 def _groups(context: StepContext, subset: str) -> Iterator[_Group]:
     scratch = replace(context, step=f"{context.step}/{SCRATCH_FOLDER}")
     step = selection_step(subset)
-    for commit in read_commits(context.store, context.run_uri, step):
+    commits = read_commits(context.store, context.run_uri, step)
+    for commit in commits:
         yield _Group(scratch, subset, commit.outputs)
     # An increment's labelled and held-out subsets are the base's, which has their commits.
-    if is_finished(context.store, context.run_uri, step):
+    if not commits and is_finished(context.store, context.run_uri, step):
         files = read_manifest(context.store, context.run_uri, step).outputs
         inherited = tuple(output for output in files if output.run)
         for first in range(0, len(inherited), _GROUP_FILES):

@@ -74,7 +74,10 @@ def test_it_is_verified_and_its_parts_are_no_orphans(whole: Run) -> None:
     found = verify(whole)
     assert (found.findings, found.orphans, found.unfinished) == ((), (), ())
     manifests = [manifest_of(whole, step) for step in STEPS]
-    listed = sum(len(each.outputs) + len(each.ledgers) + len(each.id_index) for each in manifests)
+    listed = sum(
+        len(each.outputs) + len(each.ledgers) + len(each.id_index) + len(each.stream_means)
+        for each in manifests
+    )
     assert found.num_objects == listed
 
 

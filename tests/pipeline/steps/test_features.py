@@ -2,7 +2,7 @@
 
 import io
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from pipeline.shards import (
     read_targets,
     write_partition,
 )
-from pipeline.steps.features import ExtractionConfig, extract_features, extract_file
+from pipeline.steps.features import ExtractionConfig, FileTask, extract_features, extract_file
 from pipeline.steps.repartition import RepartitionConfig, repartition
 from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
 from pipeline.steps.targets import TargetsConfig, generate_targets
@@ -51,9 +51,12 @@ def extracted(
 ) -> tuple[ObjectStore, str, Manifest]:
     """Features of the small corpus, in shards of about `max_shard_frames`."""
 
-    def cut(elements: Sequence[Any], function: object, description: str) -> list[Any]:
-        del function, description
-        return [extract_file(element, max_shard_frames) for element in elements]
+    def cut(elements: Sequence[Any], function: Callable[[Any], Any], description: str) -> list[Any]:
+        del description
+        return [
+            extract_file(each, max_shard_frames) if isinstance(each, FileTask) else function(each)
+            for each in elements
+        ]
 
     store, run_uri, corpus_uri = selected(folder)
     arguments = (store, run_uri, "unlabelled", corpus_uri, config, 0.0, cut)

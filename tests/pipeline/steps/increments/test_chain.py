@@ -4,8 +4,12 @@ import numpy as np
 import pytest
 
 from pipeline.filters import SelectionFilters
+from pipeline.records import Tally
+from pipeline.runs import increment
 from pipeline.runs.increment import read_increment
 from pipeline.runs.manifest import Manifest, own_outputs, read_manifest
+from pipeline.runs.outputs import OutputsInParts
+from tests.pipeline.runs.small_commits import set_small_bounds
 from tests.pipeline.steps.increments.nights import SUBSET, Nights, three_nights
 
 
@@ -89,6 +93,22 @@ def test_partitions_of_all_nights_are_in_one_order(nights: Nights) -> None:
     runs = [each.run for each in last.outputs]
     assert runs != sorted(runs)
     assert runs != sorted(runs, reverse=True)
+
+
+def test_a_union_in_parts_is_the_same(nights: Nights, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long lists are stored in parts of the increment, with each object's run."""
+    set_small_bounds(monkeypatch, max_listed=2)
+    monkeypatch.setattr(increment, "MAX_LISTED", 2)
+    nights.select("parts", "night-1")
+    nights.extract("parts")
+    partitions = nights.label("parts", "night-1")
+    for step in ("selection", "features", "targets", "partitions"):
+        found = manifest(nights, "parts", step)
+        assert isinstance(found.outputs, OutputsInParts)
+        assert {each.run for each in found.outputs} == {"", nights.run_uri("night-1")}
+        assert sum((each.tally for each in found.outputs), Tally()) == found.tally_out
+    assert nights.features("parts") == nights.features("whole")
+    assert len(nights.targets("parts")) == partitions.tally_out.utterances == 27
 
 
 def test_a_finished_increment_is_found(nights: Nights) -> None:
