@@ -1,14 +1,17 @@
 """Compare the utterances of successive steps: none may be lost, doubled or added."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import combinations
 
 import numpy as np
+from jaxtyping import UInt32
 
 from infra.store.object_store import ObjectStore
-from pipeline.audit.contents import Hashes, hash_names, read_contents
+from pipeline.audit.contents import hash_names, read_contents
+from pipeline.audit.hashed_names import HashedNames, NameRange, is_among, num_ranges_of
 from pipeline.audit.step_records import Finding, StepRecords
-from pipeline.audit.stored_objects import Holding, Pieces, joined
+from pipeline.audit.stored_objects import Holding
 from pipeline.runs.manifest import Manifest, read_output
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
@@ -55,33 +58,86 @@ def chain_findings(
     yield from _shared_by_subsets(store, run_uri, holdings)
 
 
+@dataclass(slots=True)
+class _Names:
+    """_Names counts names with a fault, and keeps NUM_NAMED of them, those of the first objects."""
+
+    number: int = 0
+    first: NameRange = field(default_factory=NameRange.joined)
+    last_place: int = -1
+
+    @classmethod
+    def of(cls, ranges: Iterable[NameRange]) -> "_Names":
+        """Count each name once, however many objects hold it."""
+        names = cls()
+        for found in filter(lambda each: len(each.hashes), ranges):
+            names.number += len(np.unique(found.hashes))
+            names.last_place = max(names.last_place, int(found.places.max()))
+            both = NameRange.joined(names.first, found)
+            order = np.argsort(both.places, kind="stable")[:NUM_NAMED]
+            names.first = NameRange(both.hashes[order], both.places[order])
+        return names
+
+
+def names_in_ranges(names: Sequence[HashedNames], num_ranges: int) -> Iterator[NameRange]:
+    """Yield range by range of hashes what several hold together."""
+    for parts in zip(*(each.ranges(num_ranges) for each in names), strict=True):
+        yield NameRange.joined(*parts)
+
+
+def names_twice(names: Sequence[HashedNames]) -> Iterator[NameRange]:
+    """Yield range by range the names that are there more than once, with all of their objects."""
+    for found in names_in_ranges(names, num_ranges_of(*names)):
+        unique, counts = np.unique(found.hashes, return_counts=True)
+        yield found.those(is_among(found.hashes, unique[counts > 1]))
+
+
+def names_without(
+    names: Sequence[HashedNames], others: Sequence[HashedNames], are_shared: bool = False
+) -> Iterator[NameRange]:
+    """Yield range by range the names that are not among the others; or, `are_shared`, that are."""
+    num_ranges = num_ranges_of(*names, *others)
+    both = (names_in_ranges(each, num_ranges) for each in (names, others))
+    for own, other in zip(*both, strict=True):
+        yield own.those(is_among(own.hashes, other.hashes) == are_shared)
+
+
 def _misplaced(
     store: ObjectStore, run_uri: str, manifest: Manifest, holding: Holding
 ) -> Iterator[Finding]:
     """Compare a selection's id index with its files and ledgers, and with its own metadata."""
-    stored = (read_output(store, run_uri, each) for each in manifest.id_index)
-    index = IdRange.merged([IdRange.from_bytes(data) for data in stored])
-    numbers = {name: number for number, name in enumerate(named_objects(manifest))}
-    is_metadata = index.objects < len(metadata_names(manifest))
-    # Rows without an id are not indexed, nor is an id twice for one object.
-    nameless = hash_names([""])[0]
-    held = IdRange.merged(
-        [
-            IdRange(found, np.full(len(found), numbers[output.key], np.uint32))
-            for output, hashes in (*holding.written, *holding.quarantined)
-            for found in [np.unique(hashes[hashes != nameless])]
-        ]
-    )
-    placed = IdRange(index.hashes[~is_metadata], index.objects[~is_metadata])
-    unread = names_without(held.hashes, index.hashes[is_metadata])
-    if placed.to_bytes() != held.to_bytes() or len(unread):
-        found = f"{len(placed.hashes):,}, or at other objects; {len(unread):,} without metadata"
+    objects = {name: number for number, name in enumerate(named_objects(manifest))}
+    numbers = np.array([objects[output.key] for output in holding.outputs], np.uint32)
+    first_number = len(metadata_names(manifest))
+    names = (holding.written, holding.quarantined)
+    held_in_ranges = names_in_ranges(names, len(manifest.id_index))
+    num_held, num_indexed, num_unread, is_equal = 0, 0, 0, True
+    for output, found in zip(manifest.id_index, held_in_ranges, strict=True):
+        held = _entries(found, numbers)
+        index = IdRange.from_bytes(read_output(store, run_uri, output))
+        is_metadata = index.objects < first_number
+        placed = IdRange(index.hashes[~is_metadata], index.objects[~is_metadata])
+        num_held, num_indexed = num_held + len(held.hashes), num_indexed + len(placed.hashes)
+        is_equal = is_equal and placed.to_bytes() == held.to_bytes()
+        read = np.sort(index.hashes[is_metadata])
+        num_unread += len(np.unique(held.hashes[~is_among(held.hashes, read)]))
+    if num_unread or not is_equal:
+        said = f"{num_indexed:,}, or at other objects; {num_unread:,} without metadata"
         remedy = (
             f"remove {manifest.step}/{MANIFEST_FILE} and {manifest.step}/{SCRATCH_FOLDER}, and run "
             "the step again: it makes the same files, and what was made from them stays good"
         )
-        expected = f"{len(held.hashes):,} entries for the ids of its files and ledgers"
-        yield Finding(manifest.id_index[0].key, expected, found, remedy)
+        expected = f"{num_held:,} entries for the ids of its files and ledgers"
+        yield Finding(manifest.id_index[0].key, expected, said, remedy)
+
+
+def _entries(found: NameRange, numbers: UInt32[np.ndarray, " objects"]) -> IdRange:
+    """Return the index's entries of a range: rows without an id have none, a double id has one."""
+    named = found.those(found.hashes != hash_names([""])[0])
+    entries = IdRange.merged([IdRange(named.hashes, numbers[named.places])])
+    is_new = np.ones(len(entries.hashes), bool)
+    is_new[1:] = (np.diff(entries.hashes) > 0) | (np.diff(entries.objects) > 0)
+    return IdRange(entries.hashes[is_new], entries.objects[is_new])
 
 
 def _sources(manifest: Manifest) -> list[str]:
@@ -93,14 +149,14 @@ def _sources(manifest: Manifest) -> list[str]:
 def _doubled(store: ObjectStore, run_uri: str, step: str, holding: Holding) -> Iterator[Finding]:
     # A selection's ledger may repeat ids: that is a reason to be in it.
     is_selection = folder_of(step) == SELECTION_FOLDER
-    pieces = [*holding.written, *([] if is_selection else holding.quarantined)]
-    hashes, counts = np.unique(joined(pieces), return_counts=True)
-    twice = hashes[counts > 1]
-    if len(twice):
-        where = [piece for piece in pieces if np.isin(piece[1], twice).any()]
-        found = f"{len(twice):,} more than once: {_named(store, run_uri, pieces, twice)}"
+    twice = _Names.of(
+        names_twice([holding.written, *([] if is_selection else [holding.quarantined])])
+    )
+    if twice.number:
+        found = f"{twice.number:,} more than once: {_named(store, run_uri, holding, twice)}"
         remedy = f"do not use {step}: run it again into a new --run"
-        yield Finding(where[-1][0].key, f"each utterance once in {step}", found, remedy)
+        where = holding.outputs[twice.last_place].key
+        yield Finding(where, f"each utterance once in {step}", found, remedy)
 
 
 def _unlike(
@@ -110,28 +166,20 @@ def _unlike(
     later: tuple[str, Holding],
     num_unselected: int,
 ) -> Iterator[Finding]:
-    before, after = earlier[1].written, [*later[1].written, *later[1].quarantined]
+    before, after = [earlier[1].written], [later[1].written, later[1].quarantined]
     remedy = f"do not use {later[0]}: run it again into a new --run"
+    key = f"{later[0]}/{MANIFEST_FILE}"
+    expected = f"the utterances of {earlier[0]}"
     # In both directions: nothing may be lost, and nothing invented.
-    for pieces, others, fault in ((before, after, "lost"), (after, before, "not from there")):
-        # 64-bit hashes replace the ids: 8 bytes an utterance and step.
-        wrong = names_without(joined(pieces), joined(others))
-        # The bootstrap counts the utterances that it leaves to later rounds; they are not lost.
-        if len(wrong) != (num_unselected if fault == "lost" else 0):
-            found = f"{len(wrong):,} {fault}: {_named(store, run_uri, pieces, wrong)}"
-            key = f"{later[0]}/{MANIFEST_FILE}"
-            yield Finding(key, f"the utterances of {earlier[0]}", found, remedy)
-
-
-def names_without(names: Hashes, others: Hashes) -> Hashes:
-    """Return the names that are not among the others, once each and in order."""
-    # Two sorts and a walk: np.unique and np.setdiff1d take many times as long for 64-bit names.
-    own, sorted_others = np.sort(names), np.sort(others)
-    places = np.searchsorted(sorted_others, own)
-    inside = places < len(sorted_others)
-    is_there = np.zeros(len(own), dtype=bool)
-    is_there[inside] = sorted_others[places[inside]] == own[inside]
-    return np.unique(own[~is_there])
+    lost = _Names.of(names_without(before, after))
+    # The bootstrap counts the utterances that it leaves to later rounds; they are not lost.
+    if lost.number != num_unselected:
+        found = f"{lost.number:,} lost: {_named(store, run_uri, earlier[1], lost)}"
+        yield Finding(key, expected, found, remedy)
+    invented = _Names.of(names_without(after, before))
+    if invented.number:
+        named = _named(store, run_uri, later[1], invented)
+        yield Finding(key, expected, f"{invented.number:,} not from there: {named}", remedy)
 
 
 def _tallies(earlier: Manifest | None, later: Manifest) -> Iterator[Finding]:
@@ -151,28 +199,29 @@ def _shared_by_subsets(
         for kind in ("written", "speakers"):
             mine, others = (getattr(holdings[name], kind) for name in (one, other))
             # A held-out speaker that training heard would make word error rates too low.
-            shared = np.intersect1d(joined(mine), joined(others))
-            if len(shared):
-                names = _named(store, run_uri, mine, shared, kind == "speakers")
-                found = f"{len(shared):,} {'utterances' if kind == 'written' else kind}: {names}"
+            shared = _Names.of(names_without([mine], [others], are_shared=True))
+            if shared.number:
+                names = _named(store, run_uri, holdings[one], shared, kind == "speakers")
+                noun = "utterances" if kind == "written" else kind
                 key = f"{one}/{MANIFEST_FILE}"
+                found = f"{shared.number:,} {noun}: {names}"
                 yield Finding(key, f"nothing shared with {other}", found, remedy)
 
 
 def _named(
     store: ObjectStore,
     run_uri: str,
-    pieces: Pieces,
-    wanted: Hashes,
+    holding: Holding,
+    wanted: _Names,
     are_speakers: bool = False,
 ) -> str:
     """Read the ids of some utterances or speakers again from their objects."""
-    names: list[str] = []
-    for output, hashes in pieces:
-        rows = np.flatnonzero(np.isin(hashes, wanted))
-        if len(rows) and len(names) < NUM_NAMED:
-            contents = read_contents(output.key, read_output(store, run_uri, output))
-            assert contents is not None, "hashes come from contents"
-            ids = contents.speaker_ids if are_speakers else contents.utterance_ids
-            names += [ids[row] for row in rows[:NUM_NAMED]]
-    return ", ".join(sorted(set(names))[:NUM_NAMED])
+    names: set[str] = set()
+    for place in np.unique(wanted.first.places).tolist():
+        output = holding.outputs[place]
+        contents = read_contents(output.key, read_output(store, run_uri, output))
+        assert contents is not None, "hashes come from contents"
+        ids = contents.speaker_ids if are_speakers else contents.utterance_ids
+        is_wanted = np.isin(hash_names(ids), wanted.first.hashes)
+        names.update(ids[row] for row in np.flatnonzero(is_wanted))
+    return ", ".join(sorted(names)[:NUM_NAMED])

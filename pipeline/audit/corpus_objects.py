@@ -13,8 +13,9 @@ from pipeline.audio.conversion import ANY_AUDIO
 from pipeline.audio.errors import AudioError
 from pipeline.audio_parts import part_from_text
 from pipeline.audit.contents import AudioVersion, Hashes, hash_names, read_contents
+from pipeline.audit.hashed_names import HashedNames, is_among, num_ranges_of
 from pipeline.audit.step_records import Finding, StepRecords
-from pipeline.audit.stored_objects import Holding, joined, version_name
+from pipeline.audit.stored_objects import Holding, version_name
 from pipeline.filters import SelectionFilters
 from pipeline.runs.manifest import Manifest, Output, read_output, sha256
 from pipeline.runs.names import (
@@ -81,14 +82,15 @@ def in_doubt(
     """
     listed = store.list(join_uri(corpus_uri, AUDIO_FOLDER))
     etags = {found.uri: found.etag for found in listed}
-    heard = np.unique(joined(piece for holding in holdings.values() for piece in holding.audio))
     versions = [
         AudioVersion(output.key, etags.get(join_uri(corpus_uri, output.key), ""))
         for output in ingested
     ]
     names = hash_names([version_name(corpus_uri, each) for each in versions])
-    is_heard = np.isin(names, heard).tolist()
-    return [output for output, found in zip(ingested, is_heard, strict=True) if not found]
+    is_heard = np.zeros(len(names), bool)
+    for holding in holdings.values():
+        is_heard |= holding.audio.hold(names)
+    return [output for output, found in zip(ingested, is_heard.tolist(), strict=True) if not found]
 
 
 def _metadata_findings(
@@ -171,30 +173,38 @@ def audio_findings(
     """Yield a finding for each audio object that changed since extraction read it.
 
     In S3 a listing's ETags confirm most; what they do not confirm is read, and in local folders
-    all is. Of each feature row 8 bytes are kept, and the listing of one folder at a time.
+    all is. The listings of some folders are in memory at a time.
     """
     features = {step: each for step, each in holdings.items() if folder_of(step) == FEATURES_FOLDER}
-    read = holdings[INGEST_STEP].audio if INGEST_STEP in holdings else []
-    confirmed = joined(read)
+    confirmed = holdings[INGEST_STEP].audio if INGEST_STEP in holdings else HashedNames()
     if not reads_bytes:
         folders = {folder for each in features.values() for folder in each.folders}
         to_list = outermost({folder for folder in folders if is_s3(folder)})
-        listed = prefetch(partial(_listed_versions, store), to_list, LISTS_IN_FLIGHT)
-        confirmed = np.unique(np.concatenate([confirmed, *(hashes for _, hashes in listed)]))
+        for _, hashes in prefetch(partial(_listed_versions, store), to_list, LISTS_IN_FLIGHT):
+            confirmed.add(hashes)
     for step, holding in features.items():
         number = 0
-        for output, hashes in holding.audio:
-            if not np.isin(hashes, confirmed).all():
-                for finding in _changed(store, run_uri, corpus_uri, step, output, confirmed):
-                    number += 1
-                    if number <= MAX_NAMED:
-                        yield finding
+        for place in _places_without(holding.audio, confirmed):
+            output = holding.outputs[place]
+            for finding in _changed(store, run_uri, corpus_uri, step, output, confirmed):
+                number += 1
+                if number <= MAX_NAMED:
+                    yield finding
         if number > MAX_NAMED:
             found = f"{number - MAX_NAMED:,} more audio objects are not as {step} read them"
             yield Finding(corpus_uri, "audio as it was", found, _AUDIO_REMEDY)
 
 
 _AUDIO_REMEDY = "put the audio back, or extract again into a new --run"
+
+
+def _places_without(names: HashedNames, others: HashedNames) -> list[int]:
+    """Return the places of the objects that hold names which are not among the others."""
+    places: set[int] = set()
+    num_ranges = num_ranges_of(names, others)
+    for own, known in zip(names.ranges(num_ranges), others.ranges(num_ranges), strict=True):
+        places.update(own.places[~is_among(own.hashes, known.hashes)].tolist())
+    return sorted(places)
 
 
 def outermost(folders: set[str]) -> list[str]:
@@ -219,13 +229,13 @@ def _changed(
     corpus_uri: str,
     step: str,
     output: Output,
-    confirmed: Hashes,
+    confirmed: HashedNames,
 ) -> Iterator[Finding]:
     contents = read_contents(output.key, read_output(store, run_uri, output))
     assert contents is not None, "hashes come from contents"
     known = [each for each in contents.audio if each.etag]
     names = hash_names([version_name(corpus_uri, each) for each in known])
-    doubtful = [known[row] for row in np.flatnonzero(~np.isin(names, confirmed))]
+    doubtful = [known[row] for row in np.flatnonzero(~confirmed.hold(names))]
     wanted = [wanted_version(corpus_uri, each) for each in doubtful]
     for expected, found in zip(doubtful, read_audio(store, wanted, GETS_IN_FLIGHT), strict=True):
         there = _there(found)

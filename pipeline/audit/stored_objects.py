@@ -1,15 +1,14 @@
 """Read every object that manifests and records name: its size, its digest, its utterances."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
-
-import numpy as np
 
 from infra.prefetch import prefetch
 from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri
 from pipeline.audit.contents import AudioVersion, Contents, Hashes, hash_names, read_contents
+from pipeline.audit.hashed_names import HashedNames
 from pipeline.audit.step_records import Finding, StepRecords
 from pipeline.runs.manifest import Output, read_output, sha256
 from pipeline.runs.names import AUDIO_FOLDER, INGEST_STEP, LEDGER_SUFFIX
@@ -28,23 +27,21 @@ GROUP_BYTES, GROUP_OBJECTS = 2**30, 1_000
 GROUPS_AT_A_TIME = 200
 """The driver receives the hashes of so many groups at a time."""
 
-Pieces = list[tuple[Output, Hashes]]
-"""Objects, each with hashes of the names that it holds."""
-
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """Holding holds hashes of what a step's objects hold, object by object.
+    """Holding holds hashes of what a step's `outputs` hold, each with the place of its object.
 
     These are the utterances of outputs and ledgers, the speakers of selection files, and the
     versions of the audio that feature shards were made of, or that was read just now. `folders`
     are those of the audio.
     """
 
-    written: Pieces = field(default_factory=list)
-    quarantined: Pieces = field(default_factory=list)
-    speakers: Pieces = field(default_factory=list)
-    audio: Pieces = field(default_factory=list)
+    outputs: list[Output] = field(default_factory=list)
+    written: HashedNames = field(default_factory=HashedNames)
+    quarantined: HashedNames = field(default_factory=HashedNames)
+    speakers: HashedNames = field(default_factory=HashedNames)
+    audio: HashedNames = field(default_factory=HashedNames)
     folders: set[str] = field(default_factory=set)
 
 
@@ -243,17 +240,13 @@ def version_name(corpus_uri: str, audio: AudioVersion) -> str:
     return f"{resolve_audio(corpus_uri, audio.uri)} {audio.etag}"
 
 
-def joined(pieces: Iterable[tuple[Output, Hashes]]) -> Hashes:
-    """Return the hashes of all pieces in one array."""
-    return np.concatenate([np.empty(0, np.uint64), *(hashes for _, hashes in pieces)])
-
-
 def _hold(holding: Holding, output: Output, hashed: _Hashed) -> None:
+    place = len(holding.outputs)
+    holding.outputs.append(output)
     is_ledger = output.key.endswith(LEDGER_SUFFIX)
-    (holding.quarantined if is_ledger else holding.written).append((output, hashed.utterances))
-    for pieces, hashes in ((holding.speakers, hashed.speakers), (holding.audio, hashed.audio)):
-        if len(hashes):
-            pieces.append((output, hashes))
+    (holding.quarantined if is_ledger else holding.written).add(hashed.utterances, place)
+    holding.speakers.add(hashed.speakers, place)
+    holding.audio.add(hashed.audio, place)
     holding.folders.update(hashed.folders)
 
 

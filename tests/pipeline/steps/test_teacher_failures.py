@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from infra.store.object_store import ObjectStore
-from pipeline.audit.trace import trace
+from pipeline.audit.tracing.trace import trace
 from pipeline.audit.verify import verify_run
 from pipeline.kbest import KBest, TeacherFailure
 from pipeline.records import Tally

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from infra.store.object_store import ObjectStore, normalize_uri
-from pipeline.audit.metadata_record import metadata_of_day
-from pipeline.audit.search import Hit, in_lines
+from pipeline.audit.tracing.metadata_record import metadata_of_day
+from pipeline.audit.tracing.search import Hit, in_lines
 from pipeline.runs.manifest import Manifest, Output, is_finished, read_manifest
 from pipeline.runs.names import ALL_SUBSETS, selection_step
 from pipeline.steps.selection.id_index import find_named

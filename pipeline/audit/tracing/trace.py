@@ -14,9 +14,9 @@ from typing import Any
 
 from infra.store.checked_reads import read_checked
 from infra.store.object_store import ObjectStore, join_uri
-from pipeline.audit.id_lookup import IdLookup
-from pipeline.audit.metadata_record import audio_now, why_unselected
-from pipeline.audit.search import Hit, in_metadata, in_step
+from pipeline.audit.tracing.id_lookup import IdLookup
+from pipeline.audit.tracing.metadata_record import audio_now, why_unselected
+from pipeline.audit.tracing.search import Hit, in_metadata, in_step
 from pipeline.records import Quarantined, Utterance
 from pipeline.runs.commit import Commit
 from pipeline.runs.loss_watch import WITHOUT_LATTICE
