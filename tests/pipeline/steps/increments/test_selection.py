@@ -187,6 +187,7 @@ def test_chains_without_sense_are_refused(nights: Nights) -> None:
         begin_increment(store, uri("night-1"), uri("night-1"))
     with pytest.raises(ValueError, match=r"need a run in .*, beside .*night-2"):
         begin_increment(store, uri("night-2"), join_uri(nights.corpus_uri, "night-1"))
+    store.put(join_uri(uri("night-1"), "steps/select_utterances.json"), b"{}")
     with pytest.raises(ValueError, match=r"night-1 has begun without --extends"):
         begin_increment(store, uri("night-1"), uri("night-0"))
     begin_increment(store, uri("night-2"), uri("night-1"))
