@@ -97,8 +97,8 @@ def test_partitions_of_all_nights_are_in_one_order(nights: Nights) -> None:
 
 def test_a_union_in_parts_is_the_same(nights: Nights, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long lists are stored in parts of the increment, with each object's run."""
-    set_small_bounds(monkeypatch, max_listed=2)
-    monkeypatch.setattr(increment, "MAX_LISTED", 2)
+    set_small_bounds(monkeypatch, max_listed=1)
+    monkeypatch.setattr(increment, "MAX_LISTED", 1)
     nights.select("parts", "night-1")
     nights.extract("parts")
     partitions = nights.label("parts", "night-1")

@@ -8,7 +8,7 @@ from infra.store.object_store import join_uri
 from pipeline.audit.verify import verify_run
 from pipeline.filters import SelectionFilters
 from pipeline.records import Tally
-from pipeline.runs.increment import begin_increment
+from pipeline.runs.increment import begin_increment, inherit
 from pipeline.runs.manifest import Manifest, manifest_uri, own_outputs, read_output
 from pipeline.steps.selection.id_index import find_named
 from tests.pipeline.steps.increments.nights import SUBSET, Nights
@@ -197,6 +197,19 @@ def test_chains_without_sense_are_refused(nights: Nights) -> None:
         begin_increment(store, uri("night-1"), uri("night-2"))
     with pytest.raises(ValueError, match=r"night-0/selection/unlabelled/manifest.json is missing"):
         nights.select("night-3", "night-0")
+
+
+def test_a_speaker_of_the_bases_held_out_subset_is_refused(nights: Nights) -> None:
+    """An increment compares what is new with the subsets that it takes over."""
+    nights.select_heldout("night-1", nights.record(1, "doris", 0))
+    nights.add(2, ["ann", "doris"])
+    begin_increment(nights.store, nights.run_uri("night-2"), nights.run_uri("night-1"))
+    taken = inherit(
+        nights.store, nights.run_uri("night-2"), nights.run_uri("night-1"), ["selection/heldout"]
+    )
+    assert taken == ["selection/heldout"]
+    with pytest.raises(ValueError, match=r"shares 1 speaker\(s\) with selection/heldout.*'doris'"):
+        nights.select("night-2", "night-1")
 
 
 def test_the_id_index_leads_through_the_chain(nights: Nights) -> None:
