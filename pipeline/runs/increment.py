@@ -76,6 +76,12 @@ def read_increment(store: ObjectStore, run_uri: str) -> Increment | None:
     return Increment(tuple(document[_BASES]))
 
 
+def store_of_chain(run_uri: str) -> ObjectStore:
+    """Return a store that is confined to a run and the runs that it extends."""
+    increment = read_increment(ObjectStore((run_uri,)), run_uri)
+    return ObjectStore((run_uri, *(increment.bases if increment else ())))
+
+
 def require_beside(run_uri: str, base_uri: str) -> None:
     """Raise ValueError unless a base lies in the same folder as the run that extends it.
 
