@@ -155,6 +155,8 @@ def test_more_hours_add_to_what_is_selected(nights: Nights) -> None:
     assert manifest.unselected == whole.unselected
     before = selected(nights, "root", root)
     assert selected(nights, "more", manifest) == selected(nights, "whole", whole) - before
+    found = verify_run(nights.store, nights.run_uri("more"), nights.corpus_uri, lambda *_: None)
+    assert found.findings == ()
 
 
 @pytest.mark.parametrize(
