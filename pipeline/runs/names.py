@@ -256,10 +256,10 @@ def task_name(number: int) -> str:
     return f"{number:06d}"
 
 
-INCREMENT_RECORD = f"{STEP_RECORDS_FOLDER}/increment.json"
+INCREMENT_RECORD = f"{STEP_RECORDS_FOLDER}/increment/bases.json"
 """The record of a run that extends another: it names all runs before it."""
 
-INCREMENT_METADATA = f"{STEP_RECORDS_FOLDER}/increment_metadata.json"
+INCREMENT_METADATA = f"{STEP_RECORDS_FOLDER}/increment/metadata.json"
 """The record of an increment with the metadata objects that its first attempt found new."""
 
 BASE_INPUT = "base/"
