@@ -6,10 +6,14 @@ from typing import Any
 
 import pytest
 
+from pipeline.audit.provenance import read_provenance
+from pipeline.runs.manifest import read_manifest
+from pipeline.runs.names import PARTITIONS_STEP
 from tests.pipeline.steps.increments.nights import Nights
 from training.data.partition_dataset import PartitionDataset, ReadingSettings
 from training.distributed.process_group import ProcessGroup
 from training.distributed.simulated_group import simulate_ranks
+from training.shuffle_audit.row_provenance import ProvenanceReader
 
 SETTINGS = ReadingSettings(minibatch_frames=64, num_sub_epochs=2, seed=5)
 Heard = Counter[tuple[float, ...]]
@@ -61,3 +65,11 @@ def test_training_on_a_chain_resumes_exactly(nights: Nights) -> None:
     rest = simulate_ranks(1, read_some, run_uri, 10_000, found[0][1])
     total = sum((heard for heard, _ in (*found, *rest)), Heard())
     assert total == simulate_ranks(1, read_some, run_uri, 10_000, None)[0][0]
+
+
+def test_rows_of_all_nights_have_a_provenance(nights: Nights) -> None:
+    """The certificate finds each row's file and line, also of a base's partition."""
+    run_uri = nights.run_uri("night-2")
+    reader = ProvenanceReader(nights.store, run_uri, read_provenance(nights.store, run_uri))
+    outputs = read_manifest(nights.store, run_uri, PARTITIONS_STEP).outputs
+    assert sum(len(reader.read(each).files) for each in outputs) == 12
