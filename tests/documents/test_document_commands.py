@@ -6,6 +6,7 @@ The arguments of all that start a job are parsed by the job's own parser.
 import argparse
 import ast
 import re
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -32,21 +33,22 @@ EXECUTED_HERE = (*OF_SMALL_RUN, *OF_HEARD_RUN, *OF_NO_RUN)
 
 EXECUTED_ELSEWHERE = {
     INGEST: "tests/jobs/ingestion/test_metadata_page.py::test_commands",
-    "check": "tests/jobs/test_check.py::test_recipes_are_checked",
+    "check": "tests/jobs/test_check.py::test_all_is_well",
     "run": "tests/whole_path/test_an4.py::test_the_report_has_the_documented_shape",
     "extract_features": "tests/whole_path/test_an4.py::test_the_report_has_the_documented_shape",
     "train_baseline": "tests/whole_path/test_an4.py::test_training_again_gives_the_same_bytes",
-    "train_student": "tests/whole_path/test_an4.py::test_training_again_gives_the_same_bytes",
     "report": "tests/whole_path/test_an4.py::test_the_page_needs_nothing_but_itself",
 }
 """Jobs whose commands run in another test: with its own arguments, where the run takes minutes."""
+
+GROUNDS = "\nMeasured on one core"
+"""The line below the tables of a plan that names where its figures come from."""
 
 NOT_EXECUTED = {
     "make": "it installs an environment, or starts this suite; targets: test_documents.py",
     "aws": "it needs an account of AWS; templates: cfn-lint and tests/infra/aws",
     "docker": "it needs a docker daemon; Dockerfiles: hadolint and tests/infra/test_docker.py",
     "arecord": "it needs a microphone",
-    "pip": "it installs from a package index",
     "cp": "the shell's own",
     "python -m pytest": "it starts this suite",
     "python -m infra.spark.session": "tests/whole_path/conftest.py calls the module's function",
@@ -84,7 +86,9 @@ def execute(
             arguments = on_run(arguments, small, SMALL_SETTINGS)
         if name == "export":
             arguments = on_run(arguments, heard[0], (*HEARD_SETTINGS, f'corpus.uri="{heard[1]}"'))
-        arguments = tuple(str(ROOT / each) if (ROOT / each).is_file() else each for each in arguments)
+        arguments = tuple(
+            str(ROOT / each) if (ROOT / each).is_file() else each for each in arguments
+        )
         return run_job(module_of(name), *arguments)
 
     return run
@@ -114,9 +118,16 @@ def test_each_command_is_executed_or_listed() -> None:
     assert {*EXECUTED_ELSEWHERE, *NOT_EXECUTED} - names == set(), "listed, yet in no document"
 
 
-@pytest.mark.parametrize("test", sorted(set(EXECUTED_ELSEWHERE.values())))
+def named_tests() -> set[str]:
+    """Return the tests that the list above and the documents name."""
+    texts = [document.read_text(encoding="utf-8") for document in documents()]
+    named = re.findall(r"`(tests/[\w/]+\.py::\w+)`", "\n".join(texts))
+    return {*EXECUTED_ELSEWHERE.values(), *named}
+
+
+@pytest.mark.parametrize("test", sorted(named_tests()))
 def test_the_named_tests_exist(test: str) -> None:
-    """A test that is renamed is renamed in the list, too."""
+    """A test that is renamed is renamed in the list and in the documents, too."""
     path, _, name = test.partition("::")
     tree = ast.parse((ROOT / path).read_text())
     assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
@@ -153,6 +164,12 @@ def test_commands_end_well(
     if name == "transcribe":
         export = ("--recipe", "mine.toml", "--run", "runs/mine", "--out", "student.zip")
         assert execute("export", export).code == 0
-        arguments = tuple("speech.wav" if each in ("-", "speech.flac") else each for each in arguments)
+        arguments = tuple(
+            "speech.wav" if each in ("-", "speech.flac") else each for each in arguments
+        )
     said = execute(name, arguments)
     assert said.code == 0, said.err
+    if name == "plan":
+        tables = said.out.partition(GROUNDS)[0].rstrip()
+        shown = f"$ megahour plan {shlex.join(arguments)}\n{tables}\n```"
+        assert shown in (ROOT / command.document).read_text()
