@@ -28,6 +28,7 @@ from pipeline.runs.names import (
     folder_of,
 )
 from pipeline.runs.step import Distribute
+from pipeline.steps.increments.stream_means import named_means
 
 Progress = Callable[[int, int], None]
 """Receives the bytes just read, and the bytes to be read in all."""
@@ -214,7 +215,15 @@ def _unnamed(
         if folder.is_finished and found.manifest is None:
             continue  # only its damaged manifest says what belongs to it
         known = {folder.manifest_key, *found.parts, *folder.commit_keys, *folder.scratch}
-        known.update(output.key for output in (*found.objects, *found.indexes, *found.committed))
+        known.update(
+            output.key
+            for output in (
+                *found.objects,
+                *found.indexes,
+                *found.committed,
+                *named_means(found.commits.values()),
+            )
+        )
         for key in folder.keys:
             if key in known or key in named:
                 continue

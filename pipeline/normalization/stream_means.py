@@ -1,4 +1,4 @@
-"""Where streams ended: the causal means with which a later run extends them (paper 003 IV-B2)."""
+"""Store where streams ended: means with which a later run continues them (paper 003 IV-B2)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

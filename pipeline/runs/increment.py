@@ -31,12 +31,12 @@ from pipeline.runs.names import (
     MODELS_FOLDER,
     PARTITIONS_FOLDER,
     SELECTION_FOLDER,
+    STEP_RECORDS_FOLDER,
     STUDENT,
     TARGETS_FOLDER,
     UNLABELLED,
     folder_of,
     section_of,
-    selection_step,
 )
 from pipeline.runs.outputs import MAX_LISTED, Output, Outputs
 from pipeline.runs.sealed_json import seal, unseal
@@ -74,6 +74,12 @@ def read_increment(store: ObjectStore, run_uri: str) -> Increment | None:
     for base in document[_BASES]:
         require_beside(run_uri, base)
     return Increment(tuple(document[_BASES]))
+
+
+def store_of_chain(run_uri: str) -> ObjectStore:
+    """Return a store that is confined to a run and the runs that it extends."""
+    increment = read_increment(ObjectStore((run_uri,)), run_uri)
+    return ObjectStore((run_uri, *(increment.bases if increment else ())))
 
 
 def require_beside(run_uri: str, base_uri: str) -> None:
@@ -120,7 +126,8 @@ def begin_increment(store: ObjectStore, run_uri: str, base_uri: str) -> Incremen
     """
     chain, run_uri = chain_of(store, run_uri, base_uri), normalize_uri(run_uri)
     if read_increment(store, run_uri) is None:
-        if is_finished(store, run_uri, selection_step(UNLABELLED)):
+        # Any job has left a record there, which each job may read.
+        if store.list(join_uri(run_uri, STEP_RECORDS_FOLDER)):
             raise ValueError(
                 f"{run_uri} has begun without --extends, and cannot extend {base_uri} now: use "
                 "another --run"

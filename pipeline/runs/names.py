@@ -61,6 +61,9 @@ PART_SUFFIX = ".outputs"
 MISSING_OBJECT, ACCESS_DENIED = "missing_object", "access_denied"
 """Reasons in a ledger for audio that was not there, and may be there later."""
 
+OUTSIDE_PREFIXES = "outside_prefixes"
+"""The reason in a ledger for audio that the recipe does not allow to read."""
+
 # Within a run, beside the steps; and within a corpus.
 STEP_RECORDS_FOLDER = "steps"
 PLAN_DOCUMENT = "plan/plan.json"
@@ -256,10 +259,10 @@ def task_name(number: int) -> str:
     return f"{number:06d}"
 
 
-INCREMENT_RECORD = f"{STEP_RECORDS_FOLDER}/increment.json"
+INCREMENT_RECORD = f"{STEP_RECORDS_FOLDER}/increment/bases.json"
 """The record of a run that extends another: it names all runs before it."""
 
-INCREMENT_METADATA = f"{STEP_RECORDS_FOLDER}/increment_metadata.json"
+INCREMENT_METADATA = f"{STEP_RECORDS_FOLDER}/increment/metadata.json"
 """The record of an increment with the metadata objects that its first attempt found new."""
 
 BASE_INPUT = "base/"

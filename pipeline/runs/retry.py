@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.runs.commit import read_commits
 from pipeline.runs.manifest import manifest_uri, read_output
-from pipeline.runs.names import COMMITS_FOLDER
+from pipeline.runs.names import COMMITS_FOLDER, SCRATCH_FOLDER
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,13 @@ def find_lost_rows(
 def take_back(store: ObjectStore, run_uri: str, rows: Sequence[LostRows]) -> None:
     """Remove the manifests of the rows' steps, then the commits of their tasks.
 
-    The steps, run again, do these tasks alone. Shards and ledgers stay, as orphans where the tasks
-    make other ones.
+    The steps, run again, do these tasks alone, and merge what all tasks have kept for increments.
+    Shards and ledgers stay, as orphans where the tasks make other ones.
     """
     for step in sorted({each.step for each in rows}):
         store.delete(manifest_uri(run_uri, step))
+        for found in store.list(join_uri(run_uri, step, SCRATCH_FOLDER, COMMITS_FOLDER)):
+            store.delete(found.uri)
     for each in rows:
         store.delete(join_uri(run_uri, each.step, COMMITS_FOLDER, f"{each.task}.json"))
 

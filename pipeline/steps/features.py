@@ -207,7 +207,7 @@ def extract_file(task: FileTask, max_shard_frames: int = MAX_SHARD_FRAMES) -> Co
         extracted = extract_shards(task, utterances, audio, max_shard_frames)
     if extracted.num_utterances < len(utterances):
         return Overrun.of(task.name, extracted.quarantined)
-    means = task.means.put(task.name, extracted.streams) if task.means else {}
+    means = task.means.put(task.context, task.name, extracted.streams) if task.means else {}
     record = Commit(
         task=task.name,
         fingerprint=task.context.fingerprint,

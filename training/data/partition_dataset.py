@@ -10,6 +10,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from infra.ranges import Range, Seed, check_ranges
 from infra.store.object_store import ObjectStore, normalize_uri
+from pipeline.runs.increment import store_of_chain
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.names import PARTITIONS_STEP
 from pipeline.splicing import NUM_INPUTS, STACK
@@ -75,7 +76,7 @@ class PartitionDataset(IterableDataset[Minibatch]):
         super().__init__()
         self.settings = settings or ReadingSettings()
         run_uri = normalize_uri(run_uri)
-        store = store or ObjectStore((run_uri,))
+        store = store or store_of_chain(run_uri)
         partitions = read_manifest(store, run_uri, PARTITIONS_STEP)
         self.dataset = Dataset(
             store=store,

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from infra.store.checked_reads import scan_checked
-from infra.store.object_store import ObjectStore, join_uri
+from infra.store.object_store import ObjectStore
 from pipeline.audit.provenance import Provenance
 from pipeline.runs.manifest import Output, read_output
 from pipeline.shards import read_partition_provenance
@@ -78,7 +78,7 @@ class ProvenanceReader:
         return self._partitions[partition.key]
 
     def _read_columns(self, partition: Output) -> RowProvenance:
-        uri = join_uri(self._run_uri, partition.key)
+        uri = partition.uri(self._run_uri)
         utterances, speakers, mean_log_z = scan_checked(self._store, uri, read_partition_provenance)
         found = self._find_sources(partition, set(utterances))
         missing = set(utterances) - found.keys()

@@ -118,10 +118,13 @@ class MeansPlace:
         found = [part.of(hashes) for part in _read_all(self.scratch, wanted)]
         return Streams(StreamMeans.latest(found))
 
-    def put(self, task: str, streams: Streams) -> dict[str, Any]:
-        """Store where a task leaves its streams; return the statistics that name the object."""
+    def put(self, context: StepContext, task: str, streams: Streams) -> dict[str, Any]:
+        """Store where a task leaves its streams; return the statistics that name the object.
+
+        It is no scratch: if another task is done again, all are merged again.
+        """
         data = streams.means().to_bytes()
-        stored = self.scratch.put_output(f"means-of-{task}", _SUFFIX, data, Tally())
+        stored = context.put_output(f"{task}-means", _SUFFIX, data, Tally())
         late = Tally.of(streams.late)
         ids = {"late": [each.utterance_id for each in streams.late]} if streams.late else {}
         return {
@@ -137,6 +140,12 @@ def late_statistics(tallies: Iterable[Tally]) -> dict[str, Any]:
     if not total.utterances:
         return {}
     return {"num_late": total.utterances, "late_ms": total.duration_ms}
+
+
+def named_means(commits: Iterable[Commit]) -> list[Output]:
+    """Return the objects with the streams' means that tasks of extraction have stored."""
+    found = (commit.statistics.get(STATISTIC) for commit in commits)
+    return [Output(**each) for each in found if each]
 
 
 def sum_late(commits: Iterable[Commit]) -> dict[str, Any]:
@@ -226,9 +235,7 @@ def _overlapping(base: Sequence[Output], number: int, num_ranges: int) -> tuple[
 @once
 def _gather(task: _GatherTask) -> Commit:
     uris = [task.extraction.commit_uri(name) for name in task.tasks]
-    named = [
-        Output(**commit.statistics[STATISTIC]) for commit in each_commit(task.context.store, uris)
-    ]
+    named = named_means(each_commit(task.context.store, uris))
     whole = StreamMeans.latest(_read_all(task.context, named))
     outputs = tuple(
         task.context.put_output(f"{task.name}-{number:05d}", _SUFFIX, part.to_bytes(), Tally())

@@ -133,7 +133,7 @@ def select_utterances(
             partial(selection_statistics, records.indexes, records.selected),
         )
         contents = run_tasks(context, plan)
-        require_disjoint(context, subset, distribute)
+        require_disjoint(context, subset, distribute, is_increment=extended is not None)
         index = index_ids(scratch, committed, context, buckets, contents, ranges, distribute)
         read |= {LAST_PRIORITY: records.last_priority} if applied.hours else {}
         statistics = {**contents.statistics, **unread_statistics(everything, listing), **read}

@@ -61,13 +61,16 @@ class _Overlap:
     group: int
 
 
-def require_disjoint(context: StepContext, subset: str, distribute: Distribute) -> None:
+def require_disjoint(
+    context: StepContext, subset: str, distribute: Distribute, *, is_increment: bool = False
+) -> None:
     """Compare a subset's committed selection with those of the other subsets in its run.
 
     ValueError names a shared utterance or speaker. The driver holds object names alone; equal
     64-bit hashes count as equal ids.
     """
-    others = [group for each in ALL_SUBSETS if each != subset for group in _groups(context, each)]
+    groups_of = partial(_inherited_groups if is_increment else _groups, context)
+    others = [group for each in ALL_SUBSETS if each != subset for group in groups_of(each)]
     if not others:
         return
     groups = [*_groups(context, subset), *others]
@@ -96,15 +99,18 @@ def num_ranges(num_utterances: int) -> int:
 def _groups(context: StepContext, subset: str) -> Iterator[_Group]:
     scratch = replace(context, step=f"{context.step}/{SCRATCH_FOLDER}")
     step = selection_step(subset)
-    commits = read_commits(context.store, context.run_uri, step)
-    for commit in commits:
+    for commit in read_commits(context.store, context.run_uri, step):
         yield _Group(scratch, subset, commit.outputs)
-    # An increment's labelled and held-out subsets are the base's, which has their commits.
-    if not commits and is_finished(context.store, context.run_uri, step):
-        files = read_manifest(context.store, context.run_uri, step).outputs
-        inherited = tuple(output for output in files if output.run)
-        for first in range(0, len(inherited), _GROUP_FILES):
-            yield _Group(scratch, subset, inherited[first : first + _GROUP_FILES])
+
+
+def _inherited_groups(context: StepContext, subset: str) -> Iterator[_Group]:
+    """Yield the files of a subset that an increment has taken over; the base has their commits."""
+    scratch = replace(context, step=f"{context.step}/{SCRATCH_FOLDER}")
+    step = selection_step(subset)
+    if is_finished(context.store, context.run_uri, step):
+        files = tuple(read_manifest(context.store, context.run_uri, step).outputs)
+        for first in range(0, len(files), _GROUP_FILES):
+            yield _Group(scratch, subset, files[first : first + _GROUP_FILES])
 
 
 def _hash_group(task: tuple[_Group, int]) -> tuple[Output, ...]:

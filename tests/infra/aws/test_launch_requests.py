@@ -92,7 +92,7 @@ def test_each_host_finds_the_leader_and_starts_its_ranks(tmp_path: Path) -> None
     """The script of 8 hosts joins 64 ranks at the first host's address, whatever is in --set."""
     setting = "student.seed=5; touch $(oops)'"
     given = {"step": "train_student", "recipe": "hours_1m", "run": RUN, "cluster": None}
-    arguments = Namespace(**given, set=[setting], account=ACCOUNT)
+    arguments = Namespace(**given, set=[setting], account=ACCOUNT, extends="")
     made = make_request(arguments, load_cluster("train_student"))
     script = made.parameters["UserData"]
     done = host_run(tmp_path, script)

@@ -51,13 +51,14 @@ def test_verify_of_an_undamaged_run(ask: Ask, undamaged: Run) -> None:
     code, out, err = ask("verify", undamaged[1])
     assert (code, err) == (0, "")
     assert "all is as the manifests say" in out
-    assert "scratch of the finished steps selection/unlabelled: --sweep deletes them" in out
+    steps = "features/unlabelled, selection/unlabelled"
+    assert f"scratch of the finished steps {steps}: --sweep deletes them" in out
     code, out, _ = ask("verify", undamaged[1], "--json")
     document = json.loads(out)
     assert (code, document["status"], document["findings"]) == (0, "verified", [])
     assert document["num_objects"] > 8
     assert document["orphans"] == []
-    assert len(document["scratch"]) == 10
+    assert len(document["scratch"]) == 13
     assert document["swept"] is False
 
 

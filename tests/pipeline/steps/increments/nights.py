@@ -98,6 +98,15 @@ class Nights:
             self.store, run_uri, SUBSET, uri, config, BUDGET, serially
         ).manifest
 
+    def select_heldout(self, name: str, record: Mapping[str, Any]) -> None:
+        """Select one record as the held-out subset of a run."""
+        uri = metadata_uri(self.corpus_uri, "heldout")
+        key = "date=2026-01-01/speaker_bucket=00/part-0.jsonl"
+        self.store.put(join_uri(uri, key), json.dumps(record).encode())
+        config = SelectionConfig(hours=0.0, file_hours=FILE_HOURS, seed=SEED)
+        run_uri = self.run_uri(name)
+        select_utterances(self.store, run_uri, "heldout", uri, config, BUDGET, serially)
+
     def extract(self, name: str, distribute: Distribute = serially) -> Manifest:
         """Extract what a run selected."""
         config = ExtractionConfig(gets_in_flight=8, seed=SEED)

@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 
+from pipeline.audit.provenance import read_provenance
 from pipeline.filters import SelectionFilters
-from pipeline.records import Tally
+from pipeline.records import Tally, parse_utterance
 from pipeline.runs import increment
 from pipeline.runs.increment import read_increment
-from pipeline.runs.manifest import Manifest, own_outputs, read_manifest
+from pipeline.runs.manifest import Manifest, own_outputs, read_manifest, read_output
 from pipeline.runs.outputs import OutputsInParts
+from pipeline.shards.partitions import read_partition
 from tests.pipeline.runs.small_commits import set_small_bounds
 from tests.pipeline.steps.increments.nights import SUBSET, Nights, three_nights
 
@@ -95,10 +97,30 @@ def test_partitions_of_all_nights_are_in_one_order(nights: Nights) -> None:
     assert runs != sorted(runs, reverse=True)
 
 
+def test_partitions_lead_to_the_files_of_their_night(nights: Nights) -> None:
+    """Each run has numbered its own tasks: a partition's rows are in the files named for it."""
+    run_uri = nights.run_uri("night-3")
+    provenance = read_provenance(nights.store, run_uri)
+    files = [
+        read_output(nights.store, run_uri, each).decode().splitlines()
+        for each in provenance.selection
+    ]
+    for partition in manifest(nights, "night-3", "partitions").outputs:
+        rows = read_partition(read_output(nights.store, run_uri, partition))
+        found = {
+            parse_utterance(line).utterance_id
+            for number in provenance.files_of(partition)
+            for line in files[number]
+        }
+        assert {row.utterance_id for row in rows} <= found
+    assert len(provenance.durations_ms()) == len(files)
+    assert sorted(provenance.source_ranks()) == list(range(len(files)))
+
+
 def test_a_union_in_parts_is_the_same(nights: Nights, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long lists are stored in parts of the increment, with each object's run."""
-    set_small_bounds(monkeypatch, max_listed=2)
-    monkeypatch.setattr(increment, "MAX_LISTED", 2)
+    set_small_bounds(monkeypatch, max_listed=1)
+    monkeypatch.setattr(increment, "MAX_LISTED", 1)
     nights.select("parts", "night-1")
     nights.extract("parts")
     partitions = nights.label("parts", "night-1")

@@ -8,7 +8,7 @@ from infra.store.object_store import join_uri
 from pipeline.audit.verify import verify_run
 from pipeline.filters import SelectionFilters
 from pipeline.records import Tally
-from pipeline.runs.increment import begin_increment
+from pipeline.runs.increment import begin_increment, inherit
 from pipeline.runs.manifest import Manifest, manifest_uri, own_outputs, read_output
 from pipeline.steps.selection.id_index import find_named
 from tests.pipeline.steps.increments.nights import SUBSET, Nights
@@ -155,6 +155,8 @@ def test_more_hours_add_to_what_is_selected(nights: Nights) -> None:
     assert manifest.unselected == whole.unselected
     before = selected(nights, "root", root)
     assert selected(nights, "more", manifest) == selected(nights, "whole", whole) - before
+    found = verify_run(nights.store, nights.run_uri("more"), nights.corpus_uri, lambda *_: None)
+    assert found.findings == ()
 
 
 @pytest.mark.parametrize(
@@ -187,6 +189,7 @@ def test_chains_without_sense_are_refused(nights: Nights) -> None:
         begin_increment(store, uri("night-1"), uri("night-1"))
     with pytest.raises(ValueError, match=r"need a run in .*, beside .*night-2"):
         begin_increment(store, uri("night-2"), join_uri(nights.corpus_uri, "night-1"))
+    store.put(join_uri(uri("night-1"), "steps/select_utterances.json"), b"{}")
     with pytest.raises(ValueError, match=r"night-1 has begun without --extends"):
         begin_increment(store, uri("night-1"), uri("night-0"))
     begin_increment(store, uri("night-2"), uri("night-1"))
@@ -196,6 +199,19 @@ def test_chains_without_sense_are_refused(nights: Nights) -> None:
         begin_increment(store, uri("night-1"), uri("night-2"))
     with pytest.raises(ValueError, match=r"night-0/selection/unlabelled/manifest.json is missing"):
         nights.select("night-3", "night-0")
+
+
+def test_a_speaker_of_the_bases_held_out_subset_is_refused(nights: Nights) -> None:
+    """An increment compares what is new with the subsets that it takes over."""
+    nights.select_heldout("night-1", nights.record(1, "doris", 0))
+    nights.add(2, ["ann", "doris"])
+    begin_increment(nights.store, nights.run_uri("night-2"), nights.run_uri("night-1"))
+    taken = inherit(
+        nights.store, nights.run_uri("night-2"), nights.run_uri("night-1"), ["selection/heldout"]
+    )
+    assert taken == ["selection/heldout"]
+    with pytest.raises(ValueError, match=r"shares 1 speaker\(s\) with selection/heldout.*'doris'"):
+        nights.select("night-2", "night-1")
 
 
 def test_the_id_index_leads_through_the_chain(nights: Nights) -> None:

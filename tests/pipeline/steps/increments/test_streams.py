@@ -1,0 +1,90 @@
+"""Streams' means are kept for later runs, however they are cut, and whatever task is repeated."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from infra.store.object_store import join_uri
+from pipeline.normalization.stream_means import STREAM_BYTES, StreamMeans
+from pipeline.runs.manifest import read_output
+from pipeline.runs.retry import find_lost_rows, take_back
+from pipeline.steps.increments import stream_means
+from tests.pipeline.steps.increments.nights import SUBSET, Nights
+
+SPEAKERS = ["ann", "bert", "clara", "doris"]
+
+
+def kept(nights: Nights, name: str) -> StreamMeans:
+    """Return all streams that a run's features keep."""
+    outputs = nights.extract(name).stream_means
+    read = (read_output(nights.store, nights.run_uri(name), each) for each in outputs)
+    return StreamMeans.latest([StreamMeans.from_bytes(data) for data in read])
+
+
+def means(hashes: list[int], counts: list[int]) -> StreamMeans:
+    """Make streams whose sums are their counts."""
+    sums = np.repeat(np.array(counts, np.float64)[:, np.newaxis], 64, axis=1)
+    return StreamMeans(
+        np.array(hashes, np.uint64),
+        np.array(counts, np.int64),
+        np.array(counts, np.int64),
+        sums.reshape(len(counts), 64),
+    )
+
+
+@pytest.mark.parametrize("ranges", [(1, 4), (4, 1), (3, 5), (5, 3)])
+def test_nights_may_have_other_ranges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranges: tuple[int, int]
+) -> None:
+    """As a chain grows, its streams are cut into more ranges; none is lost or doubled."""
+    nights = Nights.at(str(tmp_path))
+    numbers = iter((*ranges, 1))
+    monkeypatch.setattr(stream_means, "num_means_ranges", lambda _: next(numbers))
+    nights.add(1, SPEAKERS, num_each=1)
+    nights.select("night-1")
+    assert len(nights.extract("night-1").stream_means) == ranges[0]
+    nights.add(2, ["ann", "emil"], num_each=1)
+    nights.select("night-2", "night-1")
+    assert len(nights.extract("night-2").stream_means) == ranges[1]
+    nights.select("whole")
+    whole, chain = kept(nights, "whole"), kept(nights, "night-2")
+    np.testing.assert_array_equal(chain.hashes, whole.hashes)
+    np.testing.assert_array_equal(chain.sums, whole.sums)
+    np.testing.assert_array_equal(chain.ended_us, whole.ended_us)
+
+
+def test_a_retried_task_is_in_the_means(tmp_path: Path) -> None:
+    """After audio has come back, the means are those of a run that could read it at once."""
+    nights = Nights.at(str(tmp_path))
+    ids = nights.add(1, SPEAKERS)
+    lost = join_uri(nights.corpus_uri, f"audio/{ids[1]}.flac")
+    audio = nights.store.get(lost)
+    nights.store.delete(lost)
+    nights.select("run")
+    assert nights.extract("run").quarantined.utterances == 1
+    nights.store.put(lost, audio)
+    step = f"features/{SUBSET}"
+    rows = find_lost_rows(nights.store, nights.run_uri("run"), step, ["missing_object"])
+    take_back(nights.store, nights.run_uri("run"), rows)
+    nights.select("undisturbed")
+    expected = kept(nights, "undisturbed")
+    np.testing.assert_array_equal(kept(nights, "run").counts, expected.counts)
+    np.testing.assert_array_equal(kept(nights, "run").sums, expected.sums)
+
+
+def test_of_two_states_the_later_is_kept() -> None:
+    """The parts come in the order of time; streams stay in the order of their hashes."""
+    found = StreamMeans.latest([means([1, 5, 9], [10, 50, 90]), means([5, 7], [55, 70])])
+    assert found.hashes.tolist() == [1, 5, 7, 9]
+    assert found.counts.tolist() == found.sums[:, 0].tolist() == [10, 55, 70, 90]
+    assert StreamMeans.latest([]).to_bytes() == b""
+
+
+def test_bytes_of_no_number_of_streams_are_refused() -> None:
+    """The message has the length, and that of a stream."""
+    data = means([1, 2], [3, 4]).to_bytes()
+    assert len(data) == 2 * STREAM_BYTES
+    assert StreamMeans.from_bytes(data).to_bytes() == data
+    with pytest.raises(ValueError, match=f"{len(data) - 1} bytes .* multiple of {STREAM_BYTES}"):
+        StreamMeans.from_bytes(data[:-1])
