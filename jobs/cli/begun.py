@@ -9,9 +9,10 @@ from typing import Any
 from infra.configuration import canonical_json
 from infra.store.object_store import ObjectNotFound, join_uri
 from jobs.cli.job import Job
+from pipeline.runs.job_records import parse_begun_record
 from pipeline.runs.manifest import changes, is_finished, read_manifest
 from pipeline.runs.names import CERTIFICATE_STEP, DEV, begun_record, features_step
-from pipeline.runs.sealed_json import seal, unseal
+from pipeline.runs.sealed_json import seal
 from training.fit.step_settings import step_configs
 
 
@@ -42,7 +43,7 @@ def withdraw(job: Job, steps: Sequence[str]) -> None:
 def begun(job: Job, name: str) -> dict[str, Any] | None:
     """Read what the job `name` stored as it began; None if it did not, or has ended."""
     with suppress(ObjectNotFound, ValueError):
-        return unseal(job.store.get(join_uri(job.run_uri, begun_record(name))), "")
+        return parse_begun_record(job.store.get(join_uri(job.run_uri, begun_record(name))), "")
     return None
 
 

@@ -29,7 +29,7 @@ from pipeline.runs.outputs import (
     sha256,
     to_document,
 )
-from pipeline.runs.sealed_json import seal, unseal
+from pipeline.runs.sealed_json import read_sealed, seal, typed_record
 from pipeline.runs.versions import changed_versions, step_versions
 
 P = ParamSpec("P")
@@ -88,16 +88,21 @@ class Commit:
     @classmethod
     def from_bytes(cls, data: bytes) -> "Commit":
         """Read what `to_bytes` wrote; ValueError if it is damaged."""
-        document = unseal(
+        return read_sealed(
             data,
             "the commit record is damaged, or of an older version: remove it and run its step "
             "again, which repeats this one task",
+            cls._from_document,
         )
+
+    @classmethod
+    def _from_document(cls, document: dict[str, Any]) -> "Commit":
         for name in ("tally_in", "quarantined", "unselected"):
-            document[name] = Tally(**document[name])
-        document["outputs"] = tuple(Output(**output) for output in document["outputs"])
-        document["ledger"] = Output(**document["ledger"]) if document["ledger"] else None
-        return cls(**document)
+            document[name] = typed_record(Tally, document[name])
+        document["outputs"] = tuple(typed_record(Output, each) for each in document["outputs"])
+        ledger = document["ledger"]
+        document["ledger"] = None if ledger is None else typed_record(Output, ledger)
+        return typed_record(cls, document)
 
     def is_same_work(self, other: "Commit") -> bool:
         """Return whether two attempts did one task: equal but for the bytes that they made."""

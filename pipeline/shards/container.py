@@ -147,6 +147,18 @@ def read_plain_columns(
         return {name: table.column(name).to_pylist() for name in known}, _footer(file)
 
 
+def read_first_rows(file: BinaryIO | io.IOBase, count: int) -> tuple[pq.FileMetaData, pa.Table]:
+    """Read what a shard of any format says of itself, and its first rows, with their columns.
+
+    ValueError for bytes that are no shard.
+    """
+    with _as_value_errors():
+        parquet = _open_sealed(pa.PythonFile(file, mode="r"))
+        batch = next(parquet.iter_batches(count), None)
+        rows = [] if batch is None else [batch.slice(0, count)]
+        return parquet.metadata, pa.Table.from_batches(rows, parquet.schema_arrow)
+
+
 @contextmanager
 def _as_value_errors() -> Iterator[None]:
     try:

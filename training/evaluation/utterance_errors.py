@@ -46,7 +46,7 @@ def _parse(number: int, line: bytes) -> UtteranceErrors:
         counts = fields.pop("errors")
         errors = {name: WordErrors(**each, reference_words=words) for name, each in counts.items()}
         return UtteranceErrors(**fields, errors=errors)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"line {number} is {line[:80]!r}: need word errors by utterance, as evaluation writes"
         ) from error
