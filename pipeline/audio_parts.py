@@ -68,20 +68,14 @@ def part_from_text(text: str | None) -> AudioPart | None:
         return None
     try:
         fields = json.loads(text)
-        part = Segment(**fields) if "start_s" in fields else Member(**fields)
-        _require_part(part)
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"audio_part = {text[:80]!r}: {error}") from error
-    return part
-
-
-def _require_part(part: AudioPart) -> None:
-    if isinstance(part, Segment):
-        _seconds("start_s", part.start_s)
-        _seconds("duration_s", part.duration_s)
-        return
-    _whole("offset", part.offset, 0)
-    _whole("num_bytes", part.num_bytes, 1)
+    names = set(fields) if isinstance(fields, dict) else set()
+    if names == {"start_s", "duration_s"}:
+        return Segment(*(_seconds(name, fields[name]) for name in ("start_s", "duration_s")))
+    if names == {"offset", "num_bytes"}:
+        return Member(*(_whole(name, fields[name], 0) for name in ("offset", "num_bytes")))
+    raise ValueError(f"audio_part = {text[:80]!r}: need a segment or a member")
 
 
 def _seconds(name: str, value: object) -> float:

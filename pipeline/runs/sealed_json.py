@@ -14,6 +14,12 @@ T = TypeVar("T")
 _SEAL = "sha256"
 _NAMED = "objects"
 _MOST = 2**63 - 1
+_NEEDS = {
+    int: "a whole number from 0",
+    float: "a finite number",
+    str: "text",
+    bool: "true or false",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +88,16 @@ def read_sealed(data: bytes, remedy: str, parse: Callable[[dict[str, Any]], T]) 
 def typed_record(cls: type[T], fields: Any) -> T:  # noqa: ANN401 - as JSON has it
     """Make a record of a JSON object's fields; TypeError if one is missing, unknown, or no such.
 
-    Text, whole numbers from 0 to 2^63 - 1 and objects of these are checked, and no other types.
+    Text, flags, finite numbers, whole numbers from 0 to 2^63 - 1 and objects of these are checked,
+    and no other types.
     """
-    record = cls(**fields)
+    if not isinstance(fields, dict):
+        raise TypeError(f"{shown(fields)}: need an object")
     for name, hint in _hints(cls):
-        if not _is_of(getattr(record, name), hint):
-            need = {int: "a whole number from 0", str: "text"}.get(hint, "an object of these")
-            raise TypeError(f"{name} = {shown(getattr(record, name))}: need {need}")
-    return record
+        if name in fields and not _is_of(fields[name], hint):
+            need = _NEEDS.get(hint, "an object of these")
+            raise TypeError(f"{name} = {shown(fields[name])}: need {need}")
+    return cls(**fields)
 
 
 @cache
@@ -99,14 +107,17 @@ def _hints(cls: type) -> tuple[tuple[str, Any], ...]:
 
 
 def _is_checked(hint: Any) -> bool:  # noqa: ANN401
-    return hint in (int, str) or get_origin(hint) is Mapping
+    return hint in _NEEDS or get_origin(hint) is Mapping
 
 
 def _is_of(value: object, hint: Any) -> bool:  # noqa: ANN401
     if hint is int:
         return type(value) is int and 0 <= value <= _MOST
-    if hint is str:
-        return isinstance(value, str)
+    if hint is float:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return is_number and -_MOST <= value <= _MOST  # NaN is in no range
+    if hint in (str, bool):
+        return type(value) is hint
     if not isinstance(value, dict):
         return False
     inner = get_args(hint)[1]

@@ -49,8 +49,10 @@ def damaged(draw: st.DrawFn, data: bytes) -> bytes:
 
 
 def places_of(document: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Return the paths of all values within a document."""
+    """Return the paths of all values within a document, six deep at most."""
     keys = list(document) if isinstance(document, dict) else range(_length(document))
+    if len(path) == 6:
+        return [path]
     below = [places_of(document[key], (*path, key)) for key in keys]
     return [*([path] if path else []), *(each for found in below for each in found)]
 

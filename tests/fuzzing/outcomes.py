@@ -12,7 +12,7 @@ REFUSALS = (
     *("ValueError", "ConfigurationError", "MetadataError", "AudioError"),
     "DamagedCheckpointError",
 )
-"""The errors that decoders document. Subclasses of ValueError such as UnicodeDecodeError are none."""
+"""The errors that decoders document; UnicodeDecodeError and others of Python's are none."""
 
 MAX_MESSAGE = 1500
 MAX_CPU_S = 20.0
@@ -30,20 +30,20 @@ def outcome(decode: Callable[[], Any], *named: str) -> Any:
     The message holds each of `named`. Any other error passes; it may take 20 s of CPU, where the
     slowest takes less than one.
     """
-    began = time.process_time()
+    began, refusal = time.process_time(), None
     try:
         return decode()
     except ValueError as error:
-        message = str(error)
-        assert type(error).__name__ in REFUSALS, repr(error)
-        assert not isinstance(error.__cause__, MemoryError), "it asked for memory it does not have"
-        assert message
-        assert "\n" not in message, message
-        assert len(message) <= MAX_MESSAGE, message
-        assert all(name in message for name in named), (named, message)
-        return REFUSED
+        refusal = error
     finally:
         assert time.process_time() - began < MAX_CPU_S
+    message = str(refusal)
+    assert type(refusal).__name__ in REFUSALS, repr(refusal)
+    assert not isinstance(refusal.__cause__, MemoryError), "it asked for more than a GiB"
+    assert 0 < len(message) <= MAX_MESSAGE, message
+    assert "\n" not in message, message
+    assert all(name in message for name in named), (named, message)
+    return REFUSED
 
 
 @contextmanager

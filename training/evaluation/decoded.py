@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 
 from infra.ranges import printable
+from pipeline.runs.sealed_json import typed_record
 from training.evaluation.word_errors import WordErrors, word_errors
 
 _CHANNEL = "1"
@@ -73,10 +74,12 @@ def read_decoded(data: bytes) -> list[DecodedUtterance]:
 def _parse(number: int, line: bytes) -> DecodedUtterance:
     try:
         fields = json.loads(line)
-        fields["words"] = [DecodedWord(**word) for word in fields["words"]]
-        for name in ("reference", "labels", "words"):
+        fields["words"] = tuple(typed_record(DecodedWord, word) for word in fields["words"])
+        for name, kind in (("reference", str), ("labels", int)):
             fields[name] = tuple(fields[name])
-        return DecodedUtterance(**fields)
+            if not all(type(each) is kind for each in fields[name]):
+                raise TypeError(name)
+        return typed_record(DecodedUtterance, fields)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         said = printable(str(line[:80]))
         raise ValueError(f"line {number} is {said}: need what evaluation decoded") from error
