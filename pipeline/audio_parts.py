@@ -81,12 +81,14 @@ def part_from_text(text: str | None) -> AudioPart | None:
 def _seconds(name: str, value: object) -> float:
     number = value if isinstance(value, int | float) and not isinstance(value, bool) else -1
     if not 0 <= number <= MAX_START_S:  # NaN is in no range
-        raise ValueError(f"{name} = {value!r}: need 0 to {MAX_START_S:.0f}")
+        raise ValueError(f"{name} = {repr(value)[:80]}: need 0 to {MAX_START_S:.0f}")
     return float(number)
 
 
 def _whole(name: str, value: object, least: int) -> int:
     number = value if isinstance(value, int) and not isinstance(value, bool) else -1
     if not least <= number <= MAX_OBJECT_BYTES:
-        raise ValueError(f"{name} = {value!r}: need an integer, {least} to {MAX_OBJECT_BYTES}")
+        raise ValueError(
+            f"{name} = {repr(value)[:80]}: need an integer, {least} to {MAX_OBJECT_BYTES}"
+        )
     return number

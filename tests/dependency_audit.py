@@ -42,7 +42,7 @@ def read_report(report: dict[str, Any]) -> Audit:
 
 
 def audit(requirements: Path, service: Sequence[str]) -> Audit | str:
-    """Ask one service about pinned requirements; the last line of its error if it did not answer."""
+    """Ask one service about pinned requirements; return the last line of its error if it fails."""
     program = Path(sys.executable).with_name("pip-audit")
     options = ["--no-deps", "--disable-pip", "--format", "json", "--progress-spinner", "off"]
     command = [program, "--requirement", requirements, *options, "--timeout", "15", *service]
@@ -54,7 +54,7 @@ def audit(requirements: Path, service: Sequence[str]) -> Audit | str:
 
 
 def report(requirements: Path, services: Sequence[Sequence[str]]) -> int:
-    """Print what the first service that knows every package says, or else all say; return 1 or 0."""
+    """Print what the first service that knows every package says, or all; return 1 or 0."""
     vulnerable: set[str] = set()
     for service in services:
         found = audit(requirements, service)

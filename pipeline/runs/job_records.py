@@ -37,8 +37,9 @@ def _ended(record: dict[str, Any]) -> dict[str, Any]:
     _require_time(record, "finished_at")
     _require_numbers(record, ("seconds",))
     _require_table(record, "recipe")
-    for tally in _require_table(record, "manifests").values():
-        _require_numbers(tally, _COUNTS)
+    tallies = _require_table(record, "manifests")
+    for name in tallies:
+        _require_numbers(_require_table(tallies, name), _COUNTS)
     for name in {"pace", "trainers", "requests"} & record.keys():
         _require_table(record, name)
     _require_costs(record)
@@ -50,7 +51,7 @@ def _ended(record: dict[str, Any]) -> dict[str, Any]:
 
 def _require_costs(record: Mapping[str, Any]) -> None:
     """Check what the dollars of a step are computed from."""
-    if record.get("requests"):
+    if record.get("requests") and _require_table(record, "requests"):
         _require_numbers(record["requests"], _REQUESTS)
     if record.get("cluster") is not None:
         cluster = _require_table(record, "cluster")

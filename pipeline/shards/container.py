@@ -164,7 +164,8 @@ def _as_value_errors() -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError) as error:
-        raise ValueError(f"cannot read the shard: {str(error)[:200]}") from error
+        said = " ".join(str(error).split())  # Thrift's errors have several lines
+        raise ValueError(f"cannot read the shard: {said[:200]}") from error
 
 
 def _require_seal(source: pa.NativeFile) -> None:

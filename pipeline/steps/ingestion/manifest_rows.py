@@ -165,7 +165,8 @@ def parquet_rows(store: ObjectStore, piece: Piece, columns: list[str]) -> Iterat
                 for fields in batch.to_pylist():
                     yield _parquet_row(fields)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{piece.uri}: damaged Parquet: {str(error)[:200]}") from error
+        said = " ".join(str(error).split())[:200]
+        raise ValueError(f"{piece.uri}: damaged Parquet: {said}") from error
 
 
 def _parquet_row(fields: Mapping[str, Any]) -> Row:
