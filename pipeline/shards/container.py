@@ -142,6 +142,8 @@ def read_plain_columns(
         in_memory = isinstance(shard, bytes)
         source = pa.BufferReader(shard) if in_memory else pa.PythonFile(shard, mode="r")
         file = _open_sealed(source)
+        if "utterance_id" not in file.schema_arrow.names:
+            raise ValueError("cannot read the shard: it has no utterance_id")
         known = [name for name in names if name in file.schema_arrow.names]
         table = file.read(known, use_threads=False)
         return {name: table.column(name).to_pylist() for name in known}, _footer(file)
