@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any, BinaryIO
 
 from infra.configuration import ConfigurationError
-from infra.ranges import printable
+from infra.ranges import holds_password, printable
 from infra.store.checked_reads import scan_checked
 from infra.store.object_store import ObjectNotFound, ObjectStore, StoreError, normalize_uri
 from infra.store.uris import is_s3
@@ -37,6 +37,8 @@ def main() -> None:
         sys.exit(trace_utterance(arguments))
     try:
         uri = normalize_uri(arguments.target)
+        if holds_password(uri):
+            raise ConfigurationError(f"{printable(uri)}: need a URI without a signature")
         answer = inspect_object(ObjectStore((uri,)), uri)
     except ConfigurationError as error:
         sys.exit(fail(NAME, error, 2))
