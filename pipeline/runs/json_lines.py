@@ -1,7 +1,6 @@
 """The lines of ledgers and selection files: JSON objects of which some fields are read."""
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -36,7 +35,9 @@ def _has(fields: Mapping[str, Any], needs: Mapping[str, type]) -> bool:
 
 
 def _is_of(value: object, kind: type) -> bool:
-    if kind is float:  # a whole number of seconds, too
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return is_number and abs(value) < 2**63 and math.isfinite(value)
-    return type(value) is kind and (kind is not int or 0 <= value < 2**63)
+    if kind is str:
+        return isinstance(value, str)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    # A whole number of seconds is one, too; NaN is in no range.
+    return 0 <= value < 2**63 and (kind is float or isinstance(value, int))

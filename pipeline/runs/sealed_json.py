@@ -2,10 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from infra.ranges import printable, shown
 
@@ -93,7 +93,7 @@ def typed_record(cls: type[T], fields: Any) -> T:  # noqa: ANN401 - as JSON has 
     """
     if not isinstance(fields, dict):
         raise TypeError(f"{shown(fields)}: need an object")
-    for name, hint in _hints(cls):
+    for name, hint in _hints(cast(Hashable, cls)):
         if name in fields and not _is_of(fields[name], hint):
             need = _NEEDS.get(hint, "an object of these")
             raise TypeError(f"{name} = {shown(fields[name])}: need {need}")
@@ -101,7 +101,7 @@ def typed_record(cls: type[T], fields: Any) -> T:  # noqa: ANN401 - as JSON has 
 
 
 @cache
-def _hints(cls: type) -> tuple[tuple[str, Any], ...]:
+def _hints(cls: Any) -> tuple[tuple[str, Any], ...]:  # noqa: ANN401
     hints = get_type_hints(cls).items()
     return tuple((name, hint) for name, hint in hints if _is_checked(hint))
 
@@ -114,8 +114,9 @@ def _is_of(value: object, hint: Any) -> bool:  # noqa: ANN401
     if hint is int:
         return type(value) is int and 0 <= value <= _MOST
     if hint is float:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return is_number and -_MOST <= value <= _MOST  # NaN is in no range
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return False
+        return -_MOST <= value <= _MOST  # NaN is in no range
     if hint in (str, bool):
         return type(value) is hint
     if not isinstance(value, dict):

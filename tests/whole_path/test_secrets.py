@@ -138,7 +138,7 @@ def test_three_steps_leave_no_secret(
     watched.environment["SPARK_CONF_DIR"] = environment["SPARK_CONF_DIR"]
     shared = ("--set", f'corpus.audio_prefixes=["{audio}"]', "--set", "loss_budget=0.9")
     options = arguments_of(run, *shared, "--set", "selection.hours=1")
-    given = ("--manifest", f"s3://{s3_bucket}/manifest.jsonl", "--subset", "unlabelled")
+    given = ("--manifest", f"s3://{s3_bucket}/manifest.jsonl", "--format", "table")
     metrics = tmp_path / "metrics.prom"
     ingested = watched.run("jobs.ingest", *options, *given, "--metrics-file", str(metrics))
     assert ingested.returncode == 0, ingested.stderr

@@ -76,9 +76,10 @@ def decode_model(data: bytes, config: ModelConfig) -> TrainedModel:
 def _require_parts(state: object) -> dict[str, Any]:
     """Refuse a state that is no model's, before senones that it only claims take memory."""
     parts: dict[str, Any] = state if isinstance(state, dict) else {}
+    priors: Any
     priors, count = parts.get("log_priors"), parts.get("num_senones")
-    has_priors = isinstance(priors, Tensor) and priors.dtype == torch.float32 and priors.ndim == 1
-    if not has_priors or type(count) is not int or len(priors) != count:
+    is_vector = isinstance(priors, Tensor) and priors.dtype == torch.float32 and priors.ndim == 1
+    if not is_vector or type(count) is not int or priors.shape != (count,):
         raise ValueError("no model with one prior for each senone: train it again in a new --run")
     if not isinstance(parts.get("state"), dict) or "config" not in parts:
         raise ValueError("a model without weights or its form: train it again in a new --run")

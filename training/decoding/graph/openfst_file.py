@@ -50,4 +50,4 @@ def _after_state(data: bytes, begin: int, state: int, limits: dict[str, int]) ->
             raise ValueError(f"state {state} has an arc whose {name} is not below {limit}")
     if np.isnan(arcs["cost"]).any():
         raise ValueError(f"state {state} has an arc without a cost")
-    return begin + num_arcs * _ARC.itemsize
+    return begin + arcs.nbytes
