@@ -5,6 +5,7 @@ import io
 import json
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from infra.cluster import load_cluster
+from infra.configuration import read_record
 from infra.store.object_store import ObjectStore
+from jobs.planning.calibration.throughputs import Calibration, json_object
 from pipeline.filters import SelectionFilters
 from pipeline.metadata import read_ids, read_records
 from pipeline.records import MetadataError, Utterance, parse_line
@@ -24,6 +27,7 @@ from pipeline.steps.ingestion.formats import ManifestFormat, Nemo, Table
 from pipeline.steps.ingestion.lhotse import LhotseCuts, LhotseSupervisions, Shar
 from tests.fuzzing.mutations import ODD_VALUES, changed, changed_json, damaged, repeated_key
 from tests.fuzzing.outcomes import EXAMPLES, REFUSED, outcome
+from tests.jobs.planning.test_throughputs import CALIBRATION
 from training.evaluation.language_model import LanguageModelFile
 from training.recipes import read_recipe
 
@@ -256,6 +260,17 @@ def test_changed_cells_of_parquet(
         return  # no such column
     store.put(uri, content.getvalue())
     outcome(lambda: list(records_in(store, Table(), uri)), uri)
+
+
+MEASURED = json.dumps(asdict(CALIBRATION)).encode()
+
+
+@fewer
+@given(damaged(MEASURED) | changed_json(json.loads(MEASURED), write))
+def test_changed_calibrations(data: bytes) -> None:
+    """What `megahour plan` stored in a run is a whole calibration, or is refused by its place."""
+    uri = "s3://b/run/plan/calibration.json"
+    outcome(lambda: read_record(Calibration, json_object(data, uri), uri), uri)
 
 
 ARPA = b"\\data\\\nngram 1=3\n\n\\1-grams:\n-1 <s> -0.3\n-1 </s>\n-0.5 hello\n\n\\end\\\n"
