@@ -40,7 +40,6 @@ class Repetition(Enum):
 
     SAME_BYTES = "same bytes"
     """Wherever it runs. An attempt whose bytes differ fails the step."""
-
     OTHER_LAST_BITS = "other last bits"
     """On another device, or at other company in a batch. The first commit is taken."""
 
@@ -88,20 +87,19 @@ class Commit:
     @classmethod
     def from_bytes(cls, data: bytes) -> "Commit":
         """Read what `to_bytes` wrote; ValueError if it is damaged."""
-        return read_sealed(
-            data,
+        remedy = (
             "the commit record is damaged, or of an older version: remove it and run its step "
-            "again, which repeats this one task",
-            cls._from_document,
+            "again, which repeats this one task"
         )
+        return read_sealed(data, remedy, cls._from_document)
 
     @classmethod
     def _from_document(cls, document: dict[str, Any]) -> "Commit":
         for name in ("tally_in", "quarantined", "unselected"):
             document[name] = typed_record(Tally, document[name])
         document["outputs"] = tuple(typed_record(Output, each) for each in document["outputs"])
-        ledger = document["ledger"]
-        document["ledger"] = None if ledger is None else typed_record(Output, ledger)
+        if document["ledger"] is not None:
+            document["ledger"] = typed_record(Output, document["ledger"])
         return typed_record(cls, document)
 
     def is_same_work(self, other: "Commit") -> bool:

@@ -13,7 +13,7 @@ HEAVY = ("torch", "kaldi_decoder", "kaldi_hmm_gmm", "kaldi_native_fbank", "kaldi
 PROGRAM = """
 import runpy, sys
 name, *arguments = sys.argv[1:]
-sys.argv = [name, *arguments]
+sys.argv, code = [name, *arguments], 0
 try:
     runpy.run_module(f"jobs.{name}", run_name="__main__", alter_sys=True)
 except SystemExit as ended:
