@@ -29,9 +29,12 @@ def run_job(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     def run(name: str, *arguments: str) -> Said:
         path = JOBS / f"{name}.py"
         monkeypatch.setattr(sys, "argv", [str(path), *arguments])
-        with pytest.raises(SystemExit) as ended:
+        code = 0
+        try:
             runpy.run_path(str(path), run_name="__main__")
+        except SystemExit as ended:
+            code = int(ended.code or 0)
         captured = capsys.readouterr()
-        return Said(int(ended.value.code or 0), captured.out, captured.err)
+        return Said(code, captured.out, captured.err)
 
     return run

@@ -17,7 +17,11 @@ from jobs.cli.catalogue import STORY
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("pipeline", "training", "jobs", "infra")
-GUIDES = sorted(path for name in (*PACKAGES, "tests") for path in (ROOT / name).rglob("*.md"))
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+GUIDES = [
+    *sorted(path for name in (*PACKAGES, "tests") for path in (ROOT / name).rglob("*.md")),
+    *PAGES,
+]
 DECISIONS = sorted((ROOT / "docs/decisions").glob("0*.md"))
 # The change log names what there was.
 DOCUMENTS = [
@@ -30,6 +34,7 @@ DOCUMENTS = [
 ELSEWHERE = re.compile(
     r"(runs|selection|features|corpus|report|certificate|conf|scratch|dist)/"
     r"|(manifest|report)\.json|(example|inspect|my_models|my_teachers)\.py|spark-env\.sh"
+    r"|(data|clips)/|mine\.toml"
 )
 # Names of other software, and of the Makefile.
 FOREIGN = {
@@ -50,10 +55,17 @@ def named(document: Path) -> str:
     return str(document.relative_to(ROOT))
 
 
+def prose_of(document: Path) -> str:
+    """The document without its blocks of code, and without a comparison's column of other tools."""
+    outside = re.sub(r"^```.*?^```", "", text_of(document), flags=re.M | re.S)
+    return (
+        re.sub(r"^\|.*?\|", "", outside, flags=re.M) if "| there | here |" in outside else outside
+    )
+
+
 def named_paths(document: Path) -> set[str]:
     """The paths that a document has in `code`, or hands to spark-submit or torchrun."""
-    text = text_of(document)
-    outside = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    text, outside = text_of(document), prose_of(document)
     spans = [span for span in re.findall(r"`([^`\n]+)`", outside) if PATH.fullmatch(span)]
     submitted = re.findall(r"(?:spark-submit|--) (jobs/\w+\.py)", text)
     return {span for span in [*spans, *submitted] if not ELSEWHERE.match(span)}
@@ -105,7 +117,7 @@ def code_words() -> set[str]:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=named)
 def test_named_identifiers_exist(document: Path, code_words: set[str]) -> None:
     """Every identifier in `code`, known by its _ or inner capital, occurs in the repository."""
-    outside = re.sub(r"^```.*?^```", "", text_of(document), flags=re.M | re.S)
+    outside = prose_of(document)
     words = {word for span in re.findall(r"`([^`\n]+)`", outside) for word in WORD.findall(span)}
     assert words - code_words - FOREIGN == set()
 
@@ -151,7 +163,7 @@ def test_documents_stay_short() -> None:
     too_long = {
         named(path): num_lines
         for path in [ROOT / "README.md", *GUIDES]
-        if path.name == "README.md"
+        if (path.name == "README.md" or path in PAGES)
         and (num_lines := len(text_of(path).splitlines())) > (120 if path.parent == ROOT else 130)
     }
     assert too_long == {}

@@ -8,7 +8,7 @@ from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
 from pipeline.runs.json_lines import QUARANTINED, read_lines
 from pipeline.runs.manifest import Output, read_output
-from pipeline.runs.names import ACCESS_DENIED, MISSING_OBJECT
+from pipeline.runs.names import ACCESS_DENIED, MISSING_OBJECT, OUTSIDE_PREFIXES
 
 
 class LossBudgetExceededError(Exception):
@@ -52,11 +52,13 @@ def loss_error(
 ) -> LossBudgetExceededError:
     """Make the error of a step that has lost too much: value, bound, reasons and remedy."""
     may_be_back = {MISSING_OBJECT, ACCESS_DENIED} & reasons.keys()
-    retry = "once audio is back, megahour retry reads it again; " if may_be_back else ""
+    remedy = "once audio is back, megahour retry reads it again; " if may_be_back else ""
+    if OUTSIDE_PREFIXES in reasons:
+        remedy += "name the audio's folders in corpus.audio_prefixes; "
     return LossBudgetExceededError(
         f"{num_lost} of {limit.num_utterances} utterances quarantined, the loss budget is "
         f"{limit.loss_budget:.2%}; reasons: {dict(reasons.most_common())}. See the ledgers, such "
-        f"as {example}; {retry}fix the data, or raise loss_budget"
+        f"as {example}; {remedy}fix the data, or raise loss_budget"
     )
 
 

@@ -61,6 +61,9 @@ PART_SUFFIX = ".outputs"
 MISSING_OBJECT, ACCESS_DENIED = "missing_object", "access_denied"
 """Reasons in a ledger for audio that was not there, and may be there later."""
 
+OUTSIDE_PREFIXES = "outside_prefixes"
+"""The reason in a ledger for audio that the recipe does not allow to read."""
+
 # Within a run, beside the steps; and within a corpus.
 STEP_RECORDS_FOLDER = "steps"
 PLAN_DOCUMENT = "plan/plan.json"

@@ -24,7 +24,7 @@ from pipeline.filterbank import FRAME_SHIFT_MS
 from pipeline.filterbank.log_mel import Engine, log_mel_energies
 from pipeline.normalization import CausalMean
 from pipeline.records import Quarantined, Utterance
-from pipeline.runs.names import ACCESS_DENIED, MISSING_OBJECT
+from pipeline.runs.names import ACCESS_DENIED, MISSING_OBJECT, OUTSIDE_PREFIXES
 from pipeline.shards import FeatureRow, Storage, as_stored
 from pipeline.splicing import STACK
 from pipeline.steps.audio_objects import AudioObjects
@@ -38,7 +38,7 @@ PCM_BYTES_PER_SAMPLE = 2
 REFUSALS = {
     ObjectNotFound: MISSING_OBJECT,
     ObjectDenied: ACCESS_DENIED,
-    PrefixError: "outside_prefixes",
+    PrefixError: OUTSIDE_PREFIXES,
     ObjectTooLarge: "too_large",
 }
 

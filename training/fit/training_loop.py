@@ -8,7 +8,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any
 
-from infra.log_lines import progress_bar
+from infra.log_lines import log, progress_bar
 from training.algorithms.learning_rates import warm_up_factor
 from training.algorithms.optimizers import make_optimizer
 from training.checkpoints.checkpointer import Checkpointer
@@ -75,6 +75,7 @@ class Fitting:
         if (state := self.checkpoints.restore(type(self.trainer))) is not None:
             load_whole_state(state, self.model, self.optimizer, self.trainer)
             self.progress = Progress.from_state(state, self.group.size())
+            self._log_resume()
         set_float32_products(self.fit.loop.precision)
         # Entered once, the trainer lets BMUF's blocks run across sub-epochs.
         if self.fit.newbob is None:
@@ -90,6 +91,12 @@ class Fitting:
                 self._norms.check()
                 self._end(sub_epoch, self._validate())
         return self.progress.curve
+
+    def _log_resume(self) -> None:
+        if self.group.rank() == 0:
+            index, step = self.progress.cursor.sub_epoch, self.trainer.num_steps
+            place = f"step {step}, in sub-epoch {index} of {len(self.fit.sub_epochs)}"
+            log(f"train {self.fit.name}: resume after {place}")
 
     def _sub_epochs(self) -> Iterator[SubEpoch]:
         """Yield the sub-epochs from the present one on; newbob sets rates, and when to stop."""
@@ -115,7 +122,7 @@ class Fitting:
                     seconds = time.monotonic() - started
                     self.pace.append(SubEpochPace(index, num_frames, seconds))
                 mean = self.progress.curve[-1]["cross_entropy"]
-                bar.set_postfix_str(f"cross-entropy {mean:.3f}")
+                bar.set_postfix_str(f"cross-entropy {mean:.3f}", refresh=False)
                 bar.update()
 
     def _train(self, sub_epoch: SubEpoch) -> None:

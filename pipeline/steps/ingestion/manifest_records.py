@@ -16,7 +16,7 @@ from pipeline.records import (
     Utterance,
     parse_fields,
 )
-from pipeline.runs.names import UNLABELLED
+from pipeline.runs.names import OUTSIDE_PREFIXES, UNLABELLED
 from pipeline.steps.ingestion.manifest_rows import Row
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -47,7 +47,7 @@ def with_audio(
         except PrefixError as error:
             partial = PartialRecord(str(fields.get("utterance_id", "")), fields["audio_uri"])
             detail = f"{error}: add it to corpus.audio_prefixes"
-            refused = MetadataError("outside_prefixes", detail, partial)
+            refused = MetadataError(OUTSIDE_PREFIXES, detail, partial)
             yield Quarantined.from_error(refused, row.num_bytes)
             continue
         yield Row(fields, row.num_bytes)

@@ -24,7 +24,7 @@ import torch
 from infra.store.object_store import ObjectStore
 from jobs.run import JOBS
 from pipeline.runs.manifest import manifest_uri
-from pipeline.runs.names import STUDENT, model_step
+from pipeline.runs.names import CHECKPOINTS_FOLDER, STUDENT, model_step
 from tests.faults.killed_processes.torchrun_job import NUM_RANKS, TorchrunJob, lives, strike
 from tests.training.data.uneven_run import write_uneven_run
 from tests.whole_path.processes import TINY
@@ -38,7 +38,6 @@ PROGRAMS = dict.fromkeys(("gtc", "htm"), Path(__file__).with_name("two_backends.
 """Trainers whose ranks have a group of two backends, as on GPUs."""
 JOB_LIMIT_S = 1200.0
 TIME_LIMIT_S = 20.0
-NUM_SUB_EPOCHS = 64  # of 4 sub-epochs and 8 passes, each after labelled data
 _POLL_INTERVAL_S = 0.05
 SETTINGS = (
     "models.student.num_units=16",
@@ -78,7 +77,7 @@ class Record:
             [
                 *rows,
                 f"{self.num_starts} starts besides torchrun's own; {self.num_resumed} times ranks "
-                f"went on from a later sub-epoch than the first; {self.seconds:.0f} s",
+                f"resumed; {self.seconds:.0f} s",
                 f"deaths that no message names: {self.unnamed or 'none'}",
                 f"models unlike an undisturbed run's: {self.different or 'none'}",
             ]
@@ -99,48 +98,46 @@ class RankChaos:
     def fit(self, trainer: str, strikes: Sequence[str]) -> None:
         """Fit undisturbed and with these strikes (rank, torchrun, stop); compare the outcomes."""
         begun = time.monotonic()
-        expected = self._undisturbed(trainer)
-        found = self._run(f"{trainer}-{self.record.num_starts}", trainer, strikes)
-        if found != expected:
+        undisturbed = self._undisturbed(trainer)
+        moments = [self._random.randrange(newest_step(undisturbed)) for _ in strikes]
+        run = self.folder / f"{trainer}-{self.record.num_starts}"
+        self._run(run, trainer, strikes, moments)
+        if manifest_of(run) != manifest_of(undisturbed):
             self.record.different.append(trainer)
         self.record.seconds += time.monotonic() - begun
 
-    def _undisturbed(self, trainer: str) -> bytes:
-        """Return the manifest of simulated ranks: 6 s of CPU, where torchrun's take 16."""
+    def _undisturbed(self, trainer: str) -> Path:
+        """Return the run of simulated ranks: 6 s of CPU, where torchrun's take 16."""
         run = self.folder / f"{trainer}-undisturbed"
         shutil.copytree(self._source, run)
         store = ObjectStore((str(run),))
         fit = student_fit(read_recipe(str(TINY), settings_of(trainer), {STUDENT: trainer}))
         simulate_ranks(NUM_RANKS, lambda group: fit_model(fit, store, str(run), group))
-        return manifest_of(run)
+        return run
 
-    def _run(self, name: str, trainer: str, strikes: Sequence[str]) -> bytes:
-        """Start until the job is done, first strike before training; return the manifest."""
-        run = self.folder / name
+    def _run(self, run: Path, trainer: str, strikes: Sequence[str], moments: Sequence[int]) -> None:
+        """Start until the job is done; strike before training, then after the steps `moments`."""
         shutil.copytree(self._source, run)
         pending = self._random.sample(strikes, len(strikes))
-        sub_epochs = [-1, *sorted(self._random.randrange(NUM_SUB_EPOCHS) for _ in strikes)]
+        steps = [-1, *sorted(moments)]
         job = self._start(run, trainer)
         deadline = time.monotonic() + JOB_LIMIT_S
         while (code := job.process.poll()) != 0:
             if time.monotonic() > deadline:
-                raise RuntimeError(f"{name}: exit code {code}: {job.text()[-4000:]}")
+                raise RuntimeError(f"{run.name}: exit code {code}: {job.text()[-4000:]}")
             if code is not None:
                 job = self._start(run, trainer)
-            if pending and len(job.ranks()) == NUM_RANKS and _sub_epoch(job) >= sub_epochs[0]:
-                time.sleep(self._random.uniform(0, 4.0 if sub_epochs.pop(0) < 0 else 0.5))
+            if pending and len(job.ranks()) == NUM_RANKS and newest_step(run) >= steps[0]:
+                time.sleep(self._random.uniform(0, 4.0 if steps.pop(0) < 0 else 0.5))
                 self._strike(job, pending.pop(0))
             time.sleep(_POLL_INTERVAL_S)
-        begun_at = re.findall(
-            r"train student: +\d+%\|[^|]*\| (\d+)/\d+ \[00:00<\?, \?sub-epoch/s\]", job.text()
-        )
-        self.record.num_resumed += sum(int(sub_epoch) > 0 for sub_epoch in begun_at)
+        resumed_after = re.findall(r"train student: resume after step (\d+),", job.text())
+        self.record.num_resumed += sum(int(step) > 0 for step in resumed_after)
         said = job.text()
         for death, messages in self._messages.items():
             if not any(message in said for message in messages):
                 self.record.unnamed.append(death)
         self._messages = {}
-        return manifest_of(run)
 
     def _start(self, run: Path, trainer: str) -> TorchrunJob:
         self.record.num_starts += 1
@@ -183,10 +180,10 @@ def manifest_of(run: Path) -> bytes:
     return Path(manifest_uri(str(run), model_step(STUDENT))).read_bytes()
 
 
-def _sub_epoch(job: TorchrunJob) -> int:
-    """Return the latest sub-epoch that rank 0 has finished; -1 before it begins to train."""
-    ended = re.findall(rf"\| (\d+)/{NUM_SUB_EPOCHS} \[", job.text())
-    return max(map(int, ended), default=-1)
+def newest_step(run: Path) -> int:
+    """Return the step of the student's newest checkpoint; -1 before the first."""
+    records = (run / model_step(STUDENT) / CHECKPOINTS_FOLDER).glob("*.json")
+    return max((int(record.stem) for record in records), default=-1)
 
 
 def write_run(folder: Path) -> None:

@@ -1,8 +1,7 @@
-"""Every command of docs/metadata.md ingests the examples that the page shows."""
+"""Every command of the documents that ingests manifests ingests the examples that they show."""
 
 import io
 import re
-import shlex
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,22 +14,34 @@ from infra.store.object_store import ObjectStore
 from jobs.cli import spark_steps
 from pipeline.runs.manifest import read_manifest
 from pipeline.steps.ingestion.formats import FIELDS
+from tests.documents.document_commands import (
+    EXAMPLE_FILE,
+    ROOT,
+    Command,
+    commands_of,
+    documents,
+    example_files,
+)
 from tests.job_programs import RunJob
 from tests.small_corpus import flac, serially, tone, wav
 
-PAGE = (Path(__file__).parents[3] / "docs" / "metadata.md").read_text()
-FILES = re.findall(r"`(data/[^`]+)`[^`]*\n\n```(?:json)?\n(.*?)```", PAGE, re.DOTALL)
+PAGE = (ROOT / "docs" / "metadata.md").read_text()
+FILES = example_files()
 COMMANDS = [
-    line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()
+    each
+    for document in documents()
+    for each in commands_of(document)
+    if each.job and each.job[0] == "ingest"
 ]
 
 
 def write_audio(data: Path) -> None:
-    """Write the audio that the page's examples name."""
+    """Write the audio that the examples name."""
     for folder in ("audio", "kaldi/audio", "voice/clips", "shar", "libri/84/1"):
         (data / folder).mkdir(parents=True)
     for folder in ("audio", "kaldi/audio"):
-        (data / folder / "a.wav").write_bytes(wav(tone(1, 2)))
+        for name in re.findall(r"audio/([\w-]+\.wav)", " ".join(FILES.values())):
+            (data / folder / name).write_bytes(wav(tone(1, 2)))
     soundfile.write(data / "voice" / "clips" / "a.mp3", tone(1, 2), 16_000)
     (data / "libri/84/1/84-1.trans.txt").write_text("84-1-0000 YES\n")
     (data / "libri/84/1/84-1-0000.flac").write_bytes(flac(tone(1, 2)))
@@ -42,9 +53,20 @@ def write_audio(data: Path) -> None:
         archive.addfile(info, io.BytesIO(content))
 
 
+def write_examples(folder: Path) -> None:
+    """Write the files that the documents show; a copied recipe is before mine.toml's lines."""
+    write_audio(folder / "data")
+    for name, text in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    recipe = (ROOT / "jobs/recipes/recorded.toml").read_text()
+    (folder / "mine.toml").write_text(recipe + FILES["mine.toml"])
+
+
 def test_the_page_has_its_examples() -> None:
     """Eight files, eight commands; the table of fields is the records'."""
-    assert (len(FILES), len(COMMANDS)) == (8, 8)
+    of_page = [each for each in COMMANDS if each.document == "docs/metadata.md"]
+    assert (len(EXAMPLE_FILE.findall(PAGE)), len(of_page)) == (8, 8)
     table = PAGE.partition("## Fields")[2].partition("## ")[0]
     named = [
         name
@@ -54,9 +76,9 @@ def test_the_page_has_its_examples() -> None:
     assert named == list(FIELDS)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", COMMANDS, ids=str)
 def test_commands(
-    tmp_path: Path, run_job: RunJob, monkeypatch: pytest.MonkeyPatch, command: str
+    tmp_path: Path, run_job: RunJob, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     """The command ends well, quarantines nothing, and writes records."""
 
@@ -67,11 +89,9 @@ def test_commands(
 
     monkeypatch.setattr(spark_steps, "distribute_on_spark", in_a_loop)
     monkeypatch.chdir(tmp_path)
-    write_audio(tmp_path / "data")
-    for name, text in FILES:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    _, job, *arguments = shlex.split(command)
+    write_examples(tmp_path)
+    assert command.job is not None
+    job, arguments = command.job
     said = run_job(job, *arguments)
     assert said.code == 0, said.err
     store = ObjectStore((str(tmp_path),))

@@ -1,5 +1,6 @@
 """The quarantine ledger and the loss budget."""
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,13 @@ import pytest
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import step_context
-from pipeline.runs.ledger import LossBudgetExceededError, check_loss_budget, ledger_reasons
+from pipeline.runs.ledger import (
+    LossBudgetExceededError,
+    LossLimit,
+    check_loss_budget,
+    ledger_reasons,
+    loss_error,
+)
 from pipeline.runs.manifest import Output
 
 
@@ -62,6 +69,13 @@ def test_a_larger_loss_names_numbers_reasons_and_a_ledger(tmp_path: Path) -> Non
         f"See the ledgers, such as {ledgers[0].key}; "
     )
     assert str(caught.value).endswith("or raise loss_budget")
+
+
+def test_audio_outside_the_prefixes_has_its_remedy() -> None:
+    """The message names the key that allows its folder; of other reasons it does not."""
+    for reason, is_named in (("outside_prefixes", True), ("truncated", False)):
+        said = str(loss_error(1, LossLimit(0.0, 1), Counter({reason: 1}), "x"))
+        assert ("name the audio's folders in corpus.audio_prefixes; " in said) == is_named
 
 
 def test_nothing_lost_of_nothing_passes(tmp_path: Path) -> None:

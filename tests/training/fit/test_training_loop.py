@@ -46,6 +46,23 @@ def test_another_number_of_ranks_resumes(tmp_path: Path, trainer: str, num_ranks
         assert statistics["num_ranks"] == num_ranks
 
 
+def test_a_fit_says_where_it_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line names the step and the sub-epoch; short sub-epochs write none of their own."""
+    monkeypatch.setattr("infra.log_lines.PROGRESS_INTERVAL_S", 3600.0)
+    what = small_fit("synchronous", True, checkpoints=EVERY_STEP, minibatch_frames=32)
+    what = replace(what, sub_epochs=what.sub_epochs[:6])
+    write_run(tmp_path / "whole")
+    simulate_ranks(1, fit, tmp_path / "whole", what)
+    assert "sub-epoch" not in capsys.readouterr().err
+    step = steps_saved(tmp_path / "whole", what)[1]
+    copy_stopped(tmp_path / "whole", what, step, tmp_path / "stopped")
+    simulate_ranks(1, fit, tmp_path / "stopped", what)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(f"train student: resume after step {step}, in sub-epoch 0 of 6")
+
+
 def test_ranks_that_cannot_form_groups_are_refused(tmp_path: Path) -> None:
     """The message names the group size and the number of ranks."""
     what = small_fit("htm", True, group_size=2, checkpoints=EVERY_STEP)
