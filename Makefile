@@ -15,7 +15,7 @@ KILLS ?= 30
 # A file's tests run in one process and share what they set up; the longest files begin.
 PYTEST = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo run test faults dist format lint clean
+.PHONY: help setup demo run test faults dist format lint audit clean
 
 help:
 	@echo 'make demo                 synthetic corpus, every step, word error rates (10 minutes, 2 cores)'
@@ -26,6 +26,7 @@ help:
 	@echo 'make dist                 code and dependencies for spark-submit on a cluster'
 	@echo 'make format               format the code, and fix what the linter can fix'
 	@echo 'make lint                 formatting, lint, types, import contracts, templates, images, scripts'
+	@echo 'make audit                known vulnerabilities of the pinned dependencies, as advisory services list them'
 	@echo 'make clean                remove what the other commands made, runs too'
 
 setup: $(VENV)/.developed
@@ -80,6 +81,9 @@ lint: setup
 	$(BIN)/cfn-lint infra/cloudformation/*
 	$(BIN)/hadolint infra/docker/*.Dockerfile
 	$(BIN)/shellcheck infra/*/*.sh tests/*.sh
+
+audit: setup
+	$(BIN)/python -m tests.dependency_audit
 
 clean:
 	rm -rf $(VENV) $(AIRFLOW) build training/algorithms/gtc/*.so dist runs .mypy_cache .ruff_cache .pytest_cache .hypothesis

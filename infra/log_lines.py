@@ -10,6 +10,8 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from tqdm import tqdm
 
+from infra.ranges import without_secrets
+
 LogFormat: TypeAlias = Literal["text", "json"]
 """text: time, step and message; json: one object a line."""
 
@@ -33,7 +35,11 @@ def begin_log(step: str, chosen: LogFormat) -> None:
 
 
 def log(message: str, step: str = "", **facts: object) -> None:
-    """Write one line to standard error; JSON has the `facts` as keys of their own."""
+    """Write one line to standard error; JSON has the `facts` as keys of their own.
+
+    Passwords and signatures of URIs in the message are starred out.
+    """
+    message = without_secrets(message)
     now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     step = step or os.environ.get(_STEP, "megahour")
     if log_format() == "json":
@@ -48,7 +54,7 @@ def report_error(step: str, error: object) -> None:
     if log_format() == "json":
         log(str(error), step, level="error")
     else:
-        print(f"{step}: {error}", file=sys.stderr, flush=True)
+        print(f"{step}: {without_secrets(str(error))}", file=sys.stderr, flush=True)
 
 
 class _Lines:

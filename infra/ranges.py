@@ -210,9 +210,13 @@ def holds_password(text: str) -> bool:
 
 def printable(text: str, most: int = 200) -> str:
     """Return text on one line of at most `most` characters, without a password."""
-    hidden = _SIGNATURE.sub(r"\1***", _PASSWORD.sub("***@", text))
-    line = _CONTROL.sub(lambda found: repr(found[0])[1:-1], hidden)
+    line = _CONTROL.sub(lambda found: repr(found[0])[1:-1], without_secrets(text))
     return line if len(line) <= most else f"{line[:most]}..."
+
+
+def without_secrets(text: str) -> str:
+    """Return text with stars for what URIs in it hold of passwords, tokens and signatures."""
+    return _SIGNATURE.sub(r"\1***", _PASSWORD.sub("***@", text))
 
 
 def _number(value: float) -> str:

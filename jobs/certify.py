@@ -15,7 +15,6 @@ from pipeline.audit.provenance import STEPS
 from pipeline.runs.manifest import manifest_uri, read_manifest
 from pipeline.runs.names import STUDENT, model_step
 from training.fit.model_specs import student_fit
-from training.shuffle_audit.certificate import CertificateConfig, certify_run
 
 USUAL_RANKS = 4
 HEADER = f"{'':32}{'step':>10}{'uniform':>10}{'rank':>10}{'uniform':>10}"
@@ -23,6 +22,12 @@ HEADER = f"{'':32}{'step':>10}{'uniform':>10}{'rank':>10}{'uniform':>10}"
 
 def run(job: Job) -> StepResults:
     """Examine the first steps of the student's sub-epochs; print the table."""
+    # It imports torch, which neither a dry run nor retry needs.
+    from training.shuffle_audit.certificate import (  # noqa: PLC0415
+        CertificateConfig,
+        certify_run,
+    )
+
     arguments = job.arguments
     num_ranks = arguments.ranks or trained_ranks(job)
     try:

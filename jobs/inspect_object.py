@@ -9,10 +9,8 @@ import sys
 from dataclasses import asdict
 from typing import Any, BinaryIO
 
-import pyarrow.parquet as pq
-
 from infra.configuration import ConfigurationError
-from infra.ranges import printable
+from infra.ranges import holds_password, printable
 from infra.store.checked_reads import scan_checked
 from infra.store.object_store import ObjectNotFound, ObjectStore, StoreError, normalize_uri
 from infra.store.uris import is_s3
@@ -23,6 +21,7 @@ from jobs.inspect_utterance import QUERY
 from pipeline.runs.manifest import Manifest, manifest_uri
 from pipeline.runs.names import MANIFEST_FILE
 from pipeline.runs.sealed_json import unseal
+from pipeline.shards.container import read_first_rows
 
 NAME = "inspect"
 NUM_ROWS = 3
@@ -38,6 +37,8 @@ def main() -> None:
         sys.exit(trace_utterance(arguments))
     try:
         uri = normalize_uri(arguments.target)
+        if holds_password(uri):
+            raise ConfigurationError(f"{printable(uri)}: need a URI without a signature")
         answer = inspect_object(ObjectStore((uri,)), uri)
     except ConfigurationError as error:
         sys.exit(fail(NAME, error, 2))
@@ -100,16 +101,14 @@ def inspect_object(store: ObjectStore, uri: str) -> Answer:
 
 def shard_facts(file: BinaryIO) -> dict[str, Any]:
     """Return a shard's rows, columns and first rows; long cells are given by their sizes."""
-    parquet = pq.ParquetFile(file)
-    schema, metadata = parquet.schema_arrow, parquet.metadata
-    batch = next(parquet.iter_batches(NUM_ROWS), None)
-    first = [] if batch is None else batch.slice(0, NUM_ROWS).to_pylist()
+    metadata, first = read_first_rows(file, NUM_ROWS)
+    rows = first.to_pylist()
     return {
         "kind": "shard",
         "rows": metadata.num_rows,
         "row_groups": metadata.num_row_groups,
-        "columns": {each.name: str(each.type) for each in schema},
-        "first_rows": [{name: _short(cell) for name, cell in row.items()} for row in first],
+        "columns": {each.name: str(each.type) for each in first.schema},
+        "first_rows": [{name: _short(cell) for name, cell in row.items()} for row in rows],
     }
 
 

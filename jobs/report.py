@@ -26,6 +26,7 @@ from jobs.report_contents.inputs import record_uris, report_spec, run_report
 from jobs.report_contents.origin import origin_of
 from jobs.report_contents.quarantine import quarantine_reasons, retry_commands
 from jobs.report_page import format_table, hours_point, render_report
+from pipeline.audit.job_records import parse_job_record
 from pipeline.runs.manifest import (
     Manifest,
     Output,
@@ -251,7 +252,7 @@ def step_records(job: Job) -> dict[str, Any]:
 def _read_record(job: Job, uri: str) -> dict[str, Any]:
     step = uri.rpartition("/")[2].removesuffix(".json")
     remedy = f"run megahour {step} again, which stores the record again"
-    return read_checked(job.store, uri, lambda data: unseal(data, remedy))
+    return read_checked(job.store, uri, lambda data: parse_job_record(data, remedy))
 
 
 def step_entry(record: dict[str, Any]) -> dict[str, Any]:

@@ -88,6 +88,8 @@ def later_steps(
 
     What changes in the `unread` steps changes no other.
     """
+    if not changed:
+        return []  # the steps' modules would import torch
     outdated, found = set(changed), list[str]()
     for job in STEPS:
         step: Step = import_module(f"jobs.{job}").STEP

@@ -5,41 +5,72 @@ megahour roles > roles.json
 
 import argparse
 import json
-import re
 import sys
+from collections.abc import Mapping, Sequence
 
 from infra.aws.step_roles import roles_template
 from infra.cluster import Cluster, load_cluster
 from infra.configuration import ConfigurationError
-from jobs.cli.catalogue import STEPS
+from infra.ranges import printable
+from infra.store.object_store import PrefixError, normalize_uri
+from infra.store.uris import is_s3
+from jobs.cli.catalogue import EXTRACT_FEATURES, GENERATE_TARGETS, INGEST, STEPS
 from jobs.cli.command_line import fail
 from jobs.cli.parser import Parser
 from jobs.plan import step_clusters
 
-QUERIES = ("inspect_utterance", "retry", "verify")
-"""The queries that have a cluster file, and so a role, of their own."""
+QUERIES = ("export", "inspect_utterance", "retry", "status", "verify")
+"""The queries that have a cluster file, and so a role, of their own.
+
+`inspect` of an object needs the role of `inspect_utterance`; `transcribe` reads no store.
+"""
+
+AUDIO_READERS = (
+    *(INGEST, EXTRACT_FEATURES, GENERATE_TARGETS),
+    *("export", "inspect_utterance", "verify"),
+)
+"""The steps and queries that read audio, and manifests of it, below corpus.audio_prefixes."""
+
+_MAX_LINE = 200
 
 
-_ONE_THING = re.compile(r"([\[{])\s+([^\n]+[^\n,{\[])\s+([\]}])")
+def template(clusters: Mapping[str, str], audio: Sequence[str] = ()) -> dict[str, object]:
+    """Return the template for the steps' own cluster files, or for those given by step.
 
-
-def template(clusters: dict[str, str]) -> dict[str, object]:
-    """Return the template for the steps' own cluster files, or for those given by step."""
+    Steps that read audio may read below the `audio` prefixes, as s3://bucket/prefix, too.
+    """
 
     def cluster_of(step: str) -> Cluster:
         return load_cluster(clusters.get(step, step))
 
     on_emr = {step: cluster_of(step) for step, starter in STEPS.items() if starter == "Spark"}
     others = [step for step in (*STEPS, *QUERIES) if step not in on_emr]
-    return roles_template(on_emr, {step: cluster_of(step) for step in others})
+    on_hosts = {step: cluster_of(step) for step in others}
+    return roles_template(on_emr, on_hosts, dict.fromkeys(AUDIO_READERS, _places(audio)))
 
 
-def text_of(document: dict[str, object]) -> str:
-    """Return the template as JSON below the 51,200 bytes that CloudFormation takes from a file."""
-    text = json.dumps(document, indent=1)
-    for _ in range(2):  # a table or list of one thing takes one line, not three
-        text = _ONE_THING.sub(r"\1\2\3", text)
-    return text
+def _places(prefixes: Sequence[str]) -> tuple[str, ...]:
+    """Return prefixes as bucket and folder; ConfigurationError for one that is not in S3."""
+    for prefix in prefixes:
+        if not is_s3(normalize_uri(prefix)) or "$" in prefix or "*" in prefix:
+            need = "need s3://bucket/prefix, without * and $"
+            raise ConfigurationError(f"--audio-prefix {printable(prefix)}: {need}")
+    return tuple(normalize_uri(each).removeprefix("s3://") for each in prefixes)
+
+
+def text_of(document: object, indent: str = "") -> str:
+    """Return the template as JSON below the 51,200 bytes that CloudFormation takes from a file.
+
+    What fits into a line takes one.
+    """
+    line = json.dumps(document)
+    if len(line) + len(indent) <= _MAX_LINE or not isinstance(document, dict | list):
+        return line
+    inner = f"{indent} "
+    if isinstance(document, dict):
+        rows = [f"{json.dumps(key)}: {text_of(each, inner)}" for key, each in document.items()]
+        return "{\n" + ",\n".join(inner + row for row in rows) + f"\n{indent}}}"
+    return "[\n" + ",\n".join(inner + text_of(each, inner) for each in document) + f"\n{indent}]"
 
 
 def main() -> None:
@@ -56,10 +87,12 @@ def main() -> None:
     parser.add_argument(
         "--step-cluster", action="append", default=[], metavar="STEP=CLUSTER", help=text
     )
+    text = "s3:// prefix of corpus.audio_prefixes, which steps that read audio may read; repeatable"
+    parser.add_argument("--audio-prefix", action="append", default=[], metavar="URI", help=text)
     arguments = parser.parse_args()
     try:
-        found = template(step_clusters(arguments.step_cluster))
-    except ConfigurationError as error:
+        found = template(step_clusters(arguments.step_cluster), arguments.audio_prefix)
+    except (ConfigurationError, PrefixError) as error:
         sys.exit(fail("roles", error, 2))
     print(text_of(found))
     sys.exit(0)

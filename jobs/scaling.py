@@ -13,9 +13,7 @@ from jobs.cli.command_line import fail
 from jobs.cli.parser import Parser
 from jobs.planning.scaling_options import choose_calibration, parse_ranks
 from jobs.planning.scaling_table import format_scaling, scale
-from training.cost_model.link_rates import measure_link
 from training.cost_model.step_time import CostModel, Workload
-from training.distributed import process_group
 
 EPILOG = """\
 synchronous sums all gradients; gtc sends the elements that reach a threshold; bmuf averages the
@@ -101,16 +99,23 @@ def main() -> None:
             scale_and_print(arguments)
     except (ConfigurationError, ValueError, OverflowError) as error:
         sys.exit(fail("scaling", error, 2))
-    except (OSError, process_group.CollectiveError) as error:
+    except OSError as error:
         sys.exit(fail("scaling", error, 1))
 
 
 def link_and_print(as_json: bool) -> None:
     """Time the link between the two ranks that torchrun started; rank 0 prints."""
-    with process_group.open_world(time_limit_s=120.0) as group:
-        rates = measure_link(group)
-        if not process_group.is_leader():
-            return
+    # Predictions need no torch.
+    from training.cost_model.link_rates import measure_link  # noqa: PLC0415
+    from training.distributed import process_group  # noqa: PLC0415
+
+    try:
+        with process_group.open_world(time_limit_s=120.0) as group:
+            rates = measure_link(group)
+            if not process_group.is_leader():
+                return
+    except process_group.CollectiveError as error:
+        sys.exit(fail("scaling", error, 1))
     print(
         json.dumps(asdict(rates))
         if as_json

@@ -19,6 +19,7 @@ from jobs.cli.catalogue import (
 )
 from jobs.cli.command_line import Answer, Query, main
 from jobs.cli.job import Job, written_steps
+from pipeline.audit.job_records import parse_job_record
 from pipeline.records import Tally
 from pipeline.runs.commit import read_commits
 from pipeline.runs.manifest import is_finished, read_manifest
@@ -32,7 +33,6 @@ from pipeline.runs.names import (
     job_record,
     selection_step,
 )
-from pipeline.runs.sealed_json import unseal
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +125,8 @@ def _seconds(job: Job, name: str) -> float:
     """Return how long a finished job took; 0 where it has no record."""
     try:
         data = job.store.get(join_uri(job.run_uri, job_record(name)))
-        return float(unseal(data, "")["seconds"])
-    except (ObjectNotFound, ValueError, KeyError):
+        return float(parse_job_record(data, "")["seconds"])
+    except (ObjectNotFound, ValueError):
         return 0.0
 
 

@@ -13,6 +13,7 @@ from jobs.cli.command_line import Answer, Query, main
 from jobs.cli.job import Job, written_steps
 from jobs.cli.parser import recipe_path
 from jobs.cli.spark_steps import distribute_on_spark
+from pipeline.audit.job_records import parse_job_record
 from pipeline.audit.step_records import Finding
 from pipeline.audit.verify import Expectation, Verification, sweep, verify_run
 from pipeline.runs.manifest import is_finished
@@ -22,7 +23,6 @@ from pipeline.runs.names import (
     features_step,
     job_record,
 )
-from pipeline.runs.sealed_json import unseal
 from training.fit.step_settings import step_configs
 from training.recipes import Recipe, read_recipe
 
@@ -70,7 +70,7 @@ def trained_recipe(job: Job) -> Recipe:
     trainers: dict[str, str] = {}
     for name in (TRAIN_BASELINE, TRAIN_TEACHER, TRAIN_STUDENT):
         try:
-            record = unseal(job.store.get(join_uri(job.run_uri, job_record(name))), "")
+            record = parse_job_record(job.store.get(join_uri(job.run_uri, job_record(name))), "")
         except (ObjectNotFound, ValueError):
             continue  # not trained yet, or damaged, which is a finding
         trainers |= record.get("trainers", {})

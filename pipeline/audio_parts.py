@@ -52,10 +52,7 @@ def parse_part(fields: Mapping[str, Any], duration_s: float) -> AudioPart | None
     if start_s is not None and (offset is not None or num_bytes is not None):
         raise ValueError("start_s and member_offset: need a segment or a member, not both")
     if start_s is not None:
-        is_number = isinstance(start_s, int | float) and not isinstance(start_s, bool)
-        if not is_number or not 0 <= start_s <= MAX_START_S:  # NaN is in no range
-            raise ValueError(f"start_s = {start_s!r}: need 0 to {MAX_START_S:.0f}")
-        return Segment(float(start_s), duration_s)
+        return Segment(_seconds("start_s", start_s), duration_s)
     first = _whole("member_offset", offset, 0)
     return Member(first, _whole("member_bytes", num_bytes, 1))
 
@@ -69,15 +66,29 @@ def part_from_text(text: str | None) -> AudioPart | None:
     """Read what `part_to_text` wrote; ValueError for other text."""
     if text is None:
         return None
-    fields = json.loads(text)
     try:
-        return Segment(**fields) if "start_s" in fields else Member(**fields)
-    except TypeError as error:
-        raise ValueError(f"audio_part = {text!r}: {error}") from error
+        fields = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"audio_part = {text[:80]!r}: {error}") from error
+    names = set(fields) if isinstance(fields, dict) else set()
+    if names == {"start_s", "duration_s"}:
+        return Segment(*(_seconds(name, fields[name]) for name in ("start_s", "duration_s")))
+    if names == {"offset", "num_bytes"}:
+        return Member(*(_whole(name, fields[name], 0) for name in ("offset", "num_bytes")))
+    raise ValueError(f"audio_part = {text[:80]!r}: need a segment or a member")
+
+
+def _seconds(name: str, value: object) -> float:
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else -1
+    if not 0 <= number <= MAX_START_S:  # NaN is in no range
+        raise ValueError(f"{name} = {repr(value)[:80]}: need 0 to {MAX_START_S:.0f}")
+    return float(number)
 
 
 def _whole(name: str, value: object, least: int) -> int:
     number = value if isinstance(value, int) and not isinstance(value, bool) else -1
     if not least <= number <= MAX_OBJECT_BYTES:
-        raise ValueError(f"{name} = {value!r}: need an integer, {least} to {MAX_OBJECT_BYTES}")
+        raise ValueError(
+            f"{name} = {repr(value)[:80]}: need an integer, {least} to {MAX_OBJECT_BYTES}"
+        )
     return number

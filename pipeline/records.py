@@ -15,7 +15,7 @@ MAX_NAME_CHARACTERS = 1024  # what S3 allows a key
 MAX_LINE_BYTES = 2**20
 MAX_DETAIL_CHARACTERS = 300
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_PASSWORD = re.compile(r"(://[^/?#\s:@]*):[^/?#\s]*@")
+_PASSWORD = re.compile(r"(://)[^/?#\s]*@")  # a user alone may be a token
 _QUERY = re.compile(r"\?[^\s#'\"]*")
 # `json.dumps` with options makes an encoder each time.
 _SORTED_JSON = json.JSONEncoder(sort_keys=True)
@@ -236,7 +236,7 @@ def source_id(utterance_id: str, placements: Iterable[str]) -> str:
 
 
 def _without_secrets(text: str) -> str:
-    text = _PASSWORD.sub(r"\1:***@", text)
+    text = _PASSWORD.sub(r"\1***@", text)
     return _QUERY.sub(lambda query: re.sub("=[^&]+", "=***", query[0]), text)
 
 

@@ -16,6 +16,8 @@ MIN_LINES = 40
 SMALL_FILES = {
     "infra/spark/standard_error.py": "programs call it before they import pyspark, or without it",
     "pipeline/shards/quantization.py": "the equations of features in one byte",
+    "training/algorithms/sparsification/code_words.py": "the format of codes in words",
+    "training/algorithms/sparsification/elias_fano.py": "the code of Elias and Fano",
 }
 VAGUE_NAMES = {"base", "common", "helpers", "misc", "util", "utils"}
 ENDINGS = re.compile(r"(s|es|ed|er|ers|ing|ings|ion|ions)$")

@@ -37,17 +37,23 @@ _PARAMETERS: Mapping[str, tuple[str, str | None, str]] = {
 Document = dict[str, Any]
 
 
-def roles_template(on_emr: Mapping[str, Cluster], on_hosts: Mapping[str, Cluster]) -> Document:
+def roles_template(
+    on_emr: Mapping[str, Cluster],
+    on_hosts: Mapping[str, Cluster],
+    audio: Mapping[str, Sequence[str]],
+) -> Document:
     """Return a template with a role and an instance profile for each step, by the step's name.
 
     Steps `on_emr` are Spark's; those `on_hosts` run in a container, on instances of their own.
+    `audio` has by step the places outside of run and corpus, bucket/folder, that it may read.
     """
     resources: Document = {}
     for step, cluster in {**on_emr, **on_hosts}.items():
+        reads = audio.get(step, ())
         if step in on_emr:  # an instance of EMR stores its own logs
-            statements = s3_statements(cluster, logs=(_LOGS,))
+            statements = s3_statements(cluster, reads, logs=(_LOGS,))
         else:
-            statements = [*s3_statements(cluster), *_host_statements(cluster)]
+            statements = [*s3_statements(cluster, reads), *_host_statements(cluster)]
         resources |= _role(step, statements)
     return {
         "AWSTemplateFormatVersion": "2010-09-09",
@@ -62,12 +68,14 @@ def role_name(prefix: str, step: str) -> str:
     return f"{prefix}-{step}"
 
 
-def s3_statements(cluster: Cluster, logs: Sequence[str] = ()) -> list[Document]:
+def s3_statements(
+    cluster: Cluster, audio: Sequence[str] = (), logs: Sequence[str] = ()
+) -> list[Document]:
     """Return what a step may do in S3: the requests that ObjectStore makes for its prefixes.
 
     Its hosts may also copy the code, and recipes and cluster files of the user's own.
     """
-    readable = (*cluster.readable(RUN, CORPUS), _CODE)
+    readable = (*cluster.readable(RUN, CORPUS), *audio, _CODE)
     allowed = {
         "s3:GetObject": readable,
         "s3:PutObject": (*cluster.writable(RUN, CORPUS), *logs),
@@ -86,7 +94,8 @@ def _listing(prefixes: Sequence[str]) -> list[Document]:
     keys: dict[str, list[Document]] = {}
     for each in dict.fromkeys(prefixes):
         bucket, _, key = each.partition("/")
-        keys.setdefault(bucket, []).append(_sub(key if _OBJECT.search(each) else f"{key}/*"))
+        folder = f"{key}/*" if key else "*"
+        keys.setdefault(bucket, []).append(_sub(key if _OBJECT.search(each) else folder))
     # IfExists: S3 answers 404 for an absent object, not 403, to those who may list its bucket, and
     # such a question has no prefix. A listing without a prefix shows names of keys, no bytes.
     return [

@@ -9,6 +9,7 @@ from typing import Any
 from infra.configuration import ConfigurationError, canonical_json
 from infra.store.object_store import ObjectNotFound, join_uri
 from jobs.cli.job import Job, written_steps
+from pipeline.audit.job_records import parse_begun_record
 from pipeline.runs.increment import BaseStep, is_of_base
 from pipeline.runs.manifest import changes, is_finished, read_manifest
 from pipeline.runs.names import (
@@ -24,7 +25,7 @@ from pipeline.runs.names import (
     folder_of,
     selection_step,
 )
-from pipeline.runs.sealed_json import seal, unseal
+from pipeline.runs.sealed_json import seal
 from pipeline.steps.increments.new_metadata import MAY_DIFFER
 from training.fit.step_settings import step_configs
 
@@ -56,7 +57,7 @@ def withdraw(job: Job, steps: Sequence[str]) -> None:
 def begun(job: Job, name: str) -> dict[str, Any] | None:
     """Read what the job `name` stored as it began; None if it did not, or has ended."""
     with suppress(ObjectNotFound, ValueError):
-        return unseal(job.store.get(join_uri(job.run_uri, begun_record(name))), "")
+        return parse_begun_record(job.store.get(join_uri(job.run_uri, begun_record(name))), "")
     return None
 
 

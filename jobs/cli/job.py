@@ -8,6 +8,7 @@ from typing import Any
 
 from infra.cluster import Cluster, load_cluster
 from infra.configuration import ConfigurationError
+from infra.ranges import holds_password, printable
 from infra.store.object_store import ObjectStore, join_uri, normalize_uri
 from infra.store.request_counts import TaskTotals
 from infra.torchrun import launched_rank
@@ -132,6 +133,9 @@ def open_job(name: str, arguments: argparse.Namespace) -> Job:
     """Read the recipe and confine the store to the prefixes that the job's cluster may use."""
     recipe = read_recipe(recipe_path(arguments.recipe), arguments.set, arguments.trainers)
     run_uri = normalize_uri(arguments.run)
+    if holds_password(run_uri):
+        need = "need one without: credentials come from the environment, a profile or a role"
+        raise ConfigurationError(f"--run {printable(run_uri)}: a password or a signature: {need}")
     corpus_uri = normalize_uri(recipe.corpus.uri or join_uri(run_uri, CORPUS_FOLDER))
     cluster = load_cluster(arguments.cluster or recipe.cluster or name)
     increment = _increment(recipe, run_uri, getattr(arguments, "extends", ""))

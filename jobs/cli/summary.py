@@ -12,6 +12,7 @@ from infra.store.request_counts import RequestCounts
 from jobs.cli.begun import conflicts
 from jobs.cli.host import describe_commit, describe_machine
 from jobs.cli.job import Job
+from pipeline.audit.job_records import parse_job_record
 from pipeline.runs.manifest import Manifest, is_finished, listed, manifest_uri
 from pipeline.runs.names import (
     CHECKPOINTS_FOLDER,
@@ -20,7 +21,7 @@ from pipeline.runs.names import (
     folder_of,
     job_record,
 )
-from pipeline.runs.sealed_json import NamedObject, named_objects, naming, seal, unseal
+from pipeline.runs.sealed_json import NamedObject, named_objects, naming, seal
 
 
 def dry_run_summary(job: Job, reads: tuple[str, ...], writes: tuple[str, ...]) -> dict[str, Any]:
@@ -131,6 +132,6 @@ def _made(job: Job, steps: Sequence[str]) -> tuple[NamedObject, ...]:
 def _stored_record(job: Job, uri: str) -> dict[str, Any] | None:
     """Read the record at `uri`; None if there is none, or if it is damaged."""
     try:
-        return unseal(job.store.get(uri), "")
+        return parse_job_record(job.store.get(uri), "")
     except (ObjectNotFound, ValueError):
         return None

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from infra.configuration import read_file, read_record, read_toml
 from jobs.cli.parser import recipe_path
-from jobs.planning.calibration.device_throughput import measure_rank
 from jobs.planning.calibration.throughputs import json_object
 from training.cost_model.calibration import Calibration
 from training.cost_model.step_time import Workload
@@ -32,6 +31,10 @@ def choose_calibration(arguments: argparse.Namespace, workload: Workload) -> Cal
     """Read a calibration, or measure and store one, and replace what the options give."""
     calibration = read_scaling(arguments.calibration)
     if arguments.calibrate:
+        from jobs.planning.calibration.device_throughput import (  # noqa: PLC0415 - torch
+            measure_rank,
+        )
+
         print("scaling: calibrating on this machine", file=sys.stderr)
         recipe = read_recipe(recipe_path(arguments.recipe))
         calibration = measure_rank(calibration, recipe, workload.density)

@@ -1,6 +1,6 @@
 """Read the utterances of a stored object: ids and declared milliseconds, without tensors."""
 
-import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import UInt64
 
 from pipeline.records import parse_utterance
-from pipeline.runs.ledger import read_reasons
+from pipeline.runs.json_lines import QUARANTINED, read_lines
 from pipeline.runs.names import LEDGER_SUFFIX
 from pipeline.sampling import hash_name
 from pipeline.shards.container import read_plain_columns
@@ -54,10 +54,10 @@ def read_contents(key: str, data: bytes) -> Contents | None:
     ValueError for bytes in another format than the key's suffix states.
     """
     if key.endswith(LEDGER_SUFFIX):
-        rows = [json.loads(line) for line in data.splitlines()]
+        rows = list(read_lines(data, QUARANTINED))
         ids = [row["utterance_id"] for row in rows]
         duration_ms = sum(row["duration_ms"] for row in rows)
-        return Contents(ids, duration_ms, reasons=read_reasons(data))
+        return Contents(ids, duration_ms, reasons=Counter(row["reason"] for row in rows))
     if key.endswith(".jsonl"):
         utterances = [parse_utterance(line.decode()) for line in data.splitlines()]
         ids = [utterance.utterance_id for utterance in utterances]

@@ -29,7 +29,7 @@ from pipeline.runs.outputs import (
     sha256,
     to_document,
 )
-from pipeline.runs.sealed_json import seal, unseal
+from pipeline.runs.sealed_json import read_sealed, seal, typed_record
 from pipeline.runs.versions import changed_versions, step_versions
 
 P = ParamSpec("P")
@@ -40,7 +40,6 @@ class Repetition(Enum):
 
     SAME_BYTES = "same bytes"
     """Wherever it runs. An attempt whose bytes differ fails the step."""
-
     OTHER_LAST_BITS = "other last bits"
     """On another device, or at other company in a batch. The first commit is taken."""
 
@@ -88,16 +87,20 @@ class Commit:
     @classmethod
     def from_bytes(cls, data: bytes) -> "Commit":
         """Read what `to_bytes` wrote; ValueError if it is damaged."""
-        document = unseal(
-            data,
+        remedy = (
             "the commit record is damaged, or of an older version: remove it and run its step "
-            "again, which repeats this one task",
+            "again, which repeats this one task"
         )
+        return read_sealed(data, remedy, cls._from_document)
+
+    @classmethod
+    def _from_document(cls, document: dict[str, Any]) -> "Commit":
         for name in ("tally_in", "quarantined", "unselected"):
-            document[name] = Tally(**document[name])
-        document["outputs"] = tuple(Output(**output) for output in document["outputs"])
-        document["ledger"] = Output(**document["ledger"]) if document["ledger"] else None
-        return cls(**document)
+            document[name] = typed_record(Tally, document[name])
+        document["outputs"] = tuple(typed_record(Output, each) for each in document["outputs"])
+        if document["ledger"] is not None:
+            document["ledger"] = typed_record(Output, document["ledger"])
+        return typed_record(cls, document)
 
     def is_same_work(self, other: "Commit") -> bool:
         """Return whether two attempts did one task: equal but for the bytes that they made."""

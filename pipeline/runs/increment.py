@@ -5,6 +5,7 @@ An increment's manifests are of the union. They name each object of an earlier r
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from infra.store.checked_reads import read_checked
@@ -39,7 +40,7 @@ from pipeline.runs.names import (
     section_of,
 )
 from pipeline.runs.outputs import MAX_LISTED, Output, Outputs
-from pipeline.runs.sealed_json import seal, unseal
+from pipeline.runs.sealed_json import read_sealed, seal, texts_of
 from pipeline.runs.step import StepContents
 
 _RECORD_REMEDY = "put the record back, or use another --run"
@@ -63,17 +64,16 @@ def read_increment(store: ObjectStore, run_uri: str) -> Increment | None:
 
     ValueError if the record is damaged, or names a run outside the folder of this one.
     """
+    uri, parse = join_uri(run_uri, INCREMENT_RECORD), partial(texts_of, _BASES)
     try:
-        document = read_checked(
-            store,
-            join_uri(run_uri, INCREMENT_RECORD),
-            lambda data: unseal(data, _RECORD_REMEDY),
-        )
+        bases = read_checked(store, uri, partial(read_sealed, remedy=_RECORD_REMEDY, parse=parse))
     except ObjectNotFound:
         return None
-    for base in document[_BASES]:
+    if not bases:
+        raise ValueError(f"{uri}: it names no base: {_RECORD_REMEDY}")
+    for base in bases:
         require_beside(run_uri, base)
-    return Increment(tuple(document[_BASES]))
+    return Increment(tuple(bases))
 
 
 def store_of_chain(run_uri: str) -> ObjectStore:

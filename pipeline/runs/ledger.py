@@ -1,12 +1,12 @@
 """The quarantine ledger's totals and reasons, and the loss budget that bounds them."""
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
+from pipeline.runs.json_lines import QUARANTINED, read_lines
 from pipeline.runs.manifest import Output, read_output
 from pipeline.runs.names import ACCESS_DENIED, MISSING_OBJECT, OUTSIDE_PREFIXES
 
@@ -71,5 +71,5 @@ def ledger_reasons(store: ObjectStore, run_uri: str, ledgers: Sequence[Output]) 
 
 
 def read_reasons(data: bytes) -> Counter[str]:
-    """Count the reasons in a ledger's lines."""
-    return Counter(json.loads(line)["reason"] for line in data.splitlines())
+    """Count the reasons in a ledger's lines; ValueError names one that is none."""
+    return Counter(row["reason"] for row in read_lines(data, QUARANTINED))

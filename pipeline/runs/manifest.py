@@ -24,7 +24,7 @@ from pipeline.runs.outputs import (
     sha256,
     to_document,
 )
-from pipeline.runs.sealed_json import seal, unseal
+from pipeline.runs.sealed_json import read_sealed, seal, typed_record
 
 __all__ = [
     "Extended",
@@ -78,8 +78,8 @@ class Extended:
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> "Extended":
         """Read what `to_document` returned."""
-        tallies = {name: Tally(**document[name]) for name in _TALLIES}
-        return cls(**{**document, **tallies})
+        tallies = {name: typed_record(Tally, document[name]) for name in _TALLIES}
+        return typed_record(cls, {**document, **tallies})
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,23 +155,28 @@ class Manifest:
 
         `read` reads a part of the outputs or ledgers, when they are used.
         """
-        document = unseal(
+        return read_sealed(
             data,
             "the manifest is damaged, or of an older version: remove it and run its step again, "
             "which makes it from the step's commits",
+            partial(cls._from_document, read),
         )
+
+    @classmethod
+    def _from_document(cls, read: ReadPart, document: dict[str, Any]) -> "Manifest":
         del document["config_digest"]
         for name in _TALLIES:
-            tally = document[name]
-            document[name] = Tally(tally["utterances"], tally["duration_ms"])
+            del document[name]["hours"]
+            document[name] = typed_record(Tally, document[name])
         if extends := document.pop("extends", None):
             document["extends"] = Extended.from_document(extends)
         for name in (*_LISTS, *_SHORT_LISTS):
-            document[name] = tuple(Output(**output) for output in document.get(name, ()))
+            document[name] = tuple(typed_record(Output, each) for each in document.get(name, ()))
         for name, in_parts in _LISTS.items():
             if parts := document.pop(in_parts, ()):
-                document[name] = OutputsInParts((OutputPart(**part) for part in parts), read)
-        return cls(**document)
+                listed_parts = [typed_record(OutputPart, part) for part in parts]
+                document[name] = OutputsInParts(listed_parts, read)
+        return typed_record(cls, document)
 
 
 def manifest_uri(run_uri: str, step: str) -> str:

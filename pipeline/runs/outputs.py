@@ -11,9 +11,11 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, overload
 
+from infra.ranges import printable
 from infra.store.checked_reads import read_checked
 from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri
 from pipeline.records import Tally
+from pipeline.runs.sealed_json import typed_record
 
 MAX_LISTED = 4_000
 """A manifest lists so many outputs itself. A longer list is stored in parts of so many, 1 MB."""
@@ -54,8 +56,12 @@ class Output:
 
     @classmethod
     def from_line(cls, line: bytes) -> "Output":
-        """Read what `to_line` wrote."""
-        return cls(**json.loads(line))
+        """Read what `to_line` wrote; ValueError for another line."""
+        try:
+            return typed_record(cls, json.loads(line))
+        except (ValueError, TypeError, RecursionError) as error:
+            said = f"{printable(str(line[:80]))} ({printable(str(error))})"
+            raise ValueError(f"{said}: need an output, as a part of a manifest lists it") from error
 
 
 @dataclass(frozen=True, slots=True)

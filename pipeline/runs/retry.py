@@ -4,13 +4,12 @@ Deletions are in an order that a kill at any moment leaves a run which its steps
 which can be retried again: later steps before earlier ones, a manifest before its commits.
 """
 
-import json
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.runs.commit import read_commits
+from pipeline.runs.ledger import read_reasons
 from pipeline.runs.manifest import manifest_uri, read_output
 from pipeline.runs.names import COMMITS_FOLDER, SCRATCH_FOLDER
 
@@ -32,8 +31,7 @@ def find_lost_rows(
     for commit in read_commits(store, run_uri, step):
         if commit.ledger is None:
             continue
-        lines = read_output(store, run_uri, commit.ledger).decode().splitlines()
-        counts = Counter(json.loads(line)["reason"] for line in lines)
+        counts = read_reasons(read_output(store, run_uri, commit.ledger))
         wanted = {reason: counts[reason] for reason in sorted(reasons) if counts[reason]}
         if wanted:
             found.append(LostRows(step, commit.task, wanted))

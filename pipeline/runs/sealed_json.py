@@ -2,12 +2,24 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import cache
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+
+from infra.ranges import printable, shown
+
+T = TypeVar("T")
 
 _SEAL = "sha256"
 _NAMED = "objects"
+_MOST = 2**63 - 1
+_NEEDS = {
+    int: "a whole number from 0",
+    float: "a finite number",
+    str: "text",
+    bool: "true or false",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +42,11 @@ def naming(document: Mapping[str, Any], objects: Sequence[NamedObject]) -> dict[
 
 
 def named_objects(document: Mapping[str, Any]) -> tuple[NamedObject, ...]:
-    """Return the objects that an unsealed document names, in its order."""
-    return tuple(NamedObject(**each) for each in document.get(_NAMED, ()))
+    """Return the objects that an unsealed document names, in its order.
+
+    TypeError if it names them in another way than `naming`.
+    """
+    return tuple(typed_record(NamedObject, each) for each in document.get(_NAMED, ()))
 
 
 def seal(document: Mapping[str, Any], indent: int | None = None) -> bytes:
@@ -46,13 +61,80 @@ def unseal(data: bytes, remedy: str) -> dict[str, Any]:
     try:
         document = json.loads(data)
         stated = document.pop(_SEAL)
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ValueError(f"not JSON with a digest of its own ({error}): {remedy}") from error
-    digest = _digest(document)
+        digest = _digest(document)
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        said = printable(str(error))
+        raise ValueError(f"not JSON with a digest of its own ({said}): {remedy}") from error
     if digest != stated:
-        raise ValueError(f"SHA-256 of what it says is {digest}, it states {stated}: {remedy}")
+        states = stated if _is_digest(stated) else shown(stated)
+        raise ValueError(f"SHA-256 of what it says is {digest}, it states {states}: {remedy}")
     sealed: dict[str, Any] = document
     return sealed
+
+
+def read_sealed(data: bytes, remedy: str, parse: Callable[[dict[str, Any]], T]) -> T:
+    """Return `parse` of a sealed document; ValueError, too, where its fields are others.
+
+    A digest shows that nothing was damaged. An older version, or a forger, wrote other fields.
+    """
+    document = unseal(data, remedy)
+    try:
+        return parse(document)
+    except (KeyError, TypeError, AttributeError) as error:
+        said = printable(f"{type(error).__name__}: {error}")
+        raise ValueError(f"other fields than its writer's ({said}): {remedy}") from error
+
+
+def texts_of(name: str, document: Mapping[str, Any]) -> list[str]:
+    """Return the list of texts that a document has under `name`; TypeError if it is none."""
+    texts = document[name]
+    if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
+        raise TypeError(f"{name} = {shown(texts)}: need a list of texts")
+    return texts
+
+
+def typed_record(cls: type[T], fields: Any) -> T:  # noqa: ANN401 - as JSON has it
+    """Make a record of a JSON object's fields; TypeError if one is missing, unknown, or no such.
+
+    Text, flags, finite numbers, whole numbers from 0 to 2^63 - 1 and objects of these are checked,
+    and no other types.
+    """
+    if not isinstance(fields, dict):
+        raise TypeError(f"{shown(fields)}: need an object")
+    for name, hint in _hints(cast(Hashable, cls)):
+        if name in fields and not _is_of(fields[name], hint):
+            need = _NEEDS.get(hint, "an object of these")
+            raise TypeError(f"{name} = {shown(fields[name])}: need {need}")
+    return cls(**fields)
+
+
+@cache
+def _hints(cls: Any) -> tuple[tuple[str, Any], ...]:  # noqa: ANN401
+    hints = get_type_hints(cls).items()
+    return tuple((name, hint) for name, hint in hints if _is_checked(hint))
+
+
+def _is_checked(hint: Any) -> bool:  # noqa: ANN401
+    return hint in _NEEDS or get_origin(hint) is Mapping
+
+
+def _is_of(value: object, hint: Any) -> bool:  # noqa: ANN401
+    if hint is int:
+        return type(value) is int and 0 <= value <= _MOST
+    if hint is float:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return False
+        return -_MOST <= value <= _MOST  # NaN is in no range
+    if hint in (str, bool):
+        return type(value) is hint
+    if not isinstance(value, dict):
+        return False
+    inner = get_args(hint)[1]
+    return not _is_checked(inner) or all(_is_of(each, inner) for each in value.values())
+
+
+def _is_digest(value: object) -> bool:
+    return isinstance(value, str) and len(value) == 64 and value.isalnum()
 
 
 def unseal_exactly(data: bytes, remedy: str) -> dict[str, Any]:

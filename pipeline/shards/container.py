@@ -142,9 +142,23 @@ def read_plain_columns(
         in_memory = isinstance(shard, bytes)
         source = pa.BufferReader(shard) if in_memory else pa.PythonFile(shard, mode="r")
         file = _open_sealed(source)
+        if "utterance_id" not in file.schema_arrow.names:
+            raise ValueError("cannot read the shard: it has no utterance_id")
         known = [name for name in names if name in file.schema_arrow.names]
         table = file.read(known, use_threads=False)
         return {name: table.column(name).to_pylist() for name in known}, _footer(file)
+
+
+def read_first_rows(file: BinaryIO | io.IOBase, count: int) -> tuple[pq.FileMetaData, pa.Table]:
+    """Read what a shard of any format says of itself, and its first rows, with their columns.
+
+    ValueError for bytes that are no shard.
+    """
+    with _as_value_errors():
+        parquet = _open_sealed(pa.PythonFile(file, mode="r"))
+        batch = next(parquet.iter_batches(count), None)
+        rows = [] if batch is None else [batch.slice(0, count)]
+        return parquet.metadata, pa.Table.from_batches(rows, parquet.schema_arrow)
 
 
 @contextmanager
@@ -152,7 +166,8 @@ def _as_value_errors() -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError) as error:
-        raise ValueError(f"cannot read the shard: {str(error)[:200]}") from error
+        said = " ".join(str(error).split())  # Thrift's errors have several lines
+        raise ValueError(f"cannot read the shard: {said[:200]}") from error
 
 
 def _require_seal(source: pa.NativeFile) -> None:

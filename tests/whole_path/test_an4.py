@@ -227,6 +227,45 @@ class Copy:
         return {key.removeprefix(f"{self.folder}/") for key in (*objects, *found.orphans)}
 
 
+def test_the_trained_student_is_exported_in_int8(
+    whole: WholeRun, run_job: RunJob, tmp_path: Path
+) -> None:
+    """Both precisions hear all held-out audio; int8 is smaller, and its words are as good.
+
+    Of AN4's few held-out words, weights of 8 bits may change one in twenty.
+    """
+    place, scores, sizes = ("--recipe", str(TINY), "--run", str(whole.folder)), {}, {}
+    for name, more in (("float32", ()), ("int8", ("--int8",))):
+        out = ("--out", str(tmp_path / f"{name}.zip"), "--score", "--json")
+        said = run_job("export", *place, *out, *more)
+        assert said.code == 0, said.err
+        answer = json.loads(said.out)
+        assert answer["precision"] == name
+        scores[name], sizes[name] = answer["score"], answer["network_bytes"]
+    assert sizes["int8"] < sizes["float32"]
+    heard = read_manifest(whole.store, str(whole.folder), "selection/heldout").tally_out.utterances
+    for score in scores.values():
+        assert score["utterances"] + score["refused"] == heard > 0
+    words = scores["float32"]["reference_words"]
+    assert scores["int8"]["reference_words"] == words > 0
+    difference = abs(scores["int8"]["errors"] - scores["float32"]["errors"])
+    assert difference <= max(2, 0.05 * words), scores
+
+
+@pytest.mark.cluster
+def test_a_dry_run_of_a_whole_run_writes_nothing(whole: WholeRun, tmp_path: Path) -> None:
+    """Each of its twelve steps says what it would read and write, and whether it is there."""
+    before = manifest_bytes(whole.store, str(whole.folder))
+    for run, state in ((str(whole.folder), "there"), (str(tmp_path / "none"), "missing")):
+        done = run_all_steps(run, whole.kaldi_dir, whole.environment, "--dry-run")
+        for step in STEPS:
+            assert f"{step}: dry run on {run}\n" in done.stdout
+        states = set(re.findall(r"^  writes [\w/]+: (\w+)$", done.stdout, re.MULTILINE))
+        assert states == {state}
+    assert manifest_bytes(whole.store, str(whole.folder)) == before
+    assert not (tmp_path / "none").exists()
+
+
 @pytest.fixture(scope="module")
 def copy(whole: WholeRun, tmp_path_factory: pytest.TempPathFactory) -> Copy:
     folder = tmp_path_factory.mktemp("copy") / "run"

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from infra.store.checked_reads import read_checked
 from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri
-from pipeline.runs.sealed_json import seal, unseal
+from pipeline.runs.sealed_json import read_sealed, seal, typed_record
 from training.tensor_encoding import decode_state
 
 R = TypeVar("R")
@@ -79,16 +79,17 @@ class CheckpointRecord:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> "CheckpointRecord":
-        """Invert `asdict`."""
-        objects = tuple(RankObject(**each) for each in document["objects"])
-        return cls(document["fingerprint"], document["step"], objects)
+        """Invert `asdict`; TypeError or KeyError for other fields."""
+        objects = tuple(typed_record(RankObject, each) for each in document["objects"])
+        return typed_record(cls, {**document, "objects": objects})
 
 
 def read_record(store: ObjectStore, uri: str) -> CheckpointRecord:
     """Read the record at `uri`; DamagedCheckpointError if it is not as it was stored."""
 
     def parse(data: bytes) -> CheckpointRecord:
-        return CheckpointRecord.from_document(unseal(data, "the checkpoint does not count"))
+        remedy = "the checkpoint does not count"
+        return read_sealed(data, remedy, CheckpointRecord.from_document)
 
     return _read(store, uri, parse)
 

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from infra.ranges import printable
 from training.trainers.resharding import State
 from training.trainers.trainer import Trainer
 
@@ -31,7 +32,21 @@ def whole_state(model: nn.Module, optimizer: Optimizer, trainer: Trainer) -> Sta
 def load_whole_state(
     state: State, model: nn.Module, optimizer: Optimizer, trainer: Trainer
 ) -> None:
-    """Restore `whole_state()`, as it was stored or resharded; then enter the trainer."""
+    """Restore `whole_state()`, as it was stored or resharded; then enter the trainer.
+
+    ValueError for a state of another model, optimizer or trainer.
+    """
+    try:
+        _load(state, model, optimizer, trainer)
+    except (AttributeError, LookupError, RuntimeError, TypeError) as error:
+        said = printable(f"{type(error).__name__}: {error}", 500)
+        raise ValueError(
+            f"the checkpoint holds another training's state ({said}): remove the checkpoints to "
+            "train again from the start"
+        ) from error
+
+
+def _load(state: State, model: nn.Module, optimizer: Optimizer, trainer: Trainer) -> None:
     model.load_state_dict(state["model"])
     # Tied weights have several names in the model's state, of which only the trainer's is averaged.
     trained = {name: state["model"][name] for name in trainer.parameters.named}

@@ -3,7 +3,7 @@
 SparseLoCo (arXiv 2508.15706), and BMUF whose hosts' leaders exchange by top-k.
 """
 
-from training.algorithms.sparsification.top_k import num_message_words
+from training.algorithms.sparsification.message_lengths import num_message_words
 from training.configuration.block_codes import TopK
 from training.cost_model.exchanges import (
     Placement,

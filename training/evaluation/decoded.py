@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
+from infra.ranges import printable
+from pipeline.runs.sealed_json import typed_record
 from training.evaluation.word_errors import WordErrors, word_errors
 
 _CHANNEL = "1"
@@ -65,15 +67,22 @@ def write_decoded(utterances: Iterable[DecodedUtterance]) -> bytes:
 
 
 def read_decoded(data: bytes) -> list[DecodedUtterance]:
-    """Read what `write_decoded` wrote."""
-    utterances = []
-    for line in data.splitlines():
+    """Read what `write_decoded` wrote; ValueError names the line that is something else."""
+    return [_parse(number, line) for number, line in enumerate(data.splitlines(), start=1)]
+
+
+def _parse(number: int, line: bytes) -> DecodedUtterance:
+    try:
         fields = json.loads(line)
-        fields["reference"] = tuple(fields["reference"])
-        fields["labels"] = tuple(fields["labels"])
-        fields["words"] = tuple(DecodedWord(**word) for word in fields["words"])
-        utterances.append(DecodedUtterance(**fields))
-    return utterances
+        fields["words"] = tuple(typed_record(DecodedWord, word) for word in fields["words"])
+        for name, kind in (("reference", str), ("labels", int)):
+            fields[name] = tuple(fields[name])
+            if not all(type(each) is kind for each in fields[name]):
+                raise TypeError(name)
+        return typed_record(DecodedUtterance, fields)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        said = printable(str(line[:80]))
+        raise ValueError(f"line {number} is {said}: need what evaluation decoded") from error
 
 
 def file_order(utterance: DecodedUtterance) -> bytes:

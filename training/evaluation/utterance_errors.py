@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from pipeline.runs.sealed_json import typed_record
 from training.evaluation.word_errors import WordErrors
 
 
@@ -44,9 +45,12 @@ def _parse(number: int, line: bytes) -> UtteranceErrors:
         fields: dict[str, Any] = json.loads(line)
         words = fields.pop("reference_words")
         counts = fields.pop("errors")
-        errors = {name: WordErrors(**each, reference_words=words) for name, each in counts.items()}
-        return UtteranceErrors(**fields, errors=errors)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        errors = {
+            name: typed_record(WordErrors, {**each, "reference_words": words})
+            for name, each in counts.items()
+        }
+        return typed_record(UtteranceErrors, {**fields, "errors": errors})
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"line {number} is {line[:80]!r}: need word errors by utterance, as evaluation writes"
         ) from error

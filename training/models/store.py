@@ -56,7 +56,7 @@ def decode_model(data: bytes, config: ModelConfig) -> TrainedModel:
     The recipe's `config` makes the model: what is stored names no module to import, it is compared
     alone. ConfigurationError if it was another model.
     """
-    state = decode_state(data)
+    state = _require_parts(decode_state(data))
     if state["config"] != plain(config):
         raise ConfigurationError(
             f"was trained as {printable(str(state['config']), 500)}, and the recipe has "
@@ -65,12 +65,25 @@ def decode_model(data: bytes, config: ModelConfig) -> TrainedModel:
     model = make_model(config, state["num_senones"])
     try:
         model.load_state_dict(state["state"])
-    except RuntimeError as error:
+    except (RuntimeError, TypeError, AttributeError) as error:
         raise ConfigurationError(
             f"{printable(str(error), 500)}: its code now makes another model: take the code that "
             "it was trained with, or train again"
         ) from error
     return TrainedModel(model.eval(), state["log_priors"])
+
+
+def _require_parts(state: object) -> dict[str, Any]:
+    """Refuse a state that is no model's, before senones that it only claims take memory."""
+    parts: dict[str, Any] = state if isinstance(state, dict) else {}
+    priors: Any
+    priors, count = parts.get("log_priors"), parts.get("num_senones")
+    is_vector = isinstance(priors, Tensor) and priors.dtype == torch.float32 and priors.ndim == 1
+    if not is_vector or type(count) is not int or priors.shape != (count,):
+        raise ValueError("no model with one prior for each senone: train it again in a new --run")
+    if not isinstance(parts.get("state"), dict) or "config" not in parts:
+        raise ValueError("a model without weights or its form: train it again in a new --run")
+    return parts
 
 
 def load_model(store: ObjectStore, run_uri: str, name: str, config: ModelConfig) -> TrainedModel:

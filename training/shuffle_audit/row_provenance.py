@@ -1,6 +1,5 @@
 """Find the provenance of training partitions' rows: file, speaker, position before the shuffles."""
 
-import json
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,6 +10,7 @@ from jaxtyping import Float64, Int64
 from infra.store.checked_reads import scan_checked
 from infra.store.object_store import ObjectStore
 from pipeline.audit.provenance import Provenance
+from pipeline.runs.json_lines import SELECTED, read_lines
 from pipeline.runs.manifest import Output, read_output
 from pipeline.shards import read_partition_provenance
 
@@ -45,8 +45,7 @@ def read_selection_file(store: ObjectStore, run_uri: str, output: Output) -> Sel
     """Index one selection file by utterance."""
     lines: dict[str, int] = {}
     seconds: Counter[str] = Counter()
-    for number, line in enumerate(read_output(store, run_uri, output).splitlines()):
-        fields = json.loads(line)
+    for number, fields in enumerate(read_lines(read_output(store, run_uri, output), SELECTED)):
         lines[fields["utterance_id"]] = number
         seconds[fields["speaker_id"]] += fields["duration_s"]
     total = sum(seconds.values())

@@ -6,8 +6,10 @@ words in order, and `model.json` the settings.
 
 import json
 import os
+import struct
 import tempfile
 import zipfile
+import zlib
 from dataclasses import asdict, dataclass, replace
 from io import BytesIO
 from pathlib import Path
@@ -21,6 +23,7 @@ from pipeline.filterbank.log_mel import Engine
 from training.configuration.values import AcousticScale
 from training.decoding.decoder import DecoderConfig
 from training.decoding.graph.hclg import DecodingGraph
+from training.decoding.graph.openfst_file import require_graph
 
 NETWORK, GRAPH, WORDS, SETTINGS = "model.onnx", "graph.fst", "words.txt", "model.json"
 MEMBERS = (NETWORK, GRAPH, WORDS, SETTINGS)
@@ -29,6 +32,13 @@ ExportPrecision = Literal["float32", "int8"]
 """The numbers of an exported network's weights and products."""
 
 _MAX_MEMBER_BYTES = 4 << 30
+_MAX_RATIO = 1032
+"""Deflate shrinks to no less than a 1032nd: what claims more is forged."""
+
+_REFUSED = (
+    *(EOFError, KeyError, NotImplementedError, RecursionError, RuntimeError, TypeError),
+    *(ValueError, zipfile.BadZipFile, zlib.error, struct.error),
+)
 _FIRST_DAY = (1980, 1, 1, 0, 0, 0)
 """A zip file's earliest date: equal models make equal bytes."""
 
@@ -107,7 +117,7 @@ def read_archive(path: Path) -> ExportedModel:
         read = read_record(ExportedSettings, table, SETTINGS)
         names = tuple(words.decode().splitlines())
         return ExportedModel(network, _graph(graph, names, len(read.log_priors)), read)
-    except (zipfile.BadZipFile, KeyError, TypeError, ValueError, RecursionError) as error:
+    except _REFUSED as error:
         raise ConfigurationError(
             f"{where}: {printable(str(error), 500)}: need an archive of megahour export"
         ) from error
@@ -116,9 +126,10 @@ def read_archive(path: Path) -> ExportedModel:
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> bytes:
-    size = archive.getinfo(name).file_size
-    if size > _MAX_MEMBER_BYTES:
-        raise ValueError(f"{name} has {size} bytes: need at most {_MAX_MEMBER_BYTES}")
+    member = archive.getinfo(name)
+    size, most = member.file_size, min(_MAX_MEMBER_BYTES, _MAX_RATIO * member.compress_size + 1)
+    if size > most:
+        raise ValueError(f"{name} has {size} bytes: need at most {most}")
     return archive.read(name)  # which compares its CRC
 
 
@@ -130,6 +141,7 @@ def _graph_bytes(graph: DecodingGraph) -> bytes:
 
 
 def _graph(data: bytes, words: tuple[str, ...], num_senones: int) -> DecodingGraph:
+    require_graph(data, num_senones, len(words))
     # OpenFst reads files alone.
     with tempfile.NamedTemporaryFile(suffix=".fst") as file:
         Path(file.name).write_bytes(data)

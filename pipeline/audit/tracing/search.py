@@ -1,6 +1,5 @@
 """Find one utterance among many objects: several in flight, until the first that holds it."""
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from infra.store.checked_reads import scan_checked
 from infra.store.object_store import ObjectStore
 from pipeline.metadata import read_records
 from pipeline.records import Quarantined, Utterance
+from pipeline.runs.json_lines import IDENTIFIED, read_lines
 from pipeline.runs.manifest import Manifest, Output, read_output
 from pipeline.shards.container import read_plain_columns
 from pipeline.shards.stored_kbest import OFFSETS_ENTRY
@@ -51,8 +51,7 @@ def in_lines(
         data = read_output(store, run_uri, output)
         if not may_hold(data, utterance_id):
             return None
-        for number, line in enumerate(data.splitlines(), 1):
-            fields = json.loads(line)
+        for number, fields in enumerate(read_lines(data, IDENTIFIED), 1):
             if fields["utterance_id"] == utterance_id:
                 return Hit(output.key, number, fields)
         return None

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from infra.store.checked_reads import read_checked
@@ -15,7 +16,7 @@ from infra.store.object_store import (
 from pipeline.runs.increment import BaseStep, read_base, read_increment
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.names import INCREMENT_METADATA
-from pipeline.runs.sealed_json import seal, unseal
+from pipeline.runs.sealed_json import read_sealed, seal, texts_of
 from pipeline.sampling import NUM_PRIORITIES
 
 SIZES = "metadata_bytes"
@@ -141,9 +142,9 @@ def _recorded(store: ObjectStore, run_uri: str, names: Sequence[str]) -> frozens
     uri = join_uri(run_uri, INCREMENT_METADATA)
     store.put_if_absent(uri, seal({_NAMES: sorted(names)}, indent=1))
     try:
-        document = read_checked(
-            store, uri, lambda data: unseal(data, "remove it and select again into a new --run")
-        )
+        remedy = "remove it and select again into a new --run"
+        parse = partial(texts_of, _NAMES)
+        recorded = read_checked(store, uri, lambda data: read_sealed(data, remedy, parse))
     except ObjectNotFound as error:
         raise ValueError(f"{uri} has gone: another process removes the run") from error
-    return frozenset(document[_NAMES])
+    return frozenset(recorded)

@@ -41,7 +41,7 @@ class Kaldi:
         recordings = tables["wav.scp"]
         utterances = tables.get("segments", dict.fromkeys(recordings, ""))
         for key, segment in utterances.items():
-            recording, *times = segment.split() if "segments" in tables else [key]
+            recording, *times = segment.split() or [""] if "segments" in tables else [key]
             fields = {"utterance_id": key, **_kaldi_fields(tables, key), **_times(times)}
             row = Row({**fields, "id": key}, len(key) + len(segment))
             path = recordings.get(recording)

@@ -6,6 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
+from infra.ranges import shown
 from infra.store.object_store import ObjectInfo, ObjectStore
 from pipeline.records import Quarantined
 from pipeline.steps.ingestion.formats import JSON_SUFFIXES, by_name, refused
@@ -70,7 +71,7 @@ class LhotseSupervisions:
         self, store: ObjectStore, batch: Sequence[Row | Quarantined], piece: Piece
     ) -> Iterator[Row | Quarantined]:
         wanted = {
-            row.fields.get("recording_id") for row in batch if not isinstance(row, Quarantined)
+            str(row.fields.get("recording_id")) for row in batch if not isinstance(row, Quarantined)
         }
         recordings = self._recordings(store, wanted) if wanted else {}
         for row in batch:
@@ -81,12 +82,14 @@ class LhotseSupervisions:
             supervised = {**row.fields, "supervisions": [row.fields], "recording": recording}
             yield _accepted(Row(supervised, row.num_bytes), piece.uri, _supervision_fields)
 
-    def _recordings(self, store: ObjectStore, wanted: set[Any]) -> dict[str, Mapping[str, Any]]:
+    def _recordings(self, store: ObjectStore, wanted: set[str]) -> dict[str, Mapping[str, Any]]:
         found: dict[str, Mapping[str, Any]] = {}
         for piece in LhotseCuts().pieces(store, self.recordings_uri):
             for row in json_rows(store, piece):
-                if not isinstance(row, Quarantined) and row.fields.get("id") in wanted:
-                    found[row.fields["id"]] = {**row.fields, "folder": piece.folder}
+                if isinstance(row, Quarantined):
+                    continue
+                if (named := str(row.fields.get("id"))) in wanted:
+                    found[named] = {**row.fields, "folder": piece.folder}
         return found
 
 
@@ -176,10 +179,11 @@ def _place(row: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(sources, list) or len(sources) != 1 or not isinstance(sources[0], dict):
         raise _RefusedError("sources: need one file of the recording")
     source = sources[0]
-    if source.get("type") not in {"file", "url"}:
+    if source.get("type") not in ("file", "url"):
         raise _RefusedError(f"source of type {source.get('type')!r}: need file or url")
-    if len(source.get("channels") or [0]) > 1:
-        raise _RefusedError(f"channels {source['channels']}: need one; write a file for each")
+    channels = source.get("channels") or [0]
+    if not isinstance(channels, list) or len(channels) > 1:
+        raise _RefusedError(f"channels {shown(channels)}: need one; write a file for each")
     if recording.get("transforms"):
         raise _RefusedError("transforms: the audio in the store is another: save the audio first")
     place = {"audio_uri": source.get("source"), "duration_s": row.get("duration")}
@@ -192,9 +196,10 @@ def _place(row: Mapping[str, Any]) -> dict[str, Any]:
 def _supervised(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return speaker, text and language; an utterance has one speaker."""
     supervisions = row.get("supervisions") or []
-    if not all(isinstance(each, dict) for each in supervisions):
-        raise _RefusedError("supervisions: need objects")
-    if len(speakers := {each.get("speaker") for each in supervisions}) > 1:
+    is_list = isinstance(supervisions, list)
+    if not is_list or not all(isinstance(each, dict) for each in supervisions):
+        raise _RefusedError("supervisions: need a list of objects")
+    if len(speakers := {str(each.get("speaker")) for each in supervisions}) > 1:
         remedy = "cut it by trim_to_supervisions()"
         raise _RefusedError(f"{len(speakers)} speakers in a cut: need one: {remedy}")
     texts = [each["text"] for each in supervisions if each.get("text")]

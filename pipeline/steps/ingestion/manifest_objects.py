@@ -92,7 +92,8 @@ def split_row_groups(store: ObjectStore, found: ObjectInfo, folder: str) -> Iter
             metadata = pq.ParquetFile(pa.PythonFile(file, mode="r")).metadata
             sizes = [metadata.row_group(n).total_byte_size for n in range(metadata.num_row_groups)]
     except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{found.uri}: no Parquet: {str(error)[:200]}") from error
+        said = " ".join(str(error).split())[:200]
+        raise ValueError(f"{found.uri}: no Parquet: {said}") from error
     start, num_bytes = 0, 0
     for number, size in enumerate(sizes):
         if number > start and num_bytes + size > PIECE_BYTES:

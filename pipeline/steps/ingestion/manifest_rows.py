@@ -141,6 +141,8 @@ def csv_rows(
             except csv.Error as error:
                 yield Quarantined("", "", "malformed_csv", f"row {rows.line_num}: {error}", 0, 0)
                 continue
+            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+                raise ValueError(f"{uri}: no whole gzip file: {error}; write it again") from error
             yield _csv_row(fields, rows.line_num)
 
 
@@ -162,8 +164,9 @@ def parquet_rows(store: ObjectStore, piece: Piece, columns: list[str]) -> Iterat
             for batch in table.iter_batches(BATCH_ROWS, row_groups=groups, columns=known):
                 for fields in batch.to_pylist():
                     yield _parquet_row(fields)
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{piece.uri}: damaged Parquet: {str(error)[:200]}") from error
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        said = " ".join(str(error).split())[:200]
+        raise ValueError(f"{piece.uri}: damaged Parquet: {said}") from error
 
 
 def _parquet_row(fields: Mapping[str, Any]) -> Row:

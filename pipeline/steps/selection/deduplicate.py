@@ -63,6 +63,8 @@ def find_last_priority(task: tuple[RangeTask, int]) -> int:
 def read_duplicates(context: StepContext, output: Output) -> frozenset[int]:
     """Read the priorities of a range that a bucket must leave to earlier ones."""
     data = read_output(context.store, context.run_uri, output)
+    if len(data) % 8:
+        raise ValueError(f"{output.key}: {len(data)} bytes of priorities: need 8 for each")
     return frozenset(np.frombuffer(data, "<u8").tolist())
 
 

@@ -34,9 +34,15 @@ class HashRange:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "HashRange":
-        """Read what `to_bytes` wrote."""
-        num_utterances, num_speakers = map(int, np.frombuffer(data, _HEADER, 2))
+        """Read what `to_bytes` wrote; ValueError for another number of bytes."""
         offset = 2 * _HEADER.itemsize
+        if len(data) < offset:
+            raise ValueError(f"a range of hashes of {len(data)} bytes: need {offset} and more")
+        num_utterances, num_speakers = map(int, np.frombuffer(data, _HEADER, 2))
+        need = offset + 12 * num_utterances + _HASH.itemsize * num_speakers
+        if len(data) != need:
+            counts = f"{num_utterances} utterances and {num_speakers} speakers"
+            raise ValueError(f"a range of {counts} in {len(data)} bytes: need {need}")
         columns = []
         for kind, length in (
             (_HASH, num_utterances),

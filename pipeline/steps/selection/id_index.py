@@ -4,7 +4,6 @@ Some tasks hash the ids of objects, range by range of hashes; then one task a ra
 wrote. Finding an id takes a few reads of one range, however large the corpus is.
 """
 
-import json
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from infra.store.object_store import ObjectStore
 from pipeline.metadata import read_ids
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, StepContext, once
+from pipeline.runs.json_lines import IDENTIFIED, read_lines
 from pipeline.runs.manifest import Manifest, Output, own_outputs, read_manifest, read_output
 from pipeline.runs.names import BASE_INPUT
 from pipeline.runs.step import Distribute, StepContents, commit_each
@@ -200,8 +200,8 @@ def _ids_by_object(task: _HashTask) -> Iterator[Iterator[str]]:
             yield read_ids(data, uri)
         return
     for output in task.source:
-        lines = read_output(store, run_uri, output).splitlines()
-        yield (json.loads(line)["utterance_id"] for line in lines)
+        lines = read_lines(read_output(store, run_uri, output), IDENTIFIED)
+        yield (fields["utterance_id"] for fields in lines)
 
 
 @once

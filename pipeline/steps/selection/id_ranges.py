@@ -60,8 +60,10 @@ class IdRange:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "IdRange":
-        """Read what `to_bytes` wrote."""
-        length = len(data) // ENTRY_BYTES
+        """Read what `to_bytes` wrote; ValueError for a part of an entry."""
+        length, rest = divmod(len(data), ENTRY_BYTES)
+        if rest:
+            raise ValueError(f"an id index of {len(data)} bytes: need a multiple of {ENTRY_BYTES}")
         hashes = np.frombuffer(data, _HASH, length)
         objects = np.frombuffer(data, _OBJECT, length, _HASH.itemsize * length)
         return cls(hashes.astype(np.uint64), objects.astype(np.uint32))

@@ -152,7 +152,7 @@ def test_an_archive_that_unpacks_to_a_thousand_times_its_size_is_bounded(tmp_pat
 @pytest.mark.parametrize(
     ("uri", "shown"),
     [
-        ("https://user:hunter2@host/a.flac", "https://user:***@host/a.flac"),
+        ("https://user:hunter2@host/a.flac", "https://***@host/a.flac"),
         (
             "https://b.s3.amazonaws.com/a?X-Amz-Signature=hunter2&X-Amz-Date=1",
             "X-Amz-Signature=***",

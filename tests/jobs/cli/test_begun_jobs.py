@@ -2,6 +2,8 @@
 
 import json
 import re
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ from infra.log_lines import begin_log, log, progress_bar
 from infra.store.object_store import ObjectStore
 from jobs.run import JOBS, Launch, chosen_steps, launches
 from jobs.status import time_left
-from pipeline.records import Tally
+from pipeline.records import Quarantined, Tally
+from pipeline.runs.commit import Commit, step_context
 from pipeline.runs.manifest import Manifest
 from pipeline.runs.sealed_json import seal
 from tests.job_programs import RunJob
@@ -61,6 +64,44 @@ def test_status_counts_the_hours_of_finished_steps(run_job: RunJob, tmp_path: Pa
     assert steps["features/labelled"]["state"] == "to do"
     shown = run_job("inspect_object", str(tmp_path / STEP), "--json")
     assert json.loads(shown.out)["tallies"]["hours_out"] == 2.0
+
+
+def test_status_of_a_step_under_way(run_job: RunJob, tmp_path: Path) -> None:
+    """Two of four hours are committed 100 s after the beginning: half is done, 100 s are left."""
+    store, run_uri = ObjectStore((str(tmp_path),)), str(tmp_path)
+    selected = replace(manifest({}), step="selection/unlabelled")
+    whole = Tally(6, 14_400_000)
+    selected = replace(selected, tally_in=whole, tally_out=whole)
+    store.put(f"{run_uri}/selection/unlabelled/manifest.json", selected.to_bytes())
+    began = (datetime.now(UTC) - timedelta(seconds=100)).isoformat()
+    note = {
+        "step": "extract_features",
+        "started_at": began,
+        "recipe": plain(read_recipe(str(TINY))),
+    }
+    store.put(f"{run_uri}/steps/begun/extract_features.json", seal(note))
+    context = step_context(store, run_uri, STEP, {}, {})
+    shard = context.put_output("000000", ".parquet", b"rows", Tally(2, 3_600_000))
+    lost = context.put_ledger("000000", [Quarantined("u", "u.flac", "silent", "", 9, 3_600_000)])
+    context.commit(
+        Commit(
+            "000000", context.fingerprint, (shard,), lost, Tally(3, 7_200_000), Tally(1, 3_600_000)
+        )
+    )
+    place = ("--recipe", str(TINY), "--run", run_uri)
+    step = json.loads(run_job("status", *place, "--json").out)["steps"]["extract_features"][STEP]
+    assert (step["state"], step["hours_done"], step["hours_in"]) == ("under way", 1.0, 4.0)
+    assert step["quarantined"] == 1
+    assert 99 < step["left_s"] < 1000  # the clock of a busy machine
+    said = run_job("status", *place).out
+    assert re.search(r"features/unlabelled\s+under way\s+1\.00 of 4\.00\s+1  about", said)
+
+
+def test_status_has_a_cluster_file_of_its_own(run_job: RunJob, tmp_path: Path) -> None:
+    """A recipe that names no cluster takes the file of each job, as hours_1m does."""
+    said = run_job("status", "--recipe", "hours_1m", "--run", str(tmp_path))
+    assert said.code == 0, said.err
+    assert "0 of" in said.out
 
 
 def test_the_time_left_follows_the_rate_so_far() -> None:

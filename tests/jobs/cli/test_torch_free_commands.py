@@ -13,7 +13,7 @@ HEAVY = ("torch", "kaldi_decoder", "kaldi_hmm_gmm", "kaldi_native_fbank", "kaldi
 PROGRAM = """
 import runpy, sys
 name, *arguments = sys.argv[1:]
-sys.argv = [name, *arguments]
+sys.argv, code = [name, *arguments], 0
 try:
     runpy.run_module(f"jobs.{name}", run_name="__main__", alter_sys=True)
 except SystemExit as ended:
@@ -21,11 +21,14 @@ except SystemExit as ended:
 print("code", code, "imported", sorted(set(HEAVY) & sys.modules.keys()))
 """
 
-RUN = ("ingest", "select_utterances", "extract_features", "repartition", "report")
+RUN = ("ingest", "select_utterances", "extract_features", "repartition", "certify", "report")
 QUERIES = ("status", "verify", "inspect_utterance")
 
 
-@pytest.mark.parametrize("name", [*RUN, *QUERIES, "check", "plan", "run", "inspect_object"])
+OTHERS = ("check", "plan", "run", "inspect_object", "retry", "scaling")
+
+
+@pytest.mark.parametrize("name", [*RUN, *QUERIES, *OTHERS])
 def test_a_command_imports_no_torch(name: str, tmp_path: Path) -> None:
     """Neither to read its recipe and look at the run, nor for --help."""
     place = ["--recipe", str(TINY), "--run", str(tmp_path / "run")]
@@ -35,6 +38,8 @@ def test_a_command_imports_no_torch(name: str, tmp_path: Path) -> None:
         "check": [*place, "--device", "cpu"],
         "plan": ["--help"],
         "run": ["--help"],
+        "retry": [*place, "--reason", "missing_object"],
+        "scaling": ["--ranks", "1..8"],
         "inspect_object": [str(tmp_path / "absent.parquet")],
     }
     given = options.get(name, [*place, "--dry-run"] if name in RUN else place)

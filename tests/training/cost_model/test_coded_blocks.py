@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.training.cost_model.settings import CALIBRATION, NETWORK, RANK, WORKLOAD
-from training.algorithms.sparsification.top_k import num_message_words
+from training.algorithms.sparsification.message_lengths import num_message_words
 from training.configuration.block_codes import TopK
 from training.cost_model.calibration import Calibration, Network, RankRates
 from training.cost_model.coded_blocks import coded_block_seconds

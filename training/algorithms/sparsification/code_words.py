@@ -4,13 +4,9 @@ import torch
 from jaxtyping import Int32, Int64
 from torch import Tensor
 
-WORD_BITS = 32
+from training.algorithms.sparsification.message_lengths import WORD_BITS, num_code_words
+
 _LOW_BITS = 2**WORD_BITS - 1
-
-
-def num_code_words(num_codes: int, num_bits: int) -> int:
-    """Return the number of words that hold so many codes of `num_bits` each."""
-    return -(-num_codes * num_bits // WORD_BITS)
 
 
 def packed(codes: Int64[Tensor, " codes"], num_bits: int) -> Int32[Tensor, " words"]:

@@ -9,15 +9,7 @@ import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
-
-def num_low_bits(num_values: int, num_indices: int) -> int:
-    """Return the bits that each index writes as they are: log2(n / k), rounded down."""
-    return (num_values // num_indices).bit_length() - 1
-
-
-def num_unary_bits(num_values: int, num_indices: int) -> int:
-    """Return the bits of all high parts together: a one for each index, a zero for each step."""
-    return num_indices + (num_values - 1 >> num_low_bits(num_values, num_indices))
+from training.algorithms.sparsification.message_lengths import num_low_bits, num_unary_bits
 
 
 def unary_bits(

@@ -8,70 +8,20 @@ all chunks of one size it has the middles of their lowest and highest cells, two
 then a code of low index bits, sign and cell for each sent element; then the indices' unary bits.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int32, Int64
 from torch import Tensor
 
-from training.algorithms.sparsification.code_words import num_code_words, packed, unpacked
-from training.algorithms.sparsification.elias_fano import (
-    high_parts,
-    num_low_bits,
-    num_unary_bits,
-    unary_bits,
+from training.algorithms.sparsification.code_words import packed, unpacked
+from training.algorithms.sparsification.elias_fano import high_parts, unary_bits
+from training.algorithms.sparsification.message_lengths import (
+    Chunks,
+    chunks_of,
+    num_message_words,
 )
 from training.configuration.block_codes import TopK
-
-CHUNK_ELEMENTS = 2**12
-
-
-@dataclass(frozen=True, slots=True)
-class _Chunks:
-    """_Chunks says where the words of `number` chunks of equal size lie in a message."""
-
-    first_element: int
-    number: int
-    size: int
-    num_kept: int
-    first_word: int
-    bits: int
-
-    @property
-    def low_bits(self) -> int:
-        return num_low_bits(self.size, self.num_kept)
-
-    @property
-    def code_bits(self) -> int:
-        return self.low_bits + self.bits
-
-    @property
-    def num_codes(self) -> int:
-        return self.number * self.num_kept
-
-    @property
-    def num_unary_bits(self) -> int:
-        return self.number * num_unary_bits(self.size, self.num_kept)
-
-    @property
-    def num_words(self) -> list[int]:
-        codes = num_code_words(self.num_codes, self.code_bits)
-        return [self.number, codes, num_code_words(self.num_unary_bits, 1)]
-
-    def view(self, vector: Float[Tensor, " elements"]) -> Float[Tensor, "chunks size"]:
-        """Return the chunks of a vector as rows, without copying."""
-        return vector[self.first_element :][: self.number * self.size].view(-1, self.size)
-
-    def parts(self, message: Int32[Tensor, " words"]) -> Sequence[Int32[Tensor, " part"]]:
-        """Return the chunks' levels, codes and unary bits in a message, without copying."""
-        own = message[self.first_word :][: sum(self.num_words)]
-        return own.split_with_sizes(self.num_words)
-
-
-def num_message_words(num_elements: int, top_k: TopK) -> int:
-    """Return the number of words of every message of so many elements, 4 bytes each."""
-    return sum(sum(chunks.num_words) for chunks in _chunks(num_elements, top_k))
 
 
 def take_message(
@@ -83,8 +33,8 @@ def take_message(
     """
     residual.mul_(top_k.error_decay).add_(change)
     words = residual.new_empty(num_message_words(len(residual), top_k), dtype=torch.int32)
-    for chunks in _chunks(len(residual), top_k):
-        e = chunks.view(residual)
+    for chunks in chunks_of(len(residual), top_k):
+        e = _view(chunks, residual)
         indices = _largest(e, chunks.num_kept)
         values = e.gather(1, indices)
         levels, cells = _quantized(values.abs(), top_k)
@@ -93,7 +43,7 @@ def take_message(
         e.scatter_(1, indices, values - _unquantized(levels, cells, is_negative, top_k))
         low_parts = indices & (1 << chunks.low_bits) - 1
         codes = low_parts << top_k.bits | is_negative.long() << top_k.bits - 1 | cells
-        level_words, code_words, unary_words = chunks.parts(words)
+        level_words, code_words, unary_words = _parts(chunks, words)
         level_words.copy_(levels.to(torch.bfloat16).view(torch.int32).flatten())
         code_words.copy_(packed(codes.flatten(), chunks.code_bits))
         unary_words.copy_(packed(unary_bits(indices, chunks.size).flatten().long(), 1))
@@ -109,8 +59,8 @@ def add_message(
             f"a message of {len(message)} words: need {num_words} for {len(total)} parameters at "
             f"a density of {top_k.density}: start all ranks with one model and the same settings"
         )
-    for chunks in _chunks(len(total), top_k):
-        level_words, code_words, unary_words = chunks.parts(message)
+    for chunks in chunks_of(len(total), top_k):
+        level_words, code_words, unary_words = _parts(chunks, message)
         levels = level_words.view(torch.bfloat16).view(-1, 2).to(total.dtype)
         codes = unpacked(code_words, chunks.num_codes, chunks.code_bits).view(chunks.number, -1)
         cells = codes & top_k.num_cells - 1
@@ -119,18 +69,7 @@ def add_message(
         indices = high_parts(unary, chunks.num_kept) << chunks.low_bits | codes >> top_k.bits
         # No index is twice in a chunk, so the order of these sums changes no bit.
         values = _unquantized(levels, cells, is_negative, top_k)
-        chunks.view(total).scatter_add_(1, indices, values)
-
-
-def _chunks(num_elements: int, top_k: TopK) -> Iterator[_Chunks]:
-    """Yield the whole chunks together, and then the last, shorter one; none of them is empty."""
-    num_whole, rest = divmod(num_elements, CHUNK_ELEMENTS)
-    first_element = first_word = 0
-    for number, size in ((num_whole, CHUNK_ELEMENTS), (1, rest)):
-        if number * size > 0:
-            kept = top_k.num_kept(size)
-            yield (chunks := _Chunks(first_element, number, size, kept, first_word, top_k.bits))
-            first_element, first_word = number * size, sum(chunks.num_words)
+        _view(chunks, total).scatter_add_(1, indices, values)
 
 
 def _largest(values: Float[Tensor, "chunks size"], num_kept: int) -> Int64[Tensor, "chunks kept"]:
@@ -171,3 +110,14 @@ def _unquantized(
     lowest, highest = levels[:, :1], levels[:, 1:]
     magnitudes = lowest + cells * ((highest - lowest) / (top_k.num_cells - 1))
     return torch.where(is_negative, -magnitudes, magnitudes)
+
+
+def _view(chunks: Chunks, vector: Float[Tensor, " elements"]) -> Float[Tensor, "chunks size"]:
+    """Return the chunks of a vector as rows, without copying."""
+    return vector[chunks.first_element :][: chunks.number * chunks.size].view(-1, chunks.size)
+
+
+def _parts(chunks: Chunks, message: Int32[Tensor, " words"]) -> Sequence[Int32[Tensor, " part"]]:
+    """Return the chunks' levels, codes and unary bits in a message, without copying."""
+    own = message[chunks.first_word :][: sum(chunks.num_words)]
+    return own.split_with_sizes(chunks.num_words)

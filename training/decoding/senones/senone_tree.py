@@ -9,6 +9,8 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Int32
 
+from infra.ranges import printable
+
 Side = Literal["left", "right"]
 MAX_SENONES = 1 << 16  # senones are stored as 16-bit words
 
@@ -73,8 +75,9 @@ def parse_senone_tree(text: str) -> SenoneTree:
         fields = json.loads(text)
         phones = tuple(str(phone) for phone in fields["phones"])
         roots = tuple(_from_table(root, len(phones)) for root in fields["roots"])
-    except (json.JSONDecodeError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"not a senone tree: {error!r}: need what to_json writes") from error
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
+        said = printable(repr(error))
+        raise ValueError(f"not a senone tree: {said}: need what to_json writes") from error
     return SenoneTree(phones, roots)
 
 

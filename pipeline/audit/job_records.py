@@ -1,0 +1,83 @@
+"""Read what jobs stored as they began and ended; records of other fields are refused."""
+
+import math
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from infra.ranges import shown
+from pipeline.runs.sealed_json import read_sealed
+
+_COUNTS = ("utterances_in", "utterances_out", "quarantined")
+_REQUESTS = ("get", "put", "head", "list")
+
+
+def parse_job_record(data: bytes, remedy: str) -> dict[str, Any]:
+    """Read the record of a job that has ended; ValueError for one of other fields.
+
+    Records of earlier versions lack machine, commit, cluster and others.
+    """
+    return read_sealed(data, remedy, _ended)
+
+
+def parse_begun_record(data: bytes, remedy: str) -> dict[str, Any]:
+    """Read what a job stored as it began; ValueError for other fields."""
+    return read_sealed(data, remedy, _begun)
+
+
+def _begun(record: dict[str, Any]) -> dict[str, Any]:
+    _require_table(record, "recipe")
+    _require_time(record, "started_at")
+    return record
+
+
+def _ended(record: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(record["step"], str):
+        raise TypeError(f"step = {shown(record['step'])}: need text")
+    _require_time(record, "finished_at")
+    _require_numbers(record, ("seconds",))
+    _require_table(record, "recipe")
+    tallies = _require_table(record, "manifests")
+    for name in tallies:
+        _require_numbers(_require_table(tallies, name), _COUNTS)
+    for name in {"pace", "trainers", "requests"} & record.keys():
+        _require_table(record, name)
+    _require_costs(record)
+    faults = record.get("device_faults", [])
+    if not isinstance(faults, list) or not all(isinstance(each, dict) for each in faults):
+        raise TypeError(f"device_faults = {shown(faults)}: need a list of tables")
+    return record
+
+
+def _require_costs(record: Mapping[str, Any]) -> None:
+    """Check what the dollars of a step are computed from."""
+    if record.get("requests") and _require_table(record, "requests"):
+        _require_numbers(record["requests"], _REQUESTS)
+    if record.get("cluster") is not None:
+        cluster = _require_table(record, "cluster")
+        _require_numbers(cluster, ("num_instances", "price_per_instance_hour"))
+
+
+def _require_table(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    table = record[name]
+    if not isinstance(table, dict):
+        raise TypeError(f"{name} = {shown(table)}: need a table")
+    return table
+
+
+def _require_time(record: Mapping[str, Any], name: str) -> None:
+    text = record[name]
+    try:
+        has_offset = datetime.fromisoformat(text).tzinfo is not None
+    except ValueError:
+        has_offset = False
+    if not has_offset:
+        raise TypeError(f"{name} = {shown(text)}: need ISO 8601 with an offset")
+
+
+def _require_numbers(table: Mapping[str, Any], names: tuple[str, ...]) -> None:
+    for name in names:
+        value = table[name]
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not 0 <= value < 2**63 or not math.isfinite(value):
+            raise TypeError(f"{name} = {shown(value)}: need a number from 0")

@@ -1,0 +1,207 @@
+"""Changed manifests, commits, checkpoint records, job records, ledgers and indexes are refused.
+
+Bytes that were damaged decode to the object that was written, or raise a ValueError. A document
+that was changed and sealed again, as a forger would, decodes to another valid record, or raises.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipeline.audio_parts import Member, Segment, part_from_text, part_to_text
+from pipeline.audit.job_records import parse_begun_record, parse_job_record
+from pipeline.records import Quarantined, Tally
+from pipeline.runs.commit import Commit
+from pipeline.runs.json_lines import QUARANTINED, SELECTED, read_lines
+from pipeline.runs.ledger import read_reasons
+from pipeline.runs.manifest import Manifest
+from pipeline.runs.outputs import Output, OutputPart, OutputsInParts
+from pipeline.runs.sealed_json import NamedObject, named_objects, naming, read_sealed, seal
+from pipeline.steps.selection.hash_ranges import HashRange
+from pipeline.steps.selection.id_ranges import IdRange
+from tests.fuzzing.mutations import changed_json, damaged, repeated_key
+from tests.fuzzing.outcomes import EXAMPLES, REFUSED, outcome
+from training.checkpoints.record import CheckpointRecord, RankObject
+from training.decoding.senones.senone_tree import parse_senone_tree
+from training.evaluation.decoded import DecodedUtterance, DecodedWord, read_decoded, write_decoded
+from training.evaluation.utterance_errors import UtteranceErrors, read_errors, write_errors
+from training.evaluation.word_errors import WordErrors
+
+fuzz = settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
+
+SHARD = Output("features/x/ab/0-abcd.parquet", 9, "ab" * 32, 2, 1_800_000)
+LEDGER = Output("features/x/ef/0-ef01.ledger.jsonl", 5, "ef" * 32, 1, 500, {"silent": 1})
+PARTS = OutputsInParts([OutputPart("features/x/0.part", 8, "01" * 32, 3)], lambda _: b"")
+MANIFEST = Manifest(
+    "features/x",
+    {"k": 20, "form": {"name": "lstm", "layers": [1, 2]}},
+    {"selection/x": "0123"},
+    (SHARD,),
+    (LEDGER,),
+    Tally(6, 1_802_000),
+    Tally(2, 1_800_000),
+    Tally(1, 500),
+    Tally(3, 1500),
+    {"mean": 0.25},
+    versions={"numpy": "2.4"},
+    id_index=(SHARD,),
+)
+COMMIT = Commit(
+    "000001", "f" * 64, (SHARD,), LEDGER, Tally(3, 1_800_500), Tally(1, 500), versions={"a": "1"}
+)
+CHECKPOINT = CheckpointRecord("f" * 64, 12, (RankObject("a.npz", 3, "a" * 64),))
+COUNTS = {"utterances_in": 3, "utterances_out": 2, "quarantined": 1}
+JOB_RECORD: dict[str, Any] = {
+    "step": "align",
+    "finished_at": "2026-01-01T00:00:00+00:00",
+    "seconds": 1.5,
+    "recipe": {"k": 20},
+    "manifests": {"alignments/labelled": COUNTS},
+    "pace": {},
+    "trainers": {},
+    "requests": {"get": 1, "put": 2, "head": 3, "list": 4},
+    "cluster": {"num_instances": 1, "price_per_instance_hour": 0.5},
+    "device_faults": [],
+}
+BEGUN: dict[str, Any] = {
+    "step": "align",
+    "started_at": "2026-01-01T00:00:00+00:00",
+    "recipe": {"k": 20},
+}
+SEALED: Mapping[str, tuple[Callable[[bytes], Any], bytes]] = {
+    "manifest": (Manifest.from_bytes, MANIFEST.to_bytes()),
+    "manifest in parts": (Manifest.from_bytes, replace(MANIFEST, outputs=PARTS).to_bytes()),
+    "commit": (Commit.from_bytes, COMMIT.to_bytes()),
+    "checkpoint": (
+        lambda data: read_sealed(data, "again", CheckpointRecord.from_document),
+        CHECKPOINT.to_bytes(),
+    ),
+    "job record": (lambda data: parse_job_record(data, "again"), seal(JOB_RECORD)),
+    "begun job": (lambda data: parse_begun_record(data, "again"), seal(BEGUN)),
+    "named objects": (
+        lambda data: read_sealed(data, "again", named_objects),
+        seal(naming({"a": 1}, [NamedObject("k", 1, "c" * 64)])),
+    ),
+}
+every_sealed = pytest.mark.parametrize("kind", SEALED)
+
+
+@every_sealed
+def test_damaged_sealed_records(kind: str) -> None:
+    """A damaged record is refused, with a remedy, or is what was written."""
+    decode, data = SEALED[kind]
+    written = decode(data)
+
+    @fuzz
+    @given(damaged(data) | repeated_key(data))
+    def check(found: bytes) -> None:
+        assert outcome(lambda: decode(found), "again") in (REFUSED, written)
+
+    check()
+
+
+@every_sealed
+def test_forged_sealed_records(kind: str) -> None:
+    """A changed record with the right digest is refused, or is a record that can be written."""
+    decode, data = SEALED[kind]
+    document = {name: each for name, each in json.loads(data).items() if name != "sha256"}
+
+    @fuzz
+    @given(changed_json(document, seal))
+    def check(found: bytes) -> None:
+        read = outcome(lambda: decode(found))
+        if isinstance(read, Manifest | Commit | CheckpointRecord):
+            read.to_bytes()
+        if isinstance(read, Manifest):
+            assert read.tally_in.hours >= 0
+
+    check()
+
+
+def test_empty_and_absent_records() -> None:
+    """No byte, another JSON value, no digest and other bytes are refused."""
+    for decode, _ in SEALED.values():
+        for data in (b"", b"null", b"[]", b"{}", b'"sha256"', b"\xff\xfe", b"1e999"):
+            assert outcome(lambda: decode(data), "again") is REFUSED  # noqa: B023 - called at once
+
+
+def output_lines(data: bytes) -> Any:
+    count = len(data.splitlines())
+    return list(OutputsInParts([OutputPart("p", len(data), "a", count)], lambda _: data))
+
+
+def array_of(cls: type) -> Callable[[bytes], Any]:
+    return lambda data: cls.from_bytes(data).to_bytes()  # type: ignore[attr-defined]
+
+
+ROW = Quarantined("utt-1", "s3://bucket/a.flac", "silent", "rms", 12, 500)
+SELECTION = {"utterance_id": "u", "speaker_id": "s", "duration_s": 1.5}
+WORDS = (DecodedWord("hello", 10, 200, 0.5),)
+DECODED = DecodedUtterance("u", "s", "DP1", 100, ("hello",), WORDS, False, 3, 2, (1, 2))
+ERRORS = UtteranceErrors("u", "s", "DP1", 10, {"student": WordErrors(1, 0, 2, 5)})
+SPLIT = {"side": "left", "phones": [0, 1], "inside": 0, "outside": 1}
+LINES: Mapping[str, tuple[Callable[[bytes], Any], bytes]] = {
+    "manifest part": (output_lines, SHARD.to_line()),
+    "ledger": (read_reasons, ROW.to_json().encode()),
+    "ledger row": (lambda data: list(read_lines(data, QUARANTINED)), ROW.to_json().encode()),
+    "selection": (lambda data: list(read_lines(data, SELECTED)), json.dumps(SELECTION).encode()),
+    "decoded": (read_decoded, write_decoded([DECODED])),
+    "word errors": (read_errors, write_errors([ERRORS])),
+    "senone tree": (
+        lambda data: parse_senone_tree(data.decode(errors="replace")),
+        json.dumps({"phones": ["a", "b"], "roots": [SPLIT, 2]}).encode(),
+    ),
+    "segment": (
+        lambda data: part_from_text(data.decode(errors="replace")),
+        str(part_to_text(Segment(1.5, 2.0))).encode(),
+    ),
+    "member": (
+        lambda data: part_from_text(data.decode(errors="replace")),
+        str(part_to_text(Member(512, 1000))).encode(),
+    ),
+}
+every_line = pytest.mark.parametrize("kind", LINES)
+
+
+@every_line
+def test_changed_lines(kind: str) -> None:
+    """A changed line of JSON is another record, or is refused and quoted."""
+    decode, data = LINES[kind]
+    assert decode(data)
+
+    def write(document: Any) -> bytes:
+        return json.dumps(document).encode()
+
+    @fuzz
+    @given(damaged(data) | repeated_key(data) | changed_json(json.loads(data), write))
+    def check(found: bytes) -> None:
+        outcome(lambda: decode(found))
+
+    check()
+
+
+HASHES = np.arange(5, dtype=np.uint64)
+ARRAYS = {
+    "hash range": (HashRange, HashRange(HASHES, np.arange(5), HASHES).to_bytes()),
+    "id index": (IdRange, IdRange(HASHES, np.arange(5, dtype=np.uint32)).to_bytes()),
+}
+
+
+@pytest.mark.parametrize("kind", ARRAYS)
+def test_changed_arrays_of_hashes(kind: str) -> None:
+    """An index of the size that it states is read to the bit; another size is refused by it."""
+    cls, data = ARRAYS[kind]
+
+    @fuzz
+    @given(damaged(data) | st.binary(max_size=64))
+    def check(found: bytes) -> None:
+        read = outcome(lambda: array_of(cls)(found), "bytes")
+        assert read is REFUSED or read == found
+
+    check()

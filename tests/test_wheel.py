@@ -1,0 +1,90 @@
+"""The wheel that `make dist` builds is whole: its trainers run where neither Spark nor Kaldi is."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.source_trees import PACKAGES, REPOSITORY
+from tests.training.trainers.test_imports import HEAVY
+
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
+
+PROGRAM = """
+import sys
+from pathlib import Path
+
+heavy, folder = {heavy!r}, {folder!r}
+
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in heavy:
+            raise ImportError(name)
+
+
+sys.meta_path.insert(0, Absent())
+import torch
+import infra, jobs, megahour, pipeline, training.trainers
+from training.trainers import Htm, Synchronous
+
+for module in (infra, jobs, megahour, pipeline, training.trainers):
+    assert Path(module.__file__).is_relative_to(folder), module.__file__
+print(Htm.__name__, Synchronous.__name__)
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build it from a copy of the tree, with the setuptools that is here: no network is asked."""
+    copy, built = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("wheel")
+    for name in ("pyproject.toml", "README.md", "LICENSE", "megahour.py"):
+        shutil.copy(REPOSITORY / name, copy)
+    for package in PACKAGES:
+        ignored = shutil.ignore_patterns("__pycache__", "*.so")
+        shutil.copytree(REPOSITORY / package, copy / package, ignore=ignored)
+    options = ("--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", built)
+    done = subprocess.run(
+        [*PIP, "wheel", *options, copy], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    (found,) = built.glob("megahour-*.whl")
+    return Path(found)
+
+
+def test_the_wheel_holds_what_the_tree_holds(wheel: Path) -> None:
+    """Every module, template, recipe and cluster file, and py.typed, by which types are whole."""
+    names = set(zipfile.ZipFile(wheel).namelist())
+    needed = {
+        str(path.relative_to(REPOSITORY))
+        for package in PACKAGES
+        for ending in ("*.py", "*.toml", "*.html", "*.css", "py.typed")
+        for path in (REPOSITORY / package).rglob(ending)
+    }
+    assert needed - names == set()
+    assert {f"{package}/py.typed" for package in PACKAGES} <= names
+    assert {name.partition("/")[0] for name in names if name.startswith("tests")} == set()
+
+
+def test_its_trainers_need_neither_spark_nor_kaldi(wheel: Path, tmp_path: Path) -> None:
+    """Installed into an empty folder, it is imported from there, with these packages absent."""
+    target = tmp_path / "site"
+    options = ("--no-deps", "--no-index", "--no-compile", "--target", target)
+    done = subprocess.run(
+        [*PIP, "install", *options, wheel], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(heavy=HEAVY, folder=str(target))],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(target)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["Htm", "Synchronous"]
