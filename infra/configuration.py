@@ -156,9 +156,9 @@ def read_record(cls: type[Record], table: Mapping[str, object], where: str) -> R
     try:
         record = cls(**values)
         check_ranges(record)
-    except ConfigurationError:
-        raise
     except ValueError as error:
+        if isinstance(error, ConfigurationError) and str(error).startswith(where):
+            raise
         raise ConfigurationError(f"{where}: {error}") from error
     return record
 

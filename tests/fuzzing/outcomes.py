@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hypothesis import HealthCheck, settings
+
 REFUSALS = (
     *("ValueError", "ConfigurationError", "MetadataError", "AudioError"),
     "DamagedCheckpointError",
@@ -20,6 +22,14 @@ MEMORY_BYTES = 1 << 30
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "60"))
 """Examples of each test; FUZZ_EXAMPLES=5000 looks longer."""
+
+IS_SEARCH = "FUZZ_EXAMPLES" in os.environ
+"""A search draws other examples each time; without it, they are the same ones in every run."""
+
+FUZZ = settings(
+    max_examples=EXAMPLES, derandomize=not IS_SEARCH, suppress_health_check=list(HealthCheck)
+)
+"""Settings of all tests of changed bytes."""
 
 REFUSED = object()
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.audio_parts import Member, Segment, part_from_text, part_to_text
@@ -26,14 +26,12 @@ from pipeline.runs.sealed_json import NamedObject, named_objects, naming, read_s
 from pipeline.steps.selection.hash_ranges import HashRange
 from pipeline.steps.selection.id_ranges import IdRange
 from tests.fuzzing.mutations import changed_json, damaged, repeated_key
-from tests.fuzzing.outcomes import EXAMPLES, REFUSED, outcome
+from tests.fuzzing.outcomes import FUZZ, REFUSED, outcome
 from training.checkpoints.record import CheckpointRecord, RankObject
 from training.decoding.senones.senone_tree import parse_senone_tree
 from training.evaluation.decoded import DecodedUtterance, DecodedWord, read_decoded, write_decoded
 from training.evaluation.utterance_errors import UtteranceErrors, read_errors, write_errors
 from training.evaluation.word_errors import WordErrors
-
-fuzz = settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
 
 SHARD = Output("features/x/ab/0-abcd.parquet", 9, "ab" * 32, 2, 1_800_000)
 LEDGER = Output("features/x/ef/0-ef01.ledger.jsonl", 5, "ef" * 32, 1, 500, {"silent": 1})
@@ -98,7 +96,7 @@ def test_damaged_sealed_records(kind: str) -> None:
     decode, data = SEALED[kind]
     written = decode(data)
 
-    @fuzz
+    @FUZZ
     @given(damaged(data) | repeated_key(data))
     def check(found: bytes) -> None:
         assert outcome(lambda: decode(found), "again") in (REFUSED, written)
@@ -112,7 +110,7 @@ def test_forged_sealed_records(kind: str) -> None:
     decode, data = SEALED[kind]
     document = {name: each for name, each in json.loads(data).items() if name != "sha256"}
 
-    @fuzz
+    @FUZZ
     @given(changed_json(document, seal))
     def check(found: bytes) -> None:
         read = outcome(lambda: decode(found))
@@ -178,7 +176,7 @@ def test_changed_lines(kind: str) -> None:
     def write(document: Any) -> bytes:
         return json.dumps(document).encode()
 
-    @fuzz
+    @FUZZ
     @given(damaged(data) | repeated_key(data) | changed_json(json.loads(data), write))
     def check(found: bytes) -> None:
         outcome(lambda: decode(found))
@@ -198,7 +196,7 @@ def test_changed_arrays_of_hashes(kind: str) -> None:
     """An index of the size that it states is read to the bit; another size is refused by it."""
     cls, data = ARRAYS[kind]
 
-    @fuzz
+    @FUZZ
     @given(damaged(data) | st.binary(max_size=64))
     def check(found: bytes) -> None:
         read = outcome(lambda: array_of(cls)(found), "bytes")

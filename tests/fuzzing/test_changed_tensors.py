@@ -13,14 +13,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.audit.contents import read_contents
 from pipeline.shards import read_lattices, write_lattices
 from pipeline.shards.container import read_first_rows, seal
 from tests.fuzzing.mutations import changed, damaged
-from tests.fuzzing.outcomes import EXAMPLES, REFUSED, outcome
+from tests.fuzzing.outcomes import EXAMPLES, FUZZ, REFUSED, outcome
 from tests.pipeline.shards.test_lattice_shards import rows as lattice_rows
 from tests.pipeline.shards.test_shards import KINDS
 from training.configuration.models import LstmConfig
@@ -38,8 +38,7 @@ from training.streaming.archive import (
 )
 from training.tensor_encoding import decode_state, encode_state
 
-fuzz = settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
-fewer = settings(fuzz, max_examples=max(EXAMPLES // 3, 1))
+fewer = settings(FUZZ, max_examples=max(EXAMPLES // 3, 1))
 
 SHARDS: Mapping[str, tuple[Any, bytes]] = {
     **{kind: (read, write(rows)) for kind, (write, read, rows) in KINDS.items()},
@@ -104,7 +103,7 @@ def test_forged_shards(kind: str) -> None:
     check()
 
 
-@fuzz
+@FUZZ
 @given(st.sampled_from(sorted(SHARDS)).flatmap(lambda kind: damaged(SHARDS[kind][1])))
 def test_damaged_shards_are_not_inspected(data: bytes) -> None:
     """The seal is looked at before pyarrow, which aborts the process on some footers."""
@@ -128,7 +127,7 @@ def plain(value: Any) -> Any:
     return [plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-@fuzz
+@FUZZ
 @given(damaged(ENCODED))
 def test_damaged_states(data: bytes) -> None:
     """A zip's CRC covers the tensors: a damaged state is refused, or is what was stored."""
@@ -149,7 +148,7 @@ def members_of(data: bytes) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
-@fuzz
+@FUZZ
 @given(st.data())
 def test_forged_states(data: st.DataObject) -> None:
     """Arrays that claim other shapes, and a structure that names other tensors, are refused."""
@@ -216,7 +215,7 @@ def exported() -> ExportedModel:
     return ExportedModel(b"onnx", DecodingGraph(fst, ("<eps>", "a", "b"), 3), read)
 
 
-@fuzz
+@FUZZ
 @given(data=st.data())
 def test_changed_exported_models(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.cluster import load_cluster
@@ -26,13 +26,12 @@ from pipeline.steps.ingestion.directories import CommonVoice, Kaldi, LibriSpeech
 from pipeline.steps.ingestion.formats import ManifestFormat, Nemo, Table
 from pipeline.steps.ingestion.lhotse import LhotseCuts, LhotseSupervisions, Shar
 from tests.fuzzing.mutations import ODD_VALUES, changed, changed_json, damaged, repeated_key
-from tests.fuzzing.outcomes import EXAMPLES, REFUSED, outcome
+from tests.fuzzing.outcomes import EXAMPLES, FUZZ, REFUSED, outcome
 from tests.jobs.planning.test_throughputs import CALIBRATION
 from training.evaluation.language_model import LanguageModelFile
 from training.recipes import read_recipe
 
-fuzz = settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
-fewer = settings(fuzz, max_examples=max(EXAMPLES // 3, 1))
+fewer = settings(FUZZ, max_examples=max(EXAMPLES // 3, 1))
 
 REPOSITORY = Path(__file__).parents[2]
 FILES: Mapping[str, tuple[Callable[[str], Any], Path]] = {
@@ -101,7 +100,7 @@ def write(document: Any) -> bytes:
     return json.dumps(document).encode()
 
 
-@fuzz
+@FUZZ
 @given(damaged(write(RECORD)) | repeated_key(write(RECORD)) | changed_json(RECORD, write))
 def test_changed_metadata_lines(line: bytes) -> None:
     """A line is an utterance that can be written, or an error with its reason in the ledger."""
@@ -114,7 +113,7 @@ def test_changed_metadata_lines(line: bytes) -> None:
     assert refusal.value.reason in REASONS
 
 
-@fuzz
+@FUZZ
 @given(st.data())
 def test_changed_metadata_objects(data: st.DataObject) -> None:
     """Every line of an object is a record or a ledger row; a damaged gzip is refused by its URI."""
@@ -276,7 +275,7 @@ def test_changed_calibrations(data: bytes) -> None:
 ARPA = b"\\data\\\nngram 1=3\n\n\\1-grams:\n-1 <s> -0.3\n-1 </s>\n-0.5 hello\n\n\\end\\\n"
 
 
-@fuzz
+@FUZZ
 @given(damaged(ARPA) | damaged(gzip.compress(ARPA, mtime=0)))
 def test_changed_language_models(data: bytes) -> None:
     """A damaged language model is text of another model, or is refused by its URI."""
