@@ -17,7 +17,7 @@ from infra.configuration import ConfigurationError
 from infra.log_lines import begin_log, elapsed_text, log, report_error
 from infra.ranges import printable
 from infra.spark.standard_error import separate_standard_error
-from infra.store.object_store import StoreError, join_uri
+from infra.store.object_store import PrefixError, StoreError, join_uri
 from infra.store.request_counts import REQUESTS
 from jobs.cli.begun import begin, begun_changes, end, withdraw
 from jobs.cli.catalogue import WRITES
@@ -169,7 +169,8 @@ def execute(command: Step | Query, arguments: argparse.Namespace) -> int:
     try:
         job = open_job(command.name, arguments)
     except (ConfigurationError, StoreError) as error:
-        return fail(command.name, error, 2)
+        is_users = isinstance(error, ConfigurationError | PrefixError)
+        return fail(command.name, error, 2 if is_users else 1)
     try:
         answer = command.answer(job)
     except KeyboardInterrupt:

@@ -120,7 +120,10 @@ class _Work:
 
     def findings(self, progress: Progress, reads_audio: bool) -> Iterator[Finding]:
         """Read the objects, and yield what is wrong with them and with their utterances."""
-        outputs = {name: [*found.objects, *found.indexes] for name, found in self.finished.items()}
+        outputs = {
+            name: [*found.objects, *found.indexes, *named_means(found.commits.values())]
+            for name, found in self.finished.items()
+        }
         named = self.records.named
         place = (self.store, self.run_uri, self.corpus_uri)
 

@@ -54,7 +54,7 @@ def loss_error(
     may_be_back = {MISSING_OBJECT, ACCESS_DENIED} & reasons.keys()
     remedy = "once audio is back, megahour retry reads it again; " if may_be_back else ""
     if OUTSIDE_PREFIXES in reasons:
-        remedy += "name the audio's folders in corpus.audio_prefixes; "
+        remedy += "name the audio's folders in corpus.audio_prefixes and use another --run; "
     return LossBudgetExceededError(
         f"{num_lost} of {limit.num_utterances} utterances quarantined, the loss budget is "
         f"{limit.loss_budget:.2%}; reasons: {dict(reasons.most_common())}. See the ledgers, such "

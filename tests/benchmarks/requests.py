@@ -47,13 +47,15 @@ class StepRequests:
 def expected_driver(step: str, absent: int) -> RequestCounts:
     """Return the requests of a fresh step's driver: three kinds of reading, one of writing.
 
-    GETs: its own manifest, which is `absent` GETs, and each input's twice, for its digest and its
-    outputs. LISTs, each confirmed by a second one: the step's commits; in selection also those of
-    both passes over the metadata, the metadata, and what the other subsets selected. PUT: the
-    manifest.
+    GETs: its own manifest and the record of what its run extends, which are `absent` GETs each, and
+    each input's twice, for its digest and its outputs. LISTs, each confirmed by a second one: the
+    step's commits; in extraction also those of the tasks that merge its means; in selection
+    those of both passes over the metadata, the metadata, and what the other subsets selected. PUT:
+    the manifest.
     """
     gets = {"selection": 0, "features": 2, "targets": 3, "partitions": 4}[step]
-    return RequestCounts(get=gets + absent, put=1, list=12 if step == "selection" else 2)
+    lists = {"selection": 12, "features": 4}.get(step, 2)
+    return RequestCounts(get=gets + 2 * absent, put=1, list=lists)
 
 
 def expected_tasks(
@@ -79,6 +81,10 @@ def expected_tasks(
         return RequestCounts(get=gets, put=puts + 2 * aside + 2 * (hashed + 1))
     inputs = {"features": num_inputs + num_utterances, "targets": num_inputs}
     gets = inputs.get(step, 2 * num_inputs) + num_tasks * absent
+    if step == "features":
+        # Each task stores its streams' means; one task gathers these, and one merges a range.
+        gets += 2 * num_tasks + 1 + 2 * absent
+        puts += num_tasks + 2 * 2
     return RequestCounts(get=gets, put=puts)
 
 

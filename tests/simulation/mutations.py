@@ -10,7 +10,7 @@ import pytest
 from infra.store.object_store import ObjectStore, join_uri
 from infra.store.s3.s3_store import S3Store
 from pipeline.records import Quarantined, Tally
-from pipeline.runs import commit, manifest, many_tasks, step
+from pipeline.runs import many_tasks, sealed_json, step
 from pipeline.runs.commit import Commit, StepContext
 from pipeline.runs.manifest import Manifest, Output, manifest_uri, sha256
 from pipeline.runs.names import COMMITS_FOLDER, PART_SUFFIX
@@ -173,8 +173,7 @@ def digest_of_records_ignored(patch: Patch) -> None:
         del remedy
         return {key: value for key, value in json.loads(data).items() if key != "sha256"}
 
-    for module in (commit, manifest):
-        patch.setattr(module, "unseal", read)
+    patch.setattr(sealed_json, "unseal", read)
 
 
 def condition_left_out(patch: Patch) -> None:

@@ -108,7 +108,9 @@ def test_a_trainer_chosen_on_the_command_line_is_the_recipes(
     config = student_fit(read_recipe(str(TINY), SETTINGS, {"student": "gtc"})).config
     manifest = Manifest("models/student", config, {}, ()).to_bytes()
     named = [NamedObject.of("models/student/manifest.json", manifest)]
-    record = naming({"step": "train_student", "trainers": chosen}, named)
+    ended = {"finished_at": "2026-11-24T00:00:00+00:00", "seconds": 1, "recipe": {}}
+    written = {"step": "train_student", "trainers": chosen, "manifests": {}, **ended}
+    record = naming(written, named)
     store.put(join_uri(run_uri, "models/student/manifest.json"), manifest)
     store.put(join_uri(run_uri, "steps/train_student.json"), seal(record, indent=1))
     code, out, _ = ask("verify", run_uri)

@@ -75,7 +75,7 @@ def test_audio_outside_the_prefixes_has_its_remedy() -> None:
     """The message names the key that allows its folder; of other reasons it does not."""
     for reason, is_named in (("outside_prefixes", True), ("truncated", False)):
         said = str(loss_error(1, LossLimit(0.0, 1), Counter({reason: 1}), "x"))
-        assert ("name the audio's folders in corpus.audio_prefixes; " in said) == is_named
+        assert ("in corpus.audio_prefixes and use another --run; " in said) == is_named
 
 
 def test_nothing_lost_of_nothing_passes(tmp_path: Path) -> None:

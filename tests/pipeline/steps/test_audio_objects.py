@@ -11,7 +11,7 @@ from infra.store.objects import Admit, admit_all
 from pipeline.runs.commit import read_commits
 from pipeline.runs.manifest import Manifest, manifest_uri
 from pipeline.steps import audio_objects
-from pipeline.steps.features import ExtractionConfig, extract_features, extract_file
+from pipeline.steps.features import ExtractionConfig, FileTask, extract_features, extract_file
 from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
 from tests.faults.bad_input.small_runs import ledger
 from tests.small_corpus import local_store, serially, write_corpus
@@ -76,8 +76,12 @@ def extract(
     config = ExtractionConfig(gets_in_flight=2, seed=3)
 
     def in_pieces(tasks, function, description):
-        del function, description
-        return [extract_file(task, shard_frames) for task in tasks]
+        del description
+        is_file = [isinstance(task, FileTask) for task in tasks]
+        return [
+            extract_file(task, shard_frames) if cuts else function(task)
+            for task, cuts in zip(tasks, is_file, strict=True)
+        ]
 
     return extract_features(
         store, run_uri, "unlabelled", corpus_uri, config, 1.0, in_pieces

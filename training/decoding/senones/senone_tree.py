@@ -74,11 +74,18 @@ def parse_senone_tree(text: str) -> SenoneTree:
     try:
         fields = json.loads(text)
         phones = tuple(str(phone) for phone in fields["phones"])
-        roots = tuple(_from_table(root, len(phones)) for root in fields["roots"])
+        tables = tuple(fields["roots"])
     except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
-        said = printable(repr(error))
-        raise ValueError(f"not a senone tree: {said}: need what to_json writes") from error
-    return SenoneTree(phones, roots)
+        raise _not_a_tree(error) from error
+    try:
+        return SenoneTree(phones, tuple(_from_table(root, len(phones)) for root in tables))
+    except (KeyError, TypeError, RecursionError, OverflowError) as error:
+        raise _not_a_tree(error) from error
+
+
+def _not_a_tree(error: Exception) -> ValueError:
+    said = printable(repr(error))
+    return ValueError(f"not a senone tree: {said}: need what to_json writes")
 
 
 def _leaves(node: Node) -> Iterator[int]:
@@ -118,8 +125,9 @@ def _from_table(fields: object, num_phones: int) -> Node:
         return int(fields)
     if not isinstance(fields, dict) or fields["side"] not in ("left", "right"):
         raise ValueError(f"tree node {str(fields)[:80]}: need a senone or a split")
-    phones = frozenset(int(phone) for phone in fields["phones"])
-    if not all(0 <= phone < num_phones for phone in phones):
-        raise ValueError(f"question {sorted(phones)}: need phone ids 0..{num_phones - 1}")
+    phones = frozenset(fields["phones"])
+    if not all(isinstance(phone, int) and 0 <= phone < num_phones for phone in phones):
+        shown = printable(str(fields["phones"])[:80])
+        raise ValueError(f"question {shown}: need phone ids 0..{num_phones - 1}")
     inside, outside = (_from_table(fields[branch], num_phones) for branch in ("inside", "outside"))
     return Split(fields["side"], phones, inside, outside)
