@@ -15,7 +15,7 @@ ODD_VALUES: tuple[Any, ...] = (
     *("", "\ud800", "\0", "../../etc", "a\nb", "x" * 5000, "s3://k:canary@b/x", "2020-01-01"),
     *([], {}, [None], [[]], {"": {}}, {"tensor": -1}, {"items": [[[], 0]]}),
 )
-"""What a field has in no valid object; 1 and 0 may be valid, and then are another object."""
+"""Values that no valid field has; 1 and 0 may be valid, and then make another object."""
 
 
 def _nested(depth: int) -> Any:

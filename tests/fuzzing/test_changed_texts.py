@@ -267,7 +267,7 @@ MEASURED = json.dumps(asdict(CALIBRATION)).encode()
 @fewer
 @given(damaged(MEASURED) | changed_json(json.loads(MEASURED), write))
 def test_changed_calibrations(data: bytes) -> None:
-    """What `megahour plan` stored in a run is a whole calibration, or is refused by its place."""
+    """A calibration that `megahour plan` stored is read whole, or is refused by its place."""
     uri = "s3://b/run/plan/calibration.json"
     outcome(lambda: read_record(Calibration, json_object(data, uri), uri), uri)
 
