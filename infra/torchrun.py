@@ -12,10 +12,12 @@ class _Starter:
     """_Starter: the process that started this one, seen before torch is imported for seconds."""
 
     process_id = os.getppid()
+    is_watched = False
 
 
 def _see_starter() -> None:
     _Starter.process_id = os.getppid()
+    _Starter.is_watched = False
 
 
 # A forked process has the modules of its parent, and another starter.
@@ -46,9 +48,12 @@ def end_with_launcher() -> None:
     """Watch the process that started this one, and exit with status 1 within about 1 s of its end.
 
     A killed torchrun leaves its ranks behind. They would otherwise train on beside the ranks of
-    the next start. One that was killed while this process imported torch ends it, too. The exit
-    runs no cleanup and writes one line to standard error.
+    the next start. torchrun's ranks watch it from this module's import on. The exit runs no
+    cleanup and writes one line to standard error. Another call does nothing.
     """
+    if _Starter.is_watched:
+        return
+    _Starter.is_watched = True
     starter_id = _Starter.process_id
 
     def watch() -> None:
@@ -63,3 +68,8 @@ def end_with_launcher() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="launcher", daemon=True).start()
+
+
+if is_launched():
+    # The imports of torch and Kaldi follow: 39 s on a busy host, with torchrun dead all the while.
+    end_with_launcher()

@@ -11,6 +11,10 @@ end_with_launcher()
 print(os.getpid(), flush=True)
 time.sleep(60)
 """
+IMPORT_AS_RANK = """
+os.environ |= {"TORCHELASTIC_RUN_ID": "none", "RANK": "0"}
+import infra.torchrun
+"""
 PARENT = f"""
 import subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", {CHILD!r}])
@@ -37,6 +41,12 @@ def test_a_process_ends_with_its_launcher() -> None:
 def test_a_process_ends_whose_launcher_ended_before_it_watches() -> None:
     """A rank that still imports torch when torchrun is killed ends as soon as it watches."""
     require_end(PARENT.replace(repr(CHILD), repr(ORPHAN)))
+
+
+def test_a_rank_that_still_imports_ends_with_torchrun() -> None:
+    """A rank of torchrun watches it from the first import on: those of torch take seconds."""
+    importing = CHILD.replace("from infra.torchrun import end_with_launcher", IMPORT_AS_RANK)
+    require_end(PARENT.replace(repr(CHILD), repr(importing.replace("end_with_launcher()", ""))))
 
 
 def require_end(program: str) -> None:

@@ -2,6 +2,7 @@
 
 import runpy
 
+import infra.torchrun  # noqa: F401 - before torch, as in a job: it watches torchrun
 from jobs.run import JOBS
 from training.distributed import process_group
 
