@@ -11,13 +11,16 @@ from training.distributed.process_group import ProcessGroup
 from training.fit.progress import ExchangeTotals
 from training.fit.steps import FrameTotals
 from training.trainers.statistics import (
+    AdPsgdStatistics,
     BmufStatistics,
     GtcStatistics,
     HtmStatistics,
-    OneBitStatistics,
     Statistics,
     density,
 )
+
+RESIDUAL_NORMS = ("residual_norm", "stripe_residual_norm", "block_residual_norm")
+"""The numbers of a trainer that are norms of what this rank has not sent yet."""
 
 
 def curve_point(sub_epoch: SubEpoch, result: FrameTotals, group: ProcessGroup) -> dict[str, Any]:
@@ -42,19 +45,30 @@ def curve_point(sub_epoch: SubEpoch, result: FrameTotals, group: ProcessGroup) -
 def trainer_point(
     exchanged: ExchangeTotals, statistics: Statistics, group: ProcessGroup
 ) -> dict[str, Any]:
-    """Return what the trainer exchanged in a sub-epoch, and its norms at the sub-epoch's end.
+    """Return what the trainer exchanged in a sub-epoch, and its numbers at the sub-epoch's end.
 
-    Bytes are the sum over the ranks, the residual's norm is the root mean square.
+    Bytes are the sum over the ranks, norms of residuals their root mean square, staleness the mean
+    and the largest of all ranks.
     """
-    residual_norm = getattr(statistics, "residual_norm", 0.0)
-    totals = torch.tensor([*asdict(exchanged).values(), residual_norm**2], dtype=torch.float64)
+    norms = [name for name in RESIDUAL_NORMS if hasattr(statistics, name)]
+    squares = [getattr(statistics, name) ** 2 for name in norms]
+    totals = torch.tensor([*asdict(exchanged).values(), *squares], dtype=torch.float64)
     collectives.all_reduce_sum(totals, group)
-    bytes_sent, num_elements, num_elements_sent, squares = totals.tolist()
+    bytes_sent, num_elements, num_elements_sent = totals[:3].tolist()
     point: dict[str, Any] = {"bytes_sent": int(bytes_sent)}
     if isinstance(statistics, GtcStatistics | HtmStatistics):
         point["density"] = density(int(num_elements_sent), int(num_elements))
-    if isinstance(statistics, GtcStatistics | HtmStatistics | OneBitStatistics):
-        point["residual_norm"] = (squares / group.size()) ** 0.5
+    means = (totals[3:] / group.size()).sqrt().tolist()
+    point |= dict(zip(norms, means, strict=True))
     if isinstance(statistics, BmufStatistics | HtmStatistics):
         point["block_update_norm"] = statistics.block_update_norm
+    if isinstance(statistics, AdPsgdStatistics):
+        point |= _staleness(statistics, group)
     return point
+
+
+def _staleness(statistics: AdPsgdStatistics, group: ProcessGroup) -> dict[str, float]:
+    mean = torch.tensor([statistics.mean_staleness], dtype=torch.float64)
+    collectives.all_reduce_mean(mean, group)
+    largest = collectives.maximum(statistics.max_staleness, group)
+    return {"mean_staleness": mean.item(), "max_staleness": largest}

@@ -24,7 +24,11 @@ SUB_EPOCHS = {
 TRAINER_TITLES = {
     "density": "gradients sent, %",
     "residual_norm": "norm of a rank's residual",
+    "stripe_residual_norm": "norm of a stripe's residual",
     "block_update_norm": "norm of the block update",
+    "block_residual_norm": "norm of a block's residual",
+    "mean_staleness": "mean staleness, exchanges",
+    "max_staleness": "largest staleness, exchanges",
 }
 MAX_BLOCKS = 150
 """More ends of blocks than this would be a grey bar."""
@@ -81,12 +85,17 @@ def learning_curve(name: str, index: int, curve: Curve, frames_in_block: int = 0
 
 
 def trainer_curve(name: str, index: int, curve: Curve) -> Drawing | None:
-    """Draw what a model's trainer exchanged by hours seen: density and norms, where it has them.
+    """Draw what a model's trainer exchanged by hours seen: density, norms and staleness.
 
-    None for synchronous SGD, which sends every gradient, and for reports before these.
+    Numbers that are 0 throughout are left out: blocks that are sent whole leave no residual. None
+    for synchronous SGD, which sends every gradient, and for reports before these.
     """
     points = [point.get("trainer", {}) for point in curve]
-    shown = [key for key in TRAINER_TITLES if all(key in point for point in points)]
+    shown = [
+        key
+        for key in TRAINER_TITLES
+        if all(key in point for point in points) and any(point[key] for point in points)
+    ]
     if not shown:
         return None
     flat = [{**point, **point["trainer"]} for point in curve]

@@ -116,7 +116,8 @@ def test_tables_and_pictures_speak(report: dict[str, Any]) -> None:
     [
         ({}, set()),
         ({"density": 0.125, "residual_norm": 3.5}, {"gradients sent, %", "a rank's residual"}),
-        ({"block_update_norm": 0.25}, {"the block update"}),
+        ({"block_update_norm": 0.25, "block_residual_norm": 0.0}, {"the block update"}),
+        ({"mean_staleness": 1.5, "max_staleness": 4}, {"mean staleness", "largest staleness"}),
         (
             {"density": 0.125, "residual_norm": 3.5, "block_update_norm": 0.25},
             {"gradients sent, %", "a rank's residual", "the block update"},
@@ -136,7 +137,8 @@ def test_what_trainers_exchanged_is_drawn(
     shown = " ".join(root.itertext())
     assert ("9.0 MB of gradients and models were sent" in shown) == bool(numbers)
     assert ("A residual that keeps growing" in shown) == ("residual_norm" in numbers)
-    for title in ("gradients sent, %", "a rank's residual", "the block update"):
+    numbered = {"mean staleness", "largest staleness", "a block's residual"}
+    for title in {"gradients sent, %", "a rank's residual", "the block update"} | numbered:
         assert (title in " ".join(drawn)) == (title in titles)
     if "density" in numbers:
         assert "gradients sent, % 12.5" in drawn[0]

@@ -49,10 +49,11 @@ def test_every_trainer_learns(tmp_path: Path, trainer: str, student: bool) -> No
     [
         ("synchronous", set()),
         ("gtc", {"density", "residual_norm"}),
-        ("bmuf", {"block_update_norm"}),
-        ("sparse_loco", {"block_update_norm"}),
-        ("one_bit", {"residual_norm"}),
-        ("htm", {"density", "residual_norm", "block_update_norm"}),
+        ("bmuf", {"block_update_norm", "block_residual_norm"}),
+        ("sparse_loco", {"block_update_norm", "block_residual_norm"}),
+        ("one_bit", {"residual_norm", "stripe_residual_norm"}),
+        ("htm", {"density", "residual_norm", "block_update_norm", "block_residual_norm"}),
+        ("ad_psgd", {"mean_staleness", "max_staleness"}),
     ],
 )
 def test_the_curve_says_what_was_exchanged(tmp_path: Path, trainer: str, numbers: set[str]) -> None:
@@ -70,7 +71,11 @@ def test_the_curve_says_what_was_exchanged(tmp_path: Path, trainer: str, numbers
         assert all(each % (2 * 4 * num_trained) == 0 < each for each in sent)
     for point in points:
         assert 0 < point.get("density", 0.5) < 1
-        assert point.get("residual_norm", 1.0) > 0
+        assert all(point.get(name, 1.0) > 0 for name in ("residual_norm", "stripe_residual_norm"))
+        assert (point.get("block_residual_norm", 0.0) > 0) == (
+            trainer == "sparse_loco" and point["bytes_sent"] > 0
+        )
+        assert 0 <= point.get("mean_staleness", 0.0) <= point.get("max_staleness", 0) <= 16
 
 
 def test_the_same_seed_gives_the_same_model(tmp_path: Path) -> None:
