@@ -1,6 +1,6 @@
 """Reproduce in shape the accuracies of 1-bit SGD (paper 004) and decentralized SGD (paper 001).
 
-python -m tests.benchmarks.trainer_tables --run RUN --out FILE [--tables 2,3,001] [--seeds 3]
+python -m tests.benchmarks.trainer_tables --run RUN --out FILE [--tables 2,3,001,001-plain] [--seeds 3]
 
 RUN is a finished run with soft targets, such as runs/demo, or a fold of tests.benchmarks.rotation.
 Simulated ranks learn the teacher's best senones of its training frames, in chunks of 20, by one
@@ -56,7 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run", required=True, help="a finished run with soft targets")
     parser.add_argument("--out", required=True, type=Path, help="JSON lines of what is finished")
-    parser.add_argument("--tables", default=",".join(TABLES), help="of 2, 3, 001")
+    parser.add_argument("--tables", default=",".join(TABLES), help="of 2, 3, 001, 001-plain")
     parser.add_argument("--networks", help="of sigmoid, lstm; default: the table's")
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()

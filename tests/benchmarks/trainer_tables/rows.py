@@ -10,7 +10,7 @@ from training.configuration.trainers import AdaGrad, AdaGradPlace
 from training.simulation import MakeTrainer
 from training.trainers import AdPsgd, D1dPsgd, DPsgd, OneBit, RandPsgd, Synchronous
 
-Name = Literal["2", "3", "001"]
+Name = Literal["2", "3", "001", "001-plain"]
 
 CHUNKS = 16
 """A step's chunks of all ranks in 004's tables: 320 frames."""
@@ -226,4 +226,34 @@ TABLE_001 = Table(
     ),
     MANY_CHUNKS,
 )
-TABLES: dict[Name, Table] = {"2": TABLE_2, "3": TABLE_3, "001": TABLE_001}
+PLAIN_SGD_RATES = (2.0, 4.0, 8.0, 16.0)
+"""Ten times those with momentum .9, whose steps add up to ten."""
+
+
+def _plain(name: str, num_ranks: int) -> Row:
+    return Row(
+        f"{name}, {num_ranks} ranks",
+        num_ranks,
+        MIXING[name],
+        PLAIN_SGD_RATES,
+        chunks=MANY_CHUNKS,
+        published=(PUBLISHED.get((num_ranks, name), ""),),
+    )
+
+
+TABLE_001_PLAIN = Table(
+    "001 Table 2 by plain SGD, whose equations have no momentum; each row has a rate of its own",
+    ("sigmoid",),
+    4,
+    (
+        Row("synchronous SGD", 1, Synchronous, PLAIN_SGD_RATES, chunks=MANY_CHUNKS),
+        *(_plain(name, num_ranks) for num_ranks in (16, 64) for name in MIXING),
+    ),
+    MANY_CHUNKS,
+)
+TABLES: dict[Name, Table] = {
+    "2": TABLE_2,
+    "3": TABLE_3,
+    "001": TABLE_001,
+    "001-plain": TABLE_001_PLAIN,
+}
