@@ -44,6 +44,7 @@ def stopped(trainer: str, victim: int) -> Case:
 CASES = {  # the long ones begin first
     **{f"stop {trainer}": stopped(trainer, rank) for rank, trainer in enumerate(TRAINERS)},
     **{f"stop {trainer}": stopped(trainer, rank) for rank, trainer in enumerate(MIXING, start=1)},
+    **{f"stop {trainer}": stopped(trainer, rank) for rank, trainer in enumerate(OTHERS)},
     "sleep": Case(Misbehave(2, "sleep"), 2, " came to no exchange for ", None, STALL_LIMIT_S),
     "raise": Case(Misbehave(1, "raise"), 1, " ended: ValueError: this rank's data are corrupt"),
     "leave": Case(Misbehave(3, "leave"), 3, " had ended: took fewer steps than the others"),

@@ -25,6 +25,7 @@ from training.configuration.targets import WindowsConfig
 from training.models.lstm import LstmModel
 from training.models.store import TrainedModel, store_model
 from training.targets.teacher import PooledTeacher, kept_targets, serve_teacher
+from training.targets.teacher_messages import encode_input
 
 CONFIG = TargetsConfig(5, 400, 3)
 FORM = LstmConfig(1, 16, bidirectional=True, look_ahead=0, dropout=0.0)
@@ -86,6 +87,17 @@ def test_batches_give_what_each_utterance_gives_alone(pool: DevicePool) -> None:
         found = list(threads.map(lambda each: list(whole(each)), given))
     for one, other in zip(found, given, strict=True):
         assert_close(one, other)
+
+
+def test_the_same_batch_has_the_same_bytes() -> None:
+    """What is in a batch decides the last bits; the same utterances in it give them again."""
+    batch = [encode_input(each) for each in inputs(6, 8)]
+    answers = []
+    for _ in range(2):
+        function = serve_teacher("cpu", **ARGUMENTS)
+        answers.append(function.finish(function.compute(function.prepare(batch))))
+    assert answers[0] == answers[1]
+    assert all(isinstance(answer, bytes) for answer in answers[0])
 
 
 def test_long_utterances_go_in_windows(pool: DevicePool) -> None:
