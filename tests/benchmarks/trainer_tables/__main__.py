@@ -1,6 +1,6 @@
 """Reproduce in shape the accuracies of 1-bit SGD (paper 004) and decentralized SGD (paper 001).
 
-python -m tests.benchmarks.trainer_tables --run RUN --out FILE [--tables 2,3,001,001-plain] [--seeds 3]
+python -m tests.benchmarks.trainer_tables --run RUN --out FILE [--tables 2,3,001] [--seeds 3]
 
 RUN is a finished run with soft targets, such as runs/demo, or a fold of tests.benchmarks.rotation.
 Simulated ranks learn the teacher's best senones of its training frames, in chunks of 20, by one
