@@ -62,6 +62,8 @@ def parser() -> Parser:
     add("--heldout-hours", type=float, default=0.0, help=decoded)
     length = f"mean length of an utterance, default {UTTERANCE_SECONDS:g}"
     add("--utterance-seconds", type=float, default=UTTERANCE_SECONDS, help=length)
+    together = "utterances whose audio one GET reads: segments of long recordings, members of tars"
+    add("--utterances-per-request", type=float, default=1.0, help=f"{together}; default 1")
     add("--run", help="take the hours of this run, and store plan and calibration in <run>/plan")
     source = found.add_mutually_exclusive_group()
     source.add_argument("--calibration", metavar="FILE", help="JSON or TOML; measure nothing")
@@ -130,8 +132,14 @@ def choose_workload(
         )
     labelled = arguments.labelled_hours
     labelled_hours = LABELLED_SHARE * hours if labelled is None else labelled
-    others = arguments.dev_hours, arguments.heldout_hours
-    return planned_workload(hours, labelled_hours, arguments.utterance_seconds, *others)
+    return planned_workload(
+        hours,
+        labelled_hours,
+        arguments.utterance_seconds,
+        arguments.dev_hours,
+        arguments.heldout_hours,
+        arguments.utterances_per_request,
+    )
 
 
 def choose_calibration(arguments: argparse.Namespace, recipe: Recipe) -> Calibration:

@@ -143,15 +143,16 @@ def _compared(workload: Workload, subsets: Sequence[Subset], recipe: Recipe) -> 
 
 
 def extraction(workload: Workload, subset: Subset, recipe: Recipe) -> Volume:
-    """Compute the volume of extraction: a task a file, a GET an utterance (003 IV-B2)."""
+    """Compute the volume of extraction: a task a file, a GET an utterance (003 IV-B2), or fewer."""
     files, shards = num_files(subset, recipe), num_feature_shards(subset, recipe)
     audio_bytes = subset.hours * workload.audio_bytes_per_hour
     read = audio_bytes + subset.utterances * workload.record_bytes
     written = features_of(subset, recipe)
     # 1.18 requests an utterance were measured and planned; a million hours have 1e9 utterances.
-    requests = Requests(get=files + subset.utterances + 3 + _record(subset))
+    reads = ceil(subset.utterances / workload.utterances_per_request)
+    requests = Requests(get=files + reads + 3 + _record(subset))
     work = Work(extracted_seconds=subset.hours * 3600)
-    extracted = _step(files, shards, requests, read, written, work, subset.utterances)
+    extracted = _step(files, shards, requests, read, written, work, reads)
     return extracted + (_stream_means(subset, files) if subset.name == UNLABELLED else Volume())
 
 

@@ -34,6 +34,9 @@ BUCKET_HOURS = 1_000
 METADATA_OBJECT_RECORDS = 100_000
 """Planned records of one metadata object: 20 MB."""
 
+MAX_UTTERANCES_PER_REQUEST = 10_000
+"""The largest recording of 512 MB has 9 h; its shortest utterances last 3 s."""
+
 LABELLED_SHARE = 0.007
 """Labelled hours as a share of the unlabelled hours: 7,000 of 1e6 (003 VII-A)."""
 
@@ -61,11 +64,16 @@ class Subset:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Workload holds all subsets of a run, and the mean sizes of their records and audio."""
+    """Workload holds all subsets of a run, and the mean sizes of their records and audio.
+
+    One GET reads the audio of so many utterances: one where each is an object of its own, more
+    where they are segments of recordings or members of tar files.
+    """
 
     subsets: tuple[Subset, ...]
     record_bytes: float = RECORD_BYTES
     audio_bytes_per_hour: float = AUDIO_BYTES_PER_HOUR
+    utterances_per_request: float = 1.0
 
     def hours(self, subset: str) -> float:
         """Return the hours selected of one subset, 0 if there is none of that name."""
@@ -82,6 +90,7 @@ def planned_workload(
     utterance_seconds: float = UTTERANCE_SECONDS,
     dev_hours: float = 0.0,
     heldout_hours: float = 0.0,
+    utterances_per_request: float = 1.0,
 ) -> Workload:
     """Plan the subsets of a corpus before ingestion, all of whose metadata is selected."""
     if not 0 < hours <= 1e9:
@@ -92,13 +101,19 @@ def planned_workload(
             raise ValueError(f"{name} hours = {some}: need 0 or more, at most 1e9")
     if not 0 < utterance_seconds <= 3600:
         raise ValueError(f"utterance seconds = {utterance_seconds}: need more than 0, at most 3600")
+    if not 1 <= utterances_per_request <= MAX_UTTERANCES_PER_REQUEST:
+        raise ValueError(
+            f"utterances per request = {utterances_per_request}: need 1 to "
+            f"{MAX_UTTERANCES_PER_REQUEST}, what memory holds of one request's audio"
+        )
     subsets = {UNLABELLED: hours, **others}
     return Workload(
         tuple(
             _planned(name, some, max(round(some * 3600 / utterance_seconds), 1))
             for name, some in subsets.items()
             if some
-        )
+        ),
+        utterances_per_request=utterances_per_request,
     )
 
 

@@ -116,6 +116,7 @@ def test_calibrate_to_writes_a_file_that_calibration_reads(
         (("--hours", "-3"), "hours = -3.0: need more than 0"),
         (("--recipe", "demo"), "give --hours"),
         (("--utterance-seconds", "0"), "utterance seconds = 0.0: need more than 0"),
+        (("--utterances-per-request", "0.5"), "utterances per request = 0.5: need 1 to 10000"),
         (("--labelled-hours", "-1"), "labelled hours = -1.0"),
         (("--dev-hours", "-1"), "dev hours = -1.0: need 0 or more, at most 1e9"),
     ],

@@ -206,6 +206,20 @@ def test_a_million_hours_have_designs_sizes() -> None:
     assert volumes["extract_features"].requests.get == pytest.approx(1e9, rel=0.002)
 
 
+def test_parts_of_one_object_share_a_request() -> None:
+    """With ten utterances a request, extraction's GETs for audio fall to a tenth; nothing else."""
+    alone, together = (
+        spark_volumes(planned_workload(1e6, 0.0, utterances_per_request=each), HOURS_1M)
+        for each in (1.0, 10.0)
+    )
+    saved = alone["extract_features"].requests.get - together["extract_features"].requests.get
+    assert saved == 10**9 - 10**8
+    assert together["extract_features"].small_reads == 10**8
+    assert together["extract_features"].bytes_read == alone["extract_features"].bytes_read
+    others = alone.keys() - {"extract_features"}
+    assert all(alone[step] == together[step] for step in others)
+
+
 @given(st.integers(0, 2**32), st.integers(5_000, 200_000))
 @settings(max_examples=20, deadline=None)
 def test_mean_frames_are_the_filter_banks(seed: int, longest: int) -> None:
