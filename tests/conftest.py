@@ -29,11 +29,14 @@ pytest_plugins = [
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add --kills, the length of the chaos test."""
-    help_text = (
-        "processes that tests/faults/killed_processes/test_chaos.py kills in all; default: 30"
+    """Add --kills and --schedules, the lengths of two tests of `make faults`."""
+    lengths = (
+        ("--kills", 30, "processes that tests/faults/killed_processes/test_chaos.py kills in all"),
+        ("--schedules", 10_000, "random schedules of tests/simulation/test_exploration.py"),
     )
-    parser.addoption("--kills", type=int, default=30, metavar="N", help=help_text)
+    for option, default, text in lengths:
+        help_text = f"{text}; default: {default}"
+        parser.addoption(option, type=int, default=default, metavar="N", help=help_text)
 
 
 @pytest.fixture(scope="session", autouse=True)
