@@ -48,17 +48,22 @@ def test_each_fault_is_survived(server: Server, start_proxy: StartProxy, kind: s
 def test_stalled_requests_are_given_up_and_repeated(
     server: Server, start_proxy: StartProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four requests without an answer cost one read timeout each, at the same time."""
-    monkeypatch.setattr(s3_store, "READ_TIMEOUT_S", 2.0)
+    """Four requests without an answer cost one read timeout each, at the same time.
+
+    The fourth was sent before the first was repeated: one after the other, they would wait in turn.
+    """
+    monkeypatch.setattr(s3_store, "READ_TIMEOUT_S", 4.0)
     proxy = start_proxy(server.endpoint, 0.0, "stall", limit=4)
     store = ObjectStore((server.uri,))
     uris = [f"{server.uri}/{number}" for number in range(4)]
     for number, uri in enumerate(uris):
         store.put(uri, content(number))
     before, begin, proxy.rate = REQUESTS.total(), time.monotonic(), 1.0
+    proxy.paths.clear()
     found = [each.data for _, each in store.get_many(uris, in_flight=4)]  # type: ignore[union-attr]
     assert found == [content(number) for number in range(4)]
-    assert 2.0 <= time.monotonic() - begin < 8.0
+    assert time.monotonic() - begin >= 4.0
+    assert len({path for _, path in proxy.paths[:4]}) == 4
     assert (REQUESTS.total() - before).retries == proxy.num_faults == 4
 
 
@@ -141,12 +146,12 @@ def test_files_read_in_parts_name_the_error(server: Server, start_proxy: StartPr
 
 
 def require_at_once(error: type[StoreError], uri: str, message: str) -> None:
-    """Require the error without a retry, and long before the patience for retries ends."""
+    """Require the error without a retry, and long before the patience of 180 s ends."""
     before, begin = REQUESTS.total(), time.monotonic()
     with pytest.raises(error, match=message):
         ObjectStore((uri,)).get(uri)
     assert (REQUESTS.total() - before).retries == 0
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 90
 
 
 def test_what_is_not_transient_fails_at_once(

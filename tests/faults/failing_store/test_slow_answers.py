@@ -43,7 +43,7 @@ def slow_body(request: Request) -> None:
 
 def slow_chunks(request: Request) -> None:
     request.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-    for _ in range(100):
+    for _ in range(1000):
         request.drip(b"1", DRIP_S)
         request.send(b"\r\nx\r\n")
 
@@ -121,7 +121,8 @@ def test_a_byte_now_and_then_does_not_extend_the_deadline(monkeypatch: pytest.Mo
         assert not STORE.exists("s3://bucket/quick")
         for phase, (error, seconds) in zip(PHASES, pool.map(outcome_of, PHASES), strict=True):
             assert re.search(r"cut after 0\.5\d* s .*2 attempts", error), phase
-            assert 2 * PATIENCE_S <= seconds < 2 * PATIENCE_S + 5, phase
+            # Each would drip for 100 s in each attempt.
+            assert 2 * PATIENCE_S <= seconds < 2 * PATIENCE_S + 30, phase
 
 
 def own_certificate(folder: Path) -> Path:
