@@ -8,32 +8,32 @@ megahour report --recipe demo --run runs/new --compare runs/old
 import argparse
 import json
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from infra.cluster import load_cluster
 from infra.store.checked_reads import read_checked
-from infra.store.object_store import ObjectStore, join_uri, normalize_uri
+from infra.store.object_store import join_uri
 from jobs.cli.catalogue import EVALUATE, REPORT
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.planning.comparison import compare_plan
-from jobs.report_contents.compared_run import compared
-from jobs.report_contents.hours import waterfall_of
+from jobs.report_contents.hours import ingests_of, waterfall_of
 from jobs.report_contents.inputs import record_uris, report_spec, run_report
 from jobs.report_contents.origin import origin_of
-from jobs.report_contents.quarantine import quarantine_reasons, retry_commands
+from jobs.report_contents.other_report import OtherReport, comparison, other_uris, output_of
+from jobs.report_contents.quarantine import (
+    other_ledger_steps,
+    quarantine_reasons,
+    retry_commands,
+)
 from jobs.report_page import format_table, hours_point, render_report
 from pipeline.audit.job_records import parse_job_record
 from pipeline.runs.manifest import (
     Manifest,
-    Output,
     is_finished,
     read_manifest,
     read_output,
-    sha256,
     store_again,
     subsets_of_run,
 )
@@ -41,7 +41,6 @@ from pipeline.runs.names import (
     CERTIFICATE_STEP,
     DEV,
     EVALUATED_MODELS,
-    EVALUATION_ERRORS,
     EVALUATION_SCORES,
     EVALUATION_STEP,
     KBEST_COSTS_STEP,
@@ -59,9 +58,8 @@ from pipeline.runs.names import (
     selection_step,
     targets_rounds,
 )
-from pipeline.runs.sealed_json import NamedObject, naming, seal, unseal
+from pipeline.runs.sealed_json import NamedObject, naming, seal
 from pipeline.runs.step import StepContents
-from training.evaluation.utterance_errors import UtteranceErrors, read_errors
 from training.recipes import Recipe
 
 PIPELINE = (*map(selection_step, SUBSETS), *map(features_step, SUBSETS))
@@ -78,7 +76,8 @@ def run(job: Job) -> StepResults:
     """
     others = {uri: OtherReport.read(job, uri) for uri in other_uris(job)}
     digests = {other.uri: other.sha256 for other in others.values()}
-    spec = report_spec(job.store, job.run_uri, required_reads(job.recipe), digests)
+    reads = (*required_reads(job.recipe), *other_ledger_steps(job.store, job.run_uri, job.recipe))
+    spec = report_spec(job.store, job.run_uri, reads, digests)
     report = build_report(job)
     if job.arguments.curve:
         curve = (others[uri].document for uri in job.arguments.curve)
@@ -103,12 +102,9 @@ def build_report(job: Job) -> dict[str, Any]:
         recipe.sequence_training.models, recipe.num_teachers, recipe.targets.rounds
     )
     subsets = subsets_of_run(job.store, job.run_uri, features_step)
-    optional = OPTIONAL_READS if DEV in subsets else ()
-    # The evaluation's inputs name the tuning and the models trained on by sMBR, so its digest is
-    # theirs, too.
-    rounds = (each.targets for each in targets_rounds(recipe.targets.rounds))
-    read = dict.fromkeys((*required_reads(recipe), *rounds, *optional, *map(model_step, models)))
-    manifests = {name: read_manifest(job.store, job.run_uri, name) for name in read}
+    manifests = manifests_of(job, subsets, models)
+    bases = job.increment.bases if job.increment else ()
+    ingests = ingests_of(job.store, (*reversed(bases), job.run_uri))
     evaluation = output_of(manifests[EVALUATION_STEP], EVALUATION_SCORES)
     steps = step_records(job)
     if EVALUATE not in steps:
@@ -122,15 +118,15 @@ def build_report(job: Job) -> dict[str, Any]:
         "hours": {s: manifests[features_step(s)].tally_out.hours for s in subsets},
         "steps": {name: step_entry(record) for name, record in steps.items()},
         "origin": origin_of(steps, job.run_uri),
-        **({"extends": list(job.increment.bases)} if job.increment else {}),
-        "waterfall": waterfall_of(job.store, job.run_uri),
+        **({"extends": list(bases)} if bases else {}),
+        "waterfall": waterfall_of(job.store, job.run_uri, ingests.values()),
         "plan": planned_and_actual(job, steps),
         "curves": {name: manifests[model_step(name)].statistics["curve"] for name in models},
         "targets": targets_facts(manifests[TARGETS_STEP], recipe),
         "kbest_costs": kbest_costs(job),
         "device_faults": device_faults(steps),
         "certificate": certificate(job),
-        "quarantine": (lost := quarantine_reasons(job.store, job.run_uri, manifests)),
+        "quarantine": (lost := quarantine_reasons(job.store, job.run_uri, manifests, ingests)),
         "retries": retry_commands(lost, job.run_uri, job.arguments.recipe, job.arguments.set),
         "pace": {
             model: pace
@@ -138,6 +134,17 @@ def build_report(job: Job) -> dict[str, Any]:
             for model, pace in record.get("pace", {}).items()
         },
     }
+
+
+def manifests_of(job: Job, subsets: Collection[str], models: Sequence[str]) -> dict[str, Manifest]:
+    """Read the manifests of all steps that a report shows, by step."""
+    optional = OPTIONAL_READS if DEV in subsets else ()
+    # The evaluation's inputs name the tuning and the models trained on by sMBR, so its digest is
+    # theirs, too.
+    rounds = (each.targets for each in targets_rounds(job.recipe.targets.rounds))
+    others = other_ledger_steps(job.store, job.run_uri, job.recipe)
+    read = (*required_reads(job.recipe), *others, *rounds, *optional, *map(model_step, models))
+    return {step: read_manifest(job.store, job.run_uri, step) for step in dict.fromkeys(read)}
 
 
 def targets_facts(targets: Manifest, recipe: Recipe) -> dict[str, Any]:
@@ -177,62 +184,6 @@ def kbest_costs(job: Job) -> dict[str, Any]:
     if not is_finished(job.store, job.run_uri, KBEST_COSTS_STEP):
         return {}
     return dict(read_manifest(job.store, job.run_uri, KBEST_COSTS_STEP).statistics)
-
-
-def other_uris(job: Job) -> list[str]:
-    """Return the other runs that the command line names, each once."""
-    compared = [job.arguments.compare] if job.arguments.compare else []
-    return list(dict.fromkeys((*job.arguments.curve, *compared)))
-
-
-@dataclass(frozen=True, slots=True)
-class OtherReport:
-    """OtherReport is the report of another run, with its digest, and the store to read the run."""
-
-    store: ObjectStore
-    run_uri: str
-    document: Mapping[str, Any]
-    sha256: str
-
-    @property
-    def uri(self) -> str:
-        """Return the URI of the report."""
-        return join_uri(self.run_uri, REPORT_DOCUMENT)
-
-    @classmethod
-    def read(cls, job: Job, given: str) -> "OtherReport":
-        """Read the report of the run at `given`; an error says how to make it."""
-        run_uri = normalize_uri(given)
-        store = ObjectStore(job.cluster.readable(run_uri, run_uri))
-        remedy = f"run megahour report --run {given} again"
-        uri = join_uri(run_uri, REPORT_DOCUMENT)
-        document, digest = read_checked(
-            store, uri, lambda data: (unseal(data, remedy), sha256(data))
-        )
-        return cls(store, run_uri, document, digest)
-
-
-def comparison(job: Job, other: OtherReport) -> dict[str, Any]:
-    """Compare this run with another one, on the utterances that both were evaluated on."""
-    return compared(
-        other.document,
-        partial(utterance_errors, job.store, job.run_uri),
-        partial(utterance_errors, other.store, other.run_uri),
-    )
-
-
-def utterance_errors(store: ObjectStore, run_uri: str) -> list[UtteranceErrors]:
-    """Read the word errors by utterance that a run's evaluation wrote."""
-    evaluation = read_manifest(store, run_uri, EVALUATION_STEP)
-    return read_errors(read_output(store, run_uri, output_of(evaluation, EVALUATION_ERRORS)))
-
-
-def output_of(evaluation: Manifest, name: str) -> Output:
-    """Return the evaluation's output of this name; ValueError if an earlier version wrote none."""
-    for output in evaluation.outputs:
-        if output.key.rpartition("/")[2].startswith(f"{name}-"):
-            return output
-    raise ValueError(f"{EVALUATION_STEP} has no {name}: run megahour evaluate in a new --run")
 
 
 def planned_and_actual(job: Job, steps: Mapping[str, Any]) -> dict[str, Any]:

@@ -60,7 +60,7 @@ from jobs.report_page.tables import (
     word_error_table,
 )
 from jobs.report_page.waterfall import waterfall_figure, waterfall_table
-from pipeline.runs.names import section_of
+from pipeline.runs.names import INGEST_STEP, section_of
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """The browser's own guard: unescaped markup could load and run nothing."""
@@ -68,6 +68,11 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 PAPER_NOTE = (
     " The WERR of the paper (Table II of Realizing Petabyte Scale Acoustic Modeling) is for other "
     "data, and a million hours of it."
+)
+
+INGEST_REMEDY = (
+    f"The ledgers below {INGEST_STEP}/ say of each utterance why it was refused at {INGEST_STEP}. "
+    "Correct what they name, and ingest it in another run, or in an increment of this one."
 )
 
 
@@ -218,6 +223,8 @@ def _quarantine(report: Report) -> Iterator[Block | None]:
     reasons: Mapping[str, Mapping[str, int]] = report.get("quarantine") or {}
     if reasons and not any(reasons.values()):
         yield Paragraph("No utterance was quarantined: 0 lost.")
+    if reasons.get(INGEST_STEP):
+        yield Paragraph(INGEST_REMEDY)
     for each in report.get("retries") or ():
         purpose = f"Once the cause is gone, this reads {', '.join(each['reasons'])} again:"
         yield Command(purpose, each["command"])

@@ -1,16 +1,19 @@
-"""Show the hours of speech from metadata to training: kept, not selected, quarantined, lost."""
+"""Show the hours of speech from ingest to training: kept, not selected, quarantined, lost."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from jobs.report_page.blocks import Cell, Figure, Row, Table, grouped_table, number
+from jobs.report_page.blocks import Cell, Figure, Row, Table, counted, grouped_table, number
 from jobs.report_page.figures.bars import hours_waterfall
 from jobs.report_page.scores import Report
 from pipeline.runs.names import UNLABELLED
 
 Stage = Mapping[str, Any]
 MS_PER_HOUR = 3_600_000
+
+EVERY_SUBSET = "all subsets"
+"""The name of what the subsets share: an ingest counts them together."""
 
 
 def waterfall_table(report: Report) -> Table | None:
@@ -19,7 +22,7 @@ def waterfall_table(report: Report) -> Table | None:
         subset: [_row(stage) for stage in stages] for subset, stages in _subsets(report).items()
     }
     header = ["Subset", "Step", "hours in", "not selected", "quarantined", "hours out", "lost"]
-    return grouped_table("Hours from metadata to training and evaluation", header, groups)
+    return grouped_table("Hours from ingest to training and evaluation", header, groups)
 
 
 def waterfall_figure(report: Report) -> Figure | None:
@@ -51,8 +54,24 @@ def waterfall_note(report: Report) -> str:
         "training partitions"
     )
     if lost == 0:
-        return f"{kept}; 0 lost: every step's hours add up to the millisecond."
-    return f"{kept}; {lost:,} ms are in no manifest: run megahour verify."
+        said = f"{kept}; 0 lost: every step's hours add up to the millisecond."
+    else:
+        said = f"{kept}; {lost:,} ms are in no manifest: run megahour verify."
+    return " ".join(each for each in (ingest_note(report), said) if each)
+
+
+def ingest_note(report: Report) -> str:
+    """Say what became of all subsets' utterances at ingest; an empty text without an ingest."""
+    stages = _subsets(report).get(EVERY_SUBSET, ())
+    if not stages:
+        return ""
+    (stage,) = stages
+    return (
+        f"Ingest wrote metadata of {counted(stage['utterances_out'], 'utterance')}, "
+        f"{number(_hours(stage['out_ms']), 2)} h of all subsets, and quarantined "
+        f"{counted(stage['utterances_quarantined'], 'utterance')}, "
+        f"{number(_hours(stage['quarantined_ms']), 2)} h."
+    )
 
 
 def lost_hours(report: Report) -> str | None:

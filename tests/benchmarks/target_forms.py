@@ -22,7 +22,7 @@ from jobs.cli.catalogue import (
     REPARTITION,
     TRAIN_STUDENT,
 )
-from jobs.report import output_of
+from jobs.report_contents.other_report import output_of
 from jobs.run import Launch, launches, run_steps
 from pipeline.runs.manifest import read_manifest, read_output
 from pipeline.runs.names import EVALUATION_SCORES, EVALUATION_STEP

@@ -90,7 +90,7 @@ def test_what_teachers_failed_at_is_in_the_quarantine(job: Job) -> None:
         TARGETS_STEP: Manifest(TARGETS_STEP, {}, {}, (), (ledger,)),
         EVALUATION_STEP: Manifest(EVALUATION_STEP, {}, {}, (), (ledger,)),
     }
-    reasons = quarantine_reasons(job.store, job.run_uri, manifests)
+    reasons = quarantine_reasons(job.store, job.run_uri, manifests, ingests={})
     assert reasons == {TARGETS_STEP: {"teacher_failed": 2}}
     assert retry_commands(reasons, "runs/my own", "demo", ["a.b=1"]) == [
         {
@@ -100,7 +100,8 @@ def test_what_teachers_failed_at_is_in_the_quarantine(job: Job) -> None:
             "--reason teacher_failed",
         }
     ]
-    assert retry_commands({"selection/dev": {"missing_object": 1}}, "run", "demo", []) == []
+    for step in ("selection/dev", "ingest", "alignments/labelled", "lattices/baseline"):
+        assert retry_commands({step: {"missing_object": 1}}, "run", "demo", []) == []
 
 
 def errors(model: str, counts: dict[str, int]) -> list[UtteranceErrors]:

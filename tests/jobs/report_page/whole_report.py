@@ -44,6 +44,7 @@ def stage(step: str, in_h: float, unselected_h: float, quarantined_h: float) -> 
         "unselected_ms": aside,
         "quarantined_ms": bad,
         "utterances_out": 4321,
+        "utterances_quarantined": 9,
     }
 
 
@@ -200,6 +201,7 @@ def whole_report() -> dict[str, Any]:
         "pace": {"student": pace},
         "models": {"student": {"num_parameters": 612_345}},
         "waterfall": {
+            "all subsets": [stage("ingest", 6.1, 0, 0.1)],
             "unlabelled": [
                 stage("selection/unlabelled", 5.0, 1.0, 0.05),
                 stage("features/unlabelled", 3.95, 0, 0.05),
@@ -207,7 +209,10 @@ def whole_report() -> dict[str, Any]:
                 stage("partitions/unlabelled", 3.9, 0, 0),
             ],
         },
-        "quarantine": {"features/unlabelled": {"silent": 2, "truncated": 5}},
+        "quarantine": {
+            "ingest": {"missing_object": 9},
+            "features/unlabelled": {"silent": 2, "truncated": 5},
+        },
         "retries": [
             {
                 "step": "features/unlabelled",

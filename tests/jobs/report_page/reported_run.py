@@ -1,0 +1,107 @@
+"""Write what a report reads of a run: manifests, ledgers, evaluation files and a job record."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from infra.configuration import plain
+from infra.store.object_store import ObjectStore, join_uri
+from jobs import report
+from pipeline.records import Quarantined, Tally
+from pipeline.runs.commit import step_context
+from pipeline.runs.manifest import Manifest
+from pipeline.runs.names import (
+    EVALUATION_ERRORS,
+    EVALUATION_SCORES,
+    EVALUATION_STEP,
+    MODELS_FOLDER,
+    TARGETS_STEP,
+    folder_of,
+    job_record,
+)
+from pipeline.runs.sealed_json import seal
+from pipeline.runs.step import write_manifest
+from tests.whole_path.processes import TINY
+from training.evaluation.scores import speaker_scores, word_error_scores
+from training.evaluation.utterance_errors import UtteranceErrors, write_errors
+from training.evaluation.word_errors import WordErrors
+from training.recipes import read_recipe
+
+CURVE = [
+    {
+        "labelled": True,
+        "learning_rate": 0.01,
+        "num_ranks": 2,
+        "num_frames": 1000,
+        "cross_entropy": 3.0,
+        "frame_accuracy": 0.25,
+    }
+]
+TARGETS = {"k": 20}
+TARGETS_STATISTICS = {"mean_retained_mass": 0.95, "num_frames": 400}
+
+
+def utterances(errors: Mapping[str, Sequence[int]]) -> list[UtteranceErrors]:
+    """Return an utterance of ten words of each speaker, with so many substitutions by model."""
+    (num_speakers,) = {len(counts) for counts in errors.values()}
+    return [
+        UtteranceErrors(
+            f"{speaker}-1",
+            f"speaker-{speaker}",
+            "all",
+            1000,
+            {model: WordErrors(counts[speaker], 0, 0, 10) for model, counts in errors.items()},
+        )
+        for speaker in range(num_speakers)
+    ]
+
+
+def write_reported_run(run: Path, errors: Mapping[str, Sequence[int]], *overrides: str) -> None:
+    """Write a run whose models made so many errors, a number by speaker."""
+    store, run_uri = ObjectStore((str(run),)), str(run)
+    for step in report.READS:
+        write_step(run, step)
+    context = step_context(store, run_uri, EVALUATION_STEP, {}, {})
+    scored = utterances(errors)
+    tally = Tally(len(scored), sum(each.duration_ms for each in scored))
+    scores = {**word_error_scores(scored), **speaker_scores(scored)}
+    data = json.dumps(scores, sort_keys=True).encode()
+    outputs = (
+        context.put_output(EVALUATION_SCORES, ".json", data, Tally()),
+        context.put_output(EVALUATION_ERRORS, ".jsonl", write_errors(scored), tally),
+    )
+    evaluated = Manifest(EVALUATION_STEP, {}, {}, outputs, tally_in=tally, tally_out=tally)
+    store.put(join_uri(run_uri, EVALUATION_STEP, "manifest.json"), evaluated.to_bytes())
+    record = {
+        "step": "evaluate",
+        "finished_at": "2026-11-24T10:00:00+00:00",
+        "seconds": 60,
+        "manifests": {},
+        "recipe": plain(read_recipe(str(TINY), overrides)),
+    }
+    store.put(join_uri(run_uri, job_record("evaluate")), seal(record))
+
+
+def write_step(run: Path, step: str, lost: Sequence[Quarantined] = ()) -> None:
+    """Write the manifest of a step that has kept nine utterances, an hour each."""
+    context = step_context(ObjectStore((str(run),)), str(run), step, {}, {})
+    ledger = context.put_ledger("000000", lost)
+    kept, quarantined = Tally(9, 9 * 3_600_000), Tally.of(lost)
+    statistics: dict[str, Any] = {}
+    if folder_of(step) == MODELS_FOLDER:
+        statistics = {"curve": CURVE}
+    if step == TARGETS_STEP:
+        statistics = TARGETS_STATISTICS
+    manifest = Manifest(
+        step,
+        TARGETS if step == TARGETS_STEP else {},
+        {},
+        (),
+        (ledger,) if ledger else (),
+        tally_in=kept + quarantined,
+        tally_out=kept,
+        quarantined=quarantined,
+        statistics=statistics,
+    )
+    write_manifest(context, manifest)
