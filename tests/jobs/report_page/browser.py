@@ -1,6 +1,5 @@
 """A headless Chromium, driven by the DevTools protocol over a pipe: no driver and no port."""
 
-import base64
 import itertools
 import json
 import os
@@ -23,7 +22,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
 class Browser:
-    """Browser is one tab: it opens files, answers questions about them, and takes pictures."""
+    """Browser is one tab: it opens files, and answers questions about them."""
 
     def __init__(self, commands: int, answers: int) -> None:
         self._commands = commands
@@ -79,11 +78,6 @@ class Browser:
         bad = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
         pages = [e for e in self.events if e.get("method") == "Network.requestWillBeSent"]
         return [e for e in self.events if e.get("method") in bad] + pages[1:]
-
-    def picture(self, path: Path) -> None:
-        """Store a PNG of the whole page."""
-        shot = self.call("Page.captureScreenshot", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(shot["data"]))
 
     def _receive(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:
