@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -48,10 +49,14 @@ def test_what_images_copy_exists(path: Path) -> None:
 
 
 def test_the_build_has_all_that_the_wheel_needs() -> None:
-    """The packages, and the files that pyproject.toml names."""
+    """Packages, modules and files that pyproject.toml names, and the versions; nothing else."""
     admitted = set(re.findall(r"^!(\S+)$", (ROOT / ".dockerignore").read_text(), re.M))
-    packages = {"infra", "jobs", "pipeline", "training"}
-    assert packages | {"README.md", "LICENSE", "pyproject.toml", "constraints.txt"} == admitted
+    document = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project, built = document["project"], document["tool"]["setuptools"]
+    packages = {each.removesuffix("*") for each in built["packages"]["find"]["include"]}
+    modules = {f"{each}.py" for each in built["py-modules"]}
+    named = {project["readme"], *project["license-files"], "pyproject.toml", "constraints.txt"}
+    assert packages | modules | named == admitted
 
 
 def run_script(folder: Path, script: str, *arguments: str, **environment: str) -> str:
