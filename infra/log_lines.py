@@ -57,6 +57,14 @@ def report_error(step: str, error: object) -> None:
         print(f"{step}: {without_secrets(str(error))}", file=sys.stderr, flush=True)
 
 
+def report_interrupt(line: str) -> None:
+    """Write the last line of a command that was ended from outside, or the same as JSON."""
+    if log_format() == "json":
+        log(line)
+    else:
+        print(line, file=sys.stderr, flush=True)
+
+
 class _Lines:
     """_Lines is a file for tqdm that makes each redrawn bar a log line."""
 

@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from infra.configuration import ConfigurationError
+from infra.log_lines import progress_bar
 from jobs.cli.command_line import Answer, Query, main
 from jobs.cli.job import Job
 from pipeline.records import Tally
@@ -41,7 +40,8 @@ def export_shards(job: Job) -> Answer:
     outputs = read_manifest(job.store, job.run_uri, step).outputs
     kaldi = KaldiFolder(folder) if arguments.format == "kaldi" else None
     read: Callable[[bytes], Rows] = read_features if step.startswith("features") else read_partition
-    for number, output in enumerate(tqdm(outputs, desc=f"export {step}", unit="shard")):
+    shown = progress_bar(outputs, description=f"export {step}", unit="shard")
+    for number, output in enumerate(shown):
         rows = read(read_output(job.store, job.run_uri, output))
         if kaldi is not None:
             kaldi.write_shard(number, rows)

@@ -14,13 +14,15 @@ from importlib.metadata import version
 from importlib.resources import as_file, files
 from pathlib import Path
 
-from tqdm import tqdm
-
 from infra.cluster import load_cluster
 from infra.configuration import ConfigurationError
+from infra.log_lines import begin_log, log, progress_bar, report_error
 from infra.spark.packaging import write_code, write_dependencies
 from infra.spark.settings import launch_options
 from jobs.cli.catalogue import STEPS
+from jobs.cli.parser import add_log_argument
+
+PACKAGE = "package"
 
 DEPENDENCIES = "dependencies"
 """The folder in an executor's working directory to which Spark unpacks the archive."""
@@ -65,7 +67,8 @@ def package_steps(folder: Path) -> dict[str, Package]:
     """Write all packages into `folder`; return them by step."""
     folder.mkdir(parents=True, exist_ok=True)
     code = write_code(folder)
-    steps = tqdm(spark_steps(), "packages", unit="step", disable=None)
+    log(f"{code}: {code.stat().st_size >> 10} kB")
+    steps = progress_bar(spark_steps(), description="packages", unit="step")
     return {step: _package_step(step, code, folder) for step in steps}
 
 
@@ -86,7 +89,7 @@ def _package_step(step: str, code: Path, folder: Path) -> Package:
 def main() -> None:
     """Parse the command line, write the packages, print the commands."""
     parser = argparse.ArgumentParser(
-        prog="megahour package",
+        prog=f"megahour {PACKAGE}",
         description=HELP,
         epilog="Exit codes: 0 written, 1 failed, 2 bad usage.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -95,11 +98,14 @@ def main() -> None:
         "--folder", type=Path, default=Path("dist"), help="folder to write into, default dist"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_log_argument(parser)
     arguments = parser.parse_args()
+    begin_log(PACKAGE, arguments.log_format)
     try:
         packages = package_steps(arguments.folder)
     except (ConfigurationError, OSError) as error:
-        sys.exit(f"package: {error}")
+        report_error(PACKAGE, error)
+        sys.exit(1)
     if arguments.json:
         document = {
             step: {**asdict(package), "options": package.options()}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.configuration import ConfigurationError, apply_overrides, read_toml
-from infra.log_lines import begin_log, elapsed_text, log, report_error
+from infra.log_lines import begin_log, elapsed_text, log, report_error, report_interrupt
 from infra.ranges import holds_password, printable
 from infra.spark.session import spark_environment
 from infra.supervisor import command_of, describe_end, shell_code
@@ -209,7 +209,7 @@ def exit_with(action: Callable[[], int]) -> None:
         said, code = "interrupted", 128 + signal.SIGINT
     finally:
         signal.signal(signal.SIGTERM, before)
-    print(f"{said}: the same command resumes", file=sys.stderr, flush=True)
+    report_interrupt(f"{said}: the same command resumes")
     sys.exit(code)
 
 

@@ -5,6 +5,7 @@ import runpy
 import sys
 from collections.abc import Sequence
 
+from infra.log_lines import report_error
 from infra.ranges import printable
 from jobs.cli.catalogue import STORY, Starter, module_of, summary_of
 
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         runpy.run_module(f"jobs.{module_of(name)}", run_name="__main__", alter_sys=True)
     except KeyboardInterrupt:  # while it imports
-        print(f"{name}: interrupted: the same command resumes", file=sys.stderr)
+        report_error(name, "interrupted: the same command resumes")
         sys.exit(130)
 
 

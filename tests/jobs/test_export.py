@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -170,13 +171,22 @@ def test_transcribe_imports_neither_torch_nor_spark() -> None:
 
 @pytest.mark.parametrize("form", ["kaldi", "shar"])
 def test_shards_are_exported_once(
-    run_job: RunJob, options: list[str], tmp_path: Path, form: str
+    run_job: RunJob,
+    options: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    form: str,
 ) -> None:
-    """The held-out subset has features; a folder with files is refused, and named."""
+    """The held-out subset has features; a folder with files is refused, and named.
+
+    Where standard error is no terminal, progress is lines.
+    """
     folder = str(tmp_path / "out")
     more = ("--subset", HELDOUT, "--format", form, "--out", folder, "--json")
+    monkeypatch.setattr("infra.log_lines.PROGRESS_INTERVAL_S", 0.0)
     done = run_job("export_shards", *options, *more)
     assert done.code == 0, done.err
+    assert re.search(rf"Z export_shards: export features/{HELDOUT}: (\d) of \1 shard", done.err)
     answer = json.loads(done.out)
     assert (answer["source"], answer["utterances"]) == (f"features/{HELDOUT}", 6)
     again = run_job("export_shards", *options, *more)

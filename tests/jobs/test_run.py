@@ -1,6 +1,7 @@
 """A step that `jobs.run` launches ends with its own code, and once survives the loss of a rank."""
 
 import argparse
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -8,8 +9,9 @@ from pathlib import Path
 import pytest
 
 import jobs.run
+from infra.log_lines import LogFormat, begin_log
 from jobs.cli.parser import add_placement_arguments
-from jobs.run import Launch, launches, placement_arguments, run_steps
+from jobs.run import Launch, exit_with, launches, placement_arguments, run_steps
 
 DIES_ONCE = """
 import os, sys, time
@@ -95,3 +97,25 @@ def test_a_run_says_how_its_step_ended(
     err = capfd.readouterr().err
     assert said in err
     assert "never" not in err
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_the_last_line_of_an_interrupted_run_has_the_chosen_format(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], log_format: LogFormat
+) -> None:
+    """With --log-format json it is an object with time and step, as all lines before it."""
+    monkeypatch.setenv("MEGAHOUR_LOG_FORMAT", "text")
+    monkeypatch.setenv("MEGAHOUR_LOG_STEP", "")
+
+    def interrupt() -> int:
+        raise KeyboardInterrupt
+
+    begin_log("run", log_format)
+    with pytest.raises(SystemExit, match="130"):
+        exit_with(interrupt)
+    (line,) = capsys.readouterr().err.splitlines()
+    if log_format == "json":
+        found = json.loads(line)
+        assert found["step"] == "run"
+        line = found["message"]
+    assert line == "interrupted: the same command resumes"
