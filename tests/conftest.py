@@ -1,5 +1,6 @@
 """Share among all tests: array checks, S3 servers, the recorded speech, one thread a process."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from tests.array_checks import install_checks
 
 # Before the packages: calls with arrays of another shape or type fail, in xdist's workers too.
 install_checks("pipeline", "training")
+
+# Collecting the tests makes 700,000 objects and no garbage: to look for some took 2 s of 16.
+gc.disable()
 
 # A deadline would time examples: beside other tests 200 ms have passed for nothing.
 settings.register_profile("untimed", deadline=None)
@@ -59,3 +63,9 @@ def single_thread() -> None:
 def an4_dir() -> Path:
     """Return the Kaldi data directory of the AN4 corpus beside the checkout."""
     return Path(__file__).parents[2] / "shared" / "corpora" / "an4"
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector begin with the tests, and pass over what was made before them."""
+    gc.freeze()
+    gc.enable()
