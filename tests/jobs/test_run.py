@@ -12,6 +12,8 @@ import jobs.run
 from infra.log_lines import LogFormat, begin_log
 from jobs.cli.parser import add_placement_arguments
 from jobs.run import Launch, exit_with, launches, placement_arguments, run_steps
+from tests.training.forked_programs import Program, run_forked
+from training.distributed import rank_launcher
 
 DIES_ONCE = """
 import os, sys, time
@@ -66,11 +68,13 @@ def test_torchrun_ends_as_the_rank_that_failed(tmp_path: Path, how: str, code: i
     """A rank's code remains, where torchrun's is always 1; a signal becomes a shell's code."""
     script = tmp_path / "ends.py"
     script.write_text(ENDS)
-    prefix = ["0" if part == "1" else part for part in _training_step().prefix]  # no second start
-    command = [*prefix, str(script), how]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == code, done.stderr
-    named = "was killed by signal 9 (SIGKILL), perhaps out of memory" in done.stderr
+    _, _, module, *options = _training_step().prefix
+    options = ["0" if each == "1" else each for each in options]  # no second start
+    assert module == rank_launcher.__name__
+    launcher = Path(rank_launcher.__file__)
+    (done,) = run_forked([Program(launcher, (*options, str(script), how), tmp_path)])
+    assert done.code == code, done.err
+    named = "was killed by signal 9 (SIGKILL), perhaps out of memory" in done.err
     assert named == (how == "killed")
 
 

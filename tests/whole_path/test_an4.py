@@ -17,6 +17,7 @@ from jobs.cli.catalogue import WRITES, writes_of
 from jobs.planning.run_plan import plan_run
 from jobs.planning.stored_plan import store_plan
 from jobs.planning.volumes.workload import planned_workload
+from jobs.run import JOBS
 from jobs.verify import step_configs
 from pipeline.audit.verify import Expectation, Verification, verify_run
 from pipeline.runs.ledger import ledger_reasons
@@ -25,8 +26,9 @@ from pipeline.runs.names import ALL_SUBSETS
 from tests.job_programs import RunJob
 from tests.jobs.planning.test_throughputs import CALIBRATION
 from tests.notebooks.execution import REPOSITORY, execute, num_pictures, read_notebook
+from tests.training.forked_programs import run_on_ranks
 from tests.whole_path.manifests import manifest_bytes, require_balance
-from tests.whole_path.processes import TINY, left_behind, run_all_steps, run_step
+from tests.whole_path.processes import TINY, left_behind, run_all_steps
 from tests.whole_path.reduced_an4 import write_reduced_an4
 from tests.whole_path.run_damage import flipped, folders, kinds, replaced
 from training.evaluation.utterance_errors import read_errors
@@ -180,14 +182,17 @@ def test_the_student_was_trained_in_two_tiers(whole: WholeRun) -> None:
 
 
 def test_training_again_gives_the_same_bytes(whole: WholeRun, tmp_path: Path) -> None:
-    """GTC on 2 ranks and HTM on 4 repeat, in a copy of the run; --json prints one object."""
+    """GTC on 2 ranks and HTM on 4 repeat, in a copy of the run; --json prints one object.
+
+    The run's ranks were processes of torchrun's, these are forked ones.
+    """
     again = tmp_path / "run"
     shutil.copytree(whole.folder, again)
-    for model in ("baseline", "student"):
+    arguments = ("--recipe", str(TINY), "--run", str(again), "--json")
+    for model, num_ranks in (("baseline", 2), ("student", 4)):
         shutil.rmtree(again / "models" / model)
-        done = run_step(f"train_{model}", str(again), whole.environment, "--json")
-        assert done.returncode == 0, done.stderr[-4000:]
-        assert json.loads(done.stdout)["status"] == "done"
+        said = run_on_ranks(num_ranks, JOBS / f"train_{model}.py", arguments, REPOSITORY)
+        assert json.loads(said)["status"] == "done"
     store = ObjectStore((str(again),))
     assert manifest_bytes(store, str(again)) == manifest_bytes(whole.store, str(whole.folder))
 

@@ -9,9 +9,13 @@ from pathlib import Path
 import torch
 
 from tests.training.data.uneven_run import NUM_SENONES, write_uneven_run
+from tests.training.forked_programs import run_on_ranks
 
 ROOT = Path(__file__).parents[3]
-LAUNCH = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--")
+WATCH = """
+heavy = {'pyspark', 'kaldi_decoder', 'kaldifst'}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+"""
 
 
 def test_the_example_trains_and_resumes(tmp_path: Path) -> None:
@@ -32,24 +36,21 @@ def test_the_example_trains_and_resumes(tmp_path: Path) -> None:
         stop,
         f"{stop}        if dataset.state_dict()['cursor']['num_steps'] == 3:\n            break\n",
     )
-    watch = (
-        "\nheavy = {'pyspark', 'kaldi_decoder', 'kaldifst'}\n"
-        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
-    )
-
-    def run(text: str, *launch: str) -> str:
-        script.write_text(text + watch)
-        command = [sys.executable, *launch, str(script), run_uri, str(NUM_SENONES), str(state)]
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=300, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    run(first, *LAUNCH)
+    arguments = (run_uri, str(NUM_SENONES), str(state))
+    script.write_text(first)
+    run_on_ranks(2, script, arguments, tmp_path)
     cursor = torch.load(state, weights_only=True)["data"]["cursor"]
     assert (cursor["sub_epoch"], cursor["num_steps"], len(cursor["counts"])) == (0, 2, 2)
-    assert float(run(example)) < 1.75  # log 6 = 1.79 before any step
+    script.write_text(f"{example}{WATCH}")
+    done = subprocess.run(
+        [sys.executable, str(script), *arguments],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 1.75  # log 6 = 1.79 before any step
     after = torch.load(state, weights_only=True)["data"]["cursor"]
     assert after["sub_epoch"] == 1

@@ -1,7 +1,5 @@
 """Open and close the process group of all ranks."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from tests.training.fit.small_fits import fit, small_fit, write_run
+from tests.training.forked_programs import Program, run_forked
 from training.distributed import process_group
 
 
@@ -72,9 +71,10 @@ with process_group.open_world(0.5):
     ],
     ids=["error", "done"],
 )
-def test_a_process_that_cannot_leave_its_group_ends(end: str, message: str) -> None:
+def test_a_process_that_cannot_leave_its_group_ends(end: str, message: str, tmp_path: Path) -> None:
     """As where NCCL's shutdown waits for a dead rank: status 1, and the cause is named."""
-    command = [sys.executable, "-c", STAYS_IN_ITS_GROUP, end]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert (ended.returncode, ended.stdout) == (1, "destroying\n")
-    assert ended.stderr.splitlines()[-1].startswith(message)
+    program = tmp_path / "stays.py"
+    program.write_text(STAYS_IN_ITS_GROUP)
+    (ended,) = run_forked([Program(program, (end,), tmp_path)])
+    assert (ended.code, ended.out) == (1, "destroying\n")
+    assert ended.err.splitlines()[-1].startswith(message)

@@ -1,11 +1,9 @@
 """The guide's examples, as a user runs them."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+from tests.training.forked_programs import run_on_ranks
 from training import trainers
 
 ROOT = Path(__file__).parents[3]
@@ -17,10 +15,10 @@ with open(f"{name}-{os.environ['RANK']}", "w") as file:  # what ranks print may 
 """
 
 
-def test_examples_run_under_torchrun(tmp_path: Path) -> None:
+def test_examples_run_on_torchruns_ranks(tmp_path: Path) -> None:
     """Copied from the guide, one for each trainer trains on four ranks, which end with one model.
 
-    One after the other in one start of torchrun, as starting takes most of the time.
+    One after the other in one start of the ranks, as starting takes most of the time.
     """
     text = (ROOT / "training/trainers/EXAMPLES.md").read_text()
     examples = {
@@ -31,17 +29,7 @@ def test_examples_run_under_torchrun(tmp_path: Path) -> None:
     script = tmp_path / "example.py"
     named = (f"{example}name = {name!r}\n{REPORT}" for name, example in examples.items())
     script.write_text("".join(named))
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", "--"]
-    done = subprocess.run(
-        [sys.executable, *launch, str(script)],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_on_ranks(4, script, (), tmp_path)
     for name in examples:
         totals = [path.read_text() for path in tmp_path.glob(f"{name}-*")]
         assert len(totals) == 4
