@@ -8,28 +8,32 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 from infra.store.object_store import ObjectNotFound, join_uri
-from jobs.cli.begun import begun
-from jobs.cli.catalogue import (
-    ALIGN,
-    EVALUATE,
-    EXTRACT_FEATURES,
-    GENERATE_TARGETS,
-    REPARTITION,
-    STEPS,
-)
+from jobs.cli.begun import begun, commits_of, fit_of, training_hours
+from jobs.cli.catalogue import STEPS
 from jobs.cli.command_line import Answer, Query, main
 from jobs.cli.job import Job, written_steps
 from pipeline.audit.job_records import parse_job_record
 from pipeline.records import Tally
-from pipeline.runs.commit import read_commits
 from pipeline.runs.manifest import is_finished, read_manifest
 from pipeline.runs.names import (
-    ALL_SUBSETS,
+    ALIGNMENT_STEP,
+    ALIGNMENTS_FOLDER,
+    DEV,
+    EVALUATION_STEP,
+    FEATURES_FOLDER,
     HELDOUT,
+    INGEST_STEP,
     LABELLED,
+    LATTICES_FOLDER,
+    METADATA_FOLDER,
     OPTIONAL_STEPS,
+    PARTITIONS_FOLDER,
+    SELECTION_FOLDER,
+    TARGETS_FOLDER,
     UNLABELLED,
+    evaluated_models,
     features_step,
+    folder_of,
     job_record,
     selection_step,
 )
@@ -73,52 +77,84 @@ def _has(job: Job, step: str) -> bool:
 
 
 def progress_of(job: Job, name: str, step: str) -> Progress:
-    """Say how far one step is, by its manifest or by the commits of its tasks."""
+    """Say how far one step is, by its manifest, its newest checkpoint, or its tasks' commits."""
     if _has(job, step):
         found = read_manifest(job.store, job.run_uri, step)
         out, total, lost = found.tally_out, found.tally_in, found.quarantined
         return Progress("done", out.hours, total.hours, lost.utterances)
-    commits = read_commits(job.store, job.run_uri, step)
-    started = begun(job, name)
-    if not commits and started is None:
+    fit, started = fit_of(job.recipe, step), begun(job, name)
+    if fit is not None:
+        read, hours_in = training_hours(job, fit)
+        is_begun, out_hours, num_lost = read > 0, read, 0
+    else:
+        commits = list(commits_of(job, step))
+        read = sum((each.tally_in for each in commits), Tally()).hours
+        out_hours = sum((each.tally_out for each in commits), Tally()).hours
+        num_lost = sum(each.quarantined.utterances for each in commits)
+        is_begun, hours_in = bool(commits), hours_to_read(job, step)
+    if not is_begun and started is None:
         return Progress("to do", 0.0, 0.0, 0)
-    read = sum((each.tally_in for each in commits), Tally())
-    out = sum((each.tally_out for each in commits), Tally())
-    lost = sum((each.quarantined for each in commits), Tally())
-    hours_in = hours_to_read(job, name, step)
-    since = datetime.fromisoformat(started["started_at"]) if started else datetime.now(UTC)
-    elapsed_s = (datetime.now(UTC) - since).total_seconds()
-    left_s = time_left(read.hours, hours_in, elapsed_s) if started else -1.0
-    return Progress("under way", out.hours, hours_in, lost.utterances, left_s)
+    left_s = -1.0
+    if started is not None:
+        since = datetime.fromisoformat(started["started_at"])
+        elapsed_s = (datetime.now(UTC) - since).total_seconds()
+        by_start = read - started.get("hours_before", {}).get(step, 0.0)
+        left_s = time_left(read, hours_in, elapsed_s, by_start)
+    times = times_read(job, step)
+    return Progress("under way", out_hours / times, hours_in / times, num_lost, left_s)
 
 
-def time_left(hours_done: float, hours_in: float, elapsed_s: float) -> float:
-    """Return the seconds that the other hours take at the rate so far; below 0 if unknown."""
-    if hours_done <= 0 or hours_in < hours_done:
+def time_left(
+    hours_done: float, hours_in: float, elapsed_s: float, by_start: float | None = None
+) -> float:
+    """Return the seconds that the other hours take at the rate of the job's last start.
+
+    That start has done `by_start` of the hours, or all. The result is below 0 if unknown.
+    """
+    by_start = hours_done if by_start is None else by_start
+    if by_start <= 0 or hours_in < hours_done:
         return -1.0
-    return elapsed_s * (hours_in - hours_done) / hours_done
+    return elapsed_s * (hours_in - hours_done) / by_start
 
 
-def hours_to_read(job: Job, name: str, step: str) -> float:
+def times_read(job: Job, step: str) -> int:
+    """Return how often a step's tasks read each hour: evaluation's once for each model."""
+    if step != EVALUATION_STEP:
+        return 1
+    recipe = job.recipe
+    trained_on = recipe.sequence_training.models
+    return len(evaluated_models(trained_on, recipe.num_teachers, recipe.targets.rounds))
+
+
+def hours_to_read(job: Job, step: str) -> float:
     """Return the hours that a step's tasks read together; 0 where they are not known."""
-    subset = step.rpartition("/")[2]
-    reads = INPUTS.get(name, ())
-    of_subset = [each for each in reads if each.endswith(f"/{subset}")] or list(reads[:1])
-    if not of_subset or not _has(job, of_subset[0]):
+    folder, subset = folder_of(step), step.rpartition("/")[2]
+    if folder == SELECTION_FOLDER:
+        return ingested_hours(job, subset)
+    source = {EVALUATION_STEP: features_step(HELDOUT)}.get(step) or {
+        FEATURES_FOLDER: selection_step(subset),
+        ALIGNMENTS_FOLDER: features_step(DEV if subset == DEV else LABELLED),
+        LATTICES_FOLDER: ALIGNMENT_STEP,
+        TARGETS_FOLDER: features_step(UNLABELLED),
+        PARTITIONS_FOLDER: features_step(UNLABELLED),
+    }.get(folder)
+    if source is None or not _has(job, source):
         return 0.0
-    found = read_manifest(job.store, job.run_uri, of_subset[0])
-    # An increment's tasks read what it has selected itself.
-    return found.tally_out.hours - (found.extends.tally_out.hours if found.extends else 0.0)
+    found = read_manifest(job.store, job.run_uri, source)
+    hours = found.tally_out.hours
+    # An increment's tasks read what it has selected itself, and of its base what it inherits.
+    if found.extends and not found.is_inherited:
+        hours -= found.extends.tally_out.hours
+    return times_read(job, step) * hours
 
 
-INPUTS: Mapping[str, tuple[str, ...]] = {
-    EXTRACT_FEATURES: tuple(map(selection_step, ALL_SUBSETS)),
-    ALIGN: (features_step(LABELLED),),
-    GENERATE_TARGETS: (features_step(UNLABELLED),),
-    REPARTITION: (features_step(UNLABELLED),),
-    EVALUATE: (features_step(HELDOUT),),
-}
-"""The step whose hours a job's tasks read together."""
+def ingested_hours(job: Job, subset: str) -> float:
+    """Return the hours of a subset's metadata that this run has ingested."""
+    if not _has(job, INGEST_STEP):
+        return 0.0
+    outputs = read_manifest(job.store, job.run_uri, INGEST_STEP).outputs
+    of_subset = (each for each in outputs if each.key.startswith(f"{METADATA_FOLDER}/{subset}/"))
+    return sum((each.tally for each in of_subset), Tally()).hours
 
 
 def _seconds(job: Job, name: str) -> float:

@@ -1,7 +1,10 @@
-"""Say that a job has begun, with its recipe, so that a later start can name what differs."""
+"""Say that a job has begun: with its recipe, so that a later start can name what differs.
+
+Each start also stores its time and the hours that were read before, from which status has the rate.
+"""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -10,35 +13,51 @@ from infra.configuration import ConfigurationError, canonical_json
 from infra.store.object_store import ObjectNotFound, join_uri
 from jobs.cli.job import Job, written_steps
 from pipeline.audit.job_records import parse_begun_record
+from pipeline.records import Tally
+from pipeline.runs.commit import Commit, commit_uris, each_commit
 from pipeline.runs.increment import BaseStep, is_of_base
 from pipeline.runs.manifest import changes, is_finished, read_manifest
 from pipeline.runs.names import (
     ALIGNMENTS_FOLDER,
     CERTIFICATE_STEP,
+    CHECKPOINTS_FOLDER,
     DEV,
+    EVALUATION_STEP,
     MODELS_FOLDER,
     OPTIONAL_STEPS,
+    SCRATCH_FOLDER,
+    SELECTION_FOLDER,
     TARGETS_FOLDER,
     UNLABELLED,
     begun_record,
     features_step,
     folder_of,
+    model_step,
+    realignment_rounds,
     selection_step,
 )
 from pipeline.runs.sealed_json import seal
 from pipeline.steps.increments.new_metadata import MAY_DIFFER
-from training.fit.step_settings import step_configs
+from pipeline.steps.selection.select_bucket import SELECTED
+from training.checkpoints.place import newest_place
+from training.data.sub_epochs import trained_share
+from training.fit.model_specs import Fit, aligner_fit, sequence_fit
+from training.fit.step_settings import fits_of, step_configs
+from training.recipes import Recipe
 
 
 def begin(job: Job, steps: Sequence[str]) -> None:
-    """Store the recipe and the time, unless another recipe's work is there to be compared."""
-    before = begun(job, job.name)
-    if before is not None and _has_work(job, steps):
-        return
+    """Store the time of this start, the hours read before it, and the recipe of the first one.
+
+    Another recipe's work is there to be compared.
+    """
+    resumes = _has_work(job, steps)
+    before = begun(job, job.name) if resumes else None
     document = {
         "step": job.name,
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "recipe": json.loads(canonical_json(job.recipe)),
+        "hours_before": {step: hours_read(job, step) for step in steps} if resumes else {},
+        "recipe": before["recipe"] if before else json.loads(canonical_json(job.recipe)),
     }
     job.store.put(join_uri(job.run_uri, begun_record(job.name)), seal(document, indent=1))
 
@@ -59,6 +78,50 @@ def begun(job: Job, name: str) -> dict[str, Any] | None:
     with suppress(ObjectNotFound, ValueError):
         return parse_begun_record(job.store.get(join_uri(job.run_uri, begun_record(name))), "")
     return None
+
+
+def hours_read(job: Job, step: str) -> float:
+    """Return the hours of speech that a step has read so far, of a training its share of them."""
+    if is_finished(job.store, job.run_uri, step):
+        return read_manifest(job.store, job.run_uri, step).tally_in.hours
+    if (fit := fit_of(job.recipe, step)) is not None:
+        return training_hours(job, fit)[0]
+    return sum((each.tally_in for each in commits_of(job, step)), Tally()).hours
+
+
+def commits_of(job: Job, step: str) -> Iterator[Commit]:
+    """Read the commits whose tasks read the step's input, once each; evaluation's once a model."""
+    folder = step
+    if folder_of(step) == SELECTION_FOLDER or step == EVALUATION_STEP:
+        folder = join_uri(step, SCRATCH_FOLDER)
+    for commit in each_commit(job.store, commit_uris(job.store, job.run_uri, folder)):
+        # A selection also indexes its buckets, and packs what it has selected.
+        if folder_of(step) != SELECTION_FOLDER or commit.task.startswith(SELECTED):
+            yield commit
+
+
+def fit_of(recipe: Recipe, step: str) -> Fit | None:
+    """Return the training that a step is; None if it is none."""
+    aligners = (aligner_fit(recipe, each) for each in realignment_rounds(recipe.alignment.rounds))
+    fits = [*aligners, *fits_of(recipe)]
+    by_sequence = [sequence_fit(recipe, fit) for fit in fits]
+    return {model_step(fit.name): fit for fit in (*by_sequence, *fits)}.get(step)
+
+
+def training_hours(job: Job, fit: Fit) -> tuple[float, float]:
+    """Return the hours of a training's data that its newest checkpoint is worth, and all of them.
+
+    All hours are 0 where the data are not there yet.
+    """
+    data = (fit.labelled, *([fit.unlabelled] if fit.unlabelled else []))
+    if not all(is_finished(job.store, job.run_uri, step) for step in data):
+        return 0.0, 0.0
+    hours = [read_manifest(job.store, job.run_uri, step).tally_out.hours for step in data]
+    labelled, unlabelled = (*hours, 0.0)[:2]
+    checkpoints = join_uri(job.run_uri, model_step(fit.name), CHECKPOINTS_FOLDER)
+    place = newest_place(job.store, checkpoints)
+    share = trained_share(fit.sub_epochs, place.sub_epoch, place.share, labelled, unlabelled)
+    return share * sum(hours), sum(hours)
 
 
 def begun_changes(job: Job) -> list[str]:

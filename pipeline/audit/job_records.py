@@ -28,6 +28,9 @@ def parse_begun_record(data: bytes, remedy: str) -> dict[str, Any]:
 def _begun(record: dict[str, Any]) -> dict[str, Any]:
     _require_table(record, "recipe")
     _require_time(record, "started_at")
+    if "hours_before" in record:  # starts of earlier versions did not say it
+        hours = _require_table(record, "hours_before")
+        _require_numbers(hours, tuple(hours))
     return record
 
 

@@ -27,6 +27,7 @@ from pipeline.steps.selection.hash_ranges import HashRange
 from pipeline.steps.selection.id_ranges import IdRange
 from tests.fuzzing.mutations import changed_json, damaged, repeated_key
 from tests.fuzzing.outcomes import FUZZ, REFUSED, outcome
+from training.checkpoints.place import Place
 from training.checkpoints.record import CheckpointRecord, RankObject
 from training.decoding.senones.senone_tree import parse_senone_tree
 from training.evaluation.decoded import DecodedUtterance, DecodedWord, read_decoded, write_decoded
@@ -70,6 +71,7 @@ JOB_RECORD: dict[str, Any] = {
 BEGUN: dict[str, Any] = {
     "step": "align",
     "started_at": "2026-01-01T00:00:00+00:00",
+    "hours_before": {"alignments/labelled": 0.5},
     "recipe": {"k": 20},
 }
 SEALED: Mapping[str, tuple[Callable[[bytes], Any], bytes]] = {
@@ -79,6 +81,10 @@ SEALED: Mapping[str, tuple[Callable[[bytes], Any], bytes]] = {
     "checkpoint": (
         lambda data: read_sealed(data, "again", CheckpointRecord.from_document),
         CHECKPOINT.to_bytes(),
+    ),
+    "checkpoint of a run": (
+        lambda data: read_sealed(data, "again", CheckpointRecord.from_document),
+        replace(CHECKPOINT, place=Place(3, 0.25)).to_bytes(),
     ),
     "job record": (lambda data: parse_job_record(data, "again"), seal(JOB_RECORD)),
     "begun job": (lambda data: parse_begun_record(data, "again"), seal(BEGUN)),

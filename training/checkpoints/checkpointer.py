@@ -9,6 +9,7 @@ import torch
 
 from infra.store.object_store import ObjectStore, join_uri, normalize_uri
 from pipeline.runs.commit import RecipeConflictError
+from training.checkpoints.place import Place
 from training.checkpoints.record import (
     OF_A_CHECKPOINT,
     CheckpointRecord,
@@ -54,9 +55,10 @@ class Checkpointer:
         self.num_parts = num_parts
         self._kept: list[CheckpointRecord] = []  # the newest last; rank 0's
 
-    def save(self, step: int, state: dict[str, Any]) -> None:
+    def save(self, step: int, state: dict[str, Any], place: Place | None = None) -> None:
         """Store this rank's state after `step` steps; it counts once every rank's is stored.
 
+        The record says the `place`, for those who watch the training.
         Raises ValueError, on all ranks and before anything is stored, where the states of ranks
         differ in what `whole_state()` says must be equal.
         """
@@ -70,7 +72,7 @@ class Checkpointer:
         texts = self._gather(json.dumps(asdict(stored)))
         if self.group.rank() == 0:
             objects = tuple(RankObject(**json.loads(text)) for text in texts)
-            self._keep(CheckpointRecord(self.fingerprint, step, objects))
+            self._keep(CheckpointRecord(self.fingerprint, step, objects, place))
 
     def restore(self, trainer: type[Trainer]) -> dict[str, Any] | None:
         """Return this rank's state from the newest whole checkpoint; None if there is none at all.

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from infra.store.checked_reads import read_checked
 from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri
 from pipeline.runs.sealed_json import read_sealed, seal, typed_record
+from training.checkpoints.place import Place
 from training.tensor_encoding import decode_state
 
 R = TypeVar("R")
@@ -52,11 +53,15 @@ class RankObject:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
-    """CheckpointRecord makes a checkpoint of the work `fingerprint` count, once it is stored."""
+    """CheckpointRecord makes a checkpoint of the work `fingerprint` count, once it is stored.
+
+    `place` says how far the training of a run has come, to those who do not read the state.
+    """
 
     fingerprint: str
     step: int
     objects: tuple[RankObject, ...]
+    place: Place | None = None
 
     @property
     def world_size(self) -> int:
@@ -75,13 +80,18 @@ class CheckpointRecord:
 
     def to_bytes(self) -> bytes:
         """Write JSON with its digest."""
-        return seal(asdict(self), indent=1)
+        document = asdict(self)
+        if self.place is None:
+            del document["place"]
+        return seal(document, indent=1)
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> "CheckpointRecord":
         """Invert `asdict`; TypeError or KeyError for other fields."""
         objects = tuple(typed_record(RankObject, each) for each in document["objects"])
-        return typed_record(cls, {**document, "objects": objects})
+        stated = document.get("place")
+        place = None if stated is None else typed_record(Place, stated)
+        return typed_record(cls, {**document, "objects": objects, "place": place})
 
 
 def read_record(store: ObjectStore, uri: str) -> CheckpointRecord:

@@ -24,6 +24,13 @@ class DataCursor:
         """Count the steps left in the sub-epoch: those of the rank with most minibatches."""
         return max(self.counts) - self.num_steps
 
+    @property
+    def share(self) -> float:
+        """Return the share of all ranks' minibatches of the sub-epoch that they have taken."""
+        before = sum(map(sum, self.done))
+        taken = sum(min(self.num_steps, count) for count in self.counts)
+        return (before + taken) / max(before + sum(self.counts), 1)
+
     def sharded(self, counts: Sequence[int]) -> "DataCursor":
         """Return the same place, where each rank has so many minibatches."""
         return replace(self, counts=tuple(counts))

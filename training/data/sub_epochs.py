@@ -40,6 +40,19 @@ def sequence_sub_epochs(learning_rates: Sequence[float]) -> list[SubEpoch]:
     return [SubEpoch(True, 0, 1, LATTICE_OFFSET, True, rate) for rate in learning_rates]
 
 
+def trained_share(
+    sub_epochs: Sequence[SubEpoch], begun: int, share: float, labelled: float, unlabelled: float
+) -> float:
+    """Return the share of a training that is done, by the hours that its sub-epochs read.
+
+    It has trained on a share of the sub-epoch with the number `begun`, and on all before it. The
+    labelled and the unlabelled data have so many hours.
+    """
+    hours = [(labelled if each.labelled else unlabelled) / each.num_shares for each in sub_epochs]
+    done = sum(hours[:begun]) + share * sum(hours[begun : begun + 1])
+    return done / sum(hours) if sum(hours) else 0.0
+
+
 def check_offsets(sub_epochs: Sequence[SubEpoch], partitions: Manifest) -> None:
     """Raise ValueError if passes rotate over offsets, and unlabelled targets are at one."""
     rotates = any(each.offset for each in sub_epochs if not each.labelled)

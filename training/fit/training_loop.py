@@ -12,6 +12,7 @@ from infra.log_lines import log, progress_bar
 from training.algorithms.learning_rates import warm_up_factor
 from training.algorithms.optimizers import make_optimizer
 from training.checkpoints.checkpointer import Checkpointer
+from training.checkpoints.place import Place
 from training.checkpoints.training_state import load_whole_state, whole_state
 from training.data.dataset import Dataset
 from training.data.device_copies import buffers_ahead, device_copies
@@ -275,4 +276,6 @@ class Fitting:
         # comes first: there all ranks find a NaN together, where one's norm would end it alone.
         state = whole_state(self.model, self.optimizer, self.trainer)
         self._norms.check()
-        self.checkpoints.save(self.trainer.num_steps, state | self.progress.to_state())
+        cursor = self.progress.cursor
+        place = Place(cursor.sub_epoch, cursor.share)
+        self.checkpoints.save(self.trainer.num_steps, state | self.progress.to_state(), place)

@@ -18,6 +18,9 @@ from pipeline.steps.selection.buckets import Bucket
 from pipeline.steps.selection.deduplicate import read_duplicates
 from pipeline.steps.selection.record_rules import Eligible, Filtered, RecordRules
 
+SELECTED = "selected-"
+"""The names of the tasks that select begin so, those of the step's other tasks do not."""
+
 
 @dataclass(frozen=True, slots=True)
 class SelectTask:
@@ -37,7 +40,7 @@ class SelectTask:
     @property
     def name(self) -> str:
         """The task's name, which differs from that of the bucket's index."""
-        return f"selected-{self.bucket.name}"
+        return f"{SELECTED}{self.bucket.name}"
 
 
 @dataclass(frozen=True, slots=True)

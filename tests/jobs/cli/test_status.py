@@ -1,0 +1,141 @@
+"""Status of selections, evaluations and trainings under way, at the rate of the last start."""
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.configuration import plain
+from infra.store.object_store import ObjectStore, join_uri
+from jobs.status import time_left
+from pipeline.records import Tally
+from pipeline.runs.commit import Commit, step_context
+from pipeline.runs.manifest import Manifest, Output
+from pipeline.runs.sealed_json import seal, unseal
+from tests.job_programs import RunJob
+from tests.small_run import make_run
+from tests.training.sequence_training.toy_run import write_toy_run
+from tests.whole_path.processes import TINY
+from training.recipes import read_recipe
+
+HOUR_MS = 3_600_000
+BASELINE = "models/baseline"
+
+
+def status_of(run_job: RunJob, run_uri: str, *options: str) -> dict[str, Any]:
+    """Return what status says of each step, by job."""
+    said = run_job("status", "--recipe", str(TINY), "--run", run_uri, *options, "--json")
+    assert said.code == 0, said.err
+    found: dict[str, Any] = json.loads(said.out)["steps"]
+    return found
+
+
+def put_begun(run_uri: str, job: str, hours_before: Mapping[str, float]) -> None:
+    """Store that a job was started 100 s ago, when so many hours were done."""
+    began = (datetime.now(UTC) - timedelta(seconds=100)).isoformat()
+    note = {
+        "step": job,
+        "started_at": began,
+        "hours_before": dict(hours_before),
+        "recipe": plain(read_recipe(str(TINY))),
+    }
+    uri = join_uri(run_uri, "steps/begun", f"{job}.json")
+    ObjectStore((run_uri,)).put(uri, seal(note))
+
+
+def put_manifest(run_uri: str, manifest: Manifest) -> None:
+    uri = join_uri(run_uri, manifest.step, "manifest.json")
+    ObjectStore((run_uri,)).put(uri, manifest.to_bytes())
+
+
+def whole(step: str, hours: int) -> Manifest:
+    tally = Tally(hours, hours * HOUR_MS)
+    return Manifest(step, {}, {}, (), tally_in=tally, tally_out=tally)
+
+
+def test_the_rate_is_that_of_the_last_start() -> None:
+    """A start that has done one of three hours in 100 s needs 200 s for two more."""
+    assert time_left(3.0, 5.0, 100.0, by_start=1.0) == 200.0
+    assert time_left(3.0, 5.0, 100.0, by_start=0.0) < 0
+
+
+def test_a_selection_under_way_has_the_hours_that_were_ingested(
+    run_job: RunJob, tmp_path: Path
+) -> None:
+    """Its tasks' commits lie in its scratch; those that index or pack do not count again."""
+    _, run_uri = make_run(tmp_path)
+    path = Path(run_uri, "selection/unlabelled/manifest.json")
+    selected = json.loads(path.read_text())
+    path.unlink()
+    put_begun(run_uri, "select_utterances", {})
+    step = status_of(run_job, run_uri)["select_utterances"]["selection/unlabelled"]
+    assert (step["state"], step["hours_in"], step["left_s"]) == ("under way", 0.0, -1.0)
+    assert step["hours_done"] == selected["tally_out"]["duration_ms"] / HOUR_MS
+    assert step["quarantined"] == 1
+    read_ms = selected["tally_in"]["duration_ms"]
+    key = "metadata/unlabelled/date=2026-01-01/speaker_bucket=00/a.jsonl.gz"
+    output = Output(key, 9, "0" * 64, 60, 2 * read_ms)
+    other = Output(key.replace("unlabelled", "labelled"), 9, "0" * 64, 9, read_ms)
+    tally = output.tally + other.tally
+    ingested = Manifest("ingest", {}, {}, (output, other), tally_in=tally, tally_out=tally)
+    put_manifest(run_uri, ingested)
+    step = status_of(run_job, run_uri)["select_utterances"]["selection/unlabelled"]
+    assert step["hours_in"] == 2 * read_ms / HOUR_MS
+    assert 99 < step["left_s"] < 1000  # half is read; the clock of a busy machine
+
+
+def test_an_evaluation_under_way_counts_each_hour_once(run_job: RunJob, tmp_path: Path) -> None:
+    """Three models decode four hours: a model's two commits are a third of them, 200 s are left."""
+    run_uri = str(tmp_path)
+    put_manifest(run_uri, whole("features/heldout", 4))
+    put_begun(run_uri, "evaluate", {})
+    context = step_context(ObjectStore((run_uri,)), run_uri, "evaluation/scratch", {}, {})
+    for part in range(2):
+        tally = Tally(2, 2 * HOUR_MS)
+        output = context.put_output(f"teacher-{part}", ".json", b"words", tally)
+        context.commit(
+            Commit(f"teacher-{part}", context.fingerprint, (output,), None, tally, Tally())
+        )
+    step = status_of(run_job, run_uri)["evaluate"]["evaluation"]
+    assert (step["hours_done"], step["hours_in"]) == (pytest.approx(4 / 3), 4.0)
+    assert 199 < step["left_s"] < 2000
+
+
+def test_a_training_under_way_is_at_its_newest_checkpoint(run_job: RunJob, tmp_path: Path) -> None:
+    """Of its sub-epochs all but the last are done. A start that resumes says what was before."""
+    _, run_uri, corpus_uri = write_toy_run(tmp_path)
+    place = ("--set", f'corpus.uri="{corpus_uri}"')
+    train = ("train_baseline", "--recipe", str(TINY), "--run", run_uri, *place)
+    for left in Path(run_uri, "models").glob("*"):
+        left.rename(tmp_path / left.name)
+    said = run_job(*train)
+    assert said.code == 0, said.err
+    manifest = Path(run_uri, BASELINE, "manifest.json")
+    hours = json.loads(manifest.read_text())["tally_out"]["duration_ms"] / HOUR_MS
+    num_epochs = len(json.loads(manifest.read_text())["statistics"]["curve"])
+    assert num_epochs > 1
+    manifest.unlink()
+    records = sorted(Path(run_uri, BASELINE, "checkpoints").glob("*.json"))
+    assert len(records) == 2
+    records[-1].unlink()
+    put_begun(run_uri, "train_baseline", {})
+    step = status_of(run_job, run_uri, *place)["train_baseline"][BASELINE]
+    done = hours * (num_epochs - 1) / num_epochs
+    assert (step["state"], step["hours_in"]) == ("under way", pytest.approx(hours))
+    assert step["hours_done"] == pytest.approx(done)
+    assert 100 / num_epochs < step["left_s"] < 1000
+    said = run_job("status", "--recipe", str(TINY), "--run", run_uri, *place)
+    assert re.search(r"models/baseline\s+under way.* of .*about", said.out)
+    # A start that fails before its first checkpoint leaves its note.
+    for shard in Path(run_uri, "alignments/labelled").rglob("*.parquet"):
+        shard.rename(shard.with_suffix(".away"))
+    assert run_job(*train).code == 1
+    note = unseal(Path(run_uri, "steps/begun/train_baseline.json").read_bytes(), "")
+    assert note["hours_before"] == {BASELINE: pytest.approx(done)}
+    assert datetime.now(UTC) - datetime.fromisoformat(note["started_at"]) < timedelta(seconds=90)
+    step = status_of(run_job, run_uri, *place)["train_baseline"][BASELINE]
+    assert (step["hours_done"], step["left_s"]) == (pytest.approx(done), -1.0)
