@@ -38,8 +38,12 @@ class Command:
         if self.program.startswith("python -m jobs."):
             return self.words[2].removeprefix("jobs."), self.words[3:]
         if self.program in STARTED_AS_SCRIPT:
-            place = next(n for n, word in enumerate(self.words) if word.endswith(".py"))
-            return Path(self.words[place]).stem, self.words[place + 1 :]
+            starts = (n for n, word in enumerate(self.words) if word.endswith(".py"))
+            modules = (n for n, word in enumerate(self.words) if word.startswith("jobs."))
+            place = next(starts, None) or next(modules, None)
+            if place is not None:
+                name = self.words[place].removeprefix("jobs.")
+                return Path(name).stem, self.words[place + 1 :]
         return None
 
 
