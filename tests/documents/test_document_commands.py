@@ -50,6 +50,7 @@ NOT_EXECUTED = {
     "docker": "it needs a docker daemon; Dockerfiles: hadolint and tests/infra/test_docker.py",
     "arecord": "it needs a microphone",
     "cp": "the shell's own",
+    "pip": "it asks a package index; its list: tests/training/streaming/test_device_install.py",
     "python -m pytest": "it starts this suite",
     "python -m infra.spark.session": "tests/whole_path/conftest.py calls the module's function",
 }
