@@ -130,6 +130,7 @@ def test_the_page_needs_nothing_but_itself(whole: WholeRun) -> None:
 @pytest.mark.parametrize(
     ("name", "said", "num_drawn"),
     [
+        ("inspect_shards", "mean retained mass", 5),
         ("kbest_mass", "mean mass", 2),
         ("trainer_tradeoffs", "student: htm on 4 ranks", 2),
         ("errors", " s of audio", 4),
