@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from infra.store.object_store import ObjectStore, join_uri
 from jobs.status import time_left
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, step_context
-from pipeline.runs.manifest import Manifest, Output
+from pipeline.runs.manifest import Extended, Manifest, Output
 from pipeline.runs.sealed_json import seal, unseal
 from tests.job_programs import RunJob
 from tests.small_run import make_run
@@ -139,3 +140,24 @@ def test_a_training_under_way_is_at_its_newest_checkpoint(run_job: RunJob, tmp_p
     assert datetime.now(UTC) - datetime.fromisoformat(note["started_at"]) < timedelta(seconds=90)
     step = status_of(run_job, run_uri, *place)["train_baseline"][BASELINE]
     assert (step["hours_done"], step["left_s"]) == (pytest.approx(done), -1.0)
+
+
+def test_each_step_under_way_has_the_hours_of_its_input(run_job: RunJob, tmp_path: Path) -> None:
+    """Of what it reads of this run alone: an increment makes no targets of its base's features.
+
+    It evaluates on the held-out speech that it has inherited.
+    """
+    run_uri = str(tmp_path)
+    for step, hours in {"features/labelled": 2, "alignments/labelled": 3}.items():
+        put_manifest(run_uri, whole(step, hours))
+    for step, is_whole in (("features/unlabelled", False), ("features/heldout", True)):
+        base, none = Tally(4, 4 * HOUR_MS), Tally()
+        extends = Extended("other", "0" * 64, base, base, none, none, is_whole)
+        put_manifest(run_uri, replace(whole(step, 7), extends=extends))
+    for job in ("align", "train_baseline", "generate_targets", "repartition", "evaluate"):
+        put_begun(run_uri, job, {})
+    found = status_of(run_job, run_uri, "--set", "sequence_training.baseline=true")
+    hours_in = {step: each["hours_in"] for steps in found.values() for step, each in steps.items()}
+    expected = {"alignments/labelled": 3, "lattices/baseline": 3, BASELINE: 3, "evaluation": 7}
+    expected |= {"alignments/bootstrap": 2, "targets/unlabelled": 3, "partitions/unlabelled": 3}
+    assert {step: hours_in[step] for step in expected} == expected
