@@ -9,6 +9,7 @@ LONG_FILES = (
     "test_chaos.py",
     "test_an4.py",
     "test_s3.py",
+    "test_nightly.py",
     "test_exploration.py",
     "test_rank_chaos.py",
     "test_ceph.py",
