@@ -58,11 +58,17 @@ def settings_of(trainer: str) -> tuple[str, ...]:
 
 @dataclass
 class Record:
-    """Record holds the strikes by kind, the other ranks' seconds to end, and the outcome."""
+    """Record holds the strikes by kind, the other ranks' seconds to end, and the outcome.
+
+    `stopped` are the processes that were stopped, and `forced` those that torchrun killed because
+    they did not end by its SIGTERM.
+    """
 
     ended_s: dict[str, list[float]] = field(default_factory=dict)
     num_starts: int = 0
     num_resumed: int = 0
+    stopped: list[int] = field(default_factory=list)
+    forced: list[int] = field(default_factory=list)
     unnamed: list[str] = field(default_factory=list)
     different: list[str] = field(default_factory=list)
     seconds: float = 0.0
@@ -78,6 +84,7 @@ class Record:
                 *rows,
                 f"{self.num_starts} starts besides torchrun's own; {self.num_resumed} times ranks "
                 f"resumed; {self.seconds:.0f} s",
+                f"stopped: {self.stopped}; did not end by SIGTERM: {self.forced}",
                 f"deaths that no message names: {self.unnamed or 'none'}",
                 f"models unlike an undisturbed run's: {self.different or 'none'}",
             ]
@@ -127,13 +134,15 @@ class RankChaos:
                 raise RuntimeError(f"{run.name}: exit code {code}: {job.text()[-4000:]}")
             if code is not None:
                 job = self._start(run, trainer)
-            if pending and len(job.ranks()) == NUM_RANKS and newest_step(run) >= steps[0]:
+            # The ranks last: they are looked for among all of the host's processes.
+            if pending and newest_step(run) >= steps[0] and len(job.ranks()) == NUM_RANKS:
                 time.sleep(self._random.uniform(0, 4.0 if steps.pop(0) < 0 else 0.5))
                 self._strike(job, pending.pop(0))
             time.sleep(_POLL_INTERVAL_S)
         resumed_after = re.findall(r"train student: resume after step (\d+),", job.text())
         self.record.num_resumed += sum(int(step) > 0 for step in resumed_after)
         said = job.text()
+        self.record.forced += map(int, re.findall(r"Unable to shutdown process (\d+) via", said))
         for death, messages in self._messages.items():
             if not any(message in said for message in messages):
                 self.record.unnamed.append(death)
@@ -154,6 +163,8 @@ class RankChaos:
         struck_at_s = time.monotonic()
         if not strike(victim, signal.SIGSTOP if kind == "stop" else signal.SIGKILL):
             return
+        if kind == "stop":
+            self.record.stopped.append(victim)
         while any(map(lives, ranks.values())):
             if time.monotonic() > struck_at_s + JOB_LIMIT_S:
                 raise RuntimeError(
