@@ -16,7 +16,6 @@ from pipeline.runs.names import (
     DEV,
     DEV_ALIGNMENT_STEP,
     LABELLED,
-    UNLABELLED,
     features_step,
     realignment_rounds,
 )
@@ -96,7 +95,6 @@ STEP = Step(
     "these realigns the data, in as many rounds as the recipe says (paper 003 VII-C2). The "
     "bootstrap and the network take this process; realignment is a Spark task for each shard, on "
     "--device where the cluster's master is local[1], on the CPU elsewhere.",
-    reads=(features_step(LABELLED), features_step(UNLABELLED)),
     run=run,
 )
 

@@ -11,10 +11,10 @@ from jobs.cli.catalogue import CERTIFY
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.report_page.shuffled import FORMS, NAMES
-from pipeline.audit.provenance import STEPS
 from pipeline.runs.manifest import manifest_uri, read_manifest
 from pipeline.runs.names import STUDENT, model_step
 from training.fit.model_specs import student_fit
+from training.shuffle_audit.certificate import CertificateConfig, certify_run
 
 USUAL_RANKS = 4
 HEADER = f"{'':32}{'step':>10}{'uniform':>10}{'rank':>10}{'uniform':>10}"
@@ -22,12 +22,6 @@ HEADER = f"{'':32}{'step':>10}{'uniform':>10}{'rank':>10}{'uniform':>10}"
 
 def run(job: Job) -> StepResults:
     """Examine the first steps of the student's sub-epochs; print the table."""
-    # It imports torch, which neither a dry run nor retry needs.
-    from training.shuffle_audit.certificate import (  # noqa: PLC0415
-        CertificateConfig,
-        certify_run,
-    )
-
     arguments = job.arguments
     num_ranks = arguments.ranks or trained_ranks(job)
     try:
@@ -81,7 +75,6 @@ STEP = Step(
     description="Certify the shuffle. Compare the order that the student's trainer reads with "
     "uniform orders: effective source files and speakers of a minibatch, design effect, "
     "autocorrelation, displacement (paper 003 IV-A2). The step reads ids, not features.",
-    reads=STEPS,
     run=run,
 )
 

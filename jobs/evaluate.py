@@ -14,18 +14,12 @@ from jobs.cli.rank_device import arguments_with_device, own_device, report_devic
 from jobs.cli.spark_steps import distribute_on_spark
 from pipeline.runs.manifest import subsets_of_run
 from pipeline.runs.names import (
-    ALIGNMENT_STEP,
     BOOTSTRAP_STEP,
     DEV,
-    EVALUATED_MODELS,
-    HELDOUT,
     STUDENT,
-    TUNING_STEP,
-    UNLABELLED,
     evaluated_models,
     features_step,
     labelling_models,
-    model_step,
     targets_rounds,
 )
 from pipeline.steps.audio_hearing import AudioHearing
@@ -93,13 +87,6 @@ STEP = Step(
     "cluster's master is local[1], on the CPU elsewhere. Hypotheses and references are kept as "
     "trn, ctm and stm files, which sclite reads. A sample of the unlabelled features "
     "then says what the targets' k costs.",
-    reads=(
-        features_step(UNLABELLED),
-        features_step(HELDOUT),
-        TUNING_STEP,
-        ALIGNMENT_STEP,
-        *map(model_step, EVALUATED_MODELS),
-    ),
     run=run,
 )
 

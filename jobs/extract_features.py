@@ -42,7 +42,6 @@ STEP = Step(
     description="Fetch and decode audio, compute 64 log-mel energies, subtract each speaker's "
     "causal mean, shuffle and store feature shards with their moments (paper 003 IV-B2). "
     "The quarantine ledger lists the audio that cannot be used.",
-    reads=tuple(selection_step(subset) for subset in ALL_SUBSETS),
     run=run,
 )
 

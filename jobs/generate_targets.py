@@ -18,12 +18,10 @@ from jobs.cli.spark_steps import distribute_on_spark
 from pipeline.kbest import joined
 from pipeline.runs.manifest import is_finished, subsets_of_run
 from pipeline.runs.names import (
-    BOOTSTRAP_STEP,
     DEV,
     TARGETS_GRAPH_STEP,
     TARGETS_TUNING_STEP,
     TEACHER,
-    UNLABELLED,
     TargetsRound,
     features_step,
     labelling_models,
@@ -183,12 +181,6 @@ STEP = Step(
     "the lattices' state posteriors enter the targets. An utterance without a "
     "lattice keeps the teacher's own; loss_budget bounds how many these may be. Of several rounds "
     "(targets.rounds) it makes those whose teachers are trained.",
-    reads=(
-        features_step(UNLABELLED),
-        BOOTSTRAP_STEP,
-        model_step(TEACHER),
-        TARGETS_TUNING_STEP,
-    ),
     run=run,
 )
 

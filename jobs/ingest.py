@@ -196,7 +196,6 @@ STEP = Step(
     "stored once for each of its placements in simulated rooms, with noise. With --manifest the "
     "audio stays where it is, in S3 or on local paths below corpus.audio_prefixes, and metadata "
     "alone is written, a Spark task for each object or part of one.",
-    reads=(),
     run=run,
 )
 

@@ -9,7 +9,7 @@ from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
 from pipeline.runs.manifest import is_finished
 from pipeline.runs.names import targets_rounds
-from pipeline.steps.repartition import SOURCES, repartition
+from pipeline.steps.repartition import repartition
 
 
 def run(job: Job) -> StepResults:
@@ -25,7 +25,6 @@ STEP = Step(
     name=REPARTITION,
     description="Join features with targets and write training partitions, each of utterances from "
     "several source shards, without a Spark shuffle (paper 003 IV-B4).",
-    reads=SOURCES,
     run=run,
 )
 

@@ -14,7 +14,7 @@ from typing import Any
 from infra.cluster import load_cluster
 from infra.store.checked_reads import read_checked
 from infra.store.object_store import join_uri
-from jobs.cli.catalogue import EVALUATE, REPORT
+from jobs.cli.catalogue import EVALUATE, READS, REPORT
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.planning.comparison import compare_plan
@@ -40,14 +40,12 @@ from pipeline.runs.manifest import (
 from pipeline.runs.names import (
     CERTIFICATE_STEP,
     DEV,
-    EVALUATED_MODELS,
     EVALUATION_SCORES,
     EVALUATION_STEP,
     KBEST_COSTS_STEP,
     MODELS_FOLDER,
     REPORT_DOCUMENT,
     REPORT_PAGE,
-    SUBSETS,
     TARGETS_STEP,
     TEACHER,
     evaluated_models,
@@ -62,10 +60,9 @@ from pipeline.runs.sealed_json import NamedObject, naming, seal
 from pipeline.runs.step import StepContents
 from training.recipes import Recipe
 
-PIPELINE = (*map(selection_step, SUBSETS), *map(features_step, SUBSETS))
-READS = (EVALUATION_STEP, TARGETS_STEP, *map(model_step, EVALUATED_MODELS), *PIPELINE)
-"""The steps that every report reads, but for the teacher where it is the user's own."""
 OPTIONAL_READS = (selection_step(DEV), features_step(DEV))
+REQUIRED_READS = tuple(step for step in READS[REPORT] if step not in OPTIONAL_READS)
+"""The steps that every report reads, but for the teacher where it is the user's own."""
 
 
 def run(job: Job) -> StepResults:
@@ -176,7 +173,7 @@ def device_faults(steps: Mapping[str, Any]) -> dict[str, Any]:
 
 def required_reads(recipe: Recipe) -> list[str]:
     """Return the steps that a report reads in any case: no teacher where none is trained."""
-    return [step for step in READS if recipe.num_teachers or step != model_step(TEACHER)]
+    return [step for step in REQUIRED_READS if recipe.num_teachers or step != model_step(TEACHER)]
 
 
 def kbest_costs(job: Job) -> dict[str, Any]:
@@ -220,7 +217,6 @@ STEP = Step(
     "of a run. Write them as report/report.json and as one self-contained page, "
     "report/report.html. Give it again after a later plan, certificate or step: the newest report "
     "replaces the one before.",
-    reads=(*READS, *OPTIONAL_READS),
     run=run,
 )
 

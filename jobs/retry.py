@@ -6,13 +6,12 @@ megahour retry --recipe demo --run runs/demo --reason missing_object,access_deni
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
-from importlib import import_module
 from typing import Any, get_args
 
 from infra.configuration import ConfigurationError
 from infra.store.object_store import join_uri
-from jobs.cli.catalogue import EXTRACT_FEATURES, STEPS, WRITES, writes_of
-from jobs.cli.command_line import Answer, Query, Step, main
+from jobs.cli.catalogue import EXTRACT_FEATURES, READS, STEPS, WRITES, writes_of
+from jobs.cli.command_line import Answer, Query, main
 from jobs.cli.job import Job
 from pipeline.audio.errors import AudioReason
 from pipeline.runs.names import (
@@ -88,16 +87,13 @@ def later_steps(
 
     What changes in the `unread` steps changes no other.
     """
-    if not changed:
-        return []  # the steps' modules would import torch
     outdated, found = set(changed), list[str]()
     for job in STEPS:
-        step: Step = import_module(f"jobs.{job}").STEP
         made = writes_of(
             job, num_rounds, EVALUATED_MODELS, has_lattice_targets, ensemble, num_target_rounds
         )
         for written in made:
-            reads = {*OPTIONAL_STEPS.get(written, step.reads)} - {*unread}
+            reads = {*OPTIONAL_STEPS.get(written, READS[job])} - {*unread}
             if outdated & reads:
                 outdated.add(written)
                 found.append(written)

@@ -36,7 +36,6 @@ STEP = Step(
     description="Sample the unlabelled hours uniformly from the metadata and pack whole speakers "
     "into nearly equal files (paper 003 IV-B1). The labelled and held-out subsets, and development "
     "speakers where the corpus has some, are selected whole.",
-    reads=(),
     run=run,
 )
 

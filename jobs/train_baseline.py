@@ -13,14 +13,7 @@ from jobs.cli.training_steps import (
     training_ranks,
     training_stages,
 )
-from pipeline.runs.names import (
-    ALIGNMENT_STEP,
-    BASELINE,
-    DEV_ALIGNMENT_STEP,
-    LABELLED,
-    UNLABELLED,
-    features_step,
-)
+from pipeline.runs.names import BASELINE
 from training.fit.model_specs import baseline_fit
 
 
@@ -34,7 +27,6 @@ STEP = Step(
     name=TRAIN_BASELINE,
     description="Train the supervised baseline, a model of the student's form, on labelled data"
     " (paper 003 VII-C7)." + HOW_MODELS_TRAIN,
-    reads=(ALIGNMENT_STEP, DEV_ALIGNMENT_STEP, features_step(LABELLED), features_step(UNLABELLED)),
     run=run,
 )
 

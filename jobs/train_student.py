@@ -13,14 +13,7 @@ from jobs.cli.training_steps import (
     training_ranks,
     training_stages,
 )
-from pipeline.runs.names import (
-    ALIGNMENT_STEP,
-    LABELLED,
-    PARTITIONS_STEP,
-    STUDENT,
-    UNLABELLED,
-    features_step,
-)
+from pipeline.runs.names import STUDENT
 from training.fit.model_specs import student_fit
 
 
@@ -34,12 +27,6 @@ STEP = Step(
     name=TRAIN_STUDENT,
     description="Train the student on the teacher's targets, interleaving labelled data"
     " (scheduled learning, paper 003 V-D)." + HOW_MODELS_TRAIN,
-    reads=(
-        ALIGNMENT_STEP,
-        PARTITIONS_STEP,
-        features_step(LABELLED),
-        features_step(UNLABELLED),
-    ),
     run=run,
 )
 

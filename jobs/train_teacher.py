@@ -14,14 +14,7 @@ from jobs.cli.training_steps import (
     training_stages,
 )
 from pipeline.runs.manifest import is_finished
-from pipeline.runs.names import (
-    ALIGNMENT_STEP,
-    DEV_ALIGNMENT_STEP,
-    LABELLED,
-    TEACHER,
-    UNLABELLED,
-    features_step,
-)
+from pipeline.runs.names import TEACHER
 from training.fit.model_specs import sibling_fits, teacher_fits
 
 
@@ -43,7 +36,6 @@ STEP = Step(
     description="Train the bidirectional teacher on the labelled data (paper 003 V-A, VII-C4). With"
     " several rounds of targets (targets.rounds) it then trains the next one's teacher, on the"
     " targets before and labelled data in turn, once repartition has made them." + HOW_MODELS_TRAIN,
-    reads=(ALIGNMENT_STEP, DEV_ALIGNMENT_STEP, features_step(LABELLED), features_step(UNLABELLED)),
     run=run,
 )
 

@@ -7,21 +7,29 @@ from itertools import chain
 from typing import Literal
 
 from pipeline.runs.names import (
+    ALIGNMENT_STEP,
     ALL_SUBSETS,
     BASELINE,
+    BOOTSTRAP_STEP,
     CERTIFICATE_STEP,
+    DEV,
     DEV_ALIGNMENT_STEP,
+    EVALUATED_MODELS,
     EVALUATION_STEP,
+    HELDOUT,
     INGEST_STEP,
     KBEST_COSTS_STEP,
+    LABELLED,
     PARTITIONS_STEP,
     REPORT_STEP,
     STUDENT,
+    SUBSETS,
     TARGETS_GRAPH_STEP,
     TARGETS_STEP,
     TARGETS_TUNING_STEP,
     TEACHER,
     TUNING_STEP,
+    UNLABELLED,
     alignment_steps,
     features_step,
     lattices_step,
@@ -76,6 +84,46 @@ WRITES: Mapping[str, tuple[str, ...]] = {
 """The folders below a run into which each step writes a manifest, whatever the recipe.
 
 OPTIONAL_STEPS are among them, which runs with development speakers have.
+"""
+
+_FEATURES = features_step(LABELLED), features_step(UNLABELLED)
+
+READS: Mapping[str, tuple[str, ...]] = {
+    INGEST: (),
+    SELECT_UTTERANCES: (),
+    EXTRACT_FEATURES: tuple(map(selection_step, ALL_SUBSETS)),
+    ALIGN: _FEATURES,
+    TRAIN_BASELINE: (ALIGNMENT_STEP, DEV_ALIGNMENT_STEP, *_FEATURES),
+    TRAIN_TEACHER: (ALIGNMENT_STEP, DEV_ALIGNMENT_STEP, *_FEATURES),
+    GENERATE_TARGETS: (
+        features_step(UNLABELLED),
+        BOOTSTRAP_STEP,
+        model_step(TEACHER),
+        TARGETS_TUNING_STEP,
+    ),
+    REPARTITION: (features_step(UNLABELLED), TARGETS_STEP),
+    TRAIN_STUDENT: (ALIGNMENT_STEP, PARTITIONS_STEP, *_FEATURES),
+    EVALUATE: (
+        features_step(UNLABELLED),
+        features_step(HELDOUT),
+        TUNING_STEP,
+        ALIGNMENT_STEP,
+        *map(model_step, EVALUATED_MODELS),
+    ),
+    CERTIFY: (selection_step(UNLABELLED), features_step(UNLABELLED), PARTITIONS_STEP),
+    REPORT: (
+        EVALUATION_STEP,
+        TARGETS_STEP,
+        *map(model_step, EVALUATED_MODELS),
+        *map(selection_step, SUBSETS),
+        *map(features_step, SUBSETS),
+        selection_step(DEV),
+        features_step(DEV),
+    ),
+}
+"""The folders below a run whose manifests each step reads, of one teacher without sMBR.
+
+They are listed here, as the modules of most steps import torch.
 """
 
 TRAINS: Mapping[str, str] = {

@@ -20,7 +20,7 @@ from infra.spark.standard_error import separate_standard_error
 from infra.store.object_store import PrefixError, StoreError, join_uri
 from infra.store.request_counts import REQUESTS
 from jobs.cli.begun import begin, begun_changes, end, withdraw
-from jobs.cli.catalogue import WRITES
+from jobs.cli.catalogue import READS, WRITES
 from jobs.cli.job import Job, job_parser, open_job, read_steps, written_steps
 from jobs.cli.metrics import metrics_path, metrics_text, write_metrics
 from jobs.cli.parser import add_extends_argument
@@ -54,12 +54,16 @@ class Answer:
 
 @dataclass(frozen=True)
 class Step:
-    """Step is a command that writes manifests: its function, and the manifests that it reads."""
+    """Step is a command that reads and writes manifests, and its function."""
 
     name: str
     description: str
-    reads: tuple[str, ...]
     run: Callable[[Job], StepResults]
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The steps whose manifests it reads, of one teacher and without sequence training."""
+        return READS[self.name]
 
     @property
     def writes(self) -> tuple[str, ...]:

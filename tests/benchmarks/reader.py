@@ -238,7 +238,7 @@ def read_ahead(folder: str, num_rounds: int) -> list[Figure]:
 
     def one_after_the_other() -> Iterator[Minibatch]:
         for minibatch_range in plan.ranges:
-            yield from minibatch_range.minibatches(minibatch_range.buffer.read())
+            yield from minibatch_range.minibatches(minibatch_range.read())
 
     seconds = interleaved(
         {

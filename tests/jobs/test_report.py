@@ -41,7 +41,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     monkeypatch.setattr(report, "render_report", lambda found: f"page {found['number']}")
     monkeypatch.setattr(report, "format_table", lambda _: "")
     store, run_uri = ObjectStore((str(tmp_path),)), str(tmp_path)
-    for step in report.READS:
+    for step in report.REQUIRED_READS:
         write_manifest(step_context(store, run_uri, step, {}, {}), Manifest(step, {}, {}, ()))
     arguments, recipe = Namespace(json=False, curve=[], compare=None), read_recipe(str(TINY))
     return Job("report", recipe, run_uri, "", store, None, arguments, is_leader=True)

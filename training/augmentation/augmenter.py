@@ -13,7 +13,6 @@ from pipeline.steps.utterance_features import MIN_FRAMES
 from training.augmentation.spec_augment import draw_masks, mask_bins, mask_frames
 from training.augmentation.speed import (
     alignment_at_speed,
-    features_at_speed,
     kbest_at_speed,
     kbest_of_middles_at_speed,
     num_frames_at_speed,
@@ -96,6 +95,9 @@ def _at_speed(row: PartitionRow, speed: float) -> PartitionRow:
     # As `num_frames_at_speed` counts: the same bits, and too short an utterance as it is.
     if speed == 1 or num_frames < MIN_FRAMES:
         return row
+    # It imports torch, which counting the frames of an order does not need.
+    from training.augmentation.speed_features import features_at_speed  # noqa: PLC0415
+
     features = features_at_speed(row.features, speed)
     return replace(row, features=features, targets=_targets_at_speed(row, speed))
 

@@ -4,55 +4,28 @@ import operator
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
-import numpy as np
-from jaxtyping import Int64
-
 from infra.prefetch import prefetch
-from infra.store.checked_reads import scan_checked
-from infra.store.object_store import ObjectStore
 from pipeline.runs.manifest import Output, read_output
 from pipeline.shards import read_partition
-from training.augmentation.augmenter import NO_AUGMENTATION, Augmenter
-from training.configuration.augmentation import AugmentationConfig
+from training.augmentation.augmenter import Augmenter
 from training.configuration.values import SoftTargetsForm
-from training.data.batching import (
-    Segments,
-    chunked_minibatches,
-    group_into_buffers,
-    whole_utterance_minibatches,
-)
 from training.data.lattice_shards import LatticeShards
 from training.data.minibatch import BufferFrames, Minibatch
-from training.data.sharding import Lengths, PartitionSlice, read_lengths, shard_partitions
+from training.data.row_order import BufferPart, RowOrder, ShuffleBuffer
+from training.data.sharding import Lengths
 from training.data.sub_epochs import SubEpoch
-from training.data.validation_speakers import left_out_rows
 
 
 @dataclass(frozen=True, slots=True)
-class Dataset:
-    """Dataset holds a run's labelled and unlabelled training partitions, as one rank sees them.
+class Dataset(RowOrder):
+    """Dataset reads a run's training partitions in one rank's order.
 
-    One labelled speaker in `validation_one_in` is left out of training, for the validation loss;
-    with 0 none is, nor with partitions of development speakers, `development`. With `lattices`,
-    rows without one are left out too.
+    With `lattices`, rows without one are left out.
     """
 
-    store: ObjectStore
-    run_uri: str
-    labelled: tuple[Output, ...]
-    unlabelled: tuple[Output, ...]
-    delay: int
-    minibatch_frames: int
-    seed: int
-    rank: int
-    world_size: int
-    validation_one_in: int = 0
-    augmentation: AugmentationConfig = NO_AUGMENTATION.config
     lattices: LatticeShards | None = None
-    development: tuple[Output, ...] = ()
     soft_targets: SoftTargetsForm | Literal["stored"] = "renormalized"
 
     def plan(
@@ -60,112 +33,25 @@ class Dataset:
     ) -> "SubEpochPlan":
         """Fix what this rank reads in sub-epoch number `index`, and in which order."""
         buffers = self.shuffle_buffers(sub_epoch, index, lengths_of)
-        return SubEpochPlan(sub_epoch, [MinibatchRange.whole(buffer) for buffer in buffers])
-
-    def shuffle_buffers(
-        self, sub_epoch: SubEpoch, index: int, lengths_of: Callable[[Output], Lengths] | None = None
-    ) -> Iterator["ShuffleBuffer"]:
-        """Yield this rank's shuffle buffers of sub-epoch number `index`; read lengths as needed.
-
-        `lengths_of` replaces `self.lengths` where they were read before.
-        """
-        first = 0
-        augmenter = self.augmenter(sub_epoch, index)
-        lengths_of = lengths_of or partial(self.lengths, augmenter=augmenter)
-        parts = self._parts(sub_epoch, index, lengths_of)
-        for buffer in group_into_buffers(parts, lambda part: int(part.lengths.sum())):
-            yield ShuffleBuffer(self, sub_epoch, index, first, buffer)
-            first += len(buffer)
-
-    def _parts(
-        self, sub_epoch: SubEpoch, index: int, lengths_of: Callable[[Output], Lengths]
-    ) -> Iterator["BufferPart"]:
-        """Yield this rank's rows, partition by partition, in random order."""
-        slices = self.slices(sub_epoch)
-        # The key makes a resumed rank plan the same order without any stored state.
-        generator = np.random.default_rng([self.seed, index, self.rank])
-        # Hierarchical shuffle (003 IV-A2): partitions in random order, then frames within a buffer.
-        for number in generator.permutation(len(slices)):
-            chosen = slices[number]
-            lengths = lengths_of(chosen.output).low_rate(sub_epoch, self.delay)
-            rows = self.rows(chosen, sub_epoch, len(lengths))
-            if len(rows):
-                yield BufferPart(chosen.output, rows, lengths[rows])
-
-    def slices(self, sub_epoch: SubEpoch) -> list[PartitionSlice]:
-        """Return this rank's part of a sub-epoch; a share holds the same rows in each pass."""
-        outputs = self.labelled if sub_epoch.labelled else self.unlabelled
-        if sub_epoch.is_validation and self.development:
-            outputs = self.development
-        return shard_partitions(outputs, sub_epoch, self.rank, self.world_size)
-
-    def augmenter(self, sub_epoch: SubEpoch, index: int) -> Augmenter:
-        """Return the augmentation of sub-epoch number `index`; validation has none."""
-        if sub_epoch.is_validation:
-            return NO_AUGMENTATION
-        return Augmenter(self.augmentation, self.seed, index)
+        return SubEpochPlan(sub_epoch, [MinibatchRange.whole(self, buffer) for buffer in buffers])
 
     def lengths(self, output: Output, augmenter: Augmenter) -> Lengths:
         """Read the lengths of a partition's rows in a sub-epoch: no feature."""
-        # The lengths are one column: 10 ms, where the features of a shard take 150.
-        uri = output.uri(self.run_uri)
-        lengths = scan_checked(self.store, uri, partial(read_lengths, augmenter=augmenter))
+        # A class with slots is made twice, and super() without arguments names the first.
+        lengths = RowOrder.lengths(self, output, augmenter)
         return self.lattices.only_decoded(output, lengths) if self.lattices else lengths
 
-    def rows(
-        self, part: PartitionSlice, sub_epoch: SubEpoch, num_rows: int
-    ) -> Int64[np.ndarray, " rows"]:
-        """Return the rows of a partition that one slice has in `sub_epoch`, in stored order."""
-        rows = np.arange(num_rows)
-        # Speakers are left out, as a loss on voices that training heard stops it too late.
-        if sub_epoch.labelled and self.validation_one_in and not self.development:
-            place = self.store, self.run_uri, self.labelled, self.validation_one_in
-            left_out = left_out_rows(*place)[part.output.key]
-            rows = rows[left_out == sub_epoch.is_validation]
-        chosen: Int64[np.ndarray, " rows"] = rows[part.first :: part.step]
-        return chosen
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BufferPart:
-    """BufferPart: rows of one partition, and their low-rate frames, the delay included."""
-
-    output: Output
-    rows: Int64[np.ndarray, " _rows"]
-    lengths: Int64[np.ndarray, " _rows"]
-
-
-@dataclass(frozen=True, slots=True)
-class ShuffleBuffer:
-    """ShuffleBuffer is what one rank mixes at a time; `first` numbers its first part."""
-
-    dataset: Dataset
-    sub_epoch: SubEpoch
-    index: int
-    first: int
-    parts: list[BufferPart]
-
-    def batches(self) -> list[Segments]:
-        """Return each minibatch's segments; utterances are counted over all parts, in order."""
-        # The batches follow from this key, so ranks count and resume them without features.
-        key = [self.dataset.seed, self.index, self.dataset.rank, self.first]
-        form = (
-            whole_utterance_minibatches if self.sub_epoch.whole_utterances else chunked_minibatches
-        )
-        lengths = np.concatenate([part.lengths for part in self.parts])
-        return form(lengths, self.dataset.minibatch_frames, np.random.default_rng(key))
-
-    def read(self) -> BufferFrames:
+    def read(self, buffer: ShuffleBuffer) -> BufferFrames:
         """Fetch, decode and join the parts; of the partitions, one is in memory at a time."""
-        return BufferFrames.join([self._read(part) for part in self.parts])
+        augmenter = self.augmenter(buffer.sub_epoch, buffer.index)
+        offset = buffer.sub_epoch.offset
+        return BufferFrames.join([self._read(part, offset, augmenter) for part in buffer.parts])
 
-    def _read(self, part: BufferPart) -> BufferFrames:
-        data = read_output(self.dataset.store, self.dataset.run_uri, part.output)
+    def _read(self, part: BufferPart, offset: int, augmenter: Augmenter) -> BufferFrames:
+        data = read_output(self.store, self.run_uri, part.output)
         rows = read_partition(data, part.rows.tolist())
-        augmenter = self.dataset.augmenter(self.sub_epoch, self.index)
-        form = self.dataset.soft_targets
-        frames = BufferFrames.of(rows, self.sub_epoch.offset, augmenter, form)
-        lattices = self.dataset.lattices
+        frames = BufferFrames.of(rows, offset, augmenter, self.soft_targets)
+        lattices = self.lattices
         return lattices.with_lattices(frames, part.output, part.rows) if lattices else frames
 
 
@@ -173,14 +59,15 @@ class ShuffleBuffer:
 class MinibatchRange:
     """MinibatchRange: the minibatches [first, last) of one shuffle buffer."""
 
+    dataset: Dataset
     buffer: ShuffleBuffer
     first: int
     last: int
 
     @classmethod
-    def whole(cls, buffer: ShuffleBuffer) -> "MinibatchRange":
+    def whole(cls, dataset: Dataset, buffer: ShuffleBuffer) -> "MinibatchRange":
         """Return the range of all minibatches of a shuffle buffer."""
-        return cls(buffer, 0, len(buffer.batches()))
+        return cls(dataset, buffer, 0, len(buffer.batches()))
 
     def __len__(self) -> int:
         return self.last - self.first
@@ -188,12 +75,17 @@ class MinibatchRange:
     def cut(self, first: int, last: int) -> "MinibatchRange":
         """Return its own minibatches [first, last), as far as they exist."""
         begin = min(max(self.first + first, self.first), self.last)
-        return MinibatchRange(self.buffer, begin, min(max(self.first + last, begin), self.last))
+        end = min(max(self.first + last, begin), self.last)
+        return MinibatchRange(self.dataset, self.buffer, begin, end)
+
+    def read(self) -> BufferFrames:
+        """Read the frames of the whole shuffle buffer."""
+        return self.dataset.read(self.buffer)
 
     def minibatches(self, frames: BufferFrames) -> Iterator[Minibatch]:
         """Yield the minibatches from the shuffle buffer's frames."""
         batches = self.buffer.batches()[self.first : self.last]
-        yield from frames.minibatches(batches, self.buffer.dataset.delay)
+        yield from frames.minibatches(batches, self.dataset.delay)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +118,7 @@ class SubEpochPlan:
         if buffers_ahead < 1:
             raise ValueError(f"buffers_ahead = {buffers_ahead}: need at least 1")
         rest = self.cut(start, self.num_minibatches()).ranges
-        reads: list[Callable[[], Any]] = [each.buffer.read for each in rest]
+        reads: list[Callable[[], Any]] = [each.read for each in rest]
         if first:
             reads[0] = first.pop
         # With a thread more, the first buffer would share its core with the second.

@@ -81,7 +81,7 @@ class SubEpochReader:
             return
         try:
             plan = self._plan(cursor)
-            first = [each.buffer.read() for each in plan.ranges[:1]]
+            first = [each.read() for each in plan.ranges[:1]]
         except Exception as error:  # raised where its sub-epoch begins
             self._error = error
         else:

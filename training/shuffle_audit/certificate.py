@@ -26,7 +26,7 @@ from pipeline.shuffle_quality.design_effect import (
     expected_effective_number,
     intra_group_correlation,
 )
-from training.data.dataset import Dataset
+from training.data.row_order import RowOrder
 from training.data.sub_epochs import SubEpoch, check_offsets
 from training.fit.model_specs import Fit
 from training.shuffle_audit.order_samples import TrainingStep, collect_samples, read_steps
@@ -59,7 +59,7 @@ def certify_run(
     def certify_partitions(_: StepContext) -> StepContents:
         partitions = read_manifest(store, run_uri, PARTITIONS_STEP)
         check_offsets(fit.sub_epochs, partitions)
-        dataset = Dataset(
+        order = RowOrder(
             store=store,
             run_uri=run_uri,
             labelled=(),
@@ -71,7 +71,7 @@ def certify_run(
             world_size=config.num_ranks,
             augmentation=fit.augmentation,
         )
-        document = {**asdict(config), **certificate(dataset, fit.sub_epochs, config)}
+        document = {**asdict(config), **certificate(order, fit.sub_epochs, config)}
         data, tally = _to_bytes(document), partitions.tally_out
         counts = (tally.utterances, tally.duration_ms)
         output = Output(CERTIFICATE_DOCUMENT, len(data), sha256(data), *counts)
@@ -94,11 +94,11 @@ def certificate_uri(run_uri: str) -> str:
 
 
 def certificate(
-    dataset: Dataset, sub_epochs: Sequence[SubEpoch], config: CertificateConfig
+    order: RowOrder, sub_epochs: Sequence[SubEpoch], config: CertificateConfig
 ) -> dict[str, Any]:
     """Compute the figures of both forms of sub-epoch; leave out a form of fewer than two steps."""
-    sources = read_provenance(dataset.store, dataset.run_uri)
-    reader = ProvenanceReader(dataset.store, dataset.run_uri, sources)
+    sources = read_provenance(order.store, order.run_uri)
+    reader = ProvenanceReader(order.store, order.run_uri, sources)
     document: dict[str, Any] = {}
     # The forms mix differently: whole utterances of equal length keep their stored order.
     for form, whole in FORMS.items():
@@ -107,11 +107,11 @@ def certificate(
             for index, sub_epoch in enumerate(sub_epochs)
             if not sub_epoch.labelled and sub_epoch.whole_utterances == whole
         ][: config.num_sub_epochs]
-        steps = list(read_steps(dataset, sub_epochs, chosen, config.num_steps, form))
+        steps = list(read_steps(order, sub_epochs, chosen, config.num_steps, form))
         if len(steps) > 1:
             document[form] = {
                 "sub_epochs": chosen,
-                **form_figures(steps, reader, config, dataset.seed),
+                **form_figures(steps, reader, config, order.seed),
             }
     if not document:
         raise ValueError("no sub-epoch has two steps: lower student.minibatch_frames, or --ranks")

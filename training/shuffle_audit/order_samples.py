@@ -9,7 +9,7 @@ from jaxtyping import Int64
 
 from infra.log_lines import progress_bar
 from pipeline.shuffle_quality.certificate import LAGS, Samples
-from training.data.dataset import Dataset
+from training.data.row_order import RowOrder
 from training.data.sub_epochs import SubEpoch
 from training.shuffle_audit.reading_order import MinibatchRows, sub_epoch_steps
 from training.shuffle_audit.row_provenance import ProvenanceReader, RowProvenance
@@ -27,7 +27,7 @@ class TrainingStep:
 
 
 def read_steps(
-    dataset: Dataset,
+    order: RowOrder,
     sub_epochs: Sequence[SubEpoch],
     chosen: Sequence[int],
     num_steps: int,
@@ -37,7 +37,7 @@ def read_steps(
     total = len(chosen) * num_steps
     with progress_bar(description=f"certify {form}", total=total, unit="step") as bar:
         for index in chosen:
-            steps = sub_epoch_steps(dataset, sub_epochs[index], index)
+            steps = sub_epoch_steps(order, sub_epochs[index], index)
             for number, minibatches in enumerate(islice(steps, num_steps)):
                 yield TrainingStep(index, number, minibatches)
                 bar.update()

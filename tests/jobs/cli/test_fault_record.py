@@ -38,7 +38,7 @@ def test_a_job_says_which_devices_failed(tmp_path: Path) -> None:
     job = open_job(
         GENERATE_TARGETS, Namespace(run=str(tmp_path), dry_run=False, metrics_file=None, **options)
     )
-    answer = Step(GENERATE_TARGETS, "", (), run).answer(job)
+    answer = Step(GENERATE_TARGETS, "", run).answer(job)
     host = gethostname()
     assert answer.text.splitlines()[-1] == f"  cuda:3 of {host}: left out on 2 tasks: {REASON}"
     (fault,) = answer.document["device_faults"]

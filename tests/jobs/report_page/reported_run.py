@@ -60,7 +60,7 @@ def utterances(errors: Mapping[str, Sequence[int]]) -> list[UtteranceErrors]:
 def write_reported_run(run: Path, errors: Mapping[str, Sequence[int]], *overrides: str) -> None:
     """Write a run whose models made so many errors, a number by speaker."""
     store, run_uri = ObjectStore((str(run),)), str(run)
-    for step in report.READS:
+    for step in report.REQUIRED_READS:
         write_step(run, step)
     context = step_context(store, run_uri, EVALUATION_STEP, {}, {})
     scored = utterances(errors)

@@ -98,7 +98,7 @@ def test_planned_lengths_are_read_lengths(dataset, speed, sub_epoch, index) -> N
     augmented = replace(dataset, augmentation=AugmentationConfig(speed=speed, time_masks=1))
     for buffer in augmented.shuffle_buffers(sub_epoch, index):
         planned = np.concatenate([part.lengths for part in buffer.parts])
-        frames = buffer.read()
+        frames = augmented.read(buffer)
         assert np.array_equal(planned, np.where(frames.counts, frames.counts + 3, 0))
         rows = len(getattr(frames.targets, "labels", getattr(frames.targets, "senones", ())))
         # Each part brings a row of padding.

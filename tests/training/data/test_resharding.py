@@ -49,7 +49,7 @@ def plans_of(dataset: Dataset, sub_epoch: SubEpoch, world_size: int) -> list[Sub
 def names(plan: SubEpochPlan) -> list[tuple[int, int, int]]:
     """Each minibatch by the rank that began the sub-epoch, its buffer and its number in that."""
     return [
-        (minibatch_range.buffer.dataset.rank, minibatch_range.buffer.first, number)
+        (minibatch_range.dataset.rank, minibatch_range.buffer.first, number)
         for minibatch_range in plan.ranges
         for number in range(minibatch_range.first, minibatch_range.last)
     ]

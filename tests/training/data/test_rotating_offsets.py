@@ -152,7 +152,7 @@ def test_planned_lengths_are_read_lengths_at_every_offset(offset, index, speed) 
         augmented = replace(made, augmentation=AugmentationConfig(speed=speed))
         sub_epoch = replace(passes(whole=True)[0], offset=offset)
         for buffer in augmented.shuffle_buffers(sub_epoch, index):
-            frames = buffer.read()
+            frames = augmented.read(buffer)
             planned = np.concatenate([part.lengths for part in buffer.parts])
             assert np.array_equal(planned, np.where(frames.counts, frames.counts + 3, 0))
             assert len(frames.features) == len(buffer.parts) + frames.counts.sum()

@@ -62,7 +62,7 @@ def test_reading_ahead_changes_no_bit(plan: SubEpochPlan) -> None:
     plainly = [
         minibatch
         for minibatch_range in plan.ranges
-        for minibatch in minibatch_range.minibatches(minibatch_range.buffer.read())
+        for minibatch in minibatch_range.minibatches(minibatch_range.read())
     ]
     ahead = list(plan.minibatches())
     assert len(plainly) == len(ahead) == plan.num_minibatches()
@@ -115,7 +115,7 @@ def test_so_many_buffers_are_prefetched_and_no_more(
 
 def test_s3_is_read_ahead_to_the_same_bits(plan: SubEpochPlan, s3_bucket: str) -> None:
     """Its client is used by the trainer's thread and the reader's."""
-    local = plan.ranges[0].buffer.dataset
+    local = plan.ranges[0].dataset
     run_uri = f"s3://{s3_bucket}/run"
     remote = replace(local, store=ObjectStore((run_uri,)), run_uri=run_uri)
     for output in local.labelled:
@@ -145,7 +145,7 @@ def test_closing_early_ends_the_thread(plan: SubEpochPlan) -> None:
 
 def test_an_error_of_the_store_reaches_the_trainer(plan: SubEpochPlan) -> None:
     """The error comes after the earlier buffers; it names the object and has its cause."""
-    dataset = plan.ranges[2].buffer.dataset
+    dataset = plan.ranges[2].dataset
     lost = plan.ranges[2].buffer.parts[0].output
     dataset.store.delete(f"{dataset.run_uri}/{lost.key}")
     minibatches = plan.minibatches()
@@ -159,7 +159,7 @@ def test_an_error_of_the_store_reaches_the_trainer(plan: SubEpochPlan) -> None:
 
 def test_damage_reaches_the_trainer(plan: SubEpochPlan) -> None:
     """A partition whose bytes are not those of its manifest is no data."""
-    dataset = plan.ranges[1].buffer.dataset
+    dataset = plan.ranges[1].dataset
     output: Output = plan.ranges[1].buffer.parts[0].output
     uri = f"{dataset.run_uri}/{output.key}"
     data = bytearray(dataset.store.get(uri))
