@@ -45,9 +45,9 @@ GROUNDS = "\nMeasured on one core"
 """The line below the tables of a plan that names where its figures come from."""
 
 NOT_EXECUTED = {
-    "make": "it installs an environment, or starts this suite; targets: test_documents.py",
-    "aws": "it needs an account of AWS; templates: cfn-lint and tests/infra/aws",
-    "docker": "it needs a docker daemon; Dockerfiles: hadolint and tests/infra/test_docker.py",
+    "make": "it installs an environment, or starts this suite; dry runs: test_other_programs.py",
+    "aws": "it needs an account of AWS; options: test_other_programs.py; templates: cfn-lint",
+    "docker": "it needs a docker daemon; options: test_other_programs.py; files: test_docker.py",
     "arecord": "it needs a microphone",
     "cp": "the shell's own",
     "pip": "it asks a package index; its list: tests/training/streaming/test_device_install.py",
