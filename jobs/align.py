@@ -74,12 +74,13 @@ def run(job: Job) -> StepResults:
 
 def unreached_senones(bootstrapped: Manifest) -> str:
     """Say which bound kept the tree below `max_senones`; nothing if it has so many."""
-    statistics, config = bootstrapped.statistics, bootstrapped.config["senones"]
+    config = bootstrapped.config["senones"]
     # Runs that an earlier version began have no bound.
-    bound = statistics.get("senone_bound", "max_senones")
+    bound = bootstrapped.statistics.get("senone_bound", "max_senones")
     if bound == "max_senones":
         return ""
-    reached = f"{statistics['num_senones']} senones of max_senones = {config['max_senones']}"
+    num_senones = bootstrapped.statistic("num_senones", int)
+    reached = f"{num_senones} senones of max_senones = {config['max_senones']}"
     if bound == "contexts":
         return f"{reached}: the transcripts have no more triphones to tell apart"
     return (

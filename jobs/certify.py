@@ -38,7 +38,8 @@ def trained_ranks(job: Job) -> int:
     """Return the number of ranks of the trained student, or that of jobs/run.py."""
     if not job.store.exists(manifest_uri(job.run_uri, model_step(STUDENT))):
         return USUAL_RANKS
-    return int(read_manifest(job.store, job.run_uri, model_step(STUDENT)).statistics["num_ranks"])
+    trained = read_manifest(job.store, job.run_uri, model_step(STUDENT))
+    return int(trained.statistic("num_ranks", int))
 
 
 def format_certificate(certificate: Any) -> str:  # noqa: ANN401 - as JSON has it

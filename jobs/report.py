@@ -118,7 +118,10 @@ def build_report(job: Job) -> dict[str, Any]:
         **({"extends": list(bases)} if bases else {}),
         "waterfall": waterfall_of(job.store, job.run_uri, ingests.values()),
         "plan": planned_and_actual(job, steps),
-        "curves": {name: manifests[model_step(name)].statistics["curve"] for name in models},
+        "curves": {
+            name: manifests[model_step(name)].statistic("curve", list[dict[str, Any]])
+            for name in models
+        },
         "targets": targets_facts(manifests[TARGETS_STEP], recipe),
         "kbest_costs": kbest_costs(job),
         "device_faults": device_faults(steps),

@@ -24,7 +24,7 @@ from pipeline.runs.outputs import (
     sha256,
     to_document,
 )
-from pipeline.runs.sealed_json import read_sealed, seal, typed_record
+from pipeline.runs.sealed_json import read_sealed, seal, typed_record, typed_value
 
 __all__ = [
     "Extended",
@@ -122,6 +122,16 @@ class Manifest:
     def is_inherited(self) -> bool:
         """True if the run that it extends did the whole step."""
         return self.extends is not None and self.extends.is_whole
+
+    def statistic(self, name: str, kind: Any) -> Any:  # noqa: ANN401 - as JSON has it
+        """Return a statistic of a `kind` such as list[int]; ValueError for another or for none."""
+        try:
+            return typed_value(self.statistics, name, kind)
+        except TypeError as error:
+            remedy = "another version wrote it: run this step and those after it in a new --run"
+            raise ValueError(
+                f"the manifest of {self.step}: statistics: {error}: {remedy}"
+            ) from error
 
     @property
     def parts(self) -> list[OutputPart]:

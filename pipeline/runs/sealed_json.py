@@ -108,6 +108,27 @@ def typed_record(cls: type[T], fields: Any) -> T:  # noqa: ANN401 - as JSON has 
     return cls(**fields)
 
 
+def typed_value(document: Mapping[str, Any], name: str, kind: Any) -> Any:  # noqa: ANN401
+    """Return a field of a JSON object; TypeError if it is missing or of another kind.
+
+    A kind is int, float, str or bool, or a list or dict of these, of each other, or of Any.
+    """
+    if name not in document:
+        raise TypeError(f"no {name}: need {_need(kind)}")
+    if not _is_of(document[name], kind):
+        raise TypeError(f"{name} = {shown(document[name])}: need {_need(kind)}")
+    return document[name]
+
+
+def _need(kind: Any) -> str:  # noqa: ANN401
+    inner = get_args(kind)
+    if get_origin(kind) is list:
+        return f"a list, each {_need(inner[0])}"
+    if inner:
+        return f"an object, each value {_need(inner[1])}"
+    return _NEEDS.get(kind, "any value")
+
+
 @cache
 def _hints(cls: Any) -> tuple[tuple[str, Any], ...]:  # noqa: ANN401
     hints = get_type_hints(cls).items()
@@ -115,7 +136,7 @@ def _hints(cls: Any) -> tuple[tuple[str, Any], ...]:  # noqa: ANN401
 
 
 def _is_checked(hint: Any) -> bool:  # noqa: ANN401
-    return hint in _NEEDS or get_origin(hint) is Mapping
+    return hint in _NEEDS or get_origin(hint) in (Mapping, dict, list)
 
 
 def _is_of(value: object, hint: Any) -> bool:  # noqa: ANN401
@@ -127,10 +148,16 @@ def _is_of(value: object, hint: Any) -> bool:  # noqa: ANN401
         return -_MOST <= value <= _MOST  # NaN is in no range
     if hint in (str, bool):
         return type(value) is hint
-    if not isinstance(value, dict):
+    inner, elements = get_args(hint)[-1], _elements(value, get_origin(hint))
+    if elements is None:
         return False
-    inner = get_args(hint)[1]
-    return not _is_checked(inner) or all(_is_of(each, inner) for each in value.values())
+    return not _is_checked(inner) or all(_is_of(each, inner) for each in elements)
+
+
+def _elements(value: object, kind: Any) -> list[Any] | None:  # noqa: ANN401
+    if kind is list:
+        return value if isinstance(value, list) else None
+    return list(value.values()) if isinstance(value, dict) else None
 
 
 def _is_digest(value: object) -> bool:

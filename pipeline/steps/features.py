@@ -150,7 +150,7 @@ def means_place(context: StepContext, base: BaseStep | None) -> MeansPlace:
 
 def extend(base: BaseStep, context: StepContext, own: StepContents) -> StepContents:
     """Join an increment's features with those of its base, and add up their moments."""
-    before = Moments.from_dict(base.manifest.statistics["moments"])
+    before = Moments.from_dict(base.manifest.statistic("moments", dict[str, Any]))
     both = before.merge(Moments.from_dict(own.statistics["moments"]))
     statistics = {**own.statistics, "moments": both.to_dict()}
     return base.extended_by(context, replace(own, statistics=statistics))

@@ -61,6 +61,7 @@ Teacher = Callable[[Iterable[TeacherInput]], Iterator[KBest | TeacherFailure]]
 
 FEATURES = FeatureHearing()
 
+MEAN_MASS = "mean_retained_mass"
 LATTICE_REASONS = "lattice_reasons"
 """The statistic of several tasks that counts their utterances without a lattice by reason."""
 
@@ -154,14 +155,16 @@ def generate_targets(
 
 def extend(base: BaseStep, context: StepContext, own: StepContents) -> StepContents:
     """Join an increment's targets with those of its base, and average over the frames of both."""
-    both = [base.manifest.statistics, own.statistics]
-    frames = [each["num_frames"] for each in both]
-    masses = [each["mean_retained_mass"] * each["num_frames"] for each in both]
+    before = base.manifest
+    both = [before.statistics, own.statistics]
+    frames = [before.statistic("num_frames", int), own.statistics["num_frames"]]
+    means = [before.statistic(MEAN_MASS, float), own.statistics[MEAN_MASS]]
+    masses = [mean * count for mean, count in zip(means, frames, strict=True)]
     reasons = sum((Counter(each.get(WITHOUT_LATTICE, {})) for each in both), Counter[str]())
     elsewhere = sum(each.get(HEARD_ELSEWHERE, 0) for each in both)
     statistics = {
         "num_frames": sum(frames),
-        "mean_retained_mass": sum(masses) / max(sum(frames), 1),
+        MEAN_MASS: sum(masses) / max(sum(frames), 1),
         **({WITHOUT_LATTICE: dict(sorted(reasons.items()))} if reasons else {}),
         **({HEARD_ELSEWHERE: elsewhere} if elsewhere else {}),
     }
@@ -177,7 +180,7 @@ def label_statistics(commits: Sequence[Commit]) -> dict[str, Any]:
     sums = sum_labels(commits)
     return {
         "num_frames": sums["num_frames"],
-        "mean_retained_mass": sums["retained_mass"] / max(sums["num_frames"], 1),
+        MEAN_MASS: sums["retained_mass"] / max(sums["num_frames"], 1),
         **({WITHOUT_LATTICE: reasons} if (reasons := sums[LATTICE_REASONS]) else {}),
         **({HEARD_ELSEWHERE: number} if (number := sums[HEARD_ELSEWHERE]) else {}),
     }

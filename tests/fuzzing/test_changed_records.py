@@ -5,6 +5,7 @@ that was changed and sealed again, as a forger would, decodes to another valid r
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from pipeline.audio_parts import Member, Segment, part_from_text, part_to_text
 from pipeline.audit.job_records import parse_begun_record, parse_job_record
+from pipeline.normalization import Moments
 from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import Commit
 from pipeline.runs.json_lines import QUARANTINED, SELECTED, read_lines
@@ -25,15 +27,17 @@ from pipeline.runs.outputs import Output, OutputPart, OutputsInParts
 from pipeline.runs.sealed_json import NamedObject, named_objects, naming, read_sealed, seal
 from pipeline.steps.selection.hash_ranges import HashRange
 from pipeline.steps.selection.id_ranges import IdRange
-from tests.fuzzing.mutations import changed_json, damaged, repeated_key
+from tests.fuzzing.mutations import changed, changed_json, damaged, repeated_key
 from tests.fuzzing.outcomes import FUZZ, REFUSED, outcome
 from training.checkpoints.place import Place
 from training.checkpoints.record import CheckpointRecord, RankObject
+from training.configuration.decoding import DecodingSettings
 from training.decoding.senones.senone_tree import parse_senone_tree
 from training.evaluation.decoded import DecodedUtterance, DecodedWord, read_decoded, write_decoded
 from training.evaluation.utterance_errors import UtteranceErrors, read_errors, write_errors
 from training.evaluation.word_errors import WordErrors
 
+ANY = dict[str, Any]
 SHARD = Output("features/x/ab/0-abcd.parquet", 9, "ab" * 32, 2, 1_800_000)
 LEDGER = Output("features/x/ef/0-ef01.ledger.jsonl", 5, "ef" * 32, 1, 500, {"silent": 1})
 PARTS = OutputsInParts([OutputPart("features/x/0.part", 8, "01" * 32, 3)], lambda _: b"")
@@ -93,6 +97,25 @@ SEALED: Mapping[str, tuple[Callable[[bytes], Any], bytes]] = {
         seal(naming({"a": 1}, [NamedObject("k", 1, "c" * 64)])),
     ),
 }
+SETTINGS = {"acoustic_scale": 0.5, "ngram_order": 2}
+STATISTICS: Mapping[str, tuple[Any, Callable[[Manifest], Any]]] = {
+    "moments": (
+        {"count": 2, "sum": [1.0, 2.0], "sum_of_squares": [1.0, 4.0]},
+        lambda found: Moments.from_dict(found.statistic("moments", dict[str, Any])),
+    ),
+    "senone_tree": (
+        json.dumps({"phones": ["a", "b"], "roots": [0, 1]}),
+        lambda found: parse_senone_tree(found.statistic("senone_tree", str)),
+    ),
+    "senone_counts": ([3, 1], lambda found: found.statistic("senone_counts", list[int])),
+    "settings": (SETTINGS, lambda found: DecodingSettings.of(found.statistic("settings", ANY))),
+    "metadata_bytes": (
+        {"date=2026-01-01/speaker_bucket=00/a.jsonl": 12},
+        lambda found: found.statistic("metadata_bytes", dict[str, int]),
+    ),
+    "curve": ([{"loss": 1.5}], lambda found: found.statistic("curve", list[ANY])),
+}
+"""What later steps read of a manifest's statistics, as they read it."""
 every_sealed = pytest.mark.parametrize("kind", SEALED)
 
 
@@ -126,6 +149,43 @@ def test_forged_sealed_records(kind: str) -> None:
             assert read.tally_in.hours >= 0
 
     check()
+
+
+@pytest.mark.parametrize("name", STATISTICS)
+def test_forged_statistics(name: str) -> None:
+    """What a later step reads of a manifest's statistics is checked, or refused by name."""
+    written, read = STATISTICS[name]
+    document = {"statistics": {name: written}}
+    assert read(replace(MANIFEST, **document))
+
+    @FUZZ
+    @given(changed(document))
+    def check(found: Any) -> None:
+        statistics = found.get("statistics")
+        if isinstance(statistics, dict):  # test_forged_sealed_records has others
+            outcome(lambda: read(replace(MANIFEST, statistics=statistics)))
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "need"),
+    [
+        (int, True, "n = True: need a whole number from 0"),
+        (list[int], [1, -1], "n = [1, -1]: need a list, each a whole number from 0"),
+        (dict[str, float], {"a": "b"}, "need an object, each value a finite number"),
+        (dict[str, dict[str, Any]], {"a": 1}, "each value an object, each value any value"),
+    ],
+)
+def test_a_statistic_of_another_kind_is_named(kind: Any, value: Any, need: str) -> None:
+    """The message names step, statistic, value and need; so it does where there is none."""
+    other = replace(MANIFEST, statistics={"n": value})
+    with pytest.raises(ValueError, match=re.escape(need)) as refused:
+        other.statistic("n", kind)
+    assert str(refused.value).startswith("the manifest of features/x: statistics: n")
+    with pytest.raises(ValueError, match=r"statistics: no m: need .*in a new --run"):
+        other.statistic("m", kind)
+    assert replace(MANIFEST, statistics={"n": [1, 2]}).statistic("n", list[int]) == [1, 2]
 
 
 def test_empty_and_absent_records() -> None:

@@ -1,11 +1,12 @@
 """The settings of a decoding, and the values that development speakers choose them from."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 from infra.configuration import LATER
 from infra.ranges import Items, Range, check_ranges
+from pipeline.runs.sealed_json import typed_record
 from training.configuration.values import MAX_ORDER, AcousticScale, Beam, NgramOrder, Uri
 
 LanguageModelScale = Annotated[float, Range(1e-6, 1000)]
@@ -27,6 +28,20 @@ class DecodingSettings:
     ngram_order: int
     language_model_scale: float = 1.0
     insertion_penalty: float = 0.0
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> "DecodingSettings":
+        """Read settings that a manifest states; ValueError for fields that are no settings."""
+        # JSON has no difference between 1 and 1.0.
+        floats = {name for name, hint in get_type_hints(cls).items() if hint is float}
+        try:
+            found = {
+                name: float(value) if name in floats and type(value) is int else value
+                for name, value in fields.items()
+            }
+            return typed_record(cls, found)
+        except (TypeError, OverflowError) as error:
+            raise ValueError(f"settings of a search: {error}: run the step again") from error
 
     def with_value(self, setting: str, value: int | float) -> "DecodingSettings":
         """Return these settings with another value of one of them."""

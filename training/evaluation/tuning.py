@@ -91,8 +91,9 @@ def tuned_settings(
     store: ObjectStore, run_uri: str, step: str = TUNING_STEP
 ) -> dict[str, DecodingSettings]:
     """Return the settings that tuning chose for each model of the run."""
-    chosen = read_manifest(store, run_uri, step).statistics["settings"]
-    return {name: DecodingSettings(**each) for name, each in chosen.items()}
+    found = read_manifest(store, run_uri, step)
+    chosen = found.statistic("settings", dict[str, dict[str, Any]])
+    return {name: DecodingSettings.of(each) for name, each in chosen.items()}
 
 
 class Trials:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -90,7 +91,8 @@ def train_model(
     data_group = parts.data if parts else group
     # Ranks draw their own dropout; their initial weights are replaced by rank 0's.
     torch.manual_seed((fit.seed + data_group.rank()) % 2**64)  # the largest seed is 2^64 - 1
-    model = make_model(fit.model, len(labelled.statistics["senone_counts"]))
+    senone_counts = labelled.statistic("senone_counts", list[int])
+    model = make_model(fit.model, len(senone_counts))
     if fit.warm_start != "none":
         warm_start(model, fit, store, run_uri)
     model.freeze_normalization(global_moments(store, run_uri))
@@ -105,7 +107,7 @@ def train_model(
         model.load_state_dict(merged_state(trainee, parts.model))
     data = trained_tally(fit, store, run_uri, labelled)
     # The student too takes the priors of the labelled alignment.
-    trained = TrainedModel(model.eval(), log_priors(labelled.statistics["senone_counts"]))
+    trained = TrainedModel(model.eval(), log_priors(senone_counts))
     if group.rank() != 0:
         return None
     return store_model(context, trained, data, {"curve": curve, "num_ranks": group.size()})
@@ -150,7 +152,9 @@ def global_moments(store: ObjectStore, run_uri: str) -> Moments:
     """Return the statistics of labelled and unlabelled frames together, without held-out ones."""
     parts = [
         Moments.from_dict(
-            read_manifest(store, run_uri, features_step(subset)).statistics["moments"]
+            read_manifest(store, run_uri, features_step(subset)).statistic(
+                "moments", dict[str, Any]
+            )
         )
         for subset in (LABELLED, UNLABELLED)
     ]
@@ -175,7 +179,7 @@ def lattice_shards(fit: Fit, store: ObjectStore, run_uri: str) -> LatticeShards 
     shards = read_manifest(store, run_uri, criterion.lattices).outputs
     # Task n decoded partition n.
     by_partition = dict(zip((each.key for each in labelled.outputs), shards, strict=True))
-    priors = log_priors(labelled.statistics["senone_counts"]).numpy()
+    priors = log_priors(labelled.statistic("senone_counts", list[int])).numpy()
     smbr = Smbr(criterion.acoustic_scale, criterion.boost, priors)
     return LatticeShards(store, run_uri, by_partition, smbr)
 

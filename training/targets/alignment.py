@@ -163,7 +163,7 @@ def align_shard(task: AlignmentTask) -> Commit:
 def read_tree(store: ObjectStore, run_uri: str) -> SenoneTree:
     """Read the run's senone tree."""
     bootstrapped = read_manifest(store, run_uri, BOOTSTRAP_STEP)
-    return parse_senone_tree(bootstrapped.statistics["senone_tree"])
+    return parse_senone_tree(bootstrapped.statistic("senone_tree", str))
 
 
 def log_likelihoods(

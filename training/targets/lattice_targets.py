@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import tee
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Float32
@@ -19,6 +19,7 @@ from pipeline.kbest import KBest, KBestWithoutLattice, TeacherFailure, select_kb
 from pipeline.runs.manifest import Output, read_manifest, read_output
 from pipeline.runs.names import ALIGNMENT_STEP, TARGETS_GRAPH_STEP
 from pipeline.steps.teacher_inputs import TeacherInput
+from training.configuration.decoding import DecodingSettings
 from training.configuration.targets import (
     LatticeTargetsConfig,
 )
@@ -107,8 +108,8 @@ def open_lattice_teacher(
     """
     built = read_manifest(store, run_uri, TARGETS_GRAPH_STEP)
     (output,) = built.outputs
-    counts = read_manifest(store, run_uri, ALIGNMENT_STEP).statistics["senone_counts"]
+    counts = read_manifest(store, run_uri, ALIGNMENT_STEP).statistic("senone_counts", list[int])
     graph = StoredGraph(store, run_uri, output, len(counts))
-    acoustic_scale = built.statistics["settings"]["acoustic_scale"]
+    acoustic_scale = DecodingSettings.of(built.statistic("settings", dict[str, Any])).acoustic_scale
     priors = log_priors(counts).numpy()
     return LatticeTeacher(score, k, config, graph, acoustic_scale, priors, tail_samples)

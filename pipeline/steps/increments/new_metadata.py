@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from infra.ranges import shown
 from infra.store.checked_reads import read_checked
 from infra.store.object_store import (
     ObjectInfo,
@@ -48,7 +49,17 @@ class ExtendedSelection:
     @property
     def last_priority(self) -> int:
         """The last priority that the base selected."""
-        return int(self.base.manifest.statistics.get(LAST_PRIORITY, NUM_PRIORITIES - 1))
+        manifest = self.base.manifest
+        if LAST_PRIORITY not in manifest.statistics:
+            return NUM_PRIORITIES - 1
+        last: object = manifest.statistics[LAST_PRIORITY]
+        # A priority has 64 bits, where other whole numbers of records have 63.
+        if type(last) is not int or last >= NUM_PRIORITIES:
+            raise ValueError(
+                f"the manifest of {manifest.step}: {LAST_PRIORITY} = {shown(last)}: need a whole "
+                "number below 2^64: extend another run"
+            )
+        return last
 
 
 def extended_selection(
@@ -119,7 +130,7 @@ def _known_sizes(store: ObjectStore, bases: Sequence[str], step: str) -> dict[st
                 f"{base}: {step} does not say which metadata it read, as an earlier version made "
                 "it: select again into a new --run, and extend that one"
             )
-        known |= found.statistics[SIZES]
+        known |= found.statistic(SIZES, dict[str, int])
     return known
 
 
