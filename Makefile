@@ -22,7 +22,7 @@ help:
 	@echo 'make run KALDI_DIR=DIR    the same on your own Kaldi data directory (RECIPE=recorded RUN=runs/mine)'
 	@echo 'make setup                the environment of tests and linters, in .venv; demo and run need less'
 	@echo 'make test                 all tests but those of make faults'
-	@echo 'make faults               tests on a Spark cluster, Ceph, sclite, Chromium (apt), Airflow, an S3 of their own; KILLS=30'
+	@echo 'make faults               tests on a Spark cluster, Ceph, sclite, Chromium, PortAudio (apt), Airflow, an S3; KILLS=30'
 	@echo 'make dist                 code and dependencies for spark-submit on a cluster'
 	@echo 'make format               format the code, and fix what the linter can fix'
 	@echo 'make lint                 formatting, lint, types, import contracts, templates, images, scripts'
@@ -60,7 +60,7 @@ $(AIRFLOW)/.ready: infra/airflow/constraints.txt
 	touch $@
 
 faults: setup $(AIRFLOW)/.ready
-	sh tests/install_packages.sh || echo 'Ceph, sclite or Chromium cannot be installed here: tests that need the first two are skipped'
+	sh tests/install_packages.sh || echo 'Ceph, sclite, PortAudio or Chromium cannot be installed here: tests that need the first three are skipped'
 	$(PYTEST) --numprocesses 4 -m cluster --kills $(KILLS) -rs
 
 dist: $(VENV)/.ready

@@ -6,12 +6,15 @@ arecord -f S16_LE -r 16000 -c 1 | megahour transcribe - --model student.zip
 import argparse
 import json
 import math
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -28,6 +31,7 @@ from pipeline.filterbank import SAMPLE_RATE_HZ
 
 STANDARD_INPUT, MICROPHONE = "-", "MIC"
 PIECE_MS, PAUSE_S = Range(10, 60_000), Range(0.03, 60, zero="none")
+PIPE = "arecord -f S16_LE -r 16000 -c 1 | megahour transcribe - ..."
 LIVE_PAUSE_S = 1.0
 """A stream without end is cut into utterances at pauses of a second; a file is one utterance."""
 
@@ -97,12 +101,18 @@ def transcribe(arguments: argparse.Namespace) -> None:
 def pieces(source: str, piece_samples: int) -> Iterator[Samples]:
     """Yield 16 kHz mono samples of a source, piece by piece."""
     if source == STANDARD_INPUT:
-        return pcm_pieces(sys.stdin.buffer, piece_samples)
+        return standard_input_pieces(piece_samples)
     if source == MICROPHONE:
         return microphone_pieces(piece_samples)
     samples = decode_audio(Path(source).read_bytes(), _ANY_FORM)
     firsts = range(0, len(samples), piece_samples)
     return (samples[first : first + piece_samples] for first in firsts)
+
+
+def standard_input_pieces(piece_samples: int) -> Iterator[Samples]:
+    """Yield what another program writes, to its end, which Ctrl-C makes too where it records."""
+    with first_interrupt():
+        yield from pcm_pieces(sys.stdin.buffer, piece_samples)
 
 
 def microphone_pieces(piece_samples: int) -> Iterator[Samples]:
@@ -112,13 +122,39 @@ def microphone_pieces(piece_samples: int) -> Iterator[Samples]:
     except (ImportError, OSError) as error:  # OSError where PortAudio is missing
         raise ConfigurationError(
             f"MIC needs sounddevice and PortAudio ({printable(str(error))}): pip install "
-            "sounddevice, or pipe: arecord -f S16_LE -r 16000 -c 1 | megahour transcribe - ..."
+            f"sounddevice, or pipe: {PIPE}"
         ) from error
     form: dict[str, Any] = {"samplerate": SAMPLE_RATE_HZ, "channels": 1, "dtype": "int16"}
-    with sounddevice.RawInputStream(**form) as stream:
-        while True:
-            data, _ = stream.read(piece_samples)
-            yield samples_of(bytes(data))
+    try:
+        with first_interrupt() as interrupted, sounddevice.RawInputStream(**form) as stream:
+            has_lost = False
+            while not interrupted.is_set():
+                data, is_late = stream.read(piece_samples)
+                if is_late and not has_lost:
+                    print("transcribe: too slow: samples are lost", file=sys.stderr, flush=True)
+                has_lost |= is_late
+                yield samples_of(bytes(data))
+    except sounddevice.PortAudioError as error:
+        raise ConfigurationError(
+            f"MIC: {printable(str(error))}: choose an input that hears 16 kHz as your system's "
+            f"default, of those that python -m sounddevice lists, or pipe: {PIPE}"
+        ) from error
+
+
+@contextmanager
+def first_interrupt() -> Iterator[Event]:
+    """Set an event at the first Ctrl-C, so that a live stream's last words are still printed."""
+    interrupted = Event()
+
+    def set_once(*_: object) -> None:
+        signal.signal(signal.SIGINT, before)
+        interrupted.set()
+
+    before = signal.signal(signal.SIGINT, set_once)
+    try:
+        yield interrupted
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Printer:
@@ -167,8 +203,10 @@ def transcribe_arguments() -> argparse.Namespace:
         prog="megahour transcribe",
         description="Recognize speech as it arrives, on one core, with a model of megahour export. "
         "Final words go to standard output with their start and end in seconds, words so far to "
-        "standard error. At the end it prints latency and real-time factor.",
-        epilog="Exit codes: 0 done, 1 bad audio or failed, 2 bad usage or model, 130 interrupted.",
+        "standard error. At the end it prints latency and real-time factor. Ctrl-C ends a "
+        "microphone's stream; given again, it interrupts.",
+        epilog="Exit codes: 0 done, 1 bad audio or failed, 2 bad usage, model or microphone, 130 "
+        "interrupted.",
     )
     add = parser.add_argument
     text = "audio file; - is standard input, raw 16 kHz 16-bit mono PCM or WAV; MIC the microphone"

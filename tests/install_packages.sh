@@ -1,11 +1,12 @@
 #!/bin/sh
-# Install what tests start besides Python: Ceph, sclite and Chromium, on Debian or Ubuntu, where
-# they lack.
+# Install what tests start besides Python: Ceph, sclite, Chromium and PortAudio, on Debian or
+# Ubuntu, where they lack.
 set -eu
 if command -v radosgw > /dev/null && command -v ceph-mon > /dev/null &&
     command -v ceph-osd > /dev/null && command -v ceph > /dev/null &&
     { command -v chromium > /dev/null || command -v google-chrome > /dev/null; } &&
-    { command -v sclite > /dev/null || [ -x /usr/lib/sctk/bin/sclite ]; }; then
+    { command -v sclite > /dev/null || [ -x /usr/lib/sctk/bin/sclite ]; } &&
+    [ -n "$(find /usr/lib -name libportaudio.so.2 -print -quit)" ]; then
     exit 0
 fi
 as_root=
@@ -14,7 +15,7 @@ if [ "$(id -u)" != 0 ]; then
 fi
 install() {
     DEBIAN_FRONTEND=noninteractive $as_root apt-get install --yes --no-install-recommends \
-        ceph-mon ceph-osd radosgw ceph-common sctk chromium
+        ceph-mon ceph-osd radosgw ceph-common sctk chromium libportaudio2
 }
 # The lists of packages may be missing or old: then fetch them, and try once more.
 install || { $as_root apt-get update && install; }
