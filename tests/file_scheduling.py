@@ -11,8 +11,8 @@ LONG_FILES = (
     "test_s3.py",
     "test_nightly.py",
     "test_exploration.py",
-    "test_rank_chaos.py",
     "test_ceph.py",
+    "test_rank_chaos.py",
     "test_faulty_pipeline.py",
     "test_command_line.py",
     "test_session.py",
@@ -22,15 +22,21 @@ LONG_FILES = (
 LONG_TESTS = ("test_rank_chaos.py",)
 """Files whose tests take a minute each and share nothing: any process takes the next one."""
 
+CEPH = "ceph"
+"""A mark in the names of the tests on Ceph, whose cluster one process starts for all of them."""
+
 
 class LateScheduling(LoadFileScheduling):
     """LateScheduling keeps a file until a process begins the last test that it has.
 
-    xdist hands it out a test earlier, so that it waits behind two tests of minutes.
+    xdist hands it out a test earlier, so that it waits behind two tests of minutes. All tests on
+    Ceph count as one file.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
+        if CEPH in nodeid:
+            return CEPH
         return nodeid if file.endswith(LONG_TESTS) else file
 
     def _reschedule(self, node: WorkerController) -> None:

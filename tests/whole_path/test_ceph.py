@@ -14,7 +14,6 @@ from pipeline.steps.features import extract_features
 from pipeline.steps.repartition import repartition
 from pipeline.steps.selection.select import metadata_uri, select_utterances
 from pipeline.steps.targets import generate_targets
-from tests.ceph_server import running_ceph
 from tests.faults.failing_store.faulty_proxy import FaultyProxy, faulty_proxy
 from tests.faults.killed_processes.chaos_run import store_random_teacher
 from tests.in_process_teacher import in_process
@@ -33,19 +32,18 @@ RUN_URI = "s3://megahour/run"
 WEIGHTS = {"stall": 0.0}
 
 
-@pytest.fixture(scope="module")
-def proxy() -> Iterator[FaultyProxy]:
+@pytest.fixture
+def proxy(ceph_endpoint: str) -> Iterator[FaultyProxy]:
     """Put a proxy before Ceph that begins when the test says so; point the environment to it."""
     with (
-        running_ceph() as endpoint,
         pytest.MonkeyPatch.context() as patch,
-        faulty_proxy(endpoint, 0.0, seed=6, weights=WEIGHTS) as proxy,
+        faulty_proxy(ceph_endpoint, 0.0, seed=6, weights=WEIGHTS) as proxy,
     ):
         for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": proxy.endpoint}.items():
             patch.setenv(name, value)
         for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3"):
             patch.delenv(name, raising=False)
-        boto3.client("s3", endpoint_url=endpoint).create_bucket(Bucket="megahour")
+        boto3.client("s3", endpoint_url=ceph_endpoint).create_bucket(Bucket="megahour")
         yield proxy
 
 

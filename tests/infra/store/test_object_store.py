@@ -219,7 +219,7 @@ def test_no_credentials_are_named(s3_bucket: str, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.cluster
-def test_a_wrong_secret_is_refused_at_once(
+def test_ceph_refuses_a_wrong_secret_at_once(
     ceph_bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that checks signatures gives AccessDenied, with what to check, and no retry."""
@@ -234,7 +234,7 @@ def test_a_wrong_secret_is_refused_at_once(
 
 
 @pytest.mark.cluster
-def test_the_server_refuses_corrupt_uploads(ceph_bucket: str) -> None:
+def test_ceph_refuses_corrupt_uploads(ceph_bucket: str) -> None:
     """We send Content-MD5, and the server compares it with what it received (moto does not)."""
     wrong = base64.b64encode(hashlib.md5(b"other").digest()).decode()
     with pytest.raises(ClientError, match="BadDigest"):
