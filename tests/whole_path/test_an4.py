@@ -34,7 +34,7 @@ from tests.whole_path.run_damage import flipped, folders, kinds, replaced
 from training.evaluation.utterance_errors import read_errors
 from training.recipes import read_recipe
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = pytest.mark.timeout(2400)
 
 STEPS = (
     *("ingest", "select_utterances", "extract_features", "align", "train_baseline"),

@@ -30,7 +30,7 @@ from tests.whole_path.processes import TINY, run_all_steps, run_step
 from training.recipes import read_recipe
 from training.targets.teacher import serve_teacher
 
-pytestmark = [pytest.mark.timeout(1200), pytest.mark.cluster]
+pytestmark = [pytest.mark.timeout(2400), pytest.mark.cluster]
 
 SETTINGS = ("teacher.ensemble=2", "targets.offsets=all", "student.num_passes=3")
 """By --set: two teachers label at all offsets, of which each pass of the student reads one."""

@@ -28,7 +28,7 @@ from tests.whole_path.processes import TINY
 from tests.whole_path.reduced_an4 import write_reduced_an4
 from training.recipes import read_recipe
 
-pytestmark = [pytest.mark.timeout(1200), pytest.mark.cluster]
+pytestmark = [pytest.mark.timeout(2400), pytest.mark.cluster]
 
 ROOT = Path(__file__).parents[3]
 PYTHON = ROOT / ".venv-airflow" / "bin" / "python"
@@ -84,7 +84,7 @@ def dag_run(run_job: RunJob, an4_dir: Path, tmp_path: Path) -> DagRun:
         airflow = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
     try:
         before = kill_driver(Path(run_uri), mark, airflow)
-        airflow.wait(timeout=900)
+        airflow.wait(timeout=1800)
     finally:
         airflow.kill()
         airflow.wait()
