@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 from infra.store.object_store import ObjectNotFound, join_uri
-from jobs.cli.begun import begun, commits_of, fit_of, training_hours
+from jobs.cli.begun import begun, commits_of, fit_of, hours_read, training_hours
 from jobs.cli.catalogue import STEPS
 from jobs.cli.command_line import Answer, Query, main
 from jobs.cli.job import Job, written_steps
@@ -82,39 +82,67 @@ def progress_of(job: Job, name: str, step: str) -> Progress:
         found = read_manifest(job.store, job.run_uri, step)
         out, total, lost = found.tally_out, found.tally_in, found.quarantined
         return Progress("done", out.hours, total.hours, lost.utterances)
-    fit, started = fit_of(job.recipe, step), begun(job, name)
-    if fit is not None:
-        read, hours_in = training_hours(job, fit)
-        is_begun, out_hours, num_lost = read > 0, read, 0
-    else:
-        commits = list(commits_of(job, step))
-        read = sum((each.tally_in for each in commits), Tally()).hours
-        out_hours = sum((each.tally_out for each in commits), Tally()).hours
-        num_lost = sum(each.quarantined.utterances for each in commits)
-        is_begun, hours_in = bool(commits), hours_to_read(job, step)
-    if not is_begun and started is None:
+    work, started = work_of(job, step), begun(job, name)
+    if started is None and work.read <= 0:
         return Progress("to do", 0.0, 0.0, 0)
     left_s = -1.0
     if started is not None:
         since = datetime.fromisoformat(started["started_at"])
         elapsed_s = (datetime.now(UTC) - since).total_seconds()
-        by_start = read - started.get("hours_before", {}).get(step, 0.0)
-        left_s = time_left(read, hours_in, elapsed_s, by_start)
+        of_start = hours_of_start(job, name, step, work.read, started.get("hours_before", {}))
+        left_s = time_left(work.read, work.hours_in, elapsed_s, of_start)
     times = times_read(job, step)
-    return Progress("under way", out_hours / times, hours_in / times, num_lost, left_s)
+    return Progress("under way", work.made / times, work.hours_in / times, work.lost, left_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Work: the hours that a step has read and made so far, all that it will read, and its losses.
+
+    A training makes what it reads.
+    """
+
+    read: float
+    made: float
+    hours_in: float
+    lost: int = 0
+
+
+def work_of(job: Job, step: str) -> Work:
+    """Read the newest checkpoint of a training, or the commits of another step's tasks."""
+    if (fit := fit_of(job.recipe, step)) is not None:
+        trained, hours_in = training_hours(job, fit)
+        return Work(trained, trained, hours_in)
+    read, made, lost = Tally(), Tally(), Tally()
+    for commit in commits_of(job, step):
+        read, made = read + commit.tally_in, made + commit.tally_out
+        lost += commit.quarantined
+    return Work(read.hours, made.hours, hours_to_read(job, step), lost.utterances)
+
+
+def hours_of_start(
+    job: Job, name: str, step: str, read: float, before: Mapping[str, float]
+) -> float:
+    """Return the hours that a job's last start has read in a step and the others of its kind.
+
+    It does one after the other, such as the features of each subset.
+    """
+    kin = [each for each in written_steps(job.recipe, name) if folder_of(each) == folder_of(step)]
+    others = sum(hours_read(job, each) for each in kin if each != step)
+    return read + others - sum(before.get(each, 0.0) for each in kin)
 
 
 def time_left(
-    hours_done: float, hours_in: float, elapsed_s: float, by_start: float | None = None
+    hours_done: float, hours_in: float, elapsed_s: float, of_start: float | None = None
 ) -> float:
     """Return the seconds that the other hours take at the rate of the job's last start.
 
-    That start has done `by_start` of the hours, or all. The result is below 0 if unknown.
+    That start has read the hours `of_start`, or all that are done. An unknown time is below 0.
     """
-    by_start = hours_done if by_start is None else by_start
-    if by_start <= 0 or hours_in < hours_done:
+    of_start = hours_done if of_start is None else of_start
+    if of_start <= 0 or hours_in < hours_done:
         return -1.0
-    return elapsed_s * (hours_in - hours_done) / by_start
+    return elapsed_s * (hours_in - hours_done) / of_start
 
 
 def times_read(job: Job, step: str) -> int:

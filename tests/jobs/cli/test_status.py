@@ -35,9 +35,11 @@ def status_of(run_job: RunJob, run_uri: str, *options: str) -> dict[str, Any]:
     return found
 
 
-def put_begun(run_uri: str, job: str, hours_before: Mapping[str, float]) -> None:
-    """Store that a job was started 100 s ago, when so many hours were done."""
-    began = (datetime.now(UTC) - timedelta(seconds=100)).isoformat()
+def put_begun(
+    run_uri: str, job: str, hours_before: Mapping[str, float], seconds: int = 100
+) -> None:
+    """Store that a job was started so many seconds ago, when so many hours were done."""
+    began = (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat()
     note = {
         "step": job,
         "started_at": began,
@@ -60,8 +62,28 @@ def whole(step: str, hours: int) -> Manifest:
 
 def test_the_rate_is_that_of_the_last_start() -> None:
     """A start that has done one of three hours in 100 s needs 200 s for two more."""
-    assert time_left(3.0, 5.0, 100.0, by_start=1.0) == 200.0
-    assert time_left(3.0, 5.0, 100.0, by_start=0.0) < 0
+    assert time_left(3.0, 5.0, 100.0, of_start=1.0) == 200.0
+    assert time_left(3.0, 5.0, 100.0, of_start=0.0) < 0
+
+
+@pytest.mark.parametrize(("before", "left_s"), [(0, 75_000), (2, 150_000)])
+def test_the_rate_is_of_all_steps_of_a_kind(
+    run_job: RunJob, tmp_path: Path, before: int, left_s: int
+) -> None:
+    """In 100,000 s a start read the labelled subset's three hours, and one of four unlabelled ones.
+
+    Of the former, another start may have read some before.
+    """
+    run_uri = str(tmp_path)
+    put_manifest(run_uri, whole("features/labelled", 3))
+    put_manifest(run_uri, whole("selection/unlabelled", 4))
+    put_begun(run_uri, "extract_features", {"features/labelled": before}, seconds=100_000)
+    context = step_context(ObjectStore((run_uri,)), run_uri, "features/unlabelled", {}, {})
+    tally = Tally(1, HOUR_MS)
+    output = context.put_output("000000", ".parquet", b"rows", tally)
+    context.commit(Commit("000000", context.fingerprint, (output,), None, tally, Tally()))
+    step = status_of(run_job, run_uri)["extract_features"]["features/unlabelled"]
+    assert step["left_s"] == pytest.approx(left_s, rel=0.02)
 
 
 def test_a_selection_under_way_has_the_hours_that_were_ingested(
