@@ -7,38 +7,41 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from infra.cluster import Cluster, require_dependencies
 from infra.configuration import ConfigurationError
 from infra.ranges import AUTO, Range, mebibytes, printable
-from infra.store.object_store import ObjectNotFound, StoreError, join_uri
+from infra.store.object_store import StoreError, join_uri
 from infra.store.uris import require_within, resolve_prefix
 from jobs.cli.begun import require_base
-from jobs.cli.catalogue import CHECK, EVALUATE, SELECT_UTTERANCES, STEPS
+from jobs.cli.catalogue import CHECK, EVALUATE, GENERATE_TARGETS, SELECT_UTTERANCES, STEPS
 from jobs.cli.command_line import fail
 from jobs.cli.device_choice import choose_device, gpus_for
 from jobs.cli.job import Job, job_parser, open_job, written_steps
-from jobs.cli.parser import add_device_argument, add_extends_argument, add_ranks_arguments
-from jobs.ingestion.kaldi_directory import LANGUAGE_DATA
+from jobs.cli.parser import (
+    add_device_argument,
+    add_extends_argument,
+    add_ranks_arguments,
+    add_source_arguments,
+)
+from jobs.ingestion.language_data import LanguageData
+from jobs.ingestion.run_arguments import subset_and_uri
 from pipeline.runs.manifest import manifest_uri
 from pipeline.runs.names import (
     ALIGNER,
     BASELINE,
-    LANGUAGE_MODEL_SETTINGS,
+    DEV,
+    HELDOUT,
+    LABELLED,
     LEXICON_FILE,
     METADATA_FOLDER,
     STUDENT,
     TEACHER,
 )
-from pipeline.steps.utterance_features import resolve_audio
 from training.configuration.models import FactoryConfig
 from training.configuration.targets import OwnTeacherConfig
-from training.decoding.language_model.arpa import RestrictedArpa, read_arpa
-from training.decoding.lexicon import Lexicon, parse_lexicon
-from training.evaluation.language_model import LanguageModelFile, TextSentences
 from training.models.parameter_count import num_parameters
 from training.recipes import Recipe, check_phones, check_ranks
 
@@ -67,14 +70,15 @@ def _parser() -> argparse.ArgumentParser:
         CHECK,
         "Check what a run would take hours to find out: the range of every value in the recipe and "
         "the cluster files, ranks against groups and GPUs, senones against phones and k, executors "
-        "against instances, the files of evaluation's language model against the lexicon, and the "
+        "against instances, the files of evaluation's language model against the lexicon, whether "
+        "there is a lexicon for the manifests' transcripts, and the "
         "installed versions. A model of your own is made and tried on a small minibatch: shapes, "
         "gradients, determinism, padding, look-ahead. A teacher of your own is imported, and its "
         "settings are compared with its signature. Nothing is written.",
         "0 all is well, 2 something is not.",
     )
     add = parser.add_argument
-    add("--kaldi-dir", help="Kaldi data directory, whose lexicon.txt names the phones")
+    add_source_arguments(parser, required=False)
     text = "the corpus must be there already, as when nothing is ingested"
     add("--ingested", action="store_true", help=text)
     add_extends_argument(parser)
@@ -115,11 +119,17 @@ def check(arguments: argparse.Namespace) -> Checked:
     if arguments.ingested:
         _require_corpus(by_step[SELECT_UTTERANCES])
     require_base(jobs)
-    directory = Path(arguments.kaldi_dir) if arguments.kaldi_dir else None
-    lexicon = _lexicon(by_step[EVALUATE], directory)
-    if directory is not None and lexicon is not None:
+    language_data = LanguageData.of(arguments)
+    lexicon = language_data.lexicon(by_step[EVALUATE])
+    if lexicon is None and (arguments.manifest or arguments.ingested):
+        _require_lexicon(by_step[SELECT_UTTERANCES], arguments)
+    if lexicon is not None and language_data.has_new_lexicon:
         check_phones(jobs[0].recipe, len(lexicon.phones))
-    return Checked(jobs[0], tuple(_language_model_notes(by_step[EVALUATE], directory, lexicon)))
+    searching = [EVALUATE]
+    if jobs[0].recipe.targets.source == "lattice":
+        searching.append(GENERATE_TARGETS)
+    readers = [by_step[step] for step in searching]
+    return Checked(jobs[0], tuple(language_data.language_model_notes(readers, lexicon)))
 
 
 def _ranks(arguments: argparse.Namespace) -> Mapping[str, int]:
@@ -203,65 +213,15 @@ def _require_corpus(job: Job) -> None:
         raise ConfigurationError(f"{uri} holds no metadata: {remedy}")
 
 
-def _lexicon(job: Job, directory: Path | None) -> Lexicon | None:
-    """Read the lexicon of the Kaldi directory, or of the corpus; None before there is a corpus."""
-    if directory is not None and not directory.is_dir():
-        where = printable(str(directory))
-        raise ConfigurationError(f"--kaldi-dir {where} is not a directory: correct the path")
-    uri = str(directory / LEXICON_FILE) if directory else join_uri(job.corpus_uri, LEXICON_FILE)
-    try:
-        data = (directory / LEXICON_FILE).read_bytes() if directory else job.store.get(uri)
-        return parse_lexicon(data.decode())
-    except ObjectNotFound:
-        return None
-    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or no lexicon
-        raise ConfigurationError(f"{uri}: {error}") from error
-
-
-def _language_model_notes(
-    job: Job, directory: Path | None, lexicon: Lexicon | None
-) -> Iterator[str]:
-    """Read the files that evaluation names, and yield what hypotheses will lack by them.
-
-    Raises ConfigurationError for a file that evaluation could not use, hours later.
-    """
-    for setting in LANGUAGE_MODEL_SETTINGS:
-        name: str = getattr(job.recipe.evaluation, setting)
-        is_ingested = resolve_audio(job.corpus_uri, name) != name
-        if not name or (is_ingested and lexicon is None):
-            continue
-        where = f"evaluation.{setting} = {printable(name)!r}"
-        try:
-            note = _language_model_note(
-                setting, _language_model_file(job, name, directory), lexicon
-            )
-        except (OSError, StoreError, ValueError) as error:
-            raise ConfigurationError(f"{where}: {error}") from error
-        if note:
-            yield f"{where}: {note}"
-
-
-def _language_model_file(job: Job, name: str, directory: Path | None) -> LanguageModelFile:
-    """Read a file where it is now: in the directory that ingest will copy, or in the store."""
-    if directory is None or name not in LANGUAGE_DATA:
-        return LanguageModelFile.read(job.store, job.corpus_uri, name)
-    if not (directory / name).is_file():
-        raise ValueError(f"{directory / name} is no file: put it there, or name the URI of another")
-    return LanguageModelFile.at(directory / name)
-
-
-def _language_model_note(setting: str, file: LanguageModelFile, lexicon: Lexicon | None) -> str:
-    """Say which words no hypothesis will have; without a lexicon, only read the file."""
-    words = lexicon.pronunciations.keys() if lexicon else ()
-    if setting == "arpa":
-        arpa = file.arpa(words) if lexicon else read_arpa(file.text())
-        missing = arpa.num_missing_words if isinstance(arpa, RestrictedArpa) else 0
-        said = f"{missing} of the {len(words)} words of {LEXICON_FILE} are not in it"
-    else:
-        text = file.sentences(words) if lexicon else file.text()
-        missing = text.num_unknown if isinstance(text, TextSentences) else 0
-        said = f"{missing} of its words are not in {LEXICON_FILE}"
-    return f"{said}, and will be in no hypothesis" if missing else ""
+def _require_lexicon(job: Job, arguments: argparse.Namespace) -> None:
+    """Raise ConfigurationError if there are transcripts, or will be, and no lexicon."""
+    uri = join_uri(job.corpus_uri, LEXICON_FILE)
+    subsets = {subset_and_uri(each)[0] for each in arguments.manifest or ()}
+    labelled = join_uri(job.corpus_uri, METADATA_FOLDER, LABELLED)
+    if not subsets & {LABELLED, HELDOUT, DEV} and not job.store.list(labelled):
+        return
+    remedy = "give --lexicon URI" if arguments.manifest else "put Kaldi's lexicon.txt there"
+    raise ConfigurationError(f"{uri} is absent, and transcripts are aligned by it: {remedy}")
 
 
 if __name__ == "__main__":

@@ -22,8 +22,6 @@ from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.parser import (
     HELDOUT_PLACEMENTS,
-    KALDI_DIR,
-    MANIFEST,
     PLACEMENT_SEED,
     TRAINING_PLACEMENTS,
     add_dev_share_argument,
@@ -35,6 +33,7 @@ from jobs.ingestion.corpus import ingest
 from jobs.ingestion.kaldi_directory import KaldiUtterance
 from jobs.ingestion.manifest_choice import ingestion_of
 from jobs.ingestion.placement_choice import PlacementChoice, Placing, Simulate
+from jobs.ingestion.run_arguments import require_source_options
 from jobs.synthesis.corpus import draw_acoustics, draw_development_acoustics
 from jobs.synthesis.placements import PLACEMENTS, Acoustics, record_file
 from pipeline.records import Quarantined, Tally
@@ -51,11 +50,10 @@ SIMULATORS = ("espeakng-loader", "numpy", "pyroomacoustics", "scipy", "soundfile
 
 
 def run(job: Job) -> StepResults:
-    """Write metadata and lexicon, and copy a directory's audio, unless it was ingested before."""
+    """Write metadata, lexicon and the like, and copy a directory's audio, unless it was done."""
+    require_source_options(job.arguments)
     if not job.arguments.manifest:
         return _ingest_directory(job)
-    if job.arguments.placements is not None or job.arguments.dev_share:
-        raise ConfigurationError(f"{MANIFEST}: with {KALDI_DIR} alone: --placements, --dev-share")
     ingestion = ingestion_of(job.arguments, job.store)
     ingestion = replace(ingestion, adds=job.increment is not None)
     place = job.store, job.run_uri, job.corpus_uri

@@ -19,7 +19,7 @@ from infra.configuration import ConfigurationError
 from infra.log_lines import begin_log, log, progress_bar, report_error
 from infra.spark.packaging import write_code, write_dependencies
 from infra.spark.settings import launch_options
-from jobs.cli.catalogue import STEPS
+from jobs.cli.catalogue import INGEST, SPARK_STEPS
 from jobs.cli.parser import add_log_argument
 
 PACKAGE = "package"
@@ -68,13 +68,8 @@ def package_steps(folder: Path) -> dict[str, Package]:
     folder.mkdir(parents=True, exist_ok=True)
     code = write_code(folder)
     log(f"{code}: {code.stat().st_size >> 10} kB")
-    steps = progress_bar(spark_steps(), description="packages", unit="step")
+    steps = progress_bar(SPARK_STEPS, description="packages", unit="step")
     return {step: _package_step(step, code, folder) for step in steps}
-
-
-def spark_steps() -> list[str]:
-    """Return the steps that spark-submit starts, in order."""
-    return [step for step, starter in STEPS.items() if starter == "Spark"]
 
 
 def _package_step(step: str, code: Path, folder: Path) -> Package:
@@ -114,9 +109,10 @@ def main() -> None:
         print(json.dumps(document))
         return
     print(f"{arguments.folder}: {SPARK}", file=sys.stderr)
-    for package in packages.values():
+    for step, package in packages.items():
         command = ["spark-submit", *package.options(), package.program]
-        print(shlex.join(command), "--recipe RECIPE --run URI")
+        source = " --manifest URI" if step == INGEST else ""
+        print(f"{shlex.join(command)} --recipe RECIPE --run URI{source}")
 
 
 if __name__ == "__main__":

@@ -17,14 +17,25 @@ from infra.aws.host_script import LEADER, RESERVATION
 from infra.aws.launch_requests import CODE, LaunchRequest, emr_request, host_request
 from infra.cluster import Cluster, load_cluster
 from infra.configuration import ConfigurationError
+from infra.log_lines import report_error
+from infra.ranges import printable
 from infra.spark.settings import kubernetes_options
 from infra.store.object_store import ObjectStore, StoreError
 from infra.store.objects import PrefixError
 from infra.store.uris import is_s3, normalize_uri
-from jobs.cli.catalogue import INGEST, STEPS
+from jobs.cli.catalogue import INGEST, SPARK_STEPS, STEPS
 from jobs.cli.command_line import fail
 from jobs.cli.job import add_recipe_arguments, written_manifests
-from jobs.cli.parser import Parser, add_extends_argument, extends_options, recipe_path
+from jobs.cli.parser import (
+    MANIFEST,
+    Parser,
+    add_extends_argument,
+    add_manifest_arguments,
+    extends_options,
+    manifest_options,
+    recipe_path,
+)
+from jobs.ingestion.run_arguments import subset_and_uri
 from training.recipes import read_recipe
 
 NAME = "request_cluster"
@@ -32,7 +43,8 @@ RENDEZVOUS_PORT = 29400
 
 HELP = """\
 Print, as JSON, the request for a step's cluster, made from its cluster file: for a Spark step the
-RunJobFlow of EMR, for the others the RunInstances of EC2. botocore has checked it. Nothing is sent:
+RunJobFlow of EMR, for the others the RunInstances of EC2. botocore has checked it. With --manifest
+ingest is a Spark step; a directory is copied where it lies. Nothing is sent:
 
   megahour request_cluster --step align ... > align.json
   aws emr run-job-flow --cli-input-json file://align.json
@@ -50,11 +62,10 @@ def make_request(arguments: argparse.Namespace, cluster: Cluster) -> LaunchReque
     account, run = load_account(arguments.account), arguments.run
     given = (arguments.step, run, cluster, account)
     parameters = step_arguments(arguments)
-    starter = STEPS[arguments.step]
-    if starter == "Spark":
+    if arguments.step in SPARK_STEPS:
         return emr_request(*given, parameters)
     module = f"jobs.{arguments.step}"
-    if starter == "python":
+    if STEPS[arguments.step] == "python":
         return host_request(*given, ["python", "-m", module, *parameters])
     ranks = cluster.gpus_per_instance or cluster.executors_per_instance
     several = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{LEADER}:{RENDEZVOUS_PORT}")
@@ -73,7 +84,8 @@ def step_arguments(arguments: argparse.Namespace) -> list[str]:
     cluster = ("--cluster", _on_host(arguments.cluster)) if arguments.cluster else ()
     recipe = _on_host(arguments.recipe)
     extends = extends_options(arguments)
-    return ["--recipe", recipe, "--run", arguments.run, *cluster, *overrides, *extends]
+    shared = ["--recipe", recipe, "--run", arguments.run, *cluster, *overrides, *extends]
+    return [*shared, *manifest_options(arguments)]
 
 
 def _on_host(name_or_path: str) -> str:
@@ -83,8 +95,8 @@ def _on_host(name_or_path: str) -> str:
 
 def kubernetes_command(arguments: argparse.Namespace, cluster: Cluster) -> list[str]:
     """Return the command line that submits a Spark step to Kubernetes."""
-    if STEPS[arguments.step] != "Spark":
-        names = ", ".join(step for step, starter in STEPS.items() if starter == "Spark")
+    if arguments.step not in SPARK_STEPS:
+        names = ", ".join(SPARK_STEPS)
         raise ConfigurationError(f"--kubernetes: {arguments.step}: need a Spark step: {names}")
     if not arguments.image:
         raise ConfigurationError("--kubernetes: no image: need --image REPOSITORY:TAG")
@@ -130,7 +142,7 @@ def main() -> None:
     except (LaunchError, StoreError) as error:
         sys.exit(fail(NAME, error, 1))
     except KeyboardInterrupt:
-        print(f"{NAME}: interrupted: the cluster lives on; the same command waits", file=sys.stderr)
+        report_error(NAME, "interrupted: the cluster lives on; the same command waits")
         sys.exit(130)
     sys.exit(0)
 
@@ -138,12 +150,25 @@ def main() -> None:
 def _require_places(arguments: argparse.Namespace) -> None:
     """Require a step and a run that other hosts can reach, and one way to launch it."""
     arguments.run = normalize_uri(arguments.run)
-    if arguments.step == INGEST:
-        raise ConfigurationError(f"{INGEST}: it copies a directory: start it where that lies")
+    _require_manifests(arguments)
     if not is_s3(arguments.run):
         raise ConfigurationError(f"--run {arguments.run}: need s3://bucket/prefix, for all hosts")
     if bool(arguments.account) == bool(arguments.kubernetes):
         raise ConfigurationError("need --account FILE for AWS, or --kubernetes MASTER")
+
+
+def _require_manifests(arguments: argparse.Namespace) -> None:
+    """Require manifests that other hosts can read, for ingest alone."""
+    if arguments.step == INGEST and not arguments.manifest:
+        remedy = "a directory is copied where it lies, without a cluster"
+        raise ConfigurationError(f"--step {INGEST}: need {MANIFEST}: {remedy}")
+    if arguments.step != INGEST and arguments.manifest:
+        raise ConfigurationError(f"--step {arguments.step}: {MANIFEST} is for {INGEST} alone")
+    named = [subset_and_uri(each)[1] for each in arguments.manifest or ()]
+    texts = (arguments.recordings, arguments.lexicon, arguments.language_model)
+    for uri in (*named, *filter(None, texts)):
+        if not is_s3(uri):
+            raise ConfigurationError(f"{printable(uri)}: need s3://bucket/key, for all hosts")
 
 
 def _require_many_hosts(cluster: Cluster) -> None:
@@ -166,6 +191,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--run", required=True, help="s3:// URI that holds the run")
     add("--cluster", help="cluster TOML, or a name in infra/clusters; default: the step's")
     add_extends_argument(parser)
+    add_manifest_arguments(parser)
     add("--account", metavar="FILE", help="TOML file of the AWS account")
     add("--send", action="store_true", help="launch the cluster, and wait for its end")
     master = f"URI of the API server, k8s://https://...; images have Spark {version('pyspark')}"

@@ -14,7 +14,7 @@ from infra.configuration import ConfigurationError
 from infra.ranges import printable
 from infra.store.object_store import PrefixError, normalize_uri
 from infra.store.uris import is_s3
-from jobs.cli.catalogue import EXTRACT_FEATURES, GENERATE_TARGETS, INGEST, STEPS
+from jobs.cli.catalogue import EXTRACT_FEATURES, GENERATE_TARGETS, INGEST, SPARK_STEPS, STEPS
 from jobs.cli.command_line import fail
 from jobs.cli.parser import Parser
 from jobs.plan import step_clusters
@@ -43,7 +43,7 @@ def template(clusters: Mapping[str, str], audio: Sequence[str] = ()) -> dict[str
     def cluster_of(step: str) -> Cluster:
         return load_cluster(clusters.get(step, step))
 
-    on_emr = {step: cluster_of(step) for step, starter in STEPS.items() if starter == "Spark"}
+    on_emr = {step: cluster_of(step) for step in SPARK_STEPS}
     others = [step for step in (*STEPS, *QUERIES) if step not in on_emr]
     on_hosts = {step: cluster_of(step) for step in others}
     return roles_template(on_emr, on_hosts, dict.fromkeys(AUDIO_READERS, _places(audio)))

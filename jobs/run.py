@@ -275,11 +275,13 @@ def check_and_run(arguments: argparse.Namespace) -> int:
 def source_options(
     directory: str | None, manifests: Sequence[str], arguments: argparse.Namespace
 ) -> tuple[str, ...]:
-    """Return the check's arguments for the speech: of a directory, or of a corpus that is there."""
+    """Return the check's arguments for the speech: where it is, or that its corpus is there."""
     if directory is not None:
         return KALDI_DIR, directory
     # Later steps alone may run where the corpus is gone.
-    return () if manifests or arguments.first or arguments.only else ("--ingested",)
+    if arguments.first or arguments.only:
+        return ()
+    return tuple(manifests) or ("--ingested",)
 
 
 def run_chosen(steps: Sequence[Launch], arguments: argparse.Namespace) -> int:

@@ -31,7 +31,11 @@ from jobs.cli.parser import (
     manifest_options,
     recipe_path,
 )
-from jobs.ingestion.run_arguments import dev_share_arguments, placement_arguments
+from jobs.ingestion.run_arguments import (
+    dev_share_arguments,
+    placement_arguments,
+    require_source_options,
+)
 from jobs.run import (
     JOBS,
     Launch,
@@ -58,7 +62,8 @@ before there is one, the run `first` that trained the teacher:
   if prev_data_interval_start_success else "first" }}'
 
 Without --account all steps run on the scheduler's worker, in this Python environment. With it each
-but ingest runs on a cluster of its own, by megahour request_cluster --send.
+runs on a cluster of its own, by megahour request_cluster --send. A Kaldi directory is copied on the
+worker all the same.
 """
 
 
@@ -92,9 +97,10 @@ def workflow_steps(arguments: argparse.Namespace, recipe: Recipe) -> Iterator[Wo
 
 def _command(arguments: argparse.Namespace, launch: Launch) -> list[str]:
     shared = shared_arguments(arguments.recipe, arguments)
-    if arguments.account and launch.step != INGEST:
+    if arguments.account and (launch.step != INGEST or arguments.manifest):
         ours = (sys.executable, str(JOBS / "request_cluster.py"), "--step", launch.step, "--send")
-        return [*ours, *shared, "--account", arguments.account]
+        manifests = launch.arguments if launch.step == INGEST else ()
+        return [*ours, *shared, *manifests, "--account", arguments.account]
     # The supervisor ends all processes of the step when Airflow ends the task, however it does.
     return command_of(launch.command(shared), CALLER)
 
@@ -120,6 +126,7 @@ def describe(arguments: argparse.Namespace) -> dict[str, object]:
     if arguments.first == INGEST and not (arguments.kaldi_dir or arguments.manifest):
         remedy = "give --kaldi-dir, --manifest, or where the corpus is there, --first"
         raise ConfigurationError(f"nothing to {INGEST}: {remedy} {order[1]}")
+    require_source_options(arguments)
     recipe = read_recipe(recipe_path(arguments.recipe), arguments.set)
     # A worker has another working directory.
     arguments.run = normalize_uri(arguments.run)

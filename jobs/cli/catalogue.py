@@ -64,6 +64,9 @@ STEPS: Mapping[str, Starter] = {
 }
 """The steps of a run in order, each with the program that starts its processes."""
 
+SPARK_STEPS = (INGEST, *(step for step, starter in STEPS.items() if starter == "Spark"))
+"""The steps that a Spark cluster may run: ingest does where it reads manifests."""
+
 STEPS_WITH_DEVICE = (ALIGN, TRAIN_BASELINE, TRAIN_TEACHER, TRAIN_STUDENT, EVALUATE)
 """The steps that train or score in their own processes; Spark's tasks share a cluster's devices."""
 

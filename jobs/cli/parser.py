@@ -20,6 +20,7 @@ PLACEMENT_SEED = "--placement-seed"
 EXTENDS = "--extends"
 
 KALDI_DIR, MANIFEST = "--kaldi-dir", "--manifest"
+LANGUAGE_MODEL = "--language-model"
 MANIFEST_FORMATS = (*("nemo", "lhotse", "shar", "kaldi", "librispeech", "common_voice", "table"),)
 """The values of --format."""
 
@@ -67,7 +68,14 @@ def add_source_arguments(parser: argparse.ArgumentParser, *, required: bool) -> 
         help="Kaldi data directory to copy, with labelled, unlabelled and heldout .speakers, and "
         "dev.speakers if you have some",
     )
-    source.add_argument(
+    add_manifest_arguments(parser, source)
+
+
+def add_manifest_arguments(
+    parser: argparse.ArgumentParser, source: argparse._ActionsContainer | None = None
+) -> None:
+    """Add the arguments that name manifests, what is in them, and what lies beside them."""
+    (source or parser).add_argument(
         MANIFEST,
         action="append",
         metavar="[SUBSET=]URI",
@@ -97,6 +105,13 @@ def add_source_arguments(parser: argparse.ArgumentParser, *, required: bool) -> 
         "audio_uri=path,speaker_id=client",
     )
     add("--lexicon", metavar="URI", help="Kaldi's lexicon.txt, to align and decode with")
+    add(
+        LANGUAGE_MODEL,
+        metavar="URI",
+        help="a language model of your own beside manifests: .arpa, or .txt with a sentence a "
+        "line, or either in .gz; the corpus has it as language_model.arpa, and so on, which the "
+        "recipe's evaluation.arpa or evaluation.language_model_text must name",
+    )
     add("--locale", default="und", help="the locale of rows that have none; default und")
     add(
         "--speaker-buckets",
@@ -117,6 +132,7 @@ def manifest_options(arguments: argparse.Namespace) -> list[str]:
         "--recordings": arguments.recordings,
         "--columns": arguments.columns,
         "--lexicon": arguments.lexicon,
+        LANGUAGE_MODEL: arguments.language_model,
         "--locale": arguments.locale,
         "--speaker-buckets": str(arguments.speaker_buckets),
     }

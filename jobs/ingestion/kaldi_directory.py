@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from pipeline.runs.names import ALL_SUBSETS, DEV, LABELLED, SUBSETS, UNLABELLED
-from pipeline.sampling import sampling_priority
-
-LANGUAGE_DATA = (
-    *("language_model.txt", "language_model.arpa"),
-    *("language_model.txt.gz", "language_model.arpa.gz"),
+from pipeline.runs.names import (
+    ALL_SUBSETS,
+    DEV,
+    LABELLED,
+    LANGUAGE_MODEL_FILES,
+    SUBSETS,
+    UNLABELLED,
 )
+from pipeline.sampling import sampling_priority
 
 UNDETERMINED_LOCALE = "und"
 _UNSAFE_IN_KEYS = "/\\%"
@@ -79,12 +81,11 @@ def read_kaldi_directory(path: Path, dev_share: float = 0.0) -> KaldiDirectory:
         for utterance_id, speaker_id in sorted(tables.speaker_of.items(), key=_by_speaker)
         if speaker_id in subset_of
     ]
+    there = [name for name in LANGUAGE_MODEL_FILES if (path / name).exists()]
     return KaldiDirectory(
         utterances=tuple(tables.utterance(key, subset_of) for key in listed),
         lexicon=_text(path / "lexicon.txt").encode(),
-        language_data={
-            name: _language_data(path / name) for name in LANGUAGE_DATA if (path / name).exists()
-        },
+        language_data={name: _language_data(path / name) for name in there},
         num_unlisted=len(tables.speaker_of) - len(listed),
     )
 

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from infra.configuration import ConfigurationError
 from infra.ranges import Range, printable
 from infra.store.object_store import ObjectStore, normalize_uri
-from jobs.cli.parser import MANIFEST, MANIFEST_FORMATS
-from pipeline.runs.names import ALL_SUBSETS, UNLABELLED
+from jobs.cli.parser import MANIFEST_FORMATS
+from jobs.ingestion.language_data import texts_of
+from jobs.ingestion.run_arguments import subset_and_uri
 from pipeline.steps.ingestion.directories import CommonVoice, Kaldi, LibriSpeech
 from pipeline.steps.ingestion.formats import FIELDS, ManifestFormat, Nemo, Table
 from pipeline.steps.ingestion.ingest_manifests import Manifest, ManifestIngestion
 from pipeline.steps.ingestion.lhotse import LhotseCuts, LhotseSupervisions, Shar
 from pipeline.steps.ingestion.manifest_records import RecordRules
-from training.decoding.lexicon import parse_lexicon
 
 FORMATS: Mapping[str, type[ManifestFormat]] = dict(
     zip(
@@ -31,9 +31,9 @@ def ingestion_of(arguments: argparse.Namespace, store: ObjectStore) -> ManifestI
         need = f"need {SPEAKER_BUCKETS.need}"
         raise ConfigurationError(f"--speaker-buckets {arguments.speaker_buckets}: {need}")
     form = _format(arguments)
-    manifests = [Manifest(*_subset_and_uri(each), form) for each in arguments.manifest]
-    extra = [each for each in (arguments.recordings, arguments.lexicon) if each]
-    prefixes = [*(manifest.uri for manifest in manifests), *map(normalize_uri, extra)]
+    manifests = [Manifest(*subset_and_uri(each), form) for each in arguments.manifest]
+    recordings = [normalize_uri(arguments.recordings)] if arguments.recordings else []
+    prefixes = [*(manifest.uri for manifest in manifests), *recordings]
     # Common Voice's table of durations lies beside its table.
     beside = [m.uri.rpartition("/")[0] for m in manifests if isinstance(form, CommonVoice)]
     manifest_store = ObjectStore((*store.allowed_prefixes, *prefixes, *beside))
@@ -48,7 +48,7 @@ def ingestion_of(arguments: argparse.Namespace, store: ObjectStore) -> ManifestI
             "locale": arguments.locale,
             "speaker_buckets": arguments.speaker_buckets,
         },
-        _lexicon(manifest_store, arguments.lexicon) if arguments.lexicon else b"",
+        texts_of(arguments),
     )
 
 
@@ -72,23 +72,3 @@ def _columns(text: str) -> dict[str, str]:
             raise ConfigurationError(f"--columns {printable(pair)}: {need}")
         columns[field] = column
     return columns
-
-
-def _subset_and_uri(text: str) -> tuple[str, str]:
-    subset, separator, uri = text.partition("=")
-    # A key of S3 may have an equals sign, but begins with a scheme or a slash.
-    if not separator or "/" in subset:
-        return UNLABELLED, normalize_uri(text)
-    if subset not in ALL_SUBSETS or not uri:
-        need = f"need [SUBSET=]URI, with a subset of {', '.join(ALL_SUBSETS)}"
-        raise ConfigurationError(f"{MANIFEST} {printable(text)}: {need}")
-    return subset, normalize_uri(uri)
-
-
-def _lexicon(store: ObjectStore, uri: str) -> bytes:
-    data = store.get(uri)
-    try:
-        parse_lexicon(data.decode())
-    except ValueError as error:
-        raise ValueError(f"{uri}: {error}") from error
-    return data

@@ -2,10 +2,16 @@
 
 import argparse
 
+from infra.configuration import ConfigurationError
+from infra.ranges import printable
+from infra.store.uris import normalize_uri
 from jobs.cli.catalogue import STEPS
 from jobs.cli.parser import (
     AUTO,
     HELDOUT_PLACEMENTS,
+    KALDI_DIR,
+    LANGUAGE_MODEL,
+    MANIFEST,
     PLACEMENT_SEED,
     TRAINING_PLACEMENTS,
     add_dev_share_argument,
@@ -14,6 +20,7 @@ from jobs.cli.parser import (
     add_log_argument,
     add_ranks_arguments,
 )
+from pipeline.runs.names import ALL_SUBSETS, UNLABELLED
 
 
 def add_run_arguments(parser: argparse.ArgumentParser, device: str = AUTO) -> None:
@@ -60,3 +67,26 @@ def placement_arguments(arguments: argparse.Namespace) -> list[str]:
 def dev_share_arguments(arguments: argparse.Namespace) -> list[str]:
     """Return the arguments that ingest receives for its development speakers."""
     return ["--dev-share", str(arguments.dev_share)] if arguments.dev_share else []
+
+
+def require_source_options(arguments: argparse.Namespace) -> None:
+    """Raise ConfigurationError for a directory's options with manifests, and for the reverse."""
+    if arguments.manifest and (arguments.placements is not None or arguments.dev_share):
+        raise ConfigurationError(f"{MANIFEST}: with {KALDI_DIR} alone: --placements, --dev-share")
+    if arguments.kaldi_dir and (arguments.lexicon or arguments.language_model):
+        remedy = "put the files into the directory"
+        raise ConfigurationError(
+            f"{KALDI_DIR}: with {MANIFEST} alone: --lexicon, {LANGUAGE_MODEL}: {remedy}"
+        )
+
+
+def subset_and_uri(text: str) -> tuple[str, str]:
+    """Read [SUBSET=]URI; ConfigurationError for a subset that there is not."""
+    subset, separator, uri = text.partition("=")
+    # A key of S3 may have an equals sign, but begins with a scheme or a slash.
+    if not separator or "/" in subset:
+        return UNLABELLED, normalize_uri(text)
+    if subset not in ALL_SUBSETS or not uri:
+        need = f"need [SUBSET=]URI, with a subset of {', '.join(ALL_SUBSETS)}"
+        raise ConfigurationError(f"{MANIFEST} {printable(text)}: {need}")
+    return subset, normalize_uri(uri)

@@ -76,6 +76,12 @@ LEXICON_FILE = "lexicon.txt"
 COMMAND_LINE_SETTINGS = ("num_ranks", "num_steps", "num_sub_epochs")
 """Settings of a certificate that its command line gives, and no recipe."""
 
+LANGUAGE_MODEL_FILES = (
+    *("language_model.txt", "language_model.arpa"),
+    *("language_model.txt.gz", "language_model.arpa.gz"),
+)
+"""The names in a corpus of language models that ingest writes; evaluation may read each."""
+
 LANGUAGE_MODEL_SETTINGS = ("arpa", "language_model_text")
 """Settings of an evaluation that name a file; its digest is an input of the same name."""
 

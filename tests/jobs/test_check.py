@@ -1,5 +1,6 @@
 """Mistakes that a run would find after hours are reported before its first step."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from jobs.cli import device_choice
+from pipeline.runs.names import LANGUAGE_MODEL_FILES
 from tests.job_programs import RunJob, Said
 from tests.whole_path.processes import TINY
 
@@ -168,6 +170,71 @@ def test_a_language_model_of_another_place_is_read_there(
     require_refusal(check(run_job, *ingested), "evaluation.arpa = ", "language_model.arpa")
     (corpus / "language_model.arpa").write_text(ARPA)
     assert check(run_job, *ingested).code == 0
+
+
+@pytest.mark.parametrize("name", LANGUAGE_MODEL_FILES)
+def test_what_ingest_copies_evaluation_may_read(
+    run_job: RunJob, kaldi_dir: Path, name: str
+) -> None:
+    """By the steps' own cluster files, as hours_1m has them; another name is refused at once."""
+    is_arpa = ".arpa" in name
+    text = (ARPA if is_arpa else "A B\n").encode()
+    (kaldi_dir / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    setting = "arpa" if is_arpa else "language_model_text"
+    options = ("--kaldi-dir", str(kaldi_dir), "--set", "cluster=''", "--set")
+    said = check(run_job, *options, f"evaluation.{setting}={name!r}")
+    assert said.code == 0, said.err
+    said = check(run_job, *options, f"evaluation.{setting}='own-{name}'")
+    require_refusal(said, f"evaluation.{setting} = 'own-{name}': ", "outside the allowed prefixes")
+
+
+@pytest.fixture
+def beside_manifests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """Options of a manifest of transcribed speech, in a folder with a lexicon and a model."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "words.txt").write_text(LEXICON)
+    (tmp_path / "own.arpa.gz").write_bytes(gzip.compress(ARPA.encode()))
+    return "--manifest", "labelled=labelled.jsonl", "--manifest", "s3://bucket/day.jsonl"
+
+
+def test_transcripts_need_a_lexicon(run_job: RunJob, beside_manifests: tuple[str, ...]) -> None:
+    """Beside manifests, and in a corpus that is there; alignment would ask hours later."""
+    given = (*beside_manifests, "--lexicon", "words.txt")
+    said = check(run_job, *beside_manifests)
+    require_refusal(said, "runs/x/corpus/lexicon.txt is absent, and transc", "give --lexicon URI")
+    assert check(run_job, *given).code == 0
+    said = check(run_job, *given, "--set", "senones.max_senones=4", "--set", "targets.k=3")
+    require_refusal(said, "max_senones = 4: need at least 5, one for each phone")
+    Path("words.txt").write_text("A AH\nB\n")
+    require_refusal(check(run_job, *given), "words.txt: lexicon line 2: 'B' has no phones")
+    said = check(run_job, *beside_manifests, "--lexicon", "absent.txt")
+    require_refusal(said, "--lexicon ", "absent.txt: no such object")
+    metadata = Path("runs/x/corpus/metadata/labelled/date=2020-01-01/speaker_bucket=00/a.jsonl")
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text("{}\n")
+    require_refusal(check(run_job, "--ingested"), "lexicon.txt is absent, ", "put Kaldi's lexicon")
+    require_refusal(check(run_job, *beside_manifests[2:]), "lexicon.txt is absent", "give --lexic")
+    Path("runs/x/corpus/lexicon.txt").write_text(LEXICON)
+    assert check(run_job, "--ingested").code == check(run_job, *beside_manifests).code == 0
+
+
+def test_a_language_model_beside_manifests_is_read_first(
+    run_job: RunJob, beside_manifests: tuple[str, ...]
+) -> None:
+    """It is read where it is, over the lexicon; one that no setting names would be of no use."""
+    given = (*beside_manifests, "--lexicon", "words.txt", "--language-model", "own.arpa.gz")
+    use = ("--set", "evaluation.arpa='language_model.arpa.gz'")
+    said = check(run_job, *given, *use)
+    assert said.code == 0
+    assert "'language_model.arpa.gz': 1 of the 3 words of lexicon.txt are not in it" in said.err
+    remedy = "the recipe does not use it: set evaluation.arpa = 'language_model.arpa.gz'"
+    require_refusal(check(run_job, *given), f"--language-model own.arpa.gz: {remedy}")
+    said = check(run_job, *given[:-2], *use)
+    require_refusal(said, "/language_model.arpa.gz is absent: give --language-model URI")
+    said = check(run_job, *given[:-1], "own.bin", *use)
+    require_refusal(said, "own.bin: need a name that ends with one of .txt, .arpa, .txt.gz, .arpa")
+    Path("own.arpa.gz").write_bytes(gzip.compress(ARPA[:-8].encode()))
+    require_refusal(check(run_job, *given, *use), "own.arpa.gz: ARPA text ends without")
 
 
 def test_a_driver_must_fit_into_this_host(run_job: RunJob, tmp_path: Path) -> None:

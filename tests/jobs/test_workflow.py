@@ -53,7 +53,7 @@ def test_manifests_are_ingested_where_they_are(run_job: RunJob) -> None:
 
 
 def test_an_account_gives_each_step_its_cluster(run_job: RunJob) -> None:
-    """All but ingest are launched by request_cluster --send."""
+    """All but the copy of a directory are launched by request_cluster --send."""
     account = str(ROOT / "tests/infra/aws/account.toml")
     said = run_job("workflow", *SHARED, "--account", account)
     ingest, *others = json.loads(said.out)["steps"]
@@ -62,6 +62,22 @@ def test_an_account_gives_each_step_its_cluster(run_job: RunJob) -> None:
         assert step["command"][1].endswith("jobs/request_cluster.py")
         assert step["command"][2:5] == ["--step", step["name"], "--send"]
         assert step["command"][-2:] == ["--account", account]
+
+
+def test_an_account_ingests_manifests_on_a_cluster(run_job: RunJob) -> None:
+    """ingest is launched as the other steps are, with the options of the manifests."""
+    account = str(ROOT / "tests/infra/aws/account.toml")
+    manifest = ("--manifest", "labelled=s3://bucket/{{ ds }}.jsonl", "--lexicon", "s3://bucket/l")
+    said = run_job("workflow", *SHARED[:4], *manifest, "--account", account)
+    command = json.loads(said.out)["steps"][0]["command"]
+    assert command[1].endswith("jobs/request_cluster.py")
+    assert command[2:5] == ["--step", "ingest", "--send"]
+    for option, value in (manifest[:2], manifest[2:]):
+        assert command[command.index(option) + 1] == value
+    assert command[-2:] == ["--account", account]
+    said = run_job("workflow", *SHARED[:4], *manifest, "--dev-share", "0.1")
+    assert (said.code, said.out) == (2, "")
+    assert "--manifest: with --kaldi-dir alone: --placements, --dev-share" in said.err
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from jobs.ingestion.corpus import ingest
 from jobs.run import launches
 from jobs.synthesis.corpus import synthesize
 from jobs.synthesis.plan import SynthesisConfig
-from pipeline.runs.names import SUBSETS, model_step, teachers
+from pipeline.runs.names import LANGUAGE_MODEL_FILES, SUBSETS, model_step, teachers
 from pipeline.steps.features import extract_features
 from pipeline.steps.repartition import repartition
 from pipeline.steps.selection.select import metadata_uri, select_utterances
@@ -36,7 +36,7 @@ SETTINGS = ("teacher.ensemble=2", "targets.offsets=all", "student.num_passes=3")
 """By --set: two teachers label at all offsets, of which each pass of the student reads one."""
 
 TRAINING = ("train_baseline", "train_teacher", "train_student")
-LANGUAGE_MODEL = ("corpus/language_model.arpa", "corpus/language_model.txt")
+LANGUAGE_MODEL = tuple(f"corpus/{name}" for name in LANGUAGE_MODEL_FILES)
 OTHER_RUNS_NEED = {
     # Subsets are found by listing; selection alone reads their records.
     *((step, "GetObject", "corpus/metadata/*") for step in ("extract_features", "align")),

@@ -7,14 +7,14 @@ bucket, so nothing is shuffled, and all of a speaker's records are in one bucket
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import Commit, StepContext, once
 from pipeline.runs.manifest import Output, sha256
-from pipeline.runs.names import INGEST_STEP, LEXICON_FILE, METADATA_FOLDER
+from pipeline.runs.names import INGEST_STEP, METADATA_FOLDER
 from pipeline.runs.step import (
     Distribute,
     StepContents,
@@ -58,17 +58,18 @@ class PieceTask:
 
 @dataclass(frozen=True, slots=True)
 class ManifestIngestion:
-    """ManifestIngestion holds what a run ingests: manifests, a lexicon, and how records are made.
+    """ManifestIngestion holds what a run ingests: manifests, and how records are made of them.
 
-    Only `manifest_store` may read the manifests; the step's own store may read the audio. An
-    increment's ingestion `adds` to a corpus that others have written.
+    `texts` are a lexicon and a language model, by their names in the corpus. Only `manifest_store`
+    may read the manifests; the step's own store may read the audio. An increment's ingestion
+    `adds` to a corpus that others have written.
     """
 
     manifest_store: ObjectStore
     manifests: Sequence[Manifest]
     rules: RecordRules
     settings: Mapping[str, Any]
-    lexicon: bytes = b""
+    texts: Mapping[str, bytes] = field(default_factory=dict)
     adds: bool = False
 
 
@@ -107,7 +108,7 @@ def ingest_manifests(
         contents = run_tasks(context, plan)
         if not ingestion.adds:
             _require_only(store, corpus_uri, contents.outputs)
-        return _with_lexicon(store, corpus_uri, ingestion.lexicon, contents)
+        return _with_texts(store, corpus_uri, ingestion.texts, contents)
 
     spec = StepSpec(store, run_uri, INGEST_STEP, ingestion.settings, digests=digests)
     return run_step(spec, make)
@@ -119,8 +120,8 @@ def _digests(
     uris = list(dict.fromkeys(uri for piece in pieces for uri in piece.uris))
     elements = [(ingestion.manifest_store, uri) for uri in uris]
     found = distribute(elements, digest_object, "digest the manifests")
-    lexicon = {LEXICON_FILE: sha256(ingestion.lexicon)} if ingestion.lexicon else {}
-    return {**dict(zip(uris, found, strict=True)), **lexicon}
+    texts = {name: sha256(data) for name, data in ingestion.texts.items()}
+    return {**dict(zip(uris, found, strict=True)), **texts}
 
 
 def digest_object(element: tuple[ObjectStore, str]) -> str:
@@ -177,19 +178,12 @@ def _require_only(store: ObjectStore, corpus_uri: str, outputs: Sequence[Output]
             raise ValueError(f"{found.uri} is from another corpus than these manifests: {remedy}")
 
 
-def _with_lexicon(
-    store: ObjectStore, corpus_uri: str, lexicon: bytes, contents: StepContents
+def _with_texts(
+    store: ObjectStore, corpus_uri: str, texts: Mapping[str, bytes], contents: StepContents
 ) -> StepContents:
-    if not lexicon:
-        return contents
-    uri = join_uri(corpus_uri, LEXICON_FILE)
-    if not store.put_if_absent(uri, lexicon) and store.get(uri) != lexicon:
-        raise ValueError(f"{uri} is another lexicon: use another corpus.uri, or remove it there")
-    output = Output(LEXICON_FILE, len(lexicon), sha256(lexicon), 0, 0)
-    return StepContents(
-        outputs=(output, *contents.outputs),
-        tally_in=contents.tally_in,
-        tally_out=contents.tally_out,
-        ledgers=contents.ledgers,
-        quarantined=contents.quarantined,
-    )
+    for name, data in texts.items():
+        uri = join_uri(corpus_uri, name)
+        if not store.put_if_absent(uri, data) and store.get(uri) != data:
+            raise ValueError(f"{uri} has other bytes: use another corpus.uri, or remove it there")
+    written = [Output(name, len(data), sha256(data), 0, 0) for name, data in texts.items()]
+    return replace(contents, outputs=(*written, *contents.outputs))

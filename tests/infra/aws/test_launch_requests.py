@@ -15,15 +15,16 @@ import pytest
 
 from infra.aws.account import load_account
 from infra.aws.cluster_launch import run_to_end, validate
-from infra.aws.launch_requests import emr_request, host_request
+from infra.aws.launch_requests import CODE, emr_request, host_request
 from infra.cluster import load_cluster
-from jobs.cli.catalogue import STEPS
+from jobs.cli.catalogue import SPARK_STEPS, STEPS
 from jobs.request_cluster import make_request
 from tests.job_programs import RunJob, Said
 
 ACCOUNT = str(Path(__file__).with_name("account.toml"))
 RUN = "s3://megahour-bucket/runs/1"
-LAUNCHED = [step for step in STEPS if step != "ingest"]
+MANIFEST = ("--manifest", "labelled=s3://speech/labelled.jsonl", "--manifest", "s3://speech/days")
+TEXTS = ("--lexicon", "s3://speech/lexicon.txt", "--language-model", "s3://speech/lm.arpa.gz")
 
 FAKE_HOST = """\
 #!/bin/sh
@@ -46,14 +47,14 @@ def request(run_job: RunJob, step: str, *options: str) -> Said:
     return run_job("request_cluster", *shared, "--account", ACCOUNT, *options)
 
 
-@pytest.mark.parametrize("step", LAUNCHED)
+@pytest.mark.parametrize("step", STEPS)
 def test_parameters_are_botocores(run_job: RunJob, step: str) -> None:
     """Each step's request passes botocore's model of the service, and has the file's instances."""
-    said = request(run_job, step)
+    said = request(run_job, step, *(MANIFEST if step == "ingest" else ()))
     assert (said.code, said.err) == (0, "")
     parameters = json.loads(said.out)
     cluster = load_cluster(step)
-    if STEPS[step] == "Spark":
+    if step in SPARK_STEPS:
         _, core = parameters["Instances"]["InstanceGroups"]
         machines = core["InstanceType"], core["InstanceCount"]
         assert parameters["JobFlowRole"] == f"megahour-roles-{step}"
@@ -92,7 +93,7 @@ def test_each_host_finds_the_leader_and_starts_its_ranks(tmp_path: Path) -> None
     """The script of 8 hosts joins 64 ranks at the first host's address, whatever is in --set."""
     setting = "student.seed=5; touch $(oops)'"
     given = {"step": "train_student", "recipe": "hours_1m", "run": RUN, "cluster": None}
-    arguments = Namespace(**given, set=[setting], account=ACCOUNT, extends="")
+    arguments = Namespace(**given, set=[setting], account=ACCOUNT, extends="", manifest=None)
     made = make_request(arguments, load_cluster("train_student"))
     script = made.parameters["UserData"]
     done = host_run(tmp_path, script)
@@ -136,7 +137,11 @@ def test_files_of_your_own_lie_with_the_code(run_job: RunJob, tmp_path: Path) ->
     ("options", "message"),
     [
         (("--run", "runs/mine"), r"runs/mine: need s3://bucket/prefix"),
-        (("--step", "ingest"), "it copies a directory: start it where that lies"),
+        (("--step", "ingest"), "--step ingest: need --manifest: a directory is copied where it"),
+        (MANIFEST, "--step align: --manifest is for ingest alone"),
+        (("--step", "ingest", "--manifest", "day.jsonl"), "/day.jsonl: need s3://bucket/key, for"),
+        (("--step", "ingest", *MANIFEST, "--lexicon", "x.txt"), "x.txt: need s3://bucket/key, for"),
+        (("--step", "ingest", "--manifest", "x=s3://b/m"), "--manifest x=s3://b/m: need [SUBSET=]"),
         (("--cluster", "demo"), "cluster with master local[2] is this computer"),
         (("--kubernetes", "k8s://https://host"), "need --account FILE for AWS, or --kubernetes"),
         (("--account", "nowhere.toml"), "nowhere.toml: cannot be read"),
@@ -165,7 +170,24 @@ def test_kubernetes_gets_a_command_line(run_job: RunJob) -> None:
     said = run_job("request_cluster", "--step", "align", *shared)
     assert (said.code, "need --image REPOSITORY:TAG" in said.err) == (2, True)
     said = run_job("request_cluster", "--step", "report", *shared, "--image", "m:1")
-    assert "--kubernetes: report: need a Spark step: select_utterances, " in said.err
+    assert "--kubernetes: report: need a Spark step: ingest, select_utterances, " in said.err
+
+
+def test_manifests_are_ingested_on_a_cluster(run_job: RunJob) -> None:
+    """On EMR and on Kubernetes ingest gets the manifests, and what lies beside them."""
+    options = (*MANIFEST, *TEXTS, "--format", "table", "--speaker-buckets", "64")
+    (step,) = json.loads(request(run_job, "ingest", *options).out)["Steps"]
+    on_emr = step["HadoopJarStep"]["Args"]
+    shared = ("--recipe", "hours_1m", "--run", RUN)
+    kubernetes = ("--kubernetes", "k8s://https://host:443", "--image", "m:1")
+    said = run_job("request_cluster", "--step", "ingest", *shared, *kubernetes, *options)
+    for words, folder in ((on_emr, CODE), (shlex.split(said.out), "local:///opt/megahour/jobs")):
+        given = words[words.index(f"{folder}/ingest.py") + 1 :]
+        assert given[:4] == [*shared]
+        pairs = set(zip(given[4::2], given[5::2], strict=True))
+        passed = set(zip(options[::2], options[1::2], strict=True))
+        assert passed <= pairs
+        assert pairs - passed == {("--locale", "und")}
 
 
 def launched(service: str, step: str) -> Any:

@@ -4,6 +4,7 @@ import pytest
 
 from infra.cluster import load_cluster
 from jobs.roles import QUERIES, template, text_of
+from pipeline.runs.names import LANGUAGE_MODEL_FILES
 from tests.infra.aws.role_policy import PLACES, TEMPLATE, Request, allows, logged_requests, role_of
 from tests.job_programs import RunJob
 
@@ -18,6 +19,8 @@ STEPS = [
     *("train_teacher", "generate_targets", "repartition", "train_student", "evaluate"),
     *("certify", "report", *QUERIES),
 ]
+CLUSTERS = TEMPLATE.parents[1] / "clusters"
+OTHERS = ("export_shards",)
 RUN = "arn:aws:s3:::megahour/runs/tiny"
 
 
@@ -50,6 +53,25 @@ def test_feature_extraction_cannot_touch_models() -> None:
     assert not allows(role, Request("s3:ListBucket", "arn:aws:s3:::megahour", "runs/tiny/models/"))
     assert not allows(role, Request("s3:ListBucket", "arn:aws:s3:::megahour", ""))
     assert not allows(role, Request("s3:DeleteObject", f"{RUN}/features/labelled/manifest.json"))
+
+
+@pytest.mark.parametrize("step", ["evaluate", "export", "generate_targets"])
+@pytest.mark.parametrize("name", LANGUAGE_MODEL_FILES)
+def test_a_step_that_decodes_reads_each_language_model(step: str, name: str) -> None:
+    """Every name that ingest may write, and no other file of the corpus beside it."""
+    role = role_of(step)
+    for file in cluster_files(step):
+        prefixes = load_cluster(file).readable("s3://b/run", "s3://b/corpus")
+        assert f"s3://b/corpus/{name}" in prefixes, file
+    assert allows(role, Request("s3:GetObject", f"{RUN}/corpus/{name}"))
+    listing = f"runs/tiny/corpus/{name}"
+    assert allows(role, Request("s3:ListBucket", "arn:aws:s3:::megahour", listing))
+    assert not allows(role, Request("s3:GetObject", f"{RUN}/corpus/{name}.old"))
+
+
+def cluster_files(step: str) -> list[str]:
+    """Name all cluster files of a step, those of other GPUs too."""
+    return sorted(path.stem for path in CLUSTERS.glob(f"{step}*.toml") if path.stem not in OTHERS)
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -12,13 +12,18 @@ import pytest
 from infra.cluster import load_cluster
 from infra.configuration import ConfigurationError
 from infra.spark.packaging import closure, write_code, write_dependencies
-from jobs.package import spark_steps
+from jobs.cli.catalogue import SPARK_STEPS
 from pipeline.filterbank.compiled import is_compiled
 
 INSTALLED = str(Path(numpy.__file__).parents[1])
 
 # What the tasks of each Spark step import: functions travel by reference to these.
 TASK_MODULES = {
+    "ingest": (
+        "pipeline.steps.ingestion.directories",
+        "pipeline.steps.ingestion.ingest_manifests",
+        "pipeline.steps.ingestion.lhotse",
+    ),
     "select_utterances": ("pipeline.steps.selection.select",),
     "extract_features": ("pipeline.steps.features",),
     "align": ("training.targets.alignment",),
@@ -75,7 +80,7 @@ def test_the_code_runs_from_the_zip(code: Path, tmp_path: Path) -> None:
     assert found["style"] > 0
 
 
-@pytest.mark.parametrize("step", spark_steps())
+@pytest.mark.parametrize("step", SPARK_STEPS)
 def test_tasks_import_only_what_their_cluster_file_lists(
     step: str, code: Path, tmp_path: Path
 ) -> None:

@@ -19,7 +19,7 @@ from infra.store.object_store import ObjectStore
 from jobs.cli import spark_steps
 from pipeline.metadata import read_records
 from pipeline.records import Utterance
-from pipeline.runs.manifest import Manifest, read_manifest, read_output
+from pipeline.runs.manifest import Manifest, read_manifest, read_output, sha256
 from pipeline.steps.ingestion import manifest_objects
 from pipeline.steps.ingestion.formats import Nemo
 from tests.job_programs import RunJob
@@ -27,6 +27,7 @@ from tests.small_corpus import flac, serially, tone, wav
 from tests.whole_path.processes import TINY
 
 RATE = 16_000
+STORED = "language_model.txt.gz"
 
 
 @pytest.fixture(autouse=True)
@@ -139,6 +140,40 @@ def test_pieces_hold_each_line_once(corpus: Corpus, monkeypatch: pytest.MonkeyPa
         assert uris == [row["audio_filepath"] for row in rows]
         read.add(len(pieces))
     assert len(read) > 3
+
+
+def test_texts_beside_manifests_are_stored(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lexicon and language model are objects of the corpus, which the manifest lists."""
+    folder = corpus.audio.parent
+    (corpus.audio / "a.wav").write_bytes(wav(tone(1, 2)))
+    rows = [{"audio_filepath": "audio/a.wav", "duration": 2.0, "text": "yes"}]
+    model = gzip.compress(b"yes yes\n", mtime=0)
+    (folder / "words.txt").write_text("yes Y EH S\n")
+    (folder / "own.txt.gz").write_bytes(model)
+    monkeypatch.chdir(folder)
+    given = ("--manifest", f"labelled={write_lines(folder / 'm.jsonl', rows)}")
+    texts = ("--lexicon", "words.txt", "--language-model", "own.txt.gz")
+    manifest = corpus.ingest(*given, *texts)
+    corpus_uri = f"{corpus.run_uri}/corpus"
+    assert [output.key for output in manifest.outputs][:2] == ["lexicon.txt", STORED]
+    assert corpus.store.get(f"{corpus_uri}/{STORED}") == model
+    assert manifest.inputs[STORED] == sha256(model)
+    assert manifest.tally_out.utterances == 1
+    (folder / "own.txt.gz").write_bytes(gzip.compress(b"yes\n", mtime=0))
+    other = ("--set", f'corpus.uri="{corpus_uri}"')
+    corpus.run_uri = str(folder / "other")
+    said = corpus.job("ingest", *other, *given, *texts)
+    assert (said.code, f"{STORED} has other bytes: use another corpus.uri" in said.err) == (1, True)
+
+
+def test_texts_of_a_directory_lie_in_it(corpus: Corpus) -> None:
+    """The options for them are of manifests alone; a suffix of no language model is named."""
+    texts = ("--lexicon", "words.txt")
+    said = corpus.job("ingest", "--kaldi-dir", ".", *texts)
+    assert said.code == 2
+    assert "--kaldi-dir: with --manifest alone: --lexicon, --language-model: put the" in said.err
+    said = corpus.job("ingest", "--manifest", "m.jsonl", "--language-model", "own.bin")
+    assert (said.code, "need a name that ends with one of .txt, " in said.err) == (2, True)
 
 
 TABLE: Sequence[Mapping[str, Any]] = [
