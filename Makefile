@@ -10,6 +10,9 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: RUN ?= runs/demo
 run: RUN ?= runs/mine
 RECIPE ?= recorded
+# What is ingested; without any of it the corpus must be there already.
+SOURCE = $(if $(KALDI_DIR),--kaldi-dir '$(KALDI_DIR)') $(foreach each,$(MANIFEST),--manifest '$(each)') \
+  $(if $(LEXICON),--lexicon '$(LEXICON)') $(if $(LANGUAGE_MODEL),--language-model '$(LANGUAGE_MODEL)')
 
 KILLS ?= 30
 # A file's tests run in one process and share what they set up; the longest files begin.
@@ -20,6 +23,8 @@ PYTEST = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 help:
 	@echo 'make demo                 synthetic corpus, every step, word error rates (10 minutes, 2 cores)'
 	@echo 'make run KALDI_DIR=DIR    the same on your own Kaldi data directory (RECIPE=recorded RUN=runs/mine)'
+	@echo 'make run MANIFEST=URIS    the same on audio where it lies: "labelled=URI URI heldout=URI", with'
+	@echo '                          LEXICON=URI, and perhaps LANGUAGE_MODEL=URI; or on the corpus at corpus.uri'
 	@echo 'make setup                the environment of tests and linters, in .venv; demo and run need less'
 	@echo 'make test                 all tests but those of make faults'
 	@echo 'make faults               tests on a Spark cluster, Ceph, sclite, Chromium, PortAudio (apt), Airflow, an S3; KILLS=30'
@@ -47,8 +52,7 @@ demo: $(VENV)/.ready
 	$(BIN)/python -m jobs.demo --run $(RUN)
 
 run: $(VENV)/.ready
-	@test -n '$(KALDI_DIR)' || { echo 'KALDI_DIR is not set: make run KALDI_DIR=/data/mine RUN=runs/mine'; exit 2; }
-	$(BIN)/python -m jobs.run --recipe $(RECIPE) --run $(RUN) --kaldi-dir '$(KALDI_DIR)'
+	$(BIN)/python -m jobs.run --recipe $(RECIPE) --run $(RUN) $(SOURCE)
 
 test: setup
 	$(PYTEST) --numprocesses 2
