@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from importlib.metadata import version
 from typing import Any
 
 from infra.store.checked_reads import read_checked
@@ -25,6 +24,7 @@ from pipeline.runs.outputs import (
     to_document,
 )
 from pipeline.runs.sealed_json import read_sealed, seal, typed_record, typed_value
+from pipeline.runs.versions import MEGAHOUR, installed_version
 
 __all__ = [
     "Extended",
@@ -102,7 +102,7 @@ class Manifest:
     quarantined: Tally = field(default_factory=Tally)
     unselected: Tally = field(default_factory=Tally)
     statistics: Mapping[str, Any] = field(default_factory=dict)
-    code_version: str = field(default_factory=lambda: version("megahour"))
+    code_version: str = field(default_factory=lambda: installed_version(MEGAHOUR))
     versions: Mapping[str, str] = field(default_factory=dict)
     id_index: tuple[Output, ...] = ()
     stream_means: tuple[Output, ...] = ()

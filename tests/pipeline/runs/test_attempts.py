@@ -15,6 +15,7 @@ from infra.spark.packaging import closure
 from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest
 from pipeline.records import Tally
+from pipeline.runs import versions
 from pipeline.runs.commit import Commit, Repetition, StepContext, once, step_context
 from pipeline.runs.manifest import manifest_uri, read_manifest
 from pipeline.runs.names import EVALUATION_STEP, TARGETS_STEP, TUNING_STEP
@@ -128,10 +129,10 @@ def run(context: StepContext, names: str, ran: list[str]) -> Any:
 
 @pytest.fixture
 def other_numpy(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Install another NumPy, to the eyes of importlib."""
+    """Install another NumPy, to the eyes of a process that begins."""
     installed = metadata.version
     monkeypatch.setattr(
-        metadata, "version", lambda name: "99.1" if name == "numpy" else installed(name)
+        versions, "installed_version", lambda name: "99.1" if name == "numpy" else installed(name)
     )
     return monkeypatch
 
@@ -143,7 +144,9 @@ def test_half_a_step_of_other_versions_is_refused(
     other_numpy.undo()
     context.commit(record(context, "1"))
     was, ran = metadata.version("numpy"), list[str]()
-    other_numpy.setattr(metadata, "version", lambda name: "99.1" if name == "numpy" else was)
+    other_numpy.setattr(
+        versions, "installed_version", lambda name: "99.1" if name == "numpy" else was
+    )
     now = step_context(context.store, context.run_uri, context.step, CONFIG, INPUTS)
     assert now.fingerprint != context.fingerprint
     message = (
@@ -164,7 +167,7 @@ def test_a_finished_step_stays_finished_under_other_versions(
 ) -> None:
     """All its bytes are of one version, which its manifest names."""
     first = run(context, "01", [])
-    monkeypatch.setattr(metadata, "version", lambda _: "99.1")
+    monkeypatch.setattr(versions, "installed_version", lambda _: "99.1")
     ran: list[str] = []
     again = run(context, "01", ran)
     assert (again.was_finished, again.manifest, ran) == (True, first.manifest, [])
@@ -190,7 +193,7 @@ def test_a_worker_may_lack_an_engine(context: StepContext, monkeypatch: pytest.M
             raise metadata.PackageNotFoundError(name)
         return installed(name)
 
-    monkeypatch.setattr(metadata, "version", without_kaldi)
+    monkeypatch.setattr(versions, "installed_version", without_kaldi)
     assert work(NamedTask(context, "0", [])).task == "0"
 
 
