@@ -1,17 +1,20 @@
-"""Compare the student's word errors with four forms of targets, on the demo, seed by seed.
+"""Compare the student's word errors with four forms of targets, seed by seed.
 
 python -m tests.benchmarks.target_forms --out DIR --seeds 17 18 19
+python -m tests.benchmarks.target_forms --out DIR --recipe recorded --kaldi-dir AN4
 python -m tests.benchmarks.rotation.table DIR/results/*.jsonl --against renormalized --row student
 
 Renormalized k = 20; the same with one class of all other senones (ghost); 16 best and 4 drawn; and
-all senones' logits. A seed's runs share all that comes before their targets. Results are kept by
-speaker, as the rotation's are, so that its table reads them. A command that was cut off continues.
+all senones' logits, on the demo's corpus or on recorded speech. A seed's runs share all that comes
+before their targets. Results are kept by speaker, as the rotation's are, so that its table reads
+them. A command that was cut off continues.
 """
 
 import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
@@ -34,8 +37,17 @@ SEEDED = ("aligner", "baseline", "teacher", "student", "targets")
 RANKS = (2, 4)
 """Those of the demo."""
 
+DEMO = "demo"
 REFERENCE = "renormalized"
 FROM_TARGETS = (GENERATE_TARGETS, REPARTITION, TRAIN_STUDENT, EVALUATE)
+
+
+@dataclass(frozen=True, slots=True)
+class Speech:
+    """Speech is a corpus in Kaldi's form, and the recipe of all its runs."""
+
+    recipe: str
+    kaldi_dir: Path
 
 
 def forms(num_senones: int) -> dict[str, list[str]]:
@@ -48,11 +60,10 @@ def forms(num_senones: int) -> dict[str, list[str]]:
     }
 
 
-def run_form(folder: Path, label: str, seed: int, values: Sequence[str]) -> int:
+def run_form(folder: Path, speech: Speech, label: str, seed: int, values: Sequence[str]) -> int:
     """Run the reference from the corpus on, another form from the step that differs."""
     run, reference = folder / f"{label}-{seed}", folder / f"{REFERENCE}-{seed}"
-    kaldi = str(folder / "kaldi")
-    steps = launches(kaldi, *RANKS, "cpu")
+    steps = launches(str(speech.kaldi_dir), *RANKS, "cpu")
     if label == REFERENCE:
         chosen = [each.step for each in steps[: [s.step for s in steps].index(EVALUATE) + 1]]
     else:
@@ -61,12 +72,12 @@ def run_form(folder: Path, label: str, seed: int, values: Sequence[str]) -> int:
         chosen = steps_from(first, FROM_TARGETS)
     corpus = f"corpus.uri={reference / 'corpus'}"
     settings = [corpus, *(f"{section}.seed={seed}" for section in SEEDED), *values]
-    shared = ["--recipe", "demo", "--run", str(run)]
+    shared = ["--recipe", speech.recipe, "--run", str(run)]
     shared += [part for each in settings for part in ("--set", each)]
     return run_steps([each for each in steps if each.step in chosen], shared)
 
 
-def keep(folder: Path, label: str, seed: int, values: Sequence[str]) -> None:
+def keep(folder: Path, recipe: str, label: str, seed: int, values: Sequence[str]) -> None:
     """Write a run's errors by speaker and utterance to DIR/results."""
     run = str(folder / f"{label}-{seed}")
     store = ObjectStore((run,))
@@ -74,7 +85,7 @@ def keep(folder: Path, label: str, seed: int, values: Sequence[str]) -> None:
     scores = json.loads(read_output(store, run, output_of(manifest, EVALUATION_SCORES)))
     (errors,) = (each for each in manifest.outputs if each.key == scores["files"]["errors.jsonl"])
     about = {
-        "condition": "demo",
+        "condition": recipe,
         "fold": 0,
         "seed": seed,
         "label": label,
@@ -83,7 +94,7 @@ def keep(folder: Path, label: str, seed: int, values: Sequence[str]) -> None:
         "models": {},
     }
     lines = [json.dumps(about), *_lines(read_errors(read_output(store, run, errors)))]
-    target = folder / "results" / f"{label}-demo-seed{seed}.jsonl"
+    target = folder / "results" / f"{label}-{recipe}-seed{seed}.jsonl"
     target.parent.mkdir(exist_ok=True)
     target.write_text("".join(f"{line}\n" for line in lines))
 
@@ -107,25 +118,29 @@ def _place(utterance: UtteranceErrors) -> tuple[str, str]:
 
 
 def main() -> None:
-    """Make the corpus once, then each seed's four runs."""
+    """Make the demo's corpus if no other is given, then each seed's four runs."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--out", type=Path, required=True, help="folder of corpus, runs and results"
-    )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[17, 18, 19], help="of all models")
+    add = parser.add_argument
+    add("--out", type=Path, required=True, help="folder of corpus, runs and results")
+    add("--seeds", type=int, nargs="+", default=[17, 18, 19], help="of all models")
+    add("--recipe", default=DEMO, choices=(DEMO, "recorded"), help=f"default {DEMO}")
+    add("--kaldi-dir", type=Path, help="recorded speech; default: the demo's corpus, made here")
     arguments = parser.parse_args()
-    folder = arguments.out.absolute()
-    code = run_steps([Launch("synthesize", (sys.executable,))], ["--out", str(folder / "kaldi")])
+    folder, code = arguments.out.absolute(), 0
+    speech = Speech(arguments.recipe, (arguments.kaldi_dir or folder / "kaldi").absolute())
+    if arguments.kaldi_dir is None:
+        out = ["--out", str(speech.kaldi_dir)]
+        code = run_steps([Launch("synthesize", (sys.executable,))], out)
     for seed in arguments.seeds:
-        code = code or run_form(folder, REFERENCE, seed, [])
+        code = code or run_form(folder, speech, REFERENCE, seed, [])
         reference = str(folder / f"{REFERENCE}-{seed}")
         found = {} if code else forms(read_tree(ObjectStore((reference,)), reference).num_senones)
         for label, values in found.items():
-            code = code or run_form(folder, label, seed, values)
+            code = code or run_form(folder, speech, label, seed, values)
             if not code:
-                keep(folder, label, seed, values)
+                keep(folder, speech.recipe, label, seed, values)
     sys.exit(code)
 
 

@@ -50,7 +50,7 @@ def test_errors_are_kept_by_speaker(tmp_path: Path) -> None:
         return StepContents.of_all(Tally(), (kept, errors))
 
     run_step(StepSpec(store, str(run), EVALUATION_STEP, {}), contents)
-    keep(tmp_path, "ghost", 3, ["student.soft_targets=ghost"])
+    keep(tmp_path, "demo", "ghost", 3, ["student.soft_targets=ghost"])
     found = Measured.read(tmp_path / "results" / "ghost-demo-seed3.jsonl")
     assert (found.label, found.key) == ("ghost", ("demo", 0, 3))
     sums = {each.placement: (each.words, each.errors["student"]) for each in found.speakers}
