@@ -226,7 +226,7 @@ TABLE_001 = Table(
     ),
     MANY_CHUNKS,
 )
-PLAIN_SGD_RATES = (2.0, 4.0, 8.0)
+PLAIN_SGD_RATES = (1.0, 2.0, 4.0, 8.0)
 """Ten times those with momentum .9, whose steps add up to ten."""
 
 
