@@ -7,12 +7,13 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 
-KINDS = ("driver", "executor", "python", "worker")
-"""What is killed in every step; the device servers of generate_targets are, too."""
+EVERYWHERE = ("driver", "executor", "python", "worker")
+"""The kinds that every step has."""
 
 DEVICE_SERVER = "device server"
+KINDS = (*EVERYWHERE, DEVICE_SERVER)
 # A driver's death costs most time and hits every task, so it is half as frequent.
-_TURN = (*KINDS, "executor", "python")
+_TURN = (*EVERYWHERE, "executor", "python")
 _SPREAD_S = 1.2
 _MAX_PAUSE_S = 2.5
 _SIGNS = {
@@ -38,9 +39,12 @@ class Killer:
         self._paused: dict[int, float] = {}
 
     def kinds(self, step: str, number: int) -> list[str]:
-        """Draw the kinds of the next `number` kills: all in turn, in random order."""
+        """Draw the kinds of the next `number` kills: all in turn, in random order.
+
+        generate_targets begins with a device server, which lives for a few seconds alone.
+        """
         turn = [*_TURN, DEVICE_SERVER] if step == "generate_targets" else _TURN
-        drawn: list[str] = []
+        drawn: list[str] = [DEVICE_SERVER] if step == "generate_targets" else []
         while len(drawn) < number:
             drawn += self._random.sample(turn, len(turn))
         return drawn[:number]
