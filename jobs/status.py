@@ -8,12 +8,13 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 from infra.store.object_store import ObjectNotFound, join_uri
-from jobs.cli.begun import begun, commits_of, fit_of, hours_read, training_hours
+from jobs.cli.begun import begun, fit_of, hours_read, reading_commits, training_hours
 from jobs.cli.catalogue import STEPS
 from jobs.cli.command_line import Answer, Query, main
 from jobs.cli.job import Job, written_steps
 from pipeline.audit.job_records import parse_job_record
 from pipeline.records import Tally
+from pipeline.runs.commit import each_commit
 from pipeline.runs.manifest import is_finished, read_manifest
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
@@ -114,7 +115,7 @@ def work_of(job: Job, step: str) -> Work:
         trained, hours_in = training_hours(job, fit)
         return Work(trained, trained, hours_in)
     read, made, lost = Tally(), Tally(), Tally()
-    for commit in commits_of(job, step):
+    for commit in each_commit(job.store, reading_commits(job, step)):
         read, made = read + commit.tally_in, made + commit.tally_out
         lost += commit.quarantined
     return Work(read.hours, made.hours, hours_to_read(job, step), lost.utterances)

@@ -4,7 +4,7 @@ Each start also stores its time and the hours that were read before, from which 
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -14,7 +14,7 @@ from infra.store.object_store import ObjectNotFound, join_uri
 from jobs.cli.job import Job, written_steps
 from pipeline.audit.job_records import parse_begun_record
 from pipeline.records import Tally
-from pipeline.runs.commit import Commit, commit_uris, each_commit
+from pipeline.runs.commit import commit_uris, each_commit
 from pipeline.runs.increment import BaseStep, is_of_base
 from pipeline.runs.manifest import changes, is_finished, read_manifest
 from pipeline.runs.names import (
@@ -44,6 +44,8 @@ from training.data.sub_epochs import trained_share
 from training.fit.model_specs import Fit, aligner_fit, sequence_fit
 from training.fit.step_settings import fits_of, step_configs
 from training.recipes import Recipe
+
+SAMPLED_COMMITS = 100
 
 
 def begin(job: Job, steps: Sequence[str]) -> None:
@@ -81,23 +83,31 @@ def begun(job: Job, name: str) -> dict[str, Any] | None:
 
 
 def hours_read(job: Job, step: str) -> float:
-    """Return the hours of speech that a step has read so far, of a training its share of them."""
+    """Return the hours of speech that a step has read so far, of a training its share of them.
+
+    Of more than `SAMPLED_COMMITS` commits it is an estimate, by every n-th: 200,000 small objects
+    would keep a start waiting for minutes.
+    """
     if is_finished(job.store, job.run_uri, step):
         return read_manifest(job.store, job.run_uri, step).tally_in.hours
     if (fit := fit_of(job.recipe, step)) is not None:
         return training_hours(job, fit)[0]
-    return sum((each.tally_in for each in commits_of(job, step)), Tally()).hours
+    uris = reading_commits(job, step)
+    sampled = uris[:: -(-len(uris) // SAMPLED_COMMITS) or 1]
+    read = sum((each.tally_in for each in each_commit(job.store, sampled)), Tally())
+    return read.hours * len(uris) / max(1, len(sampled))
 
 
-def commits_of(job: Job, step: str) -> Iterator[Commit]:
-    """Read the commits whose tasks read the step's input, once each; evaluation's once a model."""
+def reading_commits(job: Job, step: str) -> list[str]:
+    """List the commits whose tasks read the step's input, once each; evaluation's once a model."""
     folder = step
     if folder_of(step) == SELECTION_FOLDER or step == EVALUATION_STEP:
         folder = join_uri(step, SCRATCH_FOLDER)
-    for commit in each_commit(job.store, commit_uris(job.store, job.run_uri, folder)):
-        # A selection also indexes its buckets, and packs what it has selected.
-        if folder_of(step) != SELECTION_FOLDER or commit.task.startswith(SELECTED):
-            yield commit
+    uris = commit_uris(job.store, job.run_uri, folder)
+    if folder_of(step) != SELECTION_FOLDER:
+        return uris
+    # A selection also indexes its buckets, and packs what it has selected.
+    return [each for each in uris if each.rpartition("/")[2].startswith(SELECTED)]
 
 
 def fit_of(recipe: Recipe, step: str) -> Fit | None:

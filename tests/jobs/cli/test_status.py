@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,9 +12,11 @@ import pytest
 
 from infra.configuration import plain
 from infra.store.object_store import ObjectStore, join_uri
+from jobs.cli.begun import hours_read
+from jobs.cli.job import job_parser, open_job
 from jobs.status import time_left
 from pipeline.records import Tally
-from pipeline.runs.commit import Commit, step_context
+from pipeline.runs.commit import Commit, each_commit, step_context
 from pipeline.runs.manifest import Extended, Manifest, Output
 from pipeline.runs.sealed_json import seal, unseal
 from tests.job_programs import RunJob
@@ -183,3 +185,25 @@ def test_each_step_under_way_has_the_hours_of_its_input(run_job: RunJob, tmp_pat
     expected = {"alignments/labelled": 3, "lattices/baseline": 3, BASELINE: 3, "evaluation": 7}
     expected |= {"alignments/bootstrap": 2, "targets/unlabelled": 3, "partitions/unlabelled": 3}
     assert {step: hours_in[step] for step in expected} == expected
+
+
+def test_a_start_samples_the_commits_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 250 commits of an hour each it reads 84, and notes 250 hours."""
+    run_uri = str(tmp_path)
+    context = step_context(ObjectStore((run_uri,)), run_uri, "features/labelled", {}, {})
+    hour = Tally(1, HOUR_MS)
+    for number in range(250):
+        output = context.put_output(f"{number:06}", ".json", b"{}", hour)
+        context.commit(Commit(f"{number:06}", context.fingerprint, (output,), None, hour, Tally()))
+    read: list[str] = []
+
+    def counted(store: ObjectStore, uris: Sequence[str]) -> Iterator[Commit]:
+        read.extend(uris)
+        return each_commit(store, uris)
+
+    monkeypatch.setattr("jobs.cli.begun.each_commit", counted)
+    arguments = job_parser("status", "", "").parse_args(["--recipe", str(TINY), "--run", run_uri])
+    assert hours_read(open_job("status", arguments), "features/labelled") == pytest.approx(250.0)
+    assert len(read) == 84
