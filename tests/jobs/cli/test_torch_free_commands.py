@@ -1,5 +1,6 @@
 """Commands that neither train nor decode import neither torch nor Kaldi's libraries."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -16,14 +17,15 @@ from tests.whole_path.processes import TINY
 HEAVY = ("torch", "kaldi_decoder", "kaldi_hmm_gmm", "kaldi_native_fbank", "kaldialign", "kaldifst")
 
 PROGRAM = """
-import runpy, sys
-name, *arguments = sys.argv[1:]
-sys.argv, code = [name, *arguments], 0
-try:
-    runpy.run_module(f"jobs.{name}", run_name="__main__", alter_sys=True)
-except SystemExit as ended:
-    code = ended.code
-print("code", code, "imported", sorted(set(HEAVY) & sys.modules.keys()))
+import json, runpy, sys
+heavy = set(json.loads(sys.argv.pop()))
+for name, *arguments in json.loads(sys.argv.pop()):
+    sys.argv[:], code, before = [name, *arguments], 0, heavy & sys.modules.keys()
+    try:
+        runpy.run_module(f"jobs.{name}", run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        code = ended.code
+    print(name, "code", code, "imported", sorted(heavy & sys.modules.keys() - before))
 """
 
 RUN = ("ingest", "select_utterances", "extract_features", "repartition", "certify", "report")
@@ -31,10 +33,9 @@ QUERIES = ("status", "verify", "inspect_utterance")
 OTHERS = ("check", "plan", "run", "inspect_object", "retry", "scaling")
 
 
-@pytest.mark.parametrize("name", [*RUN, *QUERIES, *OTHERS])
-def test_a_command_imports_no_torch(name: str, tmp_path: Path) -> None:
-    """Neither to read its recipe and look at the run, nor for --help."""
-    place = ["--recipe", str(TINY), "--run", str(tmp_path / "run")]
+def arguments_of(name: str, folder: Path) -> list[str]:
+    """Return what lets a command read its recipe and look at the run, or print its help."""
+    place = ["--recipe", str(TINY), "--run", str(folder / "run")]
     options = {
         "ingest": [*place, "--kaldi-dir", "data", "--dry-run"],
         "inspect_utterance": [*place, "--utterance", "x"],
@@ -43,12 +44,21 @@ def test_a_command_imports_no_torch(name: str, tmp_path: Path) -> None:
         "run": ["--help"],
         "retry": [*place, "--reason", "missing_object"],
         "scaling": ["--ranks", "1..8"],
-        "inspect_object": [str(tmp_path / "absent.parquet")],
+        "inspect_object": [str(folder / "absent.parquet")],
     }
-    given = options.get(name, [*place, "--dry-run"] if name in RUN else place)
-    last = last_line_of(name, given)
-    assert last.endswith("imported []")
-    assert "code 2" not in last
+    return options.get(name, [*place, "--dry-run"] if name in RUN else place)
+
+
+def test_commands_import_no_torch(tmp_path: Path) -> None:
+    """Neither to read a recipe and look at a run, nor for --help; one process starts them all.
+
+    The first command that imports one of these packages is named with it.
+    """
+    names = [*RUN, *QUERIES, *OTHERS]
+    ends = ends_of([[name, *arguments_of(name, tmp_path)] for name in names])
+    assert list(ends) == names
+    assert {name: end for name, end in ends.items() if not end.endswith(" imported []")} == {}
+    assert {name for name, end in ends.items() if end.startswith("code 2 ")} == set()
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +72,7 @@ def test_certify_imports_no_torch_at_work(run_uri: str) -> None:
     small = ["--set", "student.minibatch_frames=32", "--set", "student.num_sub_epochs=1"]
     whole = ["--set", "student.num_whole_utterance_sub_epochs=0"]
     given = ["--recipe", "demo", "--run", run_uri, *small, *whole, "--ranks", "2", "--steps", "4"]
-    assert last_line_of("certify", given) == "code 0 imported []"
+    assert ends_of([["certify", *given]]) == {"certify": "code 0 imported []"}
     assert is_finished(ObjectStore((run_uri,)), run_uri, "certificate")
 
 
@@ -70,16 +80,16 @@ def test_retry_imports_no_torch_at_work(run_uri: str, tmp_path: Path) -> None:
     """It takes a row back, and removes all steps that were made from it."""
     copied = str(shutil.copytree(run_uri, tmp_path / "run"))
     given = ["--recipe", str(TINY), "--run", copied, "--reason", "not_audio"]
-    assert last_line_of("retry", [*given, "--with-later-steps"]) == "code 0 imported []"
+    assert ends_of([["retry", *given, "--with-later-steps"]]) == {"retry": "code 0 imported []"}
     store = ObjectStore((copied,))
     for step, is_there in (("selection", True), ("features", False), ("partitions", False)):
         assert is_finished(store, copied, f"{step}/unlabelled") == is_there
 
 
-def last_line_of(name: str, given: Sequence[str]) -> str:
-    """Run a command in a process of its own; return its code and what it has imported."""
-    program = f"HEAVY = {HEAVY!r}\n{PROGRAM}"
-    command = [sys.executable, "-c", program, name, *given]
+def ends_of(commands: Sequence[Sequence[str]]) -> dict[str, str]:
+    """Run commands in a process of their own; return each one's code and what it has imported."""
+    command = [sys.executable, "-c", PROGRAM, json.dumps(commands), json.dumps(HEAVY)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()[-1]
+    found = (line.partition(" ") for line in done.stdout.splitlines() if " imported [" in line)
+    return {name: end for name, _, end in found}
