@@ -1,5 +1,8 @@
 """Hand test files to pytest-xdist's processes, the longest first, and each as late as possible."""
 
+import re
+from pathlib import Path
+
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling, Scheduling
@@ -24,6 +27,9 @@ LONG_TESTS = ("test_rank_chaos.py",)
 
 CEPH = "ceph"
 """A mark in the names of the tests on Ceph, whose cluster one process starts for all of them."""
+
+MAY_BE_MARKED = re.compile(r"mark\.cluster|\bServer\b")
+"""What a file says that has tests marked `cluster`: by itself, or by a fixture of a server."""
 
 
 class LateScheduling(LoadFileScheduling):
@@ -50,7 +56,27 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedul
     return LateScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import, for `-m cluster`, only files that may have such tests."""
+    if config.getoption("markexpr") != "cluster" or not collection_path.match("test_*.py"):
+        return None
+    return None if may_be_marked(collection_path) else True
+
+
+def may_be_marked(path: Path) -> bool:
+    """Return whether a file's tests may be marked `cluster`."""
+    return MAY_BE_MARKED.search(path.read_text(encoding="utf-8")) is not None
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest files, in their order."""
+    """Begin with the longest files, in their order.
+
+    Raises UsageError for a test marked `cluster` in a file that `-m cluster` would pass over.
+    """
+    marked = {item.path for item in items if item.get_closest_marker("cluster")}
+    if unsaid := sorted(path for path in marked if not may_be_marked(path)):
+        need = f"need the text {MAY_BE_MARKED.pattern} in a file with tests marked cluster"
+        raise pytest.UsageError(f"{', '.join(map(str, unsaid))}: {need}")
     order = {name: place for place, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
