@@ -69,10 +69,11 @@ def package_steps(folder: Path) -> dict[str, Package]:
     code = write_code(folder)
     log(f"{code}: {code.stat().st_size >> 10} kB")
     steps = progress_bar(SPARK_STEPS, description="packages", unit="step")
-    return {step: _package_step(step, code, folder) for step in steps}
+    return {step: package_step(step, code, folder) for step in steps}
 
 
-def _package_step(step: str, code: Path, folder: Path) -> Package:
+def package_step(step: str, code: Path, folder: Path) -> Package:
+    """Write the program and the dependencies of one step into `folder`, beside the `code`."""
     cluster = load_cluster(step)
     dependencies = write_dependencies(cluster.python_dependencies, folder)
     program = folder / f"{step}.py"

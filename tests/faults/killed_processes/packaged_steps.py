@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pyspark
 
-from jobs.package import Package, package_steps
+from infra.spark.packaging import write_code
+from jobs.package import Package, package_step
+from tests.faults.killed_processes.chaos_run import STEPS
 from tests.standalone_cluster import StandaloneCluster
 
 _CLUSTER = Path(__file__).with_name("chaos_cluster.toml")
@@ -80,8 +82,12 @@ class PackagedSteps:
 
 def prepare(folder: Path, cluster: StandaloneCluster) -> PackagedSteps:
     """Make the packages, the bare Python and the unpacked dependencies below `folder`."""
-    (folder / "events").mkdir(parents=True)
-    packages = package_steps(folder / "dist")
+    dist = folder / "dist"
+    for each in (folder / "events", dist):
+        each.mkdir(parents=True)
+    code = write_code(dist)
+    # Not of all steps: each of two more with torch would take 12 s of CPU to compress.
+    packages = {step: package_step(step, code, dist) for step in STEPS}
     venv.create(folder / "bare", with_pip=False, symlinks=True)
     teacher, others = folder / "unpacked-teacher", folder / "unpacked"
     for place, step, modules in (
