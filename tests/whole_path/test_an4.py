@@ -258,20 +258,6 @@ def test_the_trained_student_is_exported_in_int8(
     assert difference <= max(2, 0.05 * words), scores
 
 
-@pytest.mark.cluster
-def test_a_dry_run_of_a_whole_run_writes_nothing(whole: WholeRun, tmp_path: Path) -> None:
-    """Each of its twelve steps says what it would read and write, and whether it is there."""
-    before = manifest_bytes(whole.store, str(whole.folder))
-    for run, state in ((str(whole.folder), "there"), (str(tmp_path / "none"), "missing")):
-        done = run_all_steps(run, whole.kaldi_dir, whole.environment, "--dry-run")
-        for step in STEPS:
-            assert f"{step}: dry run on {run}\n" in done.stdout
-        states = set(re.findall(r"^  writes [\w/]+: (\w+)$", done.stdout, re.MULTILINE))
-        assert states == {state}
-    assert manifest_bytes(whole.store, str(whole.folder)) == before
-    assert not (tmp_path / "none").exists()
-
-
 @pytest.fixture(scope="module")
 def copy(whole: WholeRun, tmp_path_factory: pytest.TempPathFactory) -> Copy:
     folder = tmp_path_factory.mktemp("copy") / "run"

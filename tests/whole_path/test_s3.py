@@ -206,6 +206,19 @@ def test_the_same_command_again_does_nothing(whole: WholeRun) -> None:
     assert written("megahour") == before
 
 
+def test_a_dry_run_of_a_whole_run_writes_nothing(whole: WholeRun, tmp_path: Path) -> None:
+    """Each step says what it would read and write, and whether it is there: in S3, on a path."""
+    before = written("megahour")
+    for run, state in ((whole.uri, "there"), (str(tmp_path / "none"), "missing")):
+        done = run_all_steps(run, whole.kaldi_dir, whole.environment, *whole.options, "--dry-run")
+        for launch in launches("", 1, 2):
+            assert f"{launch.step}: dry run on {run}\n" in done.stdout
+        states = set(re.findall(r"^  writes [\w/]+: (\w+)$", done.stdout, re.MULTILINE))
+        assert states == {state}
+    assert written("megahour") == before
+    assert not (tmp_path / "none").exists()
+
+
 def test_credentials_are_nowhere(whole: WholeRun) -> None:
     """They are neither in the steps' output nor in any object of the run."""
     said = [whole.output.encode(), *(whole.store.get(o.uri) for o in whole.store.list(whole.uri))]
