@@ -16,7 +16,7 @@ import pytest
 from tests.s3_server import CREDENTIALS, free_port, fresh_bucket
 
 COMMAND_LIMIT_S = 60.0
-START_LIMIT_S = 120.0
+START_LIMIT_S = 300.0
 PROGRAMS = ("ceph-authtool", "monmaptool", "ceph-mon", "ceph-osd", "ceph", "radosgw")
 SETTINGS = """\
 [global]

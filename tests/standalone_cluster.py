@@ -23,7 +23,7 @@ from infra.spark.session import spark_environment
 from tests.s3_server import free_port
 
 SPARK_HOME = Path(pyspark.__file__).parent
-START_LIMIT_S = 120.0
+START_LIMIT_S = 300.0
 MARK = "MEGAHOUR_TEST_CLUSTER"
 # Java's second compiler does not pay in such short lives; nor do many collector threads.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
