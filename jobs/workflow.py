@@ -19,7 +19,7 @@ from infra.store.uris import normalize_uri
 from infra.supervisor import CALLER, command_of
 from jobs.cli.catalogue import INGEST, STEPS
 from jobs.cli.command_line import fail
-from jobs.cli.job import add_recipe_arguments, written_manifests
+from jobs.cli.job import add_recipe_arguments, require_extendable, written_manifests
 from jobs.cli.parser import (
     Parser,
     add_dev_share_argument,
@@ -53,8 +53,9 @@ Print the steps of a run in order, as JSON: each with its name, its command and 
 it writes. infra/airflow/megahour_dag.py makes a DAG of it, with a task group for each step. Put
 both into Airflow's DAG folder.
 
-Texts may have Airflow's templates in them: {{ ds }} is the first day of the data interval, so
---run 's3://bucket/runs/{{ ds }}' gives each night a run of its own.
+Texts may have Airflow's templates in them: {{ ds }} is the date of a DAG's run, so
+--run 's3://bucket/runs/{{ ds }}' gives each night a run of its own. Airflow 3 takes the date on
+which a scheduled run begins; {{ macros.ds_add(ds, -1) }} is the day before.
 
 With --extends each night's run extends an earlier one. This names the last that succeeded, and
 before there is one, the run `first` that trained the teacher:
@@ -133,6 +134,7 @@ def describe(arguments: argparse.Namespace) -> dict[str, object]:
     if arguments.extends:
         arguments.extends = normalize_uri(arguments.extends)
         require_beside(arguments.run, arguments.extends)
+        require_extendable(recipe)
     for name in ("recipe", "account", "cluster", "kaldi_dir"):
         given = getattr(arguments, name)
         if given is not None and Path(given).exists():

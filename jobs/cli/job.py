@@ -161,8 +161,13 @@ def _increment(recipe: Recipe, run_uri: str, extends: str) -> Increment | None:
         found = chain_of(records, *runs) if extends else read_increment(records, run_uri)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
-    if found is None:
-        return None
+    if found is not None:
+        require_extendable(recipe)
+    return found
+
+
+def require_extendable(recipe: Recipe) -> None:
+    """Raise ConfigurationError for a recipe by which no run can extend another."""
     if not recipe.corpus.uri:
         raise ConfigurationError(
             "corpus: uri = '': an increment needs the corpus that its base has read: set the "
@@ -173,4 +178,3 @@ def _increment(recipe: Recipe, run_uri: str, extends: str) -> Increment | None:
             f"targets: rounds = {recipe.targets.rounds}: need 1 in an increment: the teacher of a "
             "later round would have to learn from all targets again"
         )
-    return found

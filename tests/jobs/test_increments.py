@@ -101,9 +101,10 @@ def test_what_no_increment_can_be_is_refused(run_job: RunJob, nights: Nights) ->
 
 
 def test_a_nightly_workflow_extends_the_last_success(run_job: RunJob) -> None:
-    """Each command holds Airflow's template; a base elsewhere is refused."""
-    shared = ("--recipe", str(TINY), "--run", "s3://bucket/runs/{{ ds }}", "--first")
-    some = (*shared, "select_utterances", "--last", "repartition")
+    """Each command holds Airflow's template; a base elsewhere and no corpus.uri are refused."""
+    shared = ("--recipe", str(TINY), "--run", "s3://bucket/runs/{{ ds }}")
+    corpus = ("--set", "corpus.uri=s3://bucket/corpus")
+    some = (*shared, *corpus, "--first", "select_utterances", "--last", "repartition")
     said = run_job("workflow", *some, "--extends", f"s3://bucket/runs/{LAST}")
     steps = json.loads(said.out)["steps"]
     for step in steps:
@@ -114,6 +115,10 @@ def test_a_nightly_workflow_extends_the_last_success(run_job: RunJob) -> None:
     refused = run_job("workflow", *some, "--extends", f"s3://bucket/others/{LAST}")
     assert refused.code == 2
     assert "need a run in s3://bucket/runs/" in refused.err
+    without = (*shared, "--manifest", "s3://bucket/{{ ds }}.jsonl")
+    refused = run_job("workflow", *without, "--extends", f"s3://bucket/runs/{LAST}")
+    assert (refused.code, refused.out) == (2, "")
+    assert "corpus: uri = '': an increment needs" in refused.err
 
 
 def test_an_increment_trains_the_student_alone_on_ranks() -> None:

@@ -1,15 +1,10 @@
-"""Airflow runs the steps of a run by real spark-submit, and its retry continues a killed one.
+"""Airflow runs every step of a run by real spark-submit and torchrun, then nightly increments.
 
-Three steps of twelve, since each takes seconds to start: ingest, and the first two on Spark.
+A killed step's retry continues it; a night extends the last night that succeeded.
 """
 
 import json
-import os
-import signal
-import subprocess
-import time
-import uuid
-from collections.abc import Iterator
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,140 +12,178 @@ from typing import Any
 import pytest
 
 from infra.store.object_store import ObjectStore, join_uri
+from jobs.cli.catalogue import STEPS
+from jobs.cli.job import written_manifests
 from jobs.ingestion.corpus import ingest
-from pipeline.runs.manifest import manifest_uri
+from pipeline.runs.increment import read_increment
+from pipeline.runs.manifest import manifest_uri, read_manifest
 from pipeline.runs.names import SUBSETS, features_step
 from pipeline.steps.features import extract_features
 from pipeline.steps.selection.select import metadata_uri, select_utterances
+from tests.infra.airflow.dag_folder import DagFolder, commits_below
 from tests.job_programs import RunJob
 from tests.small_corpus import serially
 from tests.whole_path.processes import TINY
-from tests.whole_path.reduced_an4 import write_reduced_an4
+from tests.whole_path.reduced_an4 import read_table, write_reduced_an4
 from training.recipes import read_recipe
 
-pytestmark = [pytest.mark.timeout(2400), pytest.mark.cluster]
+pytestmark = [pytest.mark.timeout(3600), pytest.mark.cluster]
 
-ROOT = Path(__file__).parents[3]
-PYTHON = ROOT / ".venv-airflow" / "bin" / "python"
-DATE = "2026-11-20"
-STEPS = ["ingest", "select_utterances", "extract_features"]
-MARK = "MEGAHOUR_TEST_DAG"
+FIRST, FAILED, LAST = "2026-11-21", "2026-11-22", "2026-11-23"
+NIGHT = "{{ ds }}"
+LAST_SUCCESS = (
+    "{{ prev_data_interval_start_success | ds if prev_data_interval_start_success else 'first' }}"
+)
+ALL_BUT_SELECTION = r"(?!(ingest|select_utterances)\.run$).*"
+SPEAKERS = 2
+"""The unlabelled speakers of AN4 of whom each night brings an utterance."""
 
 
 @dataclass(frozen=True)
-class DagRun:
-    """DagRun is a finished run of the DAG: what Airflow says, and what was there at the kill."""
+class Batches:
+    """Batches holds what Airflow said of the first run and of the nights by date."""
 
-    run_uri: str
-    said: dict[str, Any]
-    commits_before: dict[Path, int]
+    folder: DagFolder
+    first: dict[str, Any]
+    commits_at_the_kill: dict[Path, int]
+    nights: dict[str, dict[str, Any]]
+
+    def run_uri(self, name: str) -> str:
+        return str(self.folder.run(name))
 
     @property
-    def commits(self) -> dict[Path, int]:
-        return commits_below(Path(self.run_uri))
+    def store(self) -> ObjectStore:
+        return ObjectStore((str(self.folder.folder / "runs"),))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> DagFolder:
+    return DagFolder.at(tmp_path_factory.mktemp("airflow"))
 
 
 @pytest.fixture
-def dag_run(run_job: RunJob, an4_dir: Path, tmp_path: Path) -> DagRun:
-    """Run the DAG, and kill the driver of feature extraction after its first commit."""
-    assert PYTHON.exists(), f"{PYTHON} is not there: make .venv-airflow/.ready"
-    kaldi_dir = write_reduced_an4(an4_dir, tmp_path / "kaldi")
-    folder = tmp_path / "dags"
-    folder.mkdir()
-    (folder / "megahour_dag.py").symlink_to(ROOT / "infra" / "airflow" / "megahour_dag.py")
-    shared = ("--recipe", str(TINY), "--run", str(tmp_path / "runs" / "{{ ds }}"))
-    some = ("--kaldi-dir", str(kaldi_dir), "--last", STEPS[-1], "--name", "nightly")
-    printed = run_job("workflow", *shared, *some, "--retries", "1", "--retry-delay-s", "0")
-    assert printed.code == 0, printed.err
-    (folder / "nightly.workflow.json").write_text(printed.out)
-
-    run_uri, mark = str(tmp_path / "runs" / DATE), uuid.uuid4().hex
-    environment = {
-        "HOME": str(tmp_path),
-        "PATH": os.defpath,
-        "SPARK_SUBMIT_OPTS": os.environ["SPARK_SUBMIT_OPTS"],
-        "AIRFLOW_HOME": str(tmp_path / "airflow"),
-        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-        "AIRFLOW__CORE__DAGS_FOLDER": str(folder),
-        "MEGAHOUR_WORKFLOWS": str(folder),
-        MARK: mark,
-    }
-    migrate = [str(PYTHON), "-m", "airflow", "db", "migrate"]
-    subprocess.run(migrate, env=environment, check=True, capture_output=True)
-    program = Path(__file__).with_name("dag_run.py")
-    command = [str(PYTHON), str(program), str(folder), "nightly", DATE]
-    log = tmp_path / "dag_run.log"
-    with log.open("wb") as output:
-        airflow = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
-    try:
-        before = kill_driver(Path(run_uri), mark, airflow)
-        airflow.wait(timeout=1800)
-    finally:
-        airflow.kill()
-        airflow.wait()
-    assert airflow.returncode == 0, log.read_text()[-4000:]
-    return DagRun(run_uri, json.loads(log.read_text().splitlines()[-1]), before)
+def batches(folder: DagFolder, run_job: RunJob, an4_dir: Path, kept: dict[str, Batches]) -> Batches:
+    """Run the DAG of the first run, and that of three nights, the second of which fails."""
+    if "batches" not in kept:
+        kept["batches"] = run_batches(folder, run_job, an4_dir)
+    return kept["batches"]
 
 
-def kill_driver(run: Path, mark: str, airflow: "subprocess.Popen[bytes]") -> dict[Path, int]:
-    """Wait for the first commit of features, and kill their driver; return the commits there."""
-    while not (found := commits_below(run)):
-        assert airflow.poll() is None, "it ended before a task was committed"
-        time.sleep(0.02)
-    (driver,) = drivers(mark)
-    os.kill(driver, signal.SIGKILL)
-    return found
+@pytest.fixture(scope="module")
+def kept() -> dict[str, Batches]:
+    """Hold the batches for all tests; `run_job` is each test's own."""
+    return {}
 
 
-def commits_below(run: Path) -> dict[Path, int]:
-    """Return the commit records of features, each with its time of writing in nanoseconds."""
-    return {path: path.stat().st_mtime_ns for path in run.glob("features/*/commits/*.json")}
+def run_batches(folder: DagFolder, run_job: RunJob, an4_dir: Path) -> Batches:
+    kaldi_dir = write_reduced_an4(an4_dir, folder.folder / "kaldi")
+    folder.add(run_job, "first", "first", "--kaldi-dir", str(kaldi_dir))
+    with folder.running("first", FIRST) as running:
+        commits = running.kill_driver(folder.run("first"))
+        first = running.answer()
+    manifest = str(folder.folder / "nights" / f"{NIGHT}.jsonl")
+    source = ("--manifest", manifest, "--format", "table", "--schedule", "@daily")
+    folder.add(run_job, "nightly", NIGHT, *source, "--extends", str(folder.run(LAST_SUCCESS)))
+    nights = {}
+    for number, date in enumerate((FIRST, FAILED, LAST)):
+        if date != FAILED:
+            write_night(an4_dir, folder.folder / "nights", date, number)
+        left_out = (ALL_BUT_SELECTION,) if date == LAST else ()
+        with folder.running("nightly", date, *left_out) as running:
+            nights[date] = running.answer()
+    return Batches(folder, first, commits, nights)
 
 
-def drivers(mark: str) -> Iterator[int]:
-    """Yield the JVMs of feature extraction that the marked DAG has started."""
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            environment = (process / "environ").read_bytes()
-            program, *words = (process / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        is_driver = program.endswith(b"/java") and any(b"extract_features.py" in w for w in words)
-        if is_driver and f"{MARK}={mark}".encode() in environment:
-            yield int(process.name)
+def write_night(an4_dir: Path, nights: Path, date: str, number: int) -> None:
+    """Write a night's manifest and its audio: an utterance of some speakers, none of them new."""
+    nights.mkdir(exist_ok=True)
+    audio, speaker_of = (read_table(an4_dir / name) for name in ("wav.scp", "utt2spk"))
+    rows = []
+    for speaker in (an4_dir / "unlabelled.speakers").read_text().split()[:SPEAKERS]:
+        # The corpus has the first five.
+        name = [key for key, each in speaker_of.items() if each == speaker][5 + number]
+        shutil.copy(an4_dir / audio[name], nights / f"{name}.flac")
+        row = {"utterance_id": name, "speaker_id": speaker, "audio_uri": f"{name}.flac"}
+        rows.append({**row, "created_at": f"{date}T00:00:00+00:00"})
+    text = "".join(f"{json.dumps(row)}\n" for row in rows)
+    (nights / f"{date}.jsonl").write_text(text)
 
 
-def test_a_killed_step_is_retried_and_continues(dag_run: DagRun) -> None:
-    """The DAG succeeds; the killed step was tried twice, and did no committed task again.
+def assets_of(batches: Batches, run: str) -> list[str]:
+    recipe, uri = read_recipe(str(TINY)), batches.run_uri(run)
+    return sorted(
+        f"file://{each}" for step in STEPS for each in written_manifests(recipe, step, uri)
+    )
 
-    Its groups are the steps in order, its assets the manifests of that date, and selection and
-    features have the bytes of a plain loop.
+
+def test_every_step_is_run_and_a_killed_one_continues(batches: Batches) -> None:
+    """All twelve steps in order; the killed one was tried twice, and did no committed task again.
+
+    The assets are all manifests of the run, and selection and features have the bytes of a plain
+    loop.
     """
-    said = dag_run.said
+    said, run = batches.first, batches.folder.run("first")
     assert said["state"] == "success"
     assert said["order"] == [f"{step}.{task}" for step in STEPS for task in ("run", "manifests")]
     tries = {f"{step}.run": ["success", 1] for step in STEPS}
     assert {key: said["tasks"][key] for key in tries} == tries | {
         "extract_features.run": ["success", 2]
     }
-    steps = [
-        "ingest",
-        *(f"{name}/{subset}" for name in ("selection", "features") for subset in SUBSETS),
-    ]
-    manifests = {step: Path(manifest_uri(dag_run.run_uri, step)) for step in steps}
-    assert said["assets"] == sorted(f"file://{path}" for path in manifests.values())
+    assert said["assets"] == assets_of(batches, "first")
+    assert all(Path(uri.removeprefix("file://")).exists() for uri in said["assets"])
 
-    before, after = dag_run.commits_before, dag_run.commits
+    before, after = batches.commits_at_the_kill, commits_below(run)
     assert 0 < len(before) < len(after)
     assert before == {path: after[path] for path in before}, "a committed task was done again"
 
-    run = Path(dag_run.run_uri)
-    store, plain = ObjectStore((str(run.parent),)), str(run.parent / "plain")
+    plain = str(batches.folder.run("plain"))
     recipe, corpus = read_recipe(str(TINY)), join_uri(plain, "corpus")
-    ingest(run.parents[1] / "kaldi", store, corpus)
+    ingest(batches.folder.folder / "kaldi", batches.store, corpus)
     for subset in SUBSETS:
         uri, budget = metadata_uri(corpus, subset), recipe.loss_budget
-        select_utterances(store, plain, subset, uri, recipe.selection, budget, serially)
-        extract_features(store, plain, subset, corpus, recipe.features, budget, serially)
-        path = manifest_uri(plain, features_step(subset))
-        assert store.get(path) == manifests[features_step(subset)].read_bytes()
+        place = batches.store, plain, subset
+        select_utterances(*place, uri, recipe.selection, budget, serially)
+        extract_features(*place, corpus, recipe.features, budget, serially)
+        name = features_step(subset)
+        stored = batches.store.get(manifest_uri(str(run), name))
+        assert batches.store.get(manifest_uri(plain, name)) == stored
+
+
+def test_a_night_extends_the_first_run_by_all_steps(batches: Batches, run_job: RunJob) -> None:
+    """Its new speech joins the first run's, under that teacher, and `verify` finds no fault."""
+    said, night, first = batches.nights[FIRST], batches.run_uri(FIRST), batches.run_uri("first")
+    assert said["state"] == "success"
+    assert {state for state, _ in said["tasks"].values()} == {"success"}
+    assert said["assets"] == assets_of(batches, FIRST)
+    assert all(Path(uri.removeprefix("file://")).exists() for uri in said["assets"])
+    for step in ("features", "targets", "partitions"):
+        old, new = (
+            read_manifest(batches.store, uri, f"{step}/unlabelled") for uri in (first, night)
+        )
+        assert new.extends is not None
+        assert new.extends.run == first
+        assert new.tally_out.utterances == old.tally_out.utterances + SPEAKERS
+    assert read_manifest(batches.store, night, "models/teacher").is_inherited
+    assert not read_manifest(batches.store, night, "models/student").is_inherited
+    settings = [
+        part for each in batches.folder.settings.items() for part in ("--set", "=".join(each))
+    ]
+    verified = run_job("verify", "--recipe", str(TINY), "--run", night, *settings)
+    assert verified.code == 0, verified.out
+
+
+def test_a_failed_night_is_not_extended(batches: Batches) -> None:
+    """Without its manifest a night fails after its retries; the next extends the one before it."""
+    failed = batches.nights[FAILED]
+    assert failed["state"] == "failed"
+    assert failed["tasks"]["ingest.run"] == ["failed", 2]
+    assert failed["tasks"]["select_utterances.run"][0] == "upstream_failed"
+    assert failed["assets"] == []
+    assert batches.nights[LAST]["state"] == "success"
+    for date, bases in ((FIRST, ["first"]), (LAST, [FIRST, "first"])):
+        found = read_increment(batches.store, batches.run_uri(date))
+        assert found is not None
+        assert found.bases == tuple(map(batches.run_uri, bases))
+    selected = read_manifest(batches.store, batches.run_uri(LAST), "selection/unlabelled")
+    before = read_manifest(batches.store, batches.run_uri(FIRST), "selection/unlabelled")
+    assert selected.tally_out.utterances == before.tally_out.utterances + SPEAKERS
