@@ -17,7 +17,8 @@ from pipeline.audit.hashed_names import HashedNames, is_among, num_ranges_of
 from pipeline.audit.step_records import Finding, StepRecords
 from pipeline.audit.stored_objects import Holding, version_name
 from pipeline.filters import SelectionFilters
-from pipeline.runs.manifest import Manifest, Output, read_output, sha256
+from pipeline.runs.increment import read_increment
+from pipeline.runs.manifest import Manifest, Output, is_finished, read_manifest, read_output, sha256
 from pipeline.runs.names import (
     AUDIO_FOLDER,
     FEATURES_FOLDER,
@@ -67,7 +68,8 @@ def corpus_findings(
             yield from _file_findings(store, uri, expected, records.step)
     ingested = finished[INGEST_STEP].manifest if INGEST_STEP in finished else None
     if ingested is not None:
-        yield from _ingested_findings(store, corpus_uri, ingested, grows)
+        earlier = _ingested_before(store, run_uri)
+        yield from _ingested_findings(store, corpus_uri, [ingested, *earlier], grows)
 
 
 def in_doubt(
@@ -151,10 +153,18 @@ def _file_findings(store: ObjectStore, uri: str, expected: str, step: str) -> It
         yield Finding(uri, f"SHA-256 {expected[:16]}, as {step} read it", there, remedy)
 
 
+def _ingested_before(store: ObjectStore, run_uri: str) -> Iterator[Manifest]:
+    """Yield what the runs that an increment extends have ingested into the same corpus."""
+    increment = read_increment(store, run_uri)
+    for base in increment.bases if increment else ():
+        if is_finished(store, base, INGEST_STEP):
+            yield read_manifest(store, base, INGEST_STEP)
+
+
 def _ingested_findings(
-    store: ObjectStore, corpus_uri: str, ingested: Manifest, grows: bool
+    store: ObjectStore, corpus_uri: str, ingested: Sequence[Manifest], grows: bool
 ) -> Iterator[Finding]:
-    outputs = {join_uri(corpus_uri, output.key) for output in ingested.outputs}
+    outputs = {join_uri(corpus_uri, output.key) for each in ingested for output in each.outputs}
     remedy = "find its writer, and move it out of the corpus"
     for found in store.list(corpus_uri):
         is_later = grows and found.uri.startswith(f"{join_uri(corpus_uri, METADATA_FOLDER)}/")

@@ -9,7 +9,14 @@ from pipeline.audit.verify import verify_run
 from pipeline.filters import SelectionFilters
 from pipeline.records import Tally
 from pipeline.runs.increment import begin_increment, inherit
-from pipeline.runs.manifest import Manifest, manifest_uri, own_outputs, read_output
+from pipeline.runs.manifest import (
+    Manifest,
+    Output,
+    manifest_uri,
+    own_outputs,
+    read_output,
+    sha256,
+)
 from pipeline.steps.selection.id_index import find_named
 from tests.pipeline.steps.increments.nights import SUBSET, Nights
 
@@ -143,6 +150,28 @@ def test_the_same_hours_take_the_same_share(nights: Nights) -> None:
     assert everything.statistics["last_priority"] <= last
     assert everything.tally_out == manifest.tally_out
     assert selected(nights, "second", manifest) < set(ids)
+
+
+def test_what_earlier_nights_ingested_is_verified_as_theirs(nights: Nights) -> None:
+    """A corpus of several nights has objects of all their ingests, and another is found."""
+    store, corpus, known = nights.store, nights.corpus_uri, set[str]()
+    for name, extends in (("night-1", ""), ("night-2", "night-1")):
+        if extends:
+            nights.add(2, SPEAKERS)
+            nights.select(name, extends)
+        new = [found for found in store.list(corpus) if found.uri not in known]
+        known |= {found.uri for found in new}
+        keys = {found.uri: found.uri.removeprefix(f"{corpus}/") for found in new}
+        ingested = tuple(
+            Output(key, len(store.get(uri)), sha256(store.get(uri)), 0, 0)
+            for uri, key in keys.items()
+        )
+        manifest = Manifest("ingest", {}, {}, ingested)
+        store.put(manifest_uri(nights.run_uri(name), "ingest"), manifest.to_bytes())
+    assert verify_run(store, nights.run_uri("night-2"), corpus, lambda *_: None).findings == ()
+    store.put(join_uri(corpus, "notes.txt"), b"mine")
+    (finding,) = verify_run(store, nights.run_uri("night-2"), corpus, lambda *_: None).findings
+    assert finding.object == join_uri(corpus, "notes.txt")
 
 
 def test_more_hours_add_to_what_is_selected(nights: Nights) -> None:
