@@ -13,6 +13,7 @@ LONG_FILES = (
     "test_an4.py",
     "test_s3.py",
     "test_nightly.py",
+    "test_megahour_dag.py",
     "test_exploration.py",
     "test_ceph.py",
     "test_rank_chaos.py",
