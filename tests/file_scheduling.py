@@ -30,7 +30,7 @@ CEPH = "ceph"
 """A mark in the names of the tests on Ceph, whose cluster one process starts for all of them."""
 
 MAY_BE_MARKED = re.compile(r"mark\.cluster|\bServer\b")
-"""What a file says that has tests marked `cluster`: by itself, or by a fixture of a server."""
+"""The text of a file with tests marked `cluster`, by the file or by a fixture of a server."""
 
 
 class LateScheduling(LoadFileScheduling):

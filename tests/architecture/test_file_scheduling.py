@@ -44,7 +44,7 @@ def collect(folder: Path, files: dict[str, str], *options: str) -> tuple[int, st
 
 
 def test_a_mark_that_the_file_does_not_show_is_an_error(tmp_path: Path) -> None:
-    """A fixture marks the test, and the file says nothing of it: whoever collects all is told."""
+    """A fixture marks a test whose file does not say so: collecting all tests reports it."""
     hidden = {"conftest.py": FIXTURE, "test_hidden.py": OF_A_FIXTURE}
     code, said = collect(tmp_path / "hidden", hidden)
     assert code == 4

@@ -14,7 +14,7 @@ COMMANDS = [command for document in documents() for command in inline_commands_o
 OPTIONS = sorted({option for document in documents() for option in named_options(document)})
 
 PLACEHOLDERS = {"STEP": "align"}
-"""What stands in the documents for a choice of the user's."""
+"""Words that documents write for a choice of the user's, and such a choice."""
 
 Parse = Callable[[str, tuple[str, ...]], argparse.ArgumentParser]
 

@@ -115,7 +115,7 @@ STATISTICS: Mapping[str, tuple[Any, Callable[[Manifest], Any]]] = {
     ),
     "curve": ([{"loss": 1.5}], lambda found: found.statistic("curve", list[ANY])),
 }
-"""What later steps read of a manifest's statistics, as they read it."""
+"""Statistics of manifests that later steps read, and how they read them."""
 every_sealed = pytest.mark.parametrize("kind", SEALED)
 
 
@@ -153,7 +153,7 @@ def test_forged_sealed_records(kind: str) -> None:
 
 @pytest.mark.parametrize("name", STATISTICS)
 def test_forged_statistics(name: str) -> None:
-    """What a later step reads of a manifest's statistics is checked, or refused by name."""
+    """A later step checks the statistics that it reads of a manifest, and names a bad one."""
     written, read = STATISTICS[name]
     document = {"statistics": {name: written}}
     assert read(replace(MANIFEST, **document))

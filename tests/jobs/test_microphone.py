@@ -109,7 +109,7 @@ def test_a_microphone_is_heard_until_it_is_interrupted(archive: Path, tmp_path: 
 @pytest.mark.cluster
 @needs_portaudio
 def test_no_microphone_has_a_remedy(archive: Path) -> None:
-    """Where ALSA has no input the message says how to choose one, and exit code 2."""
+    """The message says how to choose an input where ALSA has none; the exit code is 2."""
     with listening(archive, NO_DEVICE) as process:
         said = process.communicate()[1].decode()
     assert process.returncode == 2, said

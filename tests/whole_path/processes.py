@@ -19,9 +19,14 @@ Completed = subprocess.CompletedProcess[str]
 def run_all_steps(
     run_uri: str, kaldi_dir: Path, environment: Environment, *options: str
 ) -> Completed:
-    """Run the documented way to a user's own corpus; show the last lines of a failure."""
-    shared = ("--recipe", str(TINY), "--run", run_uri, "--kaldi-dir", str(kaldi_dir))
-    done = _run([sys.executable, "-m", "jobs.run", *shared, *options], environment)
+    """Run the documented way to a user's own corpus."""
+    return run_steps(run_uri, environment, "--kaldi-dir", str(kaldi_dir), *options)
+
+
+def run_steps(run_uri: str, environment: Environment, *options: str) -> Completed:
+    """Run the steps that the options choose; show the last lines of a failure."""
+    shared = ("--recipe", str(TINY), "--run", run_uri, *options)
+    done = _run([sys.executable, "-m", "jobs.run", *shared], environment)
     assert done.returncode == 0, done.stderr[-4000:]
     return done
 

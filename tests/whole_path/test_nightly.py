@@ -1,8 +1,6 @@
 """Two nights in S3: manifests of audio that stays where it is, and a run that extends the first."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +18,7 @@ from pipeline.runs.names import LABELLED, PARTITIONS_STEP, UNLABELLED, features_
 from tests.infra.aws.role_policy import PLACES, allows, requests_by_step, role_of
 from tests.s3_server import CREDENTIALS, fresh_bucket, running_s3_server
 from tests.whole_path.manifests import require_balance
-from tests.whole_path.processes import REPOSITORY, TIME_LIMIT_S, TINY, Environment
+from tests.whole_path.processes import Environment, run_steps
 from tests.whole_path.reduced_an4 import read_table, write_reduced_an4
 
 pytestmark = [pytest.mark.timeout(2400), pytest.mark.cluster]
@@ -80,19 +78,9 @@ def run_night(bucket: str, night: int, environment: Environment, options: Sequen
         f'corpus.audio_prefixes=["s3://{bucket}/audio"]',
         "loss_budget=0.2",  # one file of ten is cut short
     ]
-    command = [sys.executable, "-m", "jobs.run", "--recipe", str(TINY)]
-    command += ["--run", f"s3://{bucket}/runs/night-{night}", "--supervised-ranks", "1"]
-    command += ["--student-ranks", "2", *(part for each in settings for part in ("--set", each))]
-    done = subprocess.run(
-        [*command, *options],
-        check=False,
-        cwd=REPOSITORY,
-        env=dict(environment),
-        capture_output=True,
-        text=True,
-        timeout=TIME_LIMIT_S,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    ranks = ("--supervised-ranks", "1", "--student-ranks", "2")
+    given = [part for each in settings for part in ("--set", each)]
+    run_steps(f"s3://{bucket}/runs/night-{night}", environment, *ranks, *given, *options)
 
 
 @pytest.fixture(scope="module")

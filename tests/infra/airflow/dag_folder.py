@@ -66,7 +66,7 @@ class DagFolder:
 
     @property
     def settings(self) -> dict[str, str]:
-        """What all runs set in the recipe: a corpus beside them, and audio outside of it."""
+        """The settings of all runs: a corpus beside them, and audio outside of it."""
         return {
             "corpus.uri": str(self.folder / "corpus"),
             "corpus.audio_prefixes": json.dumps([str(self.folder / "nights")]),

@@ -90,7 +90,7 @@ def test_batches_give_what_each_utterance_gives_alone(pool: DevicePool) -> None:
 
 
 def test_the_same_batch_has_the_same_bytes() -> None:
-    """What is in a batch decides the last bits; the same utterances in it give them again."""
+    """The last bits depend on a batch's utterances alone: the same batch gives them again."""
     batch = [encode_input(each) for each in inputs(6, 8)]
     answers = []
     for _ in range(2):
