@@ -50,7 +50,7 @@ def test_a_trainer_is_chosen_with_a_reason_for_each(capsys: pytest.CaptureFixtur
     title, candidates = scaled(capsys, *options).split("\n\n")[2:4]
     assert title.startswith("Which trainer, on 64 ranks: htm, group_size = 8, block_size = ")
     lines = [re.split(r"  +", line) for line in candidates.splitlines()[1:]]
-    unmeasured = {line[0] for line in lines if line[3].startswith("accuracy not measured")}
+    unmeasured = {line[0] for line in lines if line[3].startswith("accuracy unknown")}
     assert unmeasured == {"sparse_loco", "bmuf by host, top_k"}
     lines = [line for line in lines if line[0] not in unmeasured]
     speeds = [float(line[2]) for line in lines]

@@ -1,13 +1,19 @@
 """The choice of a trainer: the fastest that keeps the accuracy, and a reason for each other one."""
 
+import tomllib
 from dataclasses import replace
+from pathlib import Path
+from statistics import median
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infra.configuration import read_record
+from tests.benchmarks.trainer_tables.__main__ import TUNING_SEED, best_rate, read_results
+from tests.benchmarks.trainer_tables.rows import TABLES
 from tests.training.cost_model.settings import CALIBRATION, NETWORK, WORKLOAD
-from training.configuration.trainers import TRAINERS
+from training.configuration.trainers import TRAINERS, AdaGrad, AdaGradPlace, OneBitConfig
 from training.cost_model.calibration import Calibration, Network
 from training.cost_model.step_time import CostModel
 from training.cost_model.trainer_choice import (
@@ -20,6 +26,8 @@ from training.cost_model.trainer_choice import (
     choose_trainer,
     step_seconds,
 )
+
+RESULTS = Path(__file__).parents[2] / "benchmarks/trainer_tables/results"
 
 
 def choose(network: Network, num_ranks: int) -> TrainerChoice:
@@ -88,6 +96,50 @@ def test_one_bit_is_credited_on_four_ranks_alone() -> None:
     assert choice.reason(one_bit) == "not measured on more than 4 ranks"
 
 
+def test_one_bit_is_proposed_as_it_was_measured() -> None:
+    """Table 2's trainings have no AdaGrad; a recipe takes the settings that the choice names."""
+    one_bit = next(each for each in choose(NETWORK, 4).candidates if each.trainer == "one_bit")
+    assert one_bit.name == 'one_bit, adagrad.place = "nowhere", double_buffering = true'
+    table = tomllib.loads("\n".join(one_bit.name.split(", ")[1:]))
+    config = read_record(OneBitConfig, {**table, "name": "one_bit"}, "recipe")
+    assert config == OneBitConfig(
+        adagrad=AdaGrad(place=AdaGradPlace.NOWHERE), double_buffering=True
+    )
+
+
+def median_accuracy(file: str, table: str, label: str) -> float:
+    """Return the median over the seeds of a feed-forward row's held-out accuracy, in percent."""
+    found = read_results(RESULTS / file)
+    row = next(each for each in TABLES[table].rows if each.label == label)
+    rate = best_rate(table, row, "sigmoid", found)
+    return median(
+        accuracy.heldout[-1]
+        for job, accuracy in found.items()
+        if (job.table, job.row, job.network, job.rate) == (table, label, "sigmoid", rate)
+        and job.seed != TUNING_SEED
+    )
+
+
+def test_accuracies_are_those_of_the_trainings() -> None:
+    """Of 1-bit SGD and the decentralized family, relative to one rank, to a tenth of a percent."""
+    rows = {
+        (trainer, num_ranks): (
+            *("decentralized.jsonl", "001", "synchronous SGD"),
+            f"{trainer.upper().replace('_', '-')}, {num_ranks} ranks",
+        )
+        for trainer, measured in MEASURED.items()
+        if trainer.endswith("_psgd")
+        for num_ranks in measured
+    }
+    rows["one_bit", 4] = (
+        *("one_bit.jsonl", "2", "baseline (not parallel)"),
+        "+ double buffering",
+    )
+    for (trainer, num_ranks), (file, table, baseline, row) in rows.items():
+        ratio = median_accuracy(file, table, row) / median_accuracy(file, table, baseline)
+        assert round(100 * (ratio - 1), 1) == MEASURED[trainer][num_ranks]
+
+
 def test_only_trainers_of_recipes_are_chosen() -> None:
     """Each measured trainer has its name in recipes, and those without blocks a step time."""
     assert MEASURED.keys() | MEASURED_BLOCKS.keys() <= TRAINERS.keys()
@@ -99,7 +151,7 @@ def test_only_measured_settings_are_proposed(num_ranks: int) -> None:
     """Blocks and groups are those of the accuracies; HTM needs two groups of 8 within hosts."""
     choice = choose(replace(NETWORK, ranks_per_host=8), num_ranks)
     for each in choice.candidates:
-        if each.settings:
+        if each.trainer in MEASURED_BLOCKS:
             assert each.settings["block_size"] in MEASURED_BLOCKS[each.trainer]
             measured = MEASURED_BLOCKS[each.trainer][each.settings["block_size"]]
             assert each.accuracy == measured[each.measured_ranks]
