@@ -1,13 +1,16 @@
 """The slow link's benchmark orders, tabulates and makes frames correctly, without hosts."""
 
+import pytest
 import torch
+from torch import Tensor, nn
 
 from tests.benchmarks.slow_link.contestants import CONTESTANTS
 from tests.benchmarks.slow_link.hosts import Rates
-from tests.benchmarks.slow_link.method import Settings
+from tests.benchmarks.slow_link.method import Ranks, Settings
 from tests.benchmarks.slow_link.rank import Point
 from tests.benchmarks.slow_link.report import Standing, expected_s, ranking, table
 from tests.benchmarks.slow_link.task import Frames
+from training.distributed.simulated_group import SimulatedGroup, simulate_ranks
 
 TARGET_LOSS = 1.0
 RATES = Rates(between_mbit=8, within_mbit=96)
@@ -60,3 +63,35 @@ def test_frames_are_each_ranks_and_steps_own_and_always_the_same() -> None:
     again, _ = Frames(3).minibatch(5, 1, 4)
     assert torch.equal(first, again)
     assert not any(torch.equal(first, frames.minibatch(*at, 4)[0]) for at in ((6, 1), (5, 2)))
+
+
+SETTINGS = Settings(0.05, block_size=2, gradient_threshold=0.01, density=0.1)
+OURS = ("GTC", "BMUF", "HTM", "SparseLoCo")
+
+
+def race(group: SimulatedGroup, method: str) -> Tensor:
+    """Return the weights that are evaluated after two blocks on two hosts of two ranks."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=SETTINGS.learning_rate)
+    torch.manual_seed(group.rank())
+    with CONTESTANTS[method].enter(model, optimizer, Ranks(group, 2, "", ""), SETTINGS) as entered:
+        for inputs in torch.randn(4, 8, 4):
+            entered.optimizer.zero_grad()
+            (entered.module(inputs).square().sum() / 32).backward()
+            entered.optimizer.step()
+        return torch.cat([each.detach().flatten() for each in entered.weights().values()])
+
+
+@pytest.mark.parametrize("method", [each for each in CONTESTANTS if each.startswith(OURS)])
+def test_a_method_evaluates_one_model_on_all_hosts(method: str) -> None:
+    """At a block's end the ranks' weights are equal to the bit, and have moved; bfloat16 rounds."""
+    ends = simulate_ranks(4, race, method)
+    torch.manual_seed(0)
+    start = torch.cat([each.detach().flatten() for each in nn.Linear(4, 3).parameters()])
+    assert all(torch.equal(ends[0], end) for end in ends[1:])
+    assert not torch.equal(ends[0], start)
+    exact = method.removesuffix(", bfloat16")
+    if exact != method:
+        [other, *_] = simulate_ranks(4, race, exact)
+        assert 0 < float((ends[0] - other).abs().max()) < 2**-8

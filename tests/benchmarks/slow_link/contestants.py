@@ -145,6 +145,7 @@ CONTESTANTS = {
     "BMUF": Contestant(bmuf(), BMUF_GRID),
     "BMUF, bfloat16": Contestant(bmuf(bfloat16), BMUF_GRID),
     "BMUF by host": Contestant(bmuf(by_host=True), BMUF_GRID),
+    "BMUF by host, bfloat16": Contestant(bmuf(bfloat16, by_host=True), BMUF_GRID),
     "BMUF by host, top-k": Contestant(bmuf(top_k, by_host=True), TOP_K_GRID),
     "BMUF, top-k": Contestant(bmuf(top_k), TOP_K_GRID),
     "SparseLoCo": Contestant(sparse_loco(by_host=False), SPARSE_LOCO_GRID),
