@@ -1,6 +1,7 @@
 """Reproduce in shape the accuracies of 1-bit SGD (paper 004) and decentralized SGD (paper 001).
 
 python -m tests.benchmarks.trainer_tables --run RUN --out FILE [--tables 2,3,001] [--seeds 3]
+    [--networks sigmoid,lstm] [--ranks 1,16]
 
 RUN is a finished run with soft targets, such as runs/demo, or a fold of tests.benchmarks.rotation.
 Simulated ranks learn the teacher's best senones of its training frames, in chunks of 20, by one
@@ -13,7 +14,7 @@ import argparse
 import json
 import random
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -58,6 +59,7 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path, help="JSON lines of what is finished")
     parser.add_argument("--tables", default=",".join(TABLES), help="of 2, 3, 001, 001-plain")
     parser.add_argument("--networks", help="of sigmoid, lstm; default: the table's")
+    parser.add_argument("--ranks", help="rows of so many ranks, such as 1,16; default: all")
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -69,23 +71,32 @@ def main() -> None:
         name: [each for each in TABLES[name].networks if only is None or each in only]
         for name in names
     }
+    ranks = {int(each) for each in arguments.ranks.split(",")} if arguments.ranks else None
+    rows = {name: rows_of(name, ranks) for name in names}
+    seeds = range(1, arguments.seeds + 1)
     for name in names:
-        train_table(task, name, networks[name], range(1, arguments.seeds + 1), found, arguments.out)
+        train_table(task, name, rows[name], networks[name], seeds, found, arguments.out)
     for name in names:
         for network in networks[name]:
-            print(as_text(name, network, range(1, arguments.seeds + 1), found))
+            print(as_text(name, rows[name], network, seeds, found))
+
+
+def rows_of(name: str, ranks: Collection[int] | None) -> tuple[Row, ...]:
+    """Return a table's rows of these numbers of ranks; FILE must have the rows of their rates."""
+    rows = TABLES[name].rows
+    return tuple(row for row in rows if ranks is None or row.num_ranks in ranks)
 
 
 def train_table(
     task: ChunkTask,
     name: str,
+    rows: Sequence[Row],
     networks: Sequence[Network],
     seeds: Sequence[int],
     found: dict[Job, Accuracy],
     path: Path,
 ) -> None:
     """Tune each row's rate on seed 0, then train it with each seed."""
-    rows = TABLES[name].rows
     tuning = [
         (row, Job(name, row.label, network, rate, TUNING_SEED))
         for network in networks
@@ -173,7 +184,11 @@ def best_rate(name: str, row: Row, network: Network, found: Mapping[Job, Accurac
 
 
 def as_text(
-    name: str, network: Network, seeds: Sequence[int], found: Mapping[Job, Accuracy]
+    name: str,
+    rows: Sequence[Row],
+    network: Network,
+    seeds: Sequence[int],
+    found: Mapping[Job, Accuracy],
 ) -> str:
     """Lay out one network's table as Markdown: medians, and ranges over the seeds."""
     table = TABLES[name]
@@ -183,20 +198,21 @@ def as_text(
         "",
         "| | rate | held-out | medians by epoch | training | published |",
         "| --- | --- | --- | --- | --- | --- |",
-        *cells(name, network, place, seeds, found),
+        *cells(name, rows, network, place, seeds, found),
     ]
     return "\n".join(lines) + "\n"
 
 
 def cells(
     name: str,
+    rows: Sequence[Row],
     network: Network,
     place: int,
     seeds: Sequence[int],
     found: Mapping[Job, Accuracy],
 ) -> Iterator[str]:
     """Yield a line for each row."""
-    for row in TABLES[name].rows:
+    for row in rows:
         rate = best_rate(name, row, network, found)
         accuracies = [found[Job(name, row.label, network, rate, seed)] for seed in seeds]
         heldout = spread([each.heldout[-1] for each in accuracies])
