@@ -33,7 +33,22 @@ from training.fit.model_specs import student_fit
 from training.fit.train_model import fit_model
 from training.recipes import read_recipe
 
-TRAINERS = ("synchronous", "gtc", "bmuf", "htm", "one_bit", "rand_psgd")
+FIVE_STRIKES = ("rank", "rank", "rank", "stop", "torchrun")
+STRIKES = {
+    "synchronous": ("rank", "rank", "torchrun"),
+    "gtc": FIVE_STRIKES,
+    "bmuf": ("rank", "rank", "stop"),
+    "htm": FIVE_STRIKES,
+    "one_bit": FIVE_STRIKES,
+    "rand_psgd": ("rank", "stop", "torchrun"),
+    "d_psgd": ("rank", "rank"),
+    "d1d_psgd": ("rank", "stop"),
+    "sparse_loco": ("rank", "torchrun"),
+}
+"""What strikes each trainer in `make faults`. Two trainers of one exchange share five strikes: the
+all-reduce of synchronous and D1D-PSGD, the rings, and the blocks of BMUF and SparseLoCo.
+AD-PSGD depends on timing, so no undisturbed model equals its own."""
+TRAINERS = tuple(STRIKES)
 PROGRAMS = dict.fromkeys(("gtc", "htm"), Path(__file__).with_name("two_backends.py"))
 """Trainers whose ranks have a group of two backends, as on GPUs."""
 JOB_LIMIT_S = 1200.0
