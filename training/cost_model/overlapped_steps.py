@@ -13,6 +13,9 @@ COMPRESSION = 32.0
 QUANTIZATION_PASSES = 3
 """A rank quantizes all gradients, adds all stripes up and unquantizes all: three passes."""
 
+POSTPROCESSING_PASSES = 3
+"""C of 004 eq. (4), over a rank's stripe alone: momentum, AdaGrad's squares and its division."""
+
 
 def one_bit_costs(model: CostModel, num_ranks: int) -> MinibatchCosts:
     """Return the terms of 004 eq. (4): a step's minibatch is that of all ranks.
@@ -22,11 +25,11 @@ def one_bit_costs(model: CostModel, num_ranks: int) -> MinibatchCosts:
     workload, calibration = model.workload, model.calibration
     placement, congestion = model.placed(num_ranks), calibration.fitted.congestion
     exchange = all_reduce_seconds(workload.model_bytes, placement, calibration.network, congestion)
-    work = QUANTIZATION_PASSES * workload.num_parameters / calibration.rank.encoded_elements_per_s
+    pass_s = workload.num_parameters / calibration.rank.encoded_elements_per_s
     return MinibatchCosts(
         frame=model.computing_seconds / workload.minibatch_frames,
-        postprocessing=0.0,
-        model_update=work,
+        postprocessing=POSTPROCESSING_PASSES * pass_s,
+        model_update=QUANTIZATION_PASSES * pass_s,
         exchange=exchange,
         compression=COMPRESSION,
     )

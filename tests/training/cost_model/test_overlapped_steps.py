@@ -77,6 +77,14 @@ def test_at_the_optimal_number_of_ranks_exchanges_are_just_hidden() -> None:
     assert costs.computation(num_frames / 2, optimal) == pytest.approx(costs.communication)
 
 
+def test_ranks_share_the_passes_over_their_stripes() -> None:
+    """Over an infinite link 16 ranks take 3 passes over all elements, and 3 over a 16th of them."""
+    model = model_of(INFINITE, Fitted(0.0, 0.0))
+    pass_s = WORKLOAD.num_parameters / RANK.encoded_elements_per_s
+    seconds = one_bit_seconds(model, 16, double_buffering=False)
+    assert seconds == pytest.approx(model.computing_seconds + (3 + 3 / 16) * pass_s)
+
+
 def test_a_slow_link_slows_who_waits_for_it() -> None:
     """On a tenth of the link, what is sent in each step takes ten times as long."""
     slow, slower = (
