@@ -2,11 +2,14 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from infra.devices.device_pool import DevicePool
+from infra.devices.device_pool import DevicePool, _file_name
 from infra.devices.in_flight_requests import PoolAnswer, PoolRequest
 from infra.devices.request_stream import RequestStream
 
@@ -55,3 +58,37 @@ def wait_until(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def socket_path(pool: DevicePool) -> Path:
+    """Return where the first device's server listens."""
+    return pool._directory() / _file_name(pool.devices[0])
+
+
+@contextmanager
+def run(program: str, *arguments: str, given: bytes = b"") -> "Iterator[subprocess.Popen[bytes]]":
+    """Run a program beside the test, and end it."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process.stdout, process.stdin as stdin:
+        stdin.write(given)
+        stdin.flush()
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def listening(path: Path) -> "Iterator[subprocess.Popen[bytes]]":
+    """Run a program that accepts at a path of a server's and never answers."""
+    program = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]);"
+    program += "s.listen(); print(flush=True); sys.stdin.read()"
+    with run(program, str(path)) as foreign:
+        assert foreign.stdout is not None
+        foreign.stdout.readline()
+        yield foreign

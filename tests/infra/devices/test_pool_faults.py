@@ -3,12 +3,9 @@
 import pickle
 import re
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,42 +13,22 @@ import pytest
 
 from infra.device_faults import FAULTS
 from infra.devices import device_pool, server_link
-from infra.devices.device_pool import DevicePool, _file_name, _private_directory, _try_connect
+from infra.devices.device_pool import DevicePool, _private_directory, _try_connect
 from infra.devices.in_flight_requests import PoolRequest
 from infra.devices.request_stream import RequestStream
 from tests.infra.devices.device_clients import (
     ask,
     is_alive,
+    listening,
+    run,
     served_by,
     server_of,
+    socket_path,
     wait_until,
     where,
 )
 
 VANISHING = "tests.infra.devices.device_functions:Vanishing"
-
-
-def socket_path(pool: DevicePool) -> Path:
-    """Return where the first device's server listens."""
-    return pool._directory() / _file_name(pool.devices[0])
-
-
-@contextmanager
-def run(program: str, *arguments: str, given: bytes = b"") -> "Iterator[subprocess.Popen[bytes]]":
-    """Run a program beside the test, and end it."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    with process.stdout, process.stdin as stdin:
-        stdin.write(given)
-        stdin.flush()
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.wait()
 
 
 @pytest.mark.parametrize("left", ["socket", "file"])
@@ -71,12 +48,8 @@ def test_a_listener_that_never_answers_is_replaced(
 ) -> None:
     """A process that accepts at a server's path, and sends no beat, is killed."""
     monkeypatch.setattr(server_link, "SILENCE_LIMIT_S", 2.5)
-    program = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]);"
-    program += "s.listen(); print(flush=True); sys.stdin.read()"
     pool = replace(pool, devices=("cuda:0",))
-    with run(program, str(socket_path(pool))) as foreign:
-        assert foreign.stdout is not None
-        foreign.stdout.readline()
+    with listening(socket_path(pool)) as foreign:
         assert ask(pool, [b"ab"]) == [b"ba"]
         assert foreign.wait(10) == -9
 

@@ -5,8 +5,11 @@ three attempts leave behind.
 """
 
 import json
+import resource
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,6 +30,17 @@ class Attempt:
     is_committed: bool
     objects: list[str]
     leftovers: list[str]
+
+
+@contextmanager
+def file_limit(num_bytes: int) -> Iterator[None]:
+    """Let this process write no more into a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def attempt(folder: str, shard: bytes = SHARD) -> Attempt:

@@ -1,32 +1,18 @@
 """Shards and commits on a disk that is full: an error with a remedy, and nothing half written."""
 
 import json
-import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from infra.store.object_store import ObjectStore, StoreError
-from tests.infra.store.full_disk import STEP, Attempt, attempt
+from tests.infra.store.full_disk import STEP, Attempt, attempt, file_limit
 
 REMEDY = "make room, or raise the quota or ulimit -f; the same command then resumes"
 UNSHARE = ("unshare", "--map-root-user", "--mount")
-
-
-@contextmanager
-def file_limit(num_bytes: int) -> Iterator[None]:
-    """Let this process write no more into a file."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def require_failed(found: Attempt, folder: Path, reason: str) -> None:

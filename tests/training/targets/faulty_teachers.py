@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from tests.infra.devices.device_clients import kill, wait_until
 from training.targets.teacher import LabelledBatch, TeacherBatch, TeacherFunction, serve_teacher
 from training.targets.teacher_messages import decode_seed
 
@@ -19,19 +20,24 @@ WAIT_S = 0.5
 
 @dataclass(frozen=True)
 class Faults:
-    """Faults: the utterances, by their seeds, at which something happens, and the memory."""
+    """Faults: the utterances, by their seeds, at which something happens, and the memory.
+
+    `vanishing` is a device that is gone with its first batch, for which others wait.
+    """
 
     delayed: Sequence[int] = ()
     raising: Sequence[int] = ()
     nan: Sequence[int] = ()
     killing_once: Sequence[int] = ()
     killing: Sequence[int] = ()
+    stopping_once: Sequence[int] = ()
     memory_frames: int = 10**6
+    vanishing: str = ""
 
     def put(self, folder: Path) -> None:
         """Let the servers of `folder` have these faults from now on; forget their batches."""
-        (folder / "batches").unlink(missing_ok=True)
-        (folder / "killed").unlink(missing_ok=True)
+        for name in ("batches", "killed", "gone"):
+            (folder / name).unlink(missing_ok=True)
         (folder / "faults.json").write_text(json.dumps(asdict(self)))
 
 
@@ -49,12 +55,27 @@ def batches(folder: Path) -> list[ComputedBatch]:
     return [ComputedBatch(**json.loads(line)) for line in lines]
 
 
+def kill_servers(folder: Path) -> None:
+    """Kill all servers that `folder` ever had."""
+    for process in (folder / "servers").read_text().split():
+        kill(int(process))
+
+
 class FaultyTeacher(TeacherFunction):
     """FaultyTeacher does a teacher's work, with the faults that its folder names."""
 
-    def __init__(self, teacher: TeacherFunction, folder: Path) -> None:
+    def __init__(self, teacher: TeacherFunction, device: str, folder: Path) -> None:
         super().__init__(teacher._members, teacher._device, teacher._encode)
+        self._name = device
         self._folder = folder
+        with (folder / "servers").open("a") as file:
+            file.write(f"{os.getpid()}\n")
+
+    def check(self) -> None:
+        """Fail on a device that is gone."""
+        if self._name == self._faults().vanishing and (self._folder / "gone").exists():
+            raise OSError(f"no such device: {self._name}")
+        super().check()
 
     def _faults(self) -> Faults:
         return Faults(**json.loads((self._folder / "faults.json").read_text()))
@@ -66,16 +87,13 @@ class FaultyTeacher(TeacherFunction):
         return super().prepare(payloads)
 
     def compute(self, prepared: TeacherBatch) -> LabelledBatch:
-        """Die, raise, or spoil an utterance's logits."""
+        """Die, stop, raise, or spoil an utterance's logits."""
         faults, seeds = self._faults(), set(prepared.seeds)
         with (self._folder / "batches").open("a") as file:
             file.write(json.dumps(asdict(ComputedBatch(os.getpid(), prepared.seeds))) + "\n")
-        killed = self._folder / "killed"
-        if seeds & {*faults.killing_once} and not killed.exists():
-            killed.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        if seeds & {*faults.killing}:
-            os.kill(os.getpid(), signal.SIGKILL)
+        self._signal(faults, seeds)
+        if faults.vanishing:
+            self._vanish(faults)
         if seeds & {*faults.raising}:
             raise ValueError("utterance = poison: need another")
         num_frames = len(seeds) * max(len(each) for each in prepared.utterances)
@@ -87,9 +105,25 @@ class FaultyTeacher(TeacherFunction):
         ]
         return super().compute(replace(prepared, utterances=utterances))
 
+    def _vanish(self, faults: Faults) -> None:
+        gone = self._folder / "gone"
+        if self._name == faults.vanishing:
+            gone.touch()
+        wait_until(gone.exists)
+        self.check()
+
+    def _signal(self, faults: Faults, seeds: set[int]) -> None:
+        killed = self._folder / "killed"
+        if seeds & {*faults.killing_once, *faults.stopping_once} and not killed.exists():
+            killed.touch()
+            stops = bool(seeds & {*faults.stopping_once})
+            os.kill(os.getpid(), signal.SIGSTOP if stops else signal.SIGKILL)
+        if seeds & {*faults.killing}:
+            os.kill(os.getpid(), signal.SIGKILL)
+
 
 def serve_faulty_teacher(
     device: str, run_uri: str, k: str, form: str, folder: str
 ) -> FaultyTeacher:
     """Load the toy run's teacher."""
-    return FaultyTeacher(serve_teacher(device, run_uri, k, form), Path(folder))
+    return FaultyTeacher(serve_teacher(device, run_uri, k, form), device, Path(folder))

@@ -1,159 +1,39 @@
-"""Target generation on a real device server that dies, runs out of memory or meets poison."""
+"""Target generation on real device servers that die, vanish, run out of memory or meet poison."""
 
-import json
-import shutil
-from collections.abc import Callable, Iterator, Sequence
+import signal
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from infra.configuration import canonical_json
 from infra.device_faults import FAULTS
-from infra.devices.device_pool import DevicePool, _private_directory
-from infra.store.object_store import ObjectStore
-from pipeline.kbest import KBest, joined
+from infra.devices import server_link
+from infra.store.object_store import StoreError
 from pipeline.runs.ledger import LossBudgetExceededError
-from pipeline.runs.manifest import Manifest, is_finished, read_output
+from pipeline.runs.manifest import Manifest, is_finished
 from pipeline.runs.names import TARGETS_STEP
-from pipeline.sampling import sampling_priority
-from pipeline.shards import FeatureRow, read_targets
-from pipeline.splicing import STACK
-from pipeline.steps.targets import TargetsConfig, generate_targets, tail_seed
-from tests.in_process_teacher import in_process
-from tests.small_corpus import serially
+from pipeline.steps.targets import TargetsConfig
+from tests.infra.devices.device_clients import listening, socket_path
+from tests.infra.store.full_disk import file_limit
 from tests.training.targets.faulty_teachers import Faults, batches
-from tests.training.targets.unlabelled_toy_run import (
-    BIDIRECTIONAL,
-    unlabelled_rows,
-    write_unlabelled_toy_run,
+from tests.training.targets.faulty_toy_run import (
+    ALIKE,
+    IDS,
+    LONG,
+    SEEDS,
+    ToyRun,
+    at_once,
+    kinds_of_faults,
+    with_first_killed,
 )
-from training.configuration.targets import WindowsConfig
-from training.targets.teacher import PooledTeacher, kept_targets, serve_teacher
-
-K = 5
-CONFIG = TargetsConfig(K, 60, 3)
-FACTORY = "tests.training.targets.faulty_teachers:serve_faulty_teacher"
-
-LONG = "long"
-"""Thrice as long as its neighbours, so that its batch has no others; the first of its shard."""
-
-ALIKE = tuple(f"unlabelled-{name}" for name in ("0-1", "1-3", "2-0", "2-1"))
-"""The utterances of 13 low-rate frames, which come next and make one batch."""
-
-
-def shards() -> list[list[FeatureRow]]:
-    """Two shards of six utterances."""
-    rows = {row.utterance_id: row for shard in range(3) for row in unlabelled_rows(shard)}
-    first = next(iter(rows.values()))
-    frames = np.concatenate([first.features] * 3)
-    long = replace(first, utterance_id=LONG, features=frames, duration_ms=3 * first.duration_ms)
-    alike = [rows.pop(name) for name in ALIKE]
-    rest = list(rows.values())
-    return [[long, *alike, rest[0]], rest[1:]]
-
-
-IDS = [row.utterance_id for shard in shards() for row in shard]
-
-
-def seed_of(utterance_id: str) -> int:
-    """Return the seed that a request for the utterance carries."""
-    offset = sampling_priority(CONFIG.seed, utterance_id) % STACK
-    return tail_seed(CONFIG.seed, utterance_id, offset)
-
-
-SEEDS = {utterance_id: seed_of(utterance_id) for utterance_id in IDS}
-
-
-@dataclass(frozen=True)
-class ToyRun:
-    """ToyRun: a run, its pool of one faulty device, and the targets without any fault."""
-
-    folder: Path
-    store: ObjectStore
-    run_uri: str
-    pool: DevicePool
-    undisturbed: dict[str, KBest]
-
-    def label(
-        self, faults: Faults, loss_budget: float, distribute: Callable = serially
-    ) -> Manifest:
-        """Label into a fresh targets step."""
-        shutil.rmtree(Path(self.run_uri) / "targets", ignore_errors=True)
-        faults.put(self.folder)
-        FAULTS.take()
-        return self.resume(loss_budget, distribute)
-
-    def resume(self, loss_budget: float, distribute: Callable = serially) -> Manifest:
-        """Label what is not labelled yet."""
-        teacher = PooledTeacher(self.pool, WindowsConfig(), partial(kept_targets, CONFIG), joined)
-        place = self.store, self.run_uri, CONFIG, teacher, distribute
-        return generate_targets(*place, loss_budget=loss_budget).manifest
-
-    def targets(self, manifest: Manifest) -> dict[str, KBest]:
-        """Read the targets of all shards, in which each utterance is once."""
-        rows = [
-            row
-            for each in manifest.outputs
-            for row in read_targets(read_output(self.store, self.run_uri, each))
-        ]
-        assert len({row.utterance_id for row in rows}) == len(rows)
-        return {row.utterance_id: row.kbest for row in rows}
-
-    def lost(self, manifest: Manifest) -> dict[str, str]:
-        """Read why utterances are in the ledgers, all of which the teacher failed at."""
-        lines = [
-            json.loads(line)
-            for each in manifest.ledgers
-            for line in read_output(self.store, self.run_uri, each).splitlines()
-        ]
-        assert {each["reason"] for each in lines} <= {"teacher_failed"}
-        assert len(lines) == manifest.quarantined.utterances
-        return {each["utterance_id"]: each["detail"] for each in lines}
-
-    def assert_others_whole(self, manifest: Manifest, lost: Sequence[str] = ()) -> None:
-        """Each utterance is once in a shard or a ledger, with the undisturbed targets."""
-        found = self.targets(manifest)
-        assert list(found) == [each for each in IDS if each not in lost]
-        assert self.lost(manifest).keys() == set(lost)
-        assert manifest.tally_in == manifest.tally_out + manifest.quarantined
-        assert manifest.tally_in.utterances == len(IDS)
-        for name, one in found.items():
-            other = self.undisturbed[name]
-            np.testing.assert_allclose(one.logits, other.logits, atol=2e-3)
-            np.testing.assert_allclose(one.log_z, other.log_z, atol=4e-3)
-            assert (one.senones == other.senones).mean() > 0.97
 
 
 @pytest.fixture(scope="module")
 def toy_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ToyRun]:
-    folder = tmp_path_factory.mktemp("toy")
-    store, run_uri, _ = write_unlabelled_toy_run(folder, shards())
-    arguments = {"run_uri": run_uri, "k": str(K), "form": canonical_json(BIDIRECTIONAL)}
-    pool = DevicePool(
-        FACTORY, {**arguments, "folder": str(folder)}, ("cpu",), CONFIG.request_frames, 3.0
-    )
-    run = ToyRun(folder, store, run_uri, pool, {})
-    teacher = in_process(serve_teacher("cpu", **arguments), K)
-    alone = generate_targets(store, run_uri, CONFIG, teacher, serially).manifest
-    run.undisturbed.update(run.targets(alone))
+    run = ToyRun.make(tmp_path_factory.mktemp("toy"))
     yield run
-    shutil.rmtree(_private_directory() / pool.token, ignore_errors=True)
-
-
-def kinds_of_faults() -> set[str]:
-    """Take the kinds of devices' faults that tasks saw."""
-    return {each.kind for each in FAULTS.take()}
-
-
-def at_once(elements: Sequence, function: Callable, description: str) -> list:
-    """Run the tasks of a step side by side, as the cores of a host do."""
-    del description
-    with ThreadPoolExecutor(len(elements)) as threads:
-        return list(threads.map(function, elements))
+    run.end()
 
 
 def test_nan_is_one_utterance_s(toy_run: ToyRun) -> None:
@@ -210,3 +90,84 @@ def test_an_utterance_that_kills_each_server_is_lost_alone(toy_run: ToyRun) -> N
     manifest = toy_run.label(faults, 0.1, at_once)
     toy_run.assert_others_whole(manifest, [name])
     assert toy_run.lost(manifest)[name].startswith("its server ended 3 times, at last: its server")
+
+
+def test_a_foreign_listener_at_the_server_s_socket_loses_nothing(
+    toy_run: ToyRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It accepts and never answers, so that it is killed, and a server takes the socket."""
+    monkeypatch.setattr(server_link, "SILENCE_LIMIT_S", 3.0)
+    alone = toy_run.one_by_one("cpu#1")
+    with alone.pool.in_use(), listening(socket_path(alone.pool)) as foreign:
+        toy_run.assert_undisturbed(alone.label(Faults()))
+        assert foreign.wait(10) == -signal.SIGKILL
+    assert kinds_of_faults() == {"server lost"}
+
+
+def test_an_executor_killed_with_requests_in_flight_loses_nothing(toy_run: ToyRun) -> None:
+    """Its server computes the requests of the next attempt, and of the other task meanwhile."""
+    faults = Faults(delayed=[SEEDS[name] for name in ALIKE[:2]])
+    alone = toy_run.one_by_one("cpu#1")
+    toy_run.assert_undisturbed(alone.label(faults, distribute=with_first_killed))
+    computed = batches(toy_run.folder)
+    assert len({each.process for each in computed}) == 1
+    assert len(computed) > len(IDS)
+    assert kinds_of_faults() == set()
+
+
+def test_two_drivers_of_one_run_write_each_target_once(toy_run: ToyRun) -> None:
+    """Both make the same step at once, by the same server."""
+    alone = toy_run.one_by_one("cpu#1")
+    alone.clear(Faults(delayed=[SEEDS[LONG]]))
+    with ThreadPoolExecutor(2) as threads:
+        for manifest in threads.map(lambda _: alone.resume(distribute=at_once), range(2)):
+            toy_run.assert_undisturbed(manifest)
+    assert len(batches(toy_run.folder)) > len(IDS)
+
+
+def test_two_runs_at_once_have_their_own_targets(toy_run: ToyRun, tmp_path: Path) -> None:
+    """They label other targets on the same device of a host, each by a server of its own."""
+    other = ToyRun.make(tmp_path, TargetsConfig(3, 60, 3))
+    try:
+        runs = [each.one_by_one("cpu#1") for each in (toy_run, other)]
+        for run, manifest in zip(runs, at_once(runs, labelled, ""), strict=True):
+            run.assert_undisturbed(manifest)
+        assert len({each.process for run in runs for each in batches(run.folder)}) == 2
+    finally:
+        other.end()
+
+
+def labelled(run: ToyRun) -> Manifest:
+    return run.label(Faults())
+
+
+def test_a_full_disk_loses_no_target(toy_run: ToyRun) -> None:
+    """The shard that does not fit fails the step; with room the step labels this shard alone."""
+    alone = toy_run.one_by_one("cpu#1")
+    sizes = sorted(len(data) for uri, data in alone.undisturbed_objects.items() if "parquet" in uri)
+    remedy = r"File too large: make room, .*; the same command then resumes"
+    with file_limit(sizes[0]), pytest.raises(StoreError, match=remedy):
+        alone.label(Faults(), distribute=at_once)
+    assert not is_finished(alone.store, alone.run_uri, TARGETS_STEP)
+    (toy_run.folder / "batches").unlink()
+    toy_run.assert_undisturbed(alone.resume())
+    assert len(batches(toy_run.folder)) == 6
+
+
+def test_a_vanished_device_s_utterances_are_labelled_by_another(toy_run: ToyRun) -> None:
+    """Of two tasks at once; each utterance is written once, and the loss names the device."""
+    alone = toy_run.one_by_one("cpu#0", "cpu#1")
+    toy_run.assert_undisturbed(alone.label(Faults(vanishing="cpu#0"), distribute=at_once))
+    assert len({each.process for each in batches(toy_run.folder)}) == 2
+    (lost,) = [each for each in FAULTS.take() if each.kind == "server lost"]
+    assert lost.device == "cpu#0"
+    assert lost.reason.endswith("then OSError: no such device: cpu#0")
+
+
+def test_a_stuck_server_loses_nothing(toy_run: ToyRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped in a batch it sends no beat, so that it is killed; another computes what it had."""
+    monkeypatch.setattr(server_link, "SILENCE_LIMIT_S", 3.0)
+    faults = Faults(stopping_once=[SEEDS[ALIKE[1]]])
+    toy_run.assert_undisturbed(toy_run.one_by_one("cpu#1").label(faults, distribute=at_once))
+    assert len({each.process for each in batches(toy_run.folder)}) == 2
+    assert kinds_of_faults() == {"server lost"}
