@@ -76,16 +76,16 @@ def test_spark_on_a_failing_server_gives_the_same_bytes(
     write_inputs(local, local_uri)
     run_serially(local, local_uri)
     settings = {**environment, **CREDENTIALS, "AWS_ENDPOINT_URL": proxy.endpoint}
-    proxy.rate, told = 0.05, []
+    proxy.rate, printed = 0.05, []
     for step in STEPS:
         done = run_step(step, RUN_URI, settings, "--json")
         assert done.returncode == 0, done.stderr[-4000:]
-        told.append(json.loads(done.stdout))
+        printed.append(json.loads(done.stdout))
     proxy.rate = 0.0
     assert manifest_bytes(store, RUN_URI) == manifest_bytes(local, local_uri)
-    retries = sum(each["requests"]["retries"] for each in told)
+    retries = sum(each["requests"]["retries"] for each in printed)
     assert 0 < retries <= proxy.num_faults
-    for step, each in zip(STEPS, told, strict=True):
+    for step, each in zip(STEPS, printed, strict=True):
         kept = json.loads(store.get(join_uri(RUN_URI, "steps", f"{step}.json")))
         assert kept["requests"] == each["requests"]
         assert kept["task_seconds"] > 0

@@ -90,6 +90,8 @@ def test_ingested_audio_that_was_not_extracted_is_read(run: tuple[ObjectStore, s
     data = store.get(objects[key])
     store.put(objects[key], data[:99] + bytes([data[99] ^ 1]) + data[100:])
     store.put(join_uri(base, "audio", "foreign.flac"), data)
-    told = {each.object: each.found for each in verify(store, run_uri).findings}
-    assert told.keys() == {objects[key], join_uri(base, "audio", "foreign.flac")}
-    assert told[join_uri(base, "audio", "foreign.flac")] == "an object that ingest did not store"
+    reported = {each.object: each.found for each in verify(store, run_uri).findings}
+    assert reported.keys() == {objects[key], join_uri(base, "audio", "foreign.flac")}
+    assert (
+        reported[join_uri(base, "audio", "foreign.flac")] == "an object that ingest did not store"
+    )

@@ -52,7 +52,7 @@ def test_a_file_without_its_count_is_decoded_whole(count: int | None) -> None:
     alone, _ = soundfile.read(io.BytesIO(data))
     assert len(alone) < 0.7 * len(SAMPLES)
     samples = decode_audio(data)
-    # The header that told the encoder's delay is gone, so that its silence comes first.
+    # The header that states the encoder's delay is gone, so that its silence comes first.
     late = len(samples) - len(SAMPLES)
     assert 0 < late <= 4 * 576
     whole = decode_audio(MP3)

@@ -78,9 +78,9 @@ def rewrite_commit(run: Run, key: str, change: Callable[[Commit], Commit]) -> No
 def test_an_undamaged_run_passes(undamaged: Run) -> None:
     """There is no finding; every object of the four steps was read, and progress saw all bytes."""
     store, run_uri = undamaged
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     corpus_uri = join_uri(run_uri, "corpus")
-    found = verify_run(store, run_uri, corpus_uri, lambda *seen: told.append(seen))
+    found = verify_run(store, run_uri, corpus_uri, lambda *seen: reported.append(seen))
     named = [
         output
         for step in STEPS
@@ -96,8 +96,8 @@ def test_an_undamaged_run_passes(undamaged: Run) -> None:
     assert means
     assert found.findings == ()
     assert found.unfinished == ()
-    assert found.num_objects == len(told) == len(named) + len(means)
-    assert found.num_bytes == sum(num_bytes for num_bytes, _ in told) == told[0][1]
+    assert found.num_objects == len(reported) == len(named) + len(means)
+    assert found.num_bytes == sum(num_bytes for num_bytes, _ in reported) == reported[0][1]
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -236,11 +236,11 @@ def test_much_changed_audio_is_counted(run: Run, monkeypatch: pytest.MonkeyPatch
     store, run_uri = run
     for found in store.list(join_uri(run_uri, "corpus", "audio")):
         store.delete(found.uri)
-    told = findings(run)
+    reported = findings(run)
     others = read_manifest(store, run_uri, f"features/{SUBSET}").tally_out.utterances - 3
-    assert len(told) == 4
+    assert len(reported) == 4
     message = f"{others} more audio objects are not as features/{SUBSET} read them"
-    assert told[join_uri(run_uri, "corpus")][1] == message
+    assert reported[join_uri(run_uri, "corpus")][1] == message
 
 
 def test_audio_that_nothing_read_may_change(run: Run) -> None:
@@ -289,16 +289,16 @@ def test_subsets_of_an_older_run_are_compared(run: Run) -> None:
             del document["sha256"]
             indent = 1 if found.uri.endswith("manifest.json") else None
             store.put(found.uri, seal(document, indent))
-    told = [
+    reported = [
         (each.expected, each.found)
         for each in verify(store, run_uri).findings
         if each.object == "selection/heldout/manifest.json"
     ]
     expected = f"nothing shared with selection/{SUBSET}"
-    assert [each for each, _ in told] == [expected, expected]
+    assert [each for each, _ in reported] == [expected, expected]
     num_utterances = len(selected_ids(store, run_uri))
-    assert told[0][1].startswith(f"{num_utterances} utterances: {SUBSET}-")
-    assert told[1][1].startswith(f"6 speakers: {SUBSET}-speaker-")
+    assert reported[0][1].startswith(f"{num_utterances} utterances: {SUBSET}-")
+    assert reported[1][1].startswith(f"6 speakers: {SUBSET}-speaker-")
 
 
 def test_a_wrong_count_in_a_commit_is_found(run: Run) -> None:
@@ -383,17 +383,17 @@ def test_a_doubled_utterance_is_found(run: Run) -> None:
     )
     twice, lost = first[0].utterance_id, second[0].utterance_id
     replace_shard(run, 1, lambda rows: [replace(rows[0], utterance_id=twice), *rows[1:]])
-    told = [f"{each.expected}: {each.found}" for each in verify(store, run_uri).findings]
-    assert f"each utterance once in features/{SUBSET}: 1 more than once: {twice}" in told
-    assert f"the utterances of selection/{SUBSET}: 1 lost: {lost}" in told
+    reported = [f"{each.expected}: {each.found}" for each in verify(store, run_uri).findings]
+    assert f"each utterance once in features/{SUBSET}: 1 more than once: {twice}" in reported
+    assert f"the utterances of selection/{SUBSET}: 1 lost: {lost}" in reported
 
 
 def test_an_invented_utterance_is_found(run: Run) -> None:
     """Counts and digests agree, the ids do not."""
     store, run_uri = run
     replace_shard(run, 0, lambda rows: [replace(rows[0], utterance_id="nobody"), *rows[1:]])
-    told = [each.found for each in verify(store, run_uri).findings]
-    assert "1 not from there: nobody" in told
+    reported = [each.found for each in verify(store, run_uri).findings]
+    assert "1 not from there: nobody" in reported
 
 
 def test_a_wrong_count_of_an_object_is_found(run: Run) -> None:
@@ -571,7 +571,7 @@ def test_tasks_find_what_one_process_finds(run: Run, monkeypatch: pytest.MonkeyP
                 store,
                 run_uri,
                 corpus_uri,
-                lambda *told, into=into: into.append(told),
+                lambda *reported, into=into: into.append(reported),
                 distribute=by,
             )
             for into, by in zip(seen, (None, by_tasks), strict=True)

@@ -1,4 +1,4 @@
-"""AD-PSGD on other numbers of ranks: what was each rank's own becomes the mean, or begins anew."""
+"""AD-PSGD on other numbers of ranks: each rank's own state becomes the mean, or starts at zero."""
 
 import pytest
 import torch
