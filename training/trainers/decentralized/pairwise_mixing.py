@@ -26,6 +26,7 @@ from training.trainers.decentralized.own_models import OwnModels
 from training.trainers.replica.parameters import FlatParameters
 from training.trainers.resharding import ReshardingPlan, State, check_settings
 from training.trainers.statistics import AdPsgdStatistics
+from training.trainers.trainer import STEPS_BETWEEN_COMPARISONS
 
 MODEL, BUSY, FINISHED = 0.0, 1.0, 2.0
 """A message is a model and one of these."""
@@ -82,6 +83,10 @@ class AdPsgd(OwnModels):
     def groups(self) -> set[ProcessGroup]:
         """Return none: threads send at any time, and count what they send themselves."""
         return set()
+
+    def is_comparison_awaited(self) -> bool:
+        """Look at a comparison when the next is due: until then no rank waits for a slow one."""
+        return self.num_steps + 1 - self._last_comparison >= STEPS_BETWEEN_COMPARISONS
 
     def connect(self) -> None:
         """Continue from a checkpoint's own model."""
