@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.configuration import read_record
+from tests.benchmarks.slow_link.contestants import CONTESTANTS
 from tests.benchmarks.trainer_tables.__main__ import TUNING_SEED, best_rate, read_results
 from tests.benchmarks.trainer_tables.rows import TABLES
 from tests.training.cost_model.settings import CALIBRATION, NETWORK, WORKLOAD
@@ -17,14 +18,19 @@ from training.configuration.trainers import TRAINERS, AdaGrad, AdaGradPlace, One
 from training.cost_model.calibration import Calibration, Network
 from training.cost_model.step_time import CostModel
 from training.cost_model.trainer_choice import (
+    BY_HOST_BLOCK_SIZE,
     EQUALLY_FAST,
     HTM_GROUP_SIZE,
     KEPT_ACCURACY,
     MEASURED,
     MEASURED_BLOCKS,
+    RACE_CODE,
+    SPARSE_LOCO_BLOCK_SIZE,
+    UNMEASURED,
     TrainerChoice,
     choose_trainer,
     step_seconds,
+    unmeasured_seconds,
 )
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/trainer_tables/results"
@@ -138,6 +144,18 @@ def test_accuracies_are_those_of_the_trainings() -> None:
     for (trainer, num_ranks), (file, table, baseline, row) in rows.items():
         ratio = median_accuracy(file, table, row) / median_accuracy(file, table, baseline)
         assert round(100 * (ratio - 1), 1) == MEASURED[trainer][num_ranks]
+
+
+def test_coded_blocks_are_those_of_the_race() -> None:
+    """Blocks and density are settings from which each of both contestants chose."""
+    chosen = {
+        "SparseLoCo": SPARSE_LOCO_BLOCK_SIZE,
+        "BMUF by host, top-k": BY_HOST_BLOCK_SIZE,
+    }
+    for method, block_size in chosen.items():
+        grid = CONTESTANTS[method].grid
+        assert (block_size, RACE_CODE.density) in [(each.block_size, each.density) for each in grid]
+    assert set(UNMEASURED) == set(unmeasured_seconds(CostModel(WORKLOAD, CALIBRATION), 8))
 
 
 def test_only_trainers_of_recipes_are_chosen() -> None:
