@@ -8,9 +8,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from infra.store.object_store import ObjectStore, join_uri
-from pipeline.runs.commit import read_commits
-from pipeline.runs.ledger import read_reasons
-from pipeline.runs.manifest import manifest_uri, read_output
+from pipeline.runs.commit import commit_uris, each_commit
+from pipeline.runs.ledger import ledger_reasons
+from pipeline.runs.manifest import manifest_uri
 from pipeline.runs.names import COMMITS_FOLDER, SCRATCH_FOLDER
 
 
@@ -28,10 +28,10 @@ def find_lost_rows(
 ) -> list[LostRows]:
     """Find the tasks of `step`, finished or not, with ledger rows of these reasons."""
     found = []
-    for commit in read_commits(store, run_uri, step):
+    for commit in each_commit(store, commit_uris(store, run_uri, step)):
         if commit.ledger is None:
             continue
-        counts = read_reasons(read_output(store, run_uri, commit.ledger))
+        counts = ledger_reasons(store, run_uri, [commit.ledger])
         wanted = {reason: counts[reason] for reason in sorted(reasons) if counts[reason]}
         if wanted:
             found.append(LostRows(step, commit.task, wanted))

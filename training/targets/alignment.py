@@ -21,6 +21,7 @@ from pipeline.placement_versions import (
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, Repetition, StepContext, once
 from pipeline.runs.manifest import Output, read_manifest, read_output
+from pipeline.runs.many_tasks import Folding, NumberedTasks, runner_of
 from pipeline.runs.names import (
     BOOTSTRAP_STEP,
     LABELLED,
@@ -28,17 +29,8 @@ from pipeline.runs.names import (
     alignment_step,
     features_step,
     model_step,
-    task_name,
 )
-from pipeline.runs.step import (
-    Distribute,
-    StepContents,
-    StepResult,
-    StepSpec,
-    TaskPlan,
-    run_step,
-    run_tasks,
-)
+from pipeline.runs.step import Distribute, StepContents, StepResult, StepSpec, TaskPlan, run_step
 from pipeline.shards import FeatureRow, PartitionRow, read_features
 from pipeline.splicing import num_low_rate_frames, splice
 from training.configuration.models import ModelConfig
@@ -53,6 +45,7 @@ from training.targets.labelled import (
     commit_aligned,
     read_lexicon,
     sum_counts,
+    sum_histograms,
     transcribed,
 )
 
@@ -112,14 +105,12 @@ def realign(
     def align_senones(context: StepContext) -> StepContents:
         shards = read_manifest(store, run_uri, features)
         tree = read_tree(store, run_uri)
-        tasks = {
-            task_name(index): AlignmentTask(
-                context, settings, task_name(index), output, corpus_uri, aligner
-            )
-            for index, output in enumerate(shards.outputs)
-        }
+
+        def task(name: str, output: Output) -> AlignmentTask:
+            return AlignmentTask(context, settings, name, output, corpus_uri, aligner)
+
         plan = TaskPlan(
-            tasks,
+            NumberedTasks(shards.outputs, task),
             align_shard,
             distribute,
             loss_budget,
@@ -127,7 +118,7 @@ def realign(
             num_utterances=shards.tally_out.utterances,
             size=lambda task: task.features.duration_ms,
         )
-        return run_tasks(context, plan)
+        return runner_of(plan, Folding(sum_histograms))(context, plan)
 
     spec = StepSpec(
         store,

@@ -1,5 +1,6 @@
 """The labelled subset as training reads it: transcribed utterances, lexicon, hard-target shards."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -134,17 +135,25 @@ def commit_aligned(
     return context.commit(record)
 
 
-def sum_counts(tree: SenoneTree, commits: list[Commit]) -> dict[str, Any]:
+def sum_counts(tree: SenoneTree, commits: Sequence[Commit]) -> dict[str, Any]:
     """Add up the senones' frames over all shards, beside the tree that names the senones."""
     counts = np.zeros(tree.num_senones, np.int64)
-    for commit in commits:
-        for senone, count in commit.statistics["senones"]:
-            counts[senone] += count
+    for senone, count in sum_histograms(commits)["senones"]:
+        counts[senone] = count
     return {
         "num_senones": tree.num_senones,
         "senone_tree": tree.to_json(),
         "senone_counts": counts.tolist(),
     }
+
+
+def sum_histograms(commits: Sequence[Commit]) -> dict[str, Any]:
+    """Add up the senones' frames of tasks, or of tasks that were added up before."""
+    counts: Counter[int] = Counter()
+    for commit in commits:
+        for senone, count in commit.statistics["senones"]:
+            counts[senone] += count
+    return {"senones": [list(each) for each in sorted(counts.items())]}
 
 
 def aligned_row(row: FeatureRow, senones: Senones) -> PartitionRow:

@@ -19,7 +19,7 @@ from jobs.planning.volumes.object_counts import (
 from jobs.planning.volumes.step_volume import Requests, Volume, Work
 from jobs.planning.volumes.workload import Subset, Workload
 from pipeline.runs.names import ALL_SUBSETS, UNLABELLED
-from pipeline.steps.increments.stream_means import GROUP_TASKS, num_means_ranges
+from pipeline.steps.increments.stream_means import GROUP_TASKS, MERGED_RANGES, num_means_ranges
 from pipeline.steps.selection.budget_cutoff import num_ranges
 from pipeline.steps.selection.id_index import FILES_A_TASK
 from pipeline.steps.selection.id_ranges import ENTRY_BYTES
@@ -159,12 +159,13 @@ def extraction(workload: Workload, subset: Subset, recipe: Recipe) -> Volume:
 def _stream_means(subset: Subset, files: int) -> Volume:
     """Compute the volume of keeping where streams ended: by file, by group, by range of hashes."""
     ranges, groups = num_means_ranges(subset.utterances), ceil(files / GROUP_TASKS)
-    objects = files + groups * ranges + groups + 2 * ranges
+    merges = ceil(ranges / MERGED_RANGES)
+    objects = files + groups * merges + groups + ranges + merges
     # Groups read the files' commits and means; each task looks for its own commit.
-    gets = 2 * files + groups * ranges + groups + ranges
+    gets = 2 * files + groups * merges + groups + merges
     # No more streams than utterances; the bytes of real ones are a fraction of a percent.
     return Volume(
-        tasks=groups + ranges, objects=objects, requests=Requests(get=gets, put=objects, list=1)
+        tasks=groups + merges, objects=objects, requests=Requests(get=gets, put=objects, list=1)
     )
 
 

@@ -22,8 +22,9 @@ from pipeline.runs.commit import Commit, StepContext, committed_tasks, each_comm
 from pipeline.runs.manifest import Output, read_output
 from pipeline.runs.names import SCRATCH_FOLDER, task_name
 from pipeline.runs.outputs import MAX_LISTED, to_document
-from pipeline.runs.step import Distribute, commit_each
+from pipeline.runs.step import Distribute
 from pipeline.sampling import hash_name
+from pipeline.steps.range_merge import commit_objects, commit_ranges, cut_and_merge
 from pipeline.steps.selection.hash_ranges import range_edges
 from pipeline.steps.selection.id_ranges import range_of
 
@@ -35,6 +36,10 @@ RANGE_UTTERANCES = 250_000
 
 GROUP_TASKS = 1_000
 """A task gathers the streams of so many selection files: some 250 MB."""
+
+MERGED_RANGES = 64
+"""A task merges so many ranges, some 84 MB: each for itself, 200 gathering tasks of a million hours
+wrote 800,000 objects, whose names the driver held."""
 
 _GETS_IN_FLIGHT = 16
 _SUFFIX = ".means"
@@ -167,15 +172,19 @@ class _GatherTask:
 
 @dataclass(frozen=True, slots=True)
 class _MergeTask:
-    """One range: what the base has there, then what all tasks gathered."""
+    """Neighbouring ranges: what the base has there, then what all tasks gathered."""
 
     context: StepContext
     extraction: StepContext
-    name: str
-    number: int
+    numbers: range
     num_ranges: int
     base: tuple[Output, ...]
     parts: tuple[Output, ...]
+
+    @property
+    def name(self) -> str:
+        """The task's name, with the ranges that it makes."""
+        return f"means-{self.numbers.start:05d}-to-{self.numbers.stop:05d}"
 
 
 def num_means_ranges(num_utterances: int) -> int:
@@ -194,41 +203,34 @@ def merge_means(
     num_ranges = num_means_ranges(num_utterances)
     committed = committed_tasks(place.scratch)
     names = list(map(task_name, range(num_tasks)))
-    gathers = [
+    num_parts = -(-num_ranges // MERGED_RANGES)
+    gathers = (
         _GatherTask(
             place.scratch,
             context,
-            f"means-from-{first:06d}",
+            f"means-from-{first:06d}-in-{num_parts:05d}",
             tuple(names[first : first + GROUP_TASKS]),
             num_ranges,
         )
         for first in range(0, num_tasks, GROUP_TASKS)
-    ]
-    by_name = {each.name: each for each in gathers}
-    gathered = commit_each(committed, by_name, _gather, distribute, "gather the streams' means")
-    merges = [
-        _MergeTask(
-            place.scratch,
-            context,
-            f"means-{number:05d}",
-            number,
-            num_ranges,
-            _overlapping(place.base, number, num_ranges),
-            tuple(commit.outputs[number] for commit in gathered),
-        )
-        for number in range(num_ranges)
-    ]
-    to_merge = {each.name: each for each in merges}
-    merged = commit_each(committed, to_merge, _merge, distribute, "merge the streams' means")
-    return tuple(output for commit in merged for output in commit.outputs)
+    )
+
+    def merge_of(group: int, parts: tuple[Output, ...]) -> _MergeTask:
+        numbers = range(num_ranges)[group * MERGED_RANGES : (group + 1) * MERGED_RANGES]
+        base = _overlapping(place.base, numbers, num_ranges)
+        return _MergeTask(place.scratch, context, numbers, num_ranges, base, parts)
+
+    described = "gather the streams' means", "merge the streams' means"
+    merging = num_parts, merge_of, _merge
+    return cut_and_merge(committed, gathers, _gather, *merging, distribute, described)
 
 
-def _overlapping(base: Sequence[Output], number: int, num_ranges: int) -> tuple[Output, ...]:
-    """Return the base's ranges that share hashes with one of ours, which may be other ranges."""
+def _overlapping(base: Sequence[Output], numbers: range, num_ranges: int) -> tuple[Output, ...]:
+    """Return the base's ranges that share hashes with some of ours, which may be other ranges."""
     if not base:
         return ()
-    first = number * len(base) // num_ranges
-    last = ((number + 1) * len(base) - 1) // num_ranges
+    first = numbers.start * len(base) // num_ranges
+    last = (numbers.stop * len(base) - 1) // num_ranges
     return tuple(base[max(first - 1, 0) : last + 2])
 
 
@@ -237,30 +239,27 @@ def _gather(task: _GatherTask) -> Commit:
     uris = [task.extraction.commit_uri(name) for name in task.tasks]
     named = named_means(each_commit(task.context.store, uris))
     whole = StreamMeans.latest(_read_all(task.context, named))
-    outputs = tuple(
-        task.context.put_output(f"{task.name}-{number:05d}", _SUFFIX, part.to_bytes(), Tally())
-        for number, part in enumerate(_cut(whole, task.num_ranges))
-    )
-    return _commit(task.context, task.name, outputs)
+    ranges = (part.to_bytes() for part in _cut(whole, task.num_ranges, MERGED_RANGES))
+    return commit_ranges(task.context, task.name, ranges, _SUFFIX)
 
 
 @once
 def _merge(task: _MergeTask) -> Commit:
     parts = _read_all(task.context, (*task.base, *task.parts))
-    part = _cut(StreamMeans.latest(parts), task.num_ranges)[task.number]
-    stored = task.extraction.put_output(task.name, _SUFFIX, part.to_bytes(), Tally())
-    return _commit(task.context, task.name, (stored,))
+    ranges = _cut(StreamMeans.latest(parts), task.num_ranges, 1)
+    outputs = (
+        task.extraction.put_output(f"means-{each:05d}", _SUFFIX, ranges[each].to_bytes(), Tally())
+        for each in task.numbers
+    )
+    return commit_objects(task.context, task.name, outputs)
 
 
-def _cut(means: StreamMeans, num_ranges: int) -> list[StreamMeans]:
-    return means.between(range_edges(means.hashes, num_ranges).tolist())
+def _cut(means: StreamMeans, num_ranges: int, together: int) -> list[StreamMeans]:
+    """Cut streams into ranges, of which so many stay together."""
+    edges = range_edges(means.hashes, num_ranges).tolist()
+    return means.between([*edges[:-1:together], edges[-1]])
 
 
 def _read_all(context: StepContext, outputs: Sequence[Output]) -> list[StreamMeans]:
     read = partial(read_output, context.store, context.run_uri)
     return [StreamMeans.from_bytes(data) for _, data in prefetch(read, outputs, _GETS_IN_FLIGHT)]
-
-
-def _commit(context: StepContext, name: str, outputs: tuple[Output, ...]) -> Commit:
-    record = Commit(name, context.fingerprint, outputs, None, Tally(), quarantined=Tally())
-    return context.commit(record)

@@ -21,13 +21,14 @@ from pipeline.runs.commit import Commit, StepContext, once
 from pipeline.runs.json_lines import IDENTIFIED, read_lines
 from pipeline.runs.manifest import Manifest, Output, own_outputs, read_manifest, read_output
 from pipeline.runs.names import BASE_INPUT
-from pipeline.runs.step import Distribute, StepContents, commit_each
+from pipeline.runs.step import Distribute, StepContents
 from pipeline.sampling import hash_name
+from pipeline.steps.range_merge import commit_objects, commit_ranges, cut_and_merge, run_named
 from pipeline.steps.selection.buckets import Bucket
 from pipeline.steps.selection.id_ranges import IdRange, find_objects, range_of
 
-FILES_A_TASK = 64
-"""A task hashes the ids of so many selection files and ledgers."""
+FILES_A_TASK = 200
+"""A task hashes the ids of so many selection files and ledgers: of as many as a bucket has."""
 
 _GETS_IN_FLIGHT = 16
 _SUFFIX = ".ids"
@@ -77,13 +78,10 @@ def index_ids(
         *_bucket_tasks(scratch, buckets, num_ranges),
         *_file_tasks(scratch, buckets, contents, num_ranges),
     )
-    to_hash = {each.name: each for each in tasks}
-    hashed = commit_each(committed, to_hash, _hash_ids, distribute, "index the utterance ids")
-    ranges = zip(*(commit.outputs for commit in hashed), strict=True)
-    merges = [_MergeTask(scratch, step, number, parts) for number, parts in enumerate(ranges)]
-    to_merge = {each.name: each for each in merges}
-    merged = commit_each(committed, to_merge, _merge_ids, distribute, "merge the id index")
-    return tuple(output for commit in merged for output in commit.outputs)
+    merge_of = partial(_MergeTask, scratch, step)
+    described = "index the utterance ids", "merge the id index"
+    merging = num_ranges, merge_of, _merge_ids
+    return cut_and_merge(committed, tasks, _hash_ids, *merging, distribute, described)
 
 
 def hash_buckets(
@@ -94,8 +92,8 @@ def hash_buckets(
     distribute: Distribute,
 ) -> list[Commit]:
     """Hash the ids of each bucket's metadata, as `index_ids` does later; commits by bucket."""
-    to_hash = {each.name: each for each in _bucket_tasks(scratch, buckets, num_ranges)}
-    return commit_each(committed, to_hash, _hash_ids, distribute, "hash the utterance ids")
+    tasks = list(_bucket_tasks(scratch, buckets, num_ranges))
+    return run_named(committed, tasks, _hash_ids, distribute, "hash the utterance ids")
 
 
 def metadata_names(manifest: Manifest) -> list[str]:
@@ -173,7 +171,8 @@ def _file_tasks(
         some = files[begin : begin + FILES_A_TASK]
         first = num_inputs + begin
         own = tuple(range(first, first + len(some)))
-        yield _HashTask(scratch, f"ids-of-files-{begin:06d}", some, own, num_ranges)
+        name = f"ids-of-files-{begin:06d}-to-{begin + len(some):06d}"
+        yield _HashTask(scratch, name, some, own, num_ranges)
 
 
 @once
@@ -185,12 +184,8 @@ def _hash_ids(task: _HashTask) -> Commit:
         hashes.extend(found)
         objects.extend([number] * len(found))
     whole = IdRange(np.array(hashes, np.uint64), np.array(objects, np.uint32))
-    parts = IdRange.merged([whole]).cut(task.num_ranges)
-    outputs = tuple(
-        task.context.put_output(f"{task.name}-{number:05d}", _SUFFIX, part.to_bytes(), Tally())
-        for number, part in enumerate(parts)
-    )
-    return _commit(task.context, task.name, outputs)
+    ranges = (part.to_bytes() for part in IdRange.merged([whole]).cut(task.num_ranges))
+    return commit_ranges(task.context, task.name, ranges, _SUFFIX)
 
 
 def _ids_by_object(task: _HashTask) -> Iterator[Iterator[str]]:
@@ -208,13 +203,5 @@ def _ids_by_object(task: _HashTask) -> Iterator[Iterator[str]]:
 def _merge_ids(task: _MergeTask) -> Commit:
     read = partial(read_output, task.context.store, task.context.run_uri)
     parts = [IdRange.from_bytes(data) for _, data in prefetch(read, task.parts, _GETS_IN_FLIGHT)]
-    data = IdRange.merged(parts).to_bytes()
-    return _commit(
-        task.context, task.name, (task.step.put_output(task.name, _SUFFIX, data, Tally()),)
-    )
-
-
-def _commit(context: StepContext, name: str, outputs: tuple[Output, ...]) -> Commit:
-    """Commit objects without utterances of their own."""
-    record = Commit(name, context.fingerprint, outputs, None, Tally(), quarantined=Tally())
-    return context.commit(record)
+    stored = task.step.put_output(task.name, _SUFFIX, IdRange.merged(parts).to_bytes(), Tally())
+    return commit_objects(task.context, task.name, (stored,))

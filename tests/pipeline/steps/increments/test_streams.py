@@ -33,11 +33,16 @@ def means(hashes: list[int], counts: list[int]) -> StreamMeans:
     )
 
 
+@pytest.mark.parametrize("merged", [1, 2, 64])
 @pytest.mark.parametrize("ranges", [(1, 4), (4, 1), (3, 5), (5, 3)])
 def test_nights_may_have_other_ranges(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranges: tuple[int, int]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranges: tuple[int, int], merged: int
 ) -> None:
-    """As a chain grows, its streams are cut into more ranges; none is lost or doubled."""
+    """As a chain grows, its streams are cut into more ranges; none is lost or doubled.
+
+    How many of them a task merges changes nothing.
+    """
+    monkeypatch.setattr(stream_means, "MERGED_RANGES", merged)
     nights = Nights.at(str(tmp_path))
     numbers = iter((*ranges, 1))
     monkeypatch.setattr(stream_means, "num_means_ranges", lambda _: next(numbers))
