@@ -175,6 +175,7 @@ def execute(command: Step | Query, arguments: argparse.Namespace) -> int:
     except (ConfigurationError, StoreError) as error:
         is_users = isinstance(error, ConfigurationError | PrefixError)
         return fail(command.name, error, 2 if is_users else 1)
+    before = REQUESTS.total()
     try:
         answer = command.answer(job)
     except KeyboardInterrupt:
@@ -187,7 +188,10 @@ def execute(command: Step | Query, arguments: argparse.Namespace) -> int:
     except (ValueError, ArithmeticError, OSError, StoreError, RuntimeError) as error:
         return fail(command.name, error, 1)
     if job.is_leader:
-        print(json.dumps(answer.document) if arguments.json else answer.text, flush=True)
+        document = answer.document
+        if isinstance(command, Query):
+            document |= {"requests": asdict(REQUESTS.total() - before + job.tasks.requests)}
+        print(json.dumps(document) if arguments.json else answer.text, flush=True)
     return 0 if answer.is_good else 1
 
 

@@ -2,25 +2,22 @@
 
 python -m tests.benchmarks.selection [--records 10000000] [--gzip] [--folder DIR] [--json]
 
-Makes the metadata (speakers of about 50 utterances, log-normal durations, six months) and selects a
-tenth of its hours on local Spark with two cores, then a small labelled subset, which is compared.
-Extrapolates to 1e9 records: processor time by the number of records, the driver's memory by
-building all that it would then keep.
+Makes the metadata (speakers of about 50 utterances, log-normal durations, six months; buckets are
+alike but for the names) and selects a tenth of its hours on local Spark with two cores, then a
+small labelled subset, which is compared. Extrapolates to 1e9 records: processor time by the number
+of records, the driver's memory by building all that it would then keep.
 """
 
 import argparse
 import gzip
 import itertools
-import os
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,8 +32,10 @@ from pipeline.runs.commit import step_context
 from pipeline.runs.manifest import Manifest, Output
 from pipeline.steps.selection.buckets import Bucket
 from pipeline.steps.selection.deduplicate import RangeTask
+from pipeline.steps.selection.id_index import FILES_A_TASK
 from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
 from tests.benchmarks.measure import Figure, show
+from tests.benchmarks.processes import ProcessWatch, peak_mb
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -45,6 +44,7 @@ NUM_BUCKETS = 200
 NUM_MONTHS = 6
 UTTERANCES_PER_SPEAKER = 50
 FILE_HOURS = 5.0
+BUCKET_MARK = b"####"
 NUM_CORES = 2
 # A million hours: metadata by day of half a year, in buckets of a million records.
 PROJECTED_RECORDS = 10**9
@@ -64,24 +64,38 @@ class Recipe:
 
 
 def make_bucket(recipe: Recipe, bucket: int) -> int:
-    """Write one bucket's metadata objects; return the milliseconds of its records."""
-    generator = np.random.default_rng(bucket)
-    n = recipe.num_records
+    """Write one bucket's metadata objects; return the milliseconds of its records.
+
+    Buckets differ in the number that is in all names: making a hundred million records one by one
+    would take longer than selecting from them.
+    """
+    duration_ms, months = made_once(recipe.num_records)
+    for month, lines in months.items():
+        write_object(recipe, bucket, month, lines.replace(BUCKET_MARK, b"%04d" % bucket))
+    return duration_ms
+
+
+@cache
+def made_once(num_records: int) -> tuple[int, dict[int, bytes]]:
+    """Return the milliseconds of a bucket's records, and each month's lines, with marked names."""
+    generator = np.random.default_rng(num_records)
+    n, mark = num_records, BUCKET_MARK.decode()
     durations_ms = np.clip(generator.lognormal(np.log(3000), 0.6, n), 300, 60_000).astype(int)
     activity = generator.lognormal(0, 1, max(1, n // UTTERANCES_PER_SPEAKER)).cumsum()
     speakers = np.searchsorted(activity, generator.random(n) * activity[-1])
     months, days = generator.integers(1, NUM_MONTHS + 1, n), generator.integers(1, 29, n)
+    lines = {}
     for month in range(1, NUM_MONTHS + 1):
-        lines = [
-            f'{{"audio_uri": "audio/{each % 256:02x}/{bucket:04d}-{each:09d}.flac", "created_at": '
+        of_month = [
+            f'{{"audio_uri": "audio/{each % 256:02x}/{mark}-{each:09d}.flac", "created_at": '
             f'"2026-{month:02d}-{days[each]:02d}T{each % 24:02d}:{each % 60:02d}:07+00:00", '
             f'"duration_s": {durations_ms[each] / 1000}, "locale": "en-US", "speaker_id": '
-            f'"speaker-{bucket:04d}-{speakers[each]:07d}", "utterance_id": '
-            f'"utterance-{bucket:04d}-{each:09d}"}}\n'
+            f'"speaker-{mark}-{speakers[each]:07d}", "utterance_id": '
+            f'"utterance-{mark}-{each:09d}"}}\n'
             for each in np.flatnonzero(months == month).tolist()
         ]
-        write_object(recipe, bucket, month, "".join(lines).encode())
-    return int(durations_ms.sum())
+        lines[month] = "".join(of_month).encode()
+    return int(durations_ms.sum()), lines
 
 
 def write_object(recipe: Recipe, bucket: int, month: int, data: bytes) -> None:
@@ -97,31 +111,6 @@ def make_metadata(folder: str, num_records: int, compressed: bool) -> float:
     recipe = Recipe(folder, num_records // NUM_BUCKETS, compressed)
     with ProcessPoolExecutor(NUM_CORES, get_context("spawn")) as pool:
         return sum(pool.map(partial(make_bucket, recipe), range(NUM_BUCKETS))) / 3_600_000
-
-
-def peak_mb(pid: int | str = "self") -> float:
-    """Return the largest resident memory that a process ever had; 0 if it has ended."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0.0
-    found = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")]
-    return int(found[0]) / 1024 if found else 0.0
-
-
-def descendants(pid: int) -> Iterator[tuple[int, str]]:
-    """Return process ids and commands of all processes below `pid`."""
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            children = task.read_text().split()
-        except OSError:
-            continue
-        for child in map(int, children):
-            try:
-                yield child, Path(f"/proc/{child}/comm").read_text().strip()
-            except OSError:
-                continue
-            yield from descendants(child)
 
 
 def with_core_seconds(function: Callable[[T], R], element: T) -> tuple[R, float]:
@@ -140,27 +129,7 @@ class Watch:
 
     core_seconds: dict[str, float] = field(default_factory=dict)
     compared: dict[str, float] = field(default_factory=dict)
-    jvm_mb: float = 0.0
-    worker_mb: float = 0.0
-
-    @contextmanager
-    def memory(self) -> Iterator[None]:
-        """Look at all child processes five times a second."""
-        done = threading.Event()
-
-        def look() -> None:
-            while not done.wait(0.2):
-                for pid, command in descendants(os.getpid()):
-                    if command == "java":
-                        self.jvm_mb = max(self.jvm_mb, peak_mb(pid))
-                    elif command.startswith("python"):
-                        self.worker_mb = max(self.worker_mb, peak_mb(pid))
-
-        thread = threading.Thread(target=look, daemon=True)
-        thread.start()
-        yield
-        done.set()
-        thread.join()
+    processes: ProcessWatch = field(default_factory=ProcessWatch)
 
     def timed(self, distribute: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
         """Sum each distributed pass's processor time, which other processes do not lengthen."""
@@ -184,7 +153,7 @@ def select(folder: str, run_uri: str, hours: float, watch: Watch) -> Manifest:
         run_tasks(session, range(NUM_CORES), abs, "start the workers")
         distribute = watch.timed(partial(run_tasks, session))
         uri = metadata_uri(folder, "unlabelled")
-        with watch.memory():
+        with watch.processes.watching():
             manifest = select_utterances(
                 store, run_uri, "unlabelled", uri, config, 0.0, distribute
             ).manifest
@@ -213,8 +182,8 @@ def figures(
         "wall time": (wall_s, "s"),
         "driver, peak": (driver_mb, "MB"),
         "driver, before": (start_mb, "MB"),
-        "JVM, peak": (watch.jvm_mb, "MB"),
-        "largest Python worker, peak": (watch.worker_mb, "MB"),
+        "JVM, peak": (watch.processes.peak_of("JVM"), "MB"),
+        "largest Python worker, peak": (watch.processes.peak_of("worker"), "MB"),
         "largest file over mean": (files["imbalance"], ""),
         "hours over budget": (100 * (manifest.tally_out.duration_ms / budget_ms - 1), "%"),
     }
@@ -270,12 +239,13 @@ def keep_what_the_driver_keeps() -> float:
         RangeTask(context, number, each) for number, each in enumerate(zip(*indexes, strict=True))
     ]
     selected = [outputs(1, f"scratch/selected-{each.name}") for each in buckets]
+    num_hashed = PROJECTED_BUCKETS + PROJECTED_FILES // FILES_A_TASK
+    hashed = [outputs(PROJECTED_RANGES, f"scratch/ids-of-{each}") for each in range(num_hashed)]
     files = outputs(PROJECTED_FILES, "group-00000")
     tally = sum((each.tally for each in files), Tally())
     manifest = Manifest("selection/unlabelled", {}, inputs, files, tally_in=tally, tally_out=tally)
     assert manifest.to_bytes()
-    assert ranges
-    assert selected
+    assert all((ranges, selected, hashed))
     return peak_mb() - before_mb
 
 

@@ -59,6 +59,8 @@ def test_verify_of_an_undamaged_run(ask: Ask, undamaged: Run) -> None:
     assert document["num_objects"] > 8
     assert document["orphans"] == []
     assert len(document["scratch"]) == 13
+    assert document["requests"]["get"] >= document["num_objects"]
+    assert document["requests"]["bytes_received"] >= document["num_bytes"]
     assert document["swept"] is False
 
 
@@ -194,6 +196,7 @@ def test_inspect_shows_a_tree(ask: Ask, undamaged: Run) -> None:
     assert (code, document["utterance_id"]) == (0, utterance_id)
     assert [each["step"] for each in document["steps"]][-1] == "partitions/unlabelled"
     assert document["audio"]["unchanged"] is True
+    assert 0 < document["requests"]["get"] < 50
 
 
 def test_inspect_of_an_unknown_utterance(ask: Ask, undamaged: Run) -> None:
