@@ -3,11 +3,35 @@
 from pathlib import Path
 
 import nbformat
+import pytest
 from nbclient import NotebookClient
 
 REPOSITORY = Path(__file__).parents[2]
 NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
 LIMIT_S = 600
+FOLDERS = ("JUPYTER_RUNTIME_DIR", "IPYTHONDIR", "MPLCONFIGDIR")
+SHOWN = {
+    "inspect_shards": ("mean retained mass", 5),
+    "kbest_mass": ("mean mass", 2),
+    "trainer_tradeoffs": ("student: htm on ", 2),
+    "errors": (" s of audio", 4),
+}
+"""What each notebook prints, and how many pictures it draws, on a whole run."""
+
+
+def require_shown(name: str, run_uri: str, folder: Path) -> None:
+    """Execute a notebook from a run's URI alone; require its text and its pictures.
+
+    Files of its kernel lie in `folder`, not in the user's home.
+    """
+    notebook = read_notebook(REPOSITORY / "notebooks" / f"{name}.ipynb")
+    with pytest.MonkeyPatch.context() as patch:
+        for each in FOLDERS:
+            patch.setenv(each, str(folder))
+        printed = execute(notebook, f"RUN = {run_uri!r}")
+    said, num_drawn = SHOWN[name]
+    assert said in printed
+    assert num_pictures(notebook) == num_drawn
 
 
 def read_notebook(path: Path) -> nbformat.NotebookNode:

@@ -20,7 +20,7 @@ from pipeline.runs.manifest import Manifest
 from pipeline.runs.step import write_manifest
 from pipeline.shards import FeatureRow, TargetRow, write_features, write_targets
 from pipeline.splicing import splice
-from tests.notebooks.execution import REPOSITORY, read_notebook
+from tests.notebooks.execution import FOLDERS, REPOSITORY, read_notebook
 
 NOTEBOOK = REPOSITORY / "notebooks" / "inspect_shards.ipynb"
 SECONDS = (2.0, 1.2)
@@ -115,7 +115,7 @@ def write_run(run: Path, rows: list[FeatureRow], logits: list[np.ndarray]) -> No
 @pytest.fixture(autouse=True)
 def jupyter_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the files of kernels in the test's directory, not in the user's home."""
-    for name in ("JUPYTER_RUNTIME_DIR", "IPYTHONDIR", "MPLCONFIGDIR"):
+    for name in FOLDERS:
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
 
 

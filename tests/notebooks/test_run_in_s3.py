@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from infra.store.object_store import ObjectStore
-from tests.notebooks.execution import REPOSITORY, execute, num_pictures, read_notebook
+from tests.notebooks.execution import FOLDERS, REPOSITORY, execute, num_pictures, read_notebook
 from tests.small_run import make_run
 
 
@@ -16,7 +16,7 @@ def test_shards_of_a_run_in_s3(
 
     It prints what the same notebook prints of the local copy.
     """
-    for folder in ("JUPYTER_RUNTIME_DIR", "IPYTHONDIR", "MPLCONFIGDIR"):
+    for folder in FOLDERS:
         monkeypatch.setenv(folder, str(tmp_path / "jupyter"))
     _, local_uri = make_run(tmp_path)
     uri = f"s3://{s3_bucket}/runs/small"

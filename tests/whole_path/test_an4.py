@@ -25,10 +25,10 @@ from pipeline.runs.manifest import read_manifest
 from pipeline.runs.names import ALL_SUBSETS
 from tests.job_programs import RunJob
 from tests.jobs.planning.test_throughputs import CALIBRATION
-from tests.notebooks.execution import REPOSITORY, execute, num_pictures, read_notebook
+from tests.notebooks.execution import SHOWN, require_shown
 from tests.training.forked_programs import run_on_ranks
 from tests.whole_path.manifests import manifest_bytes, require_balance
-from tests.whole_path.processes import TINY, left_behind, run_all_steps
+from tests.whole_path.processes import REPOSITORY, TINY, left_behind, run_all_steps
 from tests.whole_path.reduced_an4 import write_reduced_an4
 from tests.whole_path.run_damage import flipped, folders, kinds, replaced
 from training.evaluation.utterance_errors import read_errors
@@ -127,29 +127,10 @@ def test_the_page_needs_nothing_but_itself(whole: WholeRun) -> None:
     assert not re.search(r"<script|<link|(src|href)=[\"']?(https?:)?//|url\((?!#)|@import", page)
 
 
-@pytest.mark.parametrize(
-    ("name", "said", "num_drawn"),
-    [
-        ("inspect_shards", "mean retained mass", 5),
-        ("kbest_mass", "mean mass", 2),
-        ("trainer_tradeoffs", "student: htm on 4 ranks", 2),
-        ("errors", " s of audio", 4),
-    ],
-)
-def test_notebooks_show_the_run(
-    whole: WholeRun,
-    name: str,
-    said: str,
-    num_drawn: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Each is executed from the run's URI alone, and draws its pictures."""
-    for folder in ("JUPYTER_RUNTIME_DIR", "IPYTHONDIR", "MPLCONFIGDIR"):
-        monkeypatch.setenv(folder, str(tmp_path))
-    notebook = read_notebook(REPOSITORY / "notebooks" / f"{name}.ipynb")
-    assert said in execute(notebook, f"RUN = {str(whole.folder)!r}")
-    assert num_pictures(notebook) == num_drawn
+@pytest.mark.parametrize("name", SHOWN)
+def test_notebooks_show_the_run(whole: WholeRun, name: str, tmp_path: Path) -> None:
+    """Each is executed from the run's path alone, and draws its pictures."""
+    require_shown(name, str(whole.folder), tmp_path)
 
 
 def test_hours_in_are_hours_out_and_quarantined(whole: WholeRun) -> None:
