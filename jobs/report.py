@@ -9,7 +9,7 @@ import argparse
 import json
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from infra.cluster import load_cluster
 from infra.store.checked_reads import read_checked
@@ -58,11 +58,24 @@ from pipeline.runs.names import (
 )
 from pipeline.runs.sealed_json import NamedObject, naming, seal
 from pipeline.runs.step import StepContents
+from pipeline.steps.targets import MEAN_MASS
 from training.recipes import Recipe
 
 OPTIONAL_READS = (selection_step(DEV), features_step(DEV))
 REQUIRED_READS = tuple(step for step in READS[REPORT] if step not in OPTIONAL_READS)
 """The steps that every report reads, but for the teacher where it is the user's own."""
+
+
+class CurvePoint(TypedDict):
+    """CurvePoint holds what the page shows of a sub-epoch; training wrote more."""
+
+    labelled: bool
+    learning_rate: float
+    num_frames: int
+    cross_entropy: float
+    frame_accuracy: float
+    validation_cross_entropy: NotRequired[float]
+    trainer: NotRequired[dict[str, float]]
 
 
 def run(job: Job) -> StepResults:
@@ -119,7 +132,7 @@ def build_report(job: Job) -> dict[str, Any]:
         "waterfall": waterfall_of(job.store, job.run_uri, ingests.values()),
         "plan": planned_and_actual(job, steps),
         "curves": {
-            name: manifests[model_step(name)].statistic("curve", list[dict[str, Any]])
+            name: manifests[model_step(name)].statistic("curve", list[CurvePoint])
             for name in models
         },
         "targets": targets_facts(manifests[TARGETS_STEP], recipe),
@@ -158,6 +171,8 @@ def targets_facts(targets: Manifest, recipe: Recipe) -> dict[str, Any]:
         "num_teachers": sum(folder_of(name) == MODELS_FOLDER for name in targets.inputs)
         or recipe.num_labelling,
         **targets.statistics,
+        "num_frames": targets.statistic("num_frames", int),
+        MEAN_MASS: targets.statistic(MEAN_MASS, float),
     }
 
 

@@ -123,8 +123,13 @@ class Manifest:
         """True if the run that it extends did the whole step."""
         return self.extends is not None and self.extends.is_whole
 
-    def statistic(self, name: str, kind: Any) -> Any:  # noqa: ANN401 - as JSON has it
-        """Return a statistic of a `kind` such as list[int]; ValueError for another or for none."""
+    def statistic(self, name: str, kind: Any, absent: Any = None) -> Any:  # noqa: ANN401 - as JSON
+        """Return a statistic of a `kind` such as list[int], or `absent` for none.
+
+        ValueError for another kind, and for none without `absent`.
+        """
+        if absent is not None and name not in self.statistics:
+            return absent
         try:
             return typed_value(self.statistics, name, kind)
         except TypeError as error:

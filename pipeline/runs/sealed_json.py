@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints, is_typeddict
 
 from infra.ranges import printable, shown
 
@@ -111,7 +111,8 @@ def typed_record(cls: type[T], fields: Any) -> T:  # noqa: ANN401 - as JSON has 
 def typed_value(document: Mapping[str, Any], name: str, kind: Any) -> Any:  # noqa: ANN401
     """Return a field of a JSON object; TypeError if it is missing or of another kind.
 
-    A kind is int, float, str or bool, or a list or dict of these, of each other, or of Any.
+    A kind is int, float, str or bool, a TypedDict, or a list or dict of these, of each other, or of
+    Any. An object may have other fields than its TypedDict.
     """
     if name not in document:
         raise TypeError(f"no {name}: need {_need(kind)}")
@@ -121,6 +122,10 @@ def typed_value(document: Mapping[str, Any], name: str, kind: Any) -> Any:  # no
 
 
 def _need(kind: Any) -> str:  # noqa: ANN401
+    if is_typeddict(kind):
+        optional = dict.fromkeys(kind.__optional_keys__, "perhaps ")
+        fields = (f"{optional.get(n, '')}{n}: {_need(h)}" for n, h in _hints(kind))
+        return f"an object with {', '.join(fields)}"
     inner = get_args(kind)
     if get_origin(kind) is list:
         return f"a list, each {_need(inner[0])}"
@@ -136,22 +141,28 @@ def _hints(cls: Any) -> tuple[tuple[str, Any], ...]:  # noqa: ANN401
 
 
 def _is_checked(hint: Any) -> bool:  # noqa: ANN401
-    return hint in _NEEDS or get_origin(hint) in (Mapping, dict, list)
+    return hint in _NEEDS or is_typeddict(hint) or get_origin(hint) in (Mapping, dict, list)
 
 
 def _is_of(value: object, hint: Any) -> bool:  # noqa: ANN401
     if hint is int:
         return type(value) is int and 0 <= value <= _MOST
     if hint is float:
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            return False
-        return -_MOST <= value <= _MOST  # NaN is in no range
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return is_number and -_MOST <= cast(float, value) <= _MOST  # NaN is in no range
     if hint in (str, bool):
         return type(value) is hint
+    if is_typeddict(hint):
+        return isinstance(value, dict) and _has_fields(value, hint)
     inner, elements = get_args(hint)[-1], _elements(value, get_origin(hint))
     if elements is None:
         return False
     return not _is_checked(inner) or all(_is_of(each, inner) for each in elements)
+
+
+def _has_fields(value: Mapping[str, Any], kind: Any) -> bool:  # noqa: ANN401
+    is_whole = kind.__required_keys__ <= value.keys()
+    return is_whole and all(_is_of(value[n], hint) for n, hint in _hints(kind) if n in value)
 
 
 def _elements(value: object, kind: Any) -> list[Any] | None:  # noqa: ANN401

@@ -156,12 +156,13 @@ def generate_targets(
 def extend(base: BaseStep, context: StepContext, own: StepContents) -> StepContents:
     """Join an increment's targets with those of its base, and average over the frames of both."""
     before = base.manifest
-    both = [before.statistics, own.statistics]
     frames = [before.statistic("num_frames", int), own.statistics["num_frames"]]
     means = [before.statistic(MEAN_MASS, float), own.statistics[MEAN_MASS]]
     masses = [mean * count for mean, count in zip(means, frames, strict=True)]
-    reasons = sum((Counter(each.get(WITHOUT_LATTICE, {})) for each in both), Counter[str]())
-    elsewhere = sum(each.get(HEARD_ELSEWHERE, 0) for each in both)
+    reasons = Counter(before.statistic(WITHOUT_LATTICE, dict[str, int], {}))
+    reasons.update(own.statistics.get(WITHOUT_LATTICE, {}))
+    elsewhere = before.statistic(HEARD_ELSEWHERE, int, 0)
+    elsewhere += own.statistics.get(HEARD_ELSEWHERE, 0)
     statistics = {
         "num_frames": sum(frames),
         MEAN_MASS: sum(masses) / max(sum(frames), 1),

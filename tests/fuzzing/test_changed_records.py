@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jobs.report import CurvePoint
 from pipeline.audio_parts import Member, Segment, part_from_text, part_to_text
 from pipeline.audit.job_records import parse_begun_record, parse_job_record
 from pipeline.normalization import Moments
@@ -22,11 +23,13 @@ from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import Commit
 from pipeline.runs.json_lines import QUARANTINED, SELECTED, read_lines
 from pipeline.runs.ledger import read_reasons
+from pipeline.runs.loss_watch import WITHOUT_LATTICE
 from pipeline.runs.manifest import Manifest
 from pipeline.runs.outputs import Output, OutputPart, OutputsInParts
 from pipeline.runs.sealed_json import NamedObject, named_objects, naming, read_sealed, seal
 from pipeline.steps.selection.hash_ranges import HashRange
 from pipeline.steps.selection.id_ranges import IdRange
+from pipeline.steps.selection.statistics import Month, union_statistics
 from tests.fuzzing.mutations import changed, changed_json, damaged, repeated_key
 from tests.fuzzing.outcomes import FUZZ, REFUSED, outcome
 from training.checkpoints.place import Place
@@ -97,6 +100,11 @@ SEALED: Mapping[str, tuple[Callable[[bytes], Any], bytes]] = {
         seal(naming({"a": 1}, [NamedObject("k", 1, "c" * 64)])),
     ),
 }
+POINT = {"labelled": True, "learning_rate": 0.1, "num_frames": 9, "cross_entropy": 1.5} | {
+    "frame_accuracy": 0.5,
+    "trainer": {"bytes_sent": 8},
+}
+MONTH = {"utterances": 2, "duration_ms": 3000, "hours": 0.000833}
 SETTINGS = {"acoustic_scale": 0.5, "ngram_order": 2}
 STATISTICS: Mapping[str, tuple[Any, Callable[[Manifest], Any]]] = {
     "moments": (
@@ -113,7 +121,12 @@ STATISTICS: Mapping[str, tuple[Any, Callable[[Manifest], Any]]] = {
         {"date=2026-01-01/speaker_bucket=00/a.jsonl": 12},
         lambda found: found.statistic("metadata_bytes", dict[str, int]),
     ),
-    "curve": ([{"loss": 1.5}], lambda found: found.statistic("curve", list[ANY])),
+    "curve": ([POINT], lambda found: found.statistic("curve", list[CurvePoint])),
+    "months": ({"2026-01": MONTH}, lambda found: union_statistics(found, {})),
+    "without_lattice": (
+        {"no_path": 2},
+        lambda found: found.statistic(WITHOUT_LATTICE, dict[str, int]),
+    ),
 }
 """Statistics of manifests that later steps read, and how they read them."""
 every_sealed = pytest.mark.parametrize("kind", SEALED)
@@ -175,6 +188,13 @@ def test_forged_statistics(name: str) -> None:
         (list[int], [1, -1], "n = [1, -1]: need a list, each a whole number from 0"),
         (dict[str, float], {"a": "b"}, "need an object, each value a finite number"),
         (dict[str, dict[str, Any]], {"a": 1}, "each value an object, each value any value"),
+        (Month, {"utterances": 1}, "an object with utterances: a whole number from 0, duration_ms"),
+        (Month, {"utterances": 1, "duration_ms": "2"}, "n = {'duration_ms': '2', 'utterances': 1}"),
+        (
+            list[CurvePoint],
+            [{**POINT, "trainer": {"density": "a"}}],
+            "perhaps trainer: an object, each",
+        ),
     ],
 )
 def test_a_statistic_of_another_kind_is_named(kind: Any, value: Any, need: str) -> None:
@@ -186,6 +206,7 @@ def test_a_statistic_of_another_kind_is_named(kind: Any, value: Any, need: str) 
     with pytest.raises(ValueError, match=r"statistics: no m: need .*in a new --run"):
         other.statistic("m", kind)
     assert replace(MANIFEST, statistics={"n": [1, 2]}).statistic("n", list[int]) == [1, 2]
+    assert other.statistic("m", int, 0) == 0
 
 
 def test_empty_and_absent_records() -> None:

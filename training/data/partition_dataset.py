@@ -90,7 +90,7 @@ class PartitionDataset(IterableDataset[Minibatch]):
             world_size=group.size(),
             soft_targets="stored",
         )
-        rotates = partitions.statistics.get("offsets") == "all"
+        rotates = partitions.statistic("offsets", str, "one") == "all"
         self.sub_epochs = self.settings.sub_epochs(rotates)
         self._group = group
         self._cursor = DataCursor()

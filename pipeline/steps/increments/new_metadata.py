@@ -54,10 +54,10 @@ class ExtendedSelection:
             return NUM_PRIORITIES - 1
         last: object = manifest.statistics[LAST_PRIORITY]
         # A priority has 64 bits, where other whole numbers of records have 63.
-        if type(last) is not int or last >= NUM_PRIORITIES:
+        if type(last) is not int or not 0 <= last < NUM_PRIORITIES:
             raise ValueError(
                 f"the manifest of {manifest.step}: {LAST_PRIORITY} = {shown(last)}: need a whole "
-                "number below 2^64: extend another run"
+                "number from 0, below 2^64: extend another run"
             )
         return last
 

@@ -164,12 +164,13 @@ def listing_to_read(
 
 def extend(extended: ExtendedSelection, context: StepContext, own: StepContents) -> StepContents:
     """Join an increment's selection with all that the runs before it have selected."""
-    before = extended.base.manifest.statistics
+    before = extended.base.manifest
     own = replace(own, statistics=union_statistics(before, own.statistics))
     if extended.is_read_again:
         return extended.base.selected_again(context, own)
-    if LAST_PRIORITY in before:
-        own = replace(own, statistics={**own.statistics, LAST_PRIORITY: before[LAST_PRIORITY]})
+    if LAST_PRIORITY in before.statistics:
+        last = {LAST_PRIORITY: extended.last_priority}
+        own = replace(own, statistics={**own.statistics, **last})
     return extended.base.extended_by(context, own)
 
 

@@ -3,14 +3,22 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, TypedDict
 
 from infra.store.object_store import ObjectInfo
 from pipeline.packing import Balance
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit
+from pipeline.runs.manifest import Manifest
 
 OVER_BUDGET = "over_budget"
+
+
+class Month(TypedDict):
+    """Month holds what was selected of a month, beside its hours."""
+
+    utterances: int
+    duration_ms: int
 
 
 def require_eligible(metadata_uri: str, indexes: Sequence[Commit]) -> None:
@@ -45,14 +53,21 @@ def selection_statistics(
     }
 
 
-def union_statistics(before: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Add an increment's hours by month to those of its base; the other statistics are its own."""
+def union_statistics(before: Manifest, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Add an increment's hours by month to those of its base; the other statistics are its own.
+
+    ValueError if the base's are none.
+    """
+    both: Sequence[Mapping[str, Month]] = (
+        before.statistic("months", dict[str, Month], {}),
+        own.get("months", {}),
+    )
     months = _by_name(
         {
             month: {"utterances": each["utterances"], "duration_ms": each["duration_ms"]}
-            for month, each in statistics.get("months", {}).items()
+            for month, each in by_month.items()
         }
-        for statistics in (before, own)
+        for by_month in both
     )
     return {**own, "months": {month: _with_hours(tally) for month, tally in months.items()}}
 
