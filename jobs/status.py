@@ -3,7 +3,8 @@
 megahour status --recipe demo --run runs/demo
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
@@ -15,10 +16,11 @@ from jobs.cli.job import Job, written_steps
 from pipeline.audit.job_records import parse_job_record
 from pipeline.records import Tally
 from pipeline.runs.commit import each_commit
-from pipeline.runs.manifest import is_finished, read_manifest
+from pipeline.runs.manifest import is_finished, manifest_uri, read_manifest
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
     ALIGNMENTS_FOLDER,
+    BOOTSTRAP_STEP,
     DEV,
     EVALUATION_STEP,
     FEATURES_FOLDER,
@@ -27,6 +29,7 @@ from pipeline.runs.names import (
     LABELLED,
     LATTICES_FOLDER,
     METADATA_FOLDER,
+    MODELS_FOLDER,
     OPTIONAL_STEPS,
     PARTITIONS_FOLDER,
     SELECTION_FOLDER,
@@ -88,9 +91,9 @@ def progress_of(job: Job, name: str, step: str) -> Progress:
         return Progress("to do", 0.0, 0.0, 0)
     left_s = -1.0
     if started is not None:
-        since = datetime.fromisoformat(started["started_at"])
+        since, kin = since_other_kinds(job, name, step, started["started_at"])
         elapsed_s = (datetime.now(UTC) - since).total_seconds()
-        of_start = hours_of_start(job, name, step, work.read, started.get("hours_before", {}))
+        of_start = hours_of_start(job, step, kin, work.read, started.get("hours_before", {}))
         left_s = time_left(work.read, work.hours_in, elapsed_s, of_start)
     times = times_read(job, step)
     return Progress("under way", work.made / times, work.hours_in / times, work.lost, left_s)
@@ -121,16 +124,41 @@ def work_of(job: Job, step: str) -> Work:
     return Work(read.hours, made.hours, hours_to_read(job, step), lost.utterances)
 
 
-def hours_of_start(
-    job: Job, name: str, step: str, read: float, before: Mapping[str, float]
-) -> float:
-    """Return the hours that a job's last start has read in a step and the others of its kind.
+def since_other_kinds(
+    job: Job, name: str, step: str, started_at: str
+) -> tuple[datetime, list[str]]:
+    """Return since when a job's last start is at a step's kind, and the other steps of it since.
 
-    It does one after the other, such as the features of each subset.
+    A job does one after the other, such as the features of each subset. Steps of other kinds have
+    other rates: alignment begins when its network is trained.
     """
-    kin = [each for each in written_steps(job.recipe, name) if folder_of(each) == folder_of(step)]
-    others = sum(hours_read(job, each) for each in kin if each != step)
-    return read + others - sum(before.get(each, 0.0) for each in kin)
+    others = [each for each in written_steps(job.recipe, name) if each != step]
+    written = {each: written_at(job, each) for each in others}
+    ends = [at for each, at in written.items() if at and kind_of(each) != kind_of(step)]
+    since = max([datetime.fromisoformat(started_at), *ends])
+    kin = [each for each in others if kind_of(each) == kind_of(step)]
+    return since, [each for each in kin if (written[each] or since) >= since]
+
+
+def kind_of(step: str) -> str:
+    """Return what has the rate of a step: its folder, or a training or the bootstrap alone."""
+    is_alone = step == BOOTSTRAP_STEP or folder_of(step) == MODELS_FOLDER
+    return step if is_alone else folder_of(step)
+
+
+def written_at(job: Job, step: str) -> datetime | None:
+    """Return when a step was finished; None for an unfinished one."""
+    with suppress(ObjectNotFound):
+        return job.store.head(manifest_uri(job.run_uri, step)).written_at
+    return None
+
+
+def hours_of_start(
+    job: Job, step: str, kin: Sequence[str], read: float, before: Mapping[str, float]
+) -> float:
+    """Return the hours that a job's last start has read in a step and the others of its kind."""
+    others = sum(hours_read(job, each) for each in kin)
+    return read + others - sum(before.get(each, 0.0) for each in (step, *kin))
 
 
 def time_left(
@@ -227,8 +255,8 @@ def _span(seconds: float) -> str:
 QUERY = Query(
     name="status",
     description="Show each step of a run, also while it runs: done, under way or to do; its hours "
-    "of audio, the rest of them and the time that they take at the rate so far; the utterances in "
-    "quarantine. Steps are those of the recipe. Nothing is written.",
+    "of audio, the rest of them and the time that they take at the rate so far, but for ingest, tuning "
+    "and the bootstrap, whose work is not known before; the utterances in quarantine. Steps are those of the recipe. Nothing is written.",
     exit_codes="0 shown, 1 failed, 2 bad usage or recipe.",
     answer=status,
 )

@@ -8,6 +8,8 @@ import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
@@ -105,7 +107,7 @@ class LocalStore:
         with _store_errors(uri):
             status = Path(uri).stat()
             _require_regular(uri, status)
-        return _object_info(uri, status)
+        return replace(_object_info(uri, status), written_at=_modified_at(status))
 
     def list(self, prefix: str) -> Listing:
         """Describe every object below the directory `prefix`; follow no links to directories."""
@@ -176,6 +178,10 @@ def _read_fully(file: io.FileIO, num_bytes: int) -> bytes:
 
 def _object_info(uri: str, status: os.stat_result) -> ObjectInfo:
     return ObjectInfo(uri, status.st_size, f"{status.st_size:x}-{status.st_mtime_ns:x}")
+
+
+def _modified_at(status: os.stat_result) -> datetime:
+    return datetime.fromtimestamp(status.st_mtime, UTC)
 
 
 def _require_regular(uri: str, status: os.stat_result) -> None:

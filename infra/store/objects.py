@@ -5,7 +5,8 @@ Every other StoreError is about access: credentials, the clock, the bucket, the 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TypeAlias
 
 
@@ -35,11 +36,15 @@ class ObjectDenied(AccessDenied):
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """ObjectInfo holds an object's URI, size, and an etag that changes with its bytes."""
+    """ObjectInfo holds an object's URI, size, and an etag that changes with its bytes.
+
+    `head` alone says when it was written, if the store does.
+    """
 
     uri: str
     num_bytes: int
     etag: str
+    written_at: datetime | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from urllib3.exceptions import HTTPError
 
-from infra.store.objects import Admit, Fetched, FetchedRange, admit_all
+from infra.store.objects import Admit, Fetched, FetchedRange, ObjectInfo, admit_all
 from infra.store.request_counts import REQUESTS, RequestCounts
 from infra.store.s3.errors import CorruptTransferError
 from infra.store.s3.watchdog import current_watch
@@ -81,6 +81,12 @@ def etag_of(answer: Mapping[str, Any]) -> str:
     """Return the ETag without its quotes, or "" for an answer without one."""
     etag: str = answer.get("ETag", "").strip('"')
     return etag
+
+
+def described(uri: str, answer: Mapping[str, Any]) -> ObjectInfo:
+    """Describe an object by the answer to a HEAD request."""
+    size, written_at = required(answer, "ContentLength"), answer.get("LastModified")
+    return ObjectInfo(uri, size, etag_of(answer), written_at)
 
 
 def required(answer: Mapping[str, Any], field: str) -> Any:  # noqa: ANN401 - of the field's type

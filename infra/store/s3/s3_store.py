@@ -18,13 +18,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from infra.store.objects import Admit, Fetched, FetchedRange, Listing, ObjectInfo, admit_all
 from infra.store.request_counts import REQUESTS, RequestCounts
 from infra.store.retry import GaveUpError, confirm, retry
-from infra.store.s3.bodies import (
-    etag_of,
-    read_object,
-    read_range,
-    require_md5,
-    required,
-)
+from infra.store.s3.bodies import described, read_object, read_range, require_md5
 from infra.store.s3.errors import (
     TRANSPORT_ERRORS,
     CorruptTransferError,
@@ -137,8 +131,7 @@ class S3Store:
         """Describe the object without reading it."""
 
         def attempt(client: Any, address: dict[str, str]) -> ObjectInfo:  # noqa: ANN401
-            answer = client.head_object(**address)
-            return ObjectInfo(uri, required(answer, "ContentLength"), etag_of(answer))
+            return described(uri, client.head_object(**address))
 
         return self._perform(uri, attempt)
 

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def store(base: str) -> ObjectStore:
 
 
 def test_bytes_come_back(store: ObjectStore, base: str) -> None:
-    """get, head and open return what put wrote; a second put replaces it and its etag."""
+    """get, head and open return what put wrote, and head when; a second put replaces it."""
     uri = join_uri(base, "a", "b c%#?.bin")
     store.put(uri, b"first")
     before = store.head(uri)
@@ -57,6 +58,8 @@ def test_bytes_come_back(store: ObjectStore, base: str) -> None:
     assert store.get(uri) == b"second!"
     assert (after.uri, after.num_bytes) == (uri, 7)
     assert before.etag != after.etag
+    assert after.written_at is not None
+    assert abs(datetime.now(UTC) - after.written_at) < timedelta(minutes=10)
     with store.open(uri) as file:
         file.seek(3)
         assert file.read() == b"ond!"

@@ -1,6 +1,7 @@
 """Status of selections, evaluations and trainings under way, at the rate of the last start."""
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -86,6 +87,25 @@ def test_the_rate_is_of_all_steps_of_a_kind(
     context.commit(Commit("000000", context.fingerprint, (output,), None, tally, Tally()))
     step = status_of(run_job, run_uri)["extract_features"]["features/unlabelled"]
     assert step["left_s"] == pytest.approx(left_s, rel=0.02)
+
+
+def test_the_rate_is_that_since_steps_of_other_kinds(run_job: RunJob, tmp_path: Path) -> None:
+    """An alignment that began 100,000 s ago has had its network for 1,000 s, and read an hour.
+
+    Three more take 3,000 s: neither the training's time counts, nor the bootstrap's four hours.
+    """
+    run_uri, began = str(tmp_path), datetime.now(UTC).timestamp() - 1000
+    for step in ("features/labelled", "alignments/bootstrap", "models/aligner"):
+        put_manifest(run_uri, whole(step, 4))
+        os.utime(Path(run_uri, step, "manifest.json"), (began, began))
+    put_begun(run_uri, "align", {}, seconds=100_000)
+    context = step_context(ObjectStore((run_uri,)), run_uri, "alignments/labelled", {}, {})
+    tally = Tally(1, HOUR_MS)
+    output = context.put_output("000000", ".parquet", b"rows", tally)
+    context.commit(Commit("000000", context.fingerprint, (output,), None, tally, Tally()))
+    recipe = ("--set", "alignment.rounds=1")
+    step = status_of(run_job, run_uri, *recipe)["align"]["alignments/labelled"]
+    assert 2999 < step["left_s"] < 6000  # the clock of a busy machine
 
 
 def test_a_selection_under_way_has_the_hours_that_were_ingested(
