@@ -21,6 +21,7 @@ PROGRESS_INTERVAL_S = 30.0
 """Seconds between two lines of progress where standard error is no terminal."""
 
 _FORMAT, _STEP = "MEGAHOUR_LOG_FORMAT", "MEGAHOUR_LOG_STEP"
+_PLURALS = {"B": "B", "pass": "passes"}
 _LINE = "{desc}: {n_fmt} of {total_fmt} {unit}, {elapsed} elapsed, {remaining} left{postfix}"
 
 
@@ -94,6 +95,7 @@ def progress_bar(
         return tqdm(elements, **shared)
     interval = {"mininterval": PROGRESS_INTERVAL_S, "maxinterval": PROGRESS_INTERVAL_S}
     lines = {"file": _Lines(), "delay": PROGRESS_INTERVAL_S, "bar_format": _LINE}
+    shared["unit"] = _PLURALS.get(unit, f"{unit}s")
     return tqdm(elements, **shared, **interval, **lines)
 
 

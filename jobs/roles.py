@@ -3,7 +3,6 @@
 megahour roles > roles.json
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -81,7 +80,6 @@ def main() -> None:
         "may read, write and delete what its step's cluster file names, and nothing else. "
         "infra/cloudformation/roles.json has the roles of our own cluster files.",
         epilog="Exit codes: 0 printed, 2 bad usage or cluster file.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     text = "a cluster file of your own for one step; repeat it for more"
     parser.add_argument(

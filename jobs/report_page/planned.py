@@ -29,7 +29,7 @@ def plan_note(report: Report) -> str:
     counted = "Counts and bytes are planned from the hours and utterances of the ingested metadata"
     machine = report["plan"].get("calibrated_on")
     if machine is None:
-        return f"{counted}; seconds are not, as jobs.plan --run was not run before."
+        return f"{counted}; seconds are not, as megahour plan --run was not run before."
     return f"{counted}, seconds from a calibration on {machine}."
 
 

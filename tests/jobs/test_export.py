@@ -186,7 +186,7 @@ def test_shards_are_exported_once(
     monkeypatch.setattr("infra.log_lines.PROGRESS_INTERVAL_S", 0.0)
     done = run_job("export_shards", *options, *more)
     assert done.code == 0, done.err
-    assert re.search(rf"Z export_shards: export features/{HELDOUT}: (\d) of \1 shard", done.err)
+    assert re.search(rf"Z export_shards: export features/{HELDOUT}: (\d) of \1 shards,", done.err)
     answer = json.loads(done.out)
     assert (answer["source"], answer["utterances"]) == (f"features/{HELDOUT}", 6)
     again = run_job("export_shards", *options, *more)

@@ -129,7 +129,7 @@ def test_log_lines_have_time_and_step(
     monkeypatch.setattr("infra.log_lines.PROGRESS_INTERVAL_S", 0.0)
     assert list(progress_bar([1, 2], description="long")) == [1, 2]
     lines = [json.loads(each) for each in capsys.readouterr().err.splitlines()]
-    assert lines[-1]["message"].startswith("long: 2 of 2 task")
+    assert lines[-1]["message"].startswith("long: 2 of 2 tasks,")
 
 
 def test_steps_of_a_run_are_chosen() -> None:

@@ -58,7 +58,7 @@ def test_page_without_calibration_says_so(report: dict[str, Any]) -> None:
     page = render_report(report)
     dash = "\N{EN DASH}"
     assert ["train_student", "seconds", dash, "90.0", dash] in rows(page)
-    assert "jobs.plan --run was not run before" in page
+    assert "megahour plan --run was not run before" in page
 
 
 @pytest.mark.parametrize("plan", [{}, {"steps": {}}, None])
