@@ -190,11 +190,14 @@ def _try_connect(path: Path) -> socket.socket | None:
 
 
 def kill_server(connection: socket.socket) -> None:
-    """Kill the server at the other end."""
+    """Kill the server at the other end, unless another container hides it."""
     credentials = struct.Struct("3i")  # pid, uid, gid
     packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
-    with suppress(ProcessLookupError):
-        os.kill(credentials.unpack(packed)[0], signal.SIGKILL)
+    pid = credentials.unpack(packed)[0]
+    # Linux reports a hidden process as 0, by which kill means the caller's whole group.
+    if pid > 0:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _file_name(device: str) -> str:

@@ -219,7 +219,9 @@ def _end_process(reason: str) -> None:
 
 def last_words(log: Path) -> str:
     """Return why the last server of a log ended itself, or that it did not say."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    # Without a log no server of ours listened there.
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    lines = text.splitlines()
     said = [line.removeprefix(_ENDED) for line in lines[-1:] if line.startswith(_ENDED)]
     return said[0] if said else "it was killed, or crashed"
 

@@ -47,8 +47,9 @@ class InFlightRequests:
     """InFlightRequests: what waits, what each device has, and what is answered. Safe for threads.
 
     A device has at most `share_frames` at a time, or one request, so that others wait for the next
-    device. What a lost server had is sent again: what it computed at that moment alone, and after
-    all others, the rest as before. Each request is answered once, whatever is sent twice.
+    device; and an equal part of what is not answered, so that all devices end at about one time.
+    What a lost server had is sent again: what it computed at that moment alone, and after all
+    others, the rest as before. Each request is answered once, whatever is sent twice.
     """
 
     def __init__(self, share_frames: int) -> None:
@@ -59,6 +60,8 @@ class InFlightRequests:
         self._computing: dict[str, set[int]] = {}
         self._answers: dict[int, PoolAnswer] = {}
         self._frames: dict[int, int] = {}  # of what is not taken yet
+        self._waiting_frames = 0
+        self._sent_frames: dict[str, int] = {}
 
     def add(self, number: int, request: PoolRequest) -> None:
         """Add a request that waits for a device."""
@@ -70,15 +73,19 @@ class InFlightRequests:
                 self._answers[number] = RequestFailure(too_long)
                 return
             self._waiting.append(Sent(number, request))
+            self._waiting_frames += request.num_frames
 
     def next_for(self, device: str, num_frames: int) -> list[Sent]:
         """Give a device requests of about so many frames, at least one if it may have any."""
         given: list[Sent] = []
         with self.changed:
             sent = self._sent.setdefault(device, {})
+            self._sent_frames.setdefault(device, 0)
             while num_frames > 0 and self.has_for(device):
                 each = self._waiting.popleft()
                 num_frames -= max(1, each.request.num_frames)
+                self._waiting_frames -= each.request.num_frames
+                self._sent_frames[device] += each.request.num_frames
                 given.append(each)
                 sent[each.number] = each
         return given
@@ -86,9 +93,10 @@ class InFlightRequests:
     def has_for(self, device: str) -> bool:
         """Return whether a request waits that the device may have."""
         with self.changed:
-            sent = self._sent.get(device, {}).values()
-            num_frames = sum(each.request.num_frames for each in sent)
-            return bool(self._waiting) and (not sent or num_frames < self._share_frames)
+            unanswered = self._waiting_frames + sum(self._sent_frames.values())
+            equal_part = unanswered / max(1, len(self._sent_frames))
+            has_room = self._sent_frames.get(device, 0) < min(self._share_frames, equal_part)
+            return bool(self._waiting) and (has_room or not self._sent.get(device))
 
     def computing(self, device: str, number: int) -> None:
         """Note that a device's server took a request into a batch."""
@@ -99,7 +107,9 @@ class InFlightRequests:
         """Note a device's answer; one that was answered already, or not sent, is ignored."""
         with self.changed:
             self._computing.get(device, set()).discard(number)
-            if self._sent.get(device, {}).pop(number, None) is not None:
+            sent = self._sent.get(device, {}).pop(number, None)
+            if sent is not None:
+                self._sent_frames[device] -= sent.request.num_frames
                 self._answers[number] = answer
                 self.changed.notify_all()
 
@@ -107,6 +117,7 @@ class InFlightRequests:
         """Let all that a device's server had wait again, or fail if it lost too many servers."""
         with self.changed:
             computing = self._computing.pop(device, set())
+            self._waiting_frames += self._sent_frames.pop(device, 0)
             for number, each in reversed(self._sent.pop(device, {}).items()):
                 if number not in computing:
                     self._waiting.appendleft(each)
@@ -115,6 +126,7 @@ class InFlightRequests:
                 else:
                     text = f"its server ended {MAX_LOST_SERVERS} times, at last: {reason}"
                     self._answers[number] = RequestFailure(text)
+                    self._waiting_frames -= each.request.num_frames
             self.changed.notify_all()
 
     def take(self, number: int, limit_s: float = 0.0) -> PoolAnswer | None:
@@ -140,4 +152,4 @@ class InFlightRequests:
     def num_waiting_frames(self) -> int:
         """Return the frames of the requests that no device has."""
         with self.changed:
-            return sum(each.request.num_frames for each in self._waiting)
+            return self._waiting_frames

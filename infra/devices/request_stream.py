@@ -100,9 +100,12 @@ class RequestStream:
         if not self._links or not self._in_flight.num_waiting:
             self._waiting_since_s = time.monotonic()
             return self._in_flight.num_waiting > 0
+        times_s = [link.connected_at_s for link in self._links.values()]
+        connected_s = [each for each in times_s if each is not None]
         # Of servers that are about to start, each will take a batch.
-        expected = sum(not link.is_connected for link in self._links.values())
-        has_waited = time.monotonic() > self._waiting_since_s + _OPEN_AFTER_S
+        expected = len(times_s) - len(connected_s)
+        since_s = max([self._waiting_since_s, *connected_s])
+        has_waited = time.monotonic() > since_s + _OPEN_AFTER_S
         return has_waited and num_frames >= expected * self._pool.batch_frames
 
     def _thread(self, link: ServerLink) -> threading.Thread:

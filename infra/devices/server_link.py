@@ -34,7 +34,7 @@ class ServerLink:
     device: str
     in_flight: InFlightRequests
     lost: Callable[[], None]
-    is_connected: bool = False
+    connected_at_s: float | None = None
     _connection: socket.socket | None = None
     _is_closed: bool = False
     _is_hungry: bool = True
@@ -85,7 +85,8 @@ class ServerLink:
 
     def _converse(self, connection: socket.socket) -> str:
         connection.settimeout(SILENCE_LIMIT_S)
-        self._is_hungry, self._connection, self.is_connected = True, connection, True
+        self._is_hungry, self._connection = True, connection
+        self.connected_at_s = time.monotonic()
         try:
             self.offer()
             while not self._is_closed:
@@ -99,7 +100,7 @@ class ServerLink:
             return f"its server ended: {self.pool.last_words(self.device)}"
         finally:
             with self._sending:
-                self._connection, self.is_connected = None, False
+                self._connection = self.connected_at_s = None
         return ""
 
     def _obey(self, message: Message) -> None:

@@ -27,6 +27,7 @@ from infra.devices.messages import (
     send_message,
 )
 from infra.devices.request_stream import RequestStream
+from infra.devices.server_link import ServerLink
 from tests.infra.devices.device_clients import (
     WINDOW,
     ask,
@@ -69,6 +70,18 @@ def test_more_devices_are_opened_while_requests_wait(pool: DevicePool) -> None:
     devices = [served_by(each)[0] for each in ask(pool, [b"sleep 0.2"] * 30, 1000)]
     assert 9 <= devices.count("cuda:1") <= 15
     assert len({devices[-3], devices[-2], devices[-1]}) == 2
+
+
+def test_a_server_that_has_just_connected_has_time_to_ask(pool: DevicePool) -> None:
+    """However long it took to start, requests wait 0.2 s for it before another is started."""
+    stream = RequestStream(pool, WINDOW)
+    stream._in_flight.add(0, PoolRequest(10, b"ab"))
+    stream._links["cuda:0"] = link = ServerLink(pool, "cuda:0", stream._in_flight, lambda: None)
+    stream._waiting_since_s = time.monotonic() - 60
+    link.connected_at_s = time.monotonic()
+    assert not stream._need_another()
+    link.connected_at_s -= 60
+    assert stream._need_another()
 
 
 def test_another_task_takes_the_device_that_is_free(pool: DevicePool) -> None:

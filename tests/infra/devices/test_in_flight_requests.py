@@ -1,5 +1,7 @@
 """A task's requests between being given and being answered, whatever becomes of the servers."""
 
+from collections import Counter
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,6 +48,25 @@ def test_a_device_has_no_more_than_its_share() -> None:
     alone = filled(2, share_frames=1)
     assert numbers(alone, "a", 1000) == [0]
     assert not alone.has_for("a")
+
+
+def test_devices_have_equal_parts_of_what_is_not_answered() -> None:
+    """At the end none has several batches while another has none; one that has nothing has one."""
+    in_flight = filled(8)
+    assert numbers(in_flight, "a", 10) == [0]
+    assert numbers(in_flight, "b", 10) == [1]
+    assert numbers(in_flight, "a", 1000) == [2, 3, 4]
+    assert not in_flight.has_for("a")
+    in_flight.answer("a", 0, b"zero")
+    assert numbers(in_flight, "a", 1000) == [5]
+    assert numbers(in_flight, "b", 1000) == [6, 7]
+    last = filled(2)
+    assert numbers(last, "a", 10) == [0]
+    assert numbers(last, "b", 1000) == [1]
+    many, parts = filled(40), Counter[str]()
+    while many.num_waiting:
+        parts.update({each: len(numbers(many, each, 35)) for each in "ab"})
+    assert parts == {"a": 20, "b": 20}
 
 
 def test_what_a_lost_server_had_comes_again() -> None:
@@ -121,3 +142,4 @@ def test_each_request_is_answered_once_whatever_is_lost(data: st.DataObject) -> 
         assert answer == str(number).encode() or isinstance(answer, RequestFailure)
         answered[number] = answer
     assert in_flight.num_frames == 0
+    assert in_flight.num_waiting_frames == 0

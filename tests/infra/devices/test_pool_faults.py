@@ -3,6 +3,8 @@
 import pickle
 import re
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -52,6 +54,37 @@ def test_a_listener_that_never_answers_is_replaced(
     with listening(socket_path(pool)) as foreign:
         assert ask(pool, [b"ab"]) == [b"ba"]
         assert foreign.wait(10) == -9
+
+
+def test_a_listener_that_hangs_up_is_replaced(pool: DevicePool) -> None:
+    """A process that ends with its first client has no log of a server's; a server follows it."""
+    program = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]);"
+    program += "s.listen(); print(flush=True); s.accept()"
+    pool = replace(pool, devices=("cuda:0",))
+    with run(program, str(socket_path(pool))) as foreign:
+        assert foreign.stdout is not None
+        foreign.stdout.readline()
+        assert ask(pool, [b"ab"]) == [b"ba"]
+
+
+def test_a_server_that_another_container_hides_is_not_killed(tmp_path: Path) -> None:
+    """Its process id is 0 there, which is the whole group of who sends a signal to it."""
+    path = str(tmp_path / "socket")
+    program = "import socket, sys; from infra.devices.device_pool import kill_server;"
+    program += "s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); kill_server(s);"
+    program += "print('alive')"
+    unshare = ("unshare", "--map-root-user", "--pid", "--fork")
+    if subprocess.run((*unshare, "true"), check=False, capture_output=True).returncode:
+        pytest.skip("this machine lets its users make no container")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        command = (*unshare, sys.executable, "-c", program, path)
+        # A session of its own: without it the signal would end the tests.
+        ended = subprocess.run(
+            command, start_new_session=True, check=False, capture_output=True, text=True
+        )
+    assert (ended.returncode, ended.stdout) == (0, "alive\n")
 
 
 def test_a_client_waits_while_others_are_queued(
