@@ -1,7 +1,9 @@
 """Provenance of a training partition: the selection files whose utterances it may hold."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from array import array
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from infra.store.object_store import ObjectStore
 from pipeline.runs.manifest import Output, read_manifest
@@ -11,21 +13,44 @@ from pipeline.steps.repartition import shard_groups
 STEPS = (selection_step(UNLABELLED), features_step(UNLABELLED), PARTITIONS_STEP)
 
 
+@dataclass(slots=True)
+class _RunSources:
+    """Of one run: its files' numbers among all, its shards' tasks, and repartition's groups."""
+
+    files: "array[int]" = field(default_factory=lambda: array("L"))
+    shard_tasks: "array[int]" = field(default_factory=lambda: array("L"))
+    groups: list[range] = field(default_factory=list)
+
+
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Provenance holds the unlabelled selection files and feature shards, and repartition's G."""
+    """Provenance holds the unlabelled selection files and feature shards, and repartition's G.
+
+    Of a large run both lists lie in the store, in parts. They are read once: for each partition it
+    would be 100 parts of a million hours, as often as a certificate has partitions.
+    """
 
     selection: Sequence[Output]
     features: Sequence[Output]
     num_source_shards: int
+    _runs: Mapping[str, _RunSources] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Each run of a chain has joined its own shards, and numbered its own files.
+        runs: defaultdict[str, _RunSources] = defaultdict(_RunSources)
+        for number, file in enumerate(self.selection):
+            runs[file.run].files.append(number)
+        for shard in self.features:
+            runs[shard.run].shard_tasks.append(_task_number(shard))
+        for each in runs.values():
+            each.groups = shard_groups(len(each.shard_tasks), self.num_source_shards)
+        object.__setattr__(self, "_runs", dict(runs))
 
     def files_of(self, partition: Output) -> list[int]:
         """Return the numbers of the selection files that the task of `partition` read."""
-        # Each run of a chain has joined its own shards, and numbered its own files.
-        features = [shard for shard in self.features if shard.run == partition.run]
-        files = [n for n, each in enumerate(self.selection) if each.run == partition.run]
-        shards = shard_groups(len(features), self.num_source_shards)[_task_number(partition)]
-        return sorted({files[_task_number(features[shard])] for shard in shards})
+        own = self._runs[partition.run]
+        shards = own.groups[_task_number(partition)]
+        return sorted({own.files[own.shard_tasks[shard]] for shard in shards})
 
     def durations_ms(self) -> list[int]:
         """Sum the feature shards of each selection file that has any."""

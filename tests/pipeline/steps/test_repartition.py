@@ -1,6 +1,7 @@
 """Repartition: groups, balance, mixing, and memory that does not grow with the group."""
 
 import gc
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from pipeline.audit.provenance import read_provenance
 from pipeline.kbest import select_kbest
 from pipeline.records import Tally
-from pipeline.runs.manifest import read_manifest, read_output
+from pipeline.runs.manifest import Output, read_manifest, read_output
 from pipeline.shards import PartitionRow, read_partition, write_partition
 from pipeline.steps.disk_spill import SpilledRows
 from pipeline.steps.repartition import (
@@ -121,3 +122,28 @@ def test_partitions_draw_from_all_shards_of_their_group(
         assert output.tally.hours == pytest.approx(hours, rel=0.1)
         drawn += len(rows)
     assert drawn == len(files)
+
+
+class CountedReads(tuple[Output, ...]):
+    """Outputs that count how often all of them are read, as from the parts of a manifest."""
+
+    reads = 0
+
+    def __iter__(self) -> Iterator[Output]:
+        self.reads += 1
+        return super().__iter__()
+
+
+def test_provenance_reads_its_lists_once_for_all_partitions(tmp_path: Path) -> None:
+    """A certificate asks for thousands of partitions; each list of a large run is 100 objects."""
+    store, run_uri, _ = local_store(tmp_path)
+    write_run(store, run_uri, num_files=6, num_speakers=2, num_each=3, seed=1)
+    repartition(store, run_uri, RepartitionConfig(1e-4, 2, 3), serially)
+    stored = read_provenance(store, run_uri)
+    selection, features = CountedReads(stored.selection), CountedReads(stored.features)
+    counted = replace(stored, selection=selection, features=features)
+    partitions = read_manifest(store, run_uri, "partitions/unlabelled").outputs
+    for each in partitions:
+        assert counted.files_of(each) == stored.files_of(each)
+    assert len(partitions) > 3
+    assert (selection.reads, features.reads) == (1, 1)
