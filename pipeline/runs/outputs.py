@@ -7,7 +7,7 @@ import hashlib
 import json
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, overload
 
@@ -158,9 +158,12 @@ def own_outputs(outputs: Iterable[Output]) -> tuple[Output, ...]:
     return tuple(output for output in outputs if not output.run)
 
 
+_FIELDS = tuple(each.name for each in fields(Output))
+
+
 def _without_defaults(output: Output) -> dict[str, Any]:
     # Later versions added reasons and run: what had none is written as it was read.
-    document = asdict(output)
+    document = {name: getattr(output, name) for name in _FIELDS}  # asdict takes six times as long
     for name in ("reasons", "run"):
         if not document[name]:
             del document[name]

@@ -2,10 +2,15 @@
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 LOOK_S = 0.2
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -19,6 +24,13 @@ def peak_mb(pid: int | str = "self") -> float:
         return 0.0
     found = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")]
     return int(found[0]) / 1024 if found else 0.0
+
+
+def with_core_seconds(function: Callable[[T], R], element: T) -> tuple[R, float]:
+    """Return a task's result and its worker's processor time."""
+    started = time.process_time()
+    result = function(element)
+    return result, time.process_time() - started
 
 
 def cpu_seconds(pid: int) -> float:

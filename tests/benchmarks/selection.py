@@ -35,7 +35,7 @@ from pipeline.steps.selection.deduplicate import RangeTask
 from pipeline.steps.selection.id_index import FILES_A_TASK
 from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
 from tests.benchmarks.measure import Figure, show
-from tests.benchmarks.processes import ProcessWatch, peak_mb
+from tests.benchmarks.processes import ProcessWatch, peak_mb, with_core_seconds
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -111,13 +111,6 @@ def make_metadata(folder: str, num_records: int, compressed: bool) -> float:
     recipe = Recipe(folder, num_records // NUM_BUCKETS, compressed)
     with ProcessPoolExecutor(NUM_CORES, get_context("spawn")) as pool:
         return sum(pool.map(partial(make_bucket, recipe), range(NUM_BUCKETS))) / 3_600_000
-
-
-def with_core_seconds(function: Callable[[T], R], element: T) -> tuple[R, float]:
-    """Return a task's result and its worker's processor time."""
-    started = time.process_time()
-    result = function(element)
-    return result, time.process_time() - started
 
 
 @dataclass

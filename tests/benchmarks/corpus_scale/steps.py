@@ -69,13 +69,15 @@ def manifests(corpus: Path, num_utterances: int) -> list[str]:
 
 
 def run_steps(
-    corpus: Path, run: Path, num_utterances: int, shared: Sequence[str]
+    corpus: Path, run: Path, num_utterances: int, shared: Sequence[str], last: str
 ) -> Iterator[Measured]:
-    """Run every step of a run, `verify` and `inspect_utterance`; yield each as it ends."""
+    """Run the steps of a run up to the `last`, then two queries; yield each as it ends."""
     shared = ["--recipe", str(TINY), "--run", str(run), "--json", *shared]
     sources = manifests(corpus, num_utterances)
     for launch in launches(None, 1, 1, device="cpu", manifests=sources):
         yield measured(launch.step, launch.command(shared))
+        if launch.step == last:
+            break
     wanted = ("--utterance", f"utt-{num_utterances // 2:09d}")
     for name, options in {"verify": (), "inspect_utterance": wanted}.items():
         yield measured(name, [sys.executable, str(JOBS / f"{name}.py"), *shared, *options])
