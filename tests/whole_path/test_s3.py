@@ -23,6 +23,7 @@ from pipeline.steps.selection.select import metadata_uri, select_utterances
 from pipeline.steps.targets import generate_targets
 from tests.in_process_teacher import in_process
 from tests.infra.aws.role_policy import Request, Statement, allows, requests_by_step, role_of
+from tests.job_programs import RunJob
 from tests.s3_server import CREDENTIALS, running_s3_server
 from tests.small_corpus import serially
 from tests.whole_path.manifests import manifest_bytes, require_balance
@@ -206,17 +207,35 @@ def test_the_same_command_again_does_nothing(whole: WholeRun) -> None:
     assert written("megahour") == before
 
 
-def test_a_dry_run_of_a_whole_run_writes_nothing(whole: WholeRun, tmp_path: Path) -> None:
-    """Each step says what it would read and write, and whether it is there: in S3, on a path."""
+def states_of(said: str) -> set[str]:
+    """Return what dry runs say of all that steps write: there, or missing."""
+    return set(re.findall(r"^  writes [\w/]+: (\w+)$", said, re.MULTILINE))
+
+
+def test_a_dry_run_of_a_whole_run_writes_nothing(whole: WholeRun) -> None:
+    """Each step says what it would read and write, and that it is there, in S3."""
     before = written("megahour")
-    for run, state in ((whole.uri, "there"), (str(tmp_path / "none"), "missing")):
-        done = run_all_steps(run, whole.kaldi_dir, whole.environment, *whole.options, "--dry-run")
-        for launch in launches("", 1, 2):
-            assert f"{launch.step}: dry run on {run}\n" in done.stdout
-        states = set(re.findall(r"^  writes [\w/]+: (\w+)$", done.stdout, re.MULTILINE))
-        assert states == {state}
+    done = run_all_steps(whole.uri, whole.kaldi_dir, whole.environment, *whole.options, "--dry-run")
+    for launch in launches("", 1, 2):
+        assert f"{launch.step}: dry run on {whole.uri}\n" in done.stdout
+    assert states_of(done.stdout) == {"there"}
     assert written("megahour") == before
-    assert not (tmp_path / "none").exists()
+
+
+def test_a_dry_run_of_a_run_that_is_not_there_makes_none(
+    whole: WholeRun, run_job: RunJob, tmp_path: Path
+) -> None:
+    """Of each step it says that all it would write is missing; no folder is made."""
+    run = str(tmp_path / "none")
+    settings = [part for each in SETTINGS for part in ("--set", each)]
+    options, states = ("--recipe", str(TINY), "--run", run, *settings, "--dry-run"), set()
+    for launch in launches(str(whole.kaldi_dir), 1, 2):
+        said = run_job(launch.step, *options, *launch.arguments)
+        assert said.code == 0, said.err
+        assert f"{launch.step}: dry run on {run}\n" in said.out
+        states |= states_of(said.out)
+    assert states == {"missing"}
+    assert not Path(run).exists()
 
 
 def test_credentials_are_nowhere(whole: WholeRun) -> None:
