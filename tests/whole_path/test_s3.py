@@ -24,6 +24,7 @@ from pipeline.steps.targets import generate_targets
 from tests.in_process_teacher import in_process
 from tests.infra.aws.role_policy import Request, Statement, allows, requests_by_step, role_of
 from tests.job_programs import RunJob
+from tests.notebooks.execution import SHOWN, require_shown
 from tests.s3_server import CREDENTIALS, running_s3_server
 from tests.small_corpus import serially
 from tests.whole_path.manifests import manifest_bytes, require_balance
@@ -147,6 +148,12 @@ def test_the_table_has_the_five_placements(whole: WholeRun) -> None:
         assert sorted(rates) == PLACEMENTS
     assert set(report["werr"]) <= set(PLACEMENTS)
     assert re.search(r"^WER, % +" + " +".join(PLACEMENTS) + " +mean$", whole.output, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_notebooks_show_the_demo_s_corpus(whole: WholeRun, name: str, tmp_path: Path) -> None:
+    """Each is executed from the URI of this run of a small demo corpus, and draws its pictures."""
+    require_shown(name, whole.uri, tmp_path)
 
 
 def test_hours_in_are_hours_out_and_quarantined(whole: WholeRun) -> None:
