@@ -16,7 +16,7 @@ SHOWN = {
     "trainer_tradeoffs": ("student: htm on ", 2),
     "errors": (" s of audio", 4),
 }
-"""What each notebook prints, and how many pictures it draws, on a whole run."""
+"""Each notebook prints this text and draws so many pictures, on a whole run."""
 
 
 def require_shown(name: str, run_uri: str, folder: Path) -> None:

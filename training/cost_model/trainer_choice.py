@@ -70,7 +70,7 @@ HTM_GROUP_SIZE = 8
 """HTM's accuracies are those of groups of so many ranks."""
 
 RACE_CODE = TopK(density=0.1)
-"""What both coded trainers sent in the race at 20 Mbit/s: `tests.benchmarks.slow_link`.
+"""Both coded trainers sent this share in the race at 20 Mbit/s: `tests.benchmarks.slow_link`.
 
 With SparseLoCo's 3 % the target was not reached. At 5 Mbit/s BMUF by host was first with 13 %.
 """

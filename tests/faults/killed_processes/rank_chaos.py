@@ -45,7 +45,7 @@ STRIKES = {
     "d1d_psgd": ("rank", "stop"),
     "sparse_loco": ("rank", "torchrun"),
 }
-"""What strikes each trainer in `make faults`. Two trainers of one exchange share five strikes: the
+"""Each trainer meets these strikes in `make faults`. Two trainers of one exchange share five: the
 all-reduce of synchronous and D1D-PSGD, the rings, and the blocks of BMUF and SparseLoCo.
 AD-PSGD depends on timing, so no undisturbed model equals its own."""
 TRAINERS = tuple(STRIKES)

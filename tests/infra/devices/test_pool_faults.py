@@ -71,11 +71,12 @@ def test_a_server_that_another_container_hides_is_not_killed(tmp_path: Path) -> 
     """Its process id is 0 there, which is the whole group of who sends a signal to it."""
     path = str(tmp_path / "socket")
     program = "import socket, sys; from infra.devices.device_pool import kill_server;"
-    program += "s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); kill_server(s);"
-    program += "print('alive')"
-    unshare = ("unshare", "--map-root-user", "--pid", "--fork")
+    connect = "s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]);"
+    unshare: tuple[str, ...] = ("unshare", "--map-root-user", "--pid", "--fork")
     if subprocess.run((*unshare, "true"), check=False, capture_output=True).returncode:
-        pytest.skip("this machine lets its users make no container")
+        # Where users may make no container, a stand-in says what Linux says in one.
+        unshare, connect = (), "s = type('', (), {'getsockopt': lambda *_: bytes(12)})();"
+    program += f"{connect} kill_server(s); print('alive')"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen()
