@@ -75,7 +75,7 @@ class Bmuf(Trainer):
         self._exchange = BlockExchange(block_exchange, self.parameters)
         self.num_steps_in_block = 0
         self.num_blocks = 0
-        self._look_for_faults()
+        self.forget_faults()
 
     @property
     def num_models(self) -> int:
@@ -119,7 +119,12 @@ class Bmuf(Trainer):
         """Keep the update of tensors that are still trained; new ones begin with an update of 0."""
         self._models.carry_over(old, self.parameters)
         self._exchange.carry_over(old, self.parameters)
-        self._look_for_faults()
+        self.forget_faults()
+
+    def forget_faults(self) -> None:
+        """Look for NaNs anew, where the model now lies."""
+        self._fault = FirstFault(self.parameters.device)
+        self._finite = FiniteCheck(self.group, self.parameters.device)
 
     def exchange_gradients(self) -> None:
         """Exchange nothing: within a block each rank applies its own gradients."""
@@ -261,11 +266,6 @@ class Bmuf(Trainer):
     def end_resharding(cls, state: State) -> State:
         """End the block with the mean of the models; new ranks start from the global model."""
         return super().end_resharding(end_block(state))
-
-    def _look_for_faults(self) -> None:
-        """Look for NaNs where the model lies, as of now."""
-        self._fault = FirstFault(self.parameters.device)
-        self._finite = FiniteCheck(self.group, self.parameters.device)
 
     def _start_counting(self) -> None:
         self._fault.clear()

@@ -99,6 +99,7 @@ class ThresholdedSum:
     def restore(self, residual: Float[Tensor, " elements"], state: Mapping[str, Any]) -> None:
         """Resume from a residual and `state()`."""
         self.residual = residual
+        self._finite = None
         self._num_steps = state.get("num_steps", 0)
         self._messages.restore(state)
 

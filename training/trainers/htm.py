@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
@@ -123,8 +125,23 @@ class Htm(Bmuf):
             super().exchange_gradients()
         else:
             self._finite.check()
-            gradients = self._sum.of(self.parameters.gradients(), self._tiers.lower)
-            self.parameters.set_gradients(gradients)
+            self.parameters.set_gradients(self._sum_of_group(self._tiers.lower))
+
+    def _sum_of_group(self, lower: ProcessGroup) -> Float[Tensor, " elements"]:
+        gradients = self.parameters.gradients()
+        try:
+            return self._sum.of(gradients, lower)
+        except FloatingPointError:
+            if not self._is_group_on_trial:
+                raise
+            # An error would leave the other groups waiting: NaNs reach them at the block's end.
+            self._fault.note(self.num_steps + 1, self.parameters.present_gradients())
+            return gradients.fill_(torch.nan)
+
+    @property
+    def _is_group_on_trial(self) -> bool:
+        """Return whether this is a trial, of which each group alone knows its gradients' NaNs."""
+        return self._is_trial and not self._is_one_tier
 
     def average(self, values: Tensor, mean: Mean = collectives.all_reduce_mean) -> None:
         """Replace `values`, the same within a group, by their `mean` over the groups."""
@@ -147,7 +164,8 @@ class Htm(Bmuf):
     def conclude(self) -> None:
         """Leave the global model to be evaluated; with one group, it is the ranks' own."""
         # A GPU's last headers arrive only now, and one may report a gradient that is not finite.
-        self._sum.check()
+        if not self._is_group_on_trial:
+            self._sum.check()
         if not self._is_one_tier:
             super().conclude()
 

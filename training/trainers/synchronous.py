@@ -27,6 +27,10 @@ class Synchronous(Trainer):
     def carry_over(self, old: FlatParameters) -> None:
         """Look for NaNs where the model now lies."""
         del old
+        self.forget_faults()
+
+    def forget_faults(self) -> None:
+        """Look for NaNs anew."""
         self._finite = FiniteCheck(self.group, self.parameters.device)
 
     def exchange_gradients(self) -> None:

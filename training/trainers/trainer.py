@@ -1,7 +1,7 @@
 """Share what all trainers do: enter, wrap the optimizer's step, leave, and keep state."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, TypeAlias
 
@@ -41,6 +41,7 @@ class Trainer(Replicated):
         super().__init__(model, optimizer, group)
         self._within = ExitStack()
         self._is_entered = False
+        self._is_trial = False
         self._traffic = Traffic()
 
     def groups(self) -> set[ProcessGroup]:
@@ -84,9 +85,21 @@ class Trainer(Replicated):
     def abandon(self) -> None:
         """Give up the exchanges under way, of which an error has ended the training."""
 
-    def trial(self) -> AbstractContextManager[None]:
-        """Train as trials of minibatch sizes do while the context lasts; the trainer is left."""
-        return nullcontext()
+    def forget_faults(self) -> None:
+        """Forget gradients that were not finite, of a state that is now replaced."""
+
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """Train as trials of minibatch sizes do while the context lasts; the trainer is left.
+
+        All ranks together raise FloatingPointError for the gradient of one, on leaving at the
+        latest, so that all may go on from another state.
+        """
+        self._is_trial = True
+        try:
+            yield
+        finally:
+            self._is_trial = False
 
     def statistics(self) -> Statistics:
         """Return numbers to log; on a GPU the host waits for them, as no step does."""
@@ -156,6 +169,7 @@ class Trainer(Replicated):
             raise RuntimeError("load_state_dict() within the with block: load before entering")
         self.check_own_state(state)
         self.renew_parameters()
+        self.forget_faults()
         self.num_steps = state["num_steps"]
         self._is_open = state["is_open"]
 

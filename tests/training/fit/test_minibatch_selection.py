@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from training.checkpoints.training_state import whole_state
 from training.configuration.trainers import AdaGrad, AdaGradPlace
 from training.distributed.simulated_group import simulate_ranks
 from training.fit.minibatch_selection import (
@@ -19,7 +20,18 @@ from training.fit.minibatch_selection import (
     largest_harmless,
     select_minibatch,
 )
-from training.trainers import Bmuf, OneBit, Synchronous, Trainer
+from training.trainers import (
+    AdPsgd,
+    Bmuf,
+    D1dPsgd,
+    DPsgd,
+    Gtc,
+    Htm,
+    OneBit,
+    RandPsgd,
+    Synchronous,
+    Trainer,
+)
 
 SIZES = (8, 16, 32, 64)
 NUM_CLASSES, NUM_INPUTS, NUM_FRAMES = 3, 6, 512
@@ -123,6 +135,61 @@ def test_a_selection_leaves_no_trace(make_trainer: Any) -> None:
         assert all(not change.any() for change in changes)
         assert again == first
         assert found.num_frames in SIZES
+
+
+def select_among_spoilt(group: ProcessGroup, make_trainer: Any, is_tried: bool) -> list[Any]:
+    """Train, select while rank 1 has a NaN at the second size, train on; accuracies and models."""
+    torch.manual_seed(1)
+    model = nn.Linear(NUM_INPUTS, NUM_CLASSES)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    trainer = make_trainer(model, optimizer, group=group)
+    inputs, _ = data()
+
+    def train(size: int) -> float:
+        with trainer:
+            for step in range(4):
+                optimizer.zero_grad()
+                is_spoilt = (size, step, group.rank()) == (SIZES[1], 2, 1)
+                factor = math.nan if is_spoilt else 1 + group.rank()
+                (factor * model(inputs[step :: NUM_FRAMES // 8])).square().sum().backward()
+                optimizer.step()
+        return 50.0
+
+    train(SIZES[0])
+    found = select_minibatch(SIZES, train, model, optimizer, trainer) if is_tried else None
+    train(SIZES[0])
+    whole_state(model, optimizer, trainer)
+    return [
+        found and found.accuracies,
+        torch.cat([p.detach().flatten() for p in model.parameters()]),
+    ]
+
+
+@pytest.mark.parametrize(
+    "make_trainer",
+    [
+        Synchronous,
+        partial(Gtc, gradient_threshold=1 / 64),
+        partial(Bmuf, block_size=3),
+        partial(Htm, group_size=2, block_size=3, gradient_threshold=1 / 64),
+        partial(Htm, group_size=2, block_size=3, gradient_threshold=0.0),
+        partial(Htm, group_size=4, block_size=3, gradient_threshold=1 / 64),
+        OneBit,
+        partial(OneBit, double_buffering=True),
+        DPsgd,
+        partial(RandPsgd, seed=1),
+        D1dPsgd,
+        partial(AdPsgd, seed=1),
+    ],
+)
+def test_a_trial_that_one_rank_spoils_hurts_that_size_alone(make_trainer: Any) -> None:
+    """All ranks find the NaN together, and train on as if nothing had been tried."""
+    undisturbed = simulate_ranks(4, select_among_spoilt, make_trainer, False)
+    tried = simulate_ranks(4, select_among_spoilt, make_trainer, True)
+    for (accuracies, model), (_, expected) in zip(tried, undisturbed, strict=True):
+        assert accuracies == pytest.approx({8: 50.0, 16: math.nan}, nan_ok=True)
+        assert model.isfinite().all()
+        assert torch.equal(model, expected)
 
 
 def test_a_higher_rate_allows_smaller_minibatches_alone() -> None:

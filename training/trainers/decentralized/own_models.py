@@ -58,13 +58,18 @@ class OwnModels(Trainer):
     def carry_over(self, old: FlatParameters) -> None:
         """Look for NaNs where the model now lies."""
         del old
+        self.forget_faults()
+
+    def forget_faults(self) -> None:
+        """Look for NaNs anew."""
         self._fault = FirstFault(self.parameters.device)
 
     def exchange_gradients(self) -> None:
         """Look at this rank's gradients, which no other rank sees; make the missing ones."""
         self._fault.note(self.num_steps + 1, self.parameters.present_gradients())
         is_due = self.num_steps % STEPS_BETWEEN_COMPARISONS == 0
-        if is_due or is_read_at_once(self.parameters.device):
+        # In a trial averages take a NaN to all ranks, which find it together in their mean.
+        if not self._is_trial and (is_due or is_read_at_once(self.parameters.device)):
             self._fault.check(self.group.rank())
         self.parameters.fill_missing_gradients()
 

@@ -62,7 +62,7 @@ class OneBit(Trainer):
         self._num_bytes_before = 0
         self._lay_out()
         self._state = self._exchange.aggregation.begin(group.rank(), self.parameters.zeros())
-        self._look_for_faults()
+        self.forget_faults()
 
     def groups(self) -> set[ProcessGroup]:
         """Return none: the exchange counts its bytes itself, as it may run beside this thread."""
@@ -89,7 +89,12 @@ class OneBit(Trainer):
     def carry_over(self, old: FlatParameters) -> None:
         """Look for NaNs where the model now lies; `begin` lays the state out, with all ranks."""
         del old
-        self._look_for_faults()
+        self.forget_faults()
+
+    def forget_faults(self) -> None:
+        """Look for NaNs anew."""
+        self._fault = FirstFault(self.parameters.device)
+        self._finite = FiniteCheck(self.group, self.parameters.device)
 
     def connect(self) -> None:
         """Send under a tag of this training's own."""
@@ -185,7 +190,8 @@ class OneBit(Trainer):
         """Train without double buffering, whose delay makes trials choose smaller sizes (5.4)."""
         before, self.double_buffering = self.double_buffering, False
         try:
-            yield
+            with super().trial():
+                yield
         finally:
             self.double_buffering = before
 
@@ -228,10 +234,6 @@ class OneBit(Trainer):
             self.group,
             is_beside=is_beside,
         )
-
-    def _look_for_faults(self) -> None:
-        self._fault = FirstFault(self.parameters.device)
-        self._finite = FiniteCheck(self.group, self.parameters.device)
 
     def _arrived(self, step: int, update: Float[Tensor, " elements"]) -> PendingUpdate:
         return PendingUpdate(lambda: update, step, self.group, self.parameters.device)
