@@ -122,7 +122,7 @@ class Bmuf(Trainer):
         self.forget_faults()
 
     def forget_faults(self) -> None:
-        """Look for NaNs anew, where the model now lies."""
+        """Look for NaNs from now on, where the model now lies."""
         self._fault = FirstFault(self.parameters.device)
         self._finite = FiniteCheck(self.group, self.parameters.device)
 

@@ -30,7 +30,7 @@ class Synchronous(Trainer):
         self.forget_faults()
 
     def forget_faults(self) -> None:
-        """Look for NaNs anew."""
+        """Look for NaNs from now on."""
         self._finite = FiniteCheck(self.group, self.parameters.device)
 
     def exchange_gradients(self) -> None:

@@ -61,7 +61,7 @@ class OwnModels(Trainer):
         self.forget_faults()
 
     def forget_faults(self) -> None:
-        """Look for NaNs anew."""
+        """Look for NaNs from now on."""
         self._fault = FirstFault(self.parameters.device)
 
     def exchange_gradients(self) -> None:

@@ -92,7 +92,7 @@ class OneBit(Trainer):
         self.forget_faults()
 
     def forget_faults(self) -> None:
-        """Look for NaNs anew."""
+        """Look for NaNs from now on."""
         self._fault = FirstFault(self.parameters.device)
         self._finite = FiniteCheck(self.group, self.parameters.device)
 
