@@ -93,7 +93,7 @@ class Trainer(Replicated):
         """Train as trials of minibatch sizes do while the context lasts; the trainer is left.
 
         All ranks together raise FloatingPointError for the gradient of one, on leaving at the
-        latest, so that all may go on from another state.
+        latest, so that all may resume from another state.
         """
         self._is_trial = True
         try:
