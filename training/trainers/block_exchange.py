@@ -60,6 +60,19 @@ class BlockExchange:
         if lower.rank() > 0:
             self._residual.zero_()
 
+    def take_up_residual(self, parameters: FlatParameters, lower: ProcessGroup | None) -> None:
+        """Add to the model what more leaders had not sent, as one leader alone sends nothing.
+
+        Only resharding leaves such a residual; `lower` are the leader's ranks, None if it is one.
+        """
+        if self._residual is None:
+            return
+        if lower is not None:
+            collectives.all_reduce_sum(self._residual, lower)
+        if self._residual.any():
+            parameters.set_weights(parameters.weights() + self._residual)
+            self._residual.zero_()
+
     def carry_over(self, old: FlatParameters, new: FlatParameters) -> None:
         """Keep the residual of tensors that are still trained; that of frozen ones is dropped."""
         if self._residual is not None:

@@ -142,11 +142,17 @@ class Bmuf(Trainer):
 
     def begin(self) -> None:
         """Start a block from the shared model and the update that an earlier stage left."""
-        assert self._tiers is not None
-        if self._tiers.lower is not None:
-            self._exchange.gather_residuals(self._tiers.lower)
+        self._take_over_residuals()
         self._models.begin(self.parameters)
         self._start_counting()
+
+    def _take_over_residuals(self) -> None:
+        """Bring the residuals that resharding left on any ranks to where they are sent from."""
+        assert self._tiers is not None
+        if self._num_leaders == 1:
+            self._exchange.take_up_residual(self.parameters, self._tiers.lower)
+        elif self._tiers.lower is not None:
+            self._exchange.gather_residuals(self._tiers.lower)
 
     def end_step(self) -> None:
         """Count the step; at the block's end, synchronize."""

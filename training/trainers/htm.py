@@ -152,6 +152,7 @@ class Htm(Bmuf):
     def begin(self) -> None:
         """Start a block; with one group there are no blocks, and no models to keep for them."""
         if self._is_one_tier:
+            self._take_over_residuals()
             self._models.drop()
         else:
             super().begin()

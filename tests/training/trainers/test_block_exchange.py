@@ -325,16 +325,18 @@ def stop(group: ProcessGroup, make: Any) -> tuple[bytes, Tensor]:
 
 def enter(
     group: ProcessGroup, trainer_class: type[Trainer], states: list[bytes], make: Any
-) -> Tensor:
-    """The residual of a new number of ranks, once they have entered."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The model as resharded, as entering makes it, and the residual then."""
     decoded = map(decode_state, states)
     state = reshard(decoded, len(states), group.rank(), group.size(), trainer_class)
     model = small_model()
     optimizer = sgd(model)
     trainer = make(model, optimizer, group=group)
     load_whole_state(state, model, optimizer, trainer)
+    before = weights(model)
     with trainer:
-        return flat(trainer.state_dict()["block_residuals"])
+        residual = flat(trainer.state_dict()["block_residuals"])
+    return before, weights(model), residual
 
 
 @pytest.mark.parametrize("code", WITH_RESIDUALS)
@@ -354,9 +356,29 @@ def test_resharding_keeps_the_sum_of_residuals(num_new: int, code: str) -> None:
         again = partial(make, code=CODES[code])
         if trainer_class is Htm:
             again = partial(make_htm, code=CODES[code], size=size)
-        taken = simulate_ranks(num_new, enter, trainer_class, list(states), again)
+        entered = simulate_ranks(num_new, enter, trainer_class, list(states), again)
+        taken = [residual for *_, residual in entered]
         torch.testing.assert_close(sum(taken), sum(residuals))
         assert not any(each.any() for rank, each in enumerate(taken) if rank % size > 0)
+
+
+@pytest.mark.parametrize("code", WITH_RESIDUALS)
+@pytest.mark.parametrize("num_new", [1, 2])
+def test_one_leader_takes_up_what_more_had_not_sent(num_new: int, code: str) -> None:
+    """It will send nothing, so its model moves by the residuals' sum at once; none remains."""
+    for old, trainer_class, new in (
+        (make_bmuf, Bmuf, partial(make_bmuf, ranks_per_leader=num_new)),
+        (partial(make_htm, size=2), Htm, partial(make_htm, size=num_new)),
+    ):
+        states, residuals = zip(
+            *simulate_ranks(4, stop, partial(old, code=CODES[code])), strict=True
+        )
+        again = partial(new, code=CODES[code])
+        for before, after, residual in simulate_ranks(
+            num_new, enter, trainer_class, list(states), again
+        ):
+            torch.testing.assert_close(after - before, sum(residuals), rtol=0, atol=1e-6)
+            assert not residual.any()
 
 
 def test_a_partial_block_is_sent_at_leaving() -> None:

@@ -122,10 +122,17 @@ class TwoStageAggregation:
     def unquantized_update(
         self, state: RankState, gradients: Float[Tensor, " elements"]
     ) -> Float[Tensor, " elements"]:
-        """Return a single rank's update, in which nothing is quantized (Table 3, 1 GPU)."""
+        """Return a single rank's update, in which nothing is quantized (Table 3, 1 GPU).
+
+        It takes up both residuals, which resharding may have left of more ranks.
+        """
         assert len(self.stripes) == 1
         gradients = self._normalized(AdaGradPlace.RAW, state, gradients)
-        return self.take_sum(state, self.take_parts(state, gradients))
+        parts = [*self.take_parts(state, gradients), state.residual]
+        update = self.take_sum(state, parts).add_(state.stripe_residual)
+        state.residual.zero_()
+        state.stripe_residual.zero_()
+        return update
 
     def _processed(
         self, state: RankState, total: Float[Tensor, " stripe_elements"]

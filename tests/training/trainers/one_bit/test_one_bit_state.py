@@ -114,6 +114,30 @@ def test_an_update_that_waits_is_applied_by_other_ranks(num_new: int) -> None:
         assert torch.equal(models[-1], ranks[0][0][-1])
 
 
+def test_a_rank_alone_takes_up_what_more_ranks_had_not_sent() -> None:
+    """Of momentum 0.9 and both residuals, its first step applies all: it will quantize nothing."""
+    plain = {"adagrad": AdaGrad(place=AdaGradPlace.NOWHERE)}
+    (state,) = resharded(saved(4, **plain), 1)
+    residual, trainer = total([state]), state["trainer"]
+    assert residual.any()
+    assert trainer["stripe_residual"].any()
+    ((models, one),) = simulate_ranks(1, resume, plain, [encode_state(state)], range(5, 6))
+    gradient = -(models[1] - models[0]) / 0.05
+    gradient -= 0.9 * trainer["velocity"] + residual + trainer["stripe_residual"]
+    torch.testing.assert_close(gradient, own_gradient(state["model"]), rtol=0, atol=1e-5)
+    after = one.state_dict()
+    assert not total([{"trainer": after}]).any()
+    assert not after["stripe_residual"].any()
+
+
+def own_gradient(weights_of: dict[str, Tensor]) -> Tensor:
+    """The gradient of step 5 on rank 0."""
+    model = small_model()
+    model.load_state_dict(weights_of)
+    take_step(model, torch.optim.SGD(model.parameters(), lr=0.0), 5, 0)
+    return torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None])
+
+
 @pytest.mark.parametrize("place", ["partial", "aggregate", "smoothed", "nowhere"])
 def test_resharded_states_are_trained_on(place: str) -> None:
     """From 4 ranks to 3 and to 1, all ranks agree, and the state of 1 is trained on by 2."""
