@@ -16,7 +16,7 @@ from jaxtyping import Float32
 
 from pipeline.audio.container import ogg_num_samples
 from pipeline.audio.conversion import AudioConversion
-from pipeline.audio.decode import without_id3
+from pipeline.audio.decode import MAX_DURATION_S, without_id3
 from pipeline.audio.errors import AudioError
 from pipeline.audio.flac import Md5OfSamples
 from pipeline.audio.mp3 import counted_mp3
@@ -39,13 +39,19 @@ class WavLayout:
     """WavLayout holds a WAV's format chunk, and where its samples lie in the object."""
 
     format_chunk: bytes
+    num_channels: int
     rate_hz: int
     sample_bytes: int
     start: int
     num_samples: int
 
-    def range_of(self, segment: Segment) -> tuple[int, int]:
-        """Return the segment's first byte and their number; AudioError beyond the end."""
+    def range_of(self, segment: Segment, conversion: AudioConversion) -> tuple[int, int]:
+        """Return the segment's first byte and their number.
+
+        AudioError beyond the end, and for a rate or channels that are not accepted: these have up
+        to 24 times the bytes that were expected.
+        """
+        conversion.require_accepted(self.rate_hz, self.num_channels)
         first, count = segment_samples(segment, self.rate_hz, self.num_samples)
         return self.start + first * self.sample_bytes, count * self.sample_bytes
 
@@ -64,24 +70,32 @@ def wav_layout(head: bytes, object_bytes: int) -> WavLayout | None:
     form = head[position : position + size]
     if not start or len(form) < 16 or len(form) < size:
         return None
-    tag, _, rate_hz, _, sample_bytes, _ = struct.unpack("<HHIIHH", form[:16])
+    tag, num_channels, rate_hz, _, sample_bytes, _ = struct.unpack("<HHIIHH", form[:16])
     if tag == _EXTENSIBLE:
         tag = int.from_bytes(form[24:26], "little")
     if tag not in _SAMPLES_BY_TAG or not rate_hz or not sample_bytes:
         return None
     # A header's length may be left open, and an object may have been cut.
     num_bytes = min(stated, max(object_bytes - start, 0))
-    return WavLayout(form, rate_hz, sample_bytes, start, num_bytes // sample_bytes)
+    num_samples = num_bytes // sample_bytes
+    return WavLayout(form, num_channels, rate_hz, sample_bytes, start, num_samples)
 
 
 def segment_samples(segment: Segment, rate_hz: int, num_samples: int) -> tuple[int, int]:
-    """Return a segment's first sample and their number; AudioError if the recording ends before."""
+    """Return a segment's first sample and their number.
+
+    AudioError if the recording ends before, or if the segment is longer than what is decoded.
+    """
     first, count = round(segment.start_s * rate_hz), round(segment.duration_s * rate_hz)
     beyond = first + count - num_samples
     if first >= num_samples or beyond > MAX_OVERSHOOT_S * rate_hz:
         ends_s, lasts_s = segment.start_s + segment.duration_s, num_samples / rate_hz
         detail = f"ends at {ends_s:.3f} s: need at most {lasts_s:.3f} s, the recording's end"
         raise AudioError("segment_beyond_end", detail)
+    # Before anything is read: three hours of a FLAC took 2.2 GB, to be refused then.
+    if count > MAX_DURATION_S * rate_hz:
+        detail = f"a segment of {segment.duration_s:.3f} s: need at most {MAX_DURATION_S} s"
+        raise AudioError("too_long", detail)
     return first, min(count, num_samples - first)
 
 

@@ -247,7 +247,7 @@ def _segments(store: ObjectStore, wanted: Sequence[WantedAudio], admit: Admit) -
     head = store.fetch_range(uri, 0, HEAD_BYTES)
     layout = wav_layout(head.data, head.object_bytes)
     if layout is not None:
-        return _WavRanges(store, uri, layout, head.etag).read(known, admit)
+        return _WavRanges(store, uri, layout, wanted[0].conversion, head.etag).read(known, admit)
     data = head.data
     if head.object_bytes > len(data):
         if head.object_bytes > MAX_RECORDING_BYTES:
@@ -266,6 +266,7 @@ class _WavRanges:
     store: ObjectStore
     uri: str
     layout: WavLayout
+    conversion: AudioConversion
     etag: str
     errors: dict[int, AudioError] = field(default_factory=dict)
 
@@ -273,7 +274,7 @@ class _WavRanges:
         ranges: dict[int, tuple[int, int]] = {}
         for number, segment in enumerate(segments):
             try:
-                ranges[number] = self.layout.range_of(segment)
+                ranges[number] = self.layout.range_of(segment, self.conversion)
             except AudioError as error:
                 self.errors[number] = error
         numbers = list(ranges)

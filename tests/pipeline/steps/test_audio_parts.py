@@ -1,6 +1,7 @@
 """Segments and members have the features of the same samples as an object of their own."""
 
 import io
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from infra.store.object_store import ObjectStore
 from infra.store.request_counts import REQUESTS
 from pipeline.audio.conversion import AudioConversion
 from pipeline.audio.decode import decode_audio
+from pipeline.audio.errors import AudioError
+from pipeline.audio.recording_segments import HEAD_BYTES, segment_samples
 from pipeline.audio_parts import AudioPart, Member, Segment, part_from_text, part_to_text
 from pipeline.records import MetadataError, Quarantined, Utterance, parse_utterance
 from pipeline.shards import FeatureRow, read_features, write_features
@@ -144,6 +147,32 @@ def test_bad_parts_are_ledger_rows(tmp_path: Path) -> None:
     )
     assert isinstance(damaged, Quarantined)
     assert damaged.reason in {"truncated", "checksum_mismatch"}
+
+
+@pytest.mark.parametrize(
+    ("rate", "duration_s", "reason"),
+    [(RATE, 7200.0, "too_long"), (48_000, 9.0, "wrong_sample_rate")],
+)
+def test_what_is_refused_is_not_read(
+    tmp_path: Path, rate: int, duration_s: float, reason: str
+) -> None:
+    """Of a WAV the header decides; of other containers no segment longer than an hour is kept."""
+    store = ObjectStore((str(tmp_path),))
+    num_bytes = 2 * round(rate * duration_s)
+    form = struct.pack("<HHIIHH", 1, 1, rate, 2 * rate, 2, 16)
+    chunks = b"WAVEfmt " + struct.pack("<I", len(form)) + form + b"data"
+    with (tmp_path / "r.wav").open("wb") as file:
+        file.write(b"RIFF" + struct.pack("<I", num_bytes + 36) + chunks)
+        file.write(struct.pack("<I", num_bytes))
+        file.truncate(file.tell() + num_bytes)  # zeros that take no disk
+    before = REQUESTS.total()
+    segment = utterance("r.wav", 1, duration_s, Segment(0.0, duration_s))
+    (row,) = extract(store, str(tmp_path), [segment])
+    assert isinstance(row, Quarantined)
+    assert row.reason == reason
+    assert (REQUESTS.total() - before).bytes_received <= HEAD_BYTES
+    with pytest.raises(AudioError, match=r"too_long: a segment of 3600.001 s: need at most 3600 s"):
+        segment_samples(Segment(0.0, 3600.001), RATE, 2 * 3600 * RATE)
 
 
 def test_parts_share_requests(s3_bucket: str) -> None:
