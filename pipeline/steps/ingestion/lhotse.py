@@ -118,7 +118,7 @@ class Shar:
             if isinstance(row, Quarantined):
                 yield row
             elif (member := members.get(str(row.fields.get("id")))) is None:
-                yield refused(row, tar, f"{tar} has no member with the id of this cut")
+                yield refused(row, tar, f"{tar} has no plain file with the id of this cut")
             else:
                 yield Row({**_shar_fields(row.fields), "audio_uri": tar, **member}, row.num_bytes)
 
@@ -135,7 +135,9 @@ def _members(store: ObjectStore, uri: str) -> dict[str, dict[str, int]]:
         with closing(store.open(uri)) as file, tarfile.open(fileobj=file, mode="r:") as archive:
             for member in archive:
                 stem, _, suffix = member.name.rpartition(".")
-                if member.isreg() and f".{suffix}" not in _WITHOUT_AUDIO:
+                # A sparse member's bytes lie there without its zeros.
+                is_whole = member.isreg() and not member.issparse()
+                if is_whole and f".{suffix}" not in _WITHOUT_AUDIO:
                     size = {"member_offset": member.offset_data, "member_bytes": member.size}
                     members[stem] = size
     except tarfile.TarError as error:

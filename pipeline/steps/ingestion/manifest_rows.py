@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import date, datetime
+from decimal import Decimal
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -158,21 +159,54 @@ def parquet_rows(store: ObjectStore, piece: Piece, columns: list[str]) -> Iterat
     """Yield the rows of the piece's row groups; of the `columns` those that the object has."""
     try:
         with closing(store.open(piece.uri)) as file:
-            table = pq.ParquetFile(pa.PythonFile(file, mode="r"))
+            source = pa.PythonFile(file, mode="r")
+            table = pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
             known = [name for name in columns if name in table.schema_arrow.names]
+            instants = _int96_columns(table)
             groups = range(piece.start, piece.end or table.num_row_groups)
             for batch in table.iter_batches(BATCH_ROWS, row_groups=groups, columns=known):
-                for fields in batch.to_pylist():
-                    yield _parquet_row(fields)
+                names = batch.schema.names
+                cells = [_values(batch.column(n), name in instants) for n, name in enumerate(names)]
+                for row in zip(*cells, strict=True):
+                    yield _parquet_row(dict(zip(names, row, strict=True)))
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         said = " ".join(str(error).split())[:200]
         raise ValueError(f"{piece.uri}: damaged Parquet: {said}") from error
 
 
+def _int96_columns(table: pq.ParquetFile) -> set[str]:
+    """Return the columns of Spark's and Hive's old times: instants, though no zone is stored."""
+    schema = table.metadata.schema
+    fields = (schema.column(number) for number in range(len(schema)))
+    return {each.name for each in fields if each.physical_type == "INT96"}
+
+
+def _values(column: pa.Array, is_instant: bool) -> list[Any]:
+    """Return a column's values as Python's; one that Python has no value for is text."""
+    if is_instant:
+        column = column.cast(pa.timestamp("us", "UTC"))
+    elif pa.types.is_timestamp(column.type) and column.type.unit == "ns":
+        # Python's times have microseconds, and a single nanosecond would end the step.
+        column = column.cast(pa.timestamp("us", column.type.tz), safe=False)
+    try:
+        return list(column.to_pylist())
+    except (ValueError, OverflowError):  # a year beyond 9999, for one
+        return [_value(each) for each in column]
+
+
+def _value(cell: pa.Scalar) -> object:
+    try:
+        return cell.as_py()
+    except (ValueError, OverflowError):
+        return f"a {cell.type} that is no time of the calendar"
+
+
 def _parquet_row(fields: Mapping[str, Any]) -> Row:
-    plain = {
-        name: value.isoformat() if isinstance(value, date | datetime) else value
-        for name, value in fields.items()
-        if value is not None
-    }
+    plain = {name: _plain(value) for name, value in fields.items() if value is not None}
     return Row(plain, sum(len(str(value)) for value in plain.values()))
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    return value.isoformat() if isinstance(value, date | datetime) else value
