@@ -49,6 +49,15 @@ class InstanceType:
         return max(self.gibibytes - 8 << 10, self.gibibytes * 768)
 
 
+APPLICATION_MASTER_MEBIBYTES = 512 + 384
+"""What Spark's application master takes of YARN's memory on one of the instances, by default.
+
+Containers that leave no room for it cost that instance's executors.
+"""
+
+SPARK_MAX_FAILURES = "4"
+"""The attempts at a task, where the cluster file does not set them."""
+
 INSTANCE_TYPES: Mapping[str, InstanceType] = {
     "c4.2xlarge": InstanceType(8, 15),
     "c4.4xlarge": InstanceType(16, 30),
@@ -112,6 +121,7 @@ class Cluster:
                     + (", ".join(others) or "there are none")
                 )
         self._require_cores_and_memory()
+        self._require_executors_for_all_attempts()
 
     @property
     def num_executors(self) -> int:
@@ -155,7 +165,9 @@ class Cluster:
             self.executor_memory, self.spark
         )
         whole = instance.gibibytes << 10
-        most = instance.container_mebibytes if self.master == "yarn" else whole
+        most = whole
+        if self.master == "yarn":
+            most = instance.container_mebibytes - APPLICATION_MASTER_MEBIBYTES
         for what, needed, limit in (
             ("executors_per_instance x (executor_memory + overhead)", containers, most),
             ("driver_memory", mebibytes(self.driver_memory), whole),
@@ -166,6 +178,22 @@ class Cluster:
                     f"{what} = {needed} MB: need at most {limit} MB, the memory of "
                     f"{self.instance_type}{of_yarn}"
                 )
+
+    def _require_executors_for_all_attempts(self) -> None:
+        """Refuse to exclude hosts where too few are left for a task's later attempts.
+
+        An executor has one attempt at a task, a host two; without another one Spark ends the step.
+        """
+        attempts = self.spark.get("spark.task.maxFailures", SPARK_MAX_FAILURES)
+        if self.spark.get("spark.excludeOnFailure.enabled") != "true" or not attempts.isdigit():
+            return
+        most = min(self.num_executors, 2 * self.num_instances)
+        if most < int(attempts):
+            raise ValueError(
+                f"spark.excludeOnFailure.enabled = true: {most} attempts at a task on "
+                f"{self.num_executors} executors of {self.num_instances} instances: need "
+                f"spark.task.maxFailures, {attempts}: leave it out, or name more instances"
+            )
 
     @property
     def _cores_per_instance(self) -> int:

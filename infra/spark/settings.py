@@ -39,6 +39,8 @@ def cluster_settings(cluster: Cluster) -> dict[str, str]:
         "spark.executor.instances": str(cluster.num_executors),
         "spark.executor.memory": cluster.executor_memory,
         _DRIVER_MEMORY: cluster.driver_memory,
+        # EMR's default would remove idle executors, and ask for others than the cluster file's.
+        "spark.dynamicAllocation.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
     return settings | (dict(LOCAL_SETTINGS) if cluster.is_local else {}) | cluster.spark

@@ -104,7 +104,7 @@ def test_a_cluster_of_ones_own_is_read_by_path(tmp_path: Path) -> None:
                 "executor_memory": "4g",
                 "spark": {"spark.executor.memoryOverhead": "20g"},
             },
-            "24576 MB: need at most 23040 MB, the memory of c4.4xlarge that YARN gives to contain",
+            "24576 MB: need at most 22144 MB, the memory of c4.4xlarge that YARN gives to contain",
         ),
         (
             {
@@ -113,10 +113,10 @@ def test_a_cluster_of_ones_own_is_read_by_path(tmp_path: Path) -> None:
                 "executor_memory": "400g",
                 "spark": {
                     "spark.executor.memoryOverhead": "79g",
-                    "spark.executor.pyspark.memory": "1025m",
+                    "spark.executor.pyspark.memory": "129m",
                 },
             },
-            "491521 MB: need at most 491520 MB",
+            "490625 MB: need at most 490624 MB",
         ),
         ({"instance_type": "c4.4xlarge", "driver_memory": "31g"}, "driver_memory = 31744 MB: need"),
         (
@@ -126,6 +126,21 @@ def test_a_cluster_of_ones_own_is_read_by_path(tmp_path: Path) -> None:
                 "spark": {"spark.executor.memoryOverhead": "10241"},
             },
             r"executor_memory \+ overhead\) = 30721 MB: need at most 30720 MB, the memory of c4.4x",
+        ),
+        (
+            {"spark": {"spark.excludeOnFailure.enabled": "true"}},
+            "1 attempts at a task on 1 executors of 1 instances: need spark.task.maxFailures, 4",
+        ),
+        (
+            {
+                "num_instances": 3,
+                "executors_per_instance": 4,
+                "spark": {
+                    "spark.excludeOnFailure.enabled": "true",
+                    "spark.task.maxFailures": "7",
+                },
+            },
+            "6 attempts at a task on 12 executors of 3 instances: need .*, 7: leave it out",
         ),
         ({"spark": {"sparky": "1"}}, "spark: key = 'sparky': need .*spark.task.maxFailures"),
     ],

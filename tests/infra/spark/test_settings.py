@@ -26,7 +26,7 @@ def test_a_site_that_says_nothing_gets_the_cluster_file() -> None:
     assert messages == []
     assert conf.get("spark.master") == "yarn"
     assert conf.get("spark.executor.memory") == EXTRACTION.executor_memory
-    assert conf.get("spark.executor.memoryOverhead") == "20g"
+    assert conf.get("spark.executor.memoryOverhead") == "19g"
     assert conf.get("spark.ui.enabled") is None, "a setting of local masters"
 
 
@@ -39,6 +39,18 @@ def test_a_site_loses_by_name() -> None:
     assert messages == [
         "spark.executor.memory = 1g of spark-defaults loses to the cluster file: 2g"
     ]
+
+
+def test_the_number_of_executors_is_the_cluster_files() -> None:
+    """Where a site allocates them dynamically, as EMR does; a cluster file may ask for that."""
+    site = {"spark.dynamicAllocation.enabled": "true"}
+    conf, messages = settled(site, "")
+    assert conf.get("spark.dynamicAllocation.enabled") == "false"
+    assert messages == [
+        "spark.dynamicAllocation.enabled = true of spark-defaults loses to the cluster file: false"
+    ]
+    conf, messages = settled(site, "", cluster=replace(EXTRACTION, spark=site))
+    assert (conf.get("spark.dynamicAllocation.enabled"), messages) == ("true", [])
 
 
 @pytest.mark.parametrize(
