@@ -8,7 +8,7 @@ from training.cost_model.exchanges import all_reduce_seconds, neighbours_seconds
 from training.cost_model.step_time import CostModel
 
 COMPRESSION = 32.0
-"""Z of paper 004: 1 bit for a float32."""
+"""Bits of a float32 for each that is sent: Z of paper 004 on a link without latency."""
 
 QUANTIZATION_PASSES = 3
 """A rank quantizes all gradients, adds all stripes up and unquantizes all: three passes."""
@@ -20,18 +20,22 @@ POSTPROCESSING_PASSES = 3
 def one_bit_costs(model: CostModel, num_ranks: int) -> MinibatchCosts:
     """Return the terms of 004 eq. (4): a step's minibatch is that of all ranks.
 
-    A pass over the gradients is assumed to take as long as one of GTC's encoding.
+    A pass over the gradients is assumed to take as long as one of GTC's encoding. Fewer bits do not
+    shorten a link's latency, so Z is what they save of an exchange's seconds.
     """
     workload, calibration = model.workload, model.calibration
     placement, congestion = model.placed(num_ranks), calibration.fitted.congestion
-    exchange = all_reduce_seconds(workload.model_bytes, placement, calibration.network, congestion)
+    exchange, quantized = (
+        all_reduce_seconds(num_bytes, placement, calibration.network, congestion)
+        for num_bytes in (workload.model_bytes, workload.model_bytes / COMPRESSION)
+    )
     pass_s = workload.num_parameters / calibration.rank.encoded_elements_per_s
     return MinibatchCosts(
         frame=model.computing_seconds / workload.minibatch_frames,
         postprocessing=POSTPROCESSING_PASSES * pass_s,
         model_update=QUANTIZATION_PASSES * pass_s,
         exchange=exchange,
-        compression=COMPRESSION,
+        compression=exchange / quantized if quantized > 0 else COMPRESSION,
     )
 
 

@@ -86,6 +86,7 @@ class AdPsgdStatistics:
 class OneBitStatistics:
     """OneBitStatistics adds to `SynchronousStatistics` what waits in both residuals of this rank.
 
+    `bytes_sent` are all that left it: a stripe's update goes to each other rank, and counts so.
     `residual_norm` is that of the rank's gradients, `stripe_residual_norm` that of its stripe.
     """
 

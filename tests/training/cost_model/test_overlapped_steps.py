@@ -7,7 +7,7 @@ import pytest
 
 from tests.training.cost_model.settings import CALIBRATION, NETWORK, RANK, WORKLOAD
 from training.cost_model.calibration import Calibration, Fitted, Network, RankRates
-from training.cost_model.exchanges import neighbours_seconds, place_ranks
+from training.cost_model.exchanges import all_reduce_seconds, neighbours_seconds, place_ranks
 from training.cost_model.overlapped_steps import (
     delayed_average_seconds,
     one_bit_costs,
@@ -75,6 +75,21 @@ def test_at_the_optimal_number_of_ranks_exchanges_are_just_hidden() -> None:
     optimal = costs.optimal_num_ranks(num_frames)
     assert 1 < optimal < 1e6
     assert costs.computation(num_frames / 2, optimal) == pytest.approx(costs.communication)
+
+
+@pytest.mark.parametrize("all_reduce", ["ring", "direct"])
+def test_one_bit_does_not_shorten_latency(all_reduce: str) -> None:
+    """Where a link has latency alone, an exchange takes as long as that of float32.
+
+    Without any latency it takes a 32nd.
+    """
+    late = replace(INFINITE, between_latency_us=50.0, all_reduce=all_reduce)
+    slow = replace(INFINITE, between_gbps=1e-3, connection_gbps=1e-3, all_reduce=all_reduce)
+    for network, compression in ((late, 1.0), (slow, 32.0)):
+        costs = one_bit_costs(model_of(network, Fitted(0.0, 0.0)), 16)
+        placement = place_ranks(16, network)
+        exchange = all_reduce_seconds(WORKLOAD.model_bytes, placement, network, 0.0)
+        assert costs.communication == pytest.approx(exchange / compression)
 
 
 def test_ranks_share_the_passes_over_their_stripes() -> None:

@@ -88,7 +88,7 @@ class OwnModels(Trainer):
     def start_mean_model(self) -> PendingMean:
         """Start what `mean_model` waits for, from this rank's model of now.
 
-        All ranks call this between two steps, each when it is there, and train on.
+        All ranks call this after the same step, each when it is there, and train on.
         """
         with self._traffic.counting(self.groups()):
             total = self._start_total()
