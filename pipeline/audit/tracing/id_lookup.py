@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from infra.store.object_store import ObjectStore, normalize_uri
 from pipeline.audit.tracing.metadata_record import metadata_of_day
 from pipeline.audit.tracing.search import Hit, in_lines
-from pipeline.runs.manifest import Manifest, Output, is_finished, read_manifest
-from pipeline.runs.names import ALL_SUBSETS, selection_step
+from pipeline.runs.manifest import Manifest, Output, Outputs, is_finished, read_manifest
+from pipeline.runs.names import ALL_SUBSETS, LEDGER_SUFFIX, selection_step
+from pipeline.runs.outputs import find_outputs
 from pipeline.steps.selection.id_index import find_named
 from pipeline.steps.selection.select import metadata_uri
 
@@ -19,9 +20,11 @@ def run_that_selected(store: ObjectStore, run_uri: str, corpus_uri: str, utteran
         if not is_finished(store, run_uri, step):
             continue
         manifest = read_manifest(store, run_uri, step)
-        hit = lookup.in_lines(manifest, manifest.outputs) if manifest.extends else None
+        hit = lookup.in_files(manifest) if manifest.extends else None
         if hit is not None:
-            return next(each.run for each in manifest.outputs if each.key == hit.key) or run_uri
+            return (
+                next(each.run for _, each in find_outputs(manifest.outputs, [hit.key])) or run_uri
+            )
     return run_uri
 
 
@@ -39,11 +42,21 @@ class IdLookup:
     utterance_id: str
     named: dict[str, frozenset[str]] = field(default_factory=dict)
 
-    def in_lines(self, manifest: Manifest, outputs: Sequence[Output]) -> Hit | None:
-        """Look in those of a manifest's selection files or ledgers that may hold the utterance."""
+    def in_files(self, manifest: Manifest) -> Hit | None:
+        """Look in those of a manifest's selection files that may hold the utterance."""
+        return self._in_lines(manifest, manifest.outputs, is_ledger=False)
+
+    def in_ledgers(self, manifest: Manifest) -> Hit | None:
+        """Look in those of a manifest's ledgers that may hold the utterance."""
+        return self._in_lines(manifest, manifest.ledgers, is_ledger=True)
+
+    def _in_lines(self, manifest: Manifest, listed: Outputs, is_ledger: bool) -> Hit | None:
+        outputs: Sequence[Output] = listed
         if manifest.id_index or manifest.extends:
-            named = self._named_in(manifest)
-            outputs = [output for output in outputs if output.key in named]
+            # Stored objects alone: metadata, which are in no list, would have all parts read.
+            stored = (key for key in self._named_in(manifest) if not key.startswith("/"))
+            keys = [key for key in stored if key.endswith(LEDGER_SUFFIX) == is_ledger]
+            outputs = [output for _, output in sorted(find_outputs(listed, keys), key=_place)]
         return in_lines(self.store, self.run_uri, outputs, self.utterance_id)
 
     def metadata_uris(
@@ -62,3 +75,7 @@ class IdLookup:
             found = find_named(self.store, self.run_uri, manifest, self.utterance_id)
             self.named[manifest.step] = found
         return self.named[manifest.step]
+
+
+def _place(found: tuple[int, Output]) -> int:
+    return found[0]

@@ -1,17 +1,19 @@
 """Find one utterance among many objects: several in flight, until the first that holds it."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from infra.prefetch import prefetch
-from infra.store.checked_reads import scan_checked
-from infra.store.object_store import ObjectStore
+from infra.store.checked_reads import read_checked, scan_checked
+from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri
 from pipeline.metadata import read_records
 from pipeline.records import Quarantined, Utterance
+from pipeline.runs.commit import Commit
 from pipeline.runs.json_lines import IDENTIFIED, read_lines
 from pipeline.runs.manifest import Manifest, Output, read_output
+from pipeline.runs.names import COMMITS_FOLDER
 from pipeline.shards.container import read_plain_columns
 from pipeline.shards.stored_kbest import OFFSETS_ENTRY
 
@@ -119,16 +121,35 @@ def in_step(
     store: ObjectStore, run_uri: str, manifest: Manifest, task: str, utterance_id: str
 ) -> StepHit | None:
     """Look in what `task` wrote and quarantined; only then in the step's other objects."""
-    for is_own in (True, False):
-        outputs, ledgers = (
-            [each for each in objects if _is_of_task(each, task) == is_own]
-            for objects in (manifest.outputs, manifest.ledgers)
-        )
+    for outputs, ledgers in _likeliest_first(store, run_uri, manifest, task):
         if hit := in_shards(store, run_uri, outputs, utterance_id):
             return StepHit(hit, is_written=True)
         if hit := in_lines(store, run_uri, ledgers, utterance_id):
             return StepHit(hit, is_written=False)
     return None
+
+
+def _likeliest_first(
+    store: ObjectStore, run_uri: str, manifest: Manifest, task: str
+) -> Iterator[tuple[Sequence[Output], Sequence[Output]]]:
+    """Yield outputs and ledgers: the task's by its commit, or by their names, then all others."""
+    # One GET, where the lists have a part for each 4,000 objects.
+    if manifest.parts and (commit := _commit_of(store, run_uri, manifest.step, task)):
+        yield commit.outputs, [commit.ledger] if commit.ledger else []
+    for is_own in (True, False):
+        outputs, ledgers = (
+            [each for each in objects if _is_of_task(each, task) == is_own]
+            for objects in (manifest.outputs, manifest.ledgers)
+        )
+        yield outputs, ledgers
+
+
+def _commit_of(store: ObjectStore, run_uri: str, step: str, task: str) -> Commit | None:
+    uri = join_uri(run_uri, step, COMMITS_FOLDER, f"{task}.json")
+    try:
+        return read_checked(store, uri, Commit.from_bytes)
+    except ObjectNotFound:
+        return None
 
 
 def _is_of_task(output: Output, task: str) -> bool:

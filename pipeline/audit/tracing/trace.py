@@ -46,6 +46,7 @@ from pipeline.runs.names import (
     targets_rounds,
     task_name,
 )
+from pipeline.runs.outputs import find_outputs
 from pipeline.steps.repartition import shard_groups
 
 NO_FACTS: Mapping[str, Any] = MappingProxyType({})
@@ -100,7 +101,7 @@ class _Tracer:
         selections = {subset: self._manifest(selection_step(subset)) for subset in ALL_SUBSETS}
         record: Mapping[str, Any] = {}
         for subset, manifest in selections.items():
-            hit = manifest and self.lookup.in_lines(manifest, manifest.outputs)
+            hit = manifest and self.lookup.in_files(manifest)
             if manifest and hit:
                 record = hit.facts
                 self._metadata({subset: manifest}, record.get("created_at"))
@@ -109,8 +110,7 @@ class _Tracer:
                 break
         else:
             record = self._explain_absence(selections)
-        etags = [each.facts["audio_etag"] for each in self.steps if "audio_etag" in each.facts]
-        etag = next(iter(etags), None)
+        etag = next((e.facts["audio_etag"] for e in self.steps if "audio_etag" in e.facts), None)
         has_audio = bool(record.get("audio_uri"))
         audio = audio_now(self.store, self.corpus_uri, record, etag) if has_audio else {}
         return Trace(self.utterance_id, tuple(self.steps), audio, self._models())
@@ -198,7 +198,7 @@ class _Tracer:
         found = self._metadata(selections, None)
         record: Mapping[str, Any] = {}
         for manifest in selections.values():
-            if manifest and (hit := self.lookup.in_lines(manifest, manifest.ledgers)):
+            if manifest and (hit := self.lookup.in_ledgers(manifest)):
                 self._add(manifest, "quarantined", hit, hit.facts)
                 return hit.facts
         if found is None:
@@ -216,7 +216,7 @@ class _Tracer:
 
     def _left_out_by_ingest(self, selections: Mapping[str, Manifest | None]) -> Mapping[str, Any]:
         ingested = self._manifest(INGEST_STEP)
-        if ingested and (hit := self.lookup.in_lines(ingested, ingested.ledgers)):
+        if ingested and (hit := self.lookup.in_ledgers(ingested)):
             self._add(ingested, "quarantined", hit, hit.facts)
             return hit.facts
         raise UnknownUtteranceError(self._unknown(selections))
@@ -297,4 +297,4 @@ class _Tracer:
 
     def _place(self, manifest: Manifest, hit: Hit) -> int:
         """Return an object's place in its manifest, the number of the task that reads it."""
-        return [output.key for output in manifest.outputs].index(hit.key)
+        return next(place for place, _ in find_outputs(manifest.outputs, [hit.key]))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from infra.store.object_store import ObjectStore, join_uri
+from infra.store.request_counts import REQUESTS
 from pipeline.audit.tracing.trace import trace
 from pipeline.audit.verify import Verification, sweep, verify_run
 from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest
@@ -132,3 +133,23 @@ def test_its_utterances_are_traced(small: Run, whole: Run) -> None:
             for each in (small, whole)
         )
         assert [each[1:] for each in one[1:]] == [each[1:] for each in other[1:]]
+
+
+def test_a_trace_reads_few_parts(
+    small: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the features' list some, to find the shard's place; of every other list one at most."""
+    set_small_bounds(monkeypatch, max_listed=1)
+    run = make_run(tmp_path)
+    parts = {step: len(manifest_of(run, step).parts) for step in STEPS}
+    assert min(parts.values()) >= 4
+    for utterance_id in selected_ids(*run)[2:]:
+        more = requests_of_trace(run, utterance_id) - requests_of_trace(small, utterance_id)
+        # The commits of three steps, a part of the selection's list, and some of the features'.
+        assert more <= 3 + 1 + parts["features"]
+
+
+def requests_of_trace(run: Run, utterance_id: str) -> int:
+    before = REQUESTS.total()
+    trace(*run, join_uri(run[1], "corpus"), utterance_id)
+    return (REQUESTS.total() - before).get
