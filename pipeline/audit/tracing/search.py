@@ -12,8 +12,9 @@ from pipeline.metadata import read_records
 from pipeline.records import Quarantined, Utterance
 from pipeline.runs.commit import Commit
 from pipeline.runs.json_lines import IDENTIFIED, read_lines
-from pipeline.runs.manifest import Manifest, Output, read_output
+from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output
 from pipeline.runs.names import COMMITS_FOLDER
+from pipeline.runs.outputs import find_outputs
 from pipeline.shards.container import read_plain_columns
 from pipeline.shards.stored_kbest import OFFSETS_ENTRY
 
@@ -138,7 +139,7 @@ def _likeliest_first(
         yield commit.outputs, [commit.ledger] if commit.ledger else []
     for is_own in (True, False):
         outputs, ledgers = (
-            [each for each in objects if _is_of_task(each, task) == is_own]
+            [each for each in objects if _is_of_task(manifest, each, task) == is_own]
             for objects in (manifest.outputs, manifest.ledgers)
         )
         yield outputs, ledgers
@@ -152,5 +153,20 @@ def _commit_of(store: ObjectStore, run_uri: str, step: str, task: str) -> Commit
         return None
 
 
-def _is_of_task(output: Output, task: str) -> bool:
-    return output.key.rpartition("/")[2].startswith(f"{task}-")
+def _is_of_task(manifest: Manifest, output: Output, task: str) -> bool:
+    # Of a union the runs before have tasks of the same names.
+    is_own = not output.run or manifest.is_inherited
+    return is_own and output.key.rpartition("/")[2].startswith(f"{task}-")
+
+
+def own_place(store: ObjectStore, manifest: Manifest, key: str) -> tuple[int, int]:
+    """Return an object's place among those that its run wrote, and their number.
+
+    The place is the number of the task of the next step that reads it.
+    """
+    place, found = next(find_outputs(manifest.outputs, [key]))
+    if manifest.extends is None or found.run:
+        return place, len(manifest.outputs)
+    # A union lists what its base has first, and tasks read what is new.
+    num_before = len(read_manifest(store, manifest.extends.run, manifest.step).outputs)
+    return place - num_before, len(manifest.outputs) - num_before

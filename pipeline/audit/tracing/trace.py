@@ -16,7 +16,7 @@ from infra.store.checked_reads import read_checked
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.audit.tracing.id_lookup import IdLookup
 from pipeline.audit.tracing.metadata_record import audio_now, why_unselected
-from pipeline.audit.tracing.search import Hit, in_metadata, in_step
+from pipeline.audit.tracing.search import Hit, in_metadata, in_step, own_place
 from pipeline.records import Quarantined, Utterance
 from pipeline.runs.commit import Commit
 from pipeline.runs.loss_watch import WITHOUT_LATTICE
@@ -46,7 +46,6 @@ from pipeline.runs.names import (
     targets_rounds,
     task_name,
 )
-from pipeline.runs.outputs import find_outputs
 from pipeline.steps.repartition import shard_groups
 
 NO_FACTS: Mapping[str, Any] = MappingProxyType({})
@@ -106,7 +105,7 @@ class _Tracer:
                 record = hit.facts
                 self._metadata({subset: manifest}, record.get("created_at"))
                 self._add(manifest, "selected", hit, {})
-                self._follow(subset, self._place(manifest, hit))
+                self._follow(subset, own_place(self.store, manifest, hit.key)[0])
                 break
         else:
             record = self._explain_absence(selections)
@@ -122,7 +121,7 @@ class _Tracer:
         if features is None or hit is None:
             return
         # Task n of a step reads output n of the manifest before, so the place names the task.
-        place = self._place(features, hit)
+        place, num_shards = own_place(self.store, features, hit.key)
         task = task_name(place)
         if subset == LABELLED:
             for step in (
@@ -141,7 +140,7 @@ class _Tracer:
             # The run has begun the rounds before the last, and that one.
             early = (TargetsRound(number, number + 1).targets for number in count(1))
             for each in targets_rounds(1 + len(self._begun(early))):
-                self._follow_round(each, place, len(features.outputs))
+                self._follow_round(each, place, num_shards)
 
     def _follow_round(self, targets_round: TargetsRound, place: int, num_shards: int) -> None:
         """Follow the utterance of the feature shard at `place` through a round of targets."""
@@ -294,7 +293,3 @@ class _Tracer:
             )
         )
         return hit
-
-    def _place(self, manifest: Manifest, hit: Hit) -> int:
-        """Return an object's place in its manifest, the number of the task that reads it."""
-        return next(place for place, _ in find_outputs(manifest.outputs, [hit.key]))
