@@ -20,7 +20,7 @@ def read_checked(store: ObjectStore, uri: str, parse: Callable[[bytes], R]) -> R
     A ValueError of `parse` is retried on a fresh read, four reads in all; the last one is raised
     with the URI. StoreErrors are raised as they are.
     """
-    return _until_whole(uri, lambda: parse(store.get(uri)))
+    return until_whole(uri, lambda: parse(store.get(uri)))
 
 
 def scan_checked(store: ObjectStore, uri: str, scan: Callable[[BinaryIO], R]) -> R:
@@ -30,10 +30,11 @@ def scan_checked(store: ObjectStore, uri: str, scan: Callable[[BinaryIO], R]) ->
         with store.open(uri) as file:
             return scan(file)
 
-    return _until_whole(uri, attempt)
+    return until_whole(uri, attempt)
 
 
-def _until_whole(uri: str, attempt: Callable[[], R]) -> R:
+def until_whole(uri: str, attempt: Callable[[], R]) -> R:
+    """Return what `attempt` reads of the object; errors are as in `read_checked`."""
     try:
         return retry(attempt, lambda error: isinstance(error, ValueError), MAX_READS)
     except GaveUpError as error:

@@ -30,6 +30,7 @@ from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Tally
 from pipeline.runs.commit import step_context
 from pipeline.runs.manifest import Manifest, Output
+from pipeline.steps.range_merge import Gathered
 from pipeline.steps.selection.buckets import Bucket
 from pipeline.steps.selection.deduplicate import RangeTask
 from pipeline.steps.selection.id_index import FILES_A_TASK
@@ -227,18 +228,17 @@ def keep_what_the_driver_keeps() -> float:
         uri: digest for each in buckets for uri, digest in zip(each.uris, each.digests, strict=True)
     }
     context = step_context(ObjectStore(()), "s3://bucket/run", "selection/unlabelled", {}, {})
-    indexes = [outputs(PROJECTED_RANGES, f"scratch/{each.name}") for each in buckets]
-    ranges = [
-        RangeTask(context, number, each) for number, each in enumerate(zip(*indexes, strict=True))
-    ]
+    indexes = [outputs(1, f"scratch/{each.name}") for each in buckets]
+    hashes = Gathered(context, (), PROJECTED_RANGES)  # which the store lists
+    ranges = [RangeTask(number, hashes) for number in range(PROJECTED_RANGES)]
     selected = [outputs(1, f"scratch/selected-{each.name}") for each in buckets]
     num_hashed = PROJECTED_BUCKETS + PROJECTED_FILES // FILES_A_TASK
-    hashed = [outputs(PROJECTED_RANGES, f"scratch/ids-of-{each}") for each in range(num_hashed)]
+    hashed = [outputs(1, f"scratch/ids-of-{each}") for each in range(num_hashed)]
     files = outputs(PROJECTED_FILES, "group-00000")
     tally = sum((each.tally for each in files), Tally())
     manifest = Manifest("selection/unlabelled", {}, inputs, files, tally_in=tally, tally_out=tally)
     assert manifest.to_bytes()
-    assert all((ranges, selected, hashed))
+    assert all((indexes, ranges, selected, hashed))
     return peak_mb() - before_mb
 
 

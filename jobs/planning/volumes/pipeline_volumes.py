@@ -19,7 +19,10 @@ from jobs.planning.volumes.object_counts import (
 from jobs.planning.volumes.step_volume import Requests, Volume, Work
 from jobs.planning.volumes.workload import Subset, Workload
 from pipeline.runs.names import ALL_SUBSETS, UNLABELLED
+from pipeline.steps.extents import ENTRY_BYTES as EXTENT_ENTRY_BYTES
+from pipeline.steps.extents import num_gets
 from pipeline.steps.increments.stream_means import GROUP_TASKS, MERGED_RANGES, num_means_ranges
+from pipeline.steps.range_merge import num_list_parts
 from pipeline.steps.selection.budget_cutoff import num_ranges
 from pipeline.steps.selection.id_index import FILES_A_TASK
 from pipeline.steps.selection.id_ranges import ENTRY_BYTES
@@ -69,15 +72,27 @@ def selection(workload: Workload, subset: Subset, recipe: Recipe) -> Volume:
     return aside + index + _step(groups, files, Requests(), 0, sampled_bytes, Work())
 
 
+def _gathered(objects: int, readers: int) -> Volume:
+    """Compute the volume of objects with an extent for each reader, all of which they read."""
+    parts = num_list_parts(objects, readers)
+    entries = EXTENT_ENTRY_BYTES * objects * readers
+    return Volume(
+        objects=objects + parts,
+        requests=Requests(get=readers * (objects * num_gets(readers) + parts), put=objects + parts),
+        bytes_read=entries,
+        bytes_written=entries,
+    )
+
+
 def _id_index(workload: Workload, subset: Subset, files: int) -> Volume:
     """Compute the volume of indexing a selection by id: hash what names one, merge by range."""
     tasks = len(subset.bucket_hours) + ceil(files / FILES_A_TASK)
     metadata_bytes = subset.records * workload.record_bytes
     ranges = _num_ranges(metadata_bytes)
     entries = subset.records + subset.utterances
-    objects = tasks * ranges + tasks + 2 * ranges
+    objects = tasks + 2 * ranges
     # Each task looks for its commit.
-    gets = subset.metadata_objects + files + tasks * ranges + tasks + ranges
+    gets = subset.metadata_objects + files + tasks + ranges
     sampled_bytes = subset.utterances * workload.record_bytes
     return Volume(
         tasks=tasks + ranges,
@@ -86,7 +101,7 @@ def _id_index(workload: Workload, subset: Subset, files: int) -> Volume:
         bytes_read=metadata_bytes + sampled_bytes + ENTRY_BYTES * entries,
         bytes_written=2 * ENTRY_BYTES * entries + (tasks + ranges) * COMMIT_BYTES,
         work=Work(metadata_records=INDEXED_SHARE * entries),
-    )
+    ) + _gathered(tasks, ranges)
 
 
 def _num_ranges(metadata_bytes: float) -> int:
@@ -97,20 +112,23 @@ def _scratch(workload: Workload, subset: Subset, samples: bool, sampled_bytes: f
     """Compute selection's own objects: hashes by bucket and range, samples by bucket."""
     buckets, metadata = len(subset.bucket_hours), subset.metadata_objects
     metadata_bytes = subset.records * workload.record_bytes
-    ranges = _num_ranges(metadata_bytes)
-    hashes, hash_bytes = buckets * ranges, HASH_BYTES * subset.records
+    ranges, hash_bytes = _num_ranges(metadata_bytes), HASH_BYTES * subset.records
     sample = 1 if samples and subset.name == UNLABELLED else 0
-    objects = hashes + 3 * buckets
-    # Metadata is read for its digest, for its hashes and for the sample; then hashes, then samples.
-    # Each task of both passes looks for its commit.
-    gets = 3 * metadata + hashes + sample * buckets + buckets + 1 + 2 * buckets + _record(subset)
-    return Volume(
-        tasks=2 * buckets,
-        objects=objects,
-        requests=Requests(get=gets, put=objects, list=2 * ceil(metadata / LIST_PAGE) + 1),
-        bytes_read=3 * metadata_bytes + hash_bytes * (1 + sample / ranges) + sampled_bytes,
-        bytes_written=hash_bytes + sampled_bytes + 2 * buckets * COMMIT_BYTES,
-        work=Work(metadata_records=subset.records),
+    hashes, objects = _gathered(buckets, ranges), 3 * buckets
+    # Metadata is read for its digest, for its hashes and for the sample; then samples. One range of
+    # hashes is read again for the sample. Each task of both passes looks for its commit.
+    again = sample * hashes.requests.get // ranges
+    gets = 3 * metadata + again + buckets + 1 + 2 * buckets + _record(subset)
+    return (
+        Volume(
+            tasks=2 * buckets,
+            objects=objects,
+            requests=Requests(get=gets, put=objects, list=2 * ceil(metadata / LIST_PAGE) + 1),
+            bytes_read=3 * metadata_bytes + hash_bytes * (1 + sample / ranges) + sampled_bytes,
+            bytes_written=hash_bytes + sampled_bytes + 2 * buckets * COMMIT_BYTES,
+            work=Work(metadata_records=subset.records),
+        )
+        + hashes
     )
 
 
@@ -131,11 +149,9 @@ def _compared(workload: Workload, subsets: Sequence[Subset], recipe: Recipe) -> 
     groups = sum(num_selection_groups(each, recipe) for each in subsets)
     files = sum(num_files(each, recipe) for each in subsets)
     utterances = sum(each.utterances for each in subsets)
-    hashes = groups * num_compared_ranges(utterances)
-    return Volume(
-        objects=hashes,
-        # The commits name the files, which are hashed; then the hashes are compared.
-        requests=Requests(get=groups + files + hashes, put=hashes, list=len(subsets)),
+    # The commits name the files, which are hashed; then the hashes are compared.
+    return _gathered(groups, num_compared_ranges(utterances)) + Volume(
+        requests=Requests(get=groups + files, list=len(subsets)),
         bytes_read=utterances * (workload.record_bytes + HASH_BYTES),
         bytes_written=utterances * HASH_BYTES,
         work=Work(metadata_records=COMPARED_SHARE * utterances),
@@ -160,11 +176,11 @@ def _stream_means(subset: Subset, files: int) -> Volume:
     """Compute the volume of keeping where streams ended: by file, by group, by range of hashes."""
     ranges, groups = num_means_ranges(subset.utterances), ceil(files / GROUP_TASKS)
     merges = ceil(ranges / MERGED_RANGES)
-    objects = files + groups * merges + groups + ranges + merges
+    objects = files + groups + ranges + merges
     # Groups read the files' commits and means; each task looks for its own commit.
-    gets = 2 * files + groups * merges + groups + merges
+    gets = 2 * files + groups + merges
     # No more streams than utterances; the bytes of real ones are a fraction of a percent.
-    return Volume(
+    return _gathered(groups, merges) + Volume(
         tasks=groups + merges, objects=objects, requests=Requests(get=gets, put=objects, list=1)
     )
 

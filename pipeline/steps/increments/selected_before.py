@@ -17,6 +17,8 @@ from pipeline.records import Tally
 from pipeline.runs.commit import Commit, StepContext
 from pipeline.runs.manifest import Manifest, Output, own_outputs, read_manifest, read_output
 from pipeline.runs.step import Distribute
+from pipeline.steps.range_merge import Gathered, gathered_objects, put_extents
+from pipeline.steps.selection.deduplicate import read_hashes
 from pipeline.steps.selection.id_index import metadata_names
 from pipeline.steps.selection.id_ranges import IdRange
 
@@ -27,23 +29,20 @@ Hashes = UInt64[np.ndarray, " _ids"]
 
 @dataclass(frozen=True, slots=True)
 class SelectedBefore:
-    """SelectedBefore names the lists of a bucket's ids that earlier runs have selected.
+    """SelectedBefore lists the ids of buckets that earlier runs have selected: an extent a bucket.
 
     A selection with a larger budget reads all metadata again, and meets them where they were.
     """
 
-    lists: tuple[Output, ...]
+    lists: Gathered | None
     is_read_again: bool
 
-    def read(self, context: StepContext) -> frozenset[int]:
-        """Read the hashes of the ids."""
-        read = partial(read_output, context.store, context.run_uri)
-        return frozenset[int]().union(
-            *(np.frombuffer(read(each), "<u8").tolist() for each in self.lists)
-        )
+    def read(self, bucket: int) -> frozenset[int]:
+        """Read the hashes of a bucket's ids."""
+        return frozenset() if self.lists is None else read_hashes(self.lists.read(bucket))
 
 
-NOTHING_BEFORE = SelectedBefore((), is_read_again=False)
+NOTHING_BEFORE = SelectedBefore(None, is_read_again=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +84,8 @@ class _RunIndex:
 class _RangeTask:
     """One range of hashes: the ids of each bucket in it, and the indexes of the chain's runs."""
 
-    context: StepContext
     number: int
-    parts: tuple[Output, ...]
+    ids: Gathered
     chain: tuple[_RunIndex, ...]
 
 
@@ -96,25 +94,21 @@ def find_selected_before(
     bases: Sequence[str],
     step: str,
     hashed: Sequence[Commit],
+    num_ranges: int,
     distribute: Distribute,
-) -> list[tuple[Output, ...]]:
-    """Return the lists of each bucket's ids that a run among the `bases` has selected.
+) -> Gathered:
+    """List the ids of each bucket that a run among the `bases` has selected.
 
     `hashed` are the commits of the buckets' ids, in ranges.
     """
     indexes = [_RunIndex.of(base, _selection(scratch.store, base, step)) for base in bases]
-    ranges = list(zip(*(commit.outputs for commit in hashed), strict=True))
+    ids = Gathered.of(scratch, gathered_objects(hashed), num_ranges)
     tasks = [
-        _RangeTask(
-            scratch, number, parts, tuple(each.part(number, len(ranges)) for each in indexes)
-        )
-        for number, parts in enumerate(ranges)
+        _RangeTask(number, ids, tuple(each.part(number, num_ranges) for each in indexes))
+        for number in range(num_ranges)
     ]
-    found: list[list[Output]] = [[] for _ in hashed]
-    for by_bucket in distribute(tasks, _find_in_range, "look for what was selected before"):
-        for bucket, output in by_bucket.items():
-            found[bucket].append(output)
-    return list(map(tuple, found))
+    found = distribute(tasks, _find_in_range, "look for what was selected before")
+    return Gathered.of(scratch, [each for each in found if each], len(hashed))
 
 
 def _selection(store: ObjectStore, run_uri: str, step: str) -> Manifest:
@@ -127,24 +121,26 @@ def _selection(store: ObjectStore, run_uri: str, step: str) -> Manifest:
     return manifest
 
 
-def _find_in_range(task: _RangeTask) -> dict[int, Output]:
-    read = partial(_read_range, task.context)
-    buckets = [part for _, part in prefetch(read, task.parts, _GETS_IN_FLIGHT)]
+def _find_in_range(task: _RangeTask) -> Output | None:
+    """Store the ids of a range that a run of the chain has selected, if there are some."""
+    scratch = task.ids.context
+    read = partial(_read_range, scratch)
+    buckets = list(map(IdRange.from_bytes, task.ids.read(task.number)))
     before = [np.empty(0, np.uint64)]
     for each in task.chain:
         before.append(
             each.selected([part for _, part in prefetch(read, each.ranges, _GETS_IN_FLIGHT)])
         )
     selected = np.unique(np.concatenate(before))
-    stored = {}
-    for bucket, part in enumerate(buckets):
-        ids = np.unique(part.hashes)
-        ids = ids[np.isin(ids, selected, assume_unique=True)]
-        if len(ids):
-            name = f"before-{task.number:05d}-of-{bucket:05d}"
-            data = ids.astype("<u8").tobytes()
-            stored[bucket] = task.context.put_output(name, ".before", data, Tally())
-    return stored
+    found = [_among(np.unique(part.hashes), selected) for part in buckets]
+    if not any(map(len, found)):
+        return None
+    extents = (ids.astype("<u8").tobytes() for ids in found)
+    return put_extents(scratch, f"before-{task.number:05d}", ".before", extents, Tally())
+
+
+def _among(ids: Hashes, selected: Hashes) -> Hashes:
+    return ids[np.isin(ids, selected, assume_unique=True)]
 
 
 def _read_range(context: StepContext, output: Output) -> IdRange:

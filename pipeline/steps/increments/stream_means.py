@@ -24,7 +24,13 @@ from pipeline.runs.names import SCRATCH_FOLDER, task_name
 from pipeline.runs.outputs import MAX_LISTED, to_document
 from pipeline.runs.step import Distribute
 from pipeline.sampling import hash_name
-from pipeline.steps.range_merge import commit_objects, commit_ranges, cut_and_merge
+from pipeline.steps.range_merge import (
+    Gathered,
+    commit_objects,
+    commit_ranges,
+    cut_and_merge,
+    gathering,
+)
 from pipeline.steps.selection.hash_ranges import range_edges
 from pipeline.steps.selection.id_ranges import range_of
 
@@ -38,8 +44,8 @@ GROUP_TASKS = 1_000
 """A task gathers the streams of so many selection files: some 250 MB."""
 
 MERGED_RANGES = 64
-"""A task merges so many ranges, some 84 MB: each for itself, 200 gathering tasks of a million hours
-wrote 800,000 objects, whose names the driver held."""
+"""A task merges so many ranges, some 84 MB: each for itself, of 200 gathering tasks of a million
+hours 800,000 extents would be read."""
 
 _GETS_IN_FLIGHT = 16
 _SUFFIX = ".means"
@@ -176,10 +182,11 @@ class _MergeTask:
 
     context: StepContext
     extraction: StepContext
+    group: int
     numbers: range
     num_ranges: int
     base: tuple[Output, ...]
-    parts: tuple[Output, ...]
+    gathered: Gathered
 
     @property
     def name(self) -> str:
@@ -208,21 +215,23 @@ def merge_means(
         _GatherTask(
             place.scratch,
             context,
-            f"means-from-{first:06d}-in-{num_parts:05d}",
+            gathering(f"means-from-{first:06d}-in-{num_parts:05d}"),
             tuple(names[first : first + GROUP_TASKS]),
             num_ranges,
         )
         for first in range(0, num_tasks, GROUP_TASKS)
     )
 
-    def merge_of(group: int, parts: tuple[Output, ...]) -> _MergeTask:
+    def merge_of(group: int, gathered: Gathered) -> _MergeTask:
         numbers = range(num_ranges)[group * MERGED_RANGES : (group + 1) * MERGED_RANGES]
         base = _overlapping(place.base, numbers, num_ranges)
-        return _MergeTask(place.scratch, context, numbers, num_ranges, base, parts)
+        return _MergeTask(place.scratch, context, group, numbers, num_ranges, base, gathered)
 
     described = "gather the streams' means", "merge the streams' means"
     merging = num_parts, merge_of, _merge
-    return cut_and_merge(committed, gathers, _gather, *merging, distribute, described)
+    return cut_and_merge(
+        place.scratch, committed, gathers, _gather, *merging, distribute, described
+    )
 
 
 def _overlapping(base: Sequence[Output], numbers: range, num_ranges: int) -> tuple[Output, ...]:
@@ -240,12 +249,13 @@ def _gather(task: _GatherTask) -> Commit:
     named = named_means(each_commit(task.context.store, uris))
     whole = StreamMeans.latest(_read_all(task.context, named))
     ranges = (part.to_bytes() for part in _cut(whole, task.num_ranges, MERGED_RANGES))
-    return commit_ranges(task.context, task.name, ranges, _SUFFIX)
+    return commit_ranges(task.context, task.name, _SUFFIX, ranges)
 
 
 @once
 def _merge(task: _MergeTask) -> Commit:
-    parts = _read_all(task.context, (*task.base, *task.parts))
+    gathered = map(StreamMeans.from_bytes, task.gathered.read(task.group))
+    parts = [*_read_all(task.context, task.base), *gathered]
     ranges = _cut(StreamMeans.latest(parts), task.num_ranges, 1)
     outputs = (
         task.extraction.put_output(f"means-{each:05d}", _SUFFIX, ranges[each].to_bytes(), Tally())

@@ -10,9 +10,9 @@ import numpy as np
 
 from infra.store.object_store import ObjectInfo
 from pipeline.runs.commit import Commit, StepContext
-from pipeline.runs.manifest import Output
 from pipeline.runs.step import Distribute
 from pipeline.sampling import NUM_PRIORITIES
+from pipeline.steps.range_merge import Gathered, gathered_objects
 from pipeline.steps.selection.deduplicate import (
     RangeSummary,
     RangeTask,
@@ -29,12 +29,11 @@ _GZIP_RATIO = 8
 class Cutoff:
     """The last priority that is selected, and the duplicates that are not.
 
-    `duplicates` holds, for each bucket, the objects that list the priorities which it leaves to
-    earlier buckets, and nothing of other buckets.
+    `duplicates` has an extent for each bucket: the priorities which it leaves to earlier buckets.
     """
 
     last_priority: int
-    duplicates: tuple[tuple[Output, ...], ...]
+    duplicates: Gathered
 
 
 def num_ranges(objects: Sequence[ObjectInfo]) -> int:
@@ -48,6 +47,7 @@ def num_ranges(objects: Sequence[ObjectInfo]) -> int:
 def find_cutoff(
     context: StepContext,
     indexes: Sequence[Commit],
+    num_ranges: int,
     metadata_uri: str,
     budget_ms: int,
     distribute: Distribute,
@@ -57,8 +57,8 @@ def find_cutoff(
     ValueError if the buckets hold less, or if a speaker is in two buckets: its stream would be in
     two files.
     """
-    ranges = zip(*(index.outputs for index in indexes), strict=True)
-    tasks = [RangeTask(context, number, parts) for number, parts in enumerate(ranges)]
+    hashes = Gathered.of(context, gathered_objects(indexes), num_ranges)
+    tasks = [RangeTask(number, hashes) for number in range(num_ranges)]
     summaries = distribute(tasks, compare_buckets, "compare the buckets")
     num_split = sum(summary.num_split_speakers for summary in summaries)
     if num_split:
@@ -67,7 +67,8 @@ def find_cutoff(
             "all of a speaker's records into one, as its causal mean needs the whole stream"
         )
     last = _last_priority(tasks, summaries, budget_ms, distribute)
-    return Cutoff(last, _duplicates(summaries, len(indexes)))
+    found = [summary.duplicates for summary in summaries if summary.duplicates]
+    return Cutoff(last, Gathered.of(context, found, len(indexes)))
 
 
 def _last_priority(
@@ -93,13 +94,3 @@ def _last_priority(
         [(tasks[met], budget_ms - before_ms)], find_last_priority, "find the cutoff"
     )
     return last
-
-
-def _duplicates(
-    summaries: Sequence[RangeSummary], num_buckets: int
-) -> tuple[tuple[Output, ...], ...]:
-    found: list[list[Output]] = [[] for _ in range(num_buckets)]
-    for summary in summaries:
-        for bucket, duplicates in summary.duplicates.items():
-            found[bucket].append(duplicates)
-    return tuple(map(tuple, found))

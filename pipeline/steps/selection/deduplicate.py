@@ -1,38 +1,33 @@
 """Compare one range of hashes across all buckets: duplicates, split speakers, the cutoff."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from jaxtyping import Bool, Int64, UInt64
 
-from infra.prefetch import prefetch
 from pipeline.records import Tally
-from pipeline.runs.commit import StepContext
-from pipeline.runs.manifest import Output, read_output
+from pipeline.runs.manifest import Output
 from pipeline.sampling import last_priority
+from pipeline.steps.range_merge import Gathered, put_extents
 from pipeline.steps.selection.hash_ranges import HashRange
-
-_GETS_IN_FLIGHT = 16
 
 
 @dataclass(frozen=True, slots=True)
 class RangeTask:
-    """One range, and the object that each bucket wrote of it, in the order of the buckets."""
+    """One range, and the hashes of all buckets in their order."""
 
-    context: StepContext
     number: int
-    parts: tuple[Output, ...]
+    hashes: Gathered
 
 
 @dataclass(frozen=True, slots=True)
 class RangeSummary:
-    """A range's duration without duplicates, and its duplicates: an object a bucket with some."""
+    """A range's duration without duplicates, and its duplicates, if any: an extent a bucket."""
 
     duration_ms: int
     num_split_speakers: int
-    duplicates: Mapping[int, Output]
+    duplicates: Output | None
 
 
 def compare_buckets(task: RangeTask) -> RangeSummary:
@@ -60,12 +55,18 @@ def find_last_priority(task: tuple[RangeTask, int]) -> int:
     return last_priority(merged.priorities[kept], merged.durations_ms[kept], budget_ms)
 
 
-def read_duplicates(context: StepContext, output: Output) -> frozenset[int]:
-    """Read the priorities of a range that a bucket must leave to earlier ones."""
-    data = read_output(context.store, context.run_uri, output)
-    if len(data) % 8:
-        raise ValueError(f"{output.key}: {len(data)} bytes of priorities: need 8 for each")
-    return frozenset(np.frombuffer(data, "<u8").tolist())
+def hashes_by_bucket(
+    hashes: UInt64[np.ndarray, " rows"], buckets: Int64[np.ndarray, " rows"], num_buckets: int
+) -> list[bytes]:
+    """Write the hashes of each bucket by themselves, 8 bytes each: no bucket reads another's."""
+    order = np.argsort(buckets, kind="stable")
+    edges = np.searchsorted(buckets[order], np.arange(1, num_buckets))
+    return [some.astype("<u8").tobytes() for some in np.split(hashes[order], edges)]
+
+
+def read_hashes(extents: Iterable[bytes]) -> frozenset[int]:
+    """Read the hashes of one bucket from all ranges, as `hashes_by_bucket` wrote them."""
+    return frozenset[int]().union(*(np.frombuffer(data, "<u8").tolist() for data in extents))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +80,7 @@ class _Merged:
 
     @classmethod
     def of(cls, task: RangeTask) -> "_Merged":
-        read = partial(read_output, task.context.store, task.context.run_uri)
-        found = prefetch(read, task.parts, _GETS_IN_FLIGHT)
-        parts = [HashRange.from_bytes(data) for _, data in found]
+        parts = list(map(HashRange.from_bytes, task.hashes.read(task.number)))
         priorities = np.concatenate([part.priorities for part in parts])
         # The stable sort keeps equal ids in the order of buckets, so the first bucket wins.
         order = np.argsort(priorities, kind="stable")
@@ -110,13 +109,10 @@ def _put_duplicates(
     priorities: UInt64[np.ndarray, " duplicates"],
     durations_ms: Int64[np.ndarray, " duplicates"],
     buckets: Int64[np.ndarray, " duplicates"],
-) -> dict[int, Output]:
-    """Store each bucket's duplicates by themselves: in one object, every bucket would read all."""
-    stored = {}
-    for bucket in np.unique(buckets).tolist():
-        rows = buckets == bucket
-        tally = Tally(int(rows.sum()), int(durations_ms[rows].sum()))
-        name = f"range-{task.number:05d}-of-{bucket:05d}"
-        data = priorities[rows].astype("<u8").tobytes()
-        stored[bucket] = task.context.put_output(name, ".duplicates", data, tally)
-    return stored
+) -> Output | None:
+    if not len(priorities):
+        return None
+    name = f"duplicates-in-{task.number:05d}"
+    extents = hashes_by_bucket(priorities, buckets, len(task.hashes.objects))
+    tally = Tally(len(priorities), int(durations_ms.sum()))
+    return put_extents(task.hashes.context, name, ".duplicates", extents, tally)

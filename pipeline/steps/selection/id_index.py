@@ -12,7 +12,6 @@ from itertools import chain
 
 import numpy as np
 
-from infra.prefetch import prefetch
 from infra.store.checked_reads import scan_checked
 from infra.store.object_store import ObjectStore
 from pipeline.metadata import read_ids
@@ -23,14 +22,20 @@ from pipeline.runs.manifest import Manifest, Output, own_outputs, read_manifest,
 from pipeline.runs.names import BASE_INPUT
 from pipeline.runs.step import Distribute, StepContents
 from pipeline.sampling import hash_name
-from pipeline.steps.range_merge import commit_objects, commit_ranges, cut_and_merge, run_named
+from pipeline.steps.range_merge import (
+    Gathered,
+    commit_objects,
+    commit_ranges,
+    cut_and_merge,
+    gathering,
+    run_named,
+)
 from pipeline.steps.selection.buckets import Bucket
 from pipeline.steps.selection.id_ranges import IdRange, find_objects, range_of
 
 FILES_A_TASK = 200
 """A task hashes the ids of so many selection files and ledgers: of as many as a bucket has."""
 
-_GETS_IN_FLIGHT = 16
 _SUFFIX = ".ids"
 
 
@@ -47,12 +52,12 @@ class _HashTask:
 
 @dataclass(frozen=True, slots=True)
 class _MergeTask:
-    """One range, the objects that all tasks wrote of it, and the step that keeps the result."""
+    """One range, what all tasks gathered, and the step that keeps the result."""
 
     context: StepContext
     step: StepContext
     number: int
-    parts: tuple[Output, ...]
+    gathered: Gathered
 
     @property
     def name(self) -> str:
@@ -81,7 +86,7 @@ def index_ids(
     merge_of = partial(_MergeTask, scratch, step)
     described = "index the utterance ids", "merge the id index"
     merging = num_ranges, merge_of, _merge_ids
-    return cut_and_merge(committed, tasks, _hash_ids, *merging, distribute, described)
+    return cut_and_merge(scratch, committed, tasks, _hash_ids, *merging, distribute, described)
 
 
 def hash_buckets(
@@ -159,7 +164,7 @@ def _bucket_tasks(
     numbers = {uri: n for n, uri in enumerate(sorted(chain(*(each.uris for each in buckets))))}
     for bucket in buckets:
         own = tuple(numbers[uri] for uri in bucket.uris)
-        yield _HashTask(scratch, f"ids-of-{bucket.name}", bucket, own, num_ranges)
+        yield _HashTask(scratch, gathering(f"ids-of-{bucket.name}"), bucket, own, num_ranges)
 
 
 def _file_tasks(
@@ -172,7 +177,7 @@ def _file_tasks(
         first = num_inputs + begin
         own = tuple(range(first, first + len(some)))
         name = f"ids-of-files-{begin:06d}-to-{begin + len(some):06d}"
-        yield _HashTask(scratch, name, some, own, num_ranges)
+        yield _HashTask(scratch, gathering(name), some, own, num_ranges)
 
 
 @once
@@ -185,7 +190,7 @@ def _hash_ids(task: _HashTask) -> Commit:
         objects.extend([number] * len(found))
     whole = IdRange(np.array(hashes, np.uint64), np.array(objects, np.uint32))
     ranges = (part.to_bytes() for part in IdRange.merged([whole]).cut(task.num_ranges))
-    return commit_ranges(task.context, task.name, ranges, _SUFFIX)
+    return commit_ranges(task.context, task.name, _SUFFIX, ranges)
 
 
 def _ids_by_object(task: _HashTask) -> Iterator[Iterator[str]]:
@@ -201,7 +206,6 @@ def _ids_by_object(task: _HashTask) -> Iterator[Iterator[str]]:
 
 @once
 def _merge_ids(task: _MergeTask) -> Commit:
-    read = partial(read_output, task.context.store, task.context.run_uri)
-    parts = [IdRange.from_bytes(data) for _, data in prefetch(read, task.parts, _GETS_IN_FLIGHT)]
+    parts = list(map(IdRange.from_bytes, task.gathered.read(task.number)))
     stored = task.step.put_output(task.name, _SUFFIX, IdRange.merged(parts).to_bytes(), Tally())
     return commit_objects(task.context, task.name, (stored,))

@@ -10,10 +10,10 @@ from jaxtyping import Int64, UInt64
 
 from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import Commit, StepContext, once
-from pipeline.runs.manifest import Output
 from pipeline.sampling import sampling_priority, within_speaker_cap
+from pipeline.steps.range_merge import gathering, put_extents
 from pipeline.steps.selection.buckets import Bucket
-from pipeline.steps.selection.hash_ranges import HashRange, cut_into_ranges
+from pipeline.steps.selection.hash_ranges import cut_into_ranges
 from pipeline.steps.selection.record_rules import Filtered, RecordRules
 
 
@@ -28,13 +28,13 @@ class IndexTask:
 
     @property
     def name(self) -> str:
-        """The task's name: the bucket's."""
-        return self.bucket.name
+        """The task's name."""
+        return gathering(self.bucket.name)
 
 
 @once
 def index_bucket(task: IndexTask) -> Commit:
-    """Store the hashes of a bucket's eligible records, range by range."""
+    """Store the hashes of a bucket's eligible records: one object, range by range."""
     records = _BucketRecords.of(task)
     # The cap asks a speaker's lower priorities alone, so a later pass repeats its answer.
     kept = within_speaker_cap(
@@ -53,12 +53,14 @@ def index_bucket(task: IndexTask) -> Commit:
     )
     rejected = records.rejected | ({"max_speaker_hours": over_cap} if over_cap.utterances else {})
     unselected = sum(rejected.values(), Tally())
+    eligible = _tally(records.durations_ms[kept])
+    data = (part.to_bytes() for part in ranges)
     record = Commit(
         task=task.name,
         fingerprint=task.context.fingerprint,
-        outputs=tuple(_put_range(task, number, part) for number, part in enumerate(ranges)),
+        outputs=(put_extents(task.context, task.name, ".hashes", data, eligible),),
         ledger=None,
-        tally_in=_tally(records.durations_ms[kept]) + records.quarantined + unselected,
+        tally_in=eligible + records.quarantined + unselected,
         quarantined=records.quarantined,
         unselected=unselected,
         statistics={"unselected": {reason: asdict(each) for reason, each in rejected.items()}},
@@ -103,11 +105,6 @@ class _BucketRecords:
             _tally(np.array(quarantined, np.int64)),
             {name: _tally(np.array(rejected[name], np.int64)) for name in sorted(rejected)},
         )
-
-
-def _put_range(task: IndexTask, number: int, part: HashRange) -> Output:
-    name = f"{task.bucket.name}-{number:05d}"
-    return task.context.put_output(name, ".hashes", part.to_bytes(), _tally(part.durations_ms))
 
 
 def _tally(durations_ms: Int64[np.ndarray, " _utterances"]) -> Tally:

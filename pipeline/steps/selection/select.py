@@ -20,7 +20,6 @@ from pipeline.records import Tally
 from pipeline.runs.commit import Commit, StepContext, committed_tasks
 from pipeline.runs.ledger import LossLimit
 from pipeline.runs.loss_watch import LossWatch
-from pipeline.runs.manifest import Output
 from pipeline.runs.names import METADATA_FOLDER, SCRATCH_FOLDER, UNLABELLED, selection_step
 from pipeline.runs.step import (
     Distribute,
@@ -41,7 +40,12 @@ from pipeline.steps.increments.new_metadata import (
     sizes,
     unread_metadata,
 )
-from pipeline.steps.increments.selected_before import SelectedBefore, find_selected_before
+from pipeline.steps.increments.selected_before import (
+    NOTHING_BEFORE,
+    SelectedBefore,
+    find_selected_before,
+)
+from pipeline.steps.range_merge import run_named
 from pipeline.steps.selection.buckets import (
     Bucket,
     digest_buckets,
@@ -201,27 +205,27 @@ def select_records(
     it exists, they may be removed.
     """
     rules = RecordRules(config.seed, config.filters)
-    to_index = {each.name: IndexTask(scratch, rules, each, ranges) for each in buckets}
+    to_index = [IndexTask(scratch, rules, each, ranges) for each in buckets]
     # A bucket's index keeps 12 bytes of a candidate; the records stay in the store.
-    indexes = commit_each(committed, to_index, index_bucket, distribute, "index the buckets")
+    indexes = run_named(committed, to_index, index_bucket, distribute, "index the buckets")
     # Of an increment's few records no filter need let one pass.
     if extended is None:
         require_eligible(metadata_uri, indexes)
     has_share = extended is not None and not extended.is_read_again
     # The cutoff meets the budget exactly, in place of the paper's mild oversampling (003 IV-B1).
     budget_ms = 0 if has_share else config.budget_ms
-    cutoff = find_cutoff(scratch, indexes, metadata_uri, budget_ms, distribute)
+    cutoff = find_cutoff(scratch, indexes, ranges, metadata_uri, budget_ms, distribute)
     # The base's cutoff takes the same share of new records, and so of the union.
     last = extended.last_priority if extended and has_share else cutoff.last_priority
-    lists: list[tuple[Output, ...]] = [()] * len(buckets)
+    before = NOTHING_BEFORE
     if extended is not None:
         hashed = hash_buckets(scratch, committed, buckets, ranges, distribute)
-        step = extended.base.manifest.step
-        lists = find_selected_before(scratch, extended.bases, step, hashed, distribute)
-    before = [SelectedBefore(each, not has_share) for each in lists]
+        chain = extended.bases, extended.base.manifest.step
+        found = find_selected_before(scratch, *chain, hashed, ranges, distribute)
+        before = SelectedBefore(found, not has_share)
     # This pass judges again, 9 us a record, as kept records would need 500 bytes each.
     tasks = [
-        SelectTask(scratch, rules, last, bucket, number, cutoff.duplicates[number], before[number])
+        SelectTask(scratch, rules, last, bucket, number, cutoff.duplicates, before)
         for number, bucket in enumerate(buckets)
     ]
     # The buckets with most bad records come first, so that the loss budget ends the pass early.

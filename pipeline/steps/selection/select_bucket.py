@@ -11,11 +11,11 @@ from jaxtyping import Bool
 
 from pipeline.records import Quarantined, Tally, Utterance, stream_order
 from pipeline.runs.commit import Commit, StepContext, once
-from pipeline.runs.manifest import Output
 from pipeline.sampling import hash_name, within_speaker_cap
 from pipeline.steps.increments.selected_before import NOTHING_BEFORE, SelectedBefore
+from pipeline.steps.range_merge import Gathered
 from pipeline.steps.selection.buckets import Bucket
-from pipeline.steps.selection.deduplicate import read_duplicates
+from pipeline.steps.selection.deduplicate import read_hashes
 from pipeline.steps.selection.record_rules import Eligible, Filtered, RecordRules
 
 SELECTED = "selected-"
@@ -24,7 +24,7 @@ SELECTED = "selected-"
 
 @dataclass(frozen=True, slots=True)
 class SelectTask:
-    """A bucket, its number among all, and lists of the duplicates that it leaves to others.
+    """A bucket, its number among all, and the duplicates that buckets leave to others.
 
     An increment's bucket leaves to earlier runs what they have selected `before`.
     """
@@ -34,7 +34,7 @@ class SelectTask:
     last_priority: int
     bucket: Bucket
     number: int
-    duplicates: tuple[Output, ...]
+    duplicates: Gathered
     before: SelectedBefore = NOTHING_BEFORE
 
     @property
@@ -72,10 +72,9 @@ def select_bucket(task: SelectTask) -> Commit:
 
 
 def _apply_cutoff(task: SelectTask) -> _Selection:
-    lists = (read_duplicates(task.context, each) for each in task.duplicates)
     # A duplicate of an earlier bucket is quarantined even where the budget leaves it out.
-    elsewhere = frozenset[int]().union(*lists)
-    before = task.before.read(task.context)
+    elsewhere = read_hashes(task.duplicates.read(task.number))
+    before = task.before.read(task.number)
     candidates: list[Eligible] = []
     selected, quarantined, left_ms = [], [], []
     for found in task.rules.apply(task.context.store, task.bucket):

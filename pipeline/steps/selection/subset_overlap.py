@@ -14,19 +14,18 @@ from functools import partial
 import numpy as np
 from jaxtyping import UInt64
 
-from infra.prefetch import prefetch
 from pipeline.records import Tally, Utterance, parse_utterance
 from pipeline.runs.commit import StepContext, read_commits
 from pipeline.runs.manifest import Output, is_finished, read_manifest, read_output
 from pipeline.runs.names import ALL_SUBSETS, SCRATCH_FOLDER, selection_step
 from pipeline.runs.step import Distribute
 from pipeline.sampling import hash_name
+from pipeline.steps.range_merge import Gathered, put_extents
 from pipeline.steps.selection.hash_ranges import HashRange, cut_into_ranges
 
 _RANGE_UTTERANCES = 20_000_000
 """A range's task holds so many hashes of 8 bytes, and a sorted copy."""
 
-_GETS_IN_FLIGHT = 16
 _GROUP_FILES = 64
 _UTTERANCE, _SPEAKER = "utterance", "speaker"
 
@@ -43,11 +42,13 @@ class _Group:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """One range of the hashed ids of a group."""
+class _RangeTask:
+    """One range, the subset whose selection is compared, and the groups' subsets and hashed ids."""
 
+    number: int
     subset: str
-    hashes: Output
+    groups: tuple[str, ...]
+    hashes: Gathered
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +76,13 @@ def require_disjoint(
         return
     groups = [*_groups(context, subset), *others]
     num_utterances = sum(output.utterances for group in groups for output in group.files)
-    to_hash = [(group, num_ranges(num_utterances)) for group in groups]
     # A task compares 20 million hashes at a time, however large the corpus is.
+    ranges = num_ranges(num_utterances)
+    to_hash = [(group, ranges) for group in groups]
     hashed = distribute(to_hash, _hash_group, "hash the subsets")
-    tasks = [
-        (context, subset, tuple(map(_Part, (group.subset for group in groups), outputs)))
-        for outputs in zip(*hashed, strict=True)
-    ]
+    hashes = Gathered.of(groups[0].context, hashed, ranges)
+    subsets = tuple(group.subset for group in groups)
+    tasks = [_RangeTask(number, subset, subsets, hashes) for number in range(ranges)]
     found = [each for some in distribute(tasks, _compare, "compare the subsets") for each in some]
     if found:
         firsts = {(each.other, each.kind): each for each in reversed(found)}
@@ -113,7 +114,7 @@ def _inherited_groups(context: StepContext, subset: str) -> Iterator[_Group]:
             yield _Group(scratch, subset, files[first : first + _GROUP_FILES])
 
 
-def _hash_group(task: tuple[_Group, int]) -> tuple[Output, ...]:
+def _hash_group(task: tuple[_Group, int]) -> Output:
     group, num_parts = task
     utterances, durations_ms = array("Q"), array("q")
     speakers: set[str] = set()
@@ -127,38 +128,29 @@ def _hash_group(task: tuple[_Group, int]) -> tuple[Output, ...]:
         np.array([hash_name(speaker) for speaker in speakers], np.uint64),
         num_parts,
     )
-    return tuple(
-        group.context.put_output(
-            f"subset-{group.subset}-{number:05d}",
-            ".hashes",
-            part.to_bytes(),
-            Tally(len(part.priorities), int(part.durations_ms.sum())),
-        )
-        for number, part in enumerate(ranges)
-    )
+    data = (part.to_bytes() for part in ranges)
+    tally = Tally(len(utterances), sum(durations_ms))
+    return put_extents(group.context, f"subset-{group.subset}", ".hashes", data, tally)
 
 
-def _compare(task: tuple[StepContext, str, tuple[_Part, ...]]) -> list[_Overlap]:
-    context, subset, parts = task
-    read = partial(read_output, context.store, context.run_uri)
-    found = prefetch(read, [part.hashes for part in parts], _GETS_IN_FLIGHT)
-    ranges = [HashRange.from_bytes(data) for _, data in found]
+def _compare(task: _RangeTask) -> list[_Overlap]:
+    ranges = list(map(HashRange.from_bytes, task.hashes.read(task.number)))
     overlaps = []
     for kind in (_UTTERANCE, _SPEAKER):
         columns = [each.priorities if kind == _UTTERANCE else each.speakers for each in ranges]
-        own = _of_subset(subset, parts, columns)
-        for other in sorted({part.subset for part in parts} - {subset}):
+        own = _of_subset(task.subset, task.groups, columns)
+        for other in sorted(set(task.groups) - {task.subset}):
             # Among 1e9 utterances one false pair of 64-bit hashes has a chance of 2.7 %.
-            shared = np.intersect1d(own, _of_subset(other, parts, columns))
+            shared = np.intersect1d(own, _of_subset(other, task.groups, columns))
             if len(shared):
-                holders = (n for n, part in enumerate(parts) if part.subset == subset)
+                holders = (n for n, each in enumerate(task.groups) if each == task.subset)
                 group = next(n for n in holders if np.isin(shared[0], columns[n]))
                 overlaps.append(_Overlap(kind, other, len(shared), int(shared[0]), group))
     return overlaps
 
 
-def _of_subset(subset: str, parts: Sequence[_Part], columns: Sequence[Hashes]) -> Hashes:
-    some = [c for part, c in zip(parts, columns, strict=True) if part.subset == subset]
+def _of_subset(subset: str, groups: Sequence[str], columns: Sequence[Hashes]) -> Hashes:
+    some = [column for each, column in zip(groups, columns, strict=True) if each == subset]
     return np.concatenate([np.empty(0, np.uint64), *some])
 
 

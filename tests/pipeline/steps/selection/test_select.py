@@ -23,6 +23,7 @@ from pipeline.records import Tally
 from pipeline.runs.ledger import ledger_reasons
 from pipeline.runs.manifest import Manifest, manifest_uri, read_output
 from pipeline.sampling import sampling_priority
+from pipeline.steps.extents import ENTRY_BYTES
 from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
 from tests.small_corpus import local_store, serially
 
@@ -320,7 +321,7 @@ def test_an_utterance_in_two_buckets_is_kept_by_the_first(tmp_path: Path) -> Non
 
 
 def test_lists_of_duplicates_grow_with_the_duplicates_alone(tmp_path: Path) -> None:
-    """Eight bytes each, read once, however many buckets hold the same records."""
+    """Eight bytes each, however many buckets hold the same records, and an entry a bucket."""
     num_bytes = {}
     for num_buckets in (2, 8):
         store, run_uri, corpus_uri = local_store(tmp_path / f"of-{num_buckets}")
@@ -337,7 +338,7 @@ def test_lists_of_duplicates_grow_with_the_duplicates_alone(tmp_path: Path) -> N
         assert select(store, run_uri, corpus_uri, CONFIG).quarantined.utterances == 96
         listed = [each for each in store.list(run_uri) if each.uri.endswith(".duplicates")]
         num_bytes[num_buckets] = sum(each.num_bytes for each in listed)
-    assert num_bytes == {2: 8 * 96, 8: 8 * 96}
+    assert num_bytes == {each: 8 * 96 + ENTRY_BYTES * each for each in (2, 8)}
 
 
 def test_reasons_for_leaving_out_are_counted() -> None:

@@ -1,9 +1,11 @@
 """No utterance and no speaker may be selected for two subsets; metadata has known names."""
 
 import json
+import pickle
 from collections.abc import Mapping, Sequence
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,9 @@ from pipeline.filters import SelectionFilters
 from pipeline.records import Tally
 from pipeline.runs.manifest import Output, manifest_uri
 from pipeline.runs.names import SUBSETS, selection_step
-from pipeline.steps.selection import subset_overlap
+from pipeline.runs.step import Distribute
+from pipeline.steps import range_merge
+from pipeline.steps.selection import budget_cutoff, subset_overlap
 from pipeline.steps.selection.buckets import require_known_subsets
 from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
 from tests.small_corpus import local_store, serially
@@ -65,10 +69,12 @@ def write(
         store.put(join_uri(metadata_uri(corpus_uri, subset), PART.format(bucket=bucket)), data)
 
 
-def select(run: Run, subset: str, config: SelectionConfig = CONFIG) -> None:
+def select(
+    run: Run, subset: str, config: SelectionConfig = CONFIG, distribute: Distribute = serially
+) -> None:
     store, run_uri, corpus_uri = run
     uri = metadata_uri(corpus_uri, subset)
-    select_utterances(store, run_uri, subset, uri, config, 1.0, serially)
+    select_utterances(store, run_uri, subset, uri, config, 1.0, distribute)
 
 
 def is_selected(run: Run, subset: str) -> bool:
@@ -185,6 +191,40 @@ def test_planned_requests_of_three_subsets_are_the_selections(run: Run) -> None:
     volume = spark_volumes(Workload(tuple(subsets), 200.0), recipe)["select_utterances"]
     assert (volume.requests.get, volume.requests.put) == (made.get, made.put)
     assert volume.objects == len(store.list(join_uri(run_uri, "selection")))
+
+
+@pytest.mark.parametrize("max_carried", [4_000, 0])
+@pytest.mark.parametrize("num_ranges", [1, 3])
+def test_planned_requests_of_many_ranges_are_the_selections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_ranges: int, max_carried: int
+) -> None:
+    """With names of objects in tasks and in stored lists, and with a sample."""
+    store, run_uri, corpus_uri = run = local_store(tmp_path)
+    subsets, num_bytes = [], 0
+    for subset in SUBSETS:
+        records = [(f"{subset}-utt-{each}", f"{subset}-spk-{each % 4}") for each in range(200)]
+        write(store, corpus_uri, subset, records)
+        found = store.list(metadata_uri(corpus_uri, subset))
+        num_bytes += sum(each.num_bytes for each in found)
+        keys = [each.uri.removeprefix(corpus_uri)[1:] for each in found]
+        outputs = [Output(key, 0, "", 100, 100_000) for key in keys]
+        subsets.append(ingested(subset, outputs, 0.05 if subset == "unlabelled" else 0.0))
+    monkeypatch.setattr(range_merge, "MAX_CARRIED", max_carried)
+    monkeypatch.setattr(budget_cutoff, "_RANGE_BYTES", 2 * (num_bytes // 3) // (2 * num_ranges - 1))
+    monkeypatch.setattr(subset_overlap, "_RANGE_UTTERANCES", 20_000_000 if num_ranges == 1 else 250)
+    before = REQUESTS.total()
+    for subset in SUBSETS:
+        select(run, subset, SelectionConfig(hours=0.05, file_hours=1.0, seed=3), as_on_a_cluster)
+    made = REQUESTS.total() - before
+    recipe = read_recipe(str(TINY), ["selection.file_hours=1.0", "selection.hours=0.05"])
+    volume = spark_volumes(Workload(tuple(subsets), num_bytes / 600), recipe)["select_utterances"]
+    assert (volume.requests.get, volume.requests.put) == (made.get, made.put)
+    assert volume.objects == len(store.list(join_uri(run_uri, "selection")))
+
+
+def as_on_a_cluster(elements: Any, function: Any, description: str) -> list[Any]:
+    """Run tasks that share nothing which one of them has read."""
+    return serially([pickle.loads(pickle.dumps(each)) for each in elements], function, description)
 
 
 def _halves() -> tuple[int, int]:
