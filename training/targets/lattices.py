@@ -10,10 +10,18 @@ from jaxtyping import Float32
 
 from infra.store.object_store import ObjectStore
 from pipeline.records import Quarantined, Tally
-from pipeline.runs.commit import Commit, Repetition, StepContext, committed_tasks, once
+from pipeline.runs.commit import (
+    Commit,
+    Repetition,
+    StepContext,
+    commit_uris,
+    each_commit,
+    once,
+)
 from pipeline.runs.ledger import LossLimit
 from pipeline.runs.loss_watch import LossWatch, loss_of
 from pipeline.runs.manifest import Output, read_manifest, read_output
+from pipeline.runs.many_tasks import Folding, runner_of
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
     BOOTSTRAP_STEP,
@@ -21,7 +29,7 @@ from pipeline.runs.names import (
     model_step,
     task_name,
 )
-from pipeline.runs.step import StepContents, StepResult, StepSpec, TaskPlan, run_step, run_tasks
+from pipeline.runs.step import StepContents, StepResult, StepSpec, TaskPlan, run_step
 from pipeline.shards import (
     LATTICE_OFFSET,
     Alignment,
@@ -124,7 +132,8 @@ def decode_on_all_ranks(
     def check_losses(num_lost: int) -> None:
         if not limit.allows(num_lost):
             watch = LossWatch(context, limit)
-            for commit in committed_tasks(context).values():
+            uris = commit_uris(context.store, context.run_uri, context.step)
+            for commit in each_commit(context.store, uris):
                 watch.see(loss_of(commit))
 
     run_own_tasks(
@@ -143,7 +152,7 @@ def decode_on_all_ranks(
         statistics=density_statistics,
         num_utterances=limit.num_utterances,
     )
-    return run_tasks(context, plan)
+    return runner_of(plan, Folding(summed_counts))(context, plan)
 
 
 def weak_graph(
@@ -230,14 +239,17 @@ def decoded_row(
     return DecodedRow(lattice, found.is_added)
 
 
+def summed_counts(commits: Sequence[Commit]) -> dict[str, int]:
+    """Add up the frames, arcs and added references of tasks, or of sums of tasks."""
+    names = ("num_frames", "num_arcs", "num_references_added")
+    return {name: sum(commit.statistics[name] for commit in commits) for name in names}
+
+
 def density_statistics(commits: Sequence[Commit]) -> dict[str, int | float]:
     """Return arcs a frame (003 VII-C3: around 10), and how many references were added."""
-    frames, arcs, added = (
-        sum(commit.statistics[name] for commit in commits)
-        for name in ("num_frames", "num_arcs", "num_references_added")
-    )
+    sums = summed_counts(commits)
     return {
-        "num_frames": frames,
-        "arcs_per_frame": arcs / max(frames, 1),
-        "num_references_added": added,
+        "num_frames": sums["num_frames"],
+        "arcs_per_frame": sums["num_arcs"] / max(sums["num_frames"], 1),
+        "num_references_added": sums["num_references_added"],
     }

@@ -4,6 +4,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,10 +13,13 @@ import pytest
 
 from infra.store.object_store import ObjectStore
 from pipeline.audit.verify import Expectation, verify_run
+from pipeline.runs import step
 from pipeline.runs.ledger import LossBudgetExceededError
 from pipeline.runs.manifest import Manifest, read_manifest, read_output
 from pipeline.runs.names import ALIGNMENT_STEP, BASELINE, task_name
+from pipeline.runs.outputs import OutputsInParts
 from pipeline.shards import LatticeRow, PartitionRow, read_lattices
+from tests.pipeline.runs.small_commits import set_small_bounds
 from tests.training.sequence_training.endless_search import search_without_end
 from tests.training.sequence_training.toy_run import (
     CONFIG,
@@ -76,6 +80,22 @@ def test_any_number_of_ranks_makes_the_same_lattices(tmp_path: Path) -> None:
         place = write_toy_run(tmp_path / str(num_ranks))
         made.append(simulate_ranks(num_ranks, partial(decode, place=place))[0].to_bytes())
     assert made[0] == made[1]
+
+
+def test_lattices_of_many_partitions_fold_their_commits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outputs in parts; all else is as in a driver that holds the commits, as this one does not."""
+    place = write_toy_run(tmp_path)
+    held = simulate_ranks(2, partial(decode, place=place))[0]
+    shutil.rmtree(Path(place[1]) / "lattices")
+    set_small_bounds(monkeypatch, max_listed=1)
+    monkeypatch.delattr(step, "committed_tasks")  # reads all commits
+    folded = simulate_ranks(2, partial(decode, place=place))[0]
+    assert isinstance(folded.outputs, OutputsInParts)
+    assert tuple(folded.outputs) == held.outputs
+    assert len(held.outputs) > 1
+    assert replace(folded, outputs=held.outputs).to_bytes() == held.to_bytes()
 
 
 def test_a_finished_partition_is_not_decoded_again(tmp_path: Path) -> None:
