@@ -45,7 +45,6 @@ from pipeline.steps.increments.selected_before import (
     SelectedBefore,
     find_selected_before,
 )
-from pipeline.steps.range_merge import run_named
 from pipeline.steps.selection.buckets import (
     Bucket,
     digest_buckets,
@@ -205,9 +204,10 @@ def select_records(
     it exists, they may be removed.
     """
     rules = RecordRules(config.seed, config.filters)
-    to_index = [IndexTask(scratch, rules, each, ranges) for each in buckets]
+    indexing = [IndexTask(scratch, rules, each, ranges) for each in buckets]
+    to_index = {task.name: task for task in indexing}
     # A bucket's index keeps 12 bytes of a candidate; the records stay in the store.
-    indexes = run_named(committed, to_index, index_bucket, distribute, "index the buckets")
+    indexes = commit_each(committed, to_index, index_bucket, distribute, "index the buckets")
     # Of an increment's few records no filter need let one pass.
     if extended is None:
         require_eligible(metadata_uri, indexes)
