@@ -62,6 +62,7 @@ INSTANCE_TYPES: Mapping[str, InstanceType] = {
     "c4.2xlarge": InstanceType(8, 15),
     "c4.4xlarge": InstanceType(16, 30),
     "c4.8xlarge": InstanceType(36, 60),
+    "c5n.4xlarge": InstanceType(16, 42),
     "p2.xlarge": InstanceType(4, 61, 1),
     "p2.8xlarge": InstanceType(32, 488, 8),
     "p2.16xlarge": InstanceType(64, 732, 16),
@@ -161,9 +162,8 @@ class Cluster:
             raise ValueError(
                 f"{product}: need at most {instance.num_cores}, the cores of {self.instance_type}"
             )
-        containers = self.executors_per_instance * container_mebibytes(
-            self.executor_memory, self.spark
-        )
+        of_executor = container_mebibytes(self.executor_memory, self.spark)
+        containers = self.executors_per_instance * of_executor
         whole = instance.gibibytes << 10
         most = whole
         if self.master == "yarn":

@@ -24,6 +24,9 @@ from jobs.cli.parser import add_log_argument
 
 PACKAGE = "package"
 
+PACKAGED = (*SPARK_STEPS, "verify")
+"""The programs whose tasks a cluster runs."""
+
 DEPENDENCIES = "dependencies"
 """The folder in an executor's working directory to which Spark unpacks the archive."""
 
@@ -33,7 +36,7 @@ for Spark {version("pyspark")}, Python {sys.version_info.major}.{sys.version_inf
 """The versions that a cluster must have."""
 
 HELP = f"""\
-Write what a cluster needs to run the Spark steps, and print the commands that submit them:
+Write what a cluster needs to run the Spark steps and `verify`, and print the commands for these:
 megahour-VERSION.zip (the code), the program of each step, and dependencies-DIGEST.tar.gz, one for
 each set that the cluster files of the steps name, in the versions installed here.
 
@@ -68,7 +71,7 @@ def package_steps(folder: Path) -> dict[str, Package]:
     folder.mkdir(parents=True, exist_ok=True)
     code = write_code(folder)
     log(f"{code}: {code.stat().st_size >> 10} kB")
-    steps = progress_bar(SPARK_STEPS, description="packages", unit="step")
+    steps = progress_bar(PACKAGED, description="packages", unit="step")
     return {step: package_step(step, code, folder) for step in steps}
 
 

@@ -1,27 +1,19 @@
 """Compare a corpus with what the run's steps read of it: metadata, lexicon, audio."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 
 import numpy as np
 
 from infra.configuration import read_record
-from infra.prefetch import prefetch
-from infra.store.object_store import Fetched, ObjectNotFound, ObjectStore, SizeBound, join_uri
-from infra.store.uris import is_s3
-from pipeline.audio.conversion import ANY_AUDIO
-from pipeline.audio.errors import AudioError
-from pipeline.audio_parts import part_from_text
-from pipeline.audit.contents import AudioVersion, Hashes, hash_names, read_contents
-from pipeline.audit.hashed_names import HashedNames, is_among, num_ranges_of
+from infra.store.object_store import Fetched, ObjectNotFound, ObjectStore, join_uri
+from pipeline.audit.contents import AudioVersion, hash_names
 from pipeline.audit.step_records import Finding, StepRecords
 from pipeline.audit.stored_objects import Holding, version_name
 from pipeline.filters import SelectionFilters
 from pipeline.runs.increment import read_increment
-from pipeline.runs.manifest import Manifest, Output, is_finished, read_manifest, read_output, sha256
+from pipeline.runs.manifest import Manifest, Output, is_finished, read_manifest, sha256
 from pipeline.runs.names import (
     AUDIO_FOLDER,
-    FEATURES_FOLDER,
     INGEST_STEP,
     LANGUAGE_MODEL_SETTINGS,
     LEXICON_FILE,
@@ -31,21 +23,12 @@ from pipeline.runs.names import (
     folder_of,
     selection_step,
 )
-from pipeline.steps.part_requests import FoundAudio, WantedAudio, read_audio
 from pipeline.steps.selection.buckets import is_mark, is_within_dates
 from pipeline.steps.selection.id_index import metadata_names
 from pipeline.steps.selection.select import metadata_uri
 from pipeline.steps.utterance_features import resolve_audio
 
 GETS_IN_FLIGHT = 16
-
-LISTS_IN_FLIGHT = 8
-
-MAX_FOLDERS = 10_000
-"""Above so many folders of audio, such as one a speaker, the folders above them are listed."""
-
-MAX_NAMED = 100
-"""A step's findings name at most so many audio objects; one more counts the others."""
 
 
 def corpus_findings(
@@ -171,103 +154,3 @@ def _ingested_findings(
         if found.uri not in outputs and not is_later:
             there = "an object that ingest did not store"
             yield Finding(found.uri, "only the corpus that was ingested", there, remedy)
-
-
-def audio_findings(
-    store: ObjectStore,
-    run_uri: str,
-    corpus_uri: str,
-    holdings: Mapping[str, Holding],
-    reads_bytes: bool,
-) -> Iterator[Finding]:
-    """Yield a finding for each audio object that changed since extraction read it.
-
-    In S3 a listing's ETags confirm most; what they do not confirm is read, and in local folders
-    all is. The listings of some folders are in memory at a time.
-    """
-    features = {step: each for step, each in holdings.items() if folder_of(step) == FEATURES_FOLDER}
-    confirmed = holdings[INGEST_STEP].audio if INGEST_STEP in holdings else HashedNames()
-    if not reads_bytes:
-        folders = {folder for each in features.values() for folder in each.folders}
-        to_list = outermost({folder for folder in folders if is_s3(folder)})
-        for _, hashes in prefetch(partial(_listed_versions, store), to_list, LISTS_IN_FLIGHT):
-            confirmed.add(hashes)
-    for step, holding in features.items():
-        number = 0
-        for place in _places_without(holding.audio, confirmed):
-            output = holding.outputs[place]
-            for finding in _changed(store, run_uri, corpus_uri, step, output, confirmed):
-                number += 1
-                if number <= MAX_NAMED:
-                    yield finding
-        if number > MAX_NAMED:
-            found = f"{number - MAX_NAMED:,} more audio objects are not as {step} read them"
-            yield Finding(corpus_uri, "audio as it was", found, _AUDIO_REMEDY)
-
-
-_AUDIO_REMEDY = "put the audio back, or extract again into a new --run"
-
-
-def _places_without(names: HashedNames, others: HashedNames) -> list[int]:
-    """Return the places of the objects that hold names which are not among the others."""
-    places: set[int] = set()
-    num_ranges = num_ranges_of(names, others)
-    for own, known in zip(names.ranges(num_ranges), others.ranges(num_ranges), strict=True):
-        places.update(own.places[~is_among(own.hashes, known.hashes)].tolist())
-    return sorted(places)
-
-
-def outermost(folders: set[str]) -> list[str]:
-    """Return the folders in no other one; where there are very many, those that hold them."""
-    while len(folders) > MAX_FOLDERS:
-        folders = {folder.rpartition("/")[0] for folder in folders}
-    kept: list[str] = []
-    for folder in sorted(f"{each}/" for each in folders):
-        if not kept or not folder.startswith(kept[-1]):
-            kept.append(folder)
-    return [folder.rstrip("/") for folder in kept]
-
-
-def _listed_versions(store: ObjectStore, folder: str) -> Hashes:
-    versions = (AudioVersion(found.uri, found.etag) for found in store.list(folder))
-    return hash_names([version_name(folder, each) for each in versions])
-
-
-def _changed(
-    store: ObjectStore,
-    run_uri: str,
-    corpus_uri: str,
-    step: str,
-    output: Output,
-    confirmed: HashedNames,
-) -> Iterator[Finding]:
-    contents = read_contents(output.key, read_output(store, run_uri, output))
-    assert contents is not None, "hashes come from contents"
-    known = [each for each in contents.audio if each.etag]
-    names = hash_names([version_name(corpus_uri, each) for each in known])
-    doubtful = [known[row] for row in np.flatnonzero(~confirmed.hold(names))]
-    wanted = [wanted_version(corpus_uri, each) for each in doubtful]
-    for expected, found in zip(doubtful, read_audio(store, wanted, GETS_IN_FLIGHT), strict=True):
-        there = _there(found)
-        if there != f"ETag {expected.etag}":
-            uri = resolve_audio(corpus_uri, expected.uri)
-            part = f", {expected.part}" if expected.part else ""
-            said = f"ETag {expected.etag}{part}, as {step} read it"
-            yield Finding(uri, said, there, _AUDIO_REMEDY)
-
-
-def wanted_version(corpus_uri: str, audio: AudioVersion) -> WantedAudio:
-    """Say which bytes a feature row was made of."""
-    uri, part = resolve_audio(corpus_uri, audio.uri), part_from_text(audio.part)
-    return WantedAudio(uri, SizeBound(), part, ANY_AUDIO)
-
-
-def _there(found: FoundAudio) -> str:
-    """Say what is there; any other answer than that is about access, and is raised."""
-    if isinstance(found, Fetched):
-        return f"ETag {found.etag}"
-    if isinstance(found, AudioError):
-        return f"{found.reason}: {found.detail}"
-    if isinstance(found, ObjectNotFound):
-        return "missing"
-    raise found

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri
+from pipeline.audit.audio_versions import audio_findings
 from pipeline.audit.conservation import chain_findings
-from pipeline.audit.corpus_objects import audio_findings, corpus_findings, in_doubt
+from pipeline.audit.corpus_objects import corpus_findings, in_doubt
 from pipeline.audit.run_listing import RunListing, is_partial, list_run
 from pipeline.audit.sealed_records import RunRecords, read_records, record_faults
 from pipeline.audit.step_records import (
@@ -142,7 +143,7 @@ class _Work:
             total -= sum(each.num_bytes for each in set(everything) - set(outputs[INGEST_STEP]))
         ingested = [name for name in outputs if name == INGEST_STEP]
         yield from self._read_steps(reader, ingested, outputs, holdings)
-        yield from audio_findings(*place, holdings, reads_audio)
+        yield from audio_findings(*place, holdings, reads_audio, self.distribute)
         for holding in holdings.values():
             holding.audio.clear()
         others = [name for name in outputs if name not in (*features, *ingested)]

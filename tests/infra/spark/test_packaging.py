@@ -12,7 +12,7 @@ import pytest
 from infra.cluster import load_cluster
 from infra.configuration import ConfigurationError
 from infra.spark.packaging import closure, write_code, write_dependencies
-from jobs.cli.catalogue import SPARK_STEPS
+from jobs.package import PACKAGED
 from pipeline.filterbank.compiled import is_compiled
 
 INSTALLED = str(Path(numpy.__file__).parents[1])
@@ -34,6 +34,7 @@ TASK_MODULES = {
         "training.targets.teacher",
     ),
     "repartition": ("pipeline.steps.repartition",),
+    "verify": ("pipeline.audit.audio_versions", "pipeline.audit.stored_objects"),
     "evaluate": ("training.evaluation.hypotheses", "training.evaluation.trials"),
 }
 
@@ -80,7 +81,7 @@ def test_the_code_runs_from_the_zip(code: Path, tmp_path: Path) -> None:
     assert found["style"] > 0
 
 
-@pytest.mark.parametrize("step", SPARK_STEPS)
+@pytest.mark.parametrize("step", PACKAGED)
 def test_tasks_import_only_what_their_cluster_file_lists(
     step: str, code: Path, tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from infra.store.object_store import ObjectStore, join_uri
-from pipeline.audit import corpus_objects, stored_objects
+from pipeline.audit import audio_versions, stored_objects
 from pipeline.audit.verify import Verification, sweep, verify_run
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, StepContext
@@ -232,7 +232,7 @@ def test_changed_audio_is_found(run: Run) -> None:
 
 def test_much_changed_audio_is_counted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many objects the first are named, and the others are counted: a moved folder."""
-    monkeypatch.setattr(corpus_objects, "MAX_NAMED", 3)
+    monkeypatch.setattr(audio_versions, "MAX_NAMED", 3)
     store, run_uri = run
     for found in store.list(join_uri(run_uri, "corpus", "audio")):
         store.delete(found.uri)
@@ -582,6 +582,8 @@ def test_tasks_find_what_one_process_finds(run: Run, monkeypatch: pytest.MonkeyP
 
     assert compare().findings == ()
     assert len(names) > len(STEPS)
+    # No listing confirms local audio, nor segments of recordings.
+    assert names.count("verify audio") == 1
     rewrite(run, outputs(store, run_uri, "targets")[0].key, lambda data: data[:-1])
     store.delete(join_uri(run_uri, outputs(store, run_uri, "partitions")[-1].key))
     audio = store.list(join_uri(corpus_uri, "audio"))[0]
@@ -627,8 +629,8 @@ def test_objects_are_cut_into_groups(
 def test_few_folders_of_audio_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     """None within another; where each speaker has one, the folder of all speakers."""
     nested = {"s3://b/a/x", "s3://b/a", "s3://b/ab", "s3://b/a/x/y"}
-    assert corpus_objects.outermost(nested) == ["s3://b/a", "s3://b/ab"]
-    monkeypatch.setattr(corpus_objects, "MAX_FOLDERS", 3)
+    assert audio_versions.outermost(nested) == ["s3://b/a", "s3://b/ab"]
+    monkeypatch.setattr(audio_versions, "MAX_FOLDERS", 3)
     speakers = {f"s3://b/audio/{number}" for number in range(9)}
-    assert corpus_objects.outermost(speakers) == ["s3://b/audio"]
-    assert corpus_objects.outermost({*speakers, "s3://other/x"}) == ["s3://b/audio", "s3://other"]
+    assert audio_versions.outermost(speakers) == ["s3://b/audio"]
+    assert audio_versions.outermost({*speakers, "s3://other/x"}) == ["s3://b/audio", "s3://other"]
