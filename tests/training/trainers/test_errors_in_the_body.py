@@ -3,7 +3,9 @@
 An early stop or an interrupt ends a training between two steps, and the program trains again.
 """
 
+import threading
 import time
+from copy import deepcopy
 from functools import partial
 
 import pytest
@@ -20,6 +22,9 @@ from tests.training.trainers.ranks import (
     weights,
 )
 from tests.training.trainers.test_trainer import TRAINERS, build, train
+from training.checkpoints.training_state import load_whole_state, whole_state
+from training.distributed import collectives
+from training.distributed.simulated_group import simulate_ranks
 from training.trainers import AdPsgd, DPsgd, RandPsgd, Trainer
 
 PAIRS = {
@@ -110,6 +115,54 @@ def test_a_trainer_is_entered_again_after_an_error(rank_pool: RankPool, name: st
     assert all_equal(ranks)
     assert torch.all(torch.isfinite(ranks[0]))
     assert not torch.equal(ranks[0], weights(small_model()))
+
+
+def train_from_a_saved_state(group: ProcessGroup, name: str, num_lost: int) -> Tensor:
+    """Train on from the state of four steps, which an error after some more has called for."""
+    model, optimizer, trainer = build(group, name)
+    with trainer:
+        for step in range(4):
+            take_step(model, optimizer, step, group.rank())
+        state = deepcopy(whole_state(model, optimizer, trainer))
+    load_whole_state(deepcopy(state), model, optimizer, trainer)
+    if num_lost:
+        interrupt(trainer, group, num_lost)
+        load_whole_state(deepcopy(state), model, optimizer, trainer)
+    with trainer:
+        for step in range(4, 8):
+            take_step(model, optimizer, step, group.rank())
+        whole_state(model, optimizer, trainer)
+    return weights(model)
+
+
+@pytest.mark.parametrize("name", sorted(TRAINERS))
+def test_a_state_is_loaded_after_an_error(name: str) -> None:
+    """The training has the bits of one that was not interrupted, whatever was under way."""
+    expected = simulate_ranks(4, train_from_a_saved_state, name, 0)
+    assert all_equal(expected)
+    assert all_equal([expected[0], *simulate_ranks(4, train_from_a_saved_state, name, 2)])
+
+
+def threads_after_an_error(group: ProcessGroup) -> tuple[int, int]:
+    """Count the threads that AD-PSGD's body starts, and those that outlive its error."""
+    before, started = set(threading.enumerate()), set[threading.Thread]()
+
+    def train_in_vain() -> None:
+        with make_pairs(group, "ad_psgd"):
+            started.update(set(threading.enumerate()) - before)
+            collectives.barrier(group)  # no rank has ended its partners' threads before
+            raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        train_in_vain()
+    for thread in started:
+        thread.join(10)
+    return len(started), sum(thread.is_alive() for thread in started)
+
+
+def test_no_thread_answers_after_an_error(rank_pool: RankPool) -> None:
+    """Passive ranks have one for each neighbour; a process with one in gloo could not exit."""
+    assert rank_pool.run(4, threads_after_an_error) == [(0, 0), (2, 0)] * 2
 
 
 @pytest.mark.parametrize("name", sorted(PAIRS))

@@ -1,5 +1,6 @@
 """AD-PSGD: pairs of ranks average their models at any time, and no rank waits (paper 001 2)."""
 
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -20,6 +21,7 @@ from training.distributed.pending_exchanges import (
     start_send,
     start_sum,
 )
+from training.distributed.process_group import CollectiveError
 from training.trainers.decentralized.delayed_average import own_model_plan, with_own_model
 from training.trainers.decentralized.model_in_motion import ModelInMotion, Staleness
 from training.trainers.decentralized.own_models import OwnModels
@@ -116,10 +118,8 @@ class AdPsgd(OwnModels):
         """End all exchanges, and leave the mean of the models."""
         if self._offer is not None:
             self._take_answer()
-        if self._is_active:
-            finished = self._message(self._motion.snapshot(), FINISHED)
-            for send in [self._start_send(finished, each) for each in self._partners]:
-                send.wait()
+        for send in self._start_finishing():
+            send.wait()
         # An answering thread has no time limit: once all are here, it ends as its rank's do.
         collectives.barrier(self.group)
         for thread in self._threads:
@@ -129,9 +129,15 @@ class AdPsgd(OwnModels):
         self._motion.weights = self._host_weights()
 
     def abandon(self) -> None:
-        """Give up the exchange under way; a passive rank is busy from now on."""
+        """Give up the exchange under way; a passive rank is busy until its partners have finished.
+
+        A thread that still waited in gloo would end its process by SIGABRT, when it is to exit.
+        """
         self._motion.max_staleness = 0
         self._threads = []
+        with suppress(CollectiveError):  # of a partner that is dead
+            for send in self._start_finishing():
+                send.abandon()
         if self._offer is not None:
             self._offer.send.abandon()
             self._offer.answer.abandon()
@@ -219,6 +225,13 @@ class AdPsgd(OwnModels):
                 reply[-1] = BUSY
             start_send(reply, partner, self.group, tag).wait()
             self._count(reply)
+
+    def _start_finishing(self) -> list[PendingExchange]:
+        """Tell the passive partners of an active rank that no offer follows."""
+        if not self._is_active:
+            return []
+        finished = self._message(self._motion.snapshot(), FINISHED)
+        return [self._start_send(finished, each) for each in self._partners]
 
     def _start_offer(self) -> None:
         partner = drawn_partner(self.seed, self.group.rank(), self.num_offers, self.group.size())

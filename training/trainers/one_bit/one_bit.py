@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from jaxtyping import Float
@@ -122,9 +123,8 @@ class OneBit(Trainer):
         step, gradients = self.num_steps + 1, self.parameters.gradients()
         self._fault.note(step, [gradients])
         is_quantized = self.num_steps >= self.num_unquantized_steps
-
-        def work() -> Float[Tensor, " elements"]:
-            return self._exchange.update(self._state, gradients, is_quantized=is_quantized)
+        # Bound now: after an error another state may be loaded before a thread has begun.
+        work = partial(self._exchange.update, self._state, gradients, is_quantized=is_quantized)
 
         if self.double_buffering:
             # No other update is under way: state and messages follow the order of steps.
