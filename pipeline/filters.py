@@ -11,6 +11,9 @@ from pipeline.records import MAX_DURATION_S, Utterance
 DurationS = Annotated[float, Range(0, MAX_DURATION_S)]
 Locale = Annotated[str, Text(1, 100)]
 DAY = timedelta(days=1)
+CREATED_AT = "created_at"
+"""The reason of a record that the dates leave out."""
+
 Instant = Annotated[str, Text(0, 40)]
 
 
@@ -57,7 +60,7 @@ class SelectionFilters:
         if not self.min_duration_s <= utterance.duration_s <= self.max_duration_s:
             return "duration_s"
         if (self.created_from or self.created_before) and not self._covers(utterance.created_at):
-            return "created_at"
+            return CREATED_AT
         return None
 
     def reaches(self, day: date) -> bool:
@@ -72,6 +75,12 @@ class SelectionFilters:
         first = _instant("created_from", self.created_from)
         end = _instant("created_before", self.created_before)
         return (first is None or first <= moment) and (end is None or moment < end)
+
+
+def ends_later(end: str, before: str) -> bool:
+    """Return whether `created_before` = `end` lets instants pass that another bound does not."""
+    first, then = _instant("created_before", before), _instant("created_before", end)
+    return first is not None and (then is None or first < then)
 
 
 @cache  # asked once per record

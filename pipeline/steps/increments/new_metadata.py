@@ -1,8 +1,9 @@
-"""List the metadata that an increment reads: what no earlier run of its chain has read."""
+"""List the metadata that an increment reads: what no earlier run of its chain has read, or all."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from infra.ranges import shown
@@ -14,11 +15,13 @@ from infra.store.object_store import (
     join_uri,
     normalize_uri,
 )
+from pipeline.filters import CREATED_AT, ends_later
 from pipeline.runs.increment import BaseStep, read_base, read_increment
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.names import INCREMENT_METADATA
 from pipeline.runs.sealed_json import read_sealed, seal, texts_of
 from pipeline.sampling import NUM_PRIORITIES
+from pipeline.steps.selection.statistics import Month
 
 SIZES = "metadata_bytes"
 """The statistic of a selection with the size of each metadata object that it read, by name."""
@@ -38,12 +41,13 @@ Buckets = Mapping[str, Sequence[ObjectInfo]]
 class ExtendedSelection:
     """ExtendedSelection is what an increment's selection knows of the runs before it.
 
-    With the hours of its base it selects the same share of new metadata. With more, it reads all
-    metadata again, and `last_priority` is not that of the base.
+    With the hours of its base it selects the same share, up to the base's `last_priority`. With
+    more it reads all metadata again, as it does for records that only its later end admits.
     """
 
     base: BaseStep
     bases: tuple[str, ...]
+    keeps_share: bool
     is_read_again: bool
 
     @property
@@ -67,7 +71,8 @@ def extended_selection(
 ) -> ExtendedSelection | None:
     """Return what an increment extends; None for a run that extends none.
 
-    ValueError for a budget below the base's, for a cap of hours a speaker, and for other settings.
+    ValueError for a budget below the base's, for a cap of hours a speaker, for other settings, and
+    for more hours with an earlier end.
     """
     base = read_base(store, run_uri, step, config, MAY_DIFFER)
     if base is None:
@@ -85,30 +90,54 @@ def extended_selection(
             f"selection.hours = {hours:g}: need {before:g}, as the base has, or more: what was "
             "selected stays selected; 0 selects all"
         )
-    return ExtendedSelection(base, increment.bases, is_read_again=hours != before)
+    keeps_share = hours == before
+    opens = _end_moves(base, config, may_be_earlier=keeps_share) and any(
+        _left_out_by_date(store, each, step) for each in increment.bases
+    )
+    return ExtendedSelection(base, increment.bases, keeps_share, not keeps_share or opens)
 
 
-def unread_metadata(
+def _end_moves(base: BaseStep, config: Mapping[str, Any], *, may_be_earlier: bool) -> bool:
+    """Return whether dates end later than the base's; ValueError if they may not end earlier."""
+    end, before = (each["filters"]["created_before"] for each in (config, base.manifest.config))
+    if ends_later(before, end) and not may_be_earlier:
+        raise ValueError(
+            f"selection.filters.created_before = {end!r} with more hours: need {before!r}, as the "
+            "base has, or later: what was selected stays selected"
+        )
+    return ends_later(end, before)
+
+
+def _left_out_by_date(store: ObjectStore, run_uri: str, step: str) -> bool:
+    """Return whether a selection read records that `created_before`, or `created_from`, left out.
+
+    It has read their objects, so a later end alone would not bring them back.
+    """
+    unselected = read_manifest(store, run_uri, step).statistic("unselected", dict[str, Month], {})
+    return CREATED_AT in unselected
+
+
+def metadata_to_read(
     store: ObjectStore,
     run_uri: str,
     metadata_uri: str,
     listing: Buckets,
     extended: ExtendedSelection,
 ) -> dict[str, list[ObjectInfo]]:
-    """Leave out the metadata objects that a run of the chain has read, by bucket.
+    """Keep the metadata objects that no run of the chain has read, by bucket; or all, read again.
 
-    What is left is recorded at the first attempt: an object that arrives later waits for the next
+    New ones are recorded at the first attempt: an object that arrives later waits for the next
     increment. ValueError names an object that has another size than the chain read.
     """
     known = _known_sizes(store, extended.bases, extended.base.manifest.step)
     base = f"{normalize_uri(metadata_uri)}/"
-    found = list(_unread(listing, base, known))
-    names = _recorded(store, run_uri, [each.uri.removeprefix(base) for _, each in found])
-    unread: dict[str, list[ObjectInfo]] = {}
-    for bucket, each in found:
-        if each.uri.removeprefix(base) in names:
-            unread.setdefault(bucket, []).append(each)
-    return unread
+    new = [each.uri.removeprefix(base) for each in _unread(listing, base, known)]
+    names = _recorded(store, run_uri, new) | (known.keys() if extended.is_read_again else set())
+    kept = {
+        bucket: [each for each in objects if each.uri.removeprefix(base) in names]
+        for bucket, objects in listing.items()
+    }
+    return {bucket: objects for bucket, objects in kept.items() if objects}
 
 
 def sizes(listing: Buckets, metadata_uri: str) -> dict[str, int]:
@@ -134,19 +163,16 @@ def _known_sizes(store: ObjectStore, bases: Sequence[str], step: str) -> dict[st
     return known
 
 
-def _unread(
-    listing: Buckets, base: str, known: Mapping[str, int]
-) -> Iterator[tuple[str, ObjectInfo]]:
-    for bucket, objects in listing.items():
-        for each in objects:
-            num_bytes = known.get(each.uri.removeprefix(base))
-            if num_bytes is None:
-                yield bucket, each
-            elif num_bytes != each.num_bytes:
-                raise ValueError(
-                    f"{each.uri} has {each.num_bytes} bytes, and had {num_bytes} when an earlier "
-                    "run read it: put the object back, and write new records into new objects"
-                )
+def _unread(listing: Buckets, base: str, known: Mapping[str, int]) -> Iterator[ObjectInfo]:
+    for each in chain(*listing.values()):
+        num_bytes = known.get(each.uri.removeprefix(base))
+        if num_bytes is None:
+            yield each
+        elif num_bytes != each.num_bytes:
+            raise ValueError(
+                f"{each.uri} has {each.num_bytes} bytes, and had {num_bytes} when an earlier "
+                "run read it: put the object back, and write new records into new objects"
+            )
 
 
 def _recorded(store: ObjectStore, run_uri: str, names: Sequence[str]) -> frozenset[str]:

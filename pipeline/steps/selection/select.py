@@ -37,8 +37,8 @@ from pipeline.steps.increments.new_metadata import (
     SIZES,
     ExtendedSelection,
     extended_selection,
+    metadata_to_read,
     sizes,
-    unread_metadata,
 )
 from pipeline.steps.increments.selected_before import (
     NOTHING_BEFORE,
@@ -161,8 +161,7 @@ def listing_to_read(
         listing = within_dates(everything, config.filters, may_be_none=extended is not None)
     if extended is None:
         return listing
-    unread = unread_metadata(store, run_uri, metadata_uri, listing, extended)
-    return listing if extended.is_read_again else unread
+    return metadata_to_read(store, run_uri, metadata_uri, listing, extended)
 
 
 def extend(extended: ExtendedSelection, context: StepContext, own: StepContents) -> StepContents:
@@ -211,7 +210,7 @@ def select_records(
     # Of an increment's few records no filter need let one pass.
     if extended is None:
         require_eligible(metadata_uri, indexes)
-    has_share = extended is not None and not extended.is_read_again
+    has_share = extended is not None and extended.keeps_share
     # The cutoff meets the budget exactly, in place of the paper's mild oversampling (003 IV-B1).
     budget_ms = 0 if has_share else config.budget_ms
     cutoff = find_cutoff(scratch, indexes, ranges, metadata_uri, budget_ms, distribute)
@@ -222,7 +221,7 @@ def select_records(
         hashed = hash_buckets(scratch, committed, buckets, ranges, distribute)
         chain = extended.bases, extended.base.manifest.step
         found = find_selected_before(scratch, *chain, hashed, ranges, distribute)
-        before = SelectedBefore(found, not has_share)
+        before = SelectedBefore(found, extended.is_read_again)
     # This pass judges again, 9 us a record, as kept records would need 500 bytes each.
     tasks = [
         SelectTask(scratch, rules, last, bucket, number, cutoff.duplicates, before)

@@ -9,7 +9,7 @@ from typing import Any
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.kbest import KBest
 from pipeline.runs.increment import begin_increment, inherit
-from pipeline.runs.manifest import Manifest, read_manifest, read_output
+from pipeline.runs.manifest import Manifest, own_outputs, read_manifest, read_output
 from pipeline.shards import read_features
 from pipeline.shards.partitions import read_partition
 from pipeline.steps.features import ExtractionConfig, extract_features
@@ -85,7 +85,9 @@ class Nights:
             self.store.put(join_uri(self.corpus_uri, key), text.encode())
         return [each["utterance_id"] for each in records]
 
-    def select(self, name: str, extends: str = "", **settings: Any) -> Manifest:
+    def select(
+        self, name: str, extends: str = "", distribute: Distribute = serially, **settings: Any
+    ) -> Manifest:
         """Select into a run, which extends another if that is given."""
         run_uri = self.run_uri(name)
         if extends:
@@ -95,8 +97,17 @@ class Nights:
         )
         uri = metadata_uri(self.corpus_uri, SUBSET)
         return select_utterances(
-            self.store, run_uri, SUBSET, uri, config, BUDGET, serially
+            self.store, run_uri, SUBSET, uri, config, BUDGET, distribute
         ).manifest
+
+    def selected(self, name: str, manifest: Manifest) -> set[str]:
+        """Return the ids in the selection files that a run itself has written."""
+        lines = [
+            line
+            for output in own_outputs(manifest.outputs)
+            for line in read_output(self.store, self.run_uri(name), output).decode().splitlines()
+        ]
+        return {line.split('"utterance_id": "')[1].split('"')[0] for line in lines}
 
     def select_heldout(self, name: str, record: Mapping[str, Any]) -> None:
         """Select one record as the held-out subset of a run."""

@@ -1,6 +1,8 @@
 """An increment selects from the metadata that no run of its chain has read, and from no other."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -18,8 +20,12 @@ from pipeline.runs.manifest import (
     sha256,
 )
 from pipeline.steps.selection.id_index import find_named
+from tests.four_steps import Distribute
 from tests.pipeline.steps.increments.nights import SUBSET, Nights
+from tests.small_corpus import serially
 
+T = TypeVar("T")
+R = TypeVar("R")
 SPEAKERS = ["ann", "bert", "clara"]
 
 
@@ -32,16 +38,6 @@ def nights(tmp_path: Path) -> Nights:
     return found
 
 
-def selected(nights: Nights, name: str, manifest: Manifest) -> set[str]:
-    """Return the ids in the selection files that a run itself has written."""
-    lines = [
-        line
-        for output in own_outputs(manifest.outputs)
-        for line in read_output(nights.store, nights.run_uri(name), output).decode().splitlines()
-    ]
-    return {line.split('"utterance_id": "')[1].split('"')[0] for line in lines}
-
-
 def test_metadata_of_earlier_nights_are_not_read(nights: Nights) -> None:
     """Not one of their objects is opened: they may hold anything of their size."""
     ids = nights.add(2, SPEAKERS)
@@ -49,7 +45,7 @@ def test_metadata_of_earlier_nights_are_not_read(nights: Nights) -> None:
         if "/date=2026-01-01/" in found.uri:
             nights.store.put(found.uri, b"\0" * found.num_bytes)
     manifest = nights.select("night-2", "night-1")
-    assert selected(nights, "night-2", manifest) == set(ids)
+    assert nights.selected("night-2", manifest) == set(ids)
     assert manifest.tally_out.utterances == 18
 
 
@@ -62,7 +58,7 @@ def test_late_metadata_are_of_the_increment_in_which_they_arrive(nights: Nights)
     late = nights.add(2, ["ann", "doris"], part="late")
     nights.add(4, ["ann"])
     manifest = nights.select("night-4", "night-3")
-    assert selected(nights, "night-4", manifest) >= set(late)
+    assert nights.selected("night-4", manifest) >= set(late)
     features = nights.extract("night-4")
     # Doris was not heard before, so that hers are late for nobody.
     assert features.statistics["num_late"] == 3
@@ -78,7 +74,7 @@ def test_what_the_chain_has_selected_is_a_duplicate(nights: Nights) -> None:
     new = [nights.record(3, "ann", number) for number in range(4)]
     nights.put(3, [again, *new])
     manifest = nights.select("night-3", "night-2")
-    assert selected(nights, "night-3", manifest) == {each["utterance_id"] for each in new}
+    assert nights.selected("night-3", manifest) == {each["utterance_id"] for each in new}
     assert manifest.quarantined == Tally(1, round(again["duration_s"] * 1000))
     (ledger,) = own_outputs(manifest.ledgers)
     assert dict(ledger.reasons) == {"duplicate_utterance": 1}
@@ -103,8 +99,8 @@ def test_what_arrives_during_an_increment_waits_for_the_next(nights: Nights) -> 
     later = nights.add(2, ["doris"], part="later")
     assert nights.select("night-2", "night-1") == first
     manifest = nights.select("night-3", "night-2")
-    assert selected(nights, "night-2", first) == set(ids)
-    assert selected(nights, "night-3", manifest) == set(later)
+    assert nights.selected("night-2", first) == set(ids)
+    assert nights.selected("night-3", manifest) == set(later)
 
 
 def test_a_night_without_metadata_is_an_increment(nights: Nights) -> None:
@@ -122,20 +118,34 @@ def test_a_night_without_metadata_is_an_increment(nights: Nights) -> None:
     assert nights.features("night-3") == nights.features("whole")
 
 
-def test_dates_beyond_the_filter_wait(nights: Nights) -> None:
-    """With date folders a day after created_before is read by the increment that admits it."""
-    nights.add(2, SPEAKERS)
-    ids = nights.add(3, SPEAKERS)
+def test_more_hours_resume_without_what_has_arrived_since(nights: Nights) -> None:
+    """A killed increment that reads all again ends as it began; the next takes what is new."""
+    root = nights.select("root", hours=3 / 3600)
+    run_uri, more = nights.run_uri("more"), {"hours": 6 / 3600}
+    begin_increment(nights.store, run_uri, nights.run_uri("root"))
+    with pytest.raises(KeyboardInterrupt):
+        nights.select("more", distribute=until("select from the buckets"), **more)
+    whole = nights.select("whole", **more)
+    later = nights.add(2, SPEAKERS)
+    manifest = nights.select("more", **more)
+    assert manifest.tally_out == whole.tally_out
+    before = nights.selected("root", root)
+    assert nights.selected("more", manifest) == nights.selected("whole", whole) - before
+    following = nights.select("next", "more", **more)
+    assert nights.selected("next", following) <= set(later)
+    assert following.tally_in.utterances == 18
 
-    def before(day: int) -> dict[str, object]:
-        filters = SelectionFilters(created_before=f"2026-01-{day:02d}")
-        return {"date_folders": True, "filters": filters}
 
-    nights.select("root", **before(2))
-    nights.select("second", "root", **before(3))
-    manifest = nights.select("third", "second", **before(4))
-    assert selected(nights, "third", manifest) == set(ids)
-    assert manifest.tally_in.utterances == manifest.tally_out.utterances == 27
+def until(description: str) -> Distribute:
+    """Return a loop over tasks that is killed at the second task of a pass."""
+
+    def distribute(elements: Sequence[T], function: Callable[[T], R], name: str) -> list[R]:
+        if name != description:
+            return serially(elements, function, name)
+        function(elements[0])
+        raise KeyboardInterrupt
+
+    return distribute
 
 
 def test_the_same_hours_take_the_same_share(nights: Nights) -> None:
@@ -149,7 +159,7 @@ def test_the_same_hours_take_the_same_share(nights: Nights) -> None:
     everything = nights.select("everything", hours=manifest.tally_out.hours)
     assert everything.statistics["last_priority"] <= last
     assert everything.tally_out == manifest.tally_out
-    assert selected(nights, "second", manifest) < set(ids)
+    assert nights.selected("second", manifest) < set(ids)
 
 
 def test_what_earlier_nights_ingested_is_verified_as_theirs(nights: Nights) -> None:
@@ -182,8 +192,8 @@ def test_more_hours_add_to_what_is_selected(nights: Nights) -> None:
     assert manifest.tally_in == whole.tally_in
     assert manifest.tally_out == whole.tally_out
     assert manifest.unselected == whole.unselected
-    before = selected(nights, "root", root)
-    assert selected(nights, "more", manifest) == selected(nights, "whole", whole) - before
+    before = nights.selected("root", root)
+    assert nights.selected("more", manifest) == nights.selected("whole", whole) - before
     found = verify_run(nights.store, nights.run_uri("more"), nights.corpus_uri, lambda *_: None)
     assert found.findings == ()
 
