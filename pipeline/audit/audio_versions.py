@@ -52,7 +52,7 @@ class _Shard:
 
 @dataclass(frozen=True, slots=True)
 class _Changed:
-    """How many audio objects of a shard are not as extraction read them, and the first of them."""
+    """Audio objects of a shard that are not as extraction read them: their number, and the first."""
 
     number: int
     first: tuple[Finding, ...]
