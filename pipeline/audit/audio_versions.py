@@ -52,7 +52,7 @@ class _Shard:
 
 @dataclass(frozen=True, slots=True)
 class _Changed:
-    """Audio objects of a shard that are not as extraction read them: their number, and the first."""
+    """Audio objects of a shard that are not as extraction read them: a number, and the first."""
 
     number: int
     first: tuple[Finding, ...]
