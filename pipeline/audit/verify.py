@@ -149,7 +149,7 @@ class _Work:
         others = [name for name in outputs if name not in (*features, *ingested)]
         yield from self._read_steps(reader, others, outputs, holdings)
         yield from reader.read_named(named)
-        yield from corpus_findings(self.store, self.run_uri, self.corpus_uri, self.finished)
+        yield from corpus_findings(*place, self.finished, self.distribute)
         yield from chain_findings(self.store, self.run_uri, self.finished, holdings)
 
     def _read_steps(

@@ -5,7 +5,7 @@ A manifest of a million outputs would take 240 MB, and 500 MB of memory in each 
 
 import hashlib
 import json
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import accumulate
@@ -187,6 +187,14 @@ def find_outputs(outputs: Outputs, keys: Collection[str]) -> Iterator[tuple[int,
 def own_outputs(outputs: Iterable[Output]) -> tuple[Output, ...]:
     """Return those that a manifest's own run wrote, not an earlier one which it extends."""
     return tuple(output for output in outputs if not output.run)
+
+
+def first_own(outputs: Outputs) -> int:
+    """Find the first output that a manifest's own run wrote, where those of its base come first.
+
+    Of a list in parts, a part is read for each halving.
+    """
+    return bisect_left(range(len(outputs)), True, key=lambda place: not outputs[place].run)
 
 
 _FIELDS = tuple(each.name for each in fields(Output))

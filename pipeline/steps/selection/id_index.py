@@ -20,6 +20,7 @@ from pipeline.runs.commit import Commit, StepContext, once
 from pipeline.runs.json_lines import IDENTIFIED, read_lines
 from pipeline.runs.manifest import Manifest, Output, own_outputs, read_manifest, read_output
 from pipeline.runs.names import BASE_INPUT
+from pipeline.runs.outputs import first_own
 from pipeline.runs.step import Distribute, StepContents
 from pipeline.sampling import hash_name
 from pipeline.steps.range_merge import (
@@ -146,15 +147,16 @@ def _find_own(
 
 
 def _named(manifest: Manifest, number: int) -> str:
-    """Return one of `named_objects`; of a list in parts, one part is read."""
-    if manifest.extends is not None:
-        return named_objects(manifest)[number]
-    num_inputs, num_outputs = len(manifest.inputs), len(manifest.outputs)
-    if number < num_inputs:
-        return sorted(manifest.inputs)[number]
-    place = number - num_inputs
-    is_ledger = place >= num_outputs
-    return (manifest.ledgers[place - num_outputs] if is_ledger else manifest.outputs[place]).key
+    """Return one of `named_objects`; of a list in parts, a few parts are read."""
+    metadata = metadata_names(manifest)
+    if number < len(metadata):
+        return metadata[number]
+    place = number - len(metadata)
+    first = first_own(manifest.outputs)
+    num_files = len(manifest.outputs) - first
+    if place < num_files:
+        return manifest.outputs[first + place].key
+    return manifest.ledgers[first_own(manifest.ledgers) + place - num_files].key
 
 
 def _bucket_tasks(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from infra.store.object_store import ObjectStore, join_uri
-from pipeline.audit import audio_versions, stored_objects
+from pipeline.audit import audio_versions, corpus_objects, stored_objects
 from pipeline.audit.verify import Verification, sweep, verify_run
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, StepContext
@@ -22,6 +22,7 @@ from pipeline.runs.sealed_json import seal
 from pipeline.runs.step import StepContents, StepSpec, run_step
 from pipeline.shards import read_features, write_features
 from pipeline.steps.selection.id_ranges import IdRange
+from pipeline.steps.selection.select import metadata_uri
 from tests.small_run import SUBSET, copy_run, make_run, outputs, selected_ids
 
 Run = tuple[ObjectStore, str]
@@ -555,6 +556,7 @@ def test_tasks_find_what_one_process_finds(run: Run, monkeypatch: pytest.MonkeyP
     """Objects that are flipped, gone, doubled or miscounted: the same findings, in one order."""
     monkeypatch.setattr(stored_objects, "GROUP_OBJECTS", 2)
     monkeypatch.setattr(stored_objects, "GROUPS_AT_A_TIME", 2)
+    monkeypatch.setattr(corpus_objects, "_GROUP_OBJECTS", 1)
     store, run_uri = run
     corpus_uri = join_uri(run_uri, "corpus")
     names: list[str] = []
@@ -584,6 +586,10 @@ def test_tasks_find_what_one_process_finds(run: Run, monkeypatch: pytest.MonkeyP
     assert len(names) > len(STEPS)
     # No listing confirms local audio, nor segments of recordings.
     assert names.count("verify audio") == 1
+    assert names.count(f"verify the metadata of selection/{SUBSET}") == 1
+    first_metadata, *_, last_metadata = store.list(metadata_uri(corpus_uri, SUBSET))
+    store.put(first_metadata.uri, store.get(first_metadata.uri) + b"\n")
+    store.delete(last_metadata.uri)
     rewrite(run, outputs(store, run_uri, "targets")[0].key, lambda data: data[:-1])
     store.delete(join_uri(run_uri, outputs(store, run_uri, "partitions")[-1].key))
     audio = store.list(join_uri(corpus_uri, "audio"))[0]
@@ -597,7 +603,9 @@ def test_tasks_find_what_one_process_finds(run: Run, monkeypatch: pytest.MonkeyP
             for each in outputs(store, run_uri, "features")
         ),
     )
-    assert len({each.object for each in compare().findings} | {key}) > 4
+    named = {each.object for each in compare().findings}
+    assert len(named | {key}) > 6
+    assert {first_metadata.uri, last_metadata.uri} <= named
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pipeline.runs.increment import read_increment
 from pipeline.runs.manifest import Manifest, own_outputs, read_manifest, read_output
 from pipeline.runs.outputs import OutputsInParts
 from pipeline.shards.partitions import read_partition
+from pipeline.steps.selection.id_index import find_named
 from tests.pipeline.runs.small_commits import set_small_bounds
 from tests.pipeline.steps.increments.nights import SUBSET, Nights, three_nights
 
@@ -129,6 +130,9 @@ def test_a_union_in_parts_is_the_same(nights: Nights, monkeypatch: pytest.Monkey
         assert isinstance(found.outputs, OutputsInParts)
         assert {each.run for each in found.outputs} == {"", nights.run_uri("night-1")}
         assert sum((each.tally for each in found.outputs), Tally()) == found.tally_out
+    selection = manifest(nights, "parts", "selection")
+    named = find_named(nights.store, nights.run_uri("parts"), selection, "bert-02-0")
+    assert len(named & {each.key for each in own_outputs(selection.outputs)}) == 1
     assert nights.features("parts") == nights.features("whole")
     assert len(nights.targets("parts")) == partitions.tally_out.utterances == 27
 
