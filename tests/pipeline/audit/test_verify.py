@@ -587,9 +587,8 @@ def test_tasks_find_what_one_process_finds(run: Run, monkeypatch: pytest.MonkeyP
     # No listing confirms local audio, nor segments of recordings.
     assert names.count("verify audio") == 1
     assert names.count(f"verify the metadata of selection/{SUBSET}") == 1
-    first_metadata, *_, last_metadata = store.list(metadata_uri(corpus_uri, SUBSET))
-    store.put(first_metadata.uri, store.get(first_metadata.uri) + b"\n")
-    store.delete(last_metadata.uri)
+    metadata = store.list(metadata_uri(corpus_uri, SUBSET))[0]
+    store.put(metadata.uri, store.get(metadata.uri) + b"\n")
     rewrite(run, outputs(store, run_uri, "targets")[0].key, lambda data: data[:-1])
     store.delete(join_uri(run_uri, outputs(store, run_uri, "partitions")[-1].key))
     audio = store.list(join_uri(corpus_uri, "audio"))[0]
@@ -604,8 +603,8 @@ def test_tasks_find_what_one_process_finds(run: Run, monkeypatch: pytest.MonkeyP
         ),
     )
     named = {each.object for each in compare().findings}
-    assert len(named | {key}) > 6
-    assert {first_metadata.uri, last_metadata.uri} <= named
+    assert len(named | {key}) > 5
+    assert metadata.uri in named
 
 
 @pytest.mark.parametrize(
