@@ -228,6 +228,7 @@ TABLE_001 = Table(
 )
 PLAIN_SGD_RATES = (1.0, 2.0, 4.0, 8.0)
 """Ten times those with momentum .9, whose steps add up to ten."""
+PLAIN_NAMES = ("AD-PSGD", "RAND-PSGD", "D1D-PSGD")
 
 
 def _plain(name: str, num_ranks: int) -> Row:
@@ -247,7 +248,7 @@ TABLE_001_PLAIN = Table(
     4,
     (
         Row("synchronous SGD", 1, Synchronous, PLAIN_SGD_RATES, chunks=MANY_CHUNKS),
-        *(_plain(name, num_ranks) for num_ranks in (16, 64) for name in ("RAND-PSGD", "D1D-PSGD")),
+        *(_plain(name, num_ranks) for num_ranks in (16, 64) for name in PLAIN_NAMES),
     ),
     MANY_CHUNKS,
 )
