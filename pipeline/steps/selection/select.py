@@ -216,12 +216,7 @@ def select_records(
     cutoff = find_cutoff(scratch, indexes, ranges, metadata_uri, budget_ms, distribute)
     # The base's cutoff takes the same share of new records, and so of the union.
     last = extended.last_priority if extended and has_share else cutoff.last_priority
-    before = NOTHING_BEFORE
-    if extended is not None:
-        hashed = hash_buckets(scratch, committed, buckets, ranges, distribute)
-        chain = extended.bases, extended.base.manifest.step
-        found = find_selected_before(scratch, *chain, hashed, ranges, distribute)
-        before = SelectedBefore(found, extended.is_read_again)
+    before = _selected_before(scratch, committed, buckets, ranges, distribute, extended)
     # This pass judges again, 9 us a record, as kept records would need 500 bytes each.
     tasks = [
         SelectTask(scratch, rules, last, bucket, number, cutoff.duplicates, before)
@@ -236,6 +231,23 @@ def select_records(
     selected = commit_each(committed, to_select, select_bucket, distribute, description, watch)
     by_name = {commit.task: commit for commit in selected}
     return SelectedRecords(indexes, [by_name[task.name] for task in tasks], last)
+
+
+def _selected_before(
+    scratch: StepContext,
+    committed: Mapping[str, Commit],
+    buckets: Sequence[Bucket],
+    ranges: int,
+    distribute: Distribute,
+    extended: ExtendedSelection | None,
+) -> SelectedBefore:
+    """Look for the ids of each bucket that the runs before an increment have selected."""
+    if extended is None:
+        return NOTHING_BEFORE
+    hashed = hash_buckets(scratch, committed, buckets, ranges, distribute)
+    chain = extended.bases, extended.base.manifest.step
+    found = find_selected_before(scratch, *chain, hashed, ranges, distribute)
+    return SelectedBefore(found, extended.is_read_again)
 
 
 def plan_files(
