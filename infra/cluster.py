@@ -50,13 +50,13 @@ class InstanceType:
 
 
 APPLICATION_MASTER_MEBIBYTES = 512 + 384
-"""What Spark's application master takes of YARN's memory on one of the instances, by default.
+"""Spark's application master takes so much of YARN's memory on one of the instances, by default.
 
 Containers that leave no room for it cost that instance's executors.
 """
 
 SPARK_MAX_FAILURES = "4"
-"""The attempts at a task, where the cluster file does not set them."""
+"""Spark tries a task so often, where the cluster file does not say."""
 
 INSTANCE_TYPES: Mapping[str, InstanceType] = {
     "c4.2xlarge": InstanceType(8, 15),

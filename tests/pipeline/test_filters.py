@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.filters import SelectionFilters
+from pipeline.filters import SelectionFilters, ends_later
 from pipeline.records import Utterance
 
 
@@ -113,3 +113,21 @@ def test_no_record_is_outside_the_days_that_filters_reach(
         assert filters.reaches(moment.date())
     a_day = SelectionFilters(created_from="2019-03-01", created_before="2019-03-02")
     assert a_day.reaches(moment.date()) == (moment.date() == date(2019, 3, 1))
+
+
+@pytest.mark.parametrize(
+    ("end", "before", "is_later"),
+    [
+        ("2026-01-03", "2026-01-02", True),
+        ("2026-01-02", "2026-01-03", False),
+        ("2026-01-02", "2026-01-02", False),
+        ("", "2026-01-02", True),
+        ("2026-01-02", "", False),
+        ("", "", False),
+        ("2026-01-02T00:00:00-01:00", "2026-01-02", True),
+        ("2026-01-02T00:00:00+01:00", "2026-01-02", False),
+    ],
+)
+def test_ends_compare_as_instants(end: str, before: str, is_later: bool) -> None:
+    """No end is later than any, and none is later than no end."""
+    assert ends_later(end, before) == is_later

@@ -42,7 +42,7 @@ def test_a_site_loses_by_name() -> None:
 
 
 def test_the_number_of_executors_is_the_cluster_files() -> None:
-    """Where a site allocates them dynamically, as EMR does; a cluster file may ask for that."""
+    """A site that allocates them dynamically, as EMR does, does not win; a cluster file does."""
     site = {"spark.dynamicAllocation.enabled": "true"}
     conf, messages = settled(site, "")
     assert conf.get("spark.dynamicAllocation.enabled") == "false"

@@ -1,4 +1,4 @@
-"""What tasks gather for ranges: one object each, listed once, whatever ranges and tasks read it."""
+"""A gathering task stores one object, which is listed once, however many tasks read it."""
 
 import pickle
 from collections import Counter

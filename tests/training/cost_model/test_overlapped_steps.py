@@ -79,7 +79,7 @@ def test_at_the_optimal_number_of_ranks_exchanges_are_just_hidden() -> None:
 
 @pytest.mark.parametrize("all_reduce", ["ring", "direct"])
 def test_one_bit_does_not_shorten_latency(all_reduce: str) -> None:
-    """Where a link has latency alone, an exchange takes as long as that of float32.
+    """An exchange over a link of latency alone takes as long as that of float32.
 
     Without any latency it takes a 32nd.
     """
