@@ -20,7 +20,7 @@ from pipeline.runs.commit import Commit, StepContext, once
 from pipeline.runs.json_lines import IDENTIFIED, read_lines
 from pipeline.runs.manifest import Manifest, Output, own_outputs, read_manifest, read_output
 from pipeline.runs.names import BASE_INPUT
-from pipeline.runs.outputs import first_own
+from pipeline.runs.outputs import Outputs, first_own
 from pipeline.runs.step import Distribute, StepContents
 from pipeline.sampling import hash_name
 from pipeline.steps.range_merge import (
@@ -152,11 +152,16 @@ def _named(manifest: Manifest, number: int) -> str:
     if number < len(metadata):
         return metadata[number]
     place = number - len(metadata)
-    first = first_own(manifest.outputs)
+    first = _first_own(manifest, manifest.outputs)
     num_files = len(manifest.outputs) - first
     if place < num_files:
         return manifest.outputs[first + place].key
-    return manifest.ledgers[first_own(manifest.ledgers) + place - num_files].key
+    return manifest.ledgers[_first_own(manifest, manifest.ledgers) + place - num_files].key
+
+
+def _first_own(manifest: Manifest, outputs: Outputs) -> int:
+    # A list that extends none is a run's own throughout, and none of its parts need be read.
+    return 0 if manifest.extends is None else first_own(outputs)
 
 
 def _bucket_tasks(
