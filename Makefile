@@ -18,7 +18,7 @@ KILLS ?= 30
 # A file's tests run in one process and share what they set up; the longest files begin.
 PYTEST = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo run test faults dist format lint audit clean
+.PHONY: help setup demo run test faults gpu dist format lint audit clean
 
 help:
 	@echo 'make demo                 synthetic corpus, every step, word error rates (10 minutes, 2 cores)'
@@ -28,6 +28,7 @@ help:
 	@echo 'make setup                the environment of tests and linters, in .venv; demo and run need less'
 	@echo 'make test                 all tests but those of make faults'
 	@echo 'make faults               tests on a Spark cluster, Ceph, sclite, Chromium, PortAudio (apt), Airflow, an S3; KILLS=30'
+	@echo 'make gpu                  tests on a CUDA device, which needs a CUDA build of torch in .venv'
 	@echo 'make dist                 code and dependencies for spark-submit on a cluster'
 	@echo 'make format               format the code, and fix what the linter can fix'
 	@echo 'make lint                 formatting, lint, types, import contracts, templates, images, scripts'
@@ -66,6 +67,9 @@ $(AIRFLOW)/.ready: infra/airflow/constraints.txt
 faults: setup $(AIRFLOW)/.ready
 	sh tests/install_packages.sh || echo 'Ceph, sclite, PortAudio or Chromium cannot be installed here: tests that need the first three are skipped'
 	$(PYTEST) --numprocesses 4 -m cluster --kills $(KILLS) -rs
+
+gpu: setup
+	$(PYTEST) -m gpu tests/gpu
 
 dist: $(VENV)/.ready
 	$(BIN)/python -m jobs.package --folder dist

@@ -2,16 +2,23 @@
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
+from jaxtyping import Float
 from scipy.stats import norm
+from torch import Tensor
 
 from training.distributed.process_group import ProcessGroup
 from training.distributed.simulated_group import simulate_ranks
 from training.trainers.gtc import ThresholdedSum
+from training.trainers.messages import capacity_for
 
 NUM_ELEMENTS = 2**20
+GPU_ELEMENTS = 2**24
+"""On an H100 the 0.3 ms to launch a step's kernels were most of the time of 2^20 elements."""
+
 NUM_RANKS = 8
 NUM_STEPS = 5
 LONG_MESSAGES = 1 / 32
@@ -33,32 +40,44 @@ def measure_messages(density: float, device: torch.device) -> MessageRates:
     """
     if not 0 < density < 1:
         raise ValueError(f"density = {density}: need more than 0, less than 1, to be timed")
-    more = _step_seconds(NUM_RANKS, LONG_MESSAGES, device) - _step_seconds(1, LONG_MESSAGES, device)
+    num_elements = GPU_ELEMENTS if device.type == "cuda" else NUM_ELEMENTS
+    step_seconds = partial(_step_seconds, num_elements, device)
+    more = step_seconds(NUM_RANKS, LONG_MESSAGES) - step_seconds(1, LONG_MESSAGES)
     # One rank decodes its own message too, so the difference is that of the others.
-    words = (NUM_RANKS - 1) * LONG_MESSAGES * NUM_ELEMENTS
+    words = (NUM_RANKS - 1) * LONG_MESSAGES * num_elements
     # Noise of a busy machine may exceed the difference, which is then taken as a nanosecond.
     rate = words / max(more, 1e-9)
-    encoding = _step_seconds(1, density, device) - density * NUM_ELEMENTS / rate
-    return MessageRates(NUM_ELEMENTS / max(encoding, 1e-9), rate)
+    encoding = step_seconds(1, density) - density * num_elements / rate
+    return MessageRates(num_elements / max(encoding, 1e-9), rate)
 
 
-def _step_seconds(num_ranks: int, density: float, device: torch.device) -> float:
+def _step_seconds(num_elements: int, device: torch.device, num_ranks: int, density: float) -> float:
     """Return the seconds per rank and step, the least of several; one rank runs at a time."""
-    threshold = float(norm.isf(density / 2))
-    times = simulate_ranks(num_ranks, _times_of_steps, threshold, device)[0]
+    times = simulate_ranks(num_ranks, _times_of_steps, num_elements, density, device)[0]
     steps = [after - before for before, after in pairwise(times)]
     return min(steps) / num_ranks
 
 
-def _times_of_steps(group: ProcessGroup, threshold: float, device: torch.device) -> list[float]:
+def _times_of_steps(
+    group: ProcessGroup, num_elements: int, density: float, device: torch.device
+) -> list[float]:
     """Return the times at which the steps began, and the last one ended."""
-    gradients = [torch.randn(NUM_ELEMENTS, device=device) for _ in range(NUM_STEPS)]
-    sums = [ThresholdedSum(torch.full_like(each, 0.0), threshold) for each in gradients]
+    gradients = [torch.randn(num_elements, device=device) for _ in range(NUM_STEPS)]
+    sums = [_settled_sum(each, density) for each in gradients]
     times = []
     for each, thresholded in zip(gradients, sums, strict=True):
         times.append(_now(device))
         thresholded.of(each, group)
     return [*times, _now(device)]
+
+
+def _settled_sum(gradients: Float[Tensor, " elements"], density: float) -> ThresholdedSum:
+    """Return a sum whose messages already have the length that this density needs on a GPU."""
+    residual = torch.zeros_like(gradients)
+    settled = ThresholdedSum(residual, float(norm.isf(density / 2)))
+    length = capacity_for(round(density * len(gradients)), len(gradients))
+    settled.restore(residual, {"message_capacity": length})
+    return settled
 
 
 def _now(device: torch.device) -> float:

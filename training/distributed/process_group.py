@@ -48,7 +48,9 @@ def open_world(time_limit_s: float = 1800.0, device: torch.device = CPU) -> Iter
     """
     time_limit = timedelta(seconds=time_limit_s)
     if device.type == "cuda":
-        torch.cuda.set_device(device)
+        # NCCL and set_device() want a number, which "cuda" has not: torch's current one is meant.
+        number = torch.cuda.current_device() if device.index is None else device.index
+        torch.cuda.set_device(device := torch.device("cuda", number))
     try:
         if dist.is_torchelastic_launched():
             _init_launched_group(time_limit, device)

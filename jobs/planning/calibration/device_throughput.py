@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 
-import numpy as np
 import torch
 
 from jobs.planning.calibration.throughputs import DeviceRates, ModelRate
@@ -14,16 +13,17 @@ from pipeline.filterbank import FRAME_SHIFT_MS
 from pipeline.splicing import NUM_INPUTS, STACK
 from training.algorithms.optimizers import make_optimizer
 from training.configuration.models import ModelConfig
-from training.configuration.optimizers import OptimizerConfig
 from training.cost_model.calibration import Calibration as ScalingCalibration
 from training.cost_model.calibration import RankRates
 from training.cost_model.message_rates import measure_messages
-from training.data.batching import CHUNK_FRAMES
+from training.data.batching import chunked_shape
 from training.data.minibatch import Minibatch
-from training.fit.steps import minibatch_loss
+from training.fit.cuda_graph import gradients_of
+from training.fit.model_specs import loop_of
 from training.models.parameter_count import num_parameters
+from training.models.precision import fastest_precision, set_float32_products
 from training.models.registry import make_model
-from training.recipes import Recipe
+from training.recipes import Recipe, StudentConfig, SupervisedConfig
 from training.targets.hard import HardTargets
 
 MAX_FRAMES = 512
@@ -42,10 +42,11 @@ def measure_device(recipe: Recipe, utterance_seconds: float) -> DeviceRates:
 
 
 def measure_student(recipe: Recipe, device: torch.device) -> ModelRate:
-    """Time training steps of the recipe's student on minibatches of chunks."""
-    frames = min(recipe.student.minibatch_frames, _max_frames(device))
-    optimizer, senones = recipe.student.optimizer, recipe.senones.max_senones
-    return training_rate(recipe.models.student, optimizer, senones, frames, device)
+    """Time training steps of the recipe's student on minibatches of chunks, as its job takes them.
+
+    On a GPU its gradients are a graph, in the recipe's precision.
+    """
+    return training_rate(recipe.models.student, recipe.student, recipe.senones.max_senones, device)
 
 
 def measure_rank(
@@ -80,56 +81,63 @@ def _measure(recipe: Recipe, utterance_seconds: float, device: torch.device) -> 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "one core"
     models, senones = recipe.models, recipe.senones.max_senones
     limit = _max_frames(device)
-    chunked = min(recipe.student.minibatch_frames, limit)
     request = min(recipe.targets.request_frames, limit)
     length = max(round(utterance_seconds * 1000 / (STACK * FRAME_SHIFT_MS)), 1)
     return DeviceRates(
-        source=f"measured on {name}: training on {chunked} frames in chunks, forward on {request}",
+        source=f"measured on {name}: training on {min(recipe.student.minibatch_frames, limit)} "
+        f"frames in chunks, forward on {request}",
         student_training=measure_student(recipe, device),
-        teacher_training=training_rate(
-            models.teacher, recipe.teacher.optimizer, senones, chunked, device
-        ),
+        teacher_training=training_rate(models.teacher, recipe.teacher, senones, device),
         teacher_forward=forward_rate(models.teacher, senones, request, length, device),
     )
 
 
 def training_rate(
     config: ModelConfig,
-    optimizer_config: OptimizerConfig,
+    training: SupervisedConfig | StudentConfig,
     num_senones: int,
-    minibatch_frames: int,
     device: torch.device,
 ) -> ModelRate:
-    """Time low-rate frames through forward, backward and the optimizer's step."""
+    """Time low-rate frames through forward, backward, clipping and the optimizer's step."""
     model = make_model(config, num_senones).to(device).train()
-    optimizer = make_optimizer(optimizer_config, model.parameters())
-    batch = max(minibatch_frames // CHUNK_FRAMES, 1)
-    features = torch.randn(batch, CHUNK_FRAMES, NUM_INPUTS, device=device)
-    lengths = torch.full((batch,), CHUNK_FRAMES)
-    labels = torch.randint(num_senones, (batch, CHUNK_FRAMES), device=device)
-    minibatch = Minibatch(features, lengths, HardTargets(labels))
+    optimizer = make_optimizer(training.optimizer, model.parameters())
+    frames = min(training.minibatch_frames, _max_frames(device))
+    loop = replace(loop_of(training), minibatch_frames=frames)
+    compute = gradients_of(model, loop)
+    batch, length = chunked_shape(frames)
+    features = torch.randn(batch, length, NUM_INPUTS, device=device)
+    labels = torch.randint(num_senones, (batch, length), device=device)
+    minibatch = Minibatch(features, torch.full((batch,), length), HardTargets(labels))
 
     def step() -> None:
         optimizer.zero_grad()
-        loss, _ = minibatch_loss(model, minibatch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        compute(minibatch)
         optimizer.step()
 
-    return _rate(step, batch * CHUNK_FRAMES, config, num_senones, device)
+    set_float32_products(loop.precision)
+    try:
+        return _rate(step, batch * length, config, num_senones, device)
+    finally:
+        set_float32_products("float32")
 
 
 def forward_rate(
     config: ModelConfig, num_senones: int, request_frames: int, length: int, device: torch.device
 ) -> ModelRate:
-    """Time the forward pass of a request of whole utterances, logits copied to the host."""
+    """Time the forward pass of a request of whole utterances, in a teacher's precision."""
     model = make_model(config, num_senones).to(device).eval()
     count = max(request_frames // length, 1)
     utterances = [torch.randn(length, NUM_INPUTS, device=device) for _ in range(count)]
+    precision = fastest_precision(device)
 
-    def request() -> list[np.ndarray]:
-        return [rows.cpu().numpy() for rows in model.utterance_logits(utterances)]
+    def request() -> object:
+        return model.utterance_logits(utterances, precision)
 
-    return _rate(request, count * length, config, num_senones, device)
+    set_float32_products("tf32" if precision == "bfloat16" else "float32")
+    try:
+        return _rate(request, count * length, config, num_senones, device)
+    finally:
+        set_float32_products("float32")
 
 
 def _rate(

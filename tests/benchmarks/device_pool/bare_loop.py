@@ -73,15 +73,15 @@ def replay() -> None:
         function.label([payloads[number] for number in batch])
 
 
-def pool_record(count: int, devices: Sequence[str]) -> Record:
+def pool_record(count: int, devices: Sequence[str], batch_frames: int = BATCH_FRAMES) -> Record:
     """Stream the utterances as one task a device."""
-    is_gpu, num_devices = devices[0].startswith("cuda"), len(devices)
+    num_devices = len(devices)
     with tempfile.TemporaryDirectory() as folder:
         pool = {
             "factory": RECORDED,
             "arguments": {"folder": folder},
             "devices": list(devices),
-            "batch_frames": PAPERS_BATCH_FRAMES if is_gpu else BATCH_FRAMES,
+            "batch_frames": batch_frames,
             "idle_timeout_s": 2.0,
             "token": Path(folder).name,
         }
@@ -122,14 +122,14 @@ def bare_record(count: int, like: Record, devices: Sequence[str]) -> Record:
         return Record.read(Path(folder))
 
 
-def figures(num_rounds: int, count: int, every: Sequence[str]) -> list[Figure]:
+def figures(num_rounds: int, count: int, every: Sequence[str], batch_frames: int) -> list[Figure]:
     """Return the shares, busy shares and frames a second, for one device and for all."""
     total = sum(lengths(count))
     found = []
     for devices in (every[:1], every) if len(every) > 1 else (every,):
         shares, busy, rates = [], [], []
         for _ in range(num_rounds):
-            pool = pool_record(count, devices)
+            pool = pool_record(count, devices, batch_frames)
             shares.append(bare_record(count, pool, devices).makespan / pool.makespan)
             busy.append(pool.busy_share(len(devices)))
             rates.append(total / pool.makespan)
@@ -148,9 +148,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--utterances", type=int, default=300)
     parser.add_argument("--devices", nargs="+", default=["cpu#0", "cpu#1"])
+    parser.add_argument("--batch-frames", type=int, help="default: 65,536 on a GPU, 4,096 on a CPU")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    found = figures(arguments.rounds, arguments.utterances, arguments.devices)
+    is_gpu = arguments.devices[0].startswith("cuda")
+    batch_frames = arguments.batch_frames or (PAPERS_BATCH_FRAMES if is_gpu else BATCH_FRAMES)
+    found = figures(arguments.rounds, arguments.utterances, arguments.devices, batch_frames)
     show("The device pool and a bare loop over the same batches", found, arguments.json)
 
 

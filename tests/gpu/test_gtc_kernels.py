@@ -1,0 +1,56 @@
+"""GTC's kernels, as a GPU runs them, make the CPU's bits."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.benchmarks.gtc_task import GtcTask
+from training.algorithms.gtc import cuda_encoding, encoding
+from training.algorithms.gtc.gradient_threshold import add_message, num_map_words
+
+pytestmark = pytest.mark.gpu
+
+NUM_ELEMENTS = 3_000_001
+DENSITIES = [1e-4, 1e-3, 0.06, 0.3]
+
+
+def take_on_gpu(task: GtcTask, capacity: int) -> Tensor:
+    threshold = task.residual.new_tensor(task.gradient_threshold)
+    first_block = torch.zeros((), dtype=torch.int32, device=task.residual.device)
+    return cuda_encoding.take_message(
+        task.residual, task.gradients, threshold, capacity, first_block
+    )
+
+
+@pytest.mark.parametrize("density", DENSITIES)
+@pytest.mark.parametrize("num_elements", [1, 31, 8193, NUM_ELEMENTS])
+def test_messages_and_residuals_are_the_cpus(
+    gpu: torch.device, num_elements: int, density: float
+) -> None:
+    """Over ten steps of one residual, in both encodings; eight messages add up to the same."""
+    task = GtcTask.of(num_elements, density, gpu)
+    residual, gradients = task.residual.cpu().clone(), task.gradients.cpu()
+    for _ in range(10):
+        expected = encoding.take_message(residual, gradients, task.gradient_threshold)
+        message = take_on_gpu(task, num_map_words(num_elements))
+        assert torch.equal(message[: len(expected)].cpu(), expected)
+        assert torch.equal(task.residual.cpu(), residual)
+        counts = torch.zeros(num_elements, dtype=torch.int32, device=gpu)
+        cuda_encoding.add_messages(counts, message.expand(8, -1).contiguous())
+        expected_counts = torch.zeros(num_elements, dtype=torch.int32)
+        add_message(expected_counts, expected)
+        assert torch.equal(counts.cpu(), 8 * expected_counts)
+
+
+@pytest.mark.parametrize("density", DENSITIES)
+def test_programs_do_not_race(gpu: torch.device, density: float) -> None:
+    """A hundred runs over the same residual and gradients make the same bits."""
+    task = GtcTask.of(NUM_ELEMENTS, density, gpu)
+    before = task.residual.clone()
+    found = set()
+    for _ in range(100):
+        task.residual.copy_(before)
+        message = take_on_gpu(task, num_map_words(NUM_ELEMENTS))
+        sent = message[: 2 + min(int(message[1]), num_map_words(NUM_ELEMENTS))]
+        found.add((sent.cpu().numpy().tobytes(), task.residual.cpu().numpy().tobytes()))
+    assert len(found) == 1
