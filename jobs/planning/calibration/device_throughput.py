@@ -13,6 +13,7 @@ from pipeline.filterbank import FRAME_SHIFT_MS
 from pipeline.splicing import NUM_INPUTS, STACK
 from training.algorithms.optimizers import make_optimizer
 from training.configuration.models import ModelConfig
+from training.configuration.supervised import SupervisedConfig
 from training.cost_model.calibration import Calibration as ScalingCalibration
 from training.cost_model.calibration import RankRates
 from training.cost_model.message_rates import measure_messages
@@ -23,7 +24,7 @@ from training.fit.model_specs import loop_of
 from training.models.parameter_count import num_parameters
 from training.models.precision import fastest_precision, set_float32_products
 from training.models.registry import make_model
-from training.recipes import Recipe, StudentConfig, SupervisedConfig
+from training.recipes import Recipe, StudentConfig
 from training.targets.hard import HardTargets
 
 MAX_FRAMES = 512
