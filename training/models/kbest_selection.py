@@ -14,6 +14,9 @@ from torch import Tensor
 from pipeline.kbest import MAX_SENONES, KBest
 
 _SENONE_BITS = 16
+_ROWS = 16_384
+"""Frames that are selected from at a time: their keys are 0.4 GB at 3,183 senones."""
+
 _LOWEST = float(np.finfo(np.float16).min)
 
 
@@ -49,17 +52,29 @@ def select_on_device(
     A GPU may still be at it when this returns. ValueError if k, or the number of senones, is out
     of range.
     """
-    logits = torch.cat(list(utterances))
-    num_senones = logits.shape[1]
+    lengths = tuple(len(each) for each in utterances)
+    num_senones = utterances[0].shape[1]
     if not 1 <= k <= num_senones <= MAX_SENONES:
         raise ValueError(f"k = {k} of {num_senones} senones: need 1 <= k <= senones <= 65536")
+    parts = [_select(rows, k) for rows in torch.cat(list(utterances)).split(_ROWS)]
+    senones, logits, log_z, is_finite = map(torch.cat, zip(*parts, strict=True))
+    return SelectedBatch(senones, logits, log_z, is_finite, lengths)
+
+
+def _select(
+    logits: Float32[Tensor, "frames senones"], k: int
+) -> tuple[
+    Int64[Tensor, "frames k"],
+    Float16[Tensor, "frames k"],
+    Float16[Tensor, " frames"],
+    Bool[Tensor, " frames"],
+]:
     best = MAX_SENONES - 1 - (_keys(logits).topk(k).values & (MAX_SENONES - 1))
     kept = logits.gather(1, best)
     largest = kept[:, :1]
     log_z = (logits - largest).exp_().sum(dim=1).log_().half()
     relative = (kept - largest).clamp_(min=_LOWEST).half()
-    lengths = tuple(len(each) for each in utterances)
-    return SelectedBatch(best, relative, log_z, logits.isfinite().all(dim=1), lengths)
+    return best, relative, log_z, logits.isfinite().all(dim=1)
 
 
 def _keys(logits: Float32[Tensor, "frames senones"]) -> Int64[Tensor, "frames senones"]:

@@ -90,9 +90,9 @@ class TeacherFunction:
     def prepare(self, payloads: Sequence[bytes | memoryview]) -> TeacherBatch:
         """Copy the batch's frames to the device at once, from pinned memory to a GPU."""
         frames = [decode_frames(payload, self._num_values) for payload in payloads]
-        joined = torch.from_numpy(np.concatenate(frames))
-        if self._device.type == "cuda":
-            joined = joined.pin_memory()
+        num_frames, is_gpu = sum(map(len, frames)), self._device.type == "cuda"
+        joined = torch.empty(num_frames, self._num_values, pin_memory=is_gpu)
+        np.concatenate(frames, out=joined.numpy())
         on_device = joined.to(self._device, non_blocking=True)
         parts = torch.split(on_device, [len(each) for each in frames])
         return TeacherBatch(list(parts), [decode_seed(payload) for payload in payloads])
