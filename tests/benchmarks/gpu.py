@@ -1,8 +1,8 @@
 """Measure on a GPU: GTC's messages, and the job's whole training step against a bare loop.
 
-`python -m tests.benchmarks.gpu [--rounds N] [--only PART ...] [--json]`, on a machine with a CUDA device. The
-kernels' results are first compared with the CPU's, to the bit. `--device cpu` runs the same code on
-small sizes, to see that it runs: its figures say nothing of a GPU.
+`python -m tests.benchmarks.gpu [--rounds N] [--only PART ...] [--json]`, on a machine with a CUDA
+device. The kernels' results are first compared with the CPU's, to the bit. `--device cpu` runs the
+same code on small sizes, to see that it runs: its figures say nothing of a GPU.
 """
 
 import argparse
