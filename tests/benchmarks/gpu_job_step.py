@@ -71,7 +71,7 @@ class Job:
         return Dataset(store, folder, (), parts, 3, self.minibatch_frames, 1, 0, 1)
 
 
-PAPERS = Job(LstmConfig(5, 768, False, 3, 0.0), 3183, 2048, 2.0, 2, num_first_steps=60)
+PAPERS = Job(LstmConfig(5, 768, False, 3, 0.0), 3183, 2048, 2.0, 6, num_first_steps=120)
 """The 24 M parameters of 003 at the minibatch of 000; a partition has some 120 steps."""
 
 GOALS = "goal 0.9"

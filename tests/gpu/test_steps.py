@@ -17,6 +17,7 @@ from tests.gpu.small_training import (
     student,
 )
 from training.configuration.values import Precision
+from training.distributed.finiteness import all_finite
 from training.fit.cuda_graph import GradientGraphs
 from training.fit.model_specs import LoopConfig
 from training.fit.steps import GradientNorms, compute_gradients, take_steps
@@ -113,6 +114,20 @@ def test_teachers_logits_of_padded_utterances_are_the_cpus(
     bound = 1e-5 if precision == "float32" else 3e-2
     for mine, other in zip(found, expected, strict=True):
         assert relative_error(mine, other) < bound
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("sizes", [[1], [3, 70_000, 1], [25_000_000]])
+def test_whatever_is_not_finite_is_found(gpu: torch.device, value: float, sizes: list[int]) -> None:
+    """First or last in any tensor; the largest finite numbers, whose sum overflows, are finite."""
+    tensors = [torch.full((size,), torch.finfo(torch.float32).max, device=gpu) for size in sizes]
+    assert all_finite([*tensors, torch.empty(0, device=gpu)])
+    for tensor in tensors:
+        for place in (0, -1):
+            kept = tensor[place].clone()
+            tensor[place] = value
+            assert not all_finite(tensors)
+            tensor[place] = kept
 
 
 @pytest.mark.parametrize("has_graphs", [False, True])
