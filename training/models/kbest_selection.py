@@ -56,7 +56,7 @@ def select_on_device(
     num_senones = utterances[0].shape[1]
     if not 1 <= k <= num_senones <= MAX_SENONES:
         raise ValueError(f"k = {k} of {num_senones} senones: need 1 <= k <= senones <= 65536")
-    parts = [_select(rows, k) for rows in torch.cat(list(utterances)).split(_ROWS)]
+    parts = [_select(rows, k) for rows in torch.split(torch.cat(list(utterances)), _ROWS)]
     senones, logits, log_z, is_finite = map(torch.cat, zip(*parts, strict=True))
     return SelectedBatch(senones, logits, log_z, is_finite, lengths)
 
