@@ -99,6 +99,16 @@ class _Backend(Protocol):
     def list(self, prefix: str) -> Listing: ...
     def open(self, uri: str) -> BinaryIO: ...
     def delete(self, uri: str) -> None: ...
+    def delete_many(self, uris: Sequence[str], in_flight: int = 32) -> None:
+        """Remove objects in any order, up to `in_flight` at a time in S3; absent ones are no error.
+
+        StoreError of one that cannot be removed; others may be removed by then.
+        """
+        if not any(is_s3(prefix) for prefix in self.allowed_prefixes):
+            in_flight = 1  # a local file is removed faster than a thread is asked to
+        for _ in prefetch(self.delete, uris, in_flight):
+            pass
+
     def leftovers(self, prefix: str) -> Listing: ...
 
 

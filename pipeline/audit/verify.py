@@ -263,5 +263,5 @@ def sweep(store: ObjectStore, run_uri: str, verification: Verification) -> None:
             f"nothing swept: {len(verification.findings)} findings; fix them first, as a damaged "
             "record may name what looks like an orphan"
         )
-    for key in (*verification.orphans, *verification.scratch):
-        store.delete(join_uri(run_uri, key))
+    keys = (*verification.orphans, *verification.scratch)
+    store.delete_many([join_uri(run_uri, key) for key in keys])

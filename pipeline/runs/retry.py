@@ -46,10 +46,10 @@ def take_back(store: ObjectStore, run_uri: str, rows: Sequence[LostRows]) -> Non
     """
     for step in sorted({each.step for each in rows}):
         store.delete(manifest_uri(run_uri, step))
-        for found in store.list(join_uri(run_uri, step, SCRATCH_FOLDER, COMMITS_FOLDER)):
-            store.delete(found.uri)
-    for each in rows:
-        store.delete(join_uri(run_uri, each.step, COMMITS_FOLDER, f"{each.task}.json"))
+        scratch = store.list(join_uri(run_uri, step, SCRATCH_FOLDER, COMMITS_FOLDER))
+        store.delete_many([found.uri for found in scratch])
+    tasks = [(each.step, COMMITS_FOLDER, f"{each.task}.json") for each in rows]
+    store.delete_many([join_uri(run_uri, *place) for place in tasks])
 
 
 def has_begun(store: ObjectStore, run_uri: str, step: str) -> bool:
@@ -63,5 +63,5 @@ def remove_step(store: ObjectStore, run_uri: str, step: str) -> None:
     store.delete(manifest_uri(run_uri, step))
     uris = [found.uri for found in store.list(folder)]
     # A record that names what is gone would be damage; an object that no record names is none.
-    for uri in sorted(uris, key=lambda uri: not uri.endswith(".json")):
-        store.delete(uri)
+    for are_records in (True, False):
+        store.delete_many([uri for uri in uris if uri.endswith(".json") == are_records])

@@ -26,6 +26,27 @@ def test_a_deleted_object_is_gone_and_its_neighbours_stay(base: str) -> None:
     assert [info.uri for info in store.list(base)] == sorted(uris[1:])
 
 
+def test_many_are_deleted_and_their_neighbours_stay(base: str) -> None:
+    """More than are in flight at a time, one of them twice, one that never was."""
+    store = ObjectStore((base,))
+    uris = [join_uri(base, f"run/{number}") for number in range(80)]
+    for uri in uris:
+        store.put(uri, b"1")
+    store.delete_many([*uris[:70], uris[0], join_uri(base, "never/was")])
+    assert [info.uri for info in store.list(base)] == sorted(uris[70:])
+
+
+def test_one_that_is_refused_ends_the_deletion(base: str) -> None:
+    """What lies outside of the prefixes; those behind it that had not begun stay."""
+    store = ObjectStore((base,))
+    uris = [join_uri(base, f"run/{number:03d}") for number in range(200)]
+    for uri in uris:
+        store.put(uri, b"1")
+    with pytest.raises(PrefixError):
+        store.delete_many([f"{base}-elsewhere/kept", *uris])
+    assert uris[-1] in [info.uri for info in store.list(base)]
+
+
 def test_nothing_outside_the_prefixes_is_deleted(tmp_path: Path) -> None:
     """Deleting is confined as reading is, through links too."""
     secret = tmp_path / "secret"
