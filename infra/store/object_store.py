@@ -99,16 +99,6 @@ class _Backend(Protocol):
     def list(self, prefix: str) -> Listing: ...
     def open(self, uri: str) -> BinaryIO: ...
     def delete(self, uri: str) -> None: ...
-    def delete_many(self, uris: Sequence[str], in_flight: int = 32) -> None:
-        """Remove objects in any order, up to `in_flight` at a time in S3; absent ones are no error.
-
-        StoreError of one that cannot be removed; others may be removed by then.
-        """
-        if not any(is_s3(prefix) for prefix in self.allowed_prefixes):
-            in_flight = 1  # a local file is removed faster than a thread is asked to
-        for _ in prefetch(self.delete, uris, in_flight):
-            pass
-
     def leftovers(self, prefix: str) -> Listing: ...
 
 
@@ -217,6 +207,16 @@ class ObjectStore:
         """Remove the object; an absent one is no error."""
         backend, uri = self._route(uri)
         backend.delete(uri)
+
+    def delete_many(self, uris: Sequence[str], in_flight: int = 32) -> None:
+        """Remove objects in any order, up to `in_flight` at a time in S3; absent ones are no error.
+
+        StoreError of one that cannot be removed; others may be removed by then.
+        """
+        if not any(is_s3(prefix) for prefix in self.allowed_prefixes):
+            in_flight = 1  # a local file is removed faster than a thread is asked to
+        for _ in prefetch(self.delete, uris, in_flight):
+            pass
 
     def leftovers(self, prefix: str) -> Listing:
         """Describe the partial files below `prefix/` of writers that were killed or are at work.
