@@ -2,11 +2,14 @@
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from threading import Lock
 from weakref import WeakKeyDictionary
 
 from training.distributed.process_group import ProcessGroup
 
 _bytes_sent: "WeakKeyDictionary[ProcessGroup, tuple[int, int]]" = WeakKeyDictionary()
+_lock = Lock()
+"""A rank may exchange in a thread beside its steps; a sum that both change at once loses bytes."""
 
 
 def count_sent(num_bytes: int, group: ProcessGroup, wire_bytes: int) -> None:
@@ -16,8 +19,9 @@ def count_sent(num_bytes: int, group: ProcessGroup, wire_bytes: int) -> None:
     tree. A rank alone sends nothing.
     """
     if group.size() > 1:
-        sent, wire = _bytes_sent.get(group, (0, 0))
-        _bytes_sent[group] = sent + num_bytes, wire + wire_bytes
+        with _lock:
+            sent, wire = _bytes_sent.get(group, (0, 0))
+            _bytes_sent[group] = sent + num_bytes, wire + wire_bytes
 
 
 def sum_wire_bytes(num_bytes: int, num_ranks: int) -> int:
@@ -47,8 +51,13 @@ class Traffic:
         before = _sums(groups)
         yield
         after = _sums(groups)
-        self.num_bytes += after[0] - before[0]
-        self.num_wire_bytes += after[1] - before[1]
+        self.add(after[0] - before[0], after[1] - before[1])
+
+    def add(self, num_bytes: int, num_wire_bytes: int) -> None:
+        """Add what was sent in a part that no `counting` sees."""
+        with _lock:
+            self.num_bytes += num_bytes
+            self.num_wire_bytes += num_wire_bytes
 
 
 def _sums(groups: Collection[ProcessGroup]) -> tuple[int, int]:

@@ -276,8 +276,7 @@ class AdPsgd(OwnModels):
         return self.parameters.weights().cpu()
 
     def _count(self, message: Tensor) -> None:
-        self._traffic.num_bytes += message.nbytes
-        self._traffic.num_wire_bytes += message.nbytes
+        self._traffic.add(message.nbytes, message.nbytes)
 
     @staticmethod
     def _message(
