@@ -111,12 +111,16 @@ class LocalStore:
 
     def list(self, prefix: str) -> Listing:
         """Describe every object below the directory `prefix`; follow no links to directories."""
+        return sorted(self.list_each(prefix), key=lambda info: info.uri)
+
+    def list_each(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Yield the objects as the directories hold them."""
         REQUESTS.add(RequestCounts(list=1))
-        return _describe(prefix, partial=False)
+        yield from _describe(prefix, partial=False)
 
     def leftovers(self, prefix: str) -> Listing:
         """Describe the partial files below the directory `prefix`."""
-        return _describe(prefix, partial=True)
+        return sorted(_describe(prefix, partial=True), key=lambda info: info.uri)
 
     def delete(self, uri: str) -> None:
         """Remove the object, if it is there."""
@@ -124,14 +128,11 @@ class LocalStore:
             Path(uri).unlink()
 
 
-def _describe(directory: str, partial: bool) -> Listing:
+def _describe(directory: str, partial: bool) -> Iterator[ObjectInfo]:
     with _store_errors(directory):
-        found = [
-            _object_info(str(path), status)
-            for path in _files_below(directory, partial)
-            if (status := _status(path)) is not None and stat.S_ISREG(status.st_mode)
-        ]
-    return sorted(found, key=lambda info: info.uri)
+        for path in _files_below(directory, partial):
+            if (status := _status(path)) is not None and stat.S_ISREG(status.st_mode):
+                yield _object_info(str(path), status)
 
 
 def _files_below(directory: str, partial: bool) -> Iterator[Path]:

@@ -14,13 +14,14 @@ from pipeline.audio.conversion import ANY_AUDIO
 from pipeline.audio.errors import AudioError
 from pipeline.audio_parts import part_from_text
 from pipeline.audit.contents import AudioVersion, Hashes, hash_names, read_contents
-from pipeline.audit.hashed_names import HashedNames, is_among, num_ranges_of
+from pipeline.audit.hashed_names import HashedNames, num_ranges_of
 from pipeline.audit.step_records import Finding
 from pipeline.audit.stored_objects import Holding, version_name
 from pipeline.runs.manifest import Output, read_output
 from pipeline.runs.names import FEATURES_FOLDER, INGEST_STEP, folder_of
 from pipeline.runs.step import Distribute
 from pipeline.steps.part_requests import FoundAudio, WantedAudio, read_audio
+from pipeline.steps.selection.hash_ranges import is_among
 from pipeline.steps.utterance_features import resolve_audio
 
 GETS_IN_FLIGHT = 16

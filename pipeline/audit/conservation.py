@@ -9,7 +9,7 @@ from jaxtyping import UInt32
 
 from infra.store.object_store import ObjectStore
 from pipeline.audit.contents import hash_names, read_contents
-from pipeline.audit.hashed_names import HashedNames, NameRange, is_among, num_ranges_of
+from pipeline.audit.hashed_names import HashedNames, NameRange, num_ranges_of
 from pipeline.audit.step_records import Finding, StepRecords
 from pipeline.audit.stored_objects import Holding
 from pipeline.runs.manifest import Manifest, read_output
@@ -23,6 +23,7 @@ from pipeline.runs.names import (
     TARGETS_FOLDER,
     folder_of,
 )
+from pipeline.steps.selection.hash_ranges import is_among
 from pipeline.steps.selection.id_index import metadata_names, named_objects
 from pipeline.steps.selection.id_ranges import IdRange
 

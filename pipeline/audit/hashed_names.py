@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Shaped, UInt32, UInt64
 
 from pipeline.audit.contents import Hashes
-from pipeline.steps.selection.hash_ranges import range_edges
+from pipeline.steps.selection.hash_ranges import is_among, range_edges
 
 _ROW = np.dtype([("hash", "<u8"), ("place", "<u4")])
 Rows = Shaped[np.ndarray, " names"]
@@ -107,13 +107,3 @@ class HashedNames:
 def num_ranges_of(*names: HashedNames) -> int:
     """Return the number of ranges in which these can be compared, ROWS_A_RANGE at a time."""
     return -(-max(map(len, names), default=0) // ROWS_A_RANGE) or 1
-
-
-def is_among(hashes: Hashes, risen: Hashes) -> Bool[np.ndarray, " names"]:
-    """Return for each hash whether it is in `risen`, which are sorted."""
-    # A search in sorted hashes: np.isin and np.setdiff1d take many times as long for 64 bits.
-    places = np.searchsorted(risen, hashes)
-    is_there = np.zeros(len(hashes), bool)
-    inside = places < len(risen)
-    is_there[inside] = risen[places[inside]] == hashes[inside]
-    return is_there

@@ -21,7 +21,6 @@ from pipeline.runs.manifest import (
     manifest_uri,
     read_with_digest,
 )
-from pipeline.runs.many_tasks import LinesOnDisk
 from pipeline.runs.names import (
     ALIGNMENTS_FOLDER,
     BASE_INPUT,
@@ -39,7 +38,7 @@ from pipeline.runs.names import (
     folder_of,
     section_of,
 )
-from pipeline.runs.outputs import MAX_LISTED, Output, Outputs
+from pipeline.runs.outputs import MAX_LISTED, LinesOnDisk, Output, Outputs
 from pipeline.runs.sealed_json import read_sealed, seal, texts_of
 from pipeline.runs.step import StepContents
 

@@ -6,24 +6,19 @@ them. The driver keeps totals, and 12 bytes an output; the outputs' lines lie on
 """
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from tempfile import TemporaryFile
 from typing import Any, Generic, TypeVar
 
-import numpy as np
-from jaxtyping import Int32, Int64
-
-from infra.spark.task_resources import local_folder
+from infra.store.object_store import join_uri
 from pipeline.records import Tally
-from pipeline.runs.commit import Commit, StepContext, commit_uris, each_commit
+from pipeline.runs.commit import Commit, StepContext, each_commit
 from pipeline.runs.ledger import LossLimit, ledger_reasons, loss_error
 from pipeline.runs.loss_watch import Loss, LossWatch, Overrun, loss_of
-from pipeline.runs.names import task_name
-from pipeline.runs.outputs import MAX_LISTED, Output, Outputs
+from pipeline.runs.names import COMMITS_FOLDER, task_name
+from pipeline.runs.outputs import MAX_LISTED, LinesOnDisk, Output, Outputs
 from pipeline.runs.step import StepContents, TaskPlan, WatchedFunction, run_tasks
 
 MAX_HELD = 4_000
@@ -35,8 +30,13 @@ WAVE_TASKS = 20_000
 GROUP_COMMITS = 1_000
 """A task folds so many commits, and returns 250 kB."""
 
+GROUP_BYTES = 2**20
+"""Of commits with many outputs a task folds so many bytes, or one commit; it returns as many."""
+
 GROUPS_AT_A_TIME = 64
-"""The driver receives the folds of so many groups at a time, 16 MB."""
+"""The driver receives the folds of so many groups at a time, 16 MB; of large commits 64 MB."""
+
+_FIRST = -1  # the group of outputs that come before those of tasks
 
 Input = TypeVar("Input")
 T = TypeVar("T")
@@ -70,10 +70,14 @@ class Folding:
 
     `statistics` folds those of some commits, in the order of tasks, into those of one that did all
     their work. `order` permutes the outputs' numbers as the plan's `output_order` permutes outputs.
+    `first` are outputs of no task, before all others. Where a task `has_many_outputs`, a few tasks
+    have more than a driver can hold: any number is folded, in groups by the bytes of the commits.
     """
 
     statistics: Callable[[Sequence[Commit]], Statistics] = lambda _: {}
-    order: Callable[[Sequence[int]], Sequence[int]] = list
+    order: Callable[[Sequence[int]], Sequence[int]] = lambda numbers: numbers
+    first: Sequence[Output] = ()
+    has_many_outputs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +114,7 @@ def runner_of(
 
     Up to 4,000 tasks the results are equal to the bit. Above, sums of floats are those of groups.
     """
-    if len(plan.tasks) <= MAX_HELD:
+    if len(plan.tasks) <= MAX_HELD and not folding.has_many_outputs:
         return run_tasks
     return lambda context, many: _ManyTasks(context, many, folding).run()
 
@@ -123,8 +127,11 @@ class _ManyTasks(Generic[T]):
         self.plan = plan
         self.folding = folding
         self.names = list(plan.tasks)
+        # The bytes of commits, where groups depend on them.
+        self.sizes: Mapping[str, int] = {}
         self.folds: dict[int, _Fold] = {}
         self.outputs, self.ledgers = LinesOnDisk(), LinesOnDisk()
+        self.outputs.add(_FIRST, b"".join(output.to_line() for output in folding.first))
 
     def run(self) -> StepContents:
         """Run the tasks without a commit, fold all commits, and store the manifest's parts."""
@@ -133,26 +140,38 @@ class _ManyTasks(Generic[T]):
             limit = LossLimit(self.plan.loss_budget, self.plan.num_utterances)
             watch = LossWatch(self.context, limit)
         committed = self._committed()
-        self._resume(committed, watch)
         pending = [name for name in self.names if name not in committed]
+        if self.folding.has_many_outputs:
+            self.sizes = committed
+        self._resume(committed, watch)
         for first in range(0, len(pending), WAVE_TASKS):
             self._run_wave(pending[first : first + WAVE_TASKS], watch)
+        if self.folding.has_many_outputs and pending:
+            self.sizes = self._committed()
         for fold in self._folded([g for g in self._groups() if g.number not in self.folds]):
             self._keep(fold)
         return self._contents()
 
-    def _committed(self) -> set[str]:
-        """Name the tasks with a commit, by one LIST."""
-        uris = commit_uris(self.context.store, self.context.run_uri, self.context.step)
-        return {uri.rpartition("/")[2].removesuffix(".json") for uri in uris}
+    def _committed(self) -> dict[str, int]:
+        """Name the tasks with a commit, and its bytes, by one LIST."""
+        folder = join_uri(self.context.run_uri, self.context.step, COMMITS_FOLDER)
+        return {
+            found.uri.rpartition("/")[2].removesuffix(".json"): found.num_bytes
+            for found in self.context.store.list_each(folder)
+        }
 
     def _groups(self) -> Iterator[_Group]:
-        for number, first in enumerate(range(0, len(self.names), GROUP_COMMITS)):
-            tasks = tuple(self.names[first : first + GROUP_COMMITS])
-            yield _Group(self.context, number, tasks, self.folding.statistics)
+        num_bytes = [self.sizes.get(name, 0) for name in self.names]
+        for number, place in enumerate(_slices(num_bytes, GROUP_COMMITS, GROUP_BYTES)):
+            yield _Group(self.context, number, tuple(self.names[place]), self.folding.statistics)
 
-    def _resume(self, committed: set[str], watch: LossWatch | None) -> None:
+    def _resume(self, committed: Mapping[str, int], watch: LossWatch | None) -> None:
         """Fold what earlier attempts have committed: other recipes are refused, losses count."""
+        unknown = committed.keys() - set(self.names)
+        for name in sorted(unknown)[:1]:
+            self.context.committed(name)  # raises, as only another recipe has other tasks
+        # Commits to come may move the bounds of groups by bytes.
+        is_bounded = not self.sizes or committed.keys() >= set(self.names)
         sizes, begun = {}, []
         for group in self._groups():
             sizes[group.number] = len(group.tasks)
@@ -161,7 +180,7 @@ class _ManyTasks(Generic[T]):
         for fold in self._folded(begun):
             if watch is not None:
                 watch.see(Loss(f"group {fold.group}", fold.num_lost))
-            if fold.num_tasks == sizes[fold.group]:
+            if is_bounded and fold.num_tasks == sizes[fold.group]:
                 self._keep(fold)
 
     def _run_wave(self, names: Sequence[str], watch: LossWatch | None) -> None:
@@ -176,9 +195,10 @@ class _ManyTasks(Generic[T]):
         watch.end_wave()
 
     def _folded(self, groups: Sequence[_Group]) -> Iterator[_Fold]:
-        for first in range(0, len(groups), GROUPS_AT_A_TIME):
-            some = groups[first : first + GROUPS_AT_A_TIME]
-            yield from self.plan.distribute(some, _fold_group, f"{self.context.step} commits")
+        num_bytes = [sum(self.sizes.get(name, 0) for name in group.tasks) for group in groups]
+        for place in _slices(num_bytes, GROUPS_AT_A_TIME, GROUPS_AT_A_TIME * GROUP_BYTES):
+            description = f"{self.context.step} commits"
+            yield from self.plan.distribute(groups[place], _fold_group, description)
 
     def _keep(self, fold: _Fold) -> None:
         self.outputs.add(fold.group, fold.outputs)
@@ -193,13 +213,13 @@ class _ManyTasks(Generic[T]):
         limit = LossLimit(self.plan.loss_budget, tally_in.utterances)
         if not limit.allows(quarantined.utterances):
             reasons = sum((fold.reasons for fold in folds), Counter[str]())
-            example = json.loads(next(self.ledgers.in_order(list)))["key"]
+            example = json.loads(next(self.ledgers.in_order(lambda numbers: numbers)))["key"]
             raise loss_error(quarantined.utterances, limit, reasons, example)
         return StepContents(
             outputs=self._listed("outputs", self.outputs, self.folding.order),
             tally_in=tally_in,
             tally_out=sum((fold.tally_out for fold in folds), Tally()),
-            ledgers=self._listed("ledgers", self.ledgers, list),
+            ledgers=self._listed("ledgers", self.ledgers, lambda numbers: numbers),
             quarantined=quarantined,
             unselected=sum((each.unselected for each in commits), Tally()),
             statistics=self.plan.statistics(commits),
@@ -221,6 +241,18 @@ class _LossOnly(Generic[T]):
 
     def __call__(self, task: T) -> Loss | Overrun:
         return loss_of(self.run_task(task))
+
+
+def _slices(num_bytes: Sequence[int], most: int, most_bytes: int) -> Iterator[slice]:
+    """Divide a list into runs of at most so many and so many bytes; one alone may have more."""
+    first = total = 0
+    for place, size in enumerate(num_bytes):
+        if place - first == most or (place > first and total + size > most_bytes):
+            yield slice(first, place)
+            first, total = place, 0
+        total += size
+    if first < len(num_bytes):
+        yield slice(first, len(num_bytes))
 
 
 def _fold_group(group: _Group) -> _Fold:
@@ -257,35 +289,3 @@ def _fold_group(group: _Group) -> _Fold:
         outputs=b"".join(output.to_line() for output in outputs),
         ledgers=b"".join(ledger.to_line() for ledger in ledgers),
     )
-
-
-class LinesOnDisk:
-    """LinesOnDisk holds lines by group, in an unnamed file on local disk.
-
-    The file ends with the process.
-    """
-
-    def __init__(self) -> None:
-        self._file = TemporaryFile(dir=local_folder())  # noqa: SIM115 - closed when we are collected
-        self._places: dict[int, Int64[np.ndarray, " lines"]] = {}
-        self._lengths: dict[int, Int32[np.ndarray, " lines"]] = {}
-
-    def __len__(self) -> int:
-        return sum(map(len, self._places.values()))
-
-    def add(self, group: int, data: bytes) -> None:
-        """Add the lines of a group, whose number decides their place."""
-        lengths = np.array([len(line) + 1 for line in data.splitlines()], np.int32)
-        first_byte = self._file.tell()
-        self._places[group] = first_byte + np.cumsum(lengths, dtype=np.int64) - lengths
-        self._lengths[group] = lengths
-        self._file.write(data)
-        self._file.flush()
-
-    def in_order(self, order: Callable[[Sequence[int]], Sequence[int]]) -> Iterator[bytes]:
-        """Yield the lines of all groups, permuted."""
-        groups = sorted(self._places)
-        places = np.concatenate([self._places[group] for group in groups])
-        lengths = np.concatenate([self._lengths[group] for group in groups])
-        for number in order(range(len(places))):
-            yield os.pread(self._file.fileno(), int(lengths[number]), int(places[number]))

@@ -5,13 +5,19 @@ A manifest of a million outputs would take 240 MB, and 500 MB of memory in each 
 
 import hashlib
 import json
+import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import accumulate
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, overload
 
+import numpy as np
+from jaxtyping import Int32, Int64
+
 from infra.ranges import printable
+from infra.spark.task_resources import local_folder
 from infra.store.checked_reads import read_checked
 from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri
 from pipeline.records import Tally
@@ -133,6 +139,10 @@ class OutputsInParts(_OutputSequence):
         """Pickle without the part in memory."""
         return OutputsInParts, (self.parts, self._read)
 
+    def by_part(self) -> list["OutputsInParts"]:
+        """Return each part as a list of its own, which a task can read."""
+        return [OutputsInParts([part], self._read) for part in self.parts]
+
     def find(self, keys: Collection[str]) -> Iterator[tuple[int, Output]]:
         """Yield the outputs with these keys, each with its place; read no part behind the last."""
         wanted = set(keys)
@@ -168,6 +178,40 @@ class OutputsInParts(_OutputSequence):
 
 Outputs = tuple[Output, ...] | OutputsInParts
 """The outputs of a step, as its manifest lists them."""
+
+
+class LinesOnDisk:
+    """LinesOnDisk holds lines by group, in an unnamed file on local disk.
+
+    The file ends with the process.
+    """
+
+    def __init__(self) -> None:
+        self._file = TemporaryFile(dir=local_folder())  # noqa: SIM115 - closed when we are collected
+        self._places: dict[int, Int64[np.ndarray, " lines"]] = {}
+        self._lengths: dict[int, Int32[np.ndarray, " lines"]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._places.values()))
+
+    def add(self, group: int, data: bytes) -> None:
+        """Add the lines of a group, whose number decides their place."""
+        lengths = np.array([len(line) + 1 for line in data.splitlines()], np.int32)
+        first_byte = self._file.tell()
+        self._places[group] = first_byte + np.cumsum(lengths, dtype=np.int64) - lengths
+        self._lengths[group] = lengths
+        self._file.write(data)
+        self._file.flush()
+
+    def in_order(self, order: Callable[[Sequence[int]], Sequence[int]]) -> Iterator[bytes]:
+        """Yield the lines of all groups, permuted."""
+        groups = sorted(self._places)
+        if not groups:
+            return
+        places = np.concatenate([self._places[group] for group in groups])
+        lengths = np.concatenate([self._lengths[group] for group in groups])
+        for number in order(range(len(places))):
+            yield os.pread(self._file.fileno(), int(lengths[number]), int(places[number]))
 
 
 def to_document(outputs: Outputs) -> list[dict[str, Any]]:

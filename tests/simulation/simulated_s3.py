@@ -232,6 +232,9 @@ class SimulatedStore(ObjectStore):
     def list(self, prefix: str) -> Any:
         return self._ask("list", prefix)
 
+    def list_each(self, prefix: str) -> Iterator[ObjectInfo]:
+        return iter(self.list(prefix))
+
     def delete(self, uri: str) -> None:
         self._ask("delete", uri)
 

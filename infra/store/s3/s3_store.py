@@ -5,7 +5,7 @@ import hashlib
 import io
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from functools import cached_property, partial
 from typing import Any, BinaryIO, Literal, TypeVar
@@ -137,12 +137,15 @@ class S3Store:
 
     def list(self, prefix: str) -> Listing:
         """Describe all objects below `prefix/`; each page is requested until two answers agree."""
+        return sorted(self.list_each(prefix), key=lambda info: info.uri)
+
+    def list_each(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Yield the objects of a page, then those of the next."""
         bucket, _ = split_s3(prefix)
-        found, page = [], Page()
+        page = Page()
         while not page.is_last:
             page = self._page(prefix, page.last_key)
-            found += page.describe(bucket)
-        return sorted(found, key=lambda info: info.uri)
+            yield from page.describe(bucket)
 
     def open(self, uri: str) -> BinaryIO:
         """Open the object for reading and seeking, in blocks of 8 MB."""

@@ -7,29 +7,22 @@ bucket, so nothing is shuffled, and all of a speaker's records are in one bucket
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import Commit, StepContext, once
 from pipeline.runs.manifest import Output, sha256
+from pipeline.runs.many_tasks import Folding, runner_of
 from pipeline.runs.names import INGEST_STEP, METADATA_FOLDER
-from pipeline.runs.step import (
-    Distribute,
-    StepContents,
-    StepResult,
-    StepSpec,
-    TaskPlan,
-    run_step,
-    run_tasks,
-)
+from pipeline.runs.step import Distribute, StepContents, StepResult, StepSpec, TaskPlan, run_step
 from pipeline.steps.ingestion.audio_durations import with_durations
+from pipeline.steps.ingestion.foreign_metadata import require_only
 from pipeline.steps.ingestion.formats import ManifestFormat
 from pipeline.steps.ingestion.manifest_objects import Piece
 from pipeline.steps.ingestion.manifest_records import RecordRules, records_of, with_audio
 from pipeline.steps.ingestion.metadata_objects import MetadataObjects
-from pipeline.steps.selection.buckets import is_mark
 
 _READ_BYTES = 8 * 2**20
 
@@ -105,10 +98,12 @@ def ingest_manifests(
             for name, (manifest, piece) in pieces.items()
         }
         plan = TaskPlan(tasks, ingest_piece, distribute, loss_budget)
-        contents = run_tasks(context, plan)
+        folding = Folding(first=_outputs_of(ingestion.texts), has_many_outputs=True)
+        contents = runner_of(plan, folding)(context, plan)
         if not ingestion.adds:
-            _require_only(store, corpus_uri, contents.outputs)
-        return _with_texts(store, corpus_uri, ingestion.texts, contents)
+            require_only(store, corpus_uri, contents.outputs, distribute)
+        _put_texts(store, corpus_uri, ingestion.texts)
+        return contents
 
     spec = StepSpec(store, run_uri, INGEST_STEP, ingestion.settings, digests=digests)
     return run_step(spec, make)
@@ -169,21 +164,12 @@ def _records(task: PieceTask) -> Iterator[Any]:
     return records_of(timed, task.rules, task.manifest.subset)
 
 
-def _require_only(store: ObjectStore, corpus_uri: str, outputs: Sequence[Output]) -> None:
-    """Raise ValueError for metadata in the corpus that this step did not write."""
-    ours = {join_uri(corpus_uri, output.key) for output in outputs}
-    for found in store.list(join_uri(corpus_uri, METADATA_FOLDER)):
-        if found.uri not in ours and not is_mark(found):
-            remedy = "use another corpus.uri, or remove the corpus there"
-            raise ValueError(f"{found.uri} is from another corpus than these manifests: {remedy}")
+def _outputs_of(texts: Mapping[str, bytes]) -> list[Output]:
+    return [Output(name, len(data), sha256(data), 0, 0) for name, data in texts.items()]
 
 
-def _with_texts(
-    store: ObjectStore, corpus_uri: str, texts: Mapping[str, bytes], contents: StepContents
-) -> StepContents:
+def _put_texts(store: ObjectStore, corpus_uri: str, texts: Mapping[str, bytes]) -> None:
     for name, data in texts.items():
         uri = join_uri(corpus_uri, name)
         if not store.put_if_absent(uri, data) and store.get(uri) != data:
             raise ValueError(f"{uri} has other bytes: use another corpus.uri, or remove it there")
-    written = [Output(name, len(data), sha256(data), 0, 0) for name, data in texts.items()]
-    return replace(contents, outputs=(*written, *contents.outputs))

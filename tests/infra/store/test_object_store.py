@@ -104,17 +104,25 @@ def test_list_is_recursive_sorted_and_stops_at_the_directory(store: ObjectStore,
     expected = sorted(join_uri(base, name) for name in names[:4])
     assert [info.uri for info in store.list(join_uri(base, "run"))] == expected
     assert [info.uri for info in store.list(join_uri(base, "run") + "/")] == expected
-    assert store.list(join_uri(base, "empty")) == []
+    assert sorted(info.uri for info in store.list_each(join_uri(base, "run"))) == expected
+    assert (
+        store.list(join_uri(base, "empty")) == list(store.list_each(join_uri(base, "empty"))) == []
+    )
 
 
 def test_list_goes_over_pages(bucket: str) -> None:
-    """More objects than one answer of S3 holds (1,000) are all listed."""
+    """More objects than one answer of S3 holds (1,000) are all listed, a page when it is read."""
     base = f"s3://{bucket}/many"
     store = ObjectStore((base,))
     uris = [f"{base}/{i:04}" for i in range(1003)]
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda uri: store.put(uri, b""), uris))
     assert [info.uri for info in store.list(base)] == uris
+    before, found = REQUESTS.total(), store.list_each(base)
+    assert [next(found).uri for _ in range(1000)] == uris[:1000]
+    first_page = (REQUESTS.total() - before).list
+    assert [info.uri for info in found] == uris[1000:]
+    assert (REQUESTS.total() - before).list == 2 * first_page
 
 
 def test_get_many_keeps_order_and_continues_after_errors(store: ObjectStore, base: str) -> None:
