@@ -64,6 +64,11 @@ class NumberedTasks(Mapping[str, T], Generic[Input, T]):
         return self._make(name, self._inputs[int(name)])
 
 
+def no_statistics(_: Sequence[Commit]) -> Statistics:
+    """Fold commits whose step has none; a name, as tasks receive it."""
+    return {}
+
+
 @dataclass(frozen=True, slots=True)
 class Folding:
     """Folding says how a step of many tasks adds up: its statistics, and the order of its outputs.
@@ -74,7 +79,7 @@ class Folding:
     have more than a driver can hold: any number is folded, in groups by the bytes of the commits.
     """
 
-    statistics: Callable[[Sequence[Commit]], Statistics] = lambda _: {}
+    statistics: Callable[[Sequence[Commit]], Statistics] = no_statistics
     order: Callable[[Sequence[int]], Sequence[int]] = lambda numbers: numbers
     first: Sequence[Output] = ()
     has_many_outputs: bool = False
