@@ -33,33 +33,29 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def rows(count: int) -> list[str]:
-    """Make rows of metadata, a line each, whose days are in random order."""
+def write_rows(count: int, path: Path) -> int:
+    """Write rows of metadata, a line each, whose days are in random order; return the bytes."""
     generator = random.Random(0)
-    return [
-        json.dumps(
-            {
+    with path.open("w") as file:
+        for number in range(count):
+            row = {
                 "utterance_id": f"u{number:08d}",
-                "speaker_id": f"s{generator.randrange(count)}",
+                "speaker_id": f"s{generator.randrange(count):08d}",
                 "duration_s": 1.5,
                 "created_at": f"2026-01-{1 + generator.randrange(NUM_DAYS):02d}T12:00:00+00:00",
                 "audio_uri": f"audio/{number:08d}.flac",
             }
-        )
-        + "\n"
-        for number in range(count)
-    ]
+            file.write(json.dumps(row) + "\n")
+    return path.stat().st_size
 
 
 def measure(count: int) -> None:
     """Ingest so many rows, and print the objects and the driver's memory as JSON."""
     with tempfile.TemporaryDirectory() as folder:
         store, run = ObjectStore((folder,)), f"{folder}/run"
-        lines = rows(count)
         uri = f"{folder}/m.jsonl"
-        Path(uri).write_text("".join(lines))
-        manifest_objects.PIECE_BYTES = ROWS_A_PIECE * len(lines[0])
-        del lines
+        num_bytes = write_rows(count, Path(uri))
+        manifest_objects.PIECE_BYTES = ROWS_A_PIECE * num_bytes // count
         with ProcessPoolExecutor(NUM_WORKERS, get_context("fork")) as pool:
             list(pool.map(os.getpid, ()))
 
