@@ -3,6 +3,7 @@
 import io
 import json
 from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
@@ -10,6 +11,7 @@ import numpy as np
 import soundfile
 
 from infra.store.object_store import ObjectStore, join_uri
+from pipeline.runs.step import Distribute
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -20,6 +22,22 @@ def serially(elements: Sequence[T], function: Callable[[T], R], description: str
     """Run a step's tasks one after the other, as a cluster of one would."""
     del description
     return [function(element) for element in elements]
+
+
+def killed_at(call: int) -> Distribute:
+    """Run tasks one after the other, over all of a step's waves, until a call kills the driver."""
+    calls = count(1)
+
+    def killing(elements: Sequence[T], function: Callable[[T], R], description: str) -> list[R]:
+        del description
+        results = []
+        for element in elements:
+            if next(calls) == call:
+                raise KeyboardInterrupt
+            results.append(function(element))
+        return results
+
+    return killing
 
 
 def flac(samples: np.ndarray, sample_rate: int = SAMPLE_RATE) -> bytes:

@@ -37,7 +37,7 @@ def test_many_are_deleted_and_their_neighbours_stay(base: str) -> None:
 
 
 def test_one_that_is_refused_ends_the_deletion(base: str) -> None:
-    """What lies outside of the prefixes; those behind it that had not begun stay."""
+    """An object outside of the prefixes; deletions behind it that had not begun never do."""
     store = ObjectStore((base,))
     uris = [join_uri(base, f"run/{number:03d}") for number in range(200)]
     for uri in uris:

@@ -18,7 +18,7 @@ from pipeline.runs.outputs import Output, OutputsInParts
 from pipeline.runs.step import Distribute, StepSpec, TaskPlan, run_step
 from pipeline.shuffling import shuffle
 from tests.pipeline.runs.small_commits import CONFIG, INPUTS, context, set_small_bounds
-from tests.small_corpus import serially
+from tests.small_corpus import killed_at, serially
 
 __all__ = ["context"]
 
@@ -147,21 +147,9 @@ def test_a_killed_driver_resumes_to_the_same_bytes(
     undisturbed = elsewhere(context, tmp_path_factory.mktemp("undisturbed"))
     run(undisturbed)
     ran: list[str] = []
-    calls = 0
-
-    def killing(elements: Sequence[Any], function: Callable[[Any], Any], _: str) -> list[Any]:
-        results = []
-        for element in elements:
-            nonlocal calls
-            calls += 1
-            if calls == kills_at:
-                raise KeyboardInterrupt
-            results.append(function(element))
-        return results
-
     # Eleven tasks and six groups: at the 17th call the last group is folded.
     with pytest.raises(KeyboardInterrupt):
-        run(context, killing, ran)
+        run(context, killed_at(kills_at), ran)
     assert run(context, serially, ran).outputs
     assert sorted(ran) == [f"{number:06d}" for number in range(NUM_TASKS)]
     for key in (f"{context.step}/manifest.json", *parts_of(context)):

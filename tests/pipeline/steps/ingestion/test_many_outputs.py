@@ -21,7 +21,7 @@ from pipeline.steps.ingestion.formats import Table
 from pipeline.steps.ingestion.ingest_manifests import Manifest, ManifestIngestion, ingest_manifests
 from pipeline.steps.ingestion.manifest_records import RecordRules
 from tests.pipeline.runs.small_commits import set_small_bounds
-from tests.small_corpus import serially
+from tests.small_corpus import killed_at, serially
 
 NUM_ROWS, NUM_DAYS, NUM_PIECES = 60, 6, 5
 TEXTS = {"lexicon.txt": b"yes Y EH S\n", "language_model.txt": b"yes yes\n"}
@@ -132,21 +132,9 @@ def test_a_killed_ingest_resumes_to_the_same_bytes(
     """Killed in a wave, between two, while commits are folded or names are hashed."""
     undisturbed = Corpus(tmp_path, "undisturbed")
     undisturbed.ingest()
-    calls = 0
-
-    def killing(elements: Sequence[Any], function: Callable[[Any], Any], _: str) -> list[Any]:
-        results = []
-        for element in elements:
-            nonlocal calls
-            calls += 1
-            if calls == kills_at:
-                raise KeyboardInterrupt
-            results.append(function(element))
-        return results
-
     # One manifest to digest, five pieces, five commits, then the parts.
     with pytest.raises(KeyboardInterrupt):
-        large.ingest(killing)
+        large.ingest(killed_at(kills_at))
     made = large.ingest()
     assert [part.key for part in made.parts]
     for key in ("ingest/manifest.json", *(part.key for part in made.parts)):
