@@ -16,9 +16,9 @@ from infra.configuration import (
 from infra.ranges import Items, Range, Seed, Text, check_ranges
 from pipeline.placement_versions import Versions
 from pipeline.runs.names import STUDENT, TEACHER, section_of
-from pipeline.steps.features import ExtractionConfig
 from pipeline.steps.repartition import RepartitionConfig
 from pipeline.steps.selection.select import SelectionConfig
+from pipeline.steps.utterance_features import ExtractionConfig
 from training.configuration.alignment import BootstrapConfig, TreeConfig
 from training.configuration.augmentation import AugmentationConfig
 from training.configuration.decoding import EvaluationConfig, TuningConfig

@@ -1,12 +1,15 @@
 """Subtract the causal mean of a speaker's stream (paper 003 II-B, IV-B2)."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float, Float32, Float64
 
 from pipeline.filterbank import NUM_BINS
 from pipeline.normalization import compiled
+
+MeanNormalization = Literal["causal", "none"]
 
 _BLOCK_FRAMES = 250  # a quarter of a megabyte of working memory, which stays in the L2 cache
 

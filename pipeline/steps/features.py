@@ -6,15 +6,12 @@ however long its speakers are; each is shuffled, its moments are kept with the c
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
-from infra.configuration import LATER, plain
-from infra.ranges import Range, Seed, check_ranges
+from infra.configuration import plain
 from infra.store.object_store import ObjectStore
-from pipeline.audio.conversion import NO_CONVERSION, AudioConversion
-from pipeline.filterbank.log_mel import Engine
 from pipeline.normalization import Moments
 from pipeline.records import Quarantined, Tally, Utterance, parse_utterance
 from pipeline.runs.commit import Commit, StepContext, once
@@ -32,7 +29,7 @@ from pipeline.runs.step import (
     TaskPlan,
     run_step,
 )
-from pipeline.shards import FeatureRow, Storage, write_features
+from pipeline.shards import FeatureRow, write_features
 from pipeline.shuffling import shuffle, shuffled_order
 from pipeline.steps.audio_objects import AudioObjects
 from pipeline.steps.increments.stream_means import (
@@ -42,7 +39,7 @@ from pipeline.steps.increments.stream_means import (
     merge_means,
     sum_late,
 )
-from pipeline.steps.utterance_features import audio_objects, extract_rows
+from pipeline.steps.utterance_features import ExtractionConfig, audio_objects, extract_rows
 
 MAX_SHARD_FRAMES = 2_000_000
 """5.5 hours in a shard: 256 MB in memory as float16. The paper's files have 5 hours."""
@@ -53,23 +50,6 @@ LOSS_INTERVAL = 100
 
 A shorter task ends as usual, with a whole ledger.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class ExtractionConfig:
-    """GETs in flight per task, the seed of both levels of the shuffle, engine and storage.
-
-    At most so many GETs: fewer while long utterances are in flight, within 256 MB in all. By
-    default audio of another rate than 16 kHz, or of several channels, is quarantined.
-    """
-
-    gets_in_flight: Annotated[int, Range(1, 64)]
-    seed: Seed
-    engine: Engine = "fast"
-    storage: Storage = "float16"
-    conversion: AudioConversion = field(default=NO_CONVERSION, metadata=LATER)
-
-    __post_init__ = check_ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,9 +204,8 @@ def extract_shards(
     task: FileTask, utterances: Sequence[Utterance], audio: AudioObjects, max_frames: int
 ) -> Extracted:
     """Read the audio once, and store its shards; all but the last if it must be read again."""
-    settings = task.config.engine, task.config.storage, task.config.conversion
     streams = task.means.read(utterances) if task.means else Streams(NO_STREAMS)
-    rows = extract_rows(utterances, audio.read(), *settings, streams)
+    rows = extract_rows(utterances, audio.read(), task.config, streams)
     quarantined: list[Quarantined] = []
     outputs, moments = [], Moments.zero()
 

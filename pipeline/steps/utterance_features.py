@@ -1,10 +1,14 @@
 """Make one utterance's row of features from its fetched audio, or its ledger row."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 from jaxtyping import Float32
 
+from infra.configuration import LATER
+from infra.ranges import Range, Seed, check_ranges
 from infra.store.object_store import (
     ObjectDenied,
     ObjectNotFound,
@@ -21,7 +25,7 @@ from pipeline.audio.errors import AudioError
 from pipeline.audio_parts import AudioPart
 from pipeline.filterbank import FRAME_SHIFT_MS
 from pipeline.filterbank.log_mel import Engine, log_mel_energies
-from pipeline.normalization import CausalMean
+from pipeline.normalization import CausalMean, MeanNormalization
 from pipeline.records import Quarantined, Utterance
 from pipeline.runs.names import ACCESS_DENIED, MISSING_OBJECT, OUTSIDE_PREFIXES
 from pipeline.shards import FeatureRow, Storage, as_stored
@@ -41,6 +45,25 @@ REFUSALS = {
     PrefixError: OUTSIDE_PREFIXES,
     ObjectTooLarge: "too_large",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractionConfig:
+    """GETs in flight per task, the seed of both levels of the shuffle, engine, storage and mean.
+
+    At most so many GETs: fewer while long utterances are in flight, within 256 MB in all. By
+    default audio of another rate than 16 kHz, or of several channels, is quarantined. With the
+    mean "none" nothing is subtracted: for an ablation, or where gains never differ.
+    """
+
+    gets_in_flight: Annotated[int, Range(1, 64)]
+    seed: Seed
+    engine: Engine = "fast"
+    storage: Storage = "float16"
+    conversion: AudioConversion = field(default=NO_CONVERSION, metadata=LATER)
+    mean: MeanNormalization = field(default="causal", metadata=LATER)
+
+    __post_init__ = check_ranges
 
 
 def audio_objects(
@@ -73,9 +96,7 @@ def wanted_audio(
 def extract_rows(
     utterances: Sequence[Utterance],
     audio: Iterable[FoundAudio],
-    engine: Engine,
-    storage: Storage,
-    conversion: AudioConversion = NO_CONVERSION,
+    config: ExtractionConfig,
     streams: Streams | None = None,
 ) -> Iterator[FeatureRow | Quarantined]:
     """Yield the features of each utterance, or its ledger row, in order.
@@ -92,7 +113,7 @@ def extract_rows(
         if utterance.stream not in means:
             means[utterance.stream] = streams.begin(utterance)
         mean = means[utterance.stream]
-        row = extract_utterance(utterance, found, mean, engine, storage, conversion)
+        row = extract_utterance(utterance, found, mean, config)
         if isinstance(row, FeatureRow):
             streams.advance(utterance, mean)
         yield row
@@ -118,9 +139,7 @@ def extract_utterance(
     utterance: Utterance,
     found: FoundAudio,
     mean: CausalMean,
-    engine: Engine,
-    storage: Storage,
-    conversion: AudioConversion,
+    config: ExtractionConfig,
 ) -> FeatureRow | Quarantined:
     """Decode, filter and subtract the causal mean; what fails does not touch the mean."""
     if isinstance(found, StoreError):
@@ -131,9 +150,11 @@ def extract_utterance(
     if isinstance(found, AudioError):
         return quarantine(utterance, found.reason, found.detail, 0)
     try:
-        energies, audio_form = _energies(utterance, found.data, engine, conversion)
+        energies, audio_form = _energies(utterance, found.data, config.engine, config.conversion)
     except AudioError as error:
         return quarantine(utterance, error.reason, error.detail, len(found.data))
+    is_causal = config.mean == "causal"
+    features = mean.subtract(energies, np.float16) if is_causal else energies.astype(np.float16)
     return FeatureRow(
         utterance_id=utterance.utterance_id,
         speaker_id=utterance.speaker_id,
@@ -143,8 +164,8 @@ def extract_utterance(
         audio_etag=found.etag,
         text=utterance.text,
         placement=utterance.placement,
-        features=as_stored(mean.subtract(energies, np.float16), storage),
-        storage=storage,
+        features=as_stored(features, config.storage),
+        storage=config.storage,
         audio_form=audio_form,
         audio_part=utterance.part,
     )

@@ -15,13 +15,12 @@ from tests.benchmarks.rotation.__main__ import (
     RECIPE,
     Experiment,
     begun_before,
-    collect,
     link_scores,
 )
 from tests.benchmarks.rotation.ablations import ABLATIONS
 from tests.benchmarks.rotation.folds import NUM_FOLDS, Corpus, Fold, fold_of
 from tests.benchmarks.rotation.lanes import link_run
-from tests.benchmarks.rotation.scores import Scoring
+from tests.benchmarks.rotation.scores import Scoring, collect
 from tests.benchmarks.rotation.table import Measured, pair_table, whole_table
 from training.recipes import read_recipe
 
@@ -194,6 +193,7 @@ def test_ablations_differ_from_the_recipe_in_values_that_it_may_have(label: str)
     }
     assert differing
     sections = {
+        "extract_features": {"features"},
         "align": {"alignment"},
         "train_baseline": {"baseline", "teacher", "student"},
         "train_teacher": {"teacher", "sequence_training"},

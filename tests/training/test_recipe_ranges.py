@@ -21,7 +21,7 @@ from infra.store.s3.s3_store import MAX_CONNECTIONS
 from jobs.planning.calibration.throughputs import read_published
 from jobs.planning.scaling_options import read_scaling
 from jobs.synthesis.plan import SynthesisConfig
-from pipeline.steps.features import ExtractionConfig
+from pipeline.steps.utterance_features import ExtractionConfig
 from training.configuration.models import FactoryConfig
 from training.configuration.targets import MemberConfig, OwnTeacherConfig
 from training.configuration.trainers import TRAINERS

@@ -37,7 +37,7 @@ def export_model(
         raise ValueError(f"{name} cannot be exported: {error}") from error
     trained = load_model(store, run_uri, name, form)
     assert isinstance(trained.model, LstmModel)
-    network = streaming_graph(trained.model)
+    network = streaming_graph(trained.model, recipe.features.mean)
     settings = recipe_settings(recipe.evaluation)
     if DEV in subsets_of_run(store, run_uri, features_step):
         settings = tuned_settings(store, run_uri)[name]

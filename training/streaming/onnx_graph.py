@@ -16,6 +16,7 @@ from onnxruntime.quantization import quantize_dynamic
 from torch import Tensor
 
 from pipeline.filterbank import NUM_BINS
+from pipeline.normalization import MeanNormalization
 from pipeline.splicing import NUM_INPUTS, STACK
 from training.configuration.models import LstmConfig, ModelConfig
 from training.models.lstm import LstmModel
@@ -37,7 +38,7 @@ OPSET, IR_VERSION = 18, 9
 _FLOAT, _DOUBLE, _INT64 = TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.INT64
 
 
-def streaming_graph(model: LstmModel) -> onnx.ModelProto:
+def streaming_graph(model: LstmModel, mean: MeanNormalization = "causal") -> onnx.ModelProto:
     """Write the graph of a model that runs forward in time.
 
     Inputs are `energies` (streams, frames, 64), of which the frames are a multiple of 3, and the
@@ -45,7 +46,7 @@ def streaming_graph(model: LstmModel) -> onnx.ModelProto:
     at the end of an utterance. Outputs are `logits` (streams, rows, senones) and the next state.
     """
     graph = _Graph()
-    features = _causal_features(graph)
+    features = _causal_features(graph) if mean == "causal" else _energies_as_stored(graph)
     logits = _logits(graph, model, _normalized_rows(graph, model, features))
     graph.add("Identity", [logits], LOGITS)
     return graph.proto(model)
@@ -150,10 +151,19 @@ def _causal_features(graph: _Graph) -> str:
     add("Add", [COUNT, num_frames], next_name(COUNT))
     shares = add("Div", [graph.constant(1, np.float64), add("Cast", [counts], to=_DOUBLE)])
     means = add("Mul", [own, add("Unsqueeze", [shares, graph.integers(2)])])
-    # Stored features are float16, and the model was trained on these.
-    narrow = add("Cast", [add("Sub", [wide, means])], to=_FLOAT)
-    half = add("Cast", [narrow], to=TensorProto.FLOAT16)
-    return add("Cast", [half], to=_FLOAT)
+    return _as_stored(graph, add("Cast", [add("Sub", [wide, means])], to=_FLOAT))
+
+
+def _energies_as_stored(graph: _Graph) -> str:
+    """Subtract nothing: the state has count and sum all the same, so that callers need no case."""
+    for name in (COUNT, SUM):
+        graph.add("Identity", [name], next_name(name))
+    return _as_stored(graph, ENERGIES)
+
+
+def _as_stored(graph: _Graph, features: str) -> str:
+    """Round to float16, as features are stored and as the model heard them in training."""
+    return graph.add("Cast", [graph.add("Cast", [features], to=TensorProto.FLOAT16)], to=_FLOAT)
 
 
 def _normalized_rows(graph: _Graph, model: LstmModel, features: str) -> str:

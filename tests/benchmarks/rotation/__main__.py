@@ -21,11 +21,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from infra.configuration import canonical_json, plain
 from jobs.cli.catalogue import INGEST, STEPS, TRAIN_BASELINE
@@ -41,7 +39,14 @@ from tests.benchmarks.rotation.lanes import (
     run_lanes,
     steps_from,
 )
-from tests.benchmarks.rotation.scores import CLEAN, Scoring, is_trained, score_all
+from tests.benchmarks.rotation.scores import (
+    CLEAN,
+    SECOND_TEACHER,
+    Scoring,
+    collect,
+    is_trained,
+    score_all,
+)
 from training.recipes import Recipe, read_recipe
 
 RECIPE = Path(__file__).parent / "recipe.toml"
@@ -133,6 +138,13 @@ def train(experiment: Experiment) -> None:
     )
 
 
+def train_without_oracle(experiment: Experiment) -> None:
+    """Run all steps but the oracle's in one lane, so that two ablations can run side by side."""
+    of_baseline = experiment.epochs(experiment.fold.labelled)
+    steps = (*DATA_STEPS, *BASELINE_STEPS, *STUDENT_STEPS)
+    run_lanes([experiment.lane("run", steps, *of_baseline)])
+
+
 def train_supervised(experiment: Experiment) -> None:
     """Train the student's and the teacher's form on all speakers but the held-out ones."""
     run_lanes([experiment.lane(ORACLE, DATA_STEPS, *SUPERVISED)])
@@ -144,7 +156,8 @@ def scorings(experiment: Experiment, is_supervised: bool) -> Iterator[Scoring]:
     """Yield the models to score, under the names of their rows."""
     folder, recipe = experiment.folder, experiment.recipe()
     run, oracle = folder / "run", folder / ORACLE
-    names = {row: (oracle if is_supervised else run, row) for row in (BASELINE, TEACHER, STUDENT)}
+    rows = (BASELINE, TEACHER, SECOND_TEACHER, STUDENT)
+    names = {row: (oracle if is_supervised else run, row) for row in rows}
     if not is_supervised:
         names[ORACLE] = oracle, BASELINE
     (folder / "scores").mkdir(exist_ok=True)
@@ -154,31 +167,6 @@ def scorings(experiment: Experiment, is_supervised: bool) -> Iterator[Scoring]:
                 result = folder / "scores" / f"{change(row)}.json"
                 language = place if is_supervised else run
                 yield Scoring(change(row), change(name), place, language, recipe, result)
-
-
-def collect(found: Sequence[Scoring], about: dict[str, Any], target: Path) -> None:
-    """Write one line of facts, then one for each placement and speaker, utterance by utterance."""
-    scored = {each.row: json.loads(each.result.read_text()) for each in found}
-    about |= {"models": {row: each["facts"] for row, each in scored.items()}}
-    lines = [json.dumps(about, sort_keys=True)]
-    columns = [sorted(each["utterances"], key=_place) for each in scored.values()]
-    for (placement, speaker), same in groupby(
-        zip(*columns, strict=True), key=lambda u: _place(u[0])[:2]
-    ):
-        utterances = list(same)
-        errors = {
-            row: [each[column]["errors"] for each in utterances]
-            for column, row in enumerate(scored)
-        }
-        words = [each[0]["words"] for each in utterances]
-        line = {"placement": placement, "speaker": speaker, "words": words, "errors": errors}
-        lines.append(json.dumps(line))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text("".join(f"{line}\n" for line in lines))
-
-
-def _place(utterance: dict[str, Any]) -> tuple[str, str, str]:
-    return utterance["placement"], utterance["speaker_id"], utterance["utterance_id"]
 
 
 def parsed() -> argparse.Namespace:
@@ -200,6 +188,7 @@ def parsed() -> argparse.Namespace:
         help="placements of each training utterance, of the six",
     )
     parser.add_argument("--supervised", action="store_true", help="no unlabelled speech")
+    parser.add_argument("--without-oracle", action="store_true", help="then nothing is recovered")
     parser.add_argument("--label", default="rotation", help="name of the recipe that is measured")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     parser.add_argument("--reuse", metavar="LABEL", help="begin with what this label has finished")
@@ -238,7 +227,7 @@ def main() -> None:
         experiment = replace(experiment, first_step=arguments.again)
         take_over(experiment, arguments.out / arguments.reuse / name)
     experiment = replace(experiment, is_resumed=begun_before(experiment))
-    (train_supervised if arguments.supervised else train)(experiment)
+    training_of(arguments)(experiment)
     found = list(scorings(experiment, arguments.supervised))
     score_all(found)
     hours = {s: corpus.hours(each) for s, each in experiment.fold.subsets().items()}
@@ -258,6 +247,13 @@ def main() -> None:
     }
     collect(found, about, target)
     print(target)
+
+
+def training_of(arguments: argparse.Namespace) -> Callable[[Experiment], None]:
+    """Return what trains the models that the command line asks for."""
+    if arguments.supervised:
+        return train_supervised
+    return train_without_oracle if arguments.without_oracle else train
 
 
 def take_over(experiment: Experiment, source: Path) -> None:

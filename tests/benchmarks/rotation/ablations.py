@@ -4,6 +4,7 @@ python -m tests.benchmarks.rotation.ablations --fold 0 --seed 17 --kaldi-dir DIR
 python -m tests.benchmarks.rotation.table DIR/results/*.jsonl --against rotation
 
 Takes the steps before over from the rotation's own run of this fold and seed, which must be there.
+No oracle is trained: each ablation works on one core, so that two commands may run side by side.
 What has a result is left; `--only LABEL ...` measures some alone.
 """
 
@@ -17,6 +18,7 @@ from infra.store.object_store import ObjectStore
 from jobs.cli.catalogue import (
     ALIGN,
     EVALUATE,
+    EXTRACT_FEATURES,
     GENERATE_TARGETS,
     TRAIN_BASELINE,
     TRAIN_STUDENT,
@@ -67,6 +69,7 @@ ABLATIONS: Mapping[str, Ablation] = {
     "no-speeds": Ablation(
         TRAIN_BASELINE, tuple(f"{model}.augmentation.speed=[1.0]" for model in MODELS)
     ),
+    "no-causal-mean": Ablation(EXTRACT_FEATURES, ("features.mean=none",)),
     "own-alignments": Ablation(ALIGN, ("alignment.versions=own",)),
     "witten-bell": Ablation(EVALUATE, ("evaluation.smoothing=witten_bell",)),
     "bigram": Ablation(EVALUATE, ("evaluation.ngram_order=2",)),
@@ -78,7 +81,7 @@ ABLATIONS: Mapping[str, Ablation] = {
 def command(label: str, ablation: Ablation, rest: list[str], num_senones: int) -> list[str]:
     """Return the rotation's command line of one ablation; `rest` names fold, seed and folders."""
     settings = [part for each in ablation.values(num_senones) for part in ("--set", each)]
-    taken = ["--reuse", REFERENCE, "--again", ablation.again]
+    taken = ["--reuse", REFERENCE, "--again", ablation.again, "--without-oracle"]
     ranks = ["--student-ranks", str(ablation.student_ranks)]
     module = [sys.executable, "-m", "tests.benchmarks.rotation"]
     return [*module, "--label", label, *taken, *ranks, *settings, *rest]

@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,14 @@ import torch
 
 from infra.store.object_store import ObjectStore
 from pipeline.runs.manifest import is_finished, read_manifest
-from pipeline.runs.names import CHECKPOINTS_FOLDER, DEV, HELDOUT, features_step, model_step
+from pipeline.runs.names import (
+    CHECKPOINTS_FOLDER,
+    DEV,
+    HELDOUT,
+    TargetsRound,
+    features_step,
+    model_step,
+)
 from pipeline.shards import FeatureRow
 from tests.benchmarks.rotation.lanes import NUM_LANES
 from training.decoding.decoder import DecoderConfig, decode
@@ -30,6 +38,8 @@ from training.targets.alignment import log_likelihoods, read_tree
 from training.targets.labelled import labelled_transcripts, read_shards
 
 CLEAN = "clean"
+SECOND_TEACHER = TargetsRound(2, 2).sibling
+"""The bidirectional model that labels the second round's targets, which the student learns from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,3 +163,28 @@ def _facts(store: ObjectStore, run_uri: str, name: str, model: TrainedModel) -> 
 def is_trained(run: Path, name: str) -> bool:
     """Return whether the run has the model."""
     return is_finished(ObjectStore((str(run),)), str(run), model_step(name))
+
+
+def collect(found: Sequence[Scoring], about: dict[str, Any], target: Path) -> None:
+    """Write one line of facts, then one for each placement and speaker, utterance by utterance."""
+    scored = {each.row: json.loads(each.result.read_text()) for each in found}
+    about |= {"models": {row: each["facts"] for row, each in scored.items()}}
+    lines = [json.dumps(about, sort_keys=True)]
+    columns = [sorted(each["utterances"], key=_place) for each in scored.values()]
+    for (placement, speaker), same in groupby(
+        zip(*columns, strict=True), key=lambda u: _place(u[0])[:2]
+    ):
+        utterances = list(same)
+        errors = {
+            row: [each[column]["errors"] for each in utterances]
+            for column, row in enumerate(scored)
+        }
+        words = [each[0]["words"] for each in utterances]
+        line = {"placement": placement, "speaker": speaker, "words": words, "errors": errors}
+        lines.append(json.dumps(line))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text("".join(f"{line}\n" for line in lines))
+
+
+def _place(utterance: dict[str, Any]) -> tuple[str, str, str]:
+    return utterance["placement"], utterance["speaker_id"], utterance["utterance_id"]

@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 
 from pipeline.runs.names import BASELINE, STUDENT, TEACHER, sequence_trained
+from tests.benchmarks.rotation.scores import SECOND_TEACHER
 from training.evaluation.speaker_bootstrap import Estimate, SpeakerCounts, resample
 
 ORACLE = "oracle"
-PLAIN_ROWS = (BASELINE, TEACHER, STUDENT, ORACLE)
+PLAIN_ROWS = (BASELINE, TEACHER, SECOND_TEACHER, STUDENT, ORACLE)
 ROWS = (*PLAIN_ROWS, *map(sequence_trained, PLAIN_ROWS))
 EVERY = "all"
 

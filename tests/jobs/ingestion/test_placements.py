@@ -24,7 +24,7 @@ from pipeline.audio.decode import decode_audio, decode_utterance
 from pipeline.records import Tally, Utterance, stream_order
 from pipeline.runs.manifest import read_manifest, sha256
 from pipeline.shards import FeatureRow
-from pipeline.steps.utterance_features import audio_objects, extract_rows
+from pipeline.steps.utterance_features import ExtractionConfig, audio_objects, extract_rows
 from tests.job_programs import RunJob
 from tests.jobs.ingestion.conftest import append, write
 from tests.jobs.ingestion.test_kaldi_directory import metadata, tree
@@ -95,7 +95,7 @@ def features_of(corpus: Path, speaker_id: str) -> dict[str, bytes]:
     records = [record for _, record in metadata(corpus) if record.speaker_id == speaker_id]
     records.sort(key=stream_order)
     audio = audio_objects(ObjectStore((str(corpus),)), str(corpus), records, 4)
-    rows = list(extract_rows(records, audio.read(), "fast", "float16"))
+    rows = list(extract_rows(records, audio.read(), ExtractionConfig(4, 3)))
     return {row.utterance_id: row.features.tobytes() for row in rows if isinstance(row, FeatureRow)}
 
 

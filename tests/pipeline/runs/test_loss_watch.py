@@ -19,8 +19,9 @@ from pipeline.runs.loss_watch import Overrun
 from pipeline.runs.manifest import manifest_uri, read_manifest, read_output
 from pipeline.runs.step import StepSpec, TaskPlan, run_step, run_tasks
 from pipeline.steps import audio_objects, features
-from pipeline.steps.features import ExtractionConfig, extract_features
+from pipeline.steps.features import extract_features
 from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
+from pipeline.steps.utterance_features import ExtractionConfig
 from tests.pipeline.runs.small_commits import CONFIG, INPUTS, context
 from tests.small_corpus import local_store, serially, write_corpus
 

@@ -11,8 +11,9 @@ from infra.store.objects import Admit, admit_all
 from pipeline.runs.commit import read_commits
 from pipeline.runs.manifest import Manifest, manifest_uri
 from pipeline.steps import audio_objects
-from pipeline.steps.features import ExtractionConfig, FileTask, extract_features, extract_file
+from pipeline.steps.features import FileTask, extract_features, extract_file
 from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
+from pipeline.steps.utterance_features import ExtractionConfig
 from tests.faults.bad_input.small_runs import ledger
 from tests.small_corpus import local_store, serially, write_corpus
 

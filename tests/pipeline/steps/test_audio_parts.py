@@ -20,7 +20,7 @@ from pipeline.audio_parts import AudioPart, Member, Segment, part_from_text, par
 from pipeline.records import MetadataError, Quarantined, Utterance, parse_utterance
 from pipeline.shards import FeatureRow, read_features, write_features
 from pipeline.steps import part_requests
-from pipeline.steps.utterance_features import audio_objects, extract_rows
+from pipeline.steps.utterance_features import ExtractionConfig, audio_objects, extract_rows
 from tests.small_corpus import flac, tone, wav
 
 RATE = 16_000
@@ -37,7 +37,9 @@ def extract(
     store: ObjectStore, corpus: str, utterances: Sequence[Utterance]
 ) -> list[FeatureRow | Quarantined]:
     audio = audio_objects(store, corpus, utterances, 4, CONVERSION)
-    return list(extract_rows(utterances, audio.read(), "fast", "float16", CONVERSION))
+    return list(
+        extract_rows(utterances, audio.read(), ExtractionConfig(4, 3, conversion=CONVERSION))
+    )
 
 
 def encoded(samples: np.ndarray, form: str, subtype: str, rate: int = RATE) -> bytes:

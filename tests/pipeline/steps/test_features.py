@@ -2,6 +2,7 @@
 
 import io
 import tracemalloc
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +12,11 @@ import numpy as np
 import pytest
 import soundfile
 
-from infra.store.object_store import ObjectStore
+from infra.store.object_store import ObjectStore, join_uri
 from pipeline.audio.conversion import AudioConversion
-from pipeline.audio.decode import decode_audio
-from pipeline.normalization import Moments
+from pipeline.audio.decode import decode_audio, decode_utterance
+from pipeline.filterbank.log_mel import log_mel_energies
+from pipeline.normalization import CausalMean, Moments
 from pipeline.records import Quarantined, Utterance
 from pipeline.runs.manifest import Manifest, read_manifest, read_output
 from pipeline.shards import (
@@ -25,11 +27,16 @@ from pipeline.shards import (
     read_targets,
     write_partition,
 )
-from pipeline.steps.features import ExtractionConfig, FileTask, extract_features, extract_file
+from pipeline.steps.features import FileTask, extract_features, extract_file
 from pipeline.steps.repartition import RepartitionConfig, repartition
 from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
 from pipeline.steps.targets import TargetsConfig, generate_targets
-from pipeline.steps.utterance_features import audio_objects, extract_rows, size_bound
+from pipeline.steps.utterance_features import (
+    ExtractionConfig,
+    audio_objects,
+    extract_rows,
+    size_bound,
+)
 from tests.four_steps import put_teacher, teacher
 from tests.long_speaker import measured
 from tests.small_corpus import local_store, serially, write_corpus
@@ -126,6 +133,22 @@ def test_stored_features_are_those_of_the_reference_engine(tmp_path: Path) -> No
             np.testing.assert_allclose(row.features, reference.features, rtol=2e-3, atol=2e-3)
 
 
+def test_the_mean_none_stores_the_energies_themselves(tmp_path: Path) -> None:
+    """Each row is the filter bank's output in float16; the causal mean of these is the default."""
+    plain = extracted(tmp_path / "none", 10**6, replace(CONFIG, mean="none"))
+    causal = extracted(tmp_path / "causal", 10**6)
+    for ours, theirs in zip(shards(*plain), shards(*causal), strict=True):
+        streams = defaultdict[str, CausalMean](CausalMean)
+        by_time = sorted(zip(ours, theirs, strict=True), key=lambda pair: pair[0].created_at)
+        for row, subtracted in by_time:
+            data = plain[0].get(join_uri(plain[1], "corpus", row.audio_uri))
+            samples = decode_utterance(data, row.utterance_id, row.duration_ms / 1000).samples
+            energies = log_mel_energies(samples, CONFIG.engine)
+            np.testing.assert_array_equal(row.features, energies.astype(np.float16))
+            expected = streams[row.speaker_id].subtract(energies, np.float16)
+            np.testing.assert_array_equal(subtracted.features, expected)
+
+
 @pytest.mark.parametrize("storage", ["float16", "uint8"])
 def test_moments_are_of_what_is_stored(tmp_path: Path, storage: Storage) -> None:
     """All shards together have the manifest's mean and deviation."""
@@ -189,7 +212,7 @@ def test_a_sparse_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
     store = ObjectStore((str(tmp_path),))
     tracemalloc.start()
     audio = audio_objects(store, str(tmp_path), [long], 4)
-    [row] = extract_rows([long], audio.read(), "fast", "float16")
+    [row] = extract_rows([long], audio.read(), CONFIG)
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert isinstance(row, Quarantined)

@@ -29,10 +29,11 @@ from pipeline.shards import (
 )
 from pipeline.splicing import splice
 from pipeline.steps import audio_objects
-from pipeline.steps.features import ExtractionConfig, FileTask, extract_features
+from pipeline.steps.features import FileTask, extract_features
 from pipeline.steps.repartition import RepartitionConfig, repartition
 from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
 from pipeline.steps.targets import TargetsConfig, generate_targets
+from pipeline.steps.utterance_features import ExtractionConfig
 from tests import small_run
 from tests.in_process_teacher import teacher_of
 from tests.small_corpus import (

@@ -96,6 +96,19 @@ def test_the_features_inside_are_those_of_extraction_to_the_bit() -> None:
         np.testing.assert_array_equal(state.last_row[0], stored[row].astype(np.float32))
 
 
+def test_without_a_mean_pieces_have_the_logits_of_the_whole() -> None:
+    """The graph of a recipe with the mean "none" hears the energies themselves, in float16."""
+    model = MODELS[STUDENT]
+    exported = StreamingModel(streaming_graph(model, "none").SerializeToString())
+    heard = np.random.default_rng(2).normal(4, 3, size=(60, 64)).astype(np.float32)
+    stream = AcousticStream(exported, STUDENT.delay)
+    found = np.concatenate([stream.accept(heard[:21]), stream.accept(heard[21:]), stream.finish()])
+    rows = torch.from_numpy(splice(heard.astype(np.float16), 0).astype(np.float32))
+    np.testing.assert_allclose(found, model.utterance_logits([rows])[0].numpy(), rtol=0, atol=1e-4)
+    causal = batch_logits(model, heard, CausalMean())
+    assert np.abs(found - causal).max() > 0.1
+
+
 def test_a_long_stream_needs_the_sum_in_float64() -> None:
     """After ten million frames (28 h) the mean is the exact one, which float32 misses by 0.05."""
     count = 10_000_000
