@@ -16,12 +16,19 @@ from tests.benchmarks.rotation.__main__ import (
     Experiment,
     begun_before,
     link_scores,
+    recipe_digest,
 )
 from tests.benchmarks.rotation.ablations import ABLATIONS
 from tests.benchmarks.rotation.folds import NUM_FOLDS, Corpus, Fold, fold_of
 from tests.benchmarks.rotation.lanes import link_run
 from tests.benchmarks.rotation.scores import Scoring, collect
-from tests.benchmarks.rotation.table import Measured, pair_table, whole_table
+from tests.benchmarks.rotation.table import (
+    Measured,
+    ablation_table,
+    pair_table,
+    require_one_recipe,
+    whole_table,
+)
 from training.recipes import read_recipe
 
 SPEAKERS = [f"{'f' if number < 21 else 'm'}{number:02d}" for number in range(74)]
@@ -137,6 +144,39 @@ def test_pairs_are_compared_on_folds_that_both_have(tmp_path: Path) -> None:
     ]
     (line,) = [each for each in pair_table(files, "plain", "student") if "other" in each]
     assert line == "| other | 1 | 40.0 -> 30.0: 25.0 (25.0..25.0) |"
+
+
+def test_ablations_show_the_student_before_and_after_smbr(tmp_path: Path) -> None:
+    """Each label has both of its students against the reference's, errors of all placements."""
+    files = []
+    for label, errors, after in (("plain", [4] * 4, [2] * 4), ("other", [3] * 4, [3] * 4)):
+        folder = tmp_path / label
+        folder.mkdir()
+        found = [scored(folder, "student", errors), scored(folder, "student_smbr", after)]
+        about = {"condition": "multi", "fold": 0, "seed": 1, "label": label}
+        collect(found, about, folder / "result.jsonl")
+        files.append(Measured.read(folder / "result.jsonl"))
+    *_, line = ablation_table(files, "plain")
+    gain, loss = "40.0 -> 30.0: 25.0 (25.0..25.0)", "20.0 -> 30.0: -50.0 (-50.0..-50.0)"
+    assert line == f"| other | 1 | {gain} | {loss} |"
+    table = "\n".join(whole_table(files[:1]))
+    assert "| student: WERR of sMBR | 50.0 (50.0..50.0) |" in table
+
+
+def test_unlike_recipes_under_one_label_are_refused(tmp_path: Path) -> None:
+    """The digest of the resolved recipe tells them apart, whatever seeds and epochs a fold sets."""
+    files = [measured(tmp_path / str(n), "plain", [4] * 4, fold=n) for n in range(2)]
+    one, other = recipe_digest([]), recipe_digest(["student.num_passes=5"])
+    same, unlike = [
+        [
+            replace(each, about={**each.about, "recipe_sha256": found})
+            for each, found in zip(files, pair, strict=True)
+        ]
+        for pair in ((one, one), (one, other))
+    ]
+    require_one_recipe(same)
+    with pytest.raises(ValueError, match=f"label 'plain': recipes {one[:12]} and {other[:12]}"):
+        require_one_recipe(unlike)
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:

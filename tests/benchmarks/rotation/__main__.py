@@ -23,6 +23,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 
 from infra.configuration import canonical_json, plain
@@ -239,6 +241,8 @@ def main() -> None:
         "drawn": arguments.drawn,
         "student_ranks": arguments.student_ranks,
         "settings": [*(SUPERVISED if arguments.supervised else ()), *arguments.set],
+        "recipe_sha256": recipe_digest(arguments.set),
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "hours": hours,
         # Of a fold that was cut off these are the last call's alone.
         "is_resumed": experiment.is_resumed,
@@ -247,6 +251,11 @@ def main() -> None:
     }
     collect(found, about, target)
     print(target)
+
+
+def recipe_digest(overrides: Sequence[str]) -> str:
+    """Return the SHA-256 of the resolved recipe, before the fold's own seeds and epochs."""
+    return sha256(canonical_json(plain(read_recipe(str(RECIPE), overrides))).encode()).hexdigest()
 
 
 def training_of(arguments: argparse.Namespace) -> Callable[[Experiment], None]:

@@ -28,6 +28,8 @@ from training.targets.alignment import read_tree
 
 REFERENCE = "rotation"
 MODELS = ("baseline", "teacher", "student")
+MASKS = ("frequency_masks=2", "time_masks=1", "time_mask_frames=18")
+"""Up to 10 of 64 bins twice, and up to 180 ms once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +64,17 @@ ABLATIONS: Mapping[str, Ablation] = {
     **{f"ensemble-{m}": Ablation(TRAIN_TEACHER, (f"teacher.ensemble={m}",)) for m in (2, 3)},
     **{f"passes-{p}": Ablation(TRAIN_STUDENT, (f"student.num_passes={p}",)) for p in (2, 6, 12)},
     "no-whole-utterances": Ablation(TRAIN_STUDENT, ("student.num_whole_utterance_sub_epochs=0",)),
+    "labelled-shares-100": Ablation(TRAIN_STUDENT, ("student.num_labelled_shares=100",)),
     "no-scheduled-rate": Ablation(TRAIN_STUDENT, ("student.labelled_rate_factor=1.0",)),
     "htm": distributed("htm", "gradient_threshold=0.25", "group_size=2"),
     "bmuf-nesterov": distributed("bmuf", "form=nesterov"),
     "bmuf-as-printed": distributed("bmuf", "form=as_printed"),
     "no-speeds": Ablation(
         TRAIN_BASELINE, tuple(f"{model}.augmentation.speed=[1.0]" for model in MODELS)
+    ),
+    "masks": Ablation(
+        TRAIN_BASELINE,
+        tuple(f"{model}.augmentation.{each}" for model in MODELS for each in MASKS),
     ),
     "no-causal-mean": Ablation(EXTRACT_FEATURES, ("features.mean=none",)),
     "own-alignments": Ablation(ALIGN, ("alignment.versions=own",)),

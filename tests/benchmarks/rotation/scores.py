@@ -180,8 +180,9 @@ def collect(found: Sequence[Scoring], about: dict[str, Any], target: Path) -> No
             for column, row in enumerate(scored)
         }
         words = [each[0]["words"] for each in utterances]
-        line = {"placement": placement, "speaker": speaker, "words": words, "errors": errors}
-        lines.append(json.dumps(line))
+        ids = [each[0]["utterance_id"] for each in utterances]
+        line = {"placement": placement, "speaker": speaker, "utterances": ids, "words": words}
+        lines.append(json.dumps({**line, "errors": errors}))
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text("".join(f"{line}\n" for line in lines))
 

@@ -1,12 +1,14 @@
 """Fold the rotation's result files into one table, whichever days and folds they are of.
 
 python -m tests.benchmarks.rotation.table tests/benchmarks/rotation/results/*.jsonl
-python -m tests.benchmarks.rotation.table FILES --against rotation --row student
+python -m tests.benchmarks.rotation.table FILES --against rotation [--row student]
 
 Errors are pooled over folds and seeds, for each placement and for all together. Intervals are of
 95 %, by bootstrap over speakers, on the same draws for both models of a pair. WERR is against the
-baseline with sMBR where the row has it, and recovery is WERR's share of the oracle's. With
-`--against`, each other label is compared with this one, on the folds and seeds that both have.
+baseline with sMBR where the row has it, and recovery is WERR's share of the oracle's; what sMBR
+itself gains is a row too. With `--against`, each other label is compared with this one, on the
+folds and seeds that both have: the student of all placements, before and after sMBR, or by
+placement the model that `--row` names. Files of unlike recipes under one label are refused.
 """
 
 import argparse
@@ -138,6 +140,11 @@ def rotation_table(measured: Sequence[Measured]) -> Iterator[str]:
         if best in rows and row != best:
             recovered = (_recovery(drawn[place].recovery, base, row, best) for place in placements)
             yield f"| {row}: recovery | {' | '.join(recovered)} |"
+    for row in PLAIN_ROWS:
+        after = sequence_trained(row)
+        if after in rows:
+            cells = (shown(drawn[place].reduction(row, after)) for place in placements)
+            yield f"| {row}: WERR of sMBR | {' | '.join(cells)} |"
 
 
 def _recovery(recovery: Any, base: str, row: str, best: str) -> str:
@@ -160,16 +167,15 @@ def spent_table(measured: Sequence[Measured]) -> Iterator[str]:
             yield f"| {row} | {' | '.join(means)} | {', '.join(map(str, scales))} |"
 
 
-def pair_table(measured: Sequence[Measured], against: str, row: str) -> Iterator[str]:
-    """Yield a line for each other label: WER of both, and the WERR between them, on equal folds."""
+def pairs_of(
+    measured: Sequence[Measured], against: str, row: str
+) -> Iterator[tuple[str, int, list[SpeakerErrors]]]:
+    """Yield each other label, the folds that it shares, and the errors of a model under both."""
     by_label: dict[str, dict[Any, Measured]] = defaultdict(dict)
     for each in measured:
         if row in each.rows():
             by_label[each.label][each.key] = each
-    references = by_label.pop(against)
-    placements = placements_of(e for m in references.values() for e in m.speakers)
-    yield f"| {row} | files | {' | '.join(placements)} |"
-    yield "| --- | --- |" + " --- |" * len(placements)
+    references = by_label.pop(against, {})
     for label, others in sorted(by_label.items()):
         shared = sorted(references.keys() & others.keys())
         pairs = [
@@ -179,15 +185,52 @@ def pair_table(measured: Sequence[Measured], against: str, row: str) -> Iterator
                 references[key].renamed(row, against), others[key].renamed(row, label), strict=True
             )
         ]
-        if not pairs:
-            continue
-        cells = []
-        for place in placements:
-            drawn = resample(counts_of(at(pairs, place), (against, label)))
-            rates = (drawn.word_error_rate(name).value for name in (against, label))
-            gained = shown(drawn.reduction(against, label))
-            cells.append(f"{' -> '.join(f'{rate:.1f}' for rate in rates)}: {gained}")
-        yield f"| {label} | {len(shared)} | {' | '.join(cells)} |"
+        if pairs:
+            yield label, len(shared), pairs
+
+
+def compared(pairs: Sequence[SpeakerErrors], against: str, label: str) -> str:
+    """Write the WER of both labels, and the WERR between them."""
+    drawn = resample(counts_of(pairs, (against, label)))
+    rates = (drawn.word_error_rate(name).value for name in (against, label))
+    gained = shown(drawn.reduction(against, label))
+    return f"{' -> '.join(f'{rate:.1f}' for rate in rates)}: {gained}"
+
+
+def pair_table(measured: Sequence[Measured], against: str, row: str) -> Iterator[str]:
+    """Yield a line for each other label: WER of both, and the WERR between them, on equal folds."""
+    every = list(pairs_of(measured, against, row))
+    placements = placements_of(each for _, _, pairs in every for each in pairs)
+    yield f"| {row} | files | {' | '.join(placements)} |"
+    yield "| --- | --- |" + " --- |" * len(placements)
+    for label, num_shared, pairs in every:
+        cells = (compared(at(pairs, place), against, label) for place in placements)
+        yield f"| {label} | {num_shared} | {' | '.join(cells)} |"
+
+
+def ablation_table(measured: Sequence[Measured], against: str) -> Iterator[str]:
+    """Yield a line for each other label: the student of all placements, before and after sMBR."""
+    yield "| | files | student | after sMBR |"
+    yield "| --- | --- | --- | --- |"
+    after = {
+        label: compared(pairs, against, label)
+        for label, _, pairs in pairs_of(measured, against, sequence_trained(STUDENT))
+    }
+    for label, num_shared, pairs in pairs_of(measured, against, STUDENT):
+        cells = compared(pairs, against, label), after.get(label, "none")
+        yield f"| {label} | {num_shared} | {' | '.join(cells)} |"
+
+
+def require_one_recipe(measured: Sequence[Measured]) -> None:
+    """Raise ValueError if files of one label say that they are of different recipes."""
+    recipes: dict[str, str] = {}
+    for each in measured:
+        found = each.about.get("recipe_sha256")
+        if found and recipes.setdefault(each.label, found) != found:
+            raise ValueError(
+                f"label {each.label!r}: recipes {recipes[each.label][:12]} and {found[:12]}: "
+                "need files of one recipe: give the other one a label of its own"
+            )
 
 
 def main() -> None:
@@ -199,13 +242,16 @@ def main() -> None:
     )
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--against", metavar="LABEL", help="compare other labels with this one")
-    parser.add_argument("--row", default=STUDENT, choices=ROWS, help="the model to compare")
+    parser.add_argument("--row", choices=ROWS, help="compare this model by placement")
     arguments = parser.parse_args()
     measured = [Measured.read(path) for path in arguments.files]
-    if arguments.against:
-        lines = list(pair_table(measured, arguments.against, arguments.row))
+    require_one_recipe(measured)
+    if arguments.against and arguments.row:
+        lines = pair_table(measured, arguments.against, arguments.row)
+    elif arguments.against:
+        lines = ablation_table(measured, arguments.against)
     else:
-        lines = list(whole_table(measured))
+        lines = whole_table(measured)
     print("\n".join(lines))
 
 
@@ -217,7 +263,9 @@ def whole_table(measured: Sequence[Measured]) -> Iterator[str]:
     for (label, condition), some in sorted(groups.items()):
         parts = ", ".join(f"{each.about['fold']}/{each.about['seed']}" for each in some)
         speakers = {one.speaker for each in some for one in each.speakers}
-        yield f"{label}, {condition}: fold/seed {parts}; {len(speakers)} speakers held out."
+        minutes = [round(each.about["seconds"] / 60) for each in some if "seconds" in each.about]
+        spent = f" {min(minutes)} to {max(minutes)} min a file." if minutes else ""
+        yield f"{label}, {condition}: fold/seed {parts}; {len(speakers)} speakers held out.{spent}"
         yield from ("", *rotation_table(some), "", *spent_table(some), "")
 
 
