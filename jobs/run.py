@@ -249,7 +249,7 @@ def main() -> None:
         epilog=EXIT_CODES,
     )
     parser.add_argument(
-        "--recipe", required=True, help="TOML file, or a name in jobs/recipes: recorded, hours_1m"
+        "--recipe", required=True, help="TOML file, or a name in jobs/recipes, such as placements"
     )
     add_source_arguments(parser, required=False)
     add_placement_arguments(parser)

@@ -116,7 +116,7 @@ def add_recipe_arguments(parser: argparse.ArgumentParser, default: str | None = 
         required=default is None,
         default=default,
         help="TOML file, or a name in jobs/recipes: "
-        + (f"default {default}" if default else "demo, recorded, hours_1m"),
+        + (f"default {default}" if default else "demo, recorded, placements, hours_1m"),
     )
     parser.add_argument(
         "--set",

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from infra.store.object_store import ObjectStore
+from jobs.cli.parser import recipe_path
 from pipeline.runs.commit import step_context
 from pipeline.runs.manifest import Manifest
 from pipeline.runs.step import write_manifest
 from tests.benchmarks.rotation.__main__ import (
     RECIPE,
+    SEEDED,
     Experiment,
     begun_before,
     link_scores,
@@ -77,6 +79,16 @@ def test_baseline_and_oracle_read_as_many_frames_as_the_student(
     lists = (tmp_path / "oracle_data" / "labelled.speakers").read_text().split()
     assert len(lists) == len(folds[0].labelled) + len(folds[0].unlabelled) - 1
     assert Path((tmp_path / "run_data" / "wav.scp").read_text().split()[1]).exists()
+
+
+def test_the_measured_recipe_is_shipped(tmp_path: Path, an4_dir: Path) -> None:
+    """`placements` is what fold 0 trains its run by, but for the name."""
+    corpus = Corpus(an4_dir)
+    fold = fold_of(corpus.speakers, 0)
+    seeds = tuple(f"{section}.seed=17" for section in SEEDED)
+    experiment = Experiment(corpus, fold, tmp_path, seeds, ())
+    measured = experiment.recipe(*experiment.epochs(fold.labelled))
+    assert replace(measured, name="placements") == read_recipe(recipe_path("placements"))
 
 
 def test_another_recipe_needs_another_label(tmp_path: Path, an4_dir: Path) -> None:

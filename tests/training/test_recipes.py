@@ -101,7 +101,7 @@ def test_settings_that_are_not_given_are_the_papers() -> None:
 
 
 @pytest.mark.parametrize("name", TRAINERS)
-@pytest.mark.parametrize("recipe", ["demo", "recorded", "hours_1m"])
+@pytest.mark.parametrize("recipe", ["demo", "recorded", "placements", "hours_1m"])
 def test_any_trainer_can_take_the_place_of_any_recipes(recipe: str, name: str) -> None:
     """Keys that both have are kept, and the rest is the new trainer's default."""
     before = read_recipe(recipe_path(recipe)).student.trainer
