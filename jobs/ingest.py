@@ -31,7 +31,7 @@ from jobs.cli.parser import (
 from jobs.cli.spark_steps import distribute_on_spark
 from jobs.ingestion.corpus import ingest
 from jobs.ingestion.kaldi_directory import KaldiUtterance
-from jobs.ingestion.manifest_choice import ingestion_of
+from jobs.ingestion.manifest_choice import ingestion_of, require_same_speakers
 from jobs.ingestion.placement_choice import PlacementChoice, Placing, Simulate
 from jobs.ingestion.run_arguments import require_source_options
 from jobs.synthesis.corpus import draw_acoustics, draw_development_acoustics
@@ -40,7 +40,13 @@ from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import StepContext
 from pipeline.runs.ledger import check_loss_budget
 from pipeline.runs.manifest import Output, sha256
-from pipeline.runs.names import DEV, HELDOUT, INGEST_STEP, PLACEMENTS_SETTING
+from pipeline.runs.names import (
+    DEV,
+    DEV_SHARE_SETTING,
+    HELDOUT,
+    INGEST_STEP,
+    PLACEMENTS_SETTING,
+)
 from pipeline.runs.step import StepContents, StepSpec, run_step
 from pipeline.sampling import sampling_priority
 from pipeline.steps.ingestion.ingest_manifests import ingest_manifests
@@ -55,6 +61,8 @@ def run(job: Job) -> StepResults:
     if not job.arguments.manifest:
         return _ingest_directory(job)
     ingestion = ingestion_of(job.arguments, job.store)
+    if job.increment:
+        require_same_speakers(job.store, job.increment.bases, ingestion)
     ingestion = replace(ingestion, adds=job.increment is not None)
     place = job.store, job.run_uri, job.corpus_uri
     with distribute_on_spark(job) as distribute:
@@ -72,7 +80,7 @@ def _ingest_directory(job: Job) -> StepResults:
     }
     placing = placing_of(job.arguments)
     share = job.arguments.dev_share
-    config = config_of(placing) | ({"dev_share": share} if share else {})
+    config = config_of(placing) | ({DEV_SHARE_SETTING: share} if share else {})
     engines = () if placing is None else SIMULATORS
     spec = StepSpec(job.store, job.run_uri, INGEST_STEP, config, digests=digests, engines=engines)
     return [run_step(spec, lambda context: _write_corpus(job, context, directory, placing))]

@@ -29,13 +29,18 @@ from jobs.cli.job import add_recipe_arguments, written_manifests
 from jobs.cli.parser import (
     MANIFEST,
     Parser,
+    add_dev_share_argument,
     add_extends_argument,
     add_manifest_arguments,
     extends_options,
     manifest_options,
     recipe_path,
 )
-from jobs.ingestion.run_arguments import subset_and_uri
+from jobs.ingestion.run_arguments import (
+    dev_share_arguments,
+    require_manifest_options,
+    subset_and_uri,
+)
 from training.recipes import read_recipe
 
 NAME = "request_cluster"
@@ -85,7 +90,8 @@ def step_arguments(arguments: argparse.Namespace) -> list[str]:
     recipe = _on_host(arguments.recipe)
     extends = extends_options(arguments)
     shared = ["--recipe", recipe, "--run", arguments.run, *cluster, *overrides, *extends]
-    return [*shared, *manifest_options(arguments)]
+    own = dev_share_arguments(arguments) if arguments.step == INGEST else []
+    return [*shared, *manifest_options(arguments), *own]
 
 
 def _on_host(name_or_path: str) -> str:
@@ -164,6 +170,9 @@ def _require_manifests(arguments: argparse.Namespace) -> None:
         raise ConfigurationError(f"--step {INGEST}: need {MANIFEST}: {remedy}")
     if arguments.step != INGEST and arguments.manifest:
         raise ConfigurationError(f"--step {arguments.step}: {MANIFEST} is for {INGEST} alone")
+    if arguments.step != INGEST and arguments.dev_share:
+        raise ConfigurationError(f"--step {arguments.step}: --dev-share is for {INGEST} alone")
+    require_manifest_options(arguments)
     named = [subset_and_uri(each)[1] for each in arguments.manifest or ()]
     texts = (arguments.recordings, arguments.lexicon, arguments.language_model)
     for uri in (*named, *filter(None, texts)):
@@ -192,6 +201,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--cluster", help="cluster TOML, or a name in infra/clusters; default: the step's")
     add_extends_argument(parser)
     add_manifest_arguments(parser)
+    add_dev_share_argument(parser)
     add("--account", metavar="FILE", help="TOML file of the AWS account")
     add("--send", action="store_true", help="launch the cluster, and wait for its end")
     master = f"URI of the API server, k8s://https://...; images have Spark {version('pyspark')}"

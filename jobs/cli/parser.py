@@ -209,8 +209,9 @@ def add_dev_share_argument(parser: argparse.ArgumentParser) -> None:
         default=0.0,
         metavar="SHARE",
         help="share of the labelled speakers, chosen by a hash of their ids, on which language "
-        f"model and scales are tuned in place of training; {DEV_SHARES.need}; default 0. Where "
-        "dev.speakers lists them, leave it out",
+        f"model and scales are tuned in place of training; {DEV_SHARES.need}; default 0. Of "
+        "manifests' speakers each is drawn alone, about that share of them. Where dev.speakers or "
+        "a manifest dev=URI has them, leave it out",
     )
 
 

@@ -1,7 +1,7 @@
 """Read from the command line which manifests are ingested, in which format, into which subset."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from infra.configuration import ConfigurationError
 from infra.ranges import Range, printable
@@ -9,6 +9,8 @@ from infra.store.object_store import ObjectStore, normalize_uri
 from jobs.cli.parser import MANIFEST_FORMATS
 from jobs.ingestion.language_data import texts_of
 from jobs.ingestion.run_arguments import subset_and_uri
+from pipeline.runs.manifest import is_finished, read_manifest
+from pipeline.runs.names import DEV_SHARE_SETTING, INGEST_STEP, LABELLED, MANIFESTS_SETTING
 from pipeline.steps.ingestion.directories import CommonVoice, Kaldi, LibriSpeech
 from pipeline.steps.ingestion.formats import FIELDS, ManifestFormat, Nemo, Table
 from pipeline.steps.ingestion.ingest_manifests import Manifest, ManifestIngestion
@@ -40,16 +42,40 @@ def ingestion_of(arguments: argparse.Namespace, store: ObjectStore) -> ManifestI
     return ManifestIngestion(
         manifest_store,
         manifests,
-        RecordRules(arguments.locale, arguments.speaker_buckets),
+        RecordRules(arguments.locale, arguments.speaker_buckets, arguments.dev_share),
         {
-            "manifests": [f"{each.subset}={each.uri}" for each in manifests],
+            MANIFESTS_SETTING: [f"{each.subset}={each.uri}" for each in manifests],
             "format": arguments.format,
             "columns": arguments.columns,
             "locale": arguments.locale,
             "speaker_buckets": arguments.speaker_buckets,
+            **({DEV_SHARE_SETTING: arguments.dev_share} if arguments.dev_share else {}),
         },
         texts_of(arguments),
     )
+
+
+def require_same_speakers(
+    store: ObjectStore, bases: Sequence[str], ingestion: ManifestIngestion
+) -> None:
+    """Raise ConfigurationError where an increment would draw other development speakers.
+
+    Only ingests of labelled speech draw any. A Kaldi directory's are drawn among its own speakers.
+    """
+    share = ingestion.rules.dev_share
+    if LABELLED not in {manifest.subset for manifest in ingestion.manifests}:
+        return
+    for base in (each for each in bases if is_finished(store, each, INGEST_STEP)):
+        config = read_manifest(store, base, INGEST_STEP).config
+        manifests, theirs = config.get(MANIFESTS_SETTING), config.get(DEV_SHARE_SETTING, 0.0)
+        if manifests is None and (share or theirs):
+            remedy = "ingest transcribed speech into a corpus of its own"
+            said = f"{base} ingested a Kaldi directory, whose speakers have their subsets"
+            raise ConfigurationError(f"--dev-share {share}: {said}: {remedy}")
+        drew = any(each.startswith(f"{LABELLED}=") for each in manifests or ())
+        if drew and share != theirs:
+            said = f"{base} has {theirs}, and a speaker is in one subset"
+            raise ConfigurationError(f"--dev-share {share}: {said}: give {theirs}")
 
 
 def _format(arguments: argparse.Namespace) -> ManifestFormat:

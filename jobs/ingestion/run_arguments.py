@@ -20,7 +20,7 @@ from jobs.cli.parser import (
     add_log_argument,
     add_ranks_arguments,
 )
-from pipeline.runs.names import ALL_SUBSETS, UNLABELLED
+from pipeline.runs.names import ALL_SUBSETS, DEV, LABELLED, UNLABELLED
 
 
 def add_run_arguments(parser: argparse.ArgumentParser, device: str = AUTO) -> None:
@@ -71,13 +71,27 @@ def dev_share_arguments(arguments: argparse.Namespace) -> list[str]:
 
 def require_source_options(arguments: argparse.Namespace) -> None:
     """Raise ConfigurationError for a directory's options with manifests, and for the reverse."""
-    if arguments.manifest and (arguments.placements is not None or arguments.dev_share):
-        raise ConfigurationError(f"{MANIFEST}: with {KALDI_DIR} alone: --placements, --dev-share")
+    require_manifest_options(arguments)
+    if arguments.manifest and arguments.placements is not None:
+        raise ConfigurationError(f"{MANIFEST}: with {KALDI_DIR} alone: {TRAINING_PLACEMENTS}")
     if arguments.kaldi_dir and (arguments.lexicon or arguments.language_model):
         remedy = "put the files into the directory"
         raise ConfigurationError(
             f"{KALDI_DIR}: with {MANIFEST} alone: --lexicon, {LANGUAGE_MODEL}: {remedy}"
         )
+
+
+def require_manifest_options(arguments: argparse.Namespace) -> None:
+    """Raise ConfigurationError for a share of speakers that no manifest has, or that one lists."""
+    if not (arguments.manifest and arguments.dev_share):
+        return
+    subsets = {subset_and_uri(each)[0] for each in arguments.manifest}
+    if DEV in subsets:
+        remedy = f"leave out --dev-share, or {MANIFEST} {DEV}=URI"
+        raise ConfigurationError(f"--dev-share: the development speakers are given: {remedy}")
+    if LABELLED not in subsets:
+        need = f"need {MANIFEST} {LABELLED}=URI, or leave it out"
+        raise ConfigurationError(f"--dev-share: a share of the labelled speakers: {need}")
 
 
 def subset_and_uri(text: str) -> tuple[str, str]:

@@ -5,9 +5,11 @@ bucket, so nothing is shuffled, and all of a speaker's records are in one bucket
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from infra.store.object_store import ObjectStore, join_uri
@@ -15,7 +17,7 @@ from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import Commit, StepContext, once
 from pipeline.runs.manifest import Output, sha256
 from pipeline.runs.many_tasks import Folding, runner_of
-from pipeline.runs.names import INGEST_STEP, METADATA_FOLDER
+from pipeline.runs.names import DEV, INGEST_STEP, LABELLED, METADATA_FOLDER
 from pipeline.runs.step import Distribute, StepContents, StepResult, StepSpec, TaskPlan, run_step
 from pipeline.steps.ingestion.audio_durations import with_durations
 from pipeline.steps.ingestion.foreign_metadata import require_only
@@ -25,6 +27,7 @@ from pipeline.steps.ingestion.manifest_records import RecordRules, records_of, w
 from pipeline.steps.ingestion.metadata_objects import MetadataObjects
 
 _READ_BYTES = 8 * 2**20
+_UTTERANCES = "utterances"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +100,13 @@ def ingest_manifests(
             )
             for name, (manifest, piece) in pieces.items()
         }
-        plan = TaskPlan(tasks, ingest_piece, distribute, loss_budget)
-        folding = Folding(first=_outputs_of(ingestion.texts), has_many_outputs=True)
+        plan = TaskPlan(tasks, ingest_piece, distribute, loss_budget, statistics=count_utterances)
+        texts = _outputs_of(ingestion.texts)
+        folding = Folding(count_utterances, first=texts, has_many_outputs=True)
         contents = runner_of(plan, folding)(context, plan)
         if not ingestion.adds:
             require_only(store, corpus_uri, contents.outputs, distribute)
+            _require_share(ingestion.rules.dev_share, contents.statistics)
         _put_texts(store, corpus_uri, ingestion.texts)
         return contents
 
@@ -132,15 +137,16 @@ def digest_object(element: tuple[ObjectStore, str]) -> str:
 @once
 def ingest_piece(task: PieceTask) -> Commit:
     """Read the piece row by row; write records, and make ledger rows of what is none."""
-    store, uri = task.context.store, join_uri(METADATA_FOLDER, task.manifest.subset)
-    objects = MetadataObjects(store, task.corpus_uri, uri, task.name, task.rules.num_buckets)
+    objects = {subset: _objects(task, subset) for subset in _subsets(task)}
     quarantined: list[Quarantined] = []
     for record in _records(task):
         if isinstance(record, Quarantined):
             quarantined.append(record)
         else:
-            objects.add(record)
-    outputs = objects.finish()
+            subset = task.rules.subset_of(task.manifest.subset, record.speaker_id)
+            objects[subset].add(record)
+    by_subset = {subset: each.finish() for subset, each in objects.items()}
+    outputs = tuple(chain.from_iterable(by_subset.values()))
     # A piece that another writer replaced was read in part before, and in part after.
     task.piece.require_unchanged(task.manifest_store)
     written = sum((output.tally for output in outputs), Tally())
@@ -152,8 +158,45 @@ def ingest_piece(task: PieceTask) -> Commit:
         ledger=task.context.put_ledger(task.name, quarantined),
         tally_in=written + lost,
         quarantined=lost,
+        # Without a share a manifest is as it was before there was one.
+        statistics=_utterances(by_subset) if task.rules.dev_share else {},
     )
     return task.context.commit(record_of_task)
+
+
+def _subsets(task: PieceTask) -> tuple[str, ...]:
+    return task.rules.subsets_of(task.manifest.subset)
+
+
+def _objects(task: PieceTask, subset: str) -> MetadataObjects:
+    place = task.context.store, task.corpus_uri, join_uri(METADATA_FOLDER, subset)
+    return MetadataObjects(*place, task.name, task.rules.num_buckets)
+
+
+def _utterances(by_subset: Mapping[str, Sequence[Output]]) -> dict[str, Any]:
+    counts = {
+        subset: sum(output.utterances for output in outputs)
+        for subset, outputs in by_subset.items()
+    }
+    return {_UTTERANCES: counts}
+
+
+def count_utterances(commits: Sequence[Commit]) -> dict[str, Any]:
+    """Add up the utterances that tasks have counted by subset; a name, as tasks receive it."""
+    counts = Counter[str]()
+    for commit in commits:
+        counts.update(commit.statistics.get(_UTTERANCES, {}))
+    return {_UTTERANCES: dict(sorted(counts.items()))} if counts else {}
+
+
+def _require_share(dev_share: float, statistics: Mapping[str, Any]) -> None:
+    """Raise ValueError if a share of the speakers has left a subset without any."""
+    counts = statistics.get(_UTTERANCES, {})
+    for subset, other in ((DEV, "a larger share"), (LABELLED, "a smaller share")):
+        if dev_share and not counts.get(subset):
+            said = f"dev_share = {dev_share}: by their hashes no labelled speaker is in {subset}"
+            remedy = f"give {other}, or a manifest {DEV}=URI in its place, and a new --run"
+            raise ValueError(f"{said}: {remedy}")
 
 
 def _records(task: PieceTask) -> Iterator[Any]:

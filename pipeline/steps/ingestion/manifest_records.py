@@ -16,7 +16,8 @@ from pipeline.records import (
     Utterance,
     parse_fields,
 )
-from pipeline.runs.names import OUTSIDE_PREFIXES, UNLABELLED
+from pipeline.runs.names import DEV, LABELLED, OUTSIDE_PREFIXES, UNLABELLED
+from pipeline.sampling import NUM_PRIORITIES, hash_name
 from pipeline.steps.ingestion.manifest_rows import Row
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -24,10 +25,26 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class RecordRules:
-    """RecordRules: the locale where a row has none, and the number of speaker buckets."""
+    """RecordRules: the locale where a row has none, and the number of speaker buckets.
+
+    `dev_share` is the share of the labelled speakers that become development speakers.
+    """
 
     locale: str
     num_buckets: int
+    dev_share: float = 0.0
+
+    def subsets_of(self, subset: str) -> tuple[str, ...]:
+        """Return the subsets into which a manifest's utterances may go."""
+        return (LABELLED, DEV) if subset == LABELLED and self.dev_share else (subset,)
+
+    def subset_of(self, subset: str, speaker_id: str) -> str:
+        """Return the subset of a manifest's speaker: of labelled ones, some are of development.
+
+        A hash of the id alone decides, so that no task, manifest or increment moves a speaker.
+        """
+        is_drawn = hash_name(speaker_id) < self.dev_share * NUM_PRIORITIES
+        return DEV if subset == LABELLED and is_drawn else subset
 
 
 def with_audio(

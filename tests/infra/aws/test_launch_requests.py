@@ -139,6 +139,8 @@ def test_files_of_your_own_lie_with_the_code(run_job: RunJob, tmp_path: Path) ->
         (("--run", "runs/mine"), r"runs/mine: need s3://bucket/prefix"),
         (("--step", "ingest"), "--step ingest: need --manifest: a directory is copied where it"),
         (MANIFEST, "--step align: --manifest is for ingest alone"),
+        (("--dev-share", "0.1"), "--step align: --dev-share is for ingest alone"),
+        (("--step", "ingest", *MANIFEST, "--dev-share", "0.1"), "need --manifest labelled=URI"),
         (("--step", "ingest", "--manifest", "day.jsonl"), "/day.jsonl: need s3://bucket/key, for"),
         (("--step", "ingest", *MANIFEST, "--lexicon", "x.txt"), "x.txt: need s3://bucket/key, for"),
         (("--step", "ingest", "--manifest", "x=s3://b/m"), "--manifest x=s3://b/m: need [SUBSET=]"),
@@ -175,7 +177,8 @@ def test_kubernetes_gets_a_command_line(run_job: RunJob) -> None:
 
 def test_manifests_are_ingested_on_a_cluster(run_job: RunJob) -> None:
     """On EMR and on Kubernetes ingest gets the manifests, and what lies beside them."""
-    options = (*MANIFEST, *TEXTS, "--format", "table", "--speaker-buckets", "64")
+    share = ("--manifest", "labelled=s3://speech/spoken.jsonl", "--dev-share", "0.1")
+    options = (*MANIFEST, *TEXTS, "--format", "table", "--speaker-buckets", "64", *share)
     (step,) = json.loads(request(run_job, "ingest", *options).out)["Steps"]
     on_emr = step["HadoopJarStep"]["Args"]
     shared = ("--recipe", "hours_1m", "--run", RUN)

@@ -1,10 +1,17 @@
-"""Write a small Kaldi data directory, and change its tables."""
+"""Write a small Kaldi data directory, and change its tables; ingest manifests without Spark."""
 
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import soundfile
+
+from jobs.cli import spark_steps
+from tests.job_programs import RunJob
+from tests.jobs.ingestion.manifest_corpus import Corpus
+from tests.small_corpus import serially
 
 
 def write(directory: Path, name: str, lines: list[str]) -> None:
@@ -34,3 +41,20 @@ def kaldi_dir(tmp_path: Path) -> Path:
     write(directory, "unlabelled.speakers", ["bob"])
     write(directory, "heldout.speakers", ["eve"])
     return directory
+
+
+@pytest.fixture
+def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run tasks in a loop; tests/whole_path starts Spark."""
+
+    @contextmanager
+    def in_a_loop(job: object) -> Any:
+        del job
+        yield serially
+
+    monkeypatch.setattr(spark_steps, "distribute_on_spark", in_a_loop)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, run_job: RunJob) -> Corpus:
+    return Corpus(tmp_path, run_job)

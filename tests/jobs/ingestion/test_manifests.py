@@ -6,7 +6,6 @@ import io
 import json
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,80 +14,17 @@ import pyarrow.parquet as pq
 import pytest
 import soundfile
 
-from infra.store.object_store import ObjectStore
-from jobs.cli import spark_steps
-from pipeline.metadata import read_records
-from pipeline.records import Utterance
-from pipeline.runs.manifest import Manifest, read_manifest, read_output, sha256
+from pipeline.runs.manifest import read_manifest, sha256
 from pipeline.steps.ingestion import manifest_objects
 from pipeline.steps.ingestion.formats import Nemo
-from tests.job_programs import RunJob
-from tests.small_corpus import flac, serially, tone, wav
-from tests.whole_path.processes import TINY
+from tests.jobs.ingestion.manifest_corpus import Corpus, write_lines
+from tests.small_corpus import flac, tone, wav
 
 RATE = 16_000
 STORED = "language_model.txt.gz"
 
 
-@pytest.fixture(autouse=True)
-def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run tasks in a loop; tests/whole_path starts Spark."""
-
-    @contextmanager
-    def in_a_loop(job: object) -> Any:
-        del job
-        yield serially
-
-    monkeypatch.setattr(spark_steps, "distribute_on_spark", in_a_loop)
-
-
-class Corpus:
-    """Corpus is a folder of audio, a run beside it, and the program's arguments."""
-
-    def __init__(self, folder: Path, run_job: RunJob) -> None:
-        self.audio, self.run_uri = folder / "audio", str(folder / "run")
-        self.audio.mkdir()
-        self._run_job = run_job
-        self.store = ObjectStore((str(folder),))
-
-    def job(self, name: str, *options: str) -> Any:
-        settings = [f'corpus.audio_prefixes=["{self.audio}"]', "selection.hours=0"]
-        given = [part for each in settings for part in ("--set", each)]
-        return self._run_job(name, "--recipe", str(TINY), "--run", self.run_uri, *given, *options)
-
-    def ingest(self, *options: str) -> Manifest:
-        said = self.job("ingest", "--set", "loss_budget=0.9", *options)
-        assert said.code == 0, said.err
-        return read_manifest(self.store, self.run_uri, "ingest")
-
-    def records(self, subset: str = "unlabelled") -> list[Utterance]:
-        found: list[Utterance] = []
-        for each in self.store.list(f"{self.run_uri}/corpus/metadata/{subset}"):
-            assert "/date=" in each.uri
-            assert "/speaker_bucket=" in each.uri
-            for _, record in read_records(self.store.get(each.uri), each.uri):
-                assert isinstance(record, Utterance)
-                found.append(record)
-        return sorted(found, key=lambda record: record.utterance_id)
-
-    def ledger(self) -> list[dict[str, Any]]:
-        manifest = read_manifest(self.store, self.run_uri, "ingest")
-        return [
-            json.loads(line)
-            for output in manifest.ledgers
-            for line in read_output(self.store, self.run_uri, output).splitlines()
-        ]
-
-
-@pytest.fixture
-def corpus(tmp_path: Path, run_job: RunJob) -> Corpus:
-    return Corpus(tmp_path, run_job)
-
-
-def write_lines(path: Path, rows: Sequence[object]) -> str:
-    text = "".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows)
-    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
-    return str(path)
+pytestmark = pytest.mark.usefixtures("without_spark")
 
 
 def test_nemo(corpus: Corpus) -> None:
@@ -355,6 +291,11 @@ def test_again_and_elsewhere(corpus: Corpus) -> None:
         (("--manifest", "/x", "--format", "table", "--columns", "words=a"), "--columns words=a"),
         (("--manifest", "/x", "--speaker-buckets", "0"), "--speaker-buckets 0: need 1..100000"),
         (("--manifest", "/x", "--placements", "2"), "with --kaldi-dir alone"),
+        (("--manifest", "/x", "--dev-share", "0.2"), "need --manifest labelled=URI, or leave it"),
+        (
+            ("--manifest", "labelled=/x", "--manifest", "dev=/y", "--dev-share", "0.2"),
+            "leave out --dev-share, or --manifest dev=URI",
+        ),
     ],
 )
 def test_mistakes_name_the_option(corpus: Corpus, options: Sequence[str], said: str) -> None:
