@@ -68,16 +68,18 @@ def test_an_account_ingests_manifests_on_a_cluster(run_job: RunJob) -> None:
     """ingest is launched as the other steps are, with the options of the manifests."""
     account = str(ROOT / "tests/infra/aws/account.toml")
     manifest = ("--manifest", "labelled=s3://bucket/{{ ds }}.jsonl", "--lexicon", "s3://bucket/l")
-    said = run_job("workflow", *SHARED[:4], *manifest, "--account", account)
+    share = ("--dev-share", "0.1")
+    said = run_job("workflow", *SHARED[:4], *manifest, *share, "--account", account)
     command = json.loads(said.out)["steps"][0]["command"]
     assert command[1].endswith("jobs/request_cluster.py")
     assert command[2:5] == ["--step", "ingest", "--send"]
-    for option, value in (manifest[:2], manifest[2:]):
+    for option, value in (manifest[:2], manifest[2:], share):
         assert command[command.index(option) + 1] == value
     assert command[-2:] == ["--account", account]
-    said = run_job("workflow", *SHARED[:4], *manifest, "--dev-share", "0.1")
+    unlabelled = ("--manifest", "s3://bucket/{{ ds }}.jsonl")
+    said = run_job("workflow", *SHARED[:4], *unlabelled, *share)
     assert (said.code, said.out) == (2, "")
-    assert "--manifest: with --kaldi-dir alone: --placements, --dev-share" in said.err
+    assert "--dev-share: a share of the labelled speakers: need --manifest labelled=" in said.err
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def test_files_of_your_own_lie_with_the_code(run_job: RunJob, tmp_path: Path) ->
         (("--step", "ingest"), "--step ingest: need --manifest: a directory is copied where it"),
         (MANIFEST, "--step align: --manifest is for ingest alone"),
         (("--dev-share", "0.1"), "--step align: --dev-share is for ingest alone"),
-        (("--step", "ingest", *MANIFEST, "--dev-share", "0.1"), "need --manifest labelled=URI"),
+        (("--step", "ingest", *MANIFEST[2:], "--dev-share", "0.1"), "need --manifest labelled=URI"),
         (("--step", "ingest", "--manifest", "day.jsonl"), "/day.jsonl: need s3://bucket/key, for"),
         (("--step", "ingest", *MANIFEST, "--lexicon", "x.txt"), "x.txt: need s3://bucket/key, for"),
         (("--step", "ingest", "--manifest", "x=s3://b/m"), "--manifest x=s3://b/m: need [SUBSET=]"),
