@@ -3,6 +3,7 @@
 megahour report --recipe demo --run runs/demo
 megahour report --recipe demo --run runs/20h --curve runs/1h runs/5h
 megahour report --recipe demo --run runs/new --compare runs/old
+megahour report --recipe demo --run runs/mine --oracle runs/oracle
 """
 
 import argparse
@@ -20,6 +21,7 @@ from jobs.cli.job import Job
 from jobs.planning.comparison import compare_plan
 from jobs.report_contents.hours import ingests_of, waterfall_of
 from jobs.report_contents.inputs import record_uris, report_spec, run_report
+from jobs.report_contents.oracle import recovered
 from jobs.report_contents.origin import origin_of
 from jobs.report_contents.other_report import OtherReport, comparison, other_uris, output_of
 from jobs.report_contents.quarantine import (
@@ -94,6 +96,8 @@ def run(job: Job) -> StepResults:
         report["hours_curve"] = [hours_point(each) for each in (report, *curve)]
     if job.arguments.compare:
         report["comparison"] = comparison(job, others[job.arguments.compare])
+    if job.arguments.oracle:
+        report["oracle"] = recovered(job, others[job.arguments.oracle], report["hours"])
     tally = read_manifest(job.store, job.run_uri, EVALUATION_STEP).tally_out
     result = run_report(spec, StepContents.of_all(tally))
     page = render_report(report).encode()
@@ -254,6 +258,14 @@ def parsed() -> argparse.Namespace:
         metavar="RUN",
         help="a reported run: set its rates, hours, seconds and settings beside this run's, and "
         "test the difference of each model's errors over the same speakers",
+    )
+    parser.add_argument(
+        "--oracle",
+        metavar="RUN",
+        help="a reported run of the same held-out utterances, whose labelled speakers are this "
+        "run's and the unlabelled ones, transcribed: show its baseline's word error rates, and the "
+        "share of that baseline's gain that teacher and student recover, with intervals over "
+        "speakers. docs/tutorial.md says how to make one",
     )
     return parser.parse_args()
 

@@ -17,8 +17,8 @@ from training.evaluation.utterance_errors import UtteranceErrors, read_errors
 
 def other_uris(job: Job) -> list[str]:
     """Return the other runs that the command line names, each once."""
-    compared = [job.arguments.compare] if job.arguments.compare else []
-    return list(dict.fromkeys((*job.arguments.curve, *compared)))
+    named = (job.arguments.compare, job.arguments.oracle)
+    return list(dict.fromkeys((*job.arguments.curve, *filter(None, named))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,10 @@ def utterance_errors(store: ObjectStore, run_uri: str) -> list[UtteranceErrors]:
     return read_errors(read_output(store, run_uri, output_of(evaluation, EVALUATION_ERRORS)))
 
 
-def output_of(evaluation: Manifest, name: str) -> Output:
+def output_of(evaluation: Manifest, name: str, suffix: str = "") -> Output:
     """Return the evaluation's output of this name; ValueError if an earlier version wrote none."""
     for output in evaluation.outputs:
-        if output.key.rpartition("/")[2].startswith(f"{name}-"):
+        file = output.key.rpartition("/")[2]
+        if file.startswith(f"{name}-") and file.endswith(suffix):
             return output
     raise ValueError(f"{EVALUATION_STEP} has no {name}: run megahour evaluate in a new --run")

@@ -28,13 +28,6 @@ from jobs.report_page.certainty import (
     speaker_table,
     worst_utterances,
 )
-from jobs.report_page.comparison import (
-    amounts_table,
-    comparison_note,
-    pairs_table,
-    rates_table,
-    settings_table,
-)
 from jobs.report_page.figures.bars import step_bars, word_error_bars
 from jobs.report_page.figures.learning_curves import (
     block_ends,
@@ -43,9 +36,21 @@ from jobs.report_page.figures.learning_curves import (
     pace_curve,
     trainer_curve,
 )
-from jobs.report_page.hours_curve import curve_drawing, curve_table
 from jobs.report_page.kbest_costs import costs_drawing, costs_note, costs_table, costs_warning
 from jobs.report_page.origin import key_figures, origin_facts, step_table
+from jobs.report_page.other_runs.comparison import (
+    amounts_table,
+    comparison_note,
+    pairs_table,
+    rates_table,
+    settings_table,
+)
+from jobs.report_page.other_runs.hours_curve import curve_drawing, curve_table
+from jobs.report_page.other_runs.recovery import (
+    recovery_note,
+    recovery_statement,
+    recovery_table,
+)
 from jobs.report_page.planned import plan_note, plan_table
 from jobs.report_page.scores import Report, at_paper_placements, headline, in_order
 from jobs.report_page.shuffled import shuffle_note, shuffle_table, shuffle_verdict
@@ -108,6 +113,12 @@ def _sections(report: Report) -> Iterator[Section]:
     found = (
         section("Word error rates", word_error_table(report), _word_error_figure(report)),
         section("Certainty", paragraph(certainty(report)), interval_table(report)),
+        section(
+            "Recovery",
+            paragraph(recovery_statement(report)),
+            recovery_table(report),
+            recovery_note(report),
+        ),
         _comparison(report),
         section("Hours of unlabelled speech", curve_table(report), _hours_figure(report)),
         section("Kinds of errors", error_table(report), worst_utterances(report)),

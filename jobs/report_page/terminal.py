@@ -5,6 +5,11 @@ from collections.abc import Iterator, Sequence
 
 from jobs.report_page.blocks import printable
 from jobs.report_page.certainty import certainty
+from jobs.report_page.other_runs.recovery import (
+    oracle_rates,
+    recovery_columns,
+    recovery_statement,
+)
 from jobs.report_page.planned import plan_columns
 from jobs.report_page.scores import Report, Scores, headline, in_order, mean, placements, reductions
 
@@ -12,24 +17,21 @@ LINE_WIDTH = 70
 
 
 def format_table(report: Report) -> str:
-    """Format headline, word error rates, WERR and plan in lines of about 70 columns."""
+    """Format headline, word error rates, WERR, recovery and plan in lines of some 70 columns."""
     wer: Scores = report.get("wer") or {}
     models, names = in_order(wer), placements(wer)
-    stated = [text for text in (headline(report), certainty(report)) if text]
-    blocks = [textwrap.fill(printable(text), LINE_WIDTH) for text in stated]
-    rows = [(model, wer[model]) for model in models] + list(reductions(report).items())
+    stated = (headline(report), certainty(report), recovery_statement(report))
+    blocks = [textwrap.fill(printable(text), LINE_WIDTH) for text in stated if text]
+    rows = [(model, wer[model]) for model in models]
+    rows += [*oracle_rates(report).items(), *reductions(report).items()]
     labels = [printable(label) for label in ("WER, %", *(label for label, _ in rows))]
     columns = [_column(printable(name), [values.get(name) for _, values in rows]) for name in names]
     if len(names) > 1:
         columns.append(_column("mean", [mean(values) for _, values in rows]))
     stub = _left(labels)
     blocks += _folded(stub, columns)
-    names, planned = plan_columns(report)
-    widths = [max(map(len, cells)) + 2 for cells in planned]
-    padded = [
-        [cell.rjust(width) for cell in cells] for cells, width in zip(planned, widths, strict=True)
-    ]
-    blocks += _folded(_left(names), padded)
+    for names, texts in (recovery_columns(report), plan_columns(report)):
+        blocks += _folded(_left(names), [_right(cells) for cells in texts])
     return "\n\n".join(blocks)
 
 
@@ -41,6 +43,11 @@ def _folded(stub: Sequence[str], columns: Sequence[list[str]]) -> Iterator[str]:
 def _left(labels: Sequence[str]) -> list[str]:
     width = max(map(len, labels), default=0)
     return [label.ljust(width) for label in labels]
+
+
+def _right(cells: Sequence[str]) -> list[str]:
+    width = max(map(len, cells)) + 2
+    return [cell.rjust(width) for cell in cells]
 
 
 def _column(name: str, values: Sequence[float | None]) -> list[str]:

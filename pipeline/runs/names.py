@@ -14,6 +14,8 @@ ALL_SUBSETS = (*SUBSETS, DEV)
 
 ALIGNER, BASELINE, TEACHER, STUDENT = "aligner", "baseline", "teacher", "student"
 EVALUATED_MODELS = (BASELINE, TEACHER, STUDENT)
+ORACLE = "oracle"
+"""The name that a report gives to the baseline of a run whose unlabelled speech is transcribed."""
 
 # Folders of the steps that are made for several subsets or models.
 SELECTION_FOLDER = "selection"

@@ -43,7 +43,10 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     store, run_uri = ObjectStore((str(tmp_path),)), str(tmp_path)
     for step in report.REQUIRED_READS:
         write_manifest(step_context(store, run_uri, step, {}, {}), Manifest(step, {}, {}, ()))
-    arguments, recipe = Namespace(json=False, curve=[], compare=None), read_recipe(str(TINY))
+    arguments, recipe = (
+        Namespace(json=False, curve=[], compare=None, oracle=None),
+        read_recipe(str(TINY)),
+    )
     return Job("report", recipe, run_uri, "", store, None, arguments, is_leader=True)
 
 
@@ -173,7 +176,7 @@ def test_a_curve_has_the_run_and_the_reported_runs_beside_it(
     beside = replace(
         job,
         cluster=load_cluster("demo"),
-        arguments=Namespace(json=False, curve=[str(other)], compare=None),
+        arguments=Namespace(json=False, curve=[str(other)], compare=None, oracle=None),
     )
     report.run(beside)
     curve = json.loads(Path(job.run_uri, REPORT_DOCUMENT).read_text())["hours_curve"]

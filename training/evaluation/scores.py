@@ -106,9 +106,6 @@ def reductions(baseline: Mapping[str, float], student: Mapping[str, float]) -> d
 
 def speaker_scores(utterances: Sequence[UtteranceErrors]) -> dict[str, Any]:
     """Return intervals and significance, by placement and over all, and the counts by speaker."""
-    at: dict[str, list[UtteranceErrors]] = defaultdict(list)
-    for each in utterances:
-        at[each.placement].append(each)
     pooled = SpeakerCounts.of(utterances)
     return {
         "statistics": {
@@ -117,9 +114,7 @@ def speaker_scores(utterances: Sequence[UtteranceErrors]) -> dict[str, Any]:
             "level": LEVEL,
             "pooled": _compared(pooled),
             "by_placement": {
-                name: _compared(SpeakerCounts.of(some))
-                for name, some in sorted(at.items())
-                if any(counts.reference_words for each in some for counts in each.errors.values())
+                name: _compared(counts) for name, counts in counts_by_placement(utterances).items()
             },
         },
         "speakers": {
@@ -129,6 +124,18 @@ def speaker_scores(utterances: Sequence[UtteranceErrors]) -> dict[str, Any]:
             }
             for row, name in enumerate(pooled.speakers)
         },
+    }
+
+
+def counts_by_placement(utterances: Iterable[UtteranceErrors]) -> dict[str, SpeakerCounts]:
+    """Add up utterances by speaker, at each placement that has reference words."""
+    at: dict[str, list[UtteranceErrors]] = defaultdict(list)
+    for each in utterances:
+        at[each.placement].append(each)
+    return {
+        name: SpeakerCounts.of(some)
+        for name, some in sorted(at.items())
+        if any(counts.reference_words for each in some for counts in each.errors.values())
     }
 
 

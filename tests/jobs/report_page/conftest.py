@@ -3,9 +3,10 @@
 import pytest
 from markupsafe import Markup
 
-from jobs.report_page import hours_curve, kbest_costs
+from jobs.report_page import kbest_costs
 from jobs.report_page.blocks import Drawing, printable
 from jobs.report_page.figures import bars, learning_curves
+from jobs.report_page.other_runs import hours_curve
 
 
 @pytest.fixture

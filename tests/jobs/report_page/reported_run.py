@@ -23,6 +23,7 @@ from pipeline.runs.names import (
 from pipeline.runs.sealed_json import seal
 from pipeline.runs.step import write_manifest
 from tests.whole_path.processes import TINY
+from training.evaluation.decoded import DecodedUtterance, reference_trn
 from training.evaluation.scores import speaker_scores, word_error_scores
 from training.evaluation.utterance_errors import UtteranceErrors, write_errors
 from training.evaluation.word_errors import WordErrors
@@ -38,6 +39,7 @@ CURVE = [
         "frame_accuracy": 0.25,
     }
 ]
+TRANSCRIPT = "see the wasp that sat on my lamp and would"
 TARGETS = {"k": 20}
 TARGETS_STATISTICS = {"mean_retained_mass": 0.95, "num_frames": 400}
 
@@ -57,8 +59,31 @@ def utterances(errors: Mapping[str, Sequence[int]]) -> list[UtteranceErrors]:
     ]
 
 
-def write_reported_run(run: Path, errors: Mapping[str, Sequence[int]], *overrides: str) -> None:
-    """Write a run whose models made so many errors, a number by speaker."""
+def reference(scored: Sequence[UtteranceErrors], transcript: str) -> bytes:
+    """Return the transcripts that the utterances were scored against, all alike."""
+    words = tuple(transcript.split())
+    return reference_trn(
+        DecodedUtterance(
+            *(each.utterance_id, each.speaker_id, each.placement, each.duration_ms, words, ()),
+            has_failed=False,
+            num_aligned=0,
+            num_correct=0,
+        )
+        for each in scored
+    )
+
+
+def write_reported_run(
+    run: Path,
+    errors: Mapping[str, Sequence[int]],
+    *overrides: str,
+    transcript: str = TRANSCRIPT,
+    arpa: str = "",
+) -> None:
+    """Write a run whose models made so many errors, a number by speaker.
+
+    Its evaluation has read an ARPA of the digest `arpa`, if that is given.
+    """
     store, run_uri = ObjectStore((str(run),)), str(run)
     for step in report.REQUIRED_READS:
         write_step(run, step)
@@ -69,9 +94,11 @@ def write_reported_run(run: Path, errors: Mapping[str, Sequence[int]], *override
     data = json.dumps(scores, sort_keys=True).encode()
     outputs = (
         context.put_output(EVALUATION_SCORES, ".json", data, Tally()),
+        context.put_output("reference", ".trn", reference(scored, transcript), Tally()),
         context.put_output(EVALUATION_ERRORS, ".jsonl", write_errors(scored), tally),
     )
-    evaluated = Manifest(EVALUATION_STEP, {}, {}, outputs, tally_in=tally, tally_out=tally)
+    inputs = {"arpa": arpa} if arpa else {}
+    evaluated = Manifest(EVALUATION_STEP, {}, inputs, outputs, tally_in=tally, tally_out=tally)
     store.put(join_uri(run_uri, EVALUATION_STEP, "manifest.json"), evaluated.to_bytes())
     record = {
         "step": "evaluate",
