@@ -122,9 +122,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add = parser.add_argument
+    add, names = parser.add_argument, ", ".join(forms(1))
     add("--out", type=Path, required=True, help="folder of corpus, runs and results")
     add("--seeds", type=int, nargs="+", default=[17, 18, 19], help="of all models")
+    add("--only", nargs="+", metavar="FORM", help=f"beside {REFERENCE}; default: all of {names}")
     add("--recipe", default=DEMO, choices=(DEMO, "recorded"), help=f"default {DEMO}")
     add("--kaldi-dir", type=Path, help="recorded speech; default: the demo's corpus, made here")
     arguments = parser.parse_args()
@@ -138,6 +139,8 @@ def main() -> None:
         reference = str(folder / f"{REFERENCE}-{seed}")
         found = {} if code else forms(read_tree(ObjectStore((reference,)), reference).num_senones)
         for label, values in found.items():
+            if arguments.only and label not in (REFERENCE, *arguments.only):
+                continue
             code = code or run_form(folder, speech, label, seed, values)
             if not code:
                 keep(folder, speech.recipe, label, seed, values)
