@@ -12,9 +12,10 @@ from pipeline.shards.lattices import (
 )
 from pipeline.shards.partitions import (
     Alignment,
+    PartitionIndex,
     PartitionRow,
     read_partition,
-    read_partition_ids,
+    read_partition_index,
     read_partition_lengths,
     read_partition_provenance,
     read_partition_speakers,
@@ -32,6 +33,7 @@ __all__ = [
     "Lattice",
     "LatticeRow",
     "Offsets",
+    "PartitionIndex",
     "PartitionRow",
     "Storage",
     "StoredKBest",
@@ -42,7 +44,7 @@ __all__ = [
     "read_lattice_rows",
     "read_lattices",
     "read_partition",
-    "read_partition_ids",
+    "read_partition_index",
     "read_partition_lengths",
     "read_partition_provenance",
     "read_partition_speakers",

@@ -123,12 +123,12 @@ def read_rows(
 def read_columns(
     shard_format: Format, file: BinaryIO | io.IOBase, names: Sequence[str]
 ) -> dict[str, pa.ChunkedArray]:
-    """Read only the columns `names` through a seekable file."""
+    """Read only the columns `names` through a seekable file, of optional ones those it has."""
     with _as_value_errors():
-        table = _open(shard_format, pa.PythonFile(file, mode="r")).read(
-            list(names), use_threads=False
-        )
-        return {name: table.column(name) for name in names}
+        parquet = _open(shard_format, pa.PythonFile(file, mode="r"))
+        found = [name for name in names if name in parquet.schema_arrow.names]
+        table = parquet.read(found, use_threads=False)
+        return {name: table.column(name) for name in found}
 
 
 def read_plain_columns(

@@ -55,6 +55,8 @@ _FORMAT = Format(
         ]
     ),
     {"shard": "partition", **FEATURE_FOOTER},
+    # Only partitions of utterances in placements have it, so that all others keep their bytes.
+    optional=(pa.field("placement", pa.string()),),
 )
 _LENGTHS = ("num_frames", "offset")
 
@@ -81,13 +83,16 @@ class PartitionRow:
     targets: Alignment | StoredKBest
     offset: int
     storage: Storage = "float16"
+    placement: str | None = None
 
 
 def write_partition(rows: Sequence[PartitionRow]) -> bytes:
     """Write a training partition; its rows' common k, form and storage are in the footer."""
     footer = footer_of([row.targets for row in rows if not isinstance(row.targets, Alignment)])
     storage, k = common_storage(row.storage for row in rows), stated_k(footer)
-    return write_rows(_FORMAT, (_to_cells(row, k) for row in rows), **footer, dtype=storage)
+    had = {"placement"} if any(row.placement is not None for row in rows) else set()
+    cells = (_to_cells(row, k) for row in rows)
+    return write_rows(_FORMAT.having(had), cells, **footer, dtype=storage)
 
 
 def read_partition(data: bytes, chosen: Sequence[int] | None = None) -> list[PartitionRow]:
@@ -109,12 +114,26 @@ def read_partition_lengths(
     return _lengths(read_columns(_FORMAT, file, _LENGTHS))
 
 
-def read_partition_ids(
-    file: BinaryIO | io.IOBase,
-) -> tuple[list[str], tuple[Int64[np.ndarray, " rows"], Int64[np.ndarray, " rows"]]]:
-    """Read only each row's utterance id, and what `read_partition_lengths` reads."""
-    columns = read_columns(_FORMAT, file, ("utterance_id", *_LENGTHS))
-    return columns["utterance_id"].to_pylist(), _lengths(columns)
+@dataclass(frozen=True, slots=True, eq=False)
+class PartitionIndex:
+    """PartitionIndex: what a partition's rows are without their tensors, in stored order."""
+
+    utterance_ids: Sequence[str]
+    placements: Sequence[str | None]
+    durations_ms: Sequence[int]
+    num_frames: Int64[np.ndarray, " rows"]
+    offsets: Int64[np.ndarray, " rows"]
+
+
+def read_partition_index(file: BinaryIO | io.IOBase) -> PartitionIndex:
+    """Read only each row's id, placement and duration, and what `read_partition_lengths` reads."""
+    names = ("utterance_id", "duration_ms", "placement")
+    columns = read_columns(_FORMAT, file, (*names, *_LENGTHS))
+    lengths = _lengths(columns)
+    ids, durations = (columns[name].to_pylist() for name in names[:2])
+    # Partitions of utterances without placement have no such column.
+    placed = columns.get("placement", pa.nulls(len(ids), pa.string())).to_pylist()
+    return PartitionIndex(ids, placed, durations, *lengths)
 
 
 def _lengths(
@@ -163,6 +182,7 @@ def _to_cells(row: PartitionRow, k: int) -> Row:
         "num_frames": num_frames,
         "features": features_to_cell(row.features, row.storage, where),
         "offset": row.offset,
+        "placement": row.placement,
     }
     if isinstance(row.targets, Alignment):
         # An alignment at 100 Hz serves all three offsets.
@@ -183,6 +203,7 @@ def _from_cells(cells: dict[str, Any], form: StoredForm, storage: Storage) -> Pa
         _targets_from_cells(cells, form),
         cells["offset"],
         storage,
+        cells.get("placement"),
     )
 
 

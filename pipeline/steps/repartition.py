@@ -193,4 +193,5 @@ def join(task: GroupTask, features: Output, targets: Output) -> Iterator[Partiti
             targets=target.kbest,
             offset=target.offset,
             storage=row.storage,
+            placement=row.placement,
         )

@@ -1,10 +1,16 @@
 """The speeds and masks that training augments utterances by."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Annotated
 
-from infra.ranges import Items, Range, check_ranges
+import numpy as np
+from jaxtyping import Bool
+
+from infra.configuration import LATER
+from infra.ranges import Items, Range, Text, check_ranges
 from pipeline.filterbank import NUM_BINS
+from pipeline.records import WITHOUT_PLACEMENT
 
 MaskCount = Annotated[int, Range(0, 20)]
 
@@ -12,13 +18,18 @@ MaskCount = Annotated[int, Range(0, 20)]
 Speed = Annotated[float, Range(0.5, 2)]
 
 
+Placement = Annotated[str, Text(1, 1000)]
+
+
 @dataclass(frozen=True, slots=True)
 class AugmentationConfig:
-    """AugmentationConfig: speeds, one of which each utterance takes, and SpecAugment's masks.
+    """AugmentationConfig: placements, speeds, one of which each utterance takes, and masks.
 
-    `frequency_mask_bins` is F of Park et al. 2019, of 64 bins; `time_mask_frames` T, in frames of
-    10 ms; `time_mask_share` p. The default changes no bit. A speed that is listed twice is drawn
-    twice as often.
+    A model trains on the utterances at `placements`, such as clean and DP3; with none on all.
+
+    SpecAugment's F (Park et al. 2019) is `frequency_mask_bins`, of 64; T is `time_mask_frames`, in
+    frames of 10 ms; p is `time_mask_share`. The default changes no bit. A speed that is listed
+    twice is drawn twice as often.
     """
 
     speed: Annotated[tuple[Speed, ...], Items(1, 16)] = (1.0,)
@@ -27,8 +38,14 @@ class AugmentationConfig:
     time_masks: MaskCount = 0
     time_mask_frames: Annotated[int, Range(1, 10_000)] = 20
     time_mask_share: Annotated[float, Range(1e-3, 1)] = 0.2
+    placements: Annotated[tuple[Placement, ...], Items(0, 100)] = field(default=(), metadata=LATER)
 
     __post_init__ = check_ranges
+
+    def are_read(self, placements: Sequence[str | None]) -> Bool[np.ndarray, " utterances"]:
+        """Return for utterances at these placements whether a model trains on them."""
+        names = [each or WITHOUT_PLACEMENT for each in placements]
+        return np.array([not self.placements or name in self.placements for name in names], bool)
 
     @property
     def changes_speed(self) -> bool:

@@ -24,9 +24,9 @@ class SequenceTrainingConfig:
     """SequenceTrainingConfig: sMBR on the labelled data after all other training (VII-C3).
 
     The models that are true are trained on as <model>_smbr, each on lattices that it decoded
-    itself, in whole utterances without augmentation. `acoustic_scale` is kappa of II-A2, in
-    decoding as in training. `boost` (0: none) gives weight to paths with more errors; above 0, the
-    curve shows the expectation under these weights.
+    itself, in whole utterances at its placements, without other augmentation. `acoustic_scale` is
+    kappa of II-A2, in decoding as in training. `boost` (0: none) gives weight to paths with more
+    errors; above 0, the curve shows the expectation under these weights.
     """
 
     baseline: bool = False

@@ -28,7 +28,7 @@ class LatticeShards:
 
     def only_decoded(self, partition: Output, lengths: Lengths) -> Lengths:
         """Return the lengths with 0 for rows without lattice, which training leaves out."""
-        rows = self._rows(partition)
+        rows = self.decoded_rows(partition)
         num_rows = len(lengths.num_frames)
         if len(rows) and rows[-1] >= num_rows:
             raise self._mismatch(partition, f"row {rows[-1]}", f"rows of {num_rows}")
@@ -40,7 +40,7 @@ class LatticeShards:
         self, frames: BufferFrames, partition: Output, rows: Int64[np.ndarray, " utterances"]
     ) -> BufferFrames:
         """Put the lattices of a partition's `rows` beside the labels of their frames."""
-        decoded = self._rows(partition)
+        decoded = self.decoded_rows(partition)
         places = np.flatnonzero(np.isin(decoded, rows))
         data = read_output(self.store, self.run_uri, self.outputs[partition.key])
         found: dict[int, Lattice] = {
@@ -73,6 +73,7 @@ class LatticeShards:
             "lattices' folder and run the training step again, which decodes them"
         )
 
-    def _rows(self, partition: Output) -> Int64[np.ndarray, " lattices"]:
+    def decoded_rows(self, partition: Output) -> Int64[np.ndarray, " lattices"]:
+        """Read the numbers of the partition's rows that have a lattice, in stored order."""
         uri = join_uri(self.run_uri, self.outputs[partition.key].key)
         return scan_checked(self.store, uri, read_lattice_rows)

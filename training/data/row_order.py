@@ -72,8 +72,9 @@ class RowOrder:
         # Hierarchical shuffle (003 IV-A2): partitions in random order, then frames within a buffer.
         for number in generator.permutation(len(slices)):
             chosen = slices[number]
-            lengths = lengths_of(chosen.output).low_rate(sub_epoch, self.delay)
-            rows = self.rows(chosen, sub_epoch, len(lengths))
+            found = lengths_of(chosen.output)
+            lengths = found.low_rate(sub_epoch, self.delay)
+            rows = self.rows(chosen, sub_epoch, found)
             if len(rows):
                 yield BufferPart(chosen.output, rows, lengths[rows])
 
@@ -85,7 +86,10 @@ class RowOrder:
         return shard_partitions(outputs, sub_epoch, self.rank, self.world_size)
 
     def augmenter(self, sub_epoch: SubEpoch, index: int) -> Augmenter:
-        """Return the augmentation of sub-epoch number `index`; validation has none."""
+        """Return the augmentation of sub-epoch number `index`; validation has none.
+
+        So it reads all placements: losses of models that train on different ones can be compared.
+        """
         if sub_epoch.is_validation:
             return NO_AUGMENTATION
         return Augmenter(self.augmentation, self.seed, index)
@@ -97,15 +101,16 @@ class RowOrder:
         return scan_checked(self.store, uri, partial(read_lengths, augmenter=augmenter))
 
     def rows(
-        self, part: PartitionSlice, sub_epoch: SubEpoch, num_rows: int
+        self, part: PartitionSlice, sub_epoch: SubEpoch, lengths: Lengths
     ) -> Int64[np.ndarray, " rows"]:
         """Return the rows of a partition that one slice has in `sub_epoch`, in stored order."""
-        rows = np.arange(num_rows)
+        # Slices divide the rows that are read, so that ranks have as many of them.
+        rows = lengths.rows
         # Speakers are left out, as a loss on voices that training heard stops it too late.
         if sub_epoch.labelled and self.validation_one_in and not self.development:
             place = self.store, self.run_uri, self.labelled, self.validation_one_in
             left_out = left_out_rows(*place)[part.output.key]
-            rows = rows[left_out == sub_epoch.is_validation]
+            rows = rows[left_out[rows] == sub_epoch.is_validation]
         chosen: Int64[np.ndarray, " rows"] = rows[part.first :: part.step]
         return chosen
 

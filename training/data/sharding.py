@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 
 from pipeline.runs.manifest import Output
-from pipeline.shards import read_partition_ids, read_partition_lengths
+from pipeline.shards import read_partition_index, read_partition_lengths
 from pipeline.splicing import STACK
 from training.augmentation.augmenter import Augmenter
 from training.data.sub_epochs import SubEpoch
@@ -45,10 +45,20 @@ def shard_partitions(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lengths:
-    """Lengths: 10 ms frames of a partition's rows, and their offsets, in stored order."""
+    """Lengths: 10 ms frames of a partition's rows, and their offsets, in stored order.
+
+    `are_read` says which rows are at the placements that a model trains on; None: all are.
+    """
 
     num_frames: Int64[np.ndarray, " rows"]
     offsets: Int64[np.ndarray, " rows"]
+    are_read: Bool[np.ndarray, " rows"] | None = None
+
+    @property
+    def rows(self) -> Int64[np.ndarray, " _rows"]:
+        """Return the numbers of the rows that are read."""
+        every: Int64[np.ndarray, " _rows"] = np.arange(len(self.num_frames))
+        return every if self.are_read is None else every[self.are_read]
 
     def low_rate(self, sub_epoch: SubEpoch, delay: int) -> Int64[np.ndarray, " rows"]:
         """Count each row's low-rate frames in `sub_epoch`, the delay included; 0 for none."""
@@ -60,10 +70,14 @@ class Lengths:
 
 
 def read_lengths(file: BinaryIO | io.IOBase, augmenter: Augmenter) -> Lengths:
-    """Read the lengths that a partition's rows have in a sub-epoch, at their drawn speeds."""
-    if not augmenter.config.changes_speed:
+    """Read the lengths that a partition's rows have in a sub-epoch, and which of them it reads."""
+    config = augmenter.config
+    if not (config.changes_speed or config.placements):
         return Lengths(*read_partition_lengths(file))
     # With the ids and their hashes, lengths of two hours take 3.6 ms instead of 1.2.
-    utterance_ids, lengths = read_partition_ids(file)
-    num_frames, offsets = lengths
-    return Lengths(augmenter.num_frames(utterance_ids, num_frames), offsets)
+    index = read_partition_index(file)
+    num_frames = index.num_frames
+    if config.changes_speed:
+        num_frames = augmenter.num_frames(index.utterance_ids, num_frames)
+    are_read = config.are_read(index.placements) if config.placements else None
+    return Lengths(num_frames, index.offsets, are_read)

@@ -209,7 +209,7 @@ def sequence_fit(recipe: Recipe, fit: Fit) -> Fit:
         optimizer=config.optimizer,
         warm_start=fit.name,
         # At another speed an utterance would have other frames than its lattice.
-        augmentation=AugmentationConfig(),
+        augmentation=AugmentationConfig(placements=fit.augmentation.placements),
         soft_targets="renormalized",  # labelled data have none
         minibatch_selection=MinibatchSelectionConfig(),
         model_parallel_ranks=1,

@@ -32,6 +32,7 @@ from training.distributed.process_group import CPU, ProcessGroup
 from training.fit.model_specs import LEFT_OUT, Fit, SequenceCriterion
 from training.fit.progress import SubEpochPace
 from training.fit.steps import NO_DEVELOPMENT
+from training.fit.trained_placements import trained_data
 from training.fit.training_loop import Fitting
 from training.model_parallel import ParallelRanks, merged_state, split_model
 from training.models.acoustic_model import AcousticModel
@@ -98,6 +99,7 @@ def train_model(
     model.freeze_normalization(global_moments(store, run_uri))
     model.to(device)  # initial weights are those of the CPU's random numbers, wherever it trains
     dataset = open_dataset(fit, store, run_uri, tuple(labelled.outputs), data_group)
+    data = trained_data(fit, dataset, trained_tally(fit, store, run_uri, labelled), group, device)
     trainee = part_of(model, parts) if parts else model
     checkpoints = checkpoints_of(fit, context, group)
     fitting = Fitting(fit, trainee, dataset, checkpoints, data_group)
@@ -105,12 +107,12 @@ def train_model(
     take_pace(fitting.pace)
     if parts:
         model.load_state_dict(merged_state(trainee, parts.model))
-    data = trained_tally(fit, store, run_uri, labelled)
     # The student too takes the priors of the labelled alignment.
     trained = TrainedModel(model.eval(), log_priors(senone_counts))
     if group.rank() != 0:
         return None
-    return store_model(context, trained, data, {"curve": curve, "num_ranks": group.size()})
+    statistics = {"curve": curve, "num_ranks": group.size(), **data.statistics}
+    return store_model(context, trained, data.trained, statistics, data.left_out)
 
 
 def part_of(model: AcousticModel, ranks: ParallelRanks) -> AcousticModel:
@@ -162,7 +164,7 @@ def global_moments(store: ObjectStore, run_uri: str) -> Moments:
 
 
 def trained_tally(fit: Fit, store: ObjectStore, run_uri: str, labelled: Manifest) -> Tally:
-    """Count the utterances and hours that this model is trained on."""
+    """Count the utterances and hours that this model is trained on, at all placements."""
     if isinstance(fit.criterion, SequenceCriterion):
         return read_manifest(store, run_uri, fit.criterion.lattices).tally_out
     if fit.unlabelled is None:

@@ -22,6 +22,8 @@ from training.models.precision import set_float32_products
 from training.models.registry import make_model
 from training.tensor_encoding import decode_state, encode_state
 
+NOTHING = Tally()
+
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
@@ -106,11 +108,17 @@ def load_models(
 
 
 def store_model(
-    context: StepContext, trained: TrainedModel, data: Tally, statistics: Mapping[str, Any]
+    context: StepContext,
+    trained: TrainedModel,
+    data: Tally,
+    statistics: Mapping[str, Any],
+    left_out: Tally = NOTHING,
 ) -> StepContents:
-    """Store a model; return the contents of the step that trained it on `data`."""
+    """Store a model; return the contents of the step that trained it on `data`, not `left_out`."""
     output = context.put_output("model", ".npz", encode_model(trained), data)
-    return StepContents.of_all(data, (output,), statistics)
+    return StepContents(
+        (output,), data + left_out, data, unselected=left_out, statistics=statistics
+    )
 
 
 def log_priors(counts: list[int]) -> Float[Tensor, " senones"]:

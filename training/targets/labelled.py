@@ -166,6 +166,7 @@ def aligned_row(row: FeatureRow, senones: Senones) -> PartitionRow:
         features=row.features,
         targets=Alignment(senones),
         offset=0,
+        placement=row.placement,
     )
 
 

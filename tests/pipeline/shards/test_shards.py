@@ -22,7 +22,7 @@ from pipeline.shards import (
     as_stored,
     read_features,
     read_partition,
-    read_partition_ids,
+    read_partition_index,
     read_partition_lengths,
     read_targets,
     write_features,
@@ -188,9 +188,20 @@ def test_lengths_are_read_without_the_tensors(tmp_path: Path) -> None:
         num_frames, offsets = read_partition_lengths(file)
     assert (num_frames.tolist(), offsets.tolist()) == ([500, 400, 300], [0, 2, 1])
     with (tmp_path / "part").open("rb") as file:
-        utterance_ids, lengths = read_partition_ids(file)
-    assert utterance_ids == [row.utterance_id for row in rows]
-    assert [each.tolist() for each in lengths] == [[500, 400, 300], [0, 2, 1]]
+        index = read_partition_index(file)
+    assert index.utterance_ids == [row.utterance_id for row in rows]
+    assert (index.placements, index.durations_ms) == ([None] * 3, [100] * 3)
+    assert (index.num_frames.tolist(), index.offsets.tolist()) == ([500, 400, 300], [0, 2, 1])
+
+
+def test_placements_are_in_partitions_of_utterances_that_have_one() -> None:
+    """They come back, rows without one too; without any the partition has no such column."""
+    rows = [hard_row(0), replace(hard_row(1), placement="DP3")]
+    data = write_partition(rows)
+    assert [row.placement for row in read_partition(data)] == [None, "DP3"]
+    assert read_partition_index(io.BytesIO(data)).placements == [None, "DP3"]
+    without = pq.ParquetFile(io.BytesIO(write_partition([hard_row(0)]))).schema_arrow.names
+    assert pq.ParquetFile(io.BytesIO(data)).schema_arrow.names == [*without, "placement"]
 
 
 def test_a_partition_can_be_read_in_part() -> None:

@@ -24,7 +24,7 @@ from pipeline.steps.repartition import (
     shard_groups,
 )
 from tests.small_corpus import local_store, serially
-from tests.written_run import write_run
+from tests.written_run import placement_of, write_run
 
 
 def row(number: int, num_frames: int) -> PartitionRow:
@@ -77,7 +77,7 @@ def test_partitions_have_about_their_hours(hours: float, partition_hours: float)
 
 def test_spilled_rows_come_back_as_they_were() -> None:
     """Bit by bit, in any order."""
-    rows = [row(number, 20 + number) for number in range(9)]
+    rows = [replace(row(number, 20 + number), placement=f"DP{number}") for number in range(9)]
     spilled = SpilledRows()
     spilled.extend(rows[:4])
     spilled.extend(rows[4:])
@@ -108,7 +108,10 @@ def test_spilled_rows_take_no_memory() -> None:
 def test_partitions_draw_from_all_shards_of_their_group(
     tmp_path: Path, num_source_shards: int
 ) -> None:
-    """Eleven files of 100 utterances: each partition holds some of every file of its group."""
+    """Eleven files of 100 utterances: each partition holds some of every file of its group.
+
+    Each row names its utterance's placement.
+    """
     store, run_uri, _ = local_store(tmp_path)
     files = write_run(store, run_uri, num_files=11, num_speakers=4, num_each=25, seed=1)
     hours = read_manifest(store, run_uri, "features/unlabelled").tally_out.hours / 11
@@ -119,6 +122,7 @@ def test_partitions_draw_from_all_shards_of_their_group(
         rows = read_partition(read_output(store, run_uri, output))
         found = {files[each.utterance_id] for each in rows}
         assert found == set(sources.files_of(output))
+        assert all(each.placement == placement_of(each.utterance_id) for each in rows)
         assert output.tally.hours == pytest.approx(hours, rel=0.1)
         drawn += len(rows)
     assert drawn == len(files)

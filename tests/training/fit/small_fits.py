@@ -1,7 +1,9 @@
 """A run of two partitions, small enough to fit models on it again and again."""
 
 import shutil
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -30,6 +32,7 @@ from training.recipes import CheckpointConfig
 NUM_SENONES = 6
 AT_THE_ENDS = CheckpointConfig(steps=0)
 DECAY = exponential_decay(0.05, 0.03, 4)
+NO_PLACEMENT: Mapping[int, str] = MappingProxyType({})
 SUPERVISED = supervised_sub_epochs(DECAY, 3)
 SCHEDULED = scheduled_learning_sub_epochs(DECAY, 2, 1, 1.2, 2)
 
@@ -42,10 +45,15 @@ def speech(number: int) -> tuple[np.ndarray, np.ndarray]:
     return frames.astype(np.float16), senones.astype(np.uint16)
 
 
-def partition(soft: bool) -> bytes:
-    """Eight utterances with hard senones, or with the logits of a teacher that is mostly right."""
+def partition(
+    soft: bool, placed: Mapping[int, str] = NO_PLACEMENT, numbers: Sequence[int] = range(8)
+) -> bytes:
+    """Utterances with hard senones, or with the logits of a teacher that is mostly right.
+
+    Number n has the placement `placed[n]`, if any, where soft ones are counted from 8 on.
+    """
     rows = []
-    for number in range(8):
+    for number in numbers:
         features, senones = speech(number + 8 * soft)
         logits = 4 * np.eye(NUM_SENONES, dtype=np.float32)[senones[1::3]]
         rows.append(
@@ -57,17 +65,23 @@ def partition(soft: bool) -> bytes:
                 features=features,
                 targets=select_kbest(logits, 3) if soft else Alignment(senones),
                 offset=0,
+                placement=placed.get(number + 8 * soft),
             )
         )
     return write_partition(rows)
 
 
 def write_step(
-    store: ObjectStore, run_uri: str, step: str, data: bytes | None, **statistics
+    store: ObjectStore,
+    run_uri: str,
+    step: str,
+    data: bytes | None,
+    num_rows: int = 8,
+    **statistics,
 ) -> None:
     """A finished step with at most one object."""
     context = step_context(store, run_uri, step, {}, {})
-    tally = Tally(8, 7200)
+    tally = Tally(num_rows, 900 * num_rows)
     outputs = (context.put_output("0", ".parquet", data, tally),) if data else ()
     empty = tally if data else Tally()
     manifest = Manifest(
@@ -76,16 +90,20 @@ def write_step(
     write_manifest(context, manifest)
 
 
-def write_run(folder: Path) -> tuple[ObjectStore, str]:
-    """All that fitting reads."""
+def write_run(
+    folder: Path, placed: Mapping[int, str] = NO_PLACEMENT, at: Collection[str] = ()
+) -> tuple[ObjectStore, str]:
+    """All that fitting reads: eight rows of each kind, or those `at` some placements alone."""
     run_uri = str(folder)
     store = ObjectStore((run_uri,))
     moments = Moments.of(np.concatenate([speech(number)[0] for number in range(8)])).to_dict()
     for subset in ("labelled", "unlabelled"):
         write_step(store, run_uri, f"features/{subset}", None, moments=moments)
     counts = [120] * NUM_SENONES
-    write_step(store, run_uri, ALIGNMENT_STEP, partition(soft=False), senone_counts=counts)
-    write_step(store, run_uri, PARTITIONS_STEP, partition(soft=True))
+    for soft, step in ((False, ALIGNMENT_STEP), (True, PARTITIONS_STEP)):
+        numbers = [n for n in range(8) if not at or placed[n + 8 * soft] in at]
+        data = partition(soft, placed, numbers)
+        write_step(store, run_uri, step, data, len(numbers), senone_counts=counts)
     return store, run_uri
 
 

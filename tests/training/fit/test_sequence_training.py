@@ -1,5 +1,7 @@
 """sMBR on a small run: expected accuracy rises under every trainer, and training resumes."""
 
+import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from tests.training.sequence_training.toy_run import (
     smbr_fit,
     write_toy_run,
 )
+from training.configuration.augmentation import AugmentationConfig
 from training.configuration.models import LstmConfig
 from training.configuration.targets import LatticeConfig
 from training.configuration.trainers import TRAINERS
@@ -63,6 +66,28 @@ def test_expected_accuracy_rises_under_every_trainer(run: Path, trainer: str) ->
     assert all(0 < point < 1 for point in curve)
     assert manifest.tally_out.utterances == sum(NUM_ROWS) - 1
     assert {lattices_step(BASELINE), f"models/{BASELINE}"} < manifest.inputs.keys()
+
+
+def test_a_model_is_trained_on_at_its_placements(run: Path) -> None:
+    """Of seven utterances with a lattice, four are clean; nothing else is trained on."""
+    placed = AugmentationConfig(placements=("clean",))
+    manifest, model = simulate_ranks(
+        2, partial(fit, folder=run, what=replace(smbr_fit(), augmentation=placed))
+    )[0]
+    assert (manifest.tally_out.utterances, manifest.unselected.utterances) == (4, 3)
+    assert manifest.statistics["left_out"].keys() == {"DP1"}
+    curve = [point["expected_frame_accuracy"] for point in manifest.statistics["curve"]]
+    assert curve[-1] > curve[0]
+    shutil.rmtree(run / manifest.step)
+    every = replace(placed, placements=("clean", "DP1"))
+    named, plain = (
+        simulate_ranks(2, partial(fit, folder=folder, what=what))[0]
+        for folder, what in (
+            (run, replace(smbr_fit(), augmentation=every)),
+            (shutil.copytree(run, run.with_name("copy")), smbr_fit()),
+        )
+    )
+    assert named[1] == plain[1] != model
 
 
 def test_a_bidirectional_teacher_is_trained_on(tmp_path: Path) -> None:

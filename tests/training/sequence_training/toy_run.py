@@ -63,6 +63,7 @@ def sentence_row(partition: int, number: int) -> PartitionRow:
         features=frames.astype(np.float16),
         targets=Alignment(senones.astype(np.uint16)),
         offset=0,
+        placement=("clean", "DP1")[number % 2],
     )
 
 

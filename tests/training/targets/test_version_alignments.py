@@ -10,7 +10,7 @@ from infra.store.object_store import join_uri
 from pipeline.records import version_id
 from pipeline.runs.manifest import Manifest, read_manifest, read_output
 from pipeline.runs.names import BOOTSTRAP_STEP, realignment_rounds
-from pipeline.shards import Alignment, FeatureRow, read_partition
+from pipeline.shards import Alignment, FeatureRow, PartitionRow, read_partition
 from tests.small_corpus import serially
 from tests.training.targets.labelled_run import (
     FEATURES,
@@ -44,14 +44,23 @@ def place_of(folder: Path, *placements: str) -> Place:
 
 
 def senones(place: Place, manifest: Manifest) -> dict[str, list[int]]:
-    """Return the senones of each version by its id."""
+    """Return the senones of each version by its id, which ends in the placement of its row."""
     store, run_uri, _ = place
-    return {
-        row.utterance_id: row.targets.senones.tolist()
+    rows = [
+        row
         for output in manifest.outputs
         for row in read_partition(read_output(store, run_uri, output))
+    ]
+    assert all(row.utterance_id == version_id(source_of(row), row.placement) for row in rows)
+    return {
+        row.utterance_id: row.targets.senones.tolist()
+        for row in rows
         if isinstance(row.targets, Alignment)
     }
+
+
+def source_of(row: PartitionRow) -> str:
+    return row.utterance_id.removesuffix(f"-{row.placement}")
 
 
 def twice(of_clean: dict[str, list[int]]) -> dict[str, list[int]]:
