@@ -19,6 +19,7 @@ from jobs.cli.catalogue import EVALUATE, READS, REPORT
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.planning.comparison import compare_plan
+from jobs.report_contents.development import development_errors
 from jobs.report_contents.hours import ingests_of, waterfall_of
 from jobs.report_contents.inputs import record_uris, report_spec, run_report
 from jobs.report_contents.oracle import recovered
@@ -129,6 +130,7 @@ def build_report(job: Job) -> dict[str, Any]:
         "code_version": manifests[EVALUATION_STEP].code_version,
         "recipe": steps[EVALUATE]["recipe"],
         **json.loads(read_output(job.store, job.run_uri, evaluation)),
+        "development": development_errors(job.store, job.run_uri),
         "hours": {s: manifests[features_step(s)].tally_out.hours for s in subsets},
         "steps": {name: step_entry(record) for name, record in steps.items()},
         "origin": origin_of(steps, job.run_uri),
@@ -257,7 +259,8 @@ def parsed() -> argparse.Namespace:
         "--compare",
         metavar="RUN",
         help="a reported run: set its rates, hours, seconds and settings beside this run's, and "
-        "test the difference of each model's errors over the same speakers",
+        "test the difference of each model's errors over the same speakers. Choose a recipe by the "
+        "development speakers' rates, so that no held-out speaker has a part in it",
     )
     parser.add_argument(
         "--oracle",

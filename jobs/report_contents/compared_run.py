@@ -7,7 +7,7 @@ from training.evaluation.significance import compare
 from training.evaluation.speaker_bootstrap import SpeakerCounts, resample
 from training.evaluation.utterance_errors import UtteranceErrors, joined, of_models
 
-KEPT = ("run", "wer", "werr", "hours", "steps", "recipe")
+KEPT = ("run", "wer", "werr", "development", "hours", "steps", "recipe")
 """The parts of the other run's report that the comparison keeps."""
 
 OTHER, THIS = "other", "this"

@@ -41,6 +41,7 @@ from jobs.report_page.origin import key_figures, origin_facts, step_table
 from jobs.report_page.other_runs.comparison import (
     amounts_table,
     comparison_note,
+    development_table,
     pairs_table,
     rates_table,
     settings_table,
@@ -55,6 +56,7 @@ from jobs.report_page.planned import plan_note, plan_table
 from jobs.report_page.scores import Report, at_paper_placements, headline, in_order
 from jobs.report_page.shuffled import shuffle_note, shuffle_table, shuffle_verdict
 from jobs.report_page.tables import (
+    decoding_note,
     decoding_table,
     device_fault_table,
     error_table,
@@ -123,7 +125,11 @@ def _sections(report: Report) -> Iterator[Section]:
         section("Hours of unlabelled speech", curve_table(report), _hours_figure(report)),
         section("Kinds of errors", error_table(report), worst_utterances(report)),
         section("Speakers", speaker_figure(report), speaker_table(report)),
-        section("Decoding settings", decoding_table(report)),
+        section(
+            "Decoding settings",
+            decoding_table(report),
+            paragraph(decoding_note(report), "note"),
+        ),
         section("Frame accuracy", frame_accuracy_table(report)),
         section("Learning curves", *_curves(report)),
         section("Data", waterfall_figure(report), waterfall_table(report) or hours_table(report)),
@@ -164,6 +170,7 @@ def _comparison(report: Report) -> Section | None:
     return section(
         "Comparison",
         comparison_note(report),
+        development_table(report),
         pairs_table(report),
         rates_table(report),
         amounts_table(report),

@@ -39,6 +39,12 @@ def reductions(report: Report) -> dict[str, Mapping[str, float]]:
     return by_name
 
 
+def development_rates(report: Report) -> dict[str, float]:
+    """Return each model's word error rate on the development speakers, as it was tuned."""
+    found: Mapping[str, Mapping[str, float]] = report.get("development") or {}
+    return {model: found[model]["wer"] for model in in_order(found)}
+
+
 def mean(scores: Mapping[str, float]) -> float | None:
     """Return the mean over placements; None if there are none."""
     return fmean(scores.values()) if scores else None

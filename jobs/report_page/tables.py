@@ -10,6 +10,7 @@ from jobs.report_page.scores import (
     Report,
     Scores,
     at_paper_placements,
+    development_rates,
     in_order,
     mean,
     placements,
@@ -77,11 +78,31 @@ def decoding_table(report: Report) -> Table | None:
     """Tabulate the settings that the development speakers chose for each model."""
     chosen = report.get("decoding") or {}
     settings = list(dict.fromkeys(name for each in chosen.values() for name in each))
+    rates = development_rates(report)
     rows = [
-        [model, *(f"{chosen[model][name]:g}" for name in settings)] for model in in_order(chosen)
+        [
+            model,
+            *(f"{chosen[model][name]:g}" for name in settings),
+            *([number(rates.get(model))] if rates else []),
+        ]
+        for model in in_order(chosen)
     ]
     caption = "Chosen by the word errors of the development speakers"
-    return table(caption, ["Model", *(name.replace("_", " ") for name in settings)], rows)
+    header = ["Model", *(name.replace("_", " ") for name in settings)]
+    if rates:
+        caption += ", whose rates with these settings are the last column, %"
+        header.append("development WER")
+    return table(caption, header, rows)
+
+
+def decoding_note(report: Report) -> str:
+    """Say what the development speakers' rates are for; "" without them."""
+    if not development_rates(report):
+        return ""
+    return (
+        "Choose between recipes by the development WER, which --compare shows for two runs: no "
+        "held-out speaker then has a part in the choice."
+    )
 
 
 def frame_accuracy_table(report: Report) -> Table | None:

@@ -5,13 +5,23 @@ from collections.abc import Iterator, Sequence
 
 from jobs.report_page.blocks import printable
 from jobs.report_page.certainty import certainty
+from jobs.report_page.other_runs.comparison import development_columns
 from jobs.report_page.other_runs.recovery import (
     oracle_rates,
     recovery_columns,
     recovery_statement,
 )
 from jobs.report_page.planned import plan_columns
-from jobs.report_page.scores import Report, Scores, headline, in_order, mean, placements, reductions
+from jobs.report_page.scores import (
+    Report,
+    Scores,
+    development_rates,
+    headline,
+    in_order,
+    mean,
+    placements,
+    reductions,
+)
 
 LINE_WIDTH = 70
 
@@ -28,9 +38,15 @@ def format_table(report: Report) -> str:
     columns = [_column(printable(name), [values.get(name) for _, values in rows]) for name in names]
     if len(names) > 1:
         columns.append(_column("mean", [mean(values) for _, values in rows]))
+    if development := development_rates(report):
+        columns.append(_column("dev", [development.get(label) for label, _ in rows]))
     stub = _left(labels)
     blocks += _folded(stub, columns)
-    for names, texts in (recovery_columns(report), plan_columns(report)):
+    for names, texts in (
+        recovery_columns(report),
+        development_columns(report),
+        plan_columns(report),
+    ):
         blocks += _folded(_left(names), [_right(cells) for cells in texts])
     return "\n\n".join(blocks)
 

@@ -3,9 +3,18 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jobs.report_page.blocks import Cell, Paragraph, Row, Table, grouped_table, number, table
+from jobs.report_page.blocks import (
+    Cell,
+    Paragraph,
+    Row,
+    Table,
+    grouped_table,
+    number,
+    printable,
+    table,
+)
 from jobs.report_page.certainty import bounds, probability
-from jobs.report_page.scores import Report, in_order, placements
+from jobs.report_page.scores import Report, development_rates, in_order, placements
 
 MAX_SETTINGS = 60
 """The page shows so many differing settings at most."""
@@ -17,6 +26,14 @@ def comparison_note(report: Report) -> Paragraph | None:
     if not found:
         return None
     text = f"Beside {found['run']}. A difference below 0 and a WERR above 0 favour this run."
+    words = [_development_words(each) for each in (found, report)]
+    if all(words):
+        text += (
+            " Choose between the two recipes by the development WER, in which no held-out speaker "
+            "has a part."
+        )
+    if all(words) and words[0] != words[1]:
+        text += f" It is of {words[0]:,} and {words[1]:,} words: not of the same speakers."
     if found.get("not_paired"):
         text += f" There is no test of matched pairs: {found['not_paired']}."
     return Paragraph(text)
@@ -32,6 +49,34 @@ def rates_table(report: Report) -> Table | None:
     }
     header = ["Placement", "Model", "other run", "this run", "difference"]
     return grouped_table("Word error rates of both runs, %", header, groups)
+
+
+def development_table(report: Report) -> Table | None:
+    """Tabulate each model's word error rate on the development speakers of both runs."""
+    rows = [_rates(model, here, there) for model, here, there in _development(report)]
+    header = ["Model", "other run", "this run", "difference"]
+    return table("Development WER of both runs, with each model's chosen settings, %", header, rows)
+
+
+def development_columns(report: Report) -> tuple[list[str], list[list[str]]]:
+    """Return the models under a heading, and a column a run, for the terminal."""
+    found = _development(report)
+    if not found:
+        return [], []
+    models, here, there = zip(*found, strict=True)
+    columns = [["other run", *map(number, there)], ["this run", *map(number, here)]]
+    return ["development WER, %", *map(printable, models)], columns
+
+
+def _development(report: Report) -> list[tuple[str, float, float]]:
+    """Return the rates of each model that both runs have tuned: here and there."""
+    here, there = development_rates(report), development_rates(_other(report))
+    return [(model, here[model], there[model]) for model in here if model in there]
+
+
+def _development_words(report: Report) -> int:
+    found = report.get("development") or {}
+    return max((each["reference_words"] for each in found.values()), default=0)
 
 
 def _rates(model: str, here: float | None, there: float | None) -> Row:

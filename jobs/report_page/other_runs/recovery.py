@@ -44,12 +44,14 @@ def recovery_note(report: Report) -> Paragraph | None:
     found = _oracle(report)
     if not found:
         return None
-    here, there = (number(found["labelled_hours"][run], 2) for run in ("this", "oracle"))
+    here, there = (found["labelled_hours"][run] or 0.0 for run in ("this", "oracle"))
     text = (
-        f"The oracle is the baseline of {found['run']}. It learnt from {there} h of transcribed "
-        f"speech, this run's from {here} h. Recovery is the share of the oracle's gain on the "
-        "baseline that a model has; after sMBR all three have it."
+        f"The oracle is the baseline of {found['run']}. It learnt from {number(there, 2)} h of "
+        f"transcribed speech, this run's from {number(here, 2)} h. Recovery is the share of the "
+        "oracle's gain on the baseline that a model has; after sMBR all three have it."
     )
+    if there <= here:
+        text += " It learnt from no more than this run's, so it is no oracle of this run."
     if found["lacks"]:
         text += f" The oracle has no {found['lacks']}, so nothing is recovered after sMBR."
     text += "" if found["has_same_language_model"] else UNKNOWN_LANGUAGE_MODEL

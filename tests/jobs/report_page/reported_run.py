@@ -17,14 +17,17 @@ from pipeline.runs.names import (
     EVALUATION_STEP,
     MODELS_FOLDER,
     TARGETS_STEP,
+    TUNING_STEP,
     folder_of,
     job_record,
 )
 from pipeline.runs.sealed_json import seal
 from pipeline.runs.step import write_manifest
 from tests.whole_path.processes import TINY
+from training.configuration.decoding import DecodingSettings
 from training.evaluation.decoded import DecodedUtterance, reference_trn
 from training.evaluation.scores import speaker_scores, word_error_scores
+from training.evaluation.tuning import CurvePoint
 from training.evaluation.utterance_errors import UtteranceErrors, write_errors
 from training.evaluation.word_errors import WordErrors
 from training.recipes import read_recipe
@@ -79,10 +82,12 @@ def write_reported_run(
     *overrides: str,
     transcript: str = TRANSCRIPT,
     arpa: str = "",
+    development: Mapping[str, Sequence[int]] | None = None,
 ) -> None:
     """Write a run whose models made so many errors, a number by speaker.
 
-    Its evaluation has read an ARPA of the digest `arpa`, if that is given.
+    Its evaluation has read an ARPA of the digest `arpa`, if that is given. `development` are errors
+    of each model in 50 words, of each acoustic scale that was tried; the fewest chose the scale.
     """
     store, run_uri = ObjectStore((str(run),)), str(run)
     for step in report.REQUIRED_READS:
@@ -91,6 +96,8 @@ def write_reported_run(
     scored = utterances(errors)
     tally = Tally(len(scored), sum(each.duration_ms for each in scored))
     scores = {**word_error_scores(scored), **speaker_scores(scored)}
+    if development:
+        scores["decoding"] = write_tuning(run, development)
     data = json.dumps(scores, sort_keys=True).encode()
     outputs = (
         context.put_output(EVALUATION_SCORES, ".json", data, Tally()),
@@ -108,6 +115,31 @@ def write_reported_run(
         "recipe": plain(read_recipe(str(TINY), overrides)),
     }
     store.put(join_uri(run_uri, job_record("evaluate")), seal(record))
+
+
+def write_tuning(run: Path, errors: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    """Write the step of tuning; return the settings that it chose for each model."""
+    context = step_context(ObjectStore((str(run),)), str(run), TUNING_STEP, {}, {})
+    start = DecodingSettings(0.0, 3)
+    curves = {
+        model: [
+            CurvePoint(
+                "acoustic_scale",
+                start.with_value("acoustic_scale", (1 + number) / 10),
+                WordErrors(count, 0, 0, 50),
+            )
+            for number, count in enumerate(counts)
+        ]
+        for model, counts in errors.items()
+    }
+    best = {
+        model: min(points, key=lambda point: point.errors.errors).to_json()["settings"]
+        for model, points in curves.items()
+    }
+    found = {model: [point.to_json() for point in points] for model, points in curves.items()}
+    output = context.put_output("curves", ".json", json.dumps(found).encode(), Tally())
+    write_manifest(context, Manifest(TUNING_STEP, {}, {}, (output,), statistics={"settings": best}))
+    return best
 
 
 def write_step(run: Path, step: str, lost: Sequence[Quarantined] = ()) -> None:

@@ -131,6 +131,7 @@ def test_recovery_is_the_share_of_the_oracles_gain(runs: Runs) -> None:
     ]
     assert row in runs.rows()
     shown = runs.shown()
+    assert "so it is no oracle of this run." in shown
     assert f"The oracle is the baseline of {runs.there}. It learnt from 9.00 h of" in shown
 
 
