@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,14 +13,17 @@ from infra.store.object_store import ObjectStore
 from pipeline.runs.manifest import Manifest, read_manifest, read_output
 from pipeline.runs.names import BASELINE, TEACHER, lattices_step
 from tests.training.fit.small_fits import copy_stopped, steps_saved
+from tests.training.sequence_training import toy_run
 from tests.training.sequence_training.toy_run import (
     CONFIG,
     NUM_ROWS,
     SCALE,
+    UNREADABLE,
     rows_of,
     smbr_fit,
     write_toy_run,
 )
+from tests.whole_path.processes import TINY
 from training.configuration.augmentation import AugmentationConfig
 from training.configuration.models import LstmConfig
 from training.configuration.targets import LatticeConfig
@@ -29,22 +33,42 @@ from training.distributed import process_group
 from training.distributed.process_group import ProcessGroup
 from training.distributed.simulated_group import simulate_ranks
 from training.fit.cuda_graph import GradientGraphs
-from training.fit.model_specs import Fit
+from training.fit.model_specs import (
+    Fit,
+    LoopConfig,
+    SequenceCriterion,
+    baseline_fit,
+    sequence_fit,
+)
 from training.fit.steps import RunningTotals
 from training.fit.train_model import fit_model, open_dataset
+from training.models.store import log_priors
+from training.recipes import read_recipe
+from training.sequence_training.smbr import SmbrBatch
 from training.targets.lattices import generate_lattices
 from training.targets.sequence import SequenceTargets
 
 BEAMS = LatticeConfig(ngram_order=1, beam=15.0, lattice_beam=6.0)
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def decoded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with lattices; one of its eight utterances has none."""
-    place = write_toy_run(tmp_path / "made")
+    return write_decoded(tmp_path_factory.mktemp("decoded"))
+
+
+def write_decoded(folder: Path) -> Path:
+    """Write a toy run and the lattices of its baseline."""
+    place = write_toy_run(folder)
     with process_group.open_world() as group:
         generate_lattices(*place, BASELINE, CONFIG, BEAMS, SCALE, 0.2, group)
     return Path(place[1])
+
+
+@pytest.fixture
+def run(decoded: Path, tmp_path: Path) -> Path:
+    """A copy of that run, to train in."""
+    return Path(shutil.copytree(decoded, tmp_path / "run"))
 
 
 def fit(group: ProcessGroup, folder: Path, what: Fit) -> tuple[Manifest, bytes]:
@@ -115,21 +139,65 @@ def test_no_graph_replays_lattices(run: Path) -> None:
     assert graphs(minibatch) is result
 
 
-def test_training_resumes_to_the_same_bytes(run: Path) -> None:
-    """From any step's checkpoint, within a sub-epoch too."""
-    what = smbr_fit(num_epochs=2, steps=1)
-    with process_group.open_world() as group:
-        undisturbed = fit(group, run, what)
-        saved = steps_saved(run, what)
-        assert len(saved) >= 4
-        for step in (saved[0], saved[2]):
-            stopped = run.parent / f"stopped-{step}"
-            copy_stopped(run, what, step, stopped)
-            resumed = fit(group, stopped, what)
-            assert (resumed[0].to_bytes(), resumed[1]) == (
-                undisturbed[0].to_bytes(),
-                undisturbed[1],
-            )
+@pytest.mark.parametrize(("trainer", "num_ranks"), [("synchronous", 1), ("gtc", 2)])
+def test_training_resumes_to_the_same_bytes(run: Path, trainer: str, num_ranks: int) -> None:
+    """From any step's checkpoint, within a sub-epoch too; the residuals of ranks are in it."""
+    what = in_small_steps(smbr_fit(trainer, num_epochs=2, steps=1))
+    undisturbed = fit_on_ranks(num_ranks, run, what)
+    if trainer == "gtc":
+        curve = undisturbed[0].statistics["curve"]
+        assert all(point["trainer"]["residual_norm"] > 0 for point in curve)
+    saved = steps_saved(run, what)
+    assert len(saved) >= 4
+    for step in (saved[0], saved[2]):
+        stopped = run.parent / f"stopped-{step}"
+        copy_stopped(run, what, step, stopped)
+        resumed = fit_on_ranks(num_ranks, stopped, what)
+        assert (resumed[0].to_bytes(), resumed[1]) == (undisturbed[0].to_bytes(), undisturbed[1])
+
+
+def in_small_steps(what: Fit) -> Fit:
+    """Let ranks take more than one step a sub-epoch."""
+    return replace(what, loop=LoopConfig(32, 1.0))
+
+
+def fit_on_ranks(num_ranks: int, folder: Path, what: Fit) -> tuple[Manifest, bytes]:
+    """Fit on simulated ranks, which end with the same model."""
+    results = simulate_ranks(num_ranks, fit, folder, what)
+    assert len({model for _, model in results}) == 1
+    return results[0]
+
+
+@pytest.mark.parametrize(("trainer", "num_ranks"), [("synchronous", 3), ("gtc", 1), ("gtc", 3)])
+def test_another_number_of_ranks_resumes(run: Path, trainer: str, num_ranks: int) -> None:
+    """Every frame with a lattice is trained on once a sub-epoch, and the accuracy still rises."""
+    what = in_small_steps(smbr_fit(trainer, steps=1))
+    expected = fit_on_ranks(2, run, what)[0].statistics["curve"]
+    step = steps_saved(run, what)[2]
+    copy_stopped(run, what, step, run.parent / "stopped")
+    statistics = fit_on_ranks(num_ranks, run.parent / "stopped", what)[0].statistics
+    curve = statistics["curve"]
+    assert statistics["num_ranks"] == num_ranks
+    assert [point["num_frames"] for point in curve] == [each["num_frames"] for each in expected]
+    assert curve[-1]["expected_frame_accuracy"] > curve[0]["expected_frame_accuracy"] + 0.01
+
+
+def test_gtc_on_16_ranks_trains_on_every_utterance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the paper does it (003 VII-C3); each rank has an utterance or two, and all resume."""
+    monkeypatch.setattr(toy_run, "NUM_ROWS", (10, 8))
+    folder, what = write_decoded(tmp_path / "made"), smbr_fit("gtc", num_epochs=3)
+    manifest, model = fit_on_ranks(16, folder, what)
+    rows = [row for part in (0, 1) for row in rows_of(part) if row.utterance_id != UNREADABLE]
+    curve = manifest.statistics["curve"]
+    num_frames = sum(len(row.features) // 3 for row in rows)
+    assert {(point["num_ranks"], point["num_frames"]) for point in curve} == {(16, num_frames)}
+    assert curve[-1]["expected_frame_accuracy"] > 1.1 * curve[0]["expected_frame_accuracy"]
+    assert all(0 < point["trainer"]["density"] < 0.5 for point in curve)
+    copy_stopped(folder, what, steps_saved(folder, what)[0], tmp_path / "stopped")
+    resumed = fit_on_ranks(16, tmp_path / "stopped", what)
+    assert (resumed[0].to_bytes(), resumed[1]) == (manifest.to_bytes(), model)
 
 
 def test_minibatches_hold_the_decoded_utterances_whole(run: Path) -> None:
@@ -154,5 +222,53 @@ def test_minibatches_hold_the_decoded_utterances_whole(run: Path) -> None:
             assert set(enumerate(labels, start=1)) <= cells
             lengths.append(length - 1)
     rows = [row for partition in range(len(NUM_ROWS)) for row in rows_of(partition)]
-    decoded = [len(row.features) // 3 for row in rows if row.utterance_id != "utterance-0-2"]
+    decoded = [len(row.features) // 3 for row in rows if row.utterance_id != UNREADABLE]
     assert sorted(lengths) == sorted(decoded)
+
+
+def recipe_fit(*settings: str) -> Fit:
+    """Describe the baseline's sMBR by a recipe with such settings, for the toy run's form."""
+    form = ["models.student.num_units=12", "models.student.look_ahead=1"]
+    own = [f"sequence_training.{each}" for each in ("num_epochs=1", "minibatch_frames=64")]
+    given = [f"sequence_training.{each}" for each in settings]
+    recipe = read_recipe(str(TINY), [*form, *own, *given])
+    return sequence_fit(recipe, baseline_fit(recipe))
+
+
+def first_batch(run: Path, what: Fit) -> SmbrBatch:
+    """Read the lattices of the first minibatch, as training does."""
+    store = open_store(run)
+    with process_group.open_world() as group:
+        labelled = read_manifest(store, str(run), what.labelled)
+        dataset = open_dataset(what, store, str(run), labelled.outputs, group)
+    targets = next(dataset.plan(what.sub_epochs[0], 0).minibatches()).targets
+    assert isinstance(targets, SequenceTargets)
+    return targets.lattices
+
+
+def test_a_recipes_criterion_weights_the_lattices(run: Path) -> None:
+    """Its scale weighs scores and priors, its boost each right frame, and neither anything else."""
+    what = recipe_fit("acoustic_scale=0.25", "boost=0.5")
+    assert what.criterion == SequenceCriterion(lattices_step(BASELINE), 0.25, 0.5)
+    found = first_batch(run, what)
+    plain = first_batch(run, recipe_fit("acoustic_scale=1.0"))
+    assert (found.acoustic_scale, plain.acoustic_scale) == (0.25, 1.0)
+    counts = read_manifest(open_store(run), str(run), what.labelled).statistics["senone_counts"]
+    # An arc that reads no frame has no prior.
+    priors = np.append(log_priors(counts).numpy()[found.cells[2]], 0.0)[found.arc_cells]
+    difference = 0.75 * priors - 0.5 * found.accuracies
+    np.testing.assert_allclose(found.log_weights - plain.log_weights, difference, atol=1e-6)
+    assert 0 < found.accuracies.sum() < len(found.accuracies)
+
+
+def test_another_criterion_makes_another_model(run: Path) -> None:
+    """Boost and scale of a recipe change what is learnt, and the manifest states them."""
+    made = {}
+    for settings in ((), ("boost=0.5",), ("acoustic_scale=0.25",)):
+        what = recipe_fit(*settings)
+        folder = Path(shutil.copytree(run, run.parent / f"run-{len(made)}"))
+        manifest, made[settings] = fit_on_ranks(1, folder, what)
+        stated = {each.split("=")[0]: float(each.split("=")[1]) for each in settings}
+        criterion = {"acoustic_scale": 0.3, "boost": 0.0, **stated}
+        assert manifest.config["criterion"] == {"lattices": lattices_step(BASELINE), **criterion}
+    assert len(set(made.values())) == 3

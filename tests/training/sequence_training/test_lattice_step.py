@@ -119,11 +119,16 @@ def generate_again(group: ProcessGroup, place: tuple) -> bool:
 
 
 def test_a_narrow_search_still_has_the_reference(tmp_path: Path) -> None:
-    """A beam that keeps only the best path has the reference added, and counted."""
+    """A beam that keeps only the best path has the reference added to each lattice."""
     place = write_toy_run(tmp_path)
     narrow = LatticeConfig(ngram_order=1, beam=30.0, lattice_beam=0.001)
     manifest = simulate_ranks(1, partial(decode, place=place, config=narrow))[0]
     shards = lattices(*place[:2], manifest)
+    assert sum(map(len, shards)) == sum(NUM_ROWS) - 1
+    for partition, shard in enumerate(shards):
+        rows = rows_of(partition)
+        for each in shard:
+            assert has_path(each.lattice, rows[each.row].targets.senones[1::3]), each.utterance_id
     reads_once = [np.unique(each.lattice.level_frames).size for each in shards[0]]
     assert all(num_frames > 1 for num_frames in reads_once)
     assert 0 < manifest.statistics["num_references_added"] <= sum(NUM_ROWS) - 1
