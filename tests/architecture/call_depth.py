@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
+from pkgutil import resolve_name
 from types import FrameType
 
 import pytest
@@ -31,7 +32,6 @@ from tests.in_process_teacher import answer_alone
 from tests.small_corpus import local_store, serially, write_corpus
 from tests.training.fit import small_fits
 from tests.whole_path.processes import TINY
-from training.targets.teacher import serve_teacher
 
 REPOSITORY = Path(__file__).parents[2]
 PACKAGES = tuple(f"{REPOSITORY}/{name}/" for name in ("jobs", "training", "pipeline", "infra"))
@@ -115,8 +115,8 @@ def plain_loop(_: Job) -> Iterator[Distribute]:
 
 
 def answers_here(stream: RequestStream, requests: Iterable[PoolRequest]) -> Iterator[PoolAnswer]:
-    """The answers of the teacher's server in this process, in the place of the device pool's."""
-    function = serve_teacher("cpu", **stream._pool.arguments)
+    """The answers of the pool's server in this process, in the place of the device pool's."""
+    function = resolve_name(stream._pool.factory)("cpu", **stream._pool.arguments)
     for each in requests:
         answer = answer_alone(function, each.payload)
         assert isinstance(answer, bytes)

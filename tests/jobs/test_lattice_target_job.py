@@ -1,0 +1,146 @@
+"""generate_targets by lattices of a teacher of the run, whose search development speakers tune."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infra.devices.request_stream import RequestStream
+from infra.store.object_store import ObjectStore
+from jobs.cli import spark_steps
+from pipeline.records import Tally
+from pipeline.runs.commit import step_context
+from pipeline.runs.manifest import read_manifest, read_output
+from pipeline.runs.names import (
+    ALIGNMENT_STEP,
+    DEV,
+    TARGETS_GRAPH_STEP,
+    TARGETS_TUNING_STEP,
+    TEACHER,
+    UNLABELLED,
+    features_step,
+    model_step,
+    sequence_trained,
+)
+from pipeline.shards import FeatureRow, write_features
+from tests.architecture.call_depth import answers_here, plain_loop
+from tests.job_programs import RunJob
+from tests.training.decoding.toy_language import toy_lexicon
+from tests.training.sequence_training.toy_run import TREE, finish, put_model, rows_of, sentence_row
+from tests.training.targets.unlabelled_toy_run import BIDIRECTIONAL, write_unlabelled_toy_run
+from tests.whole_path.processes import TINY
+from training.decoding.graph.graph_text import encode_graph
+from training.decoding.graph.hclg import decoding_graph
+from training.decoding.language_model import witten_bell_arpa
+from training.models.registry import make_model
+
+LABELS = sequence_trained(TEACHER)
+LATTICE = (
+    "targets.source='lattice'",
+    "sequence_training.teacher=true",
+    f"models.teacher.num_units={BIDIRECTIONAL.num_units}",
+    # At so small a scale the search finds no word; order 2 has as many errors as order 1.
+    "evaluation.acoustic_scale=0.001",
+    "evaluation.ngram_order=1",
+    "evaluation.beam=40.0",
+    "tuning={acoustic_scales=[0.1], ngram_orders=[2], "
+    "language_model_scales=[], insertion_penalties=[]}",
+)
+STATED = "targets.lattices={acoustic_scale = 0.1, ngram_order = 1}"
+RunOne = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> tuple[ObjectStore, str, str]:
+    """A run with unlabelled features, a teacher, and another that is named as trained by sMBR."""
+    store, run_uri, corpus_uri = write_unlabelled_toy_run(tmp_path)
+    counts = read_manifest(store, run_uri, ALIGNMENT_STEP).statistics["senone_counts"]
+    moments = read_manifest(store, run_uri, features_step(UNLABELLED)).statistics["moments"]
+    torch.manual_seed(8)
+    model = make_model(BIDIRECTIONAL, TREE.num_senones)
+    put_model(store, run_uri, LABELS, model, counts, moments)
+    return store, run_uri, corpus_uri
+
+
+@pytest.fixture
+def generate(
+    place: tuple[ObjectStore, str, str], run_job: RunJob, monkeypatch: pytest.MonkeyPatch
+) -> RunOne:
+    """Return a function that runs the job in this process; its tasks and servers are in it too."""
+    monkeypatch.setattr(spark_steps, "distribute_on_spark", plain_loop)
+    monkeypatch.setattr(RequestStream, "answers", answers_here)
+    _, run_uri, corpus_uri = place
+
+    def run(*overrides: str) -> dict[str, Any]:
+        settings = (f'corpus.uri="{corpus_uri}"', *LATTICE, *overrides)
+        more = [part for each in settings for part in ("--set", each)]
+        said = run_job("generate_targets", "--recipe", str(TINY), "--run", run_uri, *more, "--json")
+        assert said.code == 0, said.err
+        return dict(json.loads(said.out))
+
+    return run
+
+
+def write_development(store: ObjectStore, run_uri: str) -> None:
+    """Write the features of six sentences with their transcripts."""
+    rows = [
+        FeatureRow(
+            each.utterance_id,
+            "dev",
+            each.duration_ms,
+            "2020-01-01",
+            "a.wav",
+            "etag",
+            each.text,
+            None,
+            each.features,
+        )
+        for each in (sentence_row(20, number) for number in range(6))
+    ]
+    step, tally = features_step(DEV), Tally(len(rows), sum(row.duration_ms for row in rows))
+    context = step_context(store, run_uri, step, {}, {})
+    output = context.put_output("000000", ".parquet", write_features(rows), tally)
+    finish(store, run_uri, step, tally, (output,))
+
+
+def made(run_uri: str) -> list[str]:
+    """Return the digests of the targets, and remove all that the job made."""
+    manifest = json.loads(Path(run_uri, "targets/unlabelled/manifest.json").read_text())
+    for folder in ("targets", "graphs"):
+        shutil.rmtree(Path(run_uri, folder))
+    return [each["sha256"] for each in manifest["outputs"]]
+
+
+def test_the_tuned_search_of_the_sequence_trained_teacher_labels(
+    place: tuple[ObjectStore, str, str], generate: RunOne
+) -> None:
+    """Its choice is the graph's, and the targets are those of a recipe that states the choice."""
+    store, run_uri, _ = place
+    said = generate()
+    assert list(said["manifests"]) == [TARGETS_GRAPH_STEP, "targets/unlabelled"]
+    untuned = made(run_uri)
+    write_development(store, run_uri)
+    said = generate()
+    steps = [TARGETS_TUNING_STEP, TARGETS_GRAPH_STEP, "targets/unlabelled"]
+    assert list(said["manifests"]) == steps
+    tuning, graph, targets = (read_manifest(store, run_uri, each) for each in steps)
+    chosen = {"acoustic_scale": 0.1, "ngram_order": 1}
+    chosen |= {"language_model_scale": 1.0, "insertion_penalty": 0.0}
+    assert tuning.statistics["settings"] == {LABELS: chosen}
+    assert graph.statistics["settings"] == chosen
+    assert {model_step(LABELS), features_step(DEV)} < tuning.inputs.keys()
+    assert TARGETS_TUNING_STEP in graph.inputs
+    assert {model_step(LABELS), TARGETS_GRAPH_STEP} < targets.inputs.keys()
+    (stored,) = graph.outputs
+    words = [row.text.split() for part in (0, 1) for row in rows_of(part)]
+    lexicon = toy_lexicon()
+    arpa = witten_bell_arpa(words, lexicon.pronunciations, 1)
+    assert read_output(store, run_uri, stored) == encode_graph(decoding_graph(lexicon, TREE, arpa))
+    tuned = made(run_uri)
+    said = generate(STATED)
+    assert list(said["manifests"]) == steps[1:]
+    assert made(run_uri) == tuned != untuned
