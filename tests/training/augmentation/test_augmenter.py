@@ -1,5 +1,7 @@
 """The augmentation of a recipe: its bounds, its default that changes nothing, and short rows."""
 
+from hashlib import sha256
+
 import numpy as np
 import pytest
 
@@ -53,3 +55,26 @@ def test_rows_of_less_than_five_frames_keep_their_speed(
     assert (found is given) == (num_frames == 4)
     counted = augmenter.num_frames([given.utterance_id], np.array([num_frames]))
     assert counted.tolist() == [expected]
+
+
+@pytest.mark.parametrize(
+    ("sub_epoch", "counts", "masked"),
+    [
+        (0, [101, 112, 91, 91], "ccd757c5e88d528a"),
+        (1, [101, 101, 112, 101], "785c319334bc5c1c"),
+        (70_000, [91, 101, 101, 112], "714870e3700b4899"),
+    ],
+)
+def test_a_seed_draws_these_speeds_and_masks(
+    sub_epoch: int, counts: list[int], masked: str
+) -> None:
+    """A model that is trained again, or on, by another version hears what it heard before."""
+    config = AugmentationConfig(
+        speed=(0.9, 1.0, 1.1), frequency_masks=2, time_masks=2, time_mask_share=0.5
+    )
+    augmenter, names = Augmenter(config, 2**64 - 17, sub_epoch), ["a", "u-1", "sé", "s_0-DP5"]
+    found = augmenter.num_frames(names, np.full(len(names), 101))
+    assert found.tolist() == counts
+    frames = np.ones((found.sum(), 64), np.float16)
+    augmenter.mask(frames, names, np.cumsum(found) - found, found)
+    assert sha256(np.packbits(frames == 0).tobytes()).hexdigest()[:16] == masked
