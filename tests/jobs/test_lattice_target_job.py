@@ -12,8 +12,6 @@ import torch
 from infra.devices.request_stream import RequestStream
 from infra.store.object_store import ObjectStore
 from jobs.cli import spark_steps
-from pipeline.records import Tally
-from pipeline.runs.commit import step_context
 from pipeline.runs.manifest import read_manifest, read_output
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
@@ -26,12 +24,15 @@ from pipeline.runs.names import (
     model_step,
     sequence_trained,
 )
-from pipeline.shards import FeatureRow, write_features
 from tests.architecture.call_depth import answers_here, plain_loop
 from tests.job_programs import RunJob
 from tests.training.decoding.toy_language import toy_lexicon
-from tests.training.sequence_training.toy_run import TREE, finish, put_model, rows_of, sentence_row
-from tests.training.targets.unlabelled_toy_run import BIDIRECTIONAL, write_unlabelled_toy_run
+from tests.training.sequence_training.toy_run import TREE, put_model, rows_of
+from tests.training.targets.unlabelled_toy_run import (
+    BIDIRECTIONAL,
+    write_transcribed,
+    write_unlabelled_toy_run,
+)
 from tests.whole_path.processes import TINY
 from training.decoding.graph.graph_text import encode_graph
 from training.decoding.graph.hclg import decoding_graph
@@ -85,28 +86,6 @@ def generate(
     return run
 
 
-def write_development(store: ObjectStore, run_uri: str) -> None:
-    """Write the features of six sentences with their transcripts."""
-    rows = [
-        FeatureRow(
-            each.utterance_id,
-            "dev",
-            each.duration_ms,
-            "2020-01-01",
-            "a.wav",
-            "etag",
-            each.text,
-            None,
-            each.features,
-        )
-        for each in (sentence_row(20, number) for number in range(6))
-    ]
-    step, tally = features_step(DEV), Tally(len(rows), sum(row.duration_ms for row in rows))
-    context = step_context(store, run_uri, step, {}, {})
-    output = context.put_output("000000", ".parquet", write_features(rows), tally)
-    finish(store, run_uri, step, tally, (output,))
-
-
 def made(run_uri: str) -> list[str]:
     """Return the digests of the targets, and remove all that the job made."""
     manifest = json.loads(Path(run_uri, "targets/unlabelled/manifest.json").read_text())
@@ -123,7 +102,7 @@ def test_the_tuned_search_of_the_sequence_trained_teacher_labels(
     said = generate()
     assert list(said["manifests"]) == [TARGETS_GRAPH_STEP, "targets/unlabelled"]
     untuned = made(run_uri)
-    write_development(store, run_uri)
+    write_transcribed(store, run_uri, DEV)
     said = generate()
     steps = [TARGETS_TUNING_STEP, TARGETS_GRAPH_STEP, "targets/unlabelled"]
     assert list(said["manifests"]) == steps

@@ -8,7 +8,7 @@ from pipeline.records import Tally
 from pipeline.runs.commit import step_context
 from pipeline.runs.manifest import manifest_uri, read_manifest
 from pipeline.runs.names import TEACHER, UNLABELLED, features_step
-from pipeline.shards import FeatureRow, write_features
+from pipeline.shards import FeatureRow, PartitionRow, write_features
 from tests.training.sequence_training.toy_run import finish, sentence_row, write_toy_run
 from training.configuration.models import LstmConfig
 
@@ -20,20 +20,24 @@ SHARDS = ((4, 0), (4, 1), (3, 2))
 def unlabelled_rows(shard: int) -> list[FeatureRow]:
     number, first = SHARDS[shard]
     sentences = [sentence_row(first + 10, row) for row in range(number)]
-    return [
-        FeatureRow(
-            f"unlabelled-{shard}-{row}",
-            "speaker",
-            each.duration_ms,
-            "2020-01-01",
-            "a.wav",
-            "etag",
-            None,
-            None,
-            each.features,
-        )
-        for row, each in enumerate(sentences)
-    ]
+    names = [f"unlabelled-{shard}-{row}" for row in range(number)]
+    return [feature_row(*each) for each in zip(names, sentences, strict=True)]
+
+
+def feature_row(name: str, sentence: PartitionRow, text: str | None = None) -> FeatureRow:
+    """The frames of a sentence as extraction stores them."""
+    about = (name, "speaker", sentence.duration_ms, "2020-01-01", "a.wav", "etag")
+    return FeatureRow(*about, text, None, sentence.features)
+
+
+def write_transcribed(store: ObjectStore, run_uri: str, subset: str) -> None:
+    """Write the features of six sentences with their transcripts, as those of a subset."""
+    sentences = [sentence_row(20, number) for number in range(6)]
+    rows = [feature_row(each.utterance_id, each, each.text) for each in sentences]
+    step, tally = features_step(subset), Tally(len(rows), sum(row.duration_ms for row in rows))
+    context = step_context(store, run_uri, step, {}, {})
+    output = context.put_output("000000", ".parquet", write_features(rows), tally)
+    finish(store, run_uri, step, tally, (output,))
 
 
 def write_unlabelled_toy_run(
