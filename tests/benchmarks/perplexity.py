@@ -74,17 +74,12 @@ def perplexity(
         for sentence in trial.predicted:
             padded = (START, *sentence, END)
             for place in range(1, len(padded)):
-                # After a word outside the lexicon a history begins anew.
-                history = _since_unknown(padded[max(0, place - order + 1) : place])
+                # No entry has a word outside the lexicon, so a history begins anew after one.
+                history = padded[max(0, place - order + 1) : place]
                 if padded[place] != UNKNOWN:
                     total += log_probability(entries, history, padded[place])
                     count += 1
     return float(10 ** (-total / count)) if count else math.nan
-
-
-def _since_unknown(history: Ngram) -> Ngram:
-    last = max((n for n, word in enumerate(history, start=1) if word == UNKNOWN), default=0)
-    return history[last:]
 
 
 def sentences_of(corpus: Corpus, words: Sequence[str], speakers: Sequence[str]) -> Sentences:
