@@ -5,10 +5,11 @@ megahour ingest --recipe recorded --run s3://mine/run --manifest s3://mine/manif
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
+import io
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from threading import Lock
@@ -35,8 +36,15 @@ from jobs.ingestion.manifest_choice import ingestion_of, require_same_speakers
 from jobs.ingestion.placement_choice import PlacementChoice, Placing, Simulate
 from jobs.ingestion.run_arguments import require_source_options
 from jobs.synthesis.corpus import draw_acoustics, draw_development_acoustics
-from jobs.synthesis.placements import PLACEMENTS, Acoustics, record_file
-from pipeline.records import Quarantined, Tally
+from jobs.synthesis.placements import (
+    PLACEMENTS,
+    PLACEMENTS_BY_NAME,
+    Acoustics,
+    AcousticsRecorder,
+    record_file,
+)
+from pipeline.audio.conversion import NO_CONVERSION, AudioConversion
+from pipeline.records import CLEAN, Quarantined, Tally
 from pipeline.runs.commit import StepContext
 from pipeline.runs.ledger import check_loss_budget
 from pipeline.runs.manifest import Output, sha256
@@ -49,7 +57,8 @@ from pipeline.runs.names import (
 )
 from pipeline.runs.step import StepContents, StepSpec, run_step
 from pipeline.sampling import sampling_priority
-from pipeline.steps.ingestion.ingest_manifests import ingest_manifests
+from pipeline.steps.ingestion.ingest_manifests import ManifestIngestion, ingest_manifests
+from pipeline.steps.ingestion.placed_audio import PlacementRules, SimulatedPlacements
 
 SIMULATORS = ("espeakng-loader", "numpy", "pyroomacoustics", "scipy", "soundfile")
 """The distributions that decide the bytes of simulated placements."""
@@ -64,6 +73,8 @@ def run(job: Job) -> StepResults:
     if job.increment:
         require_same_speakers(job.store, job.increment.bases, ingestion)
     ingestion = replace(ingestion, adds=job.increment is not None)
+    if (placing := placing_of(job.arguments)) is not None:
+        ingestion = in_placements(ingestion, placing, job.recipe.features.conversion)
     place = job.store, job.run_uri, job.corpus_uri
     with distribute_on_spark(job) as distribute:
         return [ingest_manifests(*place, ingestion, job.recipe.loss_budget, distribute)]
@@ -120,7 +131,6 @@ def simulator(seed: int) -> Simulate:
 
     Those of development and of held-out speakers are in no other subset.
     """
-    by_name = {placement.name: placement for placement in PLACEMENTS}
     drawn = cache(lambda: draw_acoustics(seed))
     of_development = cache(lambda: draw_development_acoustics(seed))
     lock = Lock()
@@ -136,9 +146,52 @@ def simulator(seed: int) -> Simulate:
         acoustics = acoustics_of(utterance.subset)
         # The id names the placement too, so each version has a room and a noise of its own.
         generator = np.random.default_rng(sampling_priority(seed, utterance.utterance_id))
-        return record_file(data, by_name[utterance.placement or ""], acoustics, generator)
+        placement = PLACEMENTS_BY_NAME[utterance.placement or ""]
+        return record_file(data, placement, acoustics, generator)
 
     return simulate
+
+
+def in_placements(
+    ingestion: ManifestIngestion, placing: Placing, conversion: AudioConversion
+) -> ManifestIngestion:
+    """Return what ingests manifests' utterances in placements, as a directory's would be.
+
+    Audio is converted as extraction would do it.
+    """
+    choices, seed = placing.choices, placing.seed
+    subsets = [
+        subset
+        for manifest in ingestion.manifests
+        for subset in ingestion.rules.subsets_of(manifest.subset)
+        if set(choices.choice(subset).placements) != {CLEAN}
+    ]
+    rules = PlacementRules(choices.of, AcousticsRecorder.of, seed, conversion)
+    draw = partial(stored_acoustics, seed, subsets)
+    converted = {} if conversion == NO_CONVERSION else {"conversion": asdict(conversion)}
+    return replace(
+        ingestion,
+        settings={**ingestion.settings, **config_of(placing), **converted},
+        simulated=SimulatedPlacements(rules, draw, SIMULATORS),
+    )
+
+
+def stored_acoustics(seed: int, subsets: Collection[str]) -> dict[str, bytes]:
+    """Draw the rooms and noises of subsets, as the bytes that tasks read."""
+    if not subsets:
+        return {}
+    require_simulators()
+    of_development = _encoded(draw_development_acoustics(seed)) if DEV in subsets else b""
+    others = {DEV} != set(subsets)
+    training, heldout = map(_encoded, draw_acoustics(seed)) if others else (b"", b"")
+    by_subset = {DEV: of_development, HELDOUT: heldout}
+    return {subset: by_subset.get(subset, training) for subset in subsets}
+
+
+def _encoded(acoustics: Acoustics) -> bytes:
+    file = io.BytesIO()
+    acoustics.save(file)
+    return file.getvalue()
 
 
 def config_of(placing: Placing | None) -> dict[str, Any]:
@@ -201,7 +254,8 @@ STEP = Step(
     "without a usable record or file become ledger rows. With --placements each utterance is "
     "stored once for each of its placements in simulated rooms, with noise. With --manifest the "
     "audio stays where it is, in S3 or on local paths below corpus.audio_prefixes, and metadata "
-    "alone is written, a Spark task for each object or part of one.",
+    "alone is written, or FLACs of simulated placements too, by Spark tasks for each object or "
+    "part of one.",
     run=run,
 )
 

@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 
 from infra.aws.account import load_account
@@ -32,12 +33,14 @@ from jobs.cli.parser import (
     add_dev_share_argument,
     add_extends_argument,
     add_manifest_arguments,
+    add_placement_arguments,
     extends_options,
     manifest_options,
     recipe_path,
 )
 from jobs.ingestion.run_arguments import (
     dev_share_arguments,
+    placement_arguments,
     require_manifest_options,
     subset_and_uri,
 )
@@ -68,7 +71,9 @@ def make_request(arguments: argparse.Namespace, cluster: Cluster) -> LaunchReque
     given = (arguments.step, run, cluster, account)
     parameters = step_arguments(arguments)
     if arguments.step in SPARK_STEPS:
-        return emr_request(*given, parameters)
+        # The driver draws rooms and noises; tasks read them from the corpus.
+        extras = ("demo",) if arguments.step == INGEST and arguments.placements else ()
+        return emr_request(*given, parameters, extras)
     module = f"jobs.{arguments.step}"
     if STEPS[arguments.step] == "python":
         return host_request(*given, ["python", "-m", module, *parameters])
@@ -90,8 +95,10 @@ def step_arguments(arguments: argparse.Namespace) -> list[str]:
     recipe = _on_host(arguments.recipe)
     extends = extends_options(arguments)
     shared = ["--recipe", recipe, "--run", arguments.run, *cluster, *overrides, *extends]
-    own = dev_share_arguments(arguments) if arguments.step == INGEST else []
-    return [*shared, *manifest_options(arguments), *own]
+    if arguments.step != INGEST:
+        return shared
+    drawn = placement_arguments(arguments), dev_share_arguments(arguments)
+    return [*shared, *manifest_options(arguments), *chain.from_iterable(drawn)]
 
 
 def _on_host(name_or_path: str) -> str:
@@ -170,8 +177,9 @@ def _require_manifests(arguments: argparse.Namespace) -> None:
         raise ConfigurationError(f"--step {INGEST}: need {MANIFEST}: {remedy}")
     if arguments.step != INGEST and arguments.manifest:
         raise ConfigurationError(f"--step {arguments.step}: {MANIFEST} is for {INGEST} alone")
-    if arguments.step != INGEST and arguments.dev_share:
-        raise ConfigurationError(f"--step {arguments.step}: --dev-share is for {INGEST} alone")
+    drawn = placement_arguments(arguments), dev_share_arguments(arguments)
+    if arguments.step != INGEST and (options := [*chain.from_iterable(drawn)]):
+        raise ConfigurationError(f"--step {arguments.step}: {options[0]} is for {INGEST} alone")
     require_manifest_options(arguments)
     named = [subset_and_uri(each)[1] for each in arguments.manifest or ()]
     texts = (arguments.recordings, arguments.lexicon, arguments.language_model)
@@ -201,6 +209,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--cluster", help="cluster TOML, or a name in infra/clusters; default: the step's")
     add_extends_argument(parser)
     add_manifest_arguments(parser)
+    add_placement_arguments(parser)
     add_dev_share_argument(parser)
     add("--account", metavar="FILE", help="TOML file of the AWS account")
     add("--send", action="store_true", help="launch the cluster, and wait for its end")

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Install megahour on a host of EMR, when the cluster starts: install_host.sh CODE_URI FOLDER
+# Install megahour on a host of EMR, when the cluster starts: install_host.sh CODE_URI FOLDER [EXTRAS]
 # CODE_URI holds what `make dist` wrote, and recipes and cluster files of your own.
 set -euo pipefail
 code_uri=$1
@@ -12,4 +12,4 @@ venv=$(dirname "$folder")/venv
 wheels=("$folder"/megahour-*.whl)
 version=$(sed -E 's/.*-cp([0-9])([0-9]+)-cp.*/\1.\2/' <<< "${wheels[0]}")
 "python$version" -m venv "$venv"
-"$venv/bin/python" -m pip install --quiet --constraint "$folder/constraints.txt" "${wheels[0]}"
+"$venv/bin/python" -m pip install --quiet --constraint "$folder/constraints.txt" "${wheels[0]}${3:+[$3]}"

@@ -31,9 +31,17 @@ class LaunchRequest:
 
 
 def emr_request(
-    step: str, run: str, cluster: Cluster, account: Account, arguments: Sequence[str]
+    step: str,
+    run: str,
+    cluster: Cluster,
+    account: Account,
+    arguments: Sequence[str],
+    extras: Sequence[str] = (),
 ) -> LaunchRequest:
-    """Return the request for a cluster of EMR that runs a Spark step with these arguments."""
+    """Return the request for a cluster of EMR that runs a Spark step with these arguments.
+
+    Its hosts install these extras of megahour, too.
+    """
     name = cluster_name(step, run)
     submit = [
         *("spark-submit", "--deploy-mode", "client", *launch_options(cluster)),
@@ -45,7 +53,8 @@ def emr_request(
         _instances("MASTER", driver, 1, cluster.disk_gibibytes),
         _instances("CORE", cluster.instance_type, cluster.num_instances, cluster.disk_gibibytes),
     ]
-    install = {"Path": f"{account.code_uri}/install_host.sh", "Args": [account.code_uri, CODE]}
+    given = [account.code_uri, CODE, *([",".join(extras)] if extras else [])]
+    install = {"Path": f"{account.code_uri}/install_host.sh", "Args": given}
     parameters = {
         "Name": name,
         "ReleaseLabel": account.emr_release,

@@ -147,7 +147,8 @@ def add_placement_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES|N|N:NAMES",
         help="simulate each utterance in these placements, such as clean,DP1,DP3 (clean is the "
         "audio as it is), in N of DP1 to DP5, or in N of these, such as 2:clean,DP1,DP3, drawn for "
-        "each utterance; default: copy the audio alone. Needs pip install megahour[demo]",
+        "each utterance; default: the audio alone. Of manifests, clean audio stays where it is. "
+        "Needs pip install megahour[demo]",
     )
     parser.add_argument(
         HELDOUT_PLACEMENTS,

@@ -47,11 +47,28 @@ class PlacementChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class Placing:
-    """Placing chooses placements and simulates them.
+class SubsetChoices:
+    """SubsetChoices hold the placements of training, and those of held-out speakers.
 
     Development speakers take those of `heldout`, so that models are tuned for what scores them.
     """
+
+    training: PlacementChoice
+    heldout: PlacementChoice
+    seed: int
+
+    def of(self, subset: str, utterance_id: str) -> list[str]:
+        """Return the placements of an utterance of the subset."""
+        return self.choice(subset).of(utterance_id, self.seed)
+
+    def choice(self, subset: str) -> PlacementChoice:
+        """Return the choice for the utterances of a subset."""
+        return self.heldout if subset in (HELDOUT, DEV) else self.training
+
+
+@dataclass(frozen=True, slots=True)
+class Placing:
+    """Placing chooses placements for each subset and simulates them."""
 
     training: PlacementChoice
     heldout: PlacementChoice
@@ -59,6 +76,11 @@ class Placing:
     simulate: Simulate
 
     __post_init__ = check_ranges
+
+    @property
+    def choices(self) -> SubsetChoices:
+        """The placements by subset, without what simulates them."""
+        return SubsetChoices(self.training, self.heldout, self.seed)
 
     def place(self, directory: KaldiDirectory) -> KaldiDirectory:
         """Return the directory with each utterance once a placement, under an id of its own.
@@ -73,7 +95,7 @@ class Placing:
         versions = [
             self._version(utterance, name)
             for utterance in directory.utterances
-            for name in self._choice(utterance).of(utterance.utterance_id, self.seed)
+            for name in self.choices.of(utterance.subset, utterance.utterance_id)
         ]
         return replace(directory, utterances=tuple(versions))
 
@@ -84,9 +106,6 @@ class Placing:
         if name == CLEAN:
             return version
         return replace(version, simulate=partial(self.simulate, version))
-
-    def _choice(self, utterance: KaldiUtterance) -> PlacementChoice:
-        return self.heldout if utterance.subset in (HELDOUT, DEV) else self.training
 
 
 def _names(text: str, known: Sequence[str]) -> tuple[str, ...]:

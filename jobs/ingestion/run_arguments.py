@@ -72,8 +72,6 @@ def dev_share_arguments(arguments: argparse.Namespace) -> list[str]:
 def require_source_options(arguments: argparse.Namespace) -> None:
     """Raise ConfigurationError for a directory's options with manifests, and for the reverse."""
     require_manifest_options(arguments)
-    if arguments.manifest and arguments.placements is not None:
-        raise ConfigurationError(f"{MANIFEST}: with {KALDI_DIR} alone: {TRAINING_PLACEMENTS}")
     if arguments.kaldi_dir and (arguments.lexicon or arguments.language_model):
         remedy = "put the files into the directory"
         raise ConfigurationError(

@@ -3,7 +3,7 @@
 import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import BinaryIO, Self
 
 import numpy as np
 import soundfile
@@ -38,6 +38,7 @@ PLACEMENTS = (
     Placement("DP4", 3.5, 0.55, 10.0),
     Placement("DP5", 4.5, 0.70, 5.0),
 )
+PLACEMENTS_BY_NAME = {placement.name: placement for placement in PLACEMENTS}
 
 
 @dataclass(frozen=True)
@@ -59,20 +60,20 @@ class Acoustics:
         }
         return cls(responses, noises)
 
-    def save(self, path: Path) -> None:
-        """Write the acoustics to an .npz file, for other processes."""
+    def save(self, file: Path | BinaryIO) -> None:
+        """Write the acoustics as .npz, for other processes; the same ones give the same bytes."""
         rooms = {
             f"{name}-{index}": response
             for name, responses in self.impulse_responses.items()
             for index, response in enumerate(responses)
         }
         noises = {f"noise-{index}": noise for index, noise in enumerate(self.noises)}
-        np.savez(path, allow_pickle=False, **rooms, **noises)
+        np.savez(file, allow_pickle=False, **rooms, **noises)
 
     @classmethod
-    def load(cls, path: Path) -> Self:
+    def load(cls, file: Path | BinaryIO) -> Self:
         """Read what `save` wrote."""
-        with np.load(path) as arrays:
+        with np.load(file) as arrays:
             responses = {
                 place.name: tuple(arrays[f"{place.name}-{room}"] for room in range(NUM_ROOMS))
                 for place in PLACEMENTS
@@ -120,7 +121,31 @@ def record_file(
     data: bytes, placement: Placement, acoustics: Acoustics, generator: np.random.Generator
 ) -> bytes:
     """Record the speech of an audio file; return a FLAC. AudioError if it cannot be decoded."""
-    heard = record(decode_audio(data), placement, acoustics, generator)
+    return record_speech(decode_audio(data), placement, acoustics, generator)
+
+
+@dataclass(frozen=True)
+class AcousticsRecorder:
+    """AcousticsRecorder records decoded speech in stored acoustics, as FLAC."""
+
+    acoustics: Acoustics
+
+    @classmethod
+    def of(cls, data: bytes) -> Self:
+        """Read the bytes that `Acoustics.save` wrote."""
+        return cls(Acoustics.load(io.BytesIO(data)))
+
+    def __call__(self, speech: Samples, placement: str, seed: int) -> bytes:
+        """Record speech in the placement of this name; the seed draws room, noise and level."""
+        generator = np.random.default_rng(seed)
+        return record_speech(speech, PLACEMENTS_BY_NAME[placement], self.acoustics, generator)
+
+
+def record_speech(
+    speech: Samples, placement: Placement, acoustics: Acoustics, generator: np.random.Generator
+) -> bytes:
+    """Record decoded speech; return a FLAC."""
+    heard = record(speech, placement, acoustics, generator)
     file = io.BytesIO()
     soundfile.write(file, heard, SAMPLE_RATE_HZ, format="FLAC", subtype="PCM_16")
     return file.getvalue()

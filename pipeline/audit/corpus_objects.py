@@ -14,6 +14,7 @@ from pipeline.filters import SelectionFilters
 from pipeline.runs.increment import read_increment
 from pipeline.runs.manifest import Manifest, Output, is_finished, read_manifest, sha256
 from pipeline.runs.names import (
+    ACOUSTICS_FOLDER,
     AUDIO_FOLDER,
     INGEST_STEP,
     LANGUAGE_MODEL_SETTINGS,
@@ -31,6 +32,9 @@ from pipeline.steps.selection.select import metadata_uri
 from pipeline.steps.utterance_features import resolve_audio
 
 GETS_IN_FLIGHT = 16
+
+_ADDED_FOLDERS = (METADATA_FOLDER, AUDIO_FOLDER, ACOUSTICS_FOLDER)
+"""The folders of a corpus to which later increments add objects."""
 
 _GROUP_OBJECTS = 256
 """A task reads so many metadata objects; a million hours have 180,000 of 0.2 MB."""
@@ -181,8 +185,9 @@ def _ingested_findings(
 ) -> Iterator[Finding]:
     outputs = {join_uri(corpus_uri, output.key) for each in ingested for output in each.outputs}
     remedy = "find its writer, and move it out of the corpus"
+    later = tuple(f"{join_uri(corpus_uri, each)}/" for each in _ADDED_FOLDERS)
     for found in store.list(corpus_uri):
-        is_later = grows and found.uri.startswith(f"{join_uri(corpus_uri, METADATA_FOLDER)}/")
+        is_later = grows and found.uri.startswith(later)
         if found.uri not in outputs and not is_later:
             there = "an object that ingest did not store"
             yield Finding(found.uri, "only the corpus that was ingested", there, remedy)

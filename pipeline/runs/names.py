@@ -75,6 +75,8 @@ PLAN_CALIBRATION = "plan/calibration.json"
 CORPUS_FOLDER = "corpus"
 METADATA_FOLDER = "metadata"
 AUDIO_FOLDER = "audio"
+ACOUSTICS_FOLDER = "acoustics"
+"""The rooms and noises in which ingest simulated the placements of manifests' speech."""
 LEXICON_FILE = "lexicon.txt"
 
 COMMAND_LINE_SETTINGS = ("num_ranks", "num_steps", "num_sub_epochs")

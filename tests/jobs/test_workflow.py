@@ -68,12 +68,12 @@ def test_an_account_ingests_manifests_on_a_cluster(run_job: RunJob) -> None:
     """ingest is launched as the other steps are, with the options of the manifests."""
     account = str(ROOT / "tests/infra/aws/account.toml")
     manifest = ("--manifest", "labelled=s3://bucket/{{ ds }}.jsonl", "--lexicon", "s3://bucket/l")
-    share = ("--dev-share", "0.1")
-    said = run_job("workflow", *SHARED[:4], *manifest, *share, "--account", account)
+    share, placed = ("--dev-share", "0.1"), ("--placements", "clean,DP3")
+    said = run_job("workflow", *SHARED[:4], *manifest, *share, *placed, "--account", account)
     command = json.loads(said.out)["steps"][0]["command"]
     assert command[1].endswith("jobs/request_cluster.py")
     assert command[2:5] == ["--step", "ingest", "--send"]
-    for option, value in (manifest[:2], manifest[2:], share):
+    for option, value in (manifest[:2], manifest[2:], share, placed):
         assert command[command.index(option) + 1] == value
     assert command[-2:] == ["--account", account]
     unlabelled = ("--manifest", "s3://bucket/{{ ds }}.jsonl")

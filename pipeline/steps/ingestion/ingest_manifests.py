@@ -8,7 +8,8 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -24,10 +25,20 @@ from pipeline.steps.ingestion.foreign_metadata import require_only
 from pipeline.steps.ingestion.formats import ManifestFormat
 from pipeline.steps.ingestion.manifest_objects import Piece
 from pipeline.steps.ingestion.manifest_records import RecordRules, records_of, with_audio
+from pipeline.steps.ingestion.manifest_rows import Row
 from pipeline.steps.ingestion.metadata_objects import MetadataObjects
+from pipeline.steps.ingestion.placed_audio import (
+    BLOCK_ROWS,
+    PlacedAudio,
+    PlacementRules,
+    SimulatedPlacements,
+)
 
 _READ_BYTES = 8 * 2**20
 _UTTERANCES = "utterances"
+
+SHARES_PER_PIECE = 16
+"""With simulated placements so many tasks share a piece, 64 MB or 300,000 rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +52,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class PieceTask:
-    """PieceTask turns one piece of a manifest into metadata objects of the corpus."""
+    """PieceTask turns a piece of a manifest, or a share of its rows, into objects of the corpus."""
 
     context: StepContext
     name: str
@@ -50,6 +61,9 @@ class PieceTask:
     piece: Piece
     corpus_uri: str
     rules: RecordRules
+    share: int = 0
+    num_shares: int = 1
+    placements: PlacementRules | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +72,8 @@ class ManifestIngestion:
 
     `texts` are a lexicon and a language model, by their names in the corpus. Only `manifest_store`
     may read the manifests; the step's own store may read the audio. An increment's ingestion
-    `adds` to a corpus that others have written.
+    `adds` to a corpus that others have written. With `simulated` placements each utterance is
+    stored as it sounds there.
     """
 
     manifest_store: ObjectStore
@@ -67,6 +82,12 @@ class ManifestIngestion:
     settings: Mapping[str, Any]
     texts: Mapping[str, bytes] = field(default_factory=dict)
     adds: bool = False
+    simulated: SimulatedPlacements | None = None
+
+    @property
+    def num_shares(self) -> int:
+        """The tasks of a piece: where audio is simulated, a whole piece would take an hour."""
+        return 1 if self.simulated is None else SHARES_PER_PIECE
 
 
 def ingest_manifests(
@@ -78,31 +99,32 @@ def ingest_manifests(
     distribute: Distribute,
 ) -> StepResult:
     """Write the metadata of all manifests, a task for each piece; ValueError for a fault in one."""
-    pieces = {
-        f"{number:02d}-{manifest.subset}-{place:06d}": (manifest, piece)
-        for number, manifest in enumerate(ingestion.manifests)
-        for place, piece in enumerate(
-            manifest.format.pieces(ingestion.manifest_store, manifest.uri)
-        )
-    }
+    pieces = _pieces(ingestion)
     digests = _digests(ingestion, [piece for _, piece in pieces.values()], distribute)
 
     def make(context: StepContext) -> StepContents:
+        simulated = ingestion.simulated
+        rules = simulated.stored(store, corpus_uri) if simulated else None
         tasks = {
-            name: PieceTask(
-                context,
-                name,
-                ingestion.manifest_store,
-                manifest,
-                piece,
-                corpus_uri,
-                ingestion.rules,
-            )
+            each.name: each
             for name, (manifest, piece) in pieces.items()
+            for each in _shares(
+                PieceTask(
+                    context,
+                    name,
+                    ingestion.manifest_store,
+                    manifest,
+                    piece,
+                    corpus_uri,
+                    ingestion.rules,
+                    num_shares=ingestion.num_shares,
+                    placements=rules,
+                )
+            )
         }
         plan = TaskPlan(tasks, ingest_piece, distribute, loss_budget, statistics=count_utterances)
-        texts = _outputs_of(ingestion.texts)
-        folding = Folding(count_utterances, first=texts, has_many_outputs=True)
+        first = [*_outputs_of(ingestion.texts), *_acoustics_of(rules)]
+        folding = Folding(count_utterances, first=first, has_many_outputs=True)
         contents = runner_of(plan, folding)(context, plan)
         if not ingestion.adds:
             require_only(store, corpus_uri, contents.outputs, distribute)
@@ -110,8 +132,33 @@ def ingest_manifests(
         _put_texts(store, corpus_uri, ingestion.texts)
         return contents
 
-    spec = StepSpec(store, run_uri, INGEST_STEP, ingestion.settings, digests=digests)
-    return run_step(spec, make)
+    engines = ingestion.simulated.engines if ingestion.simulated else ()
+    place = store, run_uri, INGEST_STEP, ingestion.settings
+    return run_step(StepSpec(*place, digests=digests, engines=engines), make)
+
+
+def _pieces(ingestion: ManifestIngestion) -> dict[str, tuple[Manifest, Piece]]:
+    return {
+        f"{number:02d}-{manifest.subset}-{place:06d}": (manifest, piece)
+        for number, manifest in enumerate(ingestion.manifests)
+        for place, piece in enumerate(
+            manifest.format.pieces(ingestion.manifest_store, manifest.uri)
+        )
+    }
+
+
+def _shares(task: PieceTask) -> list[PieceTask]:
+    """Divide a piece among several tasks by its rows."""
+    if task.num_shares == 1:
+        return [task]
+    shares = range(task.num_shares)
+    return [replace(task, name=f"{task.name}-{share:02d}", share=share) for share in shares]
+
+
+def _acoustics_of(rules: PlacementRules | None) -> Iterator[Output]:
+    acoustics = rules.acoustics if rules else {}
+    # Two subsets of training have the same.
+    yield from {output.key: output for output in acoustics.values()}.values()
 
 
 def _digests(
@@ -138,15 +185,17 @@ def digest_object(element: tuple[ObjectStore, str]) -> str:
 def ingest_piece(task: PieceTask) -> Commit:
     """Read the piece row by row; write records, and make ledger rows of what is none."""
     objects = {subset: _objects(task, subset) for subset in _subsets(task)}
+    placed = _placed_audio(task)
     quarantined: list[Quarantined] = []
-    for record in _records(task):
+    for record in placed.versions(_records(task)) if placed else _records(task):
         if isinstance(record, Quarantined):
             quarantined.append(record)
         else:
             subset = task.rules.subset_of(task.manifest.subset, record.speaker_id)
             objects[subset].add(record)
     by_subset = {subset: each.finish() for subset, each in objects.items()}
-    outputs = tuple(chain.from_iterable(by_subset.values()))
+    stored = placed.outputs if placed else ()
+    outputs = (*stored, *chain.from_iterable(by_subset.values()))
     # A piece that another writer replaced was read in part before, and in part after.
     task.piece.require_unchanged(task.manifest_store)
     written = sum((output.tally for output in outputs), Tally())
@@ -166,6 +215,13 @@ def ingest_piece(task: PieceTask) -> Commit:
 
 def _subsets(task: PieceTask) -> tuple[str, ...]:
     return task.rules.subsets_of(task.manifest.subset)
+
+
+def _placed_audio(task: PieceTask) -> PlacedAudio | None:
+    if task.placements is None:
+        return None
+    subset_of = partial(task.rules.subset_of, task.manifest.subset)
+    return PlacedAudio(task.context.store, task.corpus_uri, task.placements, subset_of)
 
 
 def _objects(task: PieceTask, subset: str) -> MetadataObjects:
@@ -201,10 +257,17 @@ def _require_share(dev_share: float, statistics: Mapping[str, Any]) -> None:
 
 def _records(task: PieceTask) -> Iterator[Any]:
     store = task.context.store
-    rows = task.manifest.format.rows(task.manifest_store, task.piece)
+    rows = _rows_of(task, task.manifest.format.rows(task.manifest_store, task.piece))
     located = with_audio(rows, task.piece.folder, store.allowed_prefixes)
     timed = with_durations(store, located)
     return records_of(timed, task.rules, task.manifest.subset)
+
+
+def _rows_of(task: PieceTask, rows: Iterator[Row | Quarantined]) -> Iterator[Row | Quarantined]:
+    """Yield the blocks of neighbouring rows that are of the task's share."""
+    for number, row in enumerate(rows):
+        if number // BLOCK_ROWS % task.num_shares == task.share:
+            yield row
 
 
 def _outputs_of(texts: Mapping[str, bytes]) -> list[Output]:

@@ -140,6 +140,7 @@ def test_files_of_your_own_lie_with_the_code(run_job: RunJob, tmp_path: Path) ->
         (("--step", "ingest"), "--step ingest: need --manifest: a directory is copied where it"),
         (MANIFEST, "--step align: --manifest is for ingest alone"),
         (("--dev-share", "0.1"), "--step align: --dev-share is for ingest alone"),
+        (("--placements", "2"), "--step align: --placements is for ingest alone"),
         (("--step", "ingest", *MANIFEST[2:], "--dev-share", "0.1"), "need --manifest labelled=URI"),
         (("--step", "ingest", "--manifest", "day.jsonl"), "/day.jsonl: need s3://bucket/key, for"),
         (("--step", "ingest", *MANIFEST, "--lexicon", "x.txt"), "x.txt: need s3://bucket/key, for"),
@@ -178,8 +179,13 @@ def test_kubernetes_gets_a_command_line(run_job: RunJob) -> None:
 def test_manifests_are_ingested_on_a_cluster(run_job: RunJob) -> None:
     """On EMR and on Kubernetes ingest gets the manifests, and what lies beside them."""
     share = ("--manifest", "labelled=s3://speech/spoken.jsonl", "--dev-share", "0.1")
-    options = (*MANIFEST, *TEXTS, "--format", "table", "--speaker-buckets", "64", *share)
-    (step,) = json.loads(request(run_job, "ingest", *options).out)["Steps"]
+    placed = ("--placements", "2", "--heldout-placements", "clean,DP1", "--placement-seed", "3")
+    options = (*MANIFEST, *TEXTS, "--format", "table", "--speaker-buckets", "64", *share, *placed)
+    asked = json.loads(request(run_job, "ingest", *options).out)
+    (step,), (install,) = asked["Steps"], asked["BootstrapActions"]
+    assert install["ScriptBootstrapAction"]["Args"][1:] == [CODE, "demo"]
+    plain = json.loads(request(run_job, "ingest", *MANIFEST).out)["BootstrapActions"]
+    assert plain[0]["ScriptBootstrapAction"]["Args"][1:] == [CODE]
     on_emr = step["HadoopJarStep"]["Args"]
     shared = ("--recipe", "hours_1m", "--run", RUN)
     kubernetes = ("--kubernetes", "k8s://https://host:443", "--image", "m:1")

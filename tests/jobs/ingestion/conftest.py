@@ -9,9 +9,11 @@ import pytest
 import soundfile
 
 from jobs.cli import spark_steps
+from jobs.synthesis.placements import Acoustics
 from tests.job_programs import RunJob
-from tests.jobs.ingestion.manifest_corpus import Corpus
-from tests.small_corpus import serially
+from tests.jobs.ingestion.manifest_corpus import Corpus, manifest_of, row
+from tests.jobs.synthesis.test_corpus import tiny_acoustics
+from tests.small_corpus import flac, serially, tone
 
 
 def write(directory: Path, name: str, lines: list[str]) -> None:
@@ -43,18 +45,54 @@ def kaldi_dir(tmp_path: Path) -> Path:
     return directory
 
 
+@contextmanager
+def in_a_loop(job: object) -> Any:
+    """Run a job's tasks one after the other, in place of its Spark session."""
+    del job
+    yield serially
+
+
 @pytest.fixture
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run tasks in a loop; tests/whole_path starts Spark."""
-
-    @contextmanager
-    def in_a_loop(job: object) -> Any:
-        del job
-        yield serially
-
     monkeypatch.setattr(spark_steps, "distribute_on_spark", in_a_loop)
 
 
 @pytest.fixture
 def corpus(tmp_path: Path, run_job: RunJob) -> Corpus:
     return Corpus(tmp_path, run_job)
+
+
+@pytest.fixture(scope="module")
+def acoustics() -> tuple[Acoustics, Acoustics, Acoustics]:
+    """Real rooms and a second of noise, without the babble, which takes seconds."""
+    return tiny_acoustics(0), tiny_acoustics(1), tiny_acoustics(2)
+
+
+@pytest.fixture
+def small_acoustics(
+    acoustics: tuple[Acoustics, Acoustics, Acoustics], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Simulate in these rooms; seed 1 exchanges those of training and of held-out speakers."""
+    training, heldout, development = acoustics
+    drawn = {0: (training, heldout), 1: (heldout, training)}
+    for module in ("jobs.ingest", "jobs.synthesis.corpus"):
+        monkeypatch.setattr(f"{module}.draw_acoustics", drawn.__getitem__)
+        monkeypatch.setattr(f"{module}.draw_development_acoustics", lambda _: development)
+
+
+@pytest.fixture
+def three(corpus: Corpus) -> dict[str, str]:
+    """Tables of two utterances a subset, with the audio files that they name."""
+    subsets = {"ann": "labelled", "bob": "unlabelled", "eve": "heldout"}
+    for number, speaker in enumerate(subsets):
+        for each in (1, 2):
+            (corpus.audio / f"{speaker}-{each}.flac").write_bytes(
+                flac(tone(3 * number + each, 0.5))
+            )
+    return {
+        subset: manifest_of(
+            corpus, f"{subset}.jsonl", [row(f"{speaker}-{each}.flac") for each in (1, 2)]
+        )
+        for speaker, subset in subsets.items()
+    }

@@ -2,11 +2,11 @@
 
 import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from infra.store.object_store import ObjectStore
+from infra.store.object_store import ObjectStore, join_uri
 from pipeline.metadata import read_records
 from pipeline.records import Utterance
 from pipeline.runs.manifest import Manifest, read_manifest, read_output
@@ -59,3 +59,38 @@ def write_lines(path: Path, rows: Sequence[object]) -> str:
     text = "".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows)
     path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
     return str(path)
+
+
+def manifest_of(corpus: Corpus, name: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    return write_lines(corpus.audio.parent / name, [dict(row) for row in rows])
+
+
+def row(name: str, duration_s: float = 0.5, **more: object) -> dict[str, Any]:
+    """Describe the audio file of this name, whose speaker the name begins with."""
+    spoken = {"utterance_id": Path(name).stem, "speaker_id": name[:3], "text": "HELLO WORLD"}
+    return {**spoken, "audio_uri": f"audio/{name}", "duration_s": duration_s, **more}
+
+
+def ingest_tables(corpus: Corpus, given: Mapping[str, str], *options: str) -> Manifest:
+    """Ingest tables by subset."""
+    named = [part for subset, uri in given.items() for part in ("--manifest", f"{subset}={uri}")]
+    return corpus.ingest(*named, "--format", "table", *options)
+
+
+def records_of(corpus: Corpus, *subsets: str) -> dict[str, Utterance]:
+    return {
+        each.utterance_id: each
+        for subset in subsets or ("labelled", "unlabelled", "heldout", "dev")
+        for each in corpus.records(subset)
+    }
+
+
+def stored(corpus: Corpus, record: Utterance) -> bytes:
+    """Read a version's audio from the corpus, or where the manifest named it."""
+    return corpus.store.get(join_uri(f"{corpus.run_uri}/corpus", record.audio_uri))
+
+
+def tree(corpus: Corpus) -> dict[str, bytes]:
+    uri = f"{corpus.run_uri}/corpus"
+    found = corpus.store.list(uri)
+    return {each.uri.removeprefix(uri): corpus.store.get(each.uri) for each in found}

@@ -290,7 +290,8 @@ def test_again_and_elsewhere(corpus: Corpus) -> None:
         (("--manifest", "/x", "--columns", "text=a"), "need --format table"),
         (("--manifest", "/x", "--format", "table", "--columns", "words=a"), "--columns words=a"),
         (("--manifest", "/x", "--speaker-buckets", "0"), "--speaker-buckets 0: need 1..100000"),
-        (("--manifest", "/x", "--placements", "2"), "with --kaldi-dir alone"),
+        (("--manifest", "/x", "--placements", "9"), "--placements: placements = 9: need 1..5"),
+        (("--manifest", "/x", "--heldout-placements", "2"), "without --placements: give both"),
         (("--manifest", "/x", "--dev-share", "0.2"), "need --manifest labelled=URI, or leave it"),
         (
             ("--manifest", "labelled=/x", "--manifest", "dev=/y", "--dev-share", "0.2"),

@@ -4,6 +4,7 @@ Whole runs in S3 ingest NeMo's manifests and tables.
 """
 
 import io
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,10 +24,12 @@ from jobs.cli import spark_steps
 from pipeline.audio.conversion import ANY_AUDIO
 from pipeline.audio.decode import decode_audio
 from pipeline.metadata import read_records
-from pipeline.records import Utterance
+from pipeline.records import Tally, Utterance
+from pipeline.runs.manifest import read_manifest, sha256
 from pipeline.runs.step import WatchedFunction
 from pipeline.steps.part_requests import WantedAudio, read_audio
 from tests.job_programs import RunJob
+from tests.jobs.ingestion.conftest import in_a_loop
 from tests.s3_server import CREDENTIALS
 from tests.small_corpus import SAMPLE_RATE, flac, tone, wav
 from tests.whole_path.processes import TINY
@@ -190,6 +193,45 @@ def test_audio_is_read_in_place(
         np.testing.assert_array_equal(found[utterance_id], samples, err_msg=utterance_id)
     stored = {each.uri for each in store.list(run_uri)}
     assert not any("/audio/" in uri for uri in stored)
+
+
+def spoken_rows(store: ObjectStore, at: str) -> str:
+    """Store twelve utterances, and a manifest that lists one more."""
+    rows = []
+    for number in range(12):
+        store.put(f"{at}/s{number}.wav", wav(tone(number, 0.5)))
+        said = {"audio_filepath": f"s{number}.wav", "duration": 0.5, "text": "yes"}
+        rows.append({**said, "utterance_id": f"s{number}-1", "speaker": f"s{number}"})
+    rows.append({**rows[0], "audio_filepath": "absent.wav", "utterance_id": "x"})
+    store.put(f"{at}/m.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows).encode())
+    return f"{at}/m.jsonl"
+
+
+@pytest.mark.usefixtures("small_acoustics")
+def test_placements_are_simulated_by_spark_tasks(
+    s3_bucket: str, tmp_path: Path, run_job: RunJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tasks read rooms from the corpus in S3, and store what one process stores on a disk."""
+    found = []
+    for place in (f"s3://{s3_bucket}", str(tmp_path)):
+        store = ObjectStore((place,))
+        uri, run_uri = spoken_rows(store, f"{place}/speech"), f"{place}/run"
+        given = ("--set", "loss_budget=0.9", "--set", f'corpus.audio_prefixes=["{place}/speech"]')
+        options = ("--manifest", f"labelled={uri}", "--dev-share", "0.3", "--placements", "2")
+        said = run_job("ingest", "--recipe", str(TINY), "--run", run_uri, *given, *options)
+        assert said.code == 0, said.err
+        manifest = read_manifest(store, run_uri, "ingest")
+        assert manifest.tally_in == manifest.tally_out + manifest.quarantined == Tally(26, 13_000)
+        assert manifest.quarantined == Tally(2, 1000)
+        outputs = list(manifest.outputs)
+        for output in outputs:
+            assert sha256(store.get(f"{run_uri}/corpus/{output.key}")) == output.sha256
+        found.append(outputs)
+        monkeypatch.setattr(spark_steps, "distribute_on_spark", in_a_loop)
+    assert found[0] == found[1]
+    keys = [output.key for output in found[0]]
+    assert sum(key.endswith(".flac") for key in keys) == 24
+    assert sum(key.startswith("metadata/dev/") for key in keys) > 0
 
 
 def read_corpus(store: ObjectStore, corpus_uri: str, at: str) -> Samples:

@@ -18,7 +18,7 @@ from jobs.ingestion.corpus import IngestedCorpus, ingest
 from jobs.ingestion.kaldi_directory import read_kaldi_directory
 from jobs.ingestion.placement_choice import PlacementChoice, Placing
 from jobs.synthesis.noise import NUM_TALKERS, draw_talkers
-from jobs.synthesis.placements import PLACEMENTS, Acoustics, noise_for
+from jobs.synthesis.placements import PLACEMENTS, noise_for
 from jobs.synthesis.plan import acoustics_tasks, development_acoustics_task
 from pipeline.audio.decode import decode_audio, decode_utterance
 from pipeline.records import Tally, Utterance, stream_order
@@ -28,30 +28,13 @@ from pipeline.steps.utterance_features import ExtractionConfig, audio_objects, e
 from tests.job_programs import RunJob
 from tests.jobs.ingestion.conftest import append, write
 from tests.jobs.ingestion.test_kaldi_directory import metadata, tree
-from tests.jobs.synthesis.test_corpus import tiny_acoustics
 
 TINY = Path(__file__).parents[2] / "whole_path" / "tiny.toml"
 NAMES = [placement.name for placement in PLACEMENTS]
 PAIR = PlacementChoice(("clean", "DP3"), 2)
 DRAWN = PlacementChoice(tuple(NAMES), 2)
 
-
-@pytest.fixture(scope="module")
-def acoustics() -> tuple[Acoustics, Acoustics, Acoustics]:
-    """Real rooms and a second of noise, without the babble, which takes seconds."""
-    return tiny_acoustics(0), tiny_acoustics(1), tiny_acoustics(2)
-
-
-@pytest.fixture(autouse=True)
-def small_acoustics(
-    acoustics: tuple[Acoustics, Acoustics, Acoustics], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Simulate in these rooms; seed 1 exchanges those of training and of held-out speakers."""
-    training, heldout, development = acoustics
-    drawn = {0: (training, heldout), 1: (heldout, training)}
-    for module in ("jobs.ingest", "jobs.synthesis.corpus"):
-        monkeypatch.setattr(f"{module}.draw_acoustics", drawn.__getitem__)
-        monkeypatch.setattr(f"{module}.draw_development_acoustics", lambda _: development)
+pytestmark = pytest.mark.usefixtures("small_acoustics")
 
 
 def placing(training: PlacementChoice, heldout: PlacementChoice = PAIR, seed: int = 0) -> Placing:

@@ -1,0 +1,246 @@
+"""Store the utterances of manifests as they sound in simulated placements.
+
+What an utterance sounds like there depends on its id, the seed and its audio alone, so no
+division into tasks changes it. A task holds the audio of a window of utterances, as extraction's.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from itertools import islice
+from typing import TypeAlias
+
+import numpy as np
+from jaxtyping import Float32
+
+from infra.prefetch import prefetch
+from infra.store.object_store import ObjectStore, StoreError, join_uri
+from pipeline.audio.conversion import NO_CONVERSION, AudioConversion
+from pipeline.audio.decode import decode_utterance
+from pipeline.audio.errors import AudioError
+from pipeline.filterbank import SAMPLE_RATE_HZ
+from pipeline.records import (
+    CLEAN,
+    MAX_NAME_CHARACTERS,
+    MIN_DURATION_S,
+    Quarantined,
+    Utterance,
+    version_id,
+)
+from pipeline.runs.manifest import Output, sha256
+from pipeline.runs.names import ACOUSTICS_FOLDER, AUDIO_FOLDER
+from pipeline.runs.outputs import read_output
+from pipeline.sampling import sampling_priority
+from pipeline.steps.part_requests import FoundAudio, read_audio
+from pipeline.steps.utterance_features import REFUSALS, quarantine, wanted_audio
+
+BLOCK_ROWS = 256
+"""So many neighbouring rows are of one task, and the reads of their audio are planned together."""
+
+GETS_IN_FLIGHT = 8
+PUTS_IN_FLIGHT = 4
+_PLAIN_NAME = re.compile(r"[\w+=@,-][\w.+=@,-]{0,199}", re.ASCII)
+
+Samples: TypeAlias = Float32[np.ndarray, " samples"]
+Recorder: TypeAlias = Callable[[Samples, str, int], bytes]
+"""Makes a FLAC of speech as it sounds in a placement; the number seeds its draws."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementRules:
+    """PlacementRules say in which placements an utterance is stored, and how it sounds there.
+
+    Tasks receive them, so functions are those of modules. `placements_of` takes a subset and an
+    utterance id, and `recorder` the bytes of a subset's acoustics. These lie in the corpus, as
+    `acoustics` names them by subset, so that tasks need no simulator of rooms.
+    """
+
+    placements_of: Callable[[str, str], Sequence[str]]
+    recorder: Callable[[bytes], Recorder]
+    seed: int
+    conversion: AudioConversion = NO_CONVERSION
+    acoustics: Mapping[str, Output] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedPlacements:
+    """SimulatedPlacements hold the rules for tasks, and what the driver does before there are any.
+
+    `draw` makes the acoustics by subset, once there is work for them. `engines` are the
+    distributions that decide the bytes.
+    """
+
+    rules: PlacementRules
+    draw: Callable[[], Mapping[str, bytes]]
+    engines: Sequence[str]
+
+    def stored(self, store: ObjectStore, corpus_uri: str) -> PlacementRules:
+        """Draw the acoustics and store them in the corpus; return rules that name them."""
+        acoustics = {}
+        for subset, data in self.draw().items():
+            digest = sha256(data)
+            key = f"{ACOUSTICS_FOLDER}/{digest[:16]}.npz"
+            store.put(join_uri(corpus_uri, key), data)
+            acoustics[subset] = Output(key, len(data), digest, 0, 0)
+        return replace(self.rules, acoustics=acoustics)
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """_Choice holds an utterance, and the names of the placements in which it is stored."""
+
+    record: Utterance
+    names: Sequence[str]
+
+    @property
+    def is_simulated(self) -> bool:
+        return any(name != CLEAN for name in self.names)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    """_Fault holds why an utterance's audio cannot be used, and its number of bytes."""
+
+    reason: str
+    detail: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """_Version is an utterance in a placement, with the FLAC to store, or a ledger row."""
+
+    record: Utterance | Quarantined
+    data: bytes | None = None
+
+
+class PlacedAudio:
+    """PlacedAudio makes the versions of one task's utterances; `outputs` are the FLACs it stored.
+
+    `subset_of` returns the subset of a speaker.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        corpus_uri: str,
+        rules: PlacementRules,
+        subset_of: Callable[[str], str],
+    ) -> None:
+        self._store, self._corpus_uri = store, corpus_uri
+        self._rules, self._subset_of = rules, subset_of
+        self._recorders: dict[str, Recorder] = {}
+        self.outputs: list[Output] = []
+
+    def versions(
+        self, records: Iterable[Utterance | Quarantined]
+    ) -> Iterator[Utterance | Quarantined]:
+        """Yield each utterance once a placement, or a ledger row; clean audio stays where it is.
+
+        Each placement is a stream of its own, as the device stays there. StoreError where the
+        store fails, not the utterance.
+        """
+        remaining = iter(records)
+        while block := list(islice(remaining, BLOCK_ROWS)):
+            chosen = [self._chosen(each) for each in block]
+            for _, (record, output) in prefetch(self._stored, self._made(chosen), PUTS_IN_FLIGHT):
+                if output is not None:
+                    self.outputs.append(output)
+                yield record
+
+    def _chosen(self, record: Utterance | Quarantined) -> _Choice | Quarantined:
+        if isinstance(record, Quarantined):
+            return record
+        if record.placement is not None:
+            said = f"placement = {record.placement!r}: it is in a placement already"
+            remedy = "leave the field out, or ingest without --placements"
+            return quarantine(record, "bad_field", f"{said}: {remedy}", 0)
+        subset = self._subset_of(record.speaker_id)
+        names = self._rules.placements_of(subset, record.utterance_id)
+        longest = max(len(version_id(record.utterance_id, name)) for name in names)
+        if longest > MAX_NAME_CHARACTERS:
+            said = f"utterance_id with a placement has {longest} characters"
+            return quarantine(record, "bad_field", f"{said}: need at most {MAX_NAME_CHARACTERS}", 0)
+        return _Choice(record, names)
+
+    def _made(self, chosen: Sequence[_Choice | Quarantined]) -> Iterator[_Version]:
+        simulated = [each for each in chosen if isinstance(each, _Choice) and each.is_simulated]
+        wanted = [
+            wanted_audio(
+                self._corpus_uri,
+                each.record.audio_uri,
+                each.record.part,
+                each.record.duration_s,
+                self._rules.conversion,
+            )
+            for each in simulated
+        ]
+        audio = read_audio(self._store, wanted, GETS_IN_FLIGHT)
+        for each in chosen:
+            if isinstance(each, Quarantined):
+                yield _Version(each)
+                continue
+            # Without a simulated placement the audio is not read: extraction judges it.
+            heard = self._heard(each.record, next(audio)) if each.is_simulated else None
+            for name in each.names:
+                yield self._version(each.record, name, heard)
+        next(audio, None)  # the end of the readers' threads
+
+    def _heard(self, record: Utterance, found: FoundAudio) -> Samples | _Fault:
+        """Decode an utterance as extraction would; the checksum of a FLAC is compared here."""
+        if isinstance(found, StoreError):
+            if (reason := REFUSALS.get(type(found))) is None:
+                raise found
+            return _Fault(reason, str(found), 0)
+        if isinstance(found, AudioError):
+            return _Fault(found.reason, found.detail, 0)
+        about, conversion = (record.utterance_id, record.duration_s), self._rules.conversion
+        try:
+            return decode_utterance(found.data, *about, "kaldi", conversion).samples
+        except AudioError as error:
+            return _Fault(error.reason, error.detail, len(found.data))
+
+    def _version(self, record: Utterance, name: str, heard: Samples | _Fault | None) -> _Version:
+        key = version_id(record.utterance_id, name)
+        stream = name if record.stream is None else f"{record.stream}-{name}"
+        version = replace(record, utterance_id=key, placement=name, stream=stream)
+        if name == CLEAN:
+            return _Version(version)
+        assert heard is not None, "the audio of simulated placements is read"
+        if isinstance(heard, _Fault):
+            return _Version(quarantine(version, heard.reason, heard.detail, heard.num_bytes))
+        seed = sampling_priority(self._rules.seed, key)
+        data = self._recorder(self._subset_of(record.speaker_id))(heard, name, seed)
+        duration_s = round(max(len(heard) / SAMPLE_RATE_HZ, MIN_DURATION_S), 6)
+        return _Version(replace(version, duration_s=duration_s, part=None), data)
+
+    def _recorder(self, subset: str) -> Recorder:
+        if subset not in self._recorders:
+            output = self._rules.acoustics[subset]
+            data = read_output(self._store, self._corpus_uri, output)
+            self._recorders[subset] = self._rules.recorder(data)
+        return self._recorders[subset]
+
+    def _stored(self, version: _Version) -> tuple[Utterance | Quarantined, Output | None]:
+        record, data = version.record, version.data
+        if data is None or isinstance(record, Quarantined):
+            return record, None
+        digest = sha256(data)
+        key = audio_key(record.utterance_id, digest)
+        self._store.put(join_uri(self._corpus_uri, key), data)
+        # Relative, so that a corpus and its digests are the same wherever it lies.
+        return replace(record, audio_uri=key), Output(key, len(data), digest, 0, 0)
+
+
+def audio_key(utterance_id: str, digest: str) -> str:
+    """Name a stored FLAC by its utterance and its bytes.
+
+    Two rows of one id may have other audio, so that no attempt or row replaces another's.
+    """
+    name = utterance_id
+    if not _PLAIN_NAME.fullmatch(name):
+        name = blake2b(name.encode(), digest_size=16).hexdigest()
+    # S3 limits the rate of requests by prefix, so the hash comes early in the key.
+    place = blake2b(utterance_id.encode(), digest_size=1).hexdigest()
+    return f"{AUDIO_FOLDER}/{place}/{name}-{digest[:16]}.flac"
