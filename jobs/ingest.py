@@ -33,17 +33,17 @@ from jobs.cli.spark_steps import distribute_on_spark
 from jobs.ingestion.corpus import ingest
 from jobs.ingestion.kaldi_directory import KaldiUtterance
 from jobs.ingestion.manifest_choice import ingestion_of, require_same_speakers
-from jobs.ingestion.placement_choice import PlacementChoice, Placing, Simulate
+from jobs.ingestion.placing import Placing, Simulate
 from jobs.ingestion.run_arguments import require_source_options
 from jobs.synthesis.corpus import draw_acoustics, draw_development_acoustics
-from jobs.synthesis.placements import (
+from pipeline.audio.conversion import NO_CONVERSION, AudioConversion
+from pipeline.audio.placements import (
     PLACEMENTS,
     PLACEMENTS_BY_NAME,
     Acoustics,
     AcousticsRecorder,
     record_file,
 )
-from pipeline.audio.conversion import NO_CONVERSION, AudioConversion
 from pipeline.records import CLEAN, Quarantined, Tally
 from pipeline.runs.commit import StepContext
 from pipeline.runs.ledger import check_loss_budget
@@ -59,6 +59,7 @@ from pipeline.runs.step import StepContents, StepSpec, run_step
 from pipeline.sampling import sampling_priority
 from pipeline.steps.ingestion.ingest_manifests import ManifestIngestion, ingest_manifests
 from pipeline.steps.ingestion.placed_audio import PlacementRules, SimulatedPlacements
+from pipeline.steps.ingestion.placement_choice import PlacementChoice
 
 SIMULATORS = ("espeakng-loader", "numpy", "pyroomacoustics", "scipy", "soundfile")
 """The distributions that decide the bytes of simulated placements."""

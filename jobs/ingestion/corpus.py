@@ -9,7 +9,7 @@ from infra.log_lines import progress_bar
 from infra.prefetch import prefetch
 from infra.store.object_store import ObjectInfo, ObjectStore, join_uri, normalize_uri
 from jobs.ingestion.kaldi_directory import read_kaldi_directory
-from jobs.ingestion.placement_choice import Placing
+from jobs.ingestion.placing import Placing
 from jobs.ingestion.planned_corpus import IN_FLIGHT, AudioFile, PlannedCorpus, plan_corpus
 from pipeline.records import Quarantined, Tally
 from pipeline.runs.manifest import Output, sha256

@@ -14,7 +14,6 @@ from typing import TypeVar
 from infra.log_lines import progress_bar
 from jobs.synthesis.data_directory import Subsets, write_tables
 from jobs.synthesis.demo_extra import import_espeakng_loader, import_pyroomacoustics
-from jobs.synthesis.placements import Acoustics
 from jobs.synthesis.plan import (
     SynthesisConfig,
     acoustics_tasks,
@@ -24,6 +23,7 @@ from jobs.synthesis.plan import (
 from jobs.synthesis.pronunciations import Lexicon, make_lexicon
 from jobs.synthesis.rendering import AcousticsTask, render_acoustics, render_speaker
 from jobs.synthesis.speakers import UNLABELLED_ACCENTS
+from pipeline.audio.placements import Acoustics
 
 _RECORD = "synthesis.json"
 Task = TypeVar("Task")

@@ -8,9 +8,9 @@ import numpy as np
 
 from infra.ranges import Range, Seed, check_ranges
 from jobs.synthesis.noise import draw_talkers
-from jobs.synthesis.placements import PLACEMENTS
 from jobs.synthesis.rendering import AcousticsTask, SpeakerTask
 from jobs.synthesis.speakers import Speaker, draw_speakers, split_variants
+from pipeline.audio.placements import PLACEMENTS
 from pipeline.runs.names import HELDOUT, LABELLED, SUBSETS, UNLABELLED
 
 _NOISE_S = 120.0

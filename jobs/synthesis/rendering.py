@@ -7,10 +7,11 @@ import numpy as np
 import soundfile
 
 from jobs.synthesis.noise import babble, pink_noise, tonal_noise
-from jobs.synthesis.placements import PLACEMENTS, Acoustics, record
+from jobs.synthesis.rooms import draw_rooms
 from jobs.synthesis.sentences import draw_sentence
 from jobs.synthesis.speakers import Speaker
 from jobs.synthesis.speech import PhoneSegment, SpeechSynthesizer
+from pipeline.audio.placements import PLACEMENTS, Acoustics, record
 from pipeline.filterbank import SAMPLE_RATE_HZ
 
 
@@ -63,7 +64,7 @@ def render_acoustics(task: AcousticsTask) -> None:
         pink_noise(task.noise_s, generator),
         tonal_noise(task.noise_s, generator),
     )
-    Acoustics.draw(noises, generator).save(task.path)
+    draw_rooms(noises, generator).save(task.path)
 
 
 def render_speaker(task: SpeakerTask) -> list[SpokenUtterance]:

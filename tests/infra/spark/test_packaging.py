@@ -20,11 +20,11 @@ INSTALLED = str(Path(numpy.__file__).parents[1])
 # What the tasks of each Spark step import: functions travel by reference to these.
 TASK_MODULES = {
     "ingest": (
-        "jobs.ingestion.placement_choice",
-        "jobs.synthesis.placements",
+        "pipeline.audio.placements",
         "pipeline.steps.ingestion.directories",
         "pipeline.steps.ingestion.ingest_manifests",
         "pipeline.steps.ingestion.lhotse",
+        "pipeline.steps.ingestion.placement_choice",
     ),
     "select_utterances": ("pipeline.steps.selection.select",),
     "extract_features": ("pipeline.steps.features",),

@@ -9,7 +9,7 @@ import pytest
 import soundfile
 
 from jobs.cli import spark_steps
-from jobs.synthesis.placements import Acoustics
+from pipeline.audio.placements import Acoustics
 from tests.job_programs import RunJob
 from tests.jobs.ingestion.manifest_corpus import Corpus, manifest_of, row
 from tests.jobs.synthesis.test_corpus import tiny_acoustics

@@ -7,7 +7,7 @@ import pytest
 
 from infra.store.object_store import join_uri
 from jobs.ingest import in_placements, simulator
-from jobs.ingestion.placement_choice import PlacementChoice, Placing
+from jobs.ingestion.placing import Placing
 from pipeline.audio.conversion import NO_CONVERSION
 from pipeline.audio.decode import decode_audio
 from pipeline.records import Tally
@@ -18,6 +18,7 @@ from pipeline.steps.ingestion import ingest_manifests, placed_audio
 from pipeline.steps.ingestion.formats import Table
 from pipeline.steps.ingestion.ingest_manifests import Manifest, ManifestIngestion
 from pipeline.steps.ingestion.manifest_records import RecordRules
+from pipeline.steps.ingestion.placement_choice import PlacementChoice
 from tests.jobs.ingestion.manifest_corpus import (
     Corpus,
     ingest_tables,

@@ -16,14 +16,15 @@ from infra.store.object_store import ObjectStore, join_uri
 from jobs.ingest import SIMULATORS, simulator
 from jobs.ingestion.corpus import IngestedCorpus, ingest
 from jobs.ingestion.kaldi_directory import read_kaldi_directory
-from jobs.ingestion.placement_choice import PlacementChoice, Placing
+from jobs.ingestion.placing import Placing
 from jobs.synthesis.noise import NUM_TALKERS, draw_talkers
-from jobs.synthesis.placements import PLACEMENTS, noise_for
 from jobs.synthesis.plan import acoustics_tasks, development_acoustics_task
 from pipeline.audio.decode import decode_audio, decode_utterance
+from pipeline.audio.placements import PLACEMENTS, noise_for
 from pipeline.records import Tally, Utterance, stream_order
 from pipeline.runs.manifest import read_manifest, sha256
 from pipeline.shards import FeatureRow
+from pipeline.steps.ingestion.placement_choice import PlacementChoice
 from pipeline.steps.utterance_features import ExtractionConfig, audio_objects, extract_rows
 from tests.job_programs import RunJob
 from tests.jobs.ingestion.conftest import append, write

@@ -11,18 +11,18 @@ import soundfile
 
 from jobs.synthesis.corpus import SynthesisSummary, synthesize
 from jobs.synthesis.phones import PHONES, phone_name
-from jobs.synthesis.placements import (
+from jobs.synthesis.plan import SynthesisConfig
+from jobs.synthesis.rooms import draw_impulse_response, draw_rooms
+from jobs.synthesis.sentences import draw_sentence, vocabulary
+from jobs.synthesis.speakers import draw_speakers
+from jobs.synthesize import main
+from pipeline.audio.placements import (
     PLACEMENTS,
     Acoustics,
     noise_for,
     record,
     reverberate,
 )
-from jobs.synthesis.plan import SynthesisConfig
-from jobs.synthesis.rooms import draw_impulse_response
-from jobs.synthesis.sentences import draw_sentence, vocabulary
-from jobs.synthesis.speakers import draw_speakers
-from jobs.synthesize import main
 
 TINY = SynthesisConfig(
     labelled_hours=0.004,
@@ -290,7 +290,7 @@ def test_command_exits_with_2_for_bad_values(
 def tiny_acoustics(seed: int = 0) -> Acoustics:
     generator = np.random.default_rng(seed)
     noises = tuple(generator.normal(size=(3, 16_000)).astype(np.float32))
-    return Acoustics.draw(noises, generator)
+    return draw_rooms(noises, generator)
 
 
 def decay_time_s(response: np.ndarray) -> float:

@@ -10,11 +10,11 @@ import soundfile
 from jaxtyping import Float32
 from scipy.signal import fftconvolve
 
-from jobs.synthesis.rooms import draw_impulse_response
 from pipeline.audio.decode import decode_audio
 from pipeline.filterbank import SAMPLE_RATE_HZ
 
 NUM_ROOMS = 4
+"""The rooms of each placement."""
 _PEAK = 0.9
 
 Samples = Float32[np.ndarray, " samples"]
@@ -47,18 +47,6 @@ class Acoustics:
 
     impulse_responses: dict[str, tuple[Samples, ...]]
     noises: tuple[Samples, ...]
-
-    @classmethod
-    def draw(cls, noises: tuple[Samples, ...], generator: np.random.Generator) -> Self:
-        """Draw four rooms for each placement."""
-        responses = {
-            place.name: tuple(
-                draw_impulse_response(place.distance_m, place.reverberation_time_s, generator)
-                for _ in range(NUM_ROOMS)
-            )
-            for place in PLACEMENTS
-        }
-        return cls(responses, noises)
 
     def save(self, file: Path | BinaryIO) -> None:
         """Write the acoustics as .npz, for other processes; the same ones give the same bytes."""
