@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from jobs.synthesis.demo_extra import import_pyroomacoustics
-from pipeline.audio.placements import NUM_ROOMS, PLACEMENTS, Acoustics, Samples
+from pipeline.audio.placements import NUM_ROOMS, PLACEMENTS, Acoustics, Sound
 from pipeline.filterbank import SAMPLE_RATE_HZ
 
 # Beyond order 40 a 0.70 s room gains nothing (0.75 for 0.79 s measured) and takes 40 x as long.
@@ -13,7 +13,7 @@ _TYPICAL_ROOM_M = np.array([6.0, 5.0, 2.8])
 _WALL_CLEARANCE_M = 0.25
 
 
-def draw_rooms(noises: tuple[Samples, ...], generator: np.random.Generator) -> Acoustics:
+def draw_rooms(noises: tuple[Sound, ...], generator: np.random.Generator) -> Acoustics:
     """Draw four rooms for each placement, in which these noises are heard."""
     responses = {
         place.name: tuple(

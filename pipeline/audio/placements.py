@@ -3,7 +3,6 @@
 import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Self
 
 import numpy as np
 import soundfile
@@ -18,6 +17,8 @@ NUM_ROOMS = 4
 _PEAK = 0.9
 
 Samples = Float32[np.ndarray, " samples"]
+Sound = Float32[np.ndarray, " _samples"]
+"""A room's response, or a noise: each of its own length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +46,10 @@ PLACEMENTS_BY_NAME = {placement.name: placement for placement in PLACEMENTS}
 class Acoustics:
     """Acoustics holds the rooms of each placement and the noises that many utterances share."""
 
-    impulse_responses: dict[str, tuple[Samples, ...]]
-    noises: tuple[Samples, ...]
+    impulse_responses: dict[str, tuple[Sound, ...]]
+    noises: tuple[Sound, ...]
 
-    def save(self, file: Path | BinaryIO) -> None:
+    def save(self, file: Path | io.BytesIO) -> None:
         """Write the acoustics as .npz, for other processes; the same ones give the same bytes."""
         rooms = {
             f"{name}-{index}": response
@@ -59,7 +60,7 @@ class Acoustics:
         np.savez(file, allow_pickle=False, **rooms, **noises)
 
     @classmethod
-    def load(cls, file: Path | BinaryIO) -> Self:
+    def load(cls, file: Path | io.BytesIO) -> "Acoustics":
         """Read what `save` wrote."""
         with np.load(file) as arrays:
             responses = {
@@ -119,7 +120,7 @@ class AcousticsRecorder:
     acoustics: Acoustics
 
     @classmethod
-    def of(cls, data: bytes) -> Self:
+    def of(cls, data: bytes) -> "AcousticsRecorder":
         """Read the bytes that `Acoustics.save` wrote."""
         return cls(Acoustics.load(io.BytesIO(data)))
 
