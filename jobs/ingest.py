@@ -41,7 +41,6 @@ from pipeline.audio.placements import (
     PLACEMENTS,
     PLACEMENTS_BY_NAME,
     Acoustics,
-    AcousticsRecorder,
     record_file,
 )
 from pipeline.records import CLEAN, Quarantined, Tally
@@ -160,15 +159,15 @@ def in_placements(
 
     Audio is converted as extraction would do it.
     """
-    choices, seed = placing.choices, placing.seed
+    choices = placing.choices
     subsets = [
         subset
         for manifest in ingestion.manifests
         for subset in ingestion.rules.subsets_of(manifest.subset)
         if set(choices.choice(subset).placements) != {CLEAN}
     ]
-    rules = PlacementRules(choices.of, AcousticsRecorder.of, seed, conversion)
-    draw = partial(stored_acoustics, seed, subsets)
+    rules = PlacementRules(choices, conversion)
+    draw = partial(stored_acoustics, placing.seed, subsets)
     converted = {} if conversion == NO_CONVERSION else {"conversion": asdict(conversion)}
     return replace(
         ingestion,

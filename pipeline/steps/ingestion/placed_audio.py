@@ -19,6 +19,7 @@ from infra.store.object_store import ObjectStore, StoreError, join_uri
 from pipeline.audio.conversion import NO_CONVERSION, AudioConversion
 from pipeline.audio.decode import decode_utterance
 from pipeline.audio.errors import AudioError
+from pipeline.audio.placements import AcousticsRecorder
 from pipeline.filterbank import SAMPLE_RATE_HZ
 from pipeline.records import (
     CLEAN,
@@ -32,6 +33,7 @@ from pipeline.runs.manifest import Output, sha256
 from pipeline.runs.names import ACOUSTICS_FOLDER, AUDIO_FOLDER
 from pipeline.runs.outputs import read_output
 from pipeline.sampling import sampling_priority
+from pipeline.steps.ingestion.placement_choice import SubsetChoices
 from pipeline.steps.part_requests import FoundAudio, read_audio
 from pipeline.steps.utterance_features import REFUSALS, quarantine, wanted_audio
 
@@ -43,22 +45,17 @@ PUTS_IN_FLIGHT = 4
 _PLAIN_NAME = re.compile(r"[\w+=@,-][\w.+=@,-]{0,199}", re.ASCII)
 
 Samples: TypeAlias = Float32[np.ndarray, " samples"]
-Recorder: TypeAlias = Callable[[Samples, str, int], bytes]
-"""Makes a FLAC of speech as it sounds in a placement; the number seeds its draws."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementRules:
     """PlacementRules say in which placements an utterance is stored, and how it sounds there.
 
-    Tasks receive them, so functions are those of modules. `placements_of` takes a subset and an
-    utterance id, and `recorder` the bytes of a subset's acoustics. These lie in the corpus, as
-    `acoustics` names them by subset, so that tasks need no simulator of rooms.
+    Rooms and noises lie in the corpus, as `acoustics` names them by subset, so that tasks need no
+    simulator of rooms.
     """
 
-    placements_of: Callable[[str, str], Sequence[str]]
-    recorder: Callable[[bytes], Recorder]
-    seed: int
+    choices: SubsetChoices
     conversion: AudioConversion = NO_CONVERSION
     acoustics: Mapping[str, Output] = field(default_factory=dict)
 
@@ -130,7 +127,7 @@ class PlacedAudio:
     ) -> None:
         self._store, self._corpus_uri = store, corpus_uri
         self._rules, self._subset_of = rules, subset_of
-        self._recorders: dict[str, Recorder] = {}
+        self._recorders: dict[str, AcousticsRecorder] = {}
         self.outputs: list[Output] = []
 
     def versions(
@@ -157,7 +154,7 @@ class PlacedAudio:
             remedy = "leave the field out, or ingest without --placements"
             return quarantine(record, "bad_field", f"{said}: {remedy}", 0)
         subset = self._subset_of(record.speaker_id)
-        names = self._rules.placements_of(subset, record.utterance_id)
+        names = self._rules.choices.of(subset, record.utterance_id)
         longest = max(len(version_id(record.utterance_id, name)) for name in names)
         if longest > MAX_NAME_CHARACTERS:
             said = f"utterance_id with a placement has {longest} characters"
@@ -210,16 +207,16 @@ class PlacedAudio:
         assert heard is not None, "the audio of simulated placements is read"
         if isinstance(heard, _Fault):
             return _Version(quarantine(version, heard.reason, heard.detail, heard.num_bytes))
-        seed = sampling_priority(self._rules.seed, key)
+        seed = sampling_priority(self._rules.choices.seed, key)
         data = self._recorder(self._subset_of(record.speaker_id))(heard, name, seed)
         duration_s = round(max(len(heard) / SAMPLE_RATE_HZ, MIN_DURATION_S), 6)
         return _Version(replace(version, duration_s=duration_s, part=None), data)
 
-    def _recorder(self, subset: str) -> Recorder:
+    def _recorder(self, subset: str) -> AcousticsRecorder:
         if subset not in self._recorders:
             output = self._rules.acoustics[subset]
             data = read_output(self._store, self._corpus_uri, output)
-            self._recorders[subset] = self._rules.recorder(data)
+            self._recorders[subset] = AcousticsRecorder.of(data)
         return self._recorders[subset]
 
     def _stored(self, version: _Version) -> tuple[Utterance | Quarantined, Output | None]:
