@@ -14,12 +14,11 @@ from typing import Any, NotRequired, TypedDict
 
 from infra.cluster import load_cluster
 from infra.store.checked_reads import read_checked
-from infra.store.object_store import join_uri
+from infra.store.object_store import ObjectStore, join_uri
 from jobs.cli.catalogue import EVALUATE, READS, REPORT
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.planning.comparison import compare_plan
-from jobs.report_contents.development import development_errors
 from jobs.report_contents.hours import ingests_of, waterfall_of
 from jobs.report_contents.inputs import record_uris, report_spec, run_report
 from jobs.report_contents.oracle import recovered
@@ -51,6 +50,7 @@ from pipeline.runs.names import (
     REPORT_PAGE,
     TARGETS_STEP,
     TEACHER,
+    TUNING_STEP,
     evaluated_models,
     features_step,
     folder_of,
@@ -243,6 +243,20 @@ STEP = Step(
     "replaces the one before.",
     run=run,
 )
+
+
+def development_errors(store: ObjectStore, run_uri: str) -> dict[str, Mapping[str, Any]]:
+    """Return each model's counts and rate as it was chosen; {} without development speakers."""
+    if not is_finished(store, run_uri, TUNING_STEP):
+        return {}
+    tuning = read_manifest(store, run_uri, TUNING_STEP)
+    chosen = tuning.statistic("settings", dict[str, dict[str, Any]])
+    (output,) = tuning.outputs
+    curves = json.loads(read_output(store, run_uri, output))
+    return {
+        name: next(point["word_errors"] for point in curves[name] if point["settings"] == settings)
+        for name, settings in chosen.items()
+    }
 
 
 def parsed() -> argparse.Namespace:

@@ -53,8 +53,6 @@ def emr_request(
         _instances("MASTER", driver, 1, cluster.disk_gibibytes),
         _instances("CORE", cluster.instance_type, cluster.num_instances, cluster.disk_gibibytes),
     ]
-    given = [account.code_uri, CODE, *([",".join(extras)] if extras else [])]
-    install = {"Path": f"{account.code_uri}/install_host.sh", "Args": given}
     parameters = {
         "Name": name,
         "ReleaseLabel": account.emr_release,
@@ -68,7 +66,7 @@ def emr_request(
             "KeepJobFlowAliveWhenNoSteps": False,
             "TerminationProtected": False,
         },
-        "BootstrapActions": [{"Name": "install megahour", "ScriptBootstrapAction": install}],
+        "BootstrapActions": [_installing(account, extras)],
         "Steps": [
             {
                 "Name": step,
@@ -82,6 +80,12 @@ def emr_request(
         ],
     }
     return LaunchRequest("emr", "RunJobFlow", name, parameters)
+
+
+def _installing(account: Account, extras: Sequence[str]) -> dict[str, Any]:
+    given = [account.code_uri, CODE, *([",".join(extras)] if extras else [])]
+    install = {"Path": f"{account.code_uri}/install_host.sh", "Args": given}
+    return {"Name": "install megahour", "ScriptBootstrapAction": install}
 
 
 def host_request(

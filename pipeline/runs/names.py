@@ -75,8 +75,7 @@ PLAN_CALIBRATION = "plan/calibration.json"
 CORPUS_FOLDER = "corpus"
 METADATA_FOLDER = "metadata"
 AUDIO_FOLDER = "audio"
-ACOUSTICS_FOLDER = "acoustics"
-"""The rooms and noises in which ingest simulated the placements of manifests' speech."""
+ACOUSTICS_FOLDER = "acoustics"  # rooms and noises of simulated placements
 LEXICON_FILE = "lexicon.txt"
 
 COMMAND_LINE_SETTINGS = ("num_ranks", "num_steps", "num_sub_epochs")
