@@ -93,9 +93,10 @@ def test_the_report_has_the_documented_shape(whole: WholeRun) -> None:
         assert [each["num_frames"] for each in report["pace"][model]] == frames
         assert [each["sub_epoch"] for each in report["pace"][model]] == list(range(len(frames)))
         assert all(each["seconds"] > 0 for each in report["pace"][model])
-    table = re.search(r"^baseline +([0-9.]+)$", whole.output, re.MULTILINE)
+    table = re.search(r"^baseline +([0-9.]+) +([0-9.]+)$", whole.output, re.MULTILINE)
     assert table is not None
-    assert float(table[1]) == pytest.approx(baseline, abs=0.05)
+    tuned = report["development"]["baseline"]["wer"]
+    assert [float(each) for each in table.groups()] == pytest.approx([baseline, tuned], abs=0.05)
 
 
 def test_every_heldout_utterance_is_kept(whole: WholeRun) -> None:
