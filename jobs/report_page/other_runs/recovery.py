@@ -9,7 +9,7 @@ from jobs.report_page.scores import Report, in_order
 from pipeline.runs.names import BASELINE, ORACLE, STUDENT, sequence_trained
 
 NONE = "none"
-"""What is recovered where the oracle gains nothing on the baseline."""
+"""The recovery where the oracle gains nothing on the baseline."""
 
 UNKNOWN_LANGUAGE_MODEL = (
     " The two runs are not known to decode with the same language model. Where they do not, "

@@ -13,6 +13,9 @@ from pipeline.runs.manifest import Manifest, read_manifest, read_output
 from tests.job_programs import RunJob
 from tests.whole_path.processes import TINY
 
+PLACED = ("--placements", "clean,DP1,DP3", "--heldout-placements", "DP2,DP5")
+KEPT = ("utterance_id", "speaker_id", "duration_s", "locale", "text", "placement", "stream")
+
 
 class Corpus:
     """Corpus is a folder of audio, a run beside it, and the program's arguments."""

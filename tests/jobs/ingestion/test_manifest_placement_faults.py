@@ -1,4 +1,4 @@
-"""What is wrong with audio or a row is a ledger row; a store that fails or a kill is repeated."""
+"""A fault of audio or of a row is a ledger row; a fault of the store or a kill repeats the step."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +20,7 @@ from pipeline.steps.ingestion.ingest_manifests import Manifest, ManifestIngestio
 from pipeline.steps.ingestion.manifest_records import RecordRules
 from pipeline.steps.ingestion.placement_choice import PlacementChoice
 from tests.jobs.ingestion.manifest_corpus import (
+    PLACED,
     Corpus,
     ingest_tables,
     manifest_of,
@@ -32,9 +33,6 @@ from tests.jobs.ingestion.test_placements import REFUSED
 from tests.small_corpus import killed_at, serially
 
 pytestmark = pytest.mark.usefixtures("without_spark", "small_acoustics")
-
-PLACED = ("--placements", "clean,DP1,DP3", "--heldout-placements", "DP2,DP5")
-KEPT = ("utterance_id", "speaker_id", "duration_s", "locale", "text", "placement", "stream")
 
 
 @pytest.mark.parametrize("reason", REFUSED)
@@ -109,7 +107,7 @@ def test_two_rows_of_an_id_replace_no_audio(corpus: Corpus) -> None:
 
 
 def test_a_store_that_fails_is_no_row(corpus: Corpus, three: dict[str, str]) -> None:
-    """What is wrong with the store ends the step; the next attempt makes the same corpus."""
+    """A fault of the store ends the step; the next attempt makes the same corpus."""
     ingest_tables(corpus, three, *PLACED)
     expected = tree(corpus)
     corpus.run_uri += "2"

@@ -16,6 +16,8 @@ from pipeline.runs.manifest import read_manifest, read_output, sha256
 from pipeline.steps.ingestion import ingest_manifests, manifest_objects, placed_audio
 from pipeline.steps.ingestion.placed_audio import audio_key
 from tests.jobs.ingestion.manifest_corpus import (
+    KEPT,
+    PLACED,
     Corpus,
     ingest_tables,
     manifest_of,
@@ -28,9 +30,6 @@ from tests.jobs.ingestion.test_kaldi_directory import metadata
 from tests.small_corpus import flac, tone, wav
 
 pytestmark = pytest.mark.usefixtures("without_spark", "small_acoustics")
-
-PLACED = ("--placements", "clean,DP1,DP3", "--heldout-placements", "DP2,DP5")
-KEPT = ("utterance_id", "speaker_id", "duration_s", "locale", "text", "placement", "stream")
 
 
 def test_versions_are_those_of_a_kaldi_directory(corpus: Corpus, kaldi_dir: Path) -> None:

@@ -184,7 +184,7 @@ def test_after_smbr_recovery_is_against_the_oracle_after_it(runs: Runs) -> None:
 
 
 def test_nothing_is_recovered_after_smbr_where_the_oracle_had_none(runs: Runs) -> None:
-    """What is recovered before it is there, and the page says what the oracle lacks."""
+    """The recovery before sMBR is there, and the page says what the oracle lacks."""
     write_sequence_trained(runs)
     assert runs.beside_oracle(*SMBR_OPTIONS).code == 0
     found = runs.document()["oracle"]

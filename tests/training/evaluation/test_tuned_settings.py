@@ -1,4 +1,4 @@
-"""What was tuned for a model decodes that model: its scales, order and penalty, and no other's."""
+"""Each model is decoded with its own tuned scales, order and penalty, and with no other's."""
 
 import json
 import zlib
