@@ -1,4 +1,4 @@
-"""A fault of audio or of a row is a ledger row; a fault of the store or a kill repeats the step."""
+"""Faults of audio and rows are ledger rows; after a store's fault or a kill the step is repeated."""
 
 from collections.abc import Mapping
 from pathlib import Path
