@@ -74,7 +74,7 @@ def perplexity(
         for sentence in trial.predicted:
             padded = (START, *sentence, END)
             for place in range(1, len(padded)):
-                # No entry has a word outside the lexicon: backing off drops it and the words before it.
+                # No entry has a word outside the lexicon: backing off drops it and all before it.
                 history = padded[max(0, place - order + 1) : place]
                 if padded[place] != UNKNOWN:
                     total += log_probability(entries, history, padded[place])

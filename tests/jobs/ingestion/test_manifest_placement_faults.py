@@ -1,4 +1,4 @@
-"""Faults of audio and rows are ledger rows; after a store's fault or a kill the step is repeated."""
+"""Faults of audio and rows are ledger rows; a fault of the store or a kill repeats the step."""
 
 from collections.abc import Mapping
 from pathlib import Path
