@@ -55,6 +55,7 @@ ABLATIONS: Mapping[str, Ablation] = {
     "targets-of-own-version": Ablation(GENERATE_TARGETS, ("targets.versions=own",)),
     "targets-at-one-offset": Ablation(GENERATE_TARGETS, ("targets.offsets=one",)),
     "one-round": Ablation(GENERATE_TARGETS, ("targets.rounds=1",)),
+    "three-rounds": Ablation(GENERATE_TARGETS, ("targets.rounds=3",)),
     "lattice-targets": Ablation(GENERATE_TARGETS, ("targets.source=lattice",)),
     **{f"k-{k}": Ablation(GENERATE_TARGETS, (f"targets.k={k}",)) for k in (1, 5, 10)},
     "k-all": Ablation(GENERATE_TARGETS, ("targets.k={senones}",)),
@@ -71,6 +72,14 @@ ABLATIONS: Mapping[str, Ablation] = {
     "bmuf-as-printed": distributed("bmuf", "form=as_printed"),
     "no-speeds": Ablation(
         TRAIN_BASELINE, tuple(f"{model}.augmentation.speed=[1.0]" for model in MODELS)
+    ),
+    "conformer": Ablation(
+        TRAIN_BASELINE,
+        (
+            'models.student={name="conformer"}',
+            "baseline.warm_up_steps=200",
+            "student.warm_up_steps=200",
+        ),
     ),
     "masks": Ablation(
         TRAIN_BASELINE,
