@@ -58,12 +58,13 @@ def run(job: Job) -> StepResults:
 
 
 def due_rounds(job: Job) -> Iterator[tuple[TargetsRound, Sequence[str]]]:
-    """Yield the first round, and each later one whose teacher is trained, with its models."""
+    """Yield the first round, and each later one whose teachers are trained, with its models."""
     recipe = job.recipe
     trained_on, ensemble = recipe.sequence_training.models, recipe.num_teachers
     for each in targets_rounds(recipe.targets.rounds):
         models = labelling_models(trained_on, ensemble, each)
-        if each.number == 1 or is_finished(job.store, job.run_uri, model_step(models[0])):
+        trained = (is_finished(job.store, job.run_uri, model_step(name)) for name in models)
+        if each.number == 1 or all(trained):
             yield each, models
 
 

@@ -235,6 +235,11 @@ class Recipe:
         return 0 if self.targets.teacher.members else self.teacher.ensemble
 
     @property
+    def num_siblings(self) -> int:
+        """Return how many teachers label in each later round: one after the user's own."""
+        return max(1, self.num_teachers)
+
+    @property
     def num_labelling(self) -> int:
         """Return how many teachers label in the first round."""
         return len(self.targets.teacher.members) or self.teacher.ensemble

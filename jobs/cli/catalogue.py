@@ -162,7 +162,7 @@ def writes_of(
         return WRITES[step]
     models: tuple[str, ...] = (TRAINS[step],)
     if step == TRAIN_TEACHER:
-        models = (*teachers(ensemble), *(each.sibling for each in later))
+        models = (*teachers(ensemble), *(n for each in later for n in each.siblings(ensemble)))
     by_model = ((model_step(model), *sequence_steps(model, trained_on)) for model in models)
     return tuple(chain.from_iterable(by_model))
 

@@ -180,8 +180,7 @@ def _labelling(
     senones, rounds = recipe.senones.max_senones, recipe.targets.rounds
     rate = calibration.device(cluster.instance_type).teacher_forward
     # Of a teacher of the user's own nothing is known: it is planned as the recipe's model.
-    # In later rounds one sibling labels, where an ensemble may in the first.
-    passes = (recipe.num_labelling + rounds - 1) * frames
+    passes = (recipe.num_labelling + (rounds - 1) * recipe.num_siblings) * frames
     forward = passes / rate.of(num_parameters(recipe.models.teacher, senones))
     forward /= calibration.pool.efficiency
     # A device's one server selects the k best once for all of an ensemble, on one core.

@@ -170,12 +170,12 @@ def sequence_trained(name: str) -> str:
     return f"{name}_smbr"
 
 
-def teachers(ensemble: int) -> tuple[str, ...]:
+def teachers(ensemble: int, first: str = TEACHER) -> tuple[str, ...]:
     """Name an ensemble's teachers; the first has the name that a single one has.
 
     A run that trains none, as the teacher is the user's own, has an ensemble of 0.
     """
-    return (TEACHER, *(f"{TEACHER}_{number}" for number in range(2, ensemble + 1)))[:ensemble]
+    return (first, *(f"{first}_{number}" for number in range(2, ensemble + 1)))[:ensemble]
 
 
 def section_of(model: str) -> str:
@@ -203,11 +203,10 @@ class TargetsRound:
         """The step of the training partitions that are made of them."""
         return PARTITIONS_STEP if self.number == self.total else self._early(PARTITIONS_FOLDER)
 
-    @property
-    def sibling(self) -> str:
-        """The student's bidirectional sibling: the teacher of this round, from the second on."""
+    def siblings(self, ensemble: int) -> tuple[str, ...]:
+        """Name the student's bidirectional siblings: a later round's teachers, one at least."""
         assert self.number > 1, "the first round's teachers learn from labelled data alone"
-        return f"{TEACHER}_round_{self.number}"
+        return teachers(max(1, ensemble), f"{TEACHER}_round_{self.number}")
 
     def _early(self, folder: str) -> str:
         return f"{folder}/round_{self.number}"
@@ -224,13 +223,13 @@ def targets_rounds(total: int) -> list[TargetsRound]:
 def labelling_models(
     trained_on: Collection[str], ensemble: int, targets_round: TargetsRound = ONLY_ROUND
 ) -> tuple[str, ...]:
-    """Return the models whose mean posteriors label the targets: the ensemble, or a later sibling.
+    """Return the models whose mean posteriors label the targets: the ensemble of the round.
 
     They are sequence-trained before, as the paper's teacher (003 VII-C4), where the sections
     `trained_on` name it. A teacher of the user's own is no model: an ensemble of 0 has none.
     """
     is_first = targets_round.number == 1
-    names = teachers(ensemble) if is_first else (targets_round.sibling,)
+    names = teachers(ensemble) if is_first else targets_round.siblings(ensemble)
     return tuple(map(sequence_trained, names)) if TEACHER in trained_on else names
 
 
@@ -241,7 +240,8 @@ def evaluated_models(
 
     Sequence training trains those of the sections `trained_on` on.
     """
-    siblings = (each.sibling for each in targets_rounds(num_target_rounds)[1:])
+    later = targets_rounds(num_target_rounds)[1:]
+    siblings = (name for each in later for name in each.siblings(ensemble))
     names = (BASELINE, *teachers(ensemble), *siblings, STUDENT)
     smbr = (sequence_trained(name) for name in names if section_of(name) in trained_on)
     return (*names, *smbr)

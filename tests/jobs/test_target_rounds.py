@@ -27,6 +27,7 @@ from pipeline.runs.names import (
     TargetsRound,
     evaluated_models,
     features_step,
+    labelling_models,
     model_step,
     sequence_trained,
     targets_rounds,
@@ -38,7 +39,7 @@ from tests.job_programs import RunJob
 from tests.small_corpus import serially
 from tests.training.targets.unlabelled_toy_run import write_unlabelled_toy_run
 from tests.whole_path.processes import TINY
-from training.fit.model_specs import sibling_fit, student_fit, teacher_fit
+from training.fit.model_specs import sibling_fit, sibling_fits, student_fit, teacher_fit
 from training.targets.teacher import serve_teacher
 
 FIRST, LAST = targets_rounds(2)
@@ -118,6 +119,61 @@ def test_the_sibling_learns_as_the_student_does() -> None:
     )
     assert sibling.unlabelled != student.unlabelled
     assert sibling.model == teacher_fit(recipe).model != student.model
+
+
+def test_an_ensemble_labels_each_round() -> None:
+    """A later round has as many siblings, of the student's seed and the next ones; else alike."""
+    several = ["targets.rounds=3", "teacher.ensemble=2", f"student.seed={2**64 - 1}"]
+    recipe = read_recipe(str(TINY), several)
+    fits = sibling_fits(recipe)
+    assert [(fit.name, fit.seed, fit.unlabelled) for fit in fits] == [
+        (SIBLING, 2**64 - 1, "partitions/round_1"),
+        (f"{SIBLING}_2", 0, "partitions/round_1"),
+        ("teacher_round_3", 2**64 - 1, "partitions/round_2"),
+        ("teacher_round_3_2", 0, "partitions/round_2"),
+    ]
+    one, two = fits[:2]
+    assert two == replace(one, name=two.name, seed=0)
+    single = read_recipe(str(TINY), [each for each in several if "ensemble" not in each])
+    assert [fit.config for fit in sibling_fits(single)] == [fits[0].config, fits[2].config]
+    models = [labelling_models([TEACHER], 2, each) for each in (FIRST, LAST)]
+    assert models == [
+        ("teacher_smbr", "teacher_2_smbr"),
+        (f"{SIBLING}_smbr", f"{SIBLING}_2_smbr"),
+    ]
+    siblings = {fit.name for fit in fits}
+    assert siblings < set(evaluated_models((), 2, 3))
+    assert set(map(model_step, siblings)) < step_configs(recipe, recipe).keys()
+    assert writes_of(TRAIN_TEACHER, 1, ensemble=2, num_target_rounds=2)[2:] == (
+        *(model_step(SIBLING), model_step(f"{SIBLING}_2")),
+    )
+    own = read_recipe(str(TINY), ["targets.rounds=2", "targets.teacher.factory='mine:teacher'"])
+    assert [fit.name for fit in sibling_fits(own)] == [SIBLING]
+    assert labelling_models((), own.num_teachers, LAST) == (SIBLING,)
+
+
+def test_a_round_is_due_once_all_its_teachers_are_trained(tmp_path: Path, run_job: RunJob) -> None:
+    """A sibling alone of two labels nothing; both do, and each learnt from the round before."""
+    store, run_uri, corpus_uri = write_unlabelled_toy_run(tmp_path)
+    options = ("--recipe", str(TINY), "--run", run_uri, "--set", f'corpus.uri="{corpus_uri}"')
+    several = (*options, *ROUNDS, "--set", "teacher.ensemble=2")
+    Path(run_uri, model_step(TEACHER), "manifest.json").unlink()
+    assert run_job(TRAIN_TEACHER, *options, *ROUNDS).code == 0
+    make(store, run_uri, FIRST, TEACHER)
+    assert run_job(TRAIN_TEACHER, *options, *ROUNDS).code == 0
+
+    def due() -> dict[int, tuple[str, ...]]:
+        job = open_job(GENERATE.name, GENERATE.parser().parse_args([*several]))
+        return {each.number: tuple(models) for each, models in due_rounds(job)}
+
+    assert due() == {1: (TEACHER, "teacher_2")}
+    trained = run_job(TRAIN_TEACHER, *several, "--json")
+    assert trained.code == 0, trained.err
+    assert due()[2] == (SIBLING, f"{SIBLING}_2")
+    outputs = [
+        read_manifest(store, run_uri, model_step(name)).outputs[0].sha256 for name in due()[2]
+    ]
+    assert len(set(outputs)) == 2
 
 
 def test_jobs_know_the_rounds() -> None:

@@ -85,7 +85,7 @@ class SupervisedConfig:
 class TeacherConfig(SupervisedConfig):
     """TeacherConfig: `ensemble` teachers, of the seeds `seed`, `seed` + 1, and so on.
 
-    Their mean posteriors label the targets; one teacher is the paper's (003 VII-C4).
+    Their mean posteriors label the targets, in each round; one teacher is the paper's (VII-C4).
     """
 
     ensemble: Annotated[int, Range(1, 20)] = field(default=1, metadata=LATER)

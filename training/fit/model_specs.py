@@ -249,15 +249,17 @@ def student_fit(recipe: Recipe) -> Fit:
     )
 
 
-def sibling_fit(recipe: Recipe, earlier: TargetsRound) -> Fit:
+def sibling_fit(recipe: Recipe, earlier: TargetsRound, number: int = 1) -> Fit:
     """Describe the student's bidirectional sibling, which labels in the round after `earlier`.
 
     It has the teacher's form and trainer, and learns as the student does, from earlier targets.
+    Sibling `number` of an ensemble, from 1 on, is that of another seed.
     """
-    sibling = TargetsRound(earlier.number + 1, earlier.total).sibling
+    student = student_fit(recipe)
     return replace(
-        student_fit(recipe),
-        name=sibling,
+        student,
+        name=TargetsRound(earlier.number + 1, earlier.total).siblings(number)[-1],
+        seed=(student.seed + number - 1) % 2**64,
         model=recipe.models.teacher,
         unlabelled=earlier.partitions,
         trainer=recipe.teacher.trainer,
@@ -269,4 +271,8 @@ def sibling_fit(recipe: Recipe, earlier: TargetsRound) -> Fit:
 
 def sibling_fits(recipe: Recipe) -> list[Fit]:
     """Describe the teachers of all rounds of targets after the first, in order."""
-    return [sibling_fit(recipe, each) for each in targets_rounds(recipe.targets.rounds)[:-1]]
+    return [
+        sibling_fit(recipe, each, number)
+        for each in targets_rounds(recipe.targets.rounds)[:-1]
+        for number in range(1, recipe.num_siblings + 1)
+    ]

@@ -53,10 +53,12 @@ def test_all_offsets_cost_three_times_the_labelling() -> None:
         assert one[step] == every[step]
 
 
-@pytest.mark.parametrize("smbr", [(), ("sequence_training.teacher=true",)])
-def test_an_ensemble_costs_a_teacher_a_member(smbr: tuple[str, ...]) -> None:
-    """Its trainings follow one another, also by sMBR; each labels, and one selection follows."""
-    one, three = planned(*smbr), planned(*smbr, "teacher.ensemble=3")
+@pytest.mark.parametrize(
+    "settings", [(), ("sequence_training.teacher=true",), ("targets.rounds=2",)]
+)
+def test_an_ensemble_costs_a_teacher_a_member(settings: tuple[str, ...]) -> None:
+    """Its trainings follow one another, also by sMBR and in later rounds; each member labels."""
+    one, three = planned(*settings), planned(*settings, "teacher.ensemble=3")
     trained = one["train_teacher"], three["train_teacher"]
     assert trained[1].device_seconds == pytest.approx(3 * trained[0].device_seconds)
     assert trained[1].volume.bytes_written == pytest.approx(3 * trained[0].volume.bytes_written)
