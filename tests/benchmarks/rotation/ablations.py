@@ -4,6 +4,8 @@ python -m tests.benchmarks.rotation.ablations --fold 0 --seed 17 --kaldi-dir DIR
 python -m tests.benchmarks.rotation.table DIR/results/*.jsonl --against rotation
 
 Takes the steps before over from the rotation's own run of this fold and seed, which must be there.
+A pair that begins with targets takes over the second round's teacher too: its student learns other
+targets of the same teacher.
 No oracle is trained: each ablation works on one core, so that two commands may run side by side.
 What has a result is left; `--only LABEL ...` measures some alone.
 """
@@ -55,12 +57,12 @@ ABLATIONS: Mapping[str, Ablation] = {
     "targets-of-own-version": Ablation(GENERATE_TARGETS, ("targets.versions=own",)),
     "targets-at-one-offset": Ablation(GENERATE_TARGETS, ("targets.offsets=one",)),
     "one-round": Ablation(GENERATE_TARGETS, ("targets.rounds=1",)),
-    "three-rounds": Ablation(GENERATE_TARGETS, ("targets.rounds=3",)),
     "lattice-targets": Ablation(GENERATE_TARGETS, ("targets.source=lattice",)),
     **{f"k-{k}": Ablation(GENERATE_TARGETS, (f"targets.k={k}",)) for k in (1, 5, 10)},
     "k-all": Ablation(GENERATE_TARGETS, ("targets.k={senones}",)),
     "drawn-tail": Ablation(GENERATE_TARGETS, ("targets.tail_samples=4",)),
     "ghost": Ablation(TRAIN_STUDENT, ("student.soft_targets=ghost",)),
+    "three-rounds": Ablation(TRAIN_TEACHER, ("targets.rounds=3",)),
     "teacher-without-smbr": Ablation(TRAIN_TEACHER, ("sequence_training.teacher=false",)),
     **{f"ensemble-{m}": Ablation(TRAIN_TEACHER, (f"teacher.ensemble={m}",)) for m in (2, 3)},
     **{f"passes-{p}": Ablation(TRAIN_STUDENT, (f"student.num_passes={p}",)) for p in (2, 6, 12)},
