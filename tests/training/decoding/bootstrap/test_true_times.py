@@ -1,4 +1,4 @@
-"""The bootstrap finds the phones of synthetic speech where they were spoken, and Kaldi does."""
+"""The bootstrap finds phones of synthetic speech where they were spoken, and where Kaldi does."""
 
 import numpy as np
 import pytest
