@@ -36,11 +36,12 @@ SparkKey = Annotated[str, Text(7, 1000, r"spark\.\S+", "spark.task.maxFailures")
 
 @dataclass(frozen=True, slots=True)
 class InstanceType:
-    """InstanceType holds the virtual cores, the memory and the GPUs of an instance."""
+    """InstanceType holds an instance's cores, memory and GPUs, and if these multiply bfloat16."""
 
     num_cores: int
     gibibytes: int
     num_gpus: int = 0
+    has_bfloat16: bool = False
 
     @property
     def container_mebibytes(self) -> int:
@@ -69,8 +70,8 @@ INSTANCE_TYPES: Mapping[str, InstanceType] = {
     "p3.2xlarge": InstanceType(8, 61, 1),
     "p3.8xlarge": InstanceType(32, 244, 4),
     "p3.16xlarge": InstanceType(64, 488, 8),
-    "g5.48xlarge": InstanceType(192, 768, 8),
-    "p5.48xlarge": InstanceType(192, 2048, 8),
+    "g5.48xlarge": InstanceType(192, 768, 8, has_bfloat16=True),
+    "p5.48xlarge": InstanceType(192, 2048, 8, has_bfloat16=True),
     "x1.16xlarge": InstanceType(64, 976),
     "x1.32xlarge": InstanceType(128, 1952),
 }
@@ -164,8 +165,7 @@ class Cluster:
             )
         of_executor = container_mebibytes(self.executor_memory, self.spark)
         containers = self.executors_per_instance * of_executor
-        whole = instance.gibibytes << 10
-        most = whole
+        most = whole = instance.gibibytes << 10
         if self.master == "yarn":
             most = instance.container_mebibytes - APPLICATION_MASTER_MEBIBYTES
         for what, needed, limit in (

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from infra.cluster import Cluster, require_dependencies
+from infra.cluster import INSTANCE_TYPES, Cluster, require_dependencies
 from infra.configuration import ConfigurationError
 from infra.ranges import AUTO, Range, mebibytes, printable
 from infra.store.object_store import StoreError, join_uri
@@ -42,6 +42,7 @@ from pipeline.runs.names import (
 )
 from training.configuration.models import FactoryConfig
 from training.configuration.targets import OwnTeacherConfig
+from training.configuration.values import Precision
 from training.models.parameter_count import num_parameters
 from training.recipes import Recipe, check_phones, check_ranks
 
@@ -113,7 +114,7 @@ def check(arguments: argparse.Namespace) -> Checked:
         require_dependencies(job.cluster)
         if job.cluster.is_local:
             _check_host(job.cluster)
-    _check_factories(jobs[0].recipe, ranks)
+    _check_factories(jobs[0].recipe, ranks, by_step[GENERATE_TARGETS].cluster)
     _check_own_teacher(jobs[0].recipe)
     _check_models(jobs[0].recipe, ranks)
     if arguments.ingested:
@@ -175,19 +176,47 @@ def _check_models(recipe: Recipe, ranks: Mapping[str, int]) -> None:
             )
 
 
-def _check_factories(recipe: Recipe, sections: Iterable[str]) -> None:
+def _check_factories(recipe: Recipe, sections: Iterable[str], labelling: Cluster) -> None:
     """Raise ConfigurationError if a model of the user's own is not as the others take it."""
     tried = set()
     for section in sections:
-        form, precision = recipe.models.of(section), getattr(recipe, section).precision
-        if isinstance(form, FactoryConfig) and (form, precision) not in tried:
-            from training.models.contract import check_contract  # noqa: PLC0415 - imports torch
+        if not isinstance(form := recipe.models.of(section), FactoryConfig):
+            continue
+        from training.models.contract import check_contract  # noqa: PLC0415 - imports torch
 
+        for precision in _precisions(recipe, section, labelling):
+            if (form, precision) in tried:
+                continue
             tried.add((form, precision))
             try:
                 check_contract(form, recipe.senones.max_senones, precision)
             except ConfigurationError as error:
                 raise ConfigurationError(f"models: {section}: {error}") from error
+
+
+def _precisions(recipe: Recipe, section: str, labelling: Cluster) -> list[Precision]:
+    """Return the formats that a section's model computes in: training's, sMBR's and labelling's."""
+    found: set[Precision] = {getattr(recipe, section).precision}
+    if section in recipe.sequence_training.models:
+        found.add(recipe.sequence_training.precision)
+    if section == TEACHER and recipe.targets.rounds > 1:
+        found.add(recipe.student.precision)
+    if section == TEACHER and _labels_in_bfloat16(labelling):
+        found.add("bfloat16")
+    return sorted(found)
+
+
+def _labels_in_bfloat16(cluster: Cluster) -> bool:
+    """Return whether the GPUs that a cluster labels on are known to multiply bfloat16."""
+    if not cluster.is_local:
+        instance = INSTANCE_TYPES.get(cluster.instance_type)
+        return instance is not None and cluster.has_gpus and instance.has_bfloat16
+    import torch  # noqa: PLC0415 - 2 s
+
+    from training.models.precision import fastest_precision  # noqa: PLC0415 - imports torch
+
+    has_gpus = cluster.has_gpus or (cluster.devices == AUTO and gpus_for(AUTO).count > 0)
+    return has_gpus and fastest_precision(torch.device("cuda")) == "bfloat16"
 
 
 def _check_own_teacher(recipe: Recipe) -> None:

@@ -216,18 +216,23 @@ class Recipe:
                 check_divisible(self.models.student, config.model_parallel_ranks)
             if self.models.of(section).whole_utterances and (said := config.chunks):
                 raise ValueError(f"{section}: {said}: its model declares whole_utterances = true")
-        rounds = self.targets.rounds
         own = "as targets.teacher names your own"
         if not self.num_teachers and (number := self.teacher.ensemble) > 1:
             remedy = "name the others in targets.teacher.ensemble"
             raise ValueError(f"teacher: ensemble = {number}: need 1, {own}: {remedy}")
-        if not self.num_teachers and self.sequence_training.teacher and rounds == 1:
+        if self.targets.rounds > 1:
+            self._check_later_rounds()
+        elif not self.num_teachers and self.sequence_training.teacher:
             raise ValueError(f"sequence_training: teacher = True: need false, {own}, not trained")
-        if rounds > 1 and self.models.teacher.whole_utterances and (said := self.student.chunks):
-            raise ValueError(
-                f"student: {said}: with targets.rounds = {rounds} a teacher learns as the student "
-                "does, and its model declares whole_utterances = true"
-            )
+
+    def _check_later_rounds(self) -> None:
+        learns = f"with targets.rounds = {self.targets.rounds} a teacher learns as the student does"
+        if self.models.teacher.whole_utterances and (said := self.student.chunks):
+            raise ValueError(f"student: {said}: {learns}, with whole_utterances = true")
+        try:
+            check_optimizer(self.teacher.trainer, self.student.optimizer)
+        except ValueError as error:
+            raise ValueError(f"student: {learns}, but by the teacher's trainer: {error}") from error
 
     @property
     def num_teachers(self) -> int:

@@ -75,6 +75,17 @@ def test_whole_utterances_refuse_chunks() -> None:
     tiny(*without, f"student.num_whole_utterance_sub_epochs={num_sub_epochs}")
 
 
+def test_a_later_round_s_teacher_has_the_student_s_optimizer() -> None:
+    """Its trainer is the teacher's: one that has momentum itself refuses Adam, and takes SGD."""
+    own = 'teacher.optimizer={name = "sgd", momentum = 0}'
+    trained = ['teacher.trainer={name = "one_bit"}', own]
+    assert tiny(*trained).teacher.trainer.name == "one_bit"
+    message = r"student: with targets\.rounds = 2 .* the teacher's trainer: optimizer = AdamConfig"
+    with pytest.raises(ConfigurationError, match=message):
+        tiny(*trained, "targets.rounds=2")
+    tiny(*trained, "targets.rounds=2", own.replace("teacher", "student"))
+
+
 def test_what_is_missing_of_the_targets_has_one_substitute() -> None:
     """Drawn columns and the class of all others exclude each other; both are named."""
     recipe = tiny("student.soft_targets=ghost", "targets.rounds=2")

@@ -33,6 +33,17 @@ MODELS = ("baseline", "teacher", "student")
 MASKS = ("frequency_masks=2", "time_masks=1", "time_mask_frames=18")
 """Up to 10 of 64 bins twice, and up to 180 ms once."""
 
+ONE_ROUND = ("targets.rounds=1",)
+CLEAN_ALONE = (
+    *(f'{model}.augmentation.placements=["clean"]' for model in MODELS),
+    "teacher.num_epochs=54",
+    "teacher.num_chunked_epochs=42",
+    "student.num_passes=24",
+    "student.num_whole_utterance_sub_epochs=24",
+    "sequence_training.num_epochs=18",
+)
+"""One of six versions of each utterance, six times as often."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ablation:
@@ -56,8 +67,12 @@ def distributed(trainer: str, *values: str) -> Ablation:
 ABLATIONS: Mapping[str, Ablation] = {
     "targets-of-own-version": Ablation(GENERATE_TARGETS, ("targets.versions=own",)),
     "targets-at-one-offset": Ablation(GENERATE_TARGETS, ("targets.offsets=one",)),
-    "one-round": Ablation(GENERATE_TARGETS, ("targets.rounds=1",)),
+    "one-round": Ablation(GENERATE_TARGETS, ONE_ROUND),
     "lattice-targets": Ablation(GENERATE_TARGETS, ("targets.source=lattice",)),
+    "one-round-lattice": Ablation(GENERATE_TARGETS, (*ONE_ROUND, "targets.source=lattice")),
+    "one-round-lattice-alone": Ablation(
+        GENERATE_TARGETS, (*ONE_ROUND, "targets.source=lattice", "targets.lattices.weight=1.0")
+    ),
     **{f"k-{k}": Ablation(GENERATE_TARGETS, (f"targets.k={k}",)) for k in (1, 5, 10)},
     "k-all": Ablation(GENERATE_TARGETS, ("targets.k={senones}",)),
     "drawn-tail": Ablation(GENERATE_TARGETS, ("targets.tail_samples=4",)),
@@ -83,6 +98,7 @@ ABLATIONS: Mapping[str, Ablation] = {
             "student.warm_up_steps=200",
         ),
     ),
+    "clean-alone": Ablation(TRAIN_BASELINE, CLEAN_ALONE),
     "masks": Ablation(
         TRAIN_BASELINE,
         tuple(f"{model}.augmentation.{each}" for model in MODELS for each in MASKS),

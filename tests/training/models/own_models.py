@@ -97,6 +97,17 @@ class Failing(Linear):
         raise KeyError("a\nmistake")
 
 
+class Float32Alone(Linear):
+    """Float32Alone multiplies by a constant that is not rounded as its parameters are."""
+
+    def __init__(self, num_inputs: int, num_senones: int) -> None:
+        super().__init__(num_inputs, num_senones)
+        self.weights = torch.eye(num_inputs)
+
+    def forward(self, frames: Tensor, lengths: Tensor) -> Tensor:
+        return super().forward(frames @ self.weights, lengths)
+
+
 class Forgetful(Linear):
     def advance(self, frames: Tensor, state: object, is_last: bool) -> tuple[Tensor, object]:
         return self.output(frames) * (1.0 if state is None else 2.0), is_last
