@@ -47,7 +47,7 @@ class ConformerConfig:
     """ConformerConfig: by default the size of an LSTM of 2 layers of 256 units, 1.0 M parameters.
 
     Frames see to the end of their chunk: `chunk_frames` - 1 ahead at most, half of it on average.
-    `left_frames` and the chunk together fit into the 32 frames of the chunks of training.
+    By default `left_frames` and the chunk fit into the 32 frames of the chunks of training.
     """
 
     name: Literal["conformer"] = "conformer"
