@@ -21,6 +21,9 @@ LENGTHS = (32, 21, 1)
 NUM_CUTS = 40
 """The places at which the future is changed: more than the frames of most models' chunks."""
 
+NUM_AFTER = 256
+"""The frames after these places: a model that sees a single frame so far ahead is found."""
+
 PIECES = [1, 7, 0, 3, 16, 13]
 """The frames of an utterance's pieces, as they might arrive."""
 
@@ -98,10 +101,10 @@ def _check_look_ahead(model: AcousticModel) -> None:
     """
     look_ahead = model.config.look_ahead
     cuts = range(look_ahead + 1, look_ahead + 1 + NUM_CUTS)
-    utterance = torch.randn(cuts.stop, NUM_INPUTS)
+    utterance = torch.randn(cuts.stop + NUM_AFTER, NUM_INPUTS)
     changed = utterance.repeat(len(cuts), 1, 1)
     for row, cut in enumerate(cuts):
-        changed[row, cut:] = 3 * torch.randn(cuts.stop - cut, NUM_INPUTS)
+        changed[row, cut:] = 3 * torch.randn(len(utterance) - cut, NUM_INPUTS)
     # In one minibatch, so that all are computed in the same order.
     logits, *others = model.utterance_logits([utterance, *changed])
     seen = {

@@ -113,6 +113,14 @@ class Forgetful(Linear):
         return self.output(frames) * (1.0 if state is None else 2.0), is_last
 
 
+class FarAhead(Linear):
+    """FarAhead sees its own frame and the 45th after it, none between."""
+
+    def forward(self, frames: Tensor, lengths: Tensor) -> Tensor:
+        hidden = super().forward(frames, lengths)
+        return hidden + nn.functional.pad(hidden, (0, 0, 0, 45))[:, 45:]
+
+
 class TwoFramesLate(Linear):
     """TwoFramesLate gives logits of the frame before the last one, and streams."""
 

@@ -54,6 +54,7 @@ def test_right_models_pass(config: ModelConfig, precision: Any) -> None:
     ("config", "message"),
     [
         (own("tdnn", 1), "look_ahead = 1: the logits of frame .* need 2 or more, or bidirec"),
+        (own("FarAhead"), "look_ahead = 0: the logits of frame .* need 40 or more"),
         (own("DependsOnPadding", bidirectional=True), "padding changes the logits of 21 frames"),
         (own("Random"), r"two models of one seed differ in network\.output\.bias: need random"),
         (own("RandomStep"), r"gradients of one minibatch, computed twice, differ in network\.out"),
