@@ -4,7 +4,8 @@ python -m tests.benchmarks.hours_curve --out DIR [--hours 0.5,1,2,5,10,20] [--se
 
 One synthetic corpus has the most hours; each run selects some of them, and passes over them as
 often as makes the frames of all students equal. The baseline reads as many frames of labelled
-speech. DIR/<most>h/report/report.html has the plot. A command that was cut off continues.
+speech. DIR/<most>h/report/report.html has the plot, DIR/results each run's errors by speaker and
+utterance, which the rotation's table reads. A command that was cut off continues.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from jobs.cli.catalogue import INGEST, REPORT
 from jobs.cli.parser import recipe_path
 from jobs.run import Launch, launches, run_steps
 from jobs.synthesis.plan import SynthesisConfig
+from tests.benchmarks.kept_errors import ResultKey, keep_errors
 from training.recipes import read_recipe
 
 NUM_SUB_EPOCHS = 40
@@ -90,6 +92,9 @@ def main() -> None:
     for each, values in zip(hours, given, strict=True):
         code = code or run_hours(folder, each, values, done)
         done.append(folder / f"{each:g}h")
+        if not code:
+            key = ResultKey("demo", arguments.seed, done[-1].name)
+            keep_errors(done[-1], key, values, folder / "results")
     sys.exit(code)
 
 

@@ -11,11 +11,9 @@ them. A command that was cut off continues.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 
 from infra.store.object_store import ObjectStore
@@ -25,12 +23,9 @@ from jobs.cli.catalogue import (
     REPARTITION,
     TRAIN_STUDENT,
 )
-from jobs.report_contents.other_report import output_of
 from jobs.run import Launch, launches, run_steps
-from pipeline.runs.manifest import read_manifest, read_output
-from pipeline.runs.names import EVALUATION_SCORES, EVALUATION_STEP
+from tests.benchmarks.kept_errors import ResultKey, keep_errors
 from tests.benchmarks.rotation.lanes import link_run, steps_from
-from training.evaluation.utterance_errors import UtteranceErrors, read_errors
 from training.targets.alignment import read_tree
 
 SEEDED = ("aligner", "baseline", "teacher", "student", "targets")
@@ -77,46 +72,6 @@ def run_form(folder: Path, speech: Speech, label: str, seed: int, values: Sequen
     return run_steps([each for each in steps if each.step in chosen], shared)
 
 
-def keep(folder: Path, recipe: str, label: str, seed: int, values: Sequence[str]) -> None:
-    """Write a run's errors by speaker and utterance to DIR/results."""
-    run = str(folder / f"{label}-{seed}")
-    store = ObjectStore((run,))
-    manifest = read_manifest(store, run, EVALUATION_STEP)
-    scores = json.loads(read_output(store, run, output_of(manifest, EVALUATION_SCORES)))
-    (errors,) = (each for each in manifest.outputs if each.key == scores["files"]["errors.jsonl"])
-    about = {
-        "condition": recipe,
-        "fold": 0,
-        "seed": seed,
-        "label": label,
-        "settings": values,
-        "hours": {},
-        "models": {},
-    }
-    lines = [json.dumps(about), *_lines(read_errors(read_output(store, run, errors)))]
-    target = folder / "results" / f"{label}-{recipe}-seed{seed}.jsonl"
-    target.parent.mkdir(exist_ok=True)
-    target.write_text("".join(f"{line}\n" for line in lines))
-
-
-def _lines(utterances: Sequence[UtteranceErrors]) -> list[str]:
-    lines = []
-    for (placement, speaker), same in groupby(sorted(utterances, key=_place), key=_place):
-        of_speaker = list(same)
-        errors = {
-            model: [each.errors[model].errors for each in of_speaker]
-            for model in of_speaker[0].errors
-        }
-        words = [next(iter(each.errors.values())).reference_words for each in of_speaker]
-        line = {"placement": placement, "speaker": speaker, "words": words, "errors": errors}
-        lines.append(json.dumps(line))
-    return lines
-
-
-def _place(utterance: UtteranceErrors) -> tuple[str, str]:
-    return utterance.placement, utterance.speaker_id
-
-
 def main() -> None:
     """Make the demo's corpus if no other is given, then each seed's four runs."""
     parser = argparse.ArgumentParser(
@@ -143,7 +98,8 @@ def main() -> None:
                 continue
             code = code or run_form(folder, speech, label, seed, values)
             if not code:
-                keep(folder, speech.recipe, label, seed, values)
+                kept = ResultKey(speech.recipe, seed, label)
+                keep_errors(folder / f"{label}-{seed}", kept, values, folder / "results")
     sys.exit(code)
 
 
