@@ -6,62 +6,35 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from infra.configuration import plain
 from jobs.cli import spark_steps
 from pipeline.runs.manifest import read_manifest, read_output
 from pipeline.runs.names import (
-    ALIGNMENT_STEP,
     BASELINE,
     DEV,
     EVALUATION_STEP,
-    HELDOUT,
     STUDENT,
     TEACHER,
     TUNING_STEP,
-    UNLABELLED,
-    features_step,
 )
 from tests.architecture.call_depth import plain_loop
 from tests.job_programs import RunJob
-from tests.training.sequence_training.toy_run import CONFIG, TREE, put_model
+from tests.jobs.evaluable_toy_run import SETTINGS, options_of, write_evaluable_toy_run
 from tests.training.targets.unlabelled_toy_run import (
-    BIDIRECTIONAL,
     write_transcribed,
-    write_unlabelled_toy_run,
 )
 from tests.whole_path.processes import TINY
-from training.models.registry import make_model
 from training.recipes import read_recipe
-
-SETTINGS = (
-    f"models.teacher.num_units={BIDIRECTIONAL.num_units}",
-    f"models.student.num_units={CONFIG.num_units}",
-    f"models.student.look_ahead={CONFIG.look_ahead}",
-    # At so small a scale a search finds no word.
-    "evaluation.acoustic_scale=0.001",
-    "evaluation.beam=40.0",
-    "tuning={acoustic_scales=[0.1], ngram_orders=[], "
-    "language_model_scales=[], insertion_penalties=[2.0]}",
-)
 
 
 def test_development_speakers_settings_decode_the_heldout_ones(
     tmp_path: Path, run_job: RunJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The recipe's grid is tried, and its choices decode; without them the recipe's own do."""
-    store, run_uri, corpus_uri = write_unlabelled_toy_run(tmp_path)
-    counts = read_manifest(store, run_uri, ALIGNMENT_STEP).statistics["senone_counts"]
-    moments = read_manifest(store, run_uri, features_step(UNLABELLED)).statistics["moments"]
-    for name in (BASELINE, STUDENT):
-        torch.manual_seed(len(name))
-        put_model(store, run_uri, name, make_model(CONFIG, TREE.num_senones), counts, moments)
-    write_transcribed(store, run_uri, HELDOUT)
+    store, run_uri, corpus_uri = write_evaluable_toy_run(tmp_path)
     monkeypatch.setattr(spark_steps, "distribute_on_spark", plain_loop)
-    given = (f'corpus.uri="{corpus_uri}"', *SETTINGS)
-    options = ["--recipe", str(TINY), "--run", run_uri]
-    options += [part for each in given for part in ("--set", each)]
+    options = options_of(run_uri, corpus_uri)
 
     def scored() -> tuple[list[str], dict[str, Any], int]:
         said = run_job("evaluate", *options, "--json")
