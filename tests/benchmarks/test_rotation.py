@@ -247,7 +247,7 @@ def test_ablations_differ_from_the_recipe_in_values_that_it_may_have(label: str)
     sections = {
         "extract_features": {"features"},
         "align": {"alignment"},
-        "train_baseline": {"baseline", "teacher", "student", "models"},
+        "train_baseline": {"baseline", "teacher", "student", "models", "sequence_training"},
         "train_teacher": {"teacher", "sequence_training", "targets"},
         "generate_targets": {"targets"},
         "train_student": {"student"},
