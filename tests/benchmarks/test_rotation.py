@@ -57,6 +57,13 @@ def test_the_oracle_hears_the_same_speakers() -> None:
     assert oracle.unlabelled == (fold.unlabelled[5],)
     assert {*oracle.labelled, *oracle.unlabelled} == {*fold.labelled, *fold.unlabelled}
     assert (oracle.heldout, oracle.dev) == (fold.heldout, fold.dev)
+    half = fold.transcribed(words, 2)
+    assert half.labelled == tuple(each for each in oracle.labelled if each in half.labelled)
+    assert len(half.labelled) == -(-len(oracle.labelled) // 2)
+    assert half.unlabelled[0] == fold.unlabelled[5]
+    assert sorted((*half.labelled, *half.unlabelled)) == sorted(
+        (*oracle.labelled, fold.unlabelled[5])
+    )
 
 
 def test_baseline_and_oracle_read_as_many_frames_as_the_student(

@@ -11,9 +11,9 @@ are in all; `--condition clean` takes the recordings as they are.
 
 Errors by utterance are in DIR/results; `python -m tests.benchmarks.rotation.table FILES` makes
 the table of any folds and seeds. A command that was cut off continues where it was.
-`--supervised` trains on all speakers but the held-out ones, and decodes with their transcripts'
-language model. `--label NAME --set section.key=value` measures another recipe; `--reuse LABEL
---again STEP` begins with the steps before STEP that another label has finished.
+`--supervised` trains on all speakers but the held-out ones, or every N-th by `--every N`, and
+decodes with their transcripts' language model. `--label NAME --set section.key=value` measures
+another recipe; `--reuse LABEL --again STEP` takes over another label's steps before STEP.
 """
 
 import argparse
@@ -85,6 +85,7 @@ class Experiment:
     is_resumed: bool = False
     first_step: str = INGEST
     student_ranks: int = 1
+    every: int = 1
 
     def lane(self, name: str, steps: Sequence[str], *overrides: str) -> Lane:
         """Return a lane of the run `name`, with overrides of its own before those given.
@@ -105,7 +106,7 @@ class Experiment:
     def write_data(self) -> None:
         """Write both data directories."""
         self.corpus.write(self.fold, self.folder / "run_data")
-        transcribed = self.fold.transcribed(self.corpus.words())
+        transcribed = self.fold.transcribed(self.corpus.words(), self.every)
         self.corpus.write(transcribed, self.folder / f"{ORACLE}_data")
 
     def epochs(self, speakers: Sequence[str]) -> list[str]:
@@ -183,26 +184,23 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--kaldi-dir", type=Path, required=True, help="AN4's Kaldi data directory")
     parser.add_argument("--out", type=Path, required=True, help="folder of runs and results")
     parser.add_argument("--condition", choices=("multi", CLEAN), default="multi")
-    parser.add_argument(
-        "--drawn",
-        type=int,
-        default=NUM_DRAWN,
-        help="placements of each training utterance, of the six",
-    )
+    drawn = "placements of each training utterance, of the six"
+    parser.add_argument("--drawn", type=int, default=NUM_DRAWN, help=drawn)
     parser.add_argument("--supervised", action="store_true", help="no unlabelled speech")
+    parser.add_argument("--every", type=int, default=1, help="supervised: of speakers, one in N")
     parser.add_argument("--without-oracle", action="store_true", help="then nothing is recovered")
     parser.add_argument("--label", default="rotation", help="name of the recipe that is measured")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     parser.add_argument("--reuse", metavar="LABEL", help="begin with what this label has finished")
+    again = "first step that is not taken over, default train_baseline"
     parser.add_argument(
-        "--again",
-        metavar="STEP",
-        choices=STEPS,
-        default=TRAIN_BASELINE,
-        help="the first step that is not taken over, default train_baseline",
+        "--again", metavar="STEP", choices=STEPS, default=TRAIN_BASELINE, help=again
     )
     parser.add_argument("--student-ranks", type=int, default=1, help="of a distributed trainer")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.every > 1 and not arguments.supervised:
+        parser.error(f"--every {arguments.every}: need --supervised, or 1")
+    return arguments
 
 
 def main() -> None:
@@ -220,6 +218,7 @@ def main() -> None:
         (*seeds, *arguments.set),
         placements if arguments.condition == "multi" else (),
         student_ranks=arguments.student_ranks,
+        every=arguments.every,
     )
     target = arguments.out / "results" / f"{arguments.label}-{name}.jsonl"
     if target.exists():
@@ -239,6 +238,7 @@ def main() -> None:
         "condition": arguments.condition,
         "label": arguments.label,
         "drawn": arguments.drawn,
+        "every": arguments.every,
         "student_ranks": arguments.student_ranks,
         "settings": [*(SUPERVISED if arguments.supervised else ()), *arguments.set],
         "recipe_sha256": recipe_digest(arguments.set),
