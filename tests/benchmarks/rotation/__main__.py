@@ -198,8 +198,8 @@ def parsed() -> argparse.Namespace:
     )
     parser.add_argument("--student-ranks", type=int, default=1, help="of a distributed trainer")
     arguments = parser.parse_args()
-    if arguments.every > 1 and not arguments.supervised:
-        parser.error(f"--every {arguments.every}: need --supervised, or 1")
+    if arguments.every < 1 or (arguments.every > 1 and not arguments.supervised):
+        parser.error(f"--every {arguments.every}: need 1, or more with --supervised")
     return arguments
 
 
