@@ -20,7 +20,7 @@ from tests.benchmarks.rotation.__main__ import (
     link_scores,
     recipe_digest,
 )
-from tests.benchmarks.rotation.ablations import ABLATIONS
+from tests.benchmarks.rotation.ablations import ABLATIONS, Reference
 from tests.benchmarks.rotation.folds import NUM_FOLDS, Corpus, Fold, fold_of
 from tests.benchmarks.rotation.lanes import link_run
 from tests.benchmarks.rotation.scores import Scoring, collect
@@ -244,7 +244,8 @@ def test_scores_of_models_that_were_taken_over_are_too(
 def test_ablations_differ_from_the_recipe_in_values_that_it_may_have(label: str) -> None:
     """Each recipe can be read, differs, and leaves the steps before its first as they are."""
     ablation, recipe = ABLATIONS[label], read_recipe(str(RECIPE))
-    other = read_recipe(str(RECIPE), ablation.values(108))
+    reference = Reference(Path("run"), Path("an4"), 108)
+    other = read_recipe(str(RECIPE), ablation.values(reference))
     differing = {
         field.name
         for field in fields(recipe)

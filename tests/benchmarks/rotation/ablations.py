@@ -11,10 +11,12 @@ What has a result is left; `--only LABEL ...` measures some alone.
 """
 
 import argparse
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from infra.store.object_store import ObjectStore
 from jobs.cli.catalogue import (
@@ -28,6 +30,7 @@ from jobs.cli.catalogue import (
 )
 from training.targets.alignment import read_tree
 
+RECIPE = Path(__file__).resolve().parent / "recipe.toml"
 REFERENCE = "rotation"
 MODELS = ("baseline", "teacher", "student")
 MASKS = ("frequency_masks=2", "time_masks=1", "time_mask_frames=18")
@@ -46,6 +49,28 @@ CLEAN_ALONE = (
 
 
 @dataclass(frozen=True, slots=True)
+class Reference:
+    """Reference: the rotation's own run, its number of senones, and the corpus's folder."""
+
+    run: Path
+    kaldi_dir: Path
+    num_senones: int
+
+    @classmethod
+    def of(cls, rest: list[str]) -> "Reference":
+        """Find the run that the arguments of the rotation name."""
+        parser = argparse.ArgumentParser()
+        for name in ("--fold", "--seed"):
+            parser.add_argument(name, required=True)
+        for name in ("--out", "--kaldi-dir"):
+            parser.add_argument(name, required=True, type=Path)
+        given, _ = parser.parse_known_args(rest)
+        run = given.out / REFERENCE / f"multi-fold{given.fold}-seed{given.seed}" / "run"
+        tree = read_tree(ObjectStore((str(run),)), str(run))
+        return cls(run.resolve(), given.kaldi_dir.resolve(), tree.num_senones)
+
+
+@dataclass(frozen=True, slots=True)
 class Ablation:
     """Ablation: the first step that differs from the reference, and the values that do."""
 
@@ -53,9 +78,17 @@ class Ablation:
     settings: tuple[str, ...]
     student_ranks: int = 1
 
-    def values(self, num_senones: int) -> list[str]:
-        """Return the values that differ, with the number of the run's senones."""
-        return [each.replace("{senones}", str(num_senones)) for each in self.settings]
+    def values(self, reference: Reference) -> list[str]:
+        """Return the values that differ, with what the reference knows in them."""
+        known = {
+            "{senones}": str(reference.num_senones),
+            "{run}": str(reference.run),
+            "{kaldi_dir}": str(reference.kaldi_dir),
+        }
+        values = list(self.settings)
+        for name, value in known.items():
+            values = [each.replace(name, value) for each in values]
+        return values
 
 
 def distributed(trainer: str, *values: str) -> Ablation:
@@ -64,11 +97,22 @@ def distributed(trainer: str, *values: str) -> Ablation:
     return Ablation(TRAIN_STUDENT, tuple(f"student.trainer.{each}" for each in settings), 4)
 
 
+def transcribed(share: float) -> Ablation:
+    """Return one round of targets in which a share of the speakers have true labels."""
+    factory = "tests.benchmarks.rotation.transcribed_teacher:make"
+    place = f'run="{{run}}",kaldi_dir="{{kaldi_dir}}",recipe="{RECIPE}"'
+    teacher = f'{{factory="{factory}",settings={{{place},share={share}}}}}'
+    own = "sequence_training.teacher=false"
+    return Ablation(TRAIN_TEACHER, (*ONE_ROUND, own, f"targets.teacher={teacher}"))
+
+
 ABLATIONS: Mapping[str, Ablation] = {
     "targets-of-own-version": Ablation(GENERATE_TARGETS, ("targets.versions=own",)),
     "targets-at-one-offset": Ablation(GENERATE_TARGETS, ("targets.offsets=one",)),
     "one-round": Ablation(GENERATE_TARGETS, ONE_ROUND),
     "lattice-targets": Ablation(GENERATE_TARGETS, ("targets.source=lattice",)),
+    "true-labels": transcribed(1.0),
+    "half-true-labels": transcribed(0.5),
     "one-round-lattice": Ablation(GENERATE_TARGETS, (*ONE_ROUND, "targets.source=lattice")),
     "one-round-lattice-alone": Ablation(
         GENERATE_TARGETS, (*ONE_ROUND, "targets.source=lattice", "targets.lattices.weight=1.0")
@@ -112,23 +156,13 @@ ABLATIONS: Mapping[str, Ablation] = {
 """The pairs by label."""
 
 
-def command(label: str, ablation: Ablation, rest: list[str], num_senones: int) -> list[str]:
+def command(label: str, ablation: Ablation, rest: list[str], reference: Reference) -> list[str]:
     """Return the rotation's command line of one ablation; `rest` names fold, seed and folders."""
-    settings = [part for each in ablation.values(num_senones) for part in ("--set", each)]
+    settings = [part for each in ablation.values(reference) for part in ("--set", each)]
     taken = ["--reuse", REFERENCE, "--again", ablation.again, "--without-oracle"]
     ranks = ["--student-ranks", str(ablation.student_ranks)]
     module = [sys.executable, "-m", "tests.benchmarks.rotation"]
     return [*module, "--label", label, *taken, *ranks, *settings, *rest]
-
-
-def senones_of_reference(rest: list[str]) -> int:
-    """Count the senones of the run that the arguments of the rotation name."""
-    parser = argparse.ArgumentParser()
-    for name in ("--fold", "--seed", "--out"):
-        parser.add_argument(name, required=True)
-    given, _ = parser.parse_known_args(rest)
-    run = f"{given.out}/{REFERENCE}/multi-fold{given.fold}-seed{given.seed}/run"
-    return read_tree(ObjectStore((run,)), run).num_senones
 
 
 def main() -> None:
@@ -140,11 +174,11 @@ def main() -> None:
     )
     parser.add_argument("--only", nargs="+", choices=ABLATIONS, default=list(ABLATIONS))
     arguments, rest = parser.parse_known_args()
-    num_senones = senones_of_reference(rest)
-    codes = [
-        subprocess.run(command(label, ABLATIONS[label], rest, num_senones), check=False).returncode
-        for label in arguments.only
-    ]
+    reference = Reference.of(rest)
+    # Servers of targets import a teacher from here.
+    environment = {**os.environ, "PYTHONPATH": str(RECIPE.parents[3])}
+    lines = (command(label, ABLATIONS[label], rest, reference) for label in arguments.only)
+    codes = [subprocess.run(each, check=False, env=environment).returncode for each in lines]
     sys.exit(next(filter(None, codes), 0))
 
 

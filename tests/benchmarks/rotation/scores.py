@@ -80,10 +80,10 @@ def _score(scoring: Scoring) -> None:
     store = ObjectStore((str(scoring.run), str(scoring.language_run)))
     run_uri, config = str(scoring.run), scoring.recipe.evaluation
     model = load_model(store, run_uri, scoring.name, scoring.recipe.models.of(scoring.name))
-    graph = _graph(store, scoring)
+    graph = graph_of(store, scoring)
     decoder = DecoderConfig(config.beam, config.max_active)
     scales = sorted({config.acoustic_scale, *scoring.recipe.tuning.acoustic_scales})
-    curve = _curve(_rows(store, run_uri, DEV), model, graph, decoder, scales)
+    curve = _curve(rows_of(store, run_uri, DEV), model, graph, decoder, scales)
     best = min(curve, key=lambda scale: (curve[scale], scale))
     utterances = [
         UtteranceScore(
@@ -93,8 +93,8 @@ def _score(scoring: Scoring) -> None:
             len((row.text or "").split()),
             errors,
         )
-        for row in _rows(store, run_uri, HELDOUT)
-        for errors in _errors(row, model, graph, decoder, [best])
+        for row in rows_of(store, run_uri, HELDOUT)
+        for errors in errors_at(row, model, graph, decoder, [best])
     ]
     chosen = {"acoustic_scale": best, "development_errors": curve}
     facts = {**_facts(store, run_uri, scoring.name, model), **chosen}
@@ -104,7 +104,8 @@ def _score(scoring: Scoring) -> None:
     partial.rename(scoring.result)
 
 
-def _graph(store: ObjectStore, scoring: Scoring) -> DecodingGraph:
+def graph_of(store: ObjectStore, scoring: Scoring) -> DecodingGraph:
+    """Build the graph of a run's lexicon and tree, with the language run's transcripts."""
     config, language_uri = scoring.recipe.evaluation, str(scoring.language_run)
     lexicon = parse_lexicon((scoring.run / "corpus" / "lexicon.txt").read_text())
     estimate = {"kneser_ney": kneser_ney_arpa, "witten_bell": witten_bell_arpa}[config.smoothing]
@@ -113,7 +114,8 @@ def _graph(store: ObjectStore, scoring: Scoring) -> DecodingGraph:
     return decoding_graph(lexicon, read_tree(store, str(scoring.run)), arpa)
 
 
-def _rows(store: ObjectStore, run_uri: str, subset: str) -> list[FeatureRow]:
+def rows_of(store: ObjectStore, run_uri: str, subset: str) -> list[FeatureRow]:
+    """Read all utterances of a subset, in the order of their ids."""
     shards = read_shards(store, run_uri, features_step(subset))
     rows = [row for rows in shards.values() for row in rows]
     return sorted(rows, key=lambda row: row.utterance_id)
@@ -127,11 +129,11 @@ def _curve(
     scales: Sequence[float],
 ) -> dict[float, int]:
     """Return the errors of the development speakers at each scale."""
-    counts = [_errors(row, model, graph, decoder, scales) for row in rows]
+    counts = [errors_at(row, model, graph, decoder, scales) for row in rows]
     return {scale: sum(each) for scale, each in zip(scales, zip(*counts, strict=True), strict=True)}
 
 
-def _errors(
+def errors_at(
     row: FeatureRow,
     model: TrainedModel,
     graph: DecodingGraph,
