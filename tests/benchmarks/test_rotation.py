@@ -13,17 +13,16 @@ from pipeline.runs.commit import step_context
 from pipeline.runs.manifest import Manifest
 from pipeline.runs.step import write_manifest
 from tests.benchmarks.rotation.__main__ import (
-    RECIPE,
     SEEDED,
     Experiment,
     begun_before,
     link_scores,
     recipe_digest,
 )
-from tests.benchmarks.rotation.ablations import ABLATIONS, Reference
+from tests.benchmarks.rotation.ablations import ABLATIONS
 from tests.benchmarks.rotation.folds import NUM_FOLDS, Corpus, Fold, fold_of
 from tests.benchmarks.rotation.lanes import link_run
-from tests.benchmarks.rotation.scores import Scoring, collect
+from tests.benchmarks.rotation.scores import RECIPE, Scoring, collect
 from tests.benchmarks.rotation.table import (
     Measured,
     ablation_table,
@@ -244,8 +243,7 @@ def test_scores_of_models_that_were_taken_over_are_too(
 def test_ablations_differ_from_the_recipe_in_values_that_it_may_have(label: str) -> None:
     """Each recipe can be read, differs, and leaves the steps before its first as they are."""
     ablation, recipe = ABLATIONS[label], read_recipe(str(RECIPE))
-    reference = Reference(Path("run"), Path("an4"), 108)
-    other = read_recipe(str(RECIPE), ablation.values(reference))
+    other = read_recipe(str(RECIPE), ablation.values(108))
     differing = {
         field.name
         for field in fields(recipe)

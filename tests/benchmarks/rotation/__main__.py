@@ -43,6 +43,7 @@ from tests.benchmarks.rotation.lanes import (
 )
 from tests.benchmarks.rotation.scores import (
     CLEAN,
+    RECIPE,
     SECOND_TEACHER,
     Scoring,
     collect,
@@ -51,7 +52,6 @@ from tests.benchmarks.rotation.scores import (
 )
 from training.recipes import Recipe, read_recipe
 
-RECIPE = Path(__file__).parent / "recipe.toml"
 EVERY_PLACEMENT = "clean,DP1,DP2,DP3,DP4,DP5"
 NUM_DRAWN = 6
 """The placements of each training utterance: all, so that one of its versions is clean."""

@@ -28,9 +28,10 @@ from jobs.cli.catalogue import (
     TRAIN_STUDENT,
     TRAIN_TEACHER,
 )
+from tests.benchmarks.rotation.scores import RECIPE
+from tests.benchmarks.rotation.transcribed_teacher import KALDI_DIR, RUN
 from training.targets.alignment import read_tree
 
-RECIPE = Path(__file__).resolve().parent / "recipe.toml"
 REFERENCE = "rotation"
 MODELS = ("baseline", "teacher", "student")
 MASKS = ("frequency_masks=2", "time_masks=1", "time_mask_frames=18")
@@ -50,11 +51,10 @@ CLEAN_ALONE = (
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Reference: the rotation's own run, its number of senones, and the corpus's folder."""
+    """Reference: the rotation's own run, and the corpus's folder."""
 
     run: Path
     kaldi_dir: Path
-    num_senones: int
 
     @classmethod
     def of(cls, rest: list[str]) -> "Reference":
@@ -66,8 +66,21 @@ class Reference:
             parser.add_argument(name, required=True, type=Path)
         given, _ = parser.parse_known_args(rest)
         run = given.out / REFERENCE / f"multi-fold{given.fold}-seed{given.seed}" / "run"
-        tree = read_tree(ObjectStore((str(run),)), str(run))
-        return cls(run.resolve(), given.kaldi_dir.resolve(), tree.num_senones)
+        return cls(run.resolve(), given.kaldi_dir.resolve())
+
+    @property
+    def num_senones(self) -> int:
+        """Count the senones of the run."""
+        return read_tree(ObjectStore((str(self.run),)), str(self.run)).num_senones
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Return the environment in which servers of targets find `transcribed_teacher`.
+
+        So a result's settings name no folder of the machine.
+        """
+        places = {RUN: str(self.run), KALDI_DIR: str(self.kaldi_dir)}
+        return {**os.environ, **places, "PYTHONPATH": str(RECIPE.parents[3])}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +91,9 @@ class Ablation:
     settings: tuple[str, ...]
     student_ranks: int = 1
 
-    def values(self, reference: Reference) -> list[str]:
-        """Return the values that differ, with what the reference knows in them."""
-        known = {
-            "{senones}": str(reference.num_senones),
-            "{run}": str(reference.run),
-            "{kaldi_dir}": str(reference.kaldi_dir),
-        }
-        values = list(self.settings)
-        for name, value in known.items():
-            values = [each.replace(name, value) for each in values]
-        return values
+    def values(self, num_senones: int) -> list[str]:
+        """Return the values that differ, with the number of the run's senones."""
+        return [each.replace("{senones}", str(num_senones)) for each in self.settings]
 
 
 def distributed(trainer: str, *values: str) -> Ablation:
@@ -100,10 +105,8 @@ def distributed(trainer: str, *values: str) -> Ablation:
 def transcribed(share: float) -> Ablation:
     """Return one round of targets in which a share of the speakers have true labels."""
     factory = "tests.benchmarks.rotation.transcribed_teacher:make"
-    place = f'run="{{run}}",kaldi_dir="{{kaldi_dir}}",recipe="{RECIPE}"'
-    teacher = f'{{factory="{factory}",settings={{{place},share={share}}}}}'
-    own = "sequence_training.teacher=false"
-    return Ablation(TRAIN_TEACHER, (*ONE_ROUND, own, f"targets.teacher={teacher}"))
+    teacher = f'targets.teacher={{factory="{factory}",settings={{share={share}}}}}'
+    return Ablation(TRAIN_TEACHER, (*ONE_ROUND, "sequence_training.teacher=false", teacher))
 
 
 ABLATIONS: Mapping[str, Ablation] = {
@@ -156,9 +159,9 @@ ABLATIONS: Mapping[str, Ablation] = {
 """The pairs by label."""
 
 
-def command(label: str, ablation: Ablation, rest: list[str], reference: Reference) -> list[str]:
+def command(label: str, ablation: Ablation, rest: list[str], num_senones: int) -> list[str]:
     """Return the rotation's command line of one ablation; `rest` names fold, seed and folders."""
-    settings = [part for each in ablation.values(reference) for part in ("--set", each)]
+    settings = [part for each in ablation.values(num_senones) for part in ("--set", each)]
     taken = ["--reuse", REFERENCE, "--again", ablation.again, "--without-oracle"]
     ranks = ["--student-ranks", str(ablation.student_ranks)]
     module = [sys.executable, "-m", "tests.benchmarks.rotation"]
@@ -175,9 +178,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=ABLATIONS, default=list(ABLATIONS))
     arguments, rest = parser.parse_known_args()
     reference = Reference.of(rest)
-    # Servers of targets import a teacher from here.
-    environment = {**os.environ, "PYTHONPATH": str(RECIPE.parents[3])}
-    lines = (command(label, ABLATIONS[label], rest, reference) for label in arguments.only)
+    num_senones, environment = reference.num_senones, reference.environment
+    lines = (command(label, ABLATIONS[label], rest, num_senones) for label in arguments.only)
     codes = [subprocess.run(each, check=False, env=environment).returncode for each in lines]
     sys.exit(next(filter(None, codes), 0))
 

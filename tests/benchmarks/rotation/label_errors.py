@@ -20,12 +20,12 @@ import torch
 
 from infra.store.object_store import ObjectStore
 from pipeline.runs.names import TEACHER, sequence_trained
-from tests.benchmarks.rotation.__main__ import RECIPE
 from tests.benchmarks.rotation.ablations import REFERENCE
 from tests.benchmarks.rotation.folds import Corpus
 from tests.benchmarks.rotation.lanes import NUM_LANES
 from tests.benchmarks.rotation.scores import (
     CLEAN,
+    RECIPE,
     SECOND_TEACHER,
     Scoring,
     errors_at,

@@ -37,6 +37,7 @@ from training.recipes import Recipe
 from training.targets.alignment import log_likelihoods, read_tree
 from training.targets.labelled import labelled_transcripts, read_shards
 
+RECIPE = Path(__file__).parent / "recipe.toml"
 CLEAN = "clean"
 (SECOND_TEACHER,) = TargetsRound(2, 2).siblings(1)
 """The bidirectional model that labels the second round's targets, which the student learns from."""

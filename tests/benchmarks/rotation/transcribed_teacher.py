@@ -4,6 +4,7 @@
 by forced alignment of their transcripts, and the others by the run's own first teacher.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import sha256
@@ -23,12 +24,14 @@ from pipeline.shards import FeatureRow
 from pipeline.splicing import STACK, low_rate_alignment
 from pipeline.steps.teacher_inputs import spliced_frames
 from tests.benchmarks.rotation.folds import Corpus
-from tests.benchmarks.rotation.scores import SECOND_TEACHER, rows_of
+from tests.benchmarks.rotation.scores import RECIPE, SECOND_TEACHER, rows_of
 from training.decoding.lexicon import parse_lexicon
 from training.models.ensemble import Member
 from training.models.store import load_model
 from training.recipes import read_recipe
 from training.targets.alignment import network_alignments, read_tree
+
+RUN, KALDI_DIR = "ROTATION_RUN", "ROTATION_KALDI_DIR"
 
 ALIGNMENT_SCALE = 0.3
 SURE_LOGIT = 20.0
@@ -83,11 +86,13 @@ def frames_digest(frames: Float32[np.ndarray, "_frames 192"]) -> str:
     return sha256(np.ascontiguousarray(frames, np.float32).tobytes()).hexdigest()
 
 
-def make(
-    device: torch.device, num_senones: int, run: str, kaldi_dir: str, recipe: str, share: float
-) -> TranscribedTeacher:
-    """Align the transcribed speakers by the run's second teacher, and load its first one."""
-    store, form = ObjectStore((run,)), read_recipe(recipe).models.of(TEACHER)
+def make(device: torch.device, num_senones: int, share: float) -> TranscribedTeacher:
+    """Align the transcribed speakers by the run's second teacher, and load its first one.
+
+    The environment names the run and the corpus's folder, RUN and KALDI_DIR.
+    """
+    run, kaldi_dir = os.environ[RUN], os.environ[KALDI_DIR]
+    store, form = ObjectStore((run,)), read_recipe(str(RECIPE)).models.of(TEACHER)
     aligner, first = (
         load_model(store, run, sequence_trained(name), form).to(device)
         for name in (SECOND_TEACHER, TEACHER)
