@@ -24,7 +24,7 @@ from pipeline.shards import FeatureRow
 from pipeline.splicing import STACK, low_rate_alignment
 from pipeline.steps.teacher_inputs import spliced_frames
 from tests.benchmarks.rotation.folds import Corpus
-from tests.benchmarks.rotation.scores import RECIPE, SECOND_TEACHER, rows_of
+from tests.benchmarks.rotation.scores import CLEAN, RECIPE, SECOND_TEACHER, rows_of
 from training.decoding.lexicon import parse_lexicon
 from training.models.ensemble import Member
 from training.models.store import load_model
@@ -44,11 +44,9 @@ def transcribed_rows(store: ObjectStore, run_uri: str, corpus: Corpus) -> list[F
     """Read the clearest version of each unlabelled utterance, with its transcript."""
     rows = distinct(clearest_versions(rows_of(store, run_uri, UNLABELLED)))
     texts = {key: " ".join(words) for key, words in corpus.text_of.items()}
-    return [replace(row, text=texts[_source(row)]) for row in rows]
-
-
-def _source(row: FeatureRow) -> str:
-    return source_id(row.utterance_id, [row.placement] if row.placement else [])
+    # Ids of versions end with their placement.
+    sources = [source_id(row.utterance_id, [row.placement or CLEAN]) for row in rows]
+    return [replace(row, text=texts[name]) for name, row in zip(sources, rows, strict=True)]
 
 
 def is_transcribed(speaker_id: str, share: float) -> bool:
