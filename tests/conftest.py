@@ -29,6 +29,7 @@ pytest_plugins = [
     "tests.ceph_server",
     "tests.job_programs",
     "tests.file_scheduling",
+    "tests.cpu_times",
 ]
 
 
