@@ -90,6 +90,40 @@ def test_a_slow_rank_is_busy_rather_than_stale() -> None:
     assert counts[50].num_busy == 0
 
 
+def count_by_step(
+    group: SimulatedGroup, step_s: list[float]
+) -> tuple[list[int], list[AdPsgdStatistics]]:
+    """Enter twice; return the exchanges between each two steps, and the counts after each step."""
+    model = Vector()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    trainer = AdPsgd(model, optimizer, group=group, seed=SEED)
+    exchanges, found = [], []
+    for _ in range(2):
+        with trainer:
+            before = num_exchanges_of(trainer)
+            for _ in range(NUM_STEPS):
+                model.weights.grad = torch.zeros_like(model.weights)
+                group.advance(step_s[group.rank()])
+                optimizer.step()
+                counts = trainer.statistics()
+                assert isinstance(counts, AdPsgdStatistics)
+                exchanges.append(counts.num_exchanges - before)
+                before = counts.num_exchanges
+                found.append(counts)
+    return exchanges, found
+
+
+def test_a_steps_staleness_is_the_exchanges_since_the_step_before() -> None:
+    """Those after the last step are not of the next entry's first, whose weights are read later."""
+    ranks = simulate_ranks(4, count_by_step, [1.0, 4.5, 1.0, 0.25], link=LINK)
+    for exchanges, found in ranks:
+        for num_steps, counts in enumerate(found, 1):
+            assert counts.max_staleness == max(exchanges[:num_steps])
+            assert counts.mean_staleness == pytest.approx(np.mean(exchanges[:num_steps]))
+    assert {0, 1} < {each for exchanges, _ in ranks for each in exchanges}
+    assert any(found[-1].num_exchanges > sum(exchanges) for exchanges, found in ranks)
+
+
 def test_exchanges_bring_models_together() -> None:
     """Without gradients the consensus distance shrinks, and the mean of the models stays."""
     first = np.random.default_rng(1).normal(size=(3, 6))
