@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -322,6 +322,38 @@ def test_resumes_with_the_models_it_saved() -> None:
     offers, exchanges = zip(*(counts for (_, counts), _ in ranks), strict=True)
     assert sum(offers) > 0
     assert all(each["num_exchanges"] > 0 for each in exchanges)
+
+
+def load_earlier(group: SimulatedGroup) -> tuple[AdPsgdStatistics, AdPsgdStatistics]:
+    """The counts when a state was saved, and when it is loaded after more steps."""
+    model = Vector()
+    trainer = TimedAdPsgd(
+        model, torch.optim.SGD(model.parameters(), lr=0.05), group=group, seed=SEED
+    )
+    with trainer:
+        take_empty_steps(trainer, 5)
+        state, saved = trainer.state_dict(), trainer.statistics()
+        take_empty_steps(trainer, 5)
+    del state["exchanges"]["num_steps"]  # as in a state of an earlier version
+    trainer.load_state_dict(state)
+    loaded = trainer.statistics()
+    assert isinstance(saved, AdPsgdStatistics)
+    assert isinstance(loaded, AdPsgdStatistics)
+    return saved, loaded
+
+
+def take_empty_steps(trainer: AdPsgd, num_steps: int) -> None:
+    for _ in range(num_steps):
+        trainer.optimizer.step()
+
+
+def test_loading_a_state_sets_the_counts_back() -> None:
+    """All but the bytes, which this process has sent; also of a state without counted steps."""
+    ranks = simulate_ranks(4, load_earlier, link=LINK)
+    for saved, loaded in ranks:
+        assert replace(loaded, bytes_sent=0) == replace(saved, bytes_sent=0)
+        assert loaded.bytes_sent > saved.bytes_sent
+    assert any(saved.mean_staleness > 0 for saved, _ in ranks)
 
 
 def test_a_step_is_applied_where_the_model_has_moved_to() -> None:
