@@ -14,6 +14,7 @@ from tests.training.trainers.ranks import RankPool, all_equal, sgd, small_model,
 from training.checkpoints.checkpointer import Checkpointer
 from training.checkpoints.training_state import whole_state
 from training.configuration.block_codes import TopK
+from training.distributed import collectives
 from training.distributed.simulated_group import simulate_ranks
 from training.trainers import (
     Bmuf,
@@ -222,6 +223,24 @@ def test_a_replica_that_drifts_is_found(name: str) -> None:
         simulate_ranks(NUM_RANKS, train, name, drift, last, last - 7)
     with pytest.raises(ValueError, match=message):
         simulate_ranks(NUM_RANKS, train, name, drift, 2, 2)
+
+
+def agree_again(group: ProcessGroup) -> None:
+    """Drift before the step whose replicas are compared; have one model again when leaving."""
+    model, optimizer, trainer = build(group, "synchronous")
+    with trainer:
+        for step in range(STEPS_BETWEEN_COMPARISONS):
+            if step + 1 == STEPS_BETWEEN_COMPARISONS:
+                drift((model, optimizer, trainer), group.rank())
+            take_step(model, optimizer, step, group.rank())
+        for p in model.parameters():
+            collectives.broadcast(p.detach(), group)
+
+
+def test_leaving_looks_at_the_comparison_under_way() -> None:
+    """No step follows that would report it, and the replicas are equal by now."""
+    with pytest.raises(ValueError, match=r"parameter 2\.weight: digest \w{16} on rank 1"):
+        simulate_ranks(NUM_RANKS, agree_again)
 
 
 def test_real_ranks_find_a_drift(rank_pool: RankPool) -> None:

@@ -166,7 +166,8 @@ class AdPsgd(OwnModels):
         super().load_state_dict(state)
         check_settings(state, {"seed": self.seed})
         own = self.parameters.flatten(state["own_model"]).cpu()
-        counts = Staleness(**state["exchanges"])
+        # Checkpoints of earlier versions lack the number of steps that were counted.
+        counts = Staleness(**{"num_steps": self.num_steps, **state["exchanges"]})
         self._motion = ModelInMotion(own, self.max_staleness, counts)
         self.num_offers = state["num_offers"]
 
@@ -183,7 +184,7 @@ class AdPsgd(OwnModels):
             bytes_sent=self._traffic.num_bytes,
             num_exchanges=counts.num_exchanges,
             num_busy=counts.num_busy,
-            mean_staleness=counts.total / max(self.num_steps, 1),
+            mean_staleness=counts.mean(),
             max_staleness=counts.largest,
         )
 
