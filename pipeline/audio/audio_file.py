@@ -20,7 +20,7 @@ from pipeline.audio.errors import AudioError
 from pipeline.audio.flac import Md5OfSamples, flac_blocks, stream_info
 from pipeline.audio.mp3 import counted_mp3, padding_samples, without_tags
 from pipeline.audio.ogg import ended_ogg, ogg_num_samples
-from pipeline.audio.wav import is_wav, wav_layout
+from pipeline.audio.wav import WavLayout, is_wav, wav_layout
 from pipeline.filterbank import SAMPLE_RATE_HZ
 
 Block: TypeAlias = Float32[np.ndarray, "_samples channels"]
@@ -77,6 +77,8 @@ class AudioFile:
         kept = [np.empty((count, self.num_channels), np.float32) for _, count in cuts]
         position = 0
         for block in self.blocks():
+            if cuts == [(0, len(block))]:
+                kept = [block]  # an utterance is one block, which need not be copied
             for (first, count), samples in zip(cuts, kept, strict=True):
                 start, end = max(first, position), min(first + count, position + len(block))
                 if start < end:
@@ -122,6 +124,9 @@ def _wav(content: bytes, conversion: AudioConversion) -> AudioFile:
     layout = wav_layout(read, len(content))
     conversion.require_accepted(layout.rate_hz, layout.num_channels)
     layout.require_whole(read)
+    if layout.is_pcm_16:
+        stated = layout.rate_hz, layout.num_channels, layout.num_samples
+        return AudioFile(content, *stated, partial(_pcm_blocks, content, layout))
     if not layout.frame_bytes:
         return _by_libsndfile(content, conversion)
     # As a segment is read, so that nothing but format and samples can make a difference.
@@ -130,6 +135,16 @@ def _wav(content: bytes, conversion: AudioConversion) -> AudioFile:
         detail = f"{file.num_samples} samples in the bytes of {layout.num_samples}"
         raise AudioError("not_audio", f"a WAV whose format contradicts itself: {detail}")
     return file
+
+
+def _pcm_blocks(content: bytes, layout: WavLayout) -> Iterator[Block]:
+    # The samples that libsndfile gives, in a fifth of its time.
+    for first in range(0, layout.num_samples, _BLOCK_SAMPLES):
+        num_samples = min(_BLOCK_SAMPLES, layout.num_samples - first)
+        place = num_samples * layout.num_channels, layout.start + first * layout.frame_bytes
+        integers = np.frombuffer(content, "<i2", *place)
+        block = np.multiply(integers, np.float32(1 / 2**15), dtype=np.float32)
+        yield block.reshape(num_samples, layout.num_channels)
 
 
 def _flac(content: bytes, conversion: AudioConversion) -> AudioFile:
@@ -173,13 +188,13 @@ def _by_libsndfile(content: bytes, conversion: AudioConversion) -> AudioFile:
 
 
 def _blocks(file: soundfile.SoundFile) -> Iterator[Block]:
-    num_samples = min(_BLOCK_SAMPLES, file.frames)
     with file:
-        try:
-            while len(block := file.read(num_samples, dtype="float32", always_2d=True)):
-                yield block
-        except soundfile.LibsndfileError as error:
-            raise AudioError("truncated", error.error_string) from error
+        for first in range(0, file.frames, _BLOCK_SAMPLES):
+            num_samples = min(_BLOCK_SAMPLES, file.frames - first)
+            try:
+                yield file.read(num_samples, dtype="float32", always_2d=True)
+            except soundfile.LibsndfileError as error:
+                raise AudioError("truncated", error.error_string) from error
 
 
 def _require_decoded(num_samples: int, expected: int) -> None:

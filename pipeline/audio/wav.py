@@ -61,6 +61,11 @@ class WavLayout:
         """The samples of each channel that are there, where they have bytes of their own."""
         return (min(self.end, self.object_bytes) - self.start) // self.frame_bytes
 
+    @property
+    def is_pcm_16(self) -> bool:
+        """Whether samples are 16-bit integers, by a format that is not extensible."""
+        return self.format_chunk[:2] == b"\x01\0" and self.format_chunk[14:16] == b"\x10\0"
+
     def wav(self, samples: bytes) -> bytes:
         """Return a WAV of these bytes of samples."""
         return wav_file(self.format_chunk, samples)

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import soundfile
 
+from pipeline.audio.audio_file import open_audio
+from pipeline.audio.conversion import NO_CONVERSION
 from pipeline.audio.decode import decode_audio
 from pipeline.audio.errors import AudioError
 from pipeline.audio.wav import is_open_length, wav_file, wav_layout
@@ -21,6 +23,15 @@ def test_a_wav_is_what_libsndfile_writes() -> None:
     """Its bytes, of the same format and samples."""
     data = encode()
     assert wav_file(data[20:36], data[44:]) == data
+
+
+def test_the_samples_are_libsndfiles() -> None:
+    """To the bit, for every 16-bit integer, and in a file of several blocks."""
+    integers = np.resize(np.arange(-(2**15), 2**15), 150_000).astype("<i2")
+    data = wav_file(encode()[20:36], integers.tobytes())
+    expected, _ = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
+    file = open_audio(data, NO_CONVERSION)
+    np.testing.assert_array_equal(np.concatenate(list(file.blocks())), expected)
 
 
 @pytest.mark.parametrize("num_newlines", [7, 8])
