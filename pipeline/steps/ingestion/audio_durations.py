@@ -8,10 +8,13 @@ from typing import Any
 from infra.prefetch import prefetch
 from infra.store.object_store import ObjectStore, StoreError
 from pipeline.audio.decode import MAX_DURATION_S, max_file_bytes, stated_duration_s
+from pipeline.audio.errors import AudioError
 from pipeline.audio.flac import stream_info
-from pipeline.audio.recording_segments import HEAD_BYTES, wav_layout
+from pipeline.audio.recording_segments import HEAD_BYTES
+from pipeline.audio.wav import is_wav, wav_layout
 from pipeline.records import MetadataError, PartialRecord, Quarantined
 from pipeline.steps.ingestion.manifest_rows import Row
+from pipeline.steps.part_requests import ObjectRanges
 from pipeline.steps.utterance_features import REFUSALS
 
 IN_FLIGHT = 16
@@ -62,8 +65,13 @@ def _with_duration(store: ObjectStore, row: Row | Quarantined) -> Row | Quaranti
 def stated_seconds(store: ObjectStore, uri: str) -> float | None:
     """Return how long an object's audio lasts; None if it does not state it."""
     head = store.fetch_range(uri, 0, HEAD_BYTES)
-    if (layout := wav_layout(head.data, head.object_bytes)) is not None:
-        return layout.num_samples / layout.rate_hz
+    if is_wav(head.data):
+        try:
+            layout = wav_layout(ObjectRanges(store, uri, head).read, head.object_bytes)
+        except AudioError:
+            return None
+        if layout.frame_bytes:
+            return layout.num_samples / layout.rate_hz
     if head.data.startswith(b"fLaC"):
         try:
             info = stream_info(head.data)

@@ -107,8 +107,8 @@ def select_utterances(
     """Select the utterances of one subset.
 
     The budget of hours and the filters hold for the unlabelled subset; the others are selected
-    whole. ValueError if another subset's selection in this run has an utterance or a speaker of
-    this one. An increment selects from the unlabelled metadata that no run before it has read.
+    whole. ValueError if another subset's selection in this run has an utterance, a speaker or audio
+    of this one. An increment selects from the unlabelled metadata that no run before it has read.
     """
     applied = config if subset == UNLABELLED else config.without_rules()
     step, settings, may_grow = selection_step(subset), plain(config), subset == UNLABELLED
@@ -136,7 +136,9 @@ def select_utterances(
             partial(selection_statistics, records.indexes, records.selected),
         )
         contents = run_tasks(context, plan)
-        require_disjoint(context, subset, distribute, is_increment=extended is not None)
+        corpus_uri = metadata_uri.removesuffix(f"/{METADATA_FOLDER}/{subset}")
+        is_increment = extended is not None
+        require_disjoint(context, corpus_uri, subset, distribute, is_increment=is_increment)
         index = index_ids(scratch, committed, context, buckets, contents, ranges, distribute)
         read |= {LAST_PRIORITY: records.last_priority} if applied.hours else {}
         statistics = {**contents.statistics, **unread_statistics(everything, listing), **read}
