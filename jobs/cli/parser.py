@@ -110,8 +110,8 @@ def add_manifest_arguments(
         "--ignore-columns",
         metavar="COLUMN,...",
         default="",
-        help="columns of tables, keys of JSON, or tables of a Kaldi directory, to pass over; others "
-        "that are neither used nor known to be harmless are refused",
+        help="columns of tables, keys of JSON, or tables of a Kaldi directory, to pass over; "
+        "others that are neither used nor known to be harmless are refused",
     )
     add("--lexicon", metavar="URI", help="Kaldi's lexicon.txt, to align and decode with")
     add(

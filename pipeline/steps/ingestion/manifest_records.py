@@ -121,8 +121,8 @@ def _require_heard(fields: dict[str, Any], heard: str) -> None:
     if named is None or channel == heard or (heard == "only" and channel in ("0", "mean")):
         return
     detail = (
-        f"channel = {shown(named)}: not what features.conversion.channel = {heard!r} hears: write a "
-        "file for each channel, or give each channel a run with that setting"
+        f"channel = {shown(named)}: not what features.conversion.channel = {heard!r} hears: write "
+        "a file for each channel, or give each channel a run with that setting"
     )
     partial = PartialRecord(str(fields.get("utterance_id", "")), str(fields.get("audio_uri", "")))
     raise MetadataError("bad_field", detail, partial)

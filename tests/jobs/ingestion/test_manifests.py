@@ -107,7 +107,7 @@ def test_texts_of_a_directory_lie_in_it(corpus: Corpus) -> None:
     texts = ("--lexicon", "words.txt")
     said = corpus.job("ingest", "--kaldi-dir", ".", *texts)
     assert said.code == 2
-    assert "--kaldi-dir: with --manifest alone: --lexicon, --language-model: put the" in said.err
+    assert "--kaldi-dir: with --manifest alone: --lexicon: put the files into" in said.err
     said = corpus.job("ingest", "--manifest", "m.jsonl", "--language-model", "own.bin")
     assert (said.code, "need a name that ends with one of .txt, " in said.err) == (2, True)
 
