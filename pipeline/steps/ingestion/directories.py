@@ -189,7 +189,7 @@ _CLIP_COLUMNS = {
     "text": "sentence",
     "locale": "locale",
 }
-COMMON_VOICE_HARMLESS = (*ABOUT_SPEAKERS, *ABOUT_TEXTS, "segment")
+COMMON_VOICE_HARMLESS = (*ABOUT_SPEAKERS, *ABOUT_TEXTS)
 
 
 @dataclass(frozen=True, slots=True)

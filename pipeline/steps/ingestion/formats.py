@@ -40,7 +40,9 @@ CHANNEL = "channel"
 """What some manifests name beside a record's fields: the channel of the audio that is spoken in."""
 
 ABOUT_SPEAKERS = ("gender", "sex", "age", "accent", "accents", "variant")
-ABOUT_TEXTS = ("up_votes", "down_votes", "sentence_id", "sentence_domain", "domain", "snr")
+ABOUT_TEXTS = ("up_votes", "down_votes", "sentence_id", "sentence_domain", "segment")
+"""Of Common Voice, whose segment is the name of a benchmark."""
+
 ABOUT_FILES = ("sample_rate", "sampling_rate", "num_samples", "num_frames")
 ROW_NUMBERS = ("__index_level_0__", "Unnamed: 0")
 """The row numbers that pandas writes; in CSV their column may have no name."""

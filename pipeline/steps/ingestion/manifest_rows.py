@@ -64,12 +64,12 @@ class KnownFields:
         """Say what is not known, what may be meant by it, and the remedies."""
         first, *others = sorted(unknown)
         nearest = difflib.get_close_matches(first, sorted(self.read), 1)
-        meant = f"; is it {nearest[0]}?" if nearest else ""
-        more = f" and {len(others)} more" if others else ""
-        named = ",".join(printable(each, 40) for each in (first, *others[:2]))
+        meant = f" (is it {nearest[0]}?)" if nearest else ""
+        more = f" and {len(others)} more fields" if others else ""
+        named = printable(",".join((first, *others)), 100)
         return (
-            f"field {printable(first, 80)!r}{more} is not known{meant} Rename it, or with --format "
-            f"table name its field by --columns, or pass over it: {IGNORE_COLUMNS} {named}"
+            f"{printable(first, 60)!r}{meant}{more}: not known, so not used: rename it, with "
+            f"--format table name it by --columns, or pass over it: {IGNORE_COLUMNS} {named}"
         )
 
     def require(self, names: Collection[str], uri: str) -> None:
@@ -191,7 +191,7 @@ def split_by_commas(line: str, num_columns: int) -> list[str]:
 
 
 def split_by_tabs(line: str, num_columns: int) -> list[str]:
-    """Divide a line of TSV, of which some writers quote as in CSV, and others never.
+    """Divide a line of TSV, in which some programs quote as in CSV, and others do not.
 
     Quotes are letters unless they enclose a whole field. A tab is within quotes only if the line
     has too many fields otherwise. A line that a writer of CSV would go on with is refused.

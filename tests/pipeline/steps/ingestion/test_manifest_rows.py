@@ -162,8 +162,8 @@ def test_row_numbers_of_pandas_are_a_column_without_name(tmp_path: Path) -> None
     ("data", "said"),
     [
         (b"path,path,text\n", "t:1: column 'path' twice: rename one"),
-        (b"\n\npath,texts\n", "t: field 'texts' is not known; is it text? Rename it, or"),
-        (b"path;text\n", "t: field 'path;text' is not known"),
+        (b"\n\npath,texts\n", "t: 'texts' (is it text?): not known, so not used: rename"),
+        (b"path;text\n", "t: 'path;text': not known"),
         (b'path,"text\n', "t:1: the columns' names: a quote that is not closed"),
         ("path,text\n".encode("utf-16"), "t:1: the columns' names are not UTF-8: convert"),
     ],
