@@ -191,17 +191,18 @@ def split_by_commas(line: str, num_columns: int) -> list[str]:
 
 
 def split_by_tabs(line: str, num_columns: int) -> list[str]:
-    """Divide a line of TSV, in which some programs quote as in CSV, and others do not.
+    """Divide a line of TSV, which spreadsheets quote as CSV, and Common Voice does not quote.
 
     Quotes are letters unless they enclose a whole field. A tab is within quotes only if the line
-    has too many fields otherwise. A line that a writer of CSV would go on with is refused.
+    has too many fields otherwise. A line that ends within quotes is refused: in CSV the next would
+    belong to it.
     """
     fields = line.split("\t")
     if '"' not in line:
         return fields
     if len(fields) != num_columns:
         return _split_quoted(line, "\t")
-    if _goes_on(line):
+    if _leaves_open(line):
         raise MetadataError("malformed_csv", _OPEN_QUOTE)
     return [
         quoted[1].replace('""', '"') if (quoted := _QUOTED_FIELD.fullmatch(field)) else field
@@ -209,7 +210,7 @@ def split_by_tabs(line: str, num_columns: int) -> list[str]:
     ]
 
 
-def _goes_on(line: str) -> bool:
+def _leaves_open(line: str) -> bool:
     """Return whether a reader of CSV would take the next line, too."""
     reader = csv.reader([f"{line}\n", "\n"], csv.excel_tab)
     try:

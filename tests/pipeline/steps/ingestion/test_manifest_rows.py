@@ -163,7 +163,7 @@ def test_row_numbers_of_pandas_are_a_column_without_name(tmp_path: Path) -> None
     [
         (b"path,path,text\n", "t:1: column 'path' twice: rename one"),
         (b"\n\npath,texts\n", "t: 'texts' (is it text?): not known, so not used: rename"),
-        (b"path;text\n", "t: 'path;text': not known"),
+        (b"path;text\n", "t: 'path;text' (is it text?): not known"),
         (b'path,"text\n', "t:1: the columns' names: a quote that is not closed"),
         ("path,text\n".encode("utf-16"), "t:1: the columns' names are not UTF-8: convert"),
     ],
