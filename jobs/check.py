@@ -27,7 +27,7 @@ from jobs.cli.parser import (
     add_source_arguments,
 )
 from jobs.ingestion.language_data import LanguageData
-from jobs.ingestion.run_arguments import subset_and_uri
+from jobs.ingestion.run_arguments import require_used_options, subset_and_uri
 from pipeline.runs.manifest import manifest_uri
 from pipeline.runs.names import (
     ALIGNER,
@@ -99,6 +99,7 @@ class Checked:
 
 def check(arguments: argparse.Namespace) -> Checked:
     """Open every step as it will open itself; ConfigurationError names what cannot be done."""
+    require_used_options(arguments)
     ranks = _ranks(arguments)
     by_step = {step: open_job(step, arguments) for step in STEPS}
     jobs = list(by_step.values())

@@ -31,7 +31,7 @@ from jobs.cli.parser import (
 )
 from jobs.cli.spark_steps import distribute_on_spark
 from jobs.ingestion.corpus import ingest
-from jobs.ingestion.kaldi_directory import KaldiUtterance
+from jobs.ingestion.kaldi_directory import UNDETERMINED_LOCALE, KaldiUtterance
 from jobs.ingestion.manifest_choice import ingestion_of, require_same_speakers
 from jobs.ingestion.placing import Placing, Simulate
 from jobs.ingestion.run_arguments import require_source_options
@@ -69,7 +69,8 @@ def run(job: Job) -> StepResults:
     require_source_options(job.arguments)
     if not job.arguments.manifest:
         return _ingest_directory(job)
-    ingestion = ingestion_of(job.arguments, job.store)
+    channel = job.recipe.features.conversion.channel
+    ingestion = ingestion_of(job.arguments, job.store, channel)
     if job.increment:
         require_same_speakers(job.store, job.increment.bases, ingestion)
     ingestion = replace(ingestion, adds=job.increment is not None)
@@ -90,8 +91,10 @@ def _ingest_directory(job: Job) -> StepResults:
         if path.is_file() and path.suffix != ".ctm"
     }
     placing = placing_of(job.arguments)
-    share = job.arguments.dev_share
+    share, locale = job.arguments.dev_share, job.arguments.locale or UNDETERMINED_LOCALE
     config = config_of(placing) | ({DEV_SHARE_SETTING: share} if share else {})
+    # Without one a manifest is as it was before there was one.
+    config |= {"locale": locale} if locale != UNDETERMINED_LOCALE else {}
     engines = () if placing is None else SIMULATORS
     spec = StepSpec(job.store, job.run_uri, INGEST_STEP, config, digests=digests, engines=engines)
     return [run_step(spec, lambda context: _write_corpus(job, context, directory, placing))]
@@ -225,8 +228,8 @@ def _write_corpus(
         budget, quarantined = job.recipe.loss_budget, Tally.of(rows)
         check_loss_budget(job.store, job.run_uri, ledgers, quarantined, tally_in, budget)
 
-    share = job.arguments.dev_share
-    corpus = ingest(directory, job.store, job.corpus_uri, judge, placing, share)
+    share, locale = job.arguments.dev_share, job.arguments.locale or UNDETERMINED_LOCALE
+    corpus = ingest(directory, job.store, job.corpus_uri, judge, placing, share, locale)
     tally, quarantined = (
         sum((output.tally for output in outputs), Tally()) for outputs in (corpus.outputs, ledgers)
     )
@@ -250,12 +253,12 @@ STEP = Step(
     description="Copy a Kaldi data directory into the store as a corpus of audio objects and "
     "metadata. Required are wav.scp, text, utt2spk, lexicon.txt, labelled.speakers, "
     "unlabelled.speakers and heldout.speakers; optional are dev.speakers, utt2placement, utt2time, "
-    "utt2dur, spk2locale, language_model.txt and language_model.arpa, also with .gz. Utterances "
-    "without a usable record or file become ledger rows. With --placements each utterance is "
-    "stored once for each of its placements in simulated rooms, with noise. With --manifest the "
-    "audio stays where it is, in S3 or on local paths below corpus.audio_prefixes, and metadata "
-    "alone is written, or FLACs of simulated placements too, by Spark tasks for each object or "
-    "part of one.",
+    "utt2dur, spk2locale, utt2lang, language_model.txt and language_model.arpa, also with .gz. "
+    "Utterances without a usable record or file become ledger rows. With --placements each "
+    "utterance is stored once for each of its placements in simulated rooms, with noise. With "
+    "--manifest the audio stays where it is, in S3 or on local paths below corpus.audio_prefixes, "
+    "and metadata alone is written, or FLACs of simulated placements too, by Spark tasks for each "
+    "object or part of one.",
     run=run,
 )
 

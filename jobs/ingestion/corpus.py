@@ -8,7 +8,7 @@ from pathlib import Path
 from infra.log_lines import progress_bar
 from infra.prefetch import prefetch
 from infra.store.object_store import ObjectInfo, ObjectStore, join_uri, normalize_uri
-from jobs.ingestion.kaldi_directory import read_kaldi_directory
+from jobs.ingestion.kaldi_directory import UNDETERMINED_LOCALE, read_kaldi_directory
 from jobs.ingestion.placing import Placing
 from jobs.ingestion.planned_corpus import IN_FLIGHT, AudioFile, PlannedCorpus, plan_corpus
 from pipeline.records import Quarantined, Tally
@@ -44,6 +44,7 @@ def ingest(
     judge: Judge = lambda *_: None,
     placing: Placing | None = None,
     dev_share: float = 0.0,
+    locale: str = UNDETERMINED_LOCALE,
 ) -> IngestedCorpus:
     """Copy the data directory to `corpus_uri`, audio byte for byte; existing objects are kept.
 
@@ -54,7 +55,7 @@ def ingest(
     before the metadata's own reader has read every record, and `judge` has seen the ledger rows.
     Raises ValueError for a fault in the directory, or if `corpus_uri` holds another corpus.
     """
-    directory = read_kaldi_directory(kaldi_dir, dev_share)
+    directory = read_kaldi_directory(kaldi_dir, dev_share, locale)
     if placing is not None:
         directory = placing.place(directory)
     planned = plan_corpus(directory)

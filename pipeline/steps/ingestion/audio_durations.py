@@ -26,7 +26,8 @@ def with_durations(
 ) -> Iterator[Row | Quarantined]:
     """Yield the rows in order; those without a duration get that of their audio's header.
 
-    The header is one small GET of a WAV or FLAC; other formats are read whole.
+    A segment without one lasts to the end of its recording. The header is one small GET of a WAV or
+    FLAC; other formats are read whole.
     """
     remaining = iter(rows)
     while batch := list(islice(remaining, _BATCH)):
@@ -38,8 +39,8 @@ def with_durations(
 
 
 def _lacks_duration(fields: Any) -> bool:  # noqa: ANN401 - a row's fields are as they came
-    is_part = "start_s" in fields or "member_offset" in fields
-    return "duration_s" not in fields and not is_part and isinstance(fields.get("audio_uri"), str)
+    is_member = "member_offset" in fields
+    return "duration_s" not in fields and not is_member and isinstance(fields.get("audio_uri"), str)
 
 
 def _with_duration(store: ObjectStore, row: Row | Quarantined) -> Row | Quarantined:
@@ -59,7 +60,10 @@ def _with_duration(store: ObjectStore, row: Row | Quarantined) -> Row | Quaranti
         return Quarantined.from_error(
             MetadataError("missing_field", detail, partial_record), row.num_bytes
         )
-    return Row({**row.fields, "duration_s": round(duration_s, 6)}, row.num_bytes)
+    start_s = row.fields.get("start_s", 0.0)
+    if not isinstance(start_s, int | float):
+        return row  # the record's check names it
+    return Row({**row.fields, "duration_s": round(duration_s - start_s, 6)}, row.num_bytes)
 
 
 def stated_seconds(store: ObjectStore, uri: str) -> float | None:

@@ -1,9 +1,8 @@
 """The formats of manifests: which objects they have, and how their rows become our fields."""
 
-import csv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from infra.store.object_store import ObjectStore
 from pipeline.audio_parts import MEMBER_FIELDS, SEGMENT_FIELDS
@@ -16,7 +15,16 @@ from pipeline.steps.ingestion.manifest_objects import (
     split_row_groups,
     whole,
 )
-from pipeline.steps.ingestion.manifest_rows import Row, csv_rows, json_rows, parquet_rows
+from pipeline.steps.ingestion.manifest_rows import (
+    UNKNOWN_FIELD,
+    KnownFields,
+    Row,
+    csv_rows,
+    json_rows,
+    parquet_rows,
+    split_by_commas,
+    split_by_tabs,
+)
 
 JSON_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
 CSV_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
@@ -27,6 +35,20 @@ FIELDS = (
     *("text", "placement", "stream", *SEGMENT_FIELDS, *MEMBER_FIELDS),
 )
 """The fields of a metadata record."""
+
+CHANNEL = "channel"
+"""What some manifests name beside a record's fields: the channel of the audio that is spoken in."""
+
+ABOUT_SPEAKERS = ("gender", "sex", "age", "accent", "accents", "variant")
+ABOUT_TEXTS = ("up_votes", "down_votes", "sentence_id", "sentence_domain", "segment")
+"""Of Common Voice, whose segment is the name of a benchmark."""
+
+ABOUT_FILES = ("sample_rate", "sampling_rate", "num_samples", "num_frames")
+ROW_NUMBERS = ("__index_level_0__", "Unnamed: 0")
+"""The row numbers that pandas writes; in CSV their column may have no name."""
+
+HARMLESS = (*ABOUT_SPEAKERS, *ABOUT_TEXTS, *ABOUT_FILES, *ROW_NUMBERS)
+"""What tables and NeMo's manifests may have without a change to audio, transcript or speaker."""
 
 _NUMBERS: Mapping[str, type[float] | type[int]] = {
     "duration_s": float,
@@ -50,14 +72,35 @@ class ManifestFormat(Protocol):
         ...
 
 
+def checked_first(
+    pieces: Iterator[Piece], rows: Callable[[Piece], Iterator[Row | Quarantined]]
+) -> Iterator[Piece]:
+    """Yield the pieces; ValueError before the first if its first row has an unknown field.
+
+    What one row has, most have, so it is said at once, and not by a ledger row of each.
+    """
+    for number, piece in enumerate(pieces):
+        first = next(rows(piece), None) if number == 0 else None
+        if isinstance(first, Quarantined) and first.reason == UNKNOWN_FIELD:
+            raise ValueError(f"{piece.uri}: {first.detail}")
+        yield piece
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Table reads JSON lines, CSV or Parquet; `columns` names the column of some of our fields."""
+    """Table reads JSON lines, CSV or Parquet; `columns` names the column of some of our fields.
+
+    Columns that are `ignored` are passed over.
+    """
 
     columns: Mapping[str, str] = field(default_factory=dict)
+    ignored: Collection[str] = ()
 
     def pieces(self, store: ObjectStore, uri: str) -> Iterator[Piece]:
         """Yield ranges of JSON lines and of row groups, and whole CSVs."""
+        yield from checked_first(self._pieces(store, uri), lambda piece: self.rows(store, piece))
+
+    def _pieces(self, store: ObjectStore, uri: str) -> Iterator[Piece]:
         for found in list_objects(store, uri, (*JSON_SUFFIXES, *CSV_SUFFIXES, *PARQUET_SUFFIXES)):
             folder = folder_of_object(found.uri)
             if found.uri.endswith(PARQUET_SUFFIXES):
@@ -69,16 +112,19 @@ class Table:
 
     def rows(self, store: ObjectStore, piece: Piece) -> Iterator[Row | Quarantined]:
         """Yield the rows, each field from its column."""
-        columns = {name: self.columns.get(name, name) for name in FIELDS}
+        columns = {name: self.columns.get(name, name) for name in (*FIELDS, CHANNEL)}
+        known = KnownFields(columns.values(), HARMLESS, self.ignored)
         rows: Iterator[Row | Quarantined]
         if piece.uri.endswith(PARQUET_SUFFIXES):
-            rows = parquet_rows(store, piece, list(columns.values()))
+            rows = parquet_rows(store, piece, known)
         elif piece.uri.endswith(CSV_SUFFIXES):
             is_tabbed = ".tsv" in piece.uri.rpartition("/")[2]
-            rows = csv_rows(store, piece.uri, csv.excel_tab if is_tabbed else csv.excel)
+            rows = csv_rows(
+                store, piece.uri, split_by_tabs if is_tabbed else split_by_commas, known
+            )
         else:
-            rows = json_rows(store, piece)
-        return (row if isinstance(row, Quarantined) else renamed(row, columns) for row in rows)
+            rows = json_rows(store, piece, known)
+        return renamed_rows(rows, columns, self.ignored)
 
 
 NEMO_COLUMNS = {
@@ -90,22 +136,48 @@ NEMO_COLUMNS = {
     "speaker_id": "speaker",
     "locale": "lang",
     "created_at": "created_at",
+    CHANNEL: "channel_selector",
 }
+NEMO_HARMLESS = (
+    *HARMLESS,
+    *("pred_text", "wer", "cer", "score", "confidence", "taskname", "task", "source_lang"),
+    *("target_lang", "pnc", "itn", "timestamp", "diarize", "prompt_format", "decodercontext"),
+    *("num_segments", "num_speakers", "label", "answer", "context", "question", "emotion"),
+    *("text_pc", "text_no_preprocessing", "normalized_text", "orig_sr", "seq_label"),
+    *("rttm_filepath", "uem_filepath", "ctm_filepath"),
+)
+"""What NeMo's tools add to a manifest: hypotheses, prompts, labels, and files of other tasks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Nemo:
-    """Nemo reads NeMo's JSON lines: audio_filepath, duration, text, offset, and some others."""
+    """Nemo reads NeMo's JSON lines: audio_filepath, duration, text, offset, and some others.
+
+    Keys that are `ignored` are passed over.
+    """
+
+    ignored: Collection[str] = ()
 
     def pieces(self, store: ObjectStore, uri: str) -> Iterator[Piece]:
         """Yield ranges of JSON lines."""
+        yield from checked_first(self._pieces(store, uri), lambda piece: self.rows(store, piece))
+
+    def _pieces(self, store: ObjectStore, uri: str) -> Iterator[Piece]:
         for found in list_objects(store, uri, JSON_SUFFIXES):
             yield from split_lines(found, folder_of_object(found.uri))
 
     def rows(self, store: ObjectStore, piece: Piece) -> Iterator[Row | Quarantined]:
         """Yield the rows; with an offset, also of 0, the utterance is a segment."""
-        for row in json_rows(store, piece):
-            yield row if isinstance(row, Quarantined) else renamed(row, NEMO_COLUMNS)
+        known = KnownFields(NEMO_COLUMNS.values(), NEMO_HARMLESS, self.ignored)
+        return renamed_rows(json_rows(store, piece, known), NEMO_COLUMNS, self.ignored)
+
+
+def renamed_rows(
+    rows: Iterator[Row | Quarantined], columns: Mapping[str, str], ignored: Collection[str]
+) -> Iterator[Row | Quarantined]:
+    """Yield the rows by the names of our fields, without the columns that are ignored."""
+    read = {name: column for name, column in columns.items() if column not in ignored}
+    return (row if isinstance(row, Quarantined) else renamed(row, read) for row in rows)
 
 
 def renamed(row: Row, columns: Mapping[str, str]) -> Row:
@@ -132,21 +204,5 @@ def _value(name: str, value: object) -> object:
 def refused(row: Row, uri: str, detail: str) -> Quarantined:
     """Make the ledger row of a manifest's row that says what cannot be read."""
     named = row.fields.get("id")
-    partial = PartialRecord(named if isinstance(named, str) else "", uri)
+    partial = PartialRecord(str(named) if isinstance(named, str | int) else "", uri)
     return Quarantined.from_error(MetadataError("bad_field", detail, partial), row.num_bytes)
-
-
-class _WithoutQuotes(csv.excel_tab):
-    """_WithoutQuotes has tabs between columns, and quotes are letters."""
-
-    quoting = csv.QUOTE_NONE
-
-
-def common_voice_rows(store: ObjectStore, uri: str) -> Iterator[Row | Quarantined]:
-    """Yield the rows of a table of Common Voice."""
-    return csv_rows(store, uri, _WithoutQuotes)
-
-
-def by_name(names: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return some of a row's values."""
-    return {name: row[name] for name in names if row.get(name) is not None}

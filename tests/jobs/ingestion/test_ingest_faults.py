@@ -76,10 +76,10 @@ FAULTS = {
         "bad_field", r"utterance_id = 'ann\x1f3'", added("ann\x1f3"), "ann\x1f3"
     ),
     "a control character in a transcript": Fault(
-        "bad_field", r"text has the control character '\x07'", added("ann-3", text="HEL\x07LO")
+        "bad_field", "text has the control character U+0007", added("ann-3", text="HEL\x07LO")
     ),
     "a carriage return in a transcript": Fault(
-        "bad_field", r"text has the control character '\r'", added("ann-3", text="HELLO\rWORLD")
+        "bad_field", "text has the control character U+000D", added("ann-3", text="HELLO\rWORLD")
     ),
     "an endless transcript": Fault(
         "malformed_json", "a line beyond 1048576 bytes", added("ann-3", text="HELLO " * 200_000), ""
