@@ -70,7 +70,7 @@ def test_all_schedules_with_late_and_altered_answers(drivers: tuple[int, ...]) -
     explore_all(drivers, 1, Faults(crashes=1, lost=1, late=1, altered=1))
 
 
-@pytest.mark.cluster
+@pytest.mark.chaos
 @pytest.mark.parametrize("drivers", [SAME, OTHER])
 def test_all_schedules_of_two_crashes_and_more(drivers: tuple[int, ...]) -> None:
     """Two drivers, two tasks, two crashes, a lost answer and a 503: two million states in all."""
@@ -95,7 +95,7 @@ def test_random_schedules() -> None:
     run_random_schedules(100)
 
 
-@pytest.mark.cluster
+@pytest.mark.chaos
 @pytest.mark.timeout(3600)
 def test_many_random_schedules(request: pytest.FixtureRequest) -> None:
     """--schedules N are run.
