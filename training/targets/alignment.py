@@ -25,6 +25,7 @@ from pipeline.runs.many_tasks import Folding, NumberedTasks, runner_of
 from pipeline.runs.names import (
     BOOTSTRAP_STEP,
     LABELLED,
+    LEXICON_FILE,
     RealignmentRound,
     alignment_step,
     features_step,
@@ -34,7 +35,7 @@ from pipeline.runs.step import Distribute, StepContents, StepResult, StepSpec, T
 from pipeline.shards import FeatureRow, PartitionRow, read_features
 from pipeline.splicing import num_low_rate_frames, splice
 from training.configuration.models import ModelConfig
-from training.decoding.alignment import NO_WORDS, expand_to_frames
+from training.decoding.alignment import NO_WORDS, Unaligned, expand_to_frames
 from training.decoding.decoder import AlignmentError, align
 from training.decoding.graph.hclg import alignment_graph
 from training.decoding.lexicon import Lexicon
@@ -177,7 +178,7 @@ def network_alignments(
     lexicon: Lexicon,
     tree: SenoneTree,
     acoustic_scale: float,
-) -> dict[str, Senones | str]:
+) -> dict[str, Senones | Unaligned]:
     """Align by the network: the senone of every 10 ms frame, or why an utterance has none."""
     return {
         rows[position].utterance_id: align_row(rows[position], scores, lexicon, tree)
@@ -204,16 +205,19 @@ def align_row(
     scores: Float32[np.ndarray, "_frames senones"],
     lexicon: Lexicon,
     tree: SenoneTree,
-) -> Senones | str:
+) -> Senones | Unaligned:
     """Align one utterance with its transcript, or say why it cannot be."""
     words = transcribed(row).words
     if not words:
-        return NO_WORDS
+        return Unaligned(NO_WORDS)
+    if unknown := lexicon.unaligned(words):
+        named = ", ".join(map(repr, unknown))
+        return Unaligned(f"not in {LEXICON_FILE}: {named}", "unknown_word")
     graph = alignment_graph(lexicon, tree, words)
     try:
         senones = align(graph, scores)
     except AlignmentError as error:
-        return str(error)
+        return Unaligned(str(error))
     return expand_to_frames(senones, 0, len(row.features))
 
 

@@ -4,11 +4,10 @@ import heapq
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from infra.configuration import plain
 from infra.prefetch import prefetch
 from infra.store.object_store import ObjectStore
 from pipeline.placement_versions import (
@@ -24,18 +23,23 @@ from pipeline.runs.names import BOOTSTRAP_STEP, LABELLED, features_step, task_na
 from pipeline.runs.step import StepContents, StepResult, StepSpec, TaskPlan, run_step, run_tasks
 from pipeline.sampling import sampling_priority
 from pipeline.shards import FeatureRow, read_features
-from training.configuration.alignment import BootstrapConfig, TreeConfig
-from training.decoding.alignment import senone_alignment
+from training.configuration.alignment import (
+    BootstrapConfig,
+    TreeConfig,
+    UnknownWordsRule,
+    bootstrap_settings,
+)
+from training.decoding.alignment import Unaligned, senone_alignment
 from training.decoding.bootstrap.cepstra import speaker_cepstra
 from training.decoding.bootstrap.hmm import bootstrap_alignment
 from training.decoding.lexicon import Lexicon
 from training.decoding.senones.tree_growing import GrownTree, grow_tree
 from training.targets.labelled import (
     Alignments,
+    CorpusLexicon,
     Senones,
+    check_transcripts,
     commit_aligned,
-    read_lexicon,
-    require_pronunciations,
     sum_counts,
     transcribed,
 )
@@ -67,18 +71,22 @@ def bootstrap(
     tree_config: TreeConfig,
     loss_budget: float,
     versions: Versions = "own",
+    unknown_words: UnknownWordsRule = "row",
 ) -> StepResult:
     """Align by monophones, grow a senone tree on that, and write the senone of every frame.
 
     Of more than `max_hours` the first network sees a share alone; it then realigns all. With
     `versions` "clearest", the versions of an utterance have the alignment of the clearest one.
-    Raises ValueError for words of the labelled transcripts that the lexicon lacks, drawn or not.
+    With `unknown_words` "row", no utterance is drawn that has a word without pronunciation.
+    LossBudgetExceededError if too many of all labelled utterances have one.
     """
     features = features_step(LABELLED)
-    stored = read_lexicon(store, run_uri, corpus_uri, [features])
+    read_manifest(store, run_uri, features)  # what is missing first is named first
+    stored = CorpusLexicon.read(store, corpus_uri, unknown_words)
 
     def align_monophones(context: StepContext) -> StepContents:
         lexicon = stored.parse()
+        check_transcripts(store, run_uri, LABELLED, lexicon, loss_budget)
         samples = _draw(context, lexicon, config.max_hours)
         rows = [row for sample in samples.values() for row in sample.rows]
         senones, grown = align_rows(rows, lexicon, config, tree_config, versions)
@@ -102,18 +110,19 @@ def bootstrap(
         )
         return run_tasks(context, plan)
 
-    resolved = {"bootstrap": plain(config), "senones": plain(tree_config)}
-    resolved |= {} if versions == "own" else {"versions": versions}
+    resolved = bootstrap_settings(config, tree_config, versions, unknown_words)
     spec = StepSpec(store, run_uri, BOOTSTRAP_STEP, resolved, [features], stored.digests)
     return run_step(spec, align_monophones)
 
 
 def _draw(context: StepContext, lexicon: Lexicon, max_hours: float) -> dict[str, ShardSample]:
-    """Draw from the labelled rows, once the lexicon has the words of all, drawn or not."""
-    # A missing word would otherwise end realignment, after hours of training.
-    require_pronunciations(context.store, context.run_uri, LABELLED, lexicon)
+    """Draw from the labelled rows of which the lexicon has all words."""
     shards = read_manifest(context.store, context.run_uri, features_step(LABELLED)).outputs
-    samples = draw_rows(_shards_in_order(context, shards), max_hours)
+
+    def may_draw(row: FeatureRow) -> bool:
+        return not lexicon.unaligned((row.text or "").split())
+
+    samples = draw_rows(_shards_in_order(context, shards), max_hours, may_draw)
     if not any(sample.rows for sample in samples.values()):
         raise ValueError(
             f"bootstrap.max_hours = {max_hours:g}: need more: the utterance that comes "
@@ -137,7 +146,9 @@ def align_rows(
     phones = bootstrapped.alignments
     # 003 VII-C1 grows its tree on LDA and MLLT of PLP; cepstra with deltas replace them.
     grown = grow_tree(speaker_cepstra(utterances), phones, lexicon.phones, tree_config)
-    senones: dict[str, Senones | str] = dict(bootstrapped.failures)
+    senones: dict[str, Senones | Unaligned] = {
+        name: Unaligned(detail) for name, detail in bootstrapped.failures.items()
+    }
     senones |= {name: senone_alignment(each, grown.tree) for name, each in phones.items()}
     return shared_by_versions(rows, heard, senones), grown
 
@@ -159,12 +170,14 @@ def _shards_in_order(
 
 
 def draw_rows(
-    shards: Iterable[tuple[str, list[FeatureRow]]], max_hours: float
+    shards: Iterable[tuple[str, list[FeatureRow]]],
+    max_hours: float,
+    may_draw: Callable[[FeatureRow], bool] = lambda _: True,
 ) -> dict[str, ShardSample]:
     """Draw at most `max_hours` (0: all) evenly from the speakers; only these remain in memory.
 
-    Utterances are taken in the order of their places, whatever the order of the shards, until the
-    next one would exceed the hours.
+    Utterances that it `may_draw` are taken in the order of their places, whatever the order of the
+    shards, until the next one would exceed the hours.
     """
     limit_ms = max_hours * MS_PER_HOUR or math.inf
     samples: dict[str, ShardSample] = {}
@@ -173,7 +186,7 @@ def draw_rows(
     for name, rows in shards:
         samples[name] = ShardSample()
         for number, (row, place) in enumerate(zip(rows, draw_places(rows), strict=True)):
-            if place >= end:
+            if place >= end or not may_draw(row):
                 samples[name].leave_out(row)
                 continue
             heapq.heappush(drawn, _Drawn((-place[0], -place[1]), name, number, _detached(row)))
