@@ -32,15 +32,9 @@ def ingestion_of(arguments: argparse.Namespace, store: ObjectStore) -> ManifestI
     if not SPEAKER_BUCKETS.admits(arguments.speaker_buckets):
         need = f"need {SPEAKER_BUCKETS.need}"
         raise ConfigurationError(f"--speaker-buckets {arguments.speaker_buckets}: {need}")
-    form = _format(arguments)
-    manifests = [Manifest(*subset_and_uri(each), form) for each in arguments.manifest]
-    recordings = [normalize_uri(arguments.recordings)] if arguments.recordings else []
-    prefixes = [*(manifest.uri for manifest in manifests), *recordings]
-    # Common Voice's table of durations lies beside its table.
-    beside = [m.uri.rpartition("/")[0] for m in manifests if isinstance(form, CommonVoice)]
-    manifest_store = ObjectStore((*store.allowed_prefixes, *prefixes, *beside))
+    manifests = manifests_of(arguments)
     return ManifestIngestion(
-        manifest_store,
+        manifest_store(arguments, manifests, store),
         manifests,
         RecordRules(arguments.locale, arguments.speaker_buckets, arguments.dev_share),
         {
@@ -53,6 +47,23 @@ def ingestion_of(arguments: argparse.Namespace, store: ObjectStore) -> ManifestI
         },
         texts_of(arguments),
     )
+
+
+def manifests_of(arguments: argparse.Namespace) -> list[Manifest]:
+    """Return the manifests that the arguments name; ConfigurationError for what they cannot be."""
+    form = _format(arguments)
+    return [Manifest(*subset_and_uri(each), form) for each in arguments.manifest]
+
+
+def manifest_store(
+    arguments: argparse.Namespace, manifests: Sequence[Manifest], store: ObjectStore
+) -> ObjectStore:
+    """Return a store that may read the manifests too."""
+    recordings = [normalize_uri(arguments.recordings)] if arguments.recordings else []
+    prefixes = [*(manifest.uri for manifest in manifests), *recordings]
+    # Common Voice's table of durations lies beside its table.
+    beside = [m.uri.rpartition("/")[0] for m in manifests if isinstance(m.format, CommonVoice)]
+    return ObjectStore((*store.allowed_prefixes, *prefixes, *beside))
 
 
 def require_same_speakers(

@@ -25,7 +25,6 @@ from pipeline.runs.many_tasks import Folding, NumberedTasks, runner_of
 from pipeline.runs.names import (
     BOOTSTRAP_STEP,
     LABELLED,
-    LEXICON_FILE,
     RealignmentRound,
     alignment_step,
     features_step,
@@ -48,6 +47,7 @@ from training.targets.labelled import (
     sum_counts,
     sum_histograms,
     transcribed,
+    unknown_words_of,
 )
 
 MAX_PADDED_FRAMES = 8192
@@ -210,9 +210,8 @@ def align_row(
     words = transcribed(row).words
     if not words:
         return Unaligned(NO_WORDS)
-    if unknown := lexicon.unaligned(words):
-        named = ", ".join(map(repr, unknown))
-        return Unaligned(f"not in {LEXICON_FILE}: {named}", "unknown_word")
+    if unknown := unknown_words_of(row, lexicon):
+        return unknown
     graph = alignment_graph(lexicon, tree, words)
     try:
         senones = align(graph, scores)

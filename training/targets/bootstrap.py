@@ -4,7 +4,7 @@ import heapq
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -42,6 +42,7 @@ from training.targets.labelled import (
     commit_aligned,
     sum_counts,
     transcribed,
+    unknown_words_of,
 )
 
 READ_AHEAD = 2
@@ -77,8 +78,8 @@ def bootstrap(
 
     Of more than `max_hours` the first network sees a share alone; it then realigns all. With
     `versions` "clearest", the versions of an utterance have the alignment of the clearest one.
-    With `unknown_words` "row", no utterance is drawn that has a word without pronunciation.
-    LossBudgetExceededError if too many of all labelled utterances have one.
+    With `unknown_words` "row", utterances with a word without pronunciation have no alignment.
+    LossBudgetExceededError if too many of all labelled utterances have one, drawn or not.
     """
     features = features_step(LABELLED)
     read_manifest(store, run_uri, features)  # what is missing first is named first
@@ -87,7 +88,7 @@ def bootstrap(
     def align_monophones(context: StepContext) -> StepContents:
         lexicon = stored.parse()
         check_transcripts(store, run_uri, LABELLED, lexicon, loss_budget)
-        samples = _draw(context, lexicon, config.max_hours)
+        samples = _draw(context, config.max_hours)
         rows = [row for sample in samples.values() for row in sample.rows]
         senones, grown = align_rows(rows, lexicon, config, tree_config, versions)
 
@@ -115,14 +116,9 @@ def bootstrap(
     return run_step(spec, align_monophones)
 
 
-def _draw(context: StepContext, lexicon: Lexicon, max_hours: float) -> dict[str, ShardSample]:
-    """Draw from the labelled rows of which the lexicon has all words."""
+def _draw(context: StepContext, max_hours: float) -> dict[str, ShardSample]:
     shards = read_manifest(context.store, context.run_uri, features_step(LABELLED)).outputs
-
-    def may_draw(row: FeatureRow) -> bool:
-        return not lexicon.unaligned((row.text or "").split())
-
-    samples = draw_rows(_shards_in_order(context, shards), max_hours, may_draw)
+    samples = draw_rows(_shards_in_order(context, shards), max_hours)
     if not any(sample.rows for sample in samples.values()):
         raise ValueError(
             f"bootstrap.max_hours = {max_hours:g}: need more: the utterance that comes "
@@ -139,6 +135,8 @@ def align_rows(
     versions: Versions = "own",
 ) -> tuple[Alignments, GrownTree]:
     """Align by monophones, and grow the senone tree on their segments."""
+    unknown = {row.utterance_id: found for row in rows if (found := unknown_words_of(row, lexicon))}
+    rows = [row for row in rows if row.utterance_id not in unknown]
     heard = heard_versions(rows, versions)
     utterances = [transcribed(row) for row in distinct(heard)]
     # 003 VII-C2 starts from an alignment model at hand; monophones need none.
@@ -150,7 +148,7 @@ def align_rows(
         name: Unaligned(detail) for name, detail in bootstrapped.failures.items()
     }
     senones |= {name: senone_alignment(each, grown.tree) for name, each in phones.items()}
-    return shared_by_versions(rows, heard, senones), grown
+    return {**unknown, **shared_by_versions(rows, heard, senones)}, grown
 
 
 def one_after_another(elements: Any, function: Any, description: str) -> list[Any]:  # noqa: ANN401
@@ -170,14 +168,12 @@ def _shards_in_order(
 
 
 def draw_rows(
-    shards: Iterable[tuple[str, list[FeatureRow]]],
-    max_hours: float,
-    may_draw: Callable[[FeatureRow], bool] = lambda _: True,
+    shards: Iterable[tuple[str, list[FeatureRow]]], max_hours: float
 ) -> dict[str, ShardSample]:
     """Draw at most `max_hours` (0: all) evenly from the speakers; only these remain in memory.
 
-    Utterances that it `may_draw` are taken in the order of their places, whatever the order of the
-    shards, until the next one would exceed the hours.
+    Utterances are taken in the order of their places, whatever the order of the shards, until the
+    next one would exceed the hours.
     """
     limit_ms = max_hours * MS_PER_HOUR or math.inf
     samples: dict[str, ShardSample] = {}
@@ -186,7 +182,7 @@ def draw_rows(
     for name, rows in shards:
         samples[name] = ShardSample()
         for number, (row, place) in enumerate(zip(rows, draw_places(rows), strict=True)):
-            if place >= end or not may_draw(row):
+            if place >= end:
                 samples[name].leave_out(row)
                 continue
             heapq.heappush(drawn, _Drawn((-place[0], -place[1]), name, number, _detached(row)))

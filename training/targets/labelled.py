@@ -128,6 +128,13 @@ def transcribed(row: FeatureRow) -> TranscribedUtterance:
     return TranscribedUtterance(row.utterance_id, row.speaker_id, words, energies)
 
 
+def unknown_words_of(row: FeatureRow, lexicon: Lexicon) -> Unaligned | None:
+    """Return why an utterance cannot be aligned by the lexicon; None if it has all words."""
+    unknown = lexicon.unaligned((row.text or "").split())
+    named = ", ".join(map(repr, unknown))
+    return Unaligned(f"not in {LEXICON_FILE}: {named}", "unknown_word") if unknown else None
+
+
 def commit_aligned(
     context: StepContext,
     name: str,
