@@ -77,10 +77,10 @@ def vocabulary_notes(job: Job, lexicon: Lexicon) -> Iterator[str]:
         return
     for subset, texts in _transcripts(job):
         unknown = UnknownWords.of(texts, lexicon)
-        if note := unknown.note(lexicon, subset):
-            yield note
         if subset != HELDOUT:
             unknown.check_loss(lexicon, subset, job.recipe.loss_budget)
+        if note := unknown.note(lexicon, subset):
+            yield note
 
 
 def _transcripts(job: Job) -> Iterator[tuple[str, Iterator[str]]]:

@@ -49,44 +49,44 @@ class UnknownWords:
         return f"{self._named(lexicon, subset)}; {effect}"
 
     def check_loss(self, lexicon: Lexicon, subset: str, loss_budget: float) -> None:
-        """Raise LossBudgetExceededError if too many utterances cannot be aligned.
+        """Raise LossBudgetExceededError if too many utterances would not be aligned.
 
-        So it is where unknown words are aligned, and no word is known.
+        A lexicon without any of the words is refused also where unknown words are aligned.
         """
         limit = LossLimit(loss_budget, self.num_utterances)
-        is_other = self.num_words > 0 and self.num_unknown == self.num_words
-        if is_other or not (lexicon.unknown or limit.allows(self.num_concerned)):
-            raise LossBudgetExceededError(
-                f"{self._named(lexicon, subset)}; the loss budget is {loss_budget:.2%}: correct "
-                "lexicon.txt or the transcripts, or set corpus.unknown_words = 'spn', or raise "
-                "loss_budget"
+        if 0 < self.num_unknown == self.num_words:
+            remedy = "give the lexicon of these transcripts"
+        elif lexicon.unknown or limit.allows(self.num_concerned):
+            return
+        else:
+            remedy = (
+                f"the loss budget is {loss_budget:.2%}: correct lexicon.txt or the transcripts, "
+                "set corpus.unknown_words = 'spn', or raise loss_budget"
             )
+        raise LossBudgetExceededError(f"{self._named(lexicon, subset)}; {remedy}")
 
     def _named(self, lexicon: Lexicon, subset: str) -> str:
         """Name the most frequent words, ten at most, and how the lexicon may spell them."""
         named = [word for word, _ in sorted(self.counts.items(), key=lambda each: (-each[1], each))]
         similar = similar_words(named[:MAX_NAMED], lexicon)
         shown = [
-            f"{word!r} ({similar[word]!r} is)" if word in similar else repr(word)
+            f"{word!r} (it has {similar[word]!r})" if word in similar else repr(word)
             for word in named[:MAX_NAMED]
         ]
         more = ", ..." if len(named) > MAX_NAMED else ""
         words = "1 word" if len(named) == 1 else f"{len(named)} words"
-        are = "is" if len(named) == 1 else "are"
         return (
-            f"{words} of {self.num_concerned} of {self.num_utterances} {subset} utterances {are} "
-            f"not in lexicon.txt: {', '.join(shown)}{more}"
+            f"lexicon.txt lacks {words}, in {self.num_concerned} of {self.num_utterances} {subset} "
+            f"utterances: {', '.join(shown)}{more}"
         )
 
 
 def similar_words(words: Iterable[str], lexicon: Lexicon) -> dict[str, str]:
     """Return the lexicon's word for each that differs in case, apostrophe or Unicode form alone."""
-    wanted = {_plain(word): word for word in words}
-    return {
-        wanted[plain]: known
-        for known in lexicon.pronunciations
-        if wanted and (plain := _plain(known)) in wanted
-    }
+    plain = {word: _plain(word) for word in words}
+    wanted = set(plain.values())
+    known = {found: word for word in lexicon.pronunciations if (found := _plain(word)) in wanted}
+    return {word: known[form] for word, form in plain.items() if form in known}
 
 
 def _plain(word: str) -> str:

@@ -107,9 +107,9 @@ def check_transcripts(
     uris = (output.uri(run_uri) for output in outputs)
     texts = chain.from_iterable(scan_checked(store, uri, read_feature_texts) for uri in uris)
     unknown = UnknownWords.of(texts, lexicon)
+    unknown.check_loss(lexicon, subset, loss_budget)
     if said := unknown.note(lexicon, subset):
         log(said)
-    unknown.check_loss(lexicon, subset, loss_budget)
 
 
 def read_shards(store: ObjectStore, run_uri: str, step: str) -> dict[str, list[FeatureRow]]:
