@@ -134,17 +134,16 @@ def check(arguments: argparse.Namespace) -> Checked:
     lexicon = language_data.lexicon(by_step[EVALUATE])
     if lexicon is None and (arguments.manifest or arguments.ingested):
         _require_lexicon(by_step[SELECT_UTTERANCES], arguments)
-    notes: list[str] = []
     if lexicon is not None and language_data.has_new_lexicon:
         check_phones(jobs[0].recipe, len(lexicon.phones))
-    if lexicon is not None:
-        notes += _lexicon_notes(by_step[INGEST], language_data, lexicon)
     searching = [EVALUATE]
     if jobs[0].recipe.targets.source == "lattice":
         searching.append(GENERATE_TARGETS)
     readers = [by_step[step] for step in searching]
-    notes += language_data.language_model_notes(readers, lexicon)
-    return Checked(jobs[0], tuple(notes))
+    notes = list(language_data.language_model_notes(readers, lexicon))
+    if lexicon is not None:
+        notes += _lexicon_notes(by_step[INGEST], language_data, lexicon)
+    return Checked(jobs[0], notes)
 
 
 def _ranks(arguments: argparse.Namespace) -> Mapping[str, int]:

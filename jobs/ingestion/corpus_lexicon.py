@@ -53,12 +53,12 @@ def require_replaceable(job: Job, data: bytes) -> None:
             f"{said}, and other runs may have read it: give the same, use another corpus.uri, or "
             "replace it there if no run has aligned by it"
         )
-    bases = job.increment.bases if job.increment else ()
-    for run_uri in (job.run_uri, *bases):
-        if job.store.list(folder := join_uri(run_uri, BOOTSTRAP_STEP)):
-            raise ValueError(
-                f"{said}, by which {folder} is aligned: give the same, or use another --run"
-            )
+    if job.increment:
+        raise ValueError(f"{said}, and {job.increment.base} has aligned by it: give the same")
+    if job.store.list(folder := join_uri(job.run_uri, BOOTSTRAP_STEP)):
+        raise ValueError(
+            f"{said}, by which {folder} is aligned: give the same, or use another --run"
+        )
 
 
 def phone_notes(data: bytes) -> Iterator[str]:
