@@ -7,7 +7,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from infra.cluster import INSTANCE_TYPES, Cluster, require_dependencies
@@ -16,7 +16,14 @@ from infra.ranges import AUTO, Range, mebibytes, printable
 from infra.store.object_store import StoreError, join_uri
 from infra.store.uris import require_within, resolve_prefix
 from jobs.cli.begun import require_base
-from jobs.cli.catalogue import CHECK, EVALUATE, GENERATE_TARGETS, SELECT_UTTERANCES, STEPS
+from jobs.cli.catalogue import (
+    CHECK,
+    EVALUATE,
+    GENERATE_TARGETS,
+    INGEST,
+    SELECT_UTTERANCES,
+    STEPS,
+)
 from jobs.cli.command_line import fail
 from jobs.cli.device_choice import choose_device, gpus_for
 from jobs.cli.job import Job, job_parser, open_job, written_steps
@@ -26,8 +33,10 @@ from jobs.cli.parser import (
     add_ranks_arguments,
     add_source_arguments,
 )
+from jobs.ingestion.corpus_lexicon import phone_notes, require_replaceable, vocabulary_notes
 from jobs.ingestion.language_data import LanguageData
 from jobs.ingestion.run_arguments import require_used_options, subset_and_uri
+from pipeline.runs.ledger import LossBudgetExceededError
 from pipeline.runs.manifest import manifest_uri
 from pipeline.runs.names import (
     ALIGNER,
@@ -43,6 +52,7 @@ from pipeline.runs.names import (
 from training.configuration.models import FactoryConfig
 from training.configuration.targets import OwnTeacherConfig
 from training.configuration.values import Precision
+from training.decoding.lexicon import Lexicon
 from training.models.parameter_count import num_parameters
 from training.recipes import Recipe, check_phones, check_ranks
 
@@ -131,7 +141,10 @@ def check(arguments: argparse.Namespace) -> Checked:
     if jobs[0].recipe.targets.source == "lattice":
         searching.append(GENERATE_TARGETS)
     readers = [by_step[step] for step in searching]
-    return Checked(jobs[0], tuple(language_data.language_model_notes(readers, lexicon)))
+    notes = list(language_data.language_model_notes(readers, lexicon))
+    if lexicon is not None:
+        notes += _lexicon_notes(by_step[INGEST], language_data, lexicon)
+    return Checked(jobs[0], notes)
 
 
 def _ranks(arguments: argparse.Namespace) -> Mapping[str, int]:
@@ -233,6 +246,17 @@ def _check_own_teacher(recipe: Recipe) -> None:
 
 def _host_mebibytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
+
+
+def _lexicon_notes(job: Job, language_data: LanguageData, lexicon: Lexicon) -> Iterator[str]:
+    """Yield what ingest will say; ConfigurationError where it will refuse lexicon or speech."""
+    try:
+        if (data := language_data.lexicon_bytes(job)) is not None:
+            require_replaceable(job, data)
+            yield from phone_notes(data)
+        yield from vocabulary_notes(job, lexicon)
+    except (LossBudgetExceededError, OSError, ValueError) as error:
+        raise ConfigurationError(str(error)) from error
 
 
 def _require_corpus(job: Job) -> None:

@@ -31,6 +31,7 @@ from jobs.cli.parser import (
 )
 from jobs.cli.spark_steps import distribute_on_spark
 from jobs.ingestion.corpus import ingest
+from jobs.ingestion.corpus_lexicon import announce_lexicon, put_lexicon
 from jobs.ingestion.kaldi_directory import UNDETERMINED_LOCALE, KaldiUtterance
 from jobs.ingestion.manifest_choice import ingestion_of, require_same_speakers
 from jobs.ingestion.placing import Placing, Simulate
@@ -52,6 +53,7 @@ from pipeline.runs.names import (
     DEV_SHARE_SETTING,
     HELDOUT,
     INGEST_STEP,
+    LEXICON_FILE,
     PLACEMENTS_SETTING,
 )
 from pipeline.runs.step import StepContents, StepSpec, run_step
@@ -67,8 +69,13 @@ SIMULATORS = ("espeakng-loader", "numpy", "pyroomacoustics", "scipy", "soundfile
 def run(job: Job) -> StepResults:
     """Write metadata, lexicon and the like, and copy a directory's audio, unless it was done."""
     require_source_options(job.arguments)
-    if not job.arguments.manifest:
-        return _ingest_directory(job)
+    announce_lexicon(job)
+    results = _ingest_manifests(job) if job.arguments.manifest else _ingest_directory(job)
+    put_lexicon(job)
+    return results
+
+
+def _ingest_manifests(job: Job) -> StepResults:
     channel = job.recipe.features.conversion.channel
     ingestion = ingestion_of(job.arguments, job.store, channel)
     if job.increment:
@@ -88,7 +95,7 @@ def _ingest_directory(job: Job) -> StepResults:
     digests = {
         path.name: sha256(path.read_bytes())
         for path in sorted(directory.iterdir())
-        if path.is_file() and path.suffix != ".ctm"
+        if path.is_file() and path.suffix != ".ctm" and path.name != LEXICON_FILE
     }
     placing = placing_of(job.arguments)
     share, locale = job.arguments.dev_share, job.arguments.locale or UNDETERMINED_LOCALE

@@ -2,6 +2,7 @@
 
 import json
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -112,11 +113,16 @@ def parse_fields(fields: dict[str, Any]) -> Utterance:
         fields["created_at"],
         fields["locale"],
         fields["audio_uri"],
-        text,
+        None if text is None else composed(text),
         placement,
         stream,
         _part(fields, duration_s),
     )
+
+
+def composed(text: str) -> str:
+    """Return the text in NFC, in which an accent is part of its letter, as the lexicon has it."""
+    return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 
 def without_repeats(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

@@ -59,14 +59,13 @@ class KaldiUtterance:
 
 @dataclass(frozen=True)
 class KaldiDirectory:
-    """KaldiDirectory holds the utterances by speaker and id, the lexicon, and a count.
+    """KaldiDirectory holds the utterances by speaker and id, and a count.
 
     `language_data` holds the files of language models that are there. `num_unlisted` counts the
     utterances of speakers that are in no list.
     """
 
     utterances: tuple[KaldiUtterance, ...]
-    lexicon: bytes
     language_data: Mapping[str, bytes]
     num_unlisted: int
 
@@ -91,7 +90,6 @@ def read_kaldi_directory(
     there = [name for name in LANGUAGE_MODEL_FILES if (path / name).exists()]
     return KaldiDirectory(
         utterances=tuple(tables.utterance(key, subset_of) for key in listed),
-        lexicon=_text(path / "lexicon.txt").encode(),
         language_data={name: _language_data(path / name) for name in there},
         num_unlisted=len(tables.speaker_of) - len(listed),
     )
@@ -245,9 +243,15 @@ def _lines(file: Path) -> list[str]:
 
 def _text(file: Path) -> str:
     try:
-        return file.read_bytes().removeprefix(codecs.BOM_UTF8).decode()
+        return file_bytes(file).decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"{file}: not UTF-8: {error}: convert it") from error
+
+
+def file_bytes(file: Path) -> bytes:
+    """Read a file of a directory without its byte-order mark; ValueError if it is missing."""
+    try:
+        return file.read_bytes().removeprefix(codecs.BOM_UTF8)
     except FileNotFoundError as error:
         needed = f"text, utt2spk, wav.scp, lexicon.txt, {', '.join(SUBSETS)}.speakers"
         raise ValueError(f"{file}: missing; a data directory needs {needed}") from error

@@ -42,16 +42,10 @@ def ingestion_of(
     if not SPEAKER_BUCKETS.admits(num_buckets):
         raise ConfigurationError(f"--speaker-buckets {num_buckets}: need {SPEAKER_BUCKETS.need}")
     locale = arguments.locale or UNDETERMINED_LOCALE
-    form = _format(arguments)
-    manifests = [Manifest(*subset_and_uri(each), form) for each in arguments.manifest]
-    recordings = [normalize_uri(arguments.recordings)] if arguments.recordings else []
-    prefixes = [*(manifest.uri for manifest in manifests), *recordings]
-    # Common Voice's table of durations lies beside its table.
-    names_channels = isinstance(form, Nemo | Kaldi | Table)
-    beside = [m.uri.rpartition("/")[0] for m in manifests if isinstance(form, CommonVoice)]
-    manifest_store = ObjectStore((*store.allowed_prefixes, *prefixes, *beside))
+    manifests = manifests_of(arguments)
+    names_channels = any(isinstance(each.format, Nemo | Kaldi | Table) for each in manifests)
     return ManifestIngestion(
-        manifest_store,
+        manifest_store(arguments, manifests, store),
         manifests,
         RecordRules(locale, num_buckets, arguments.dev_share, channel),
         {
@@ -67,6 +61,23 @@ def ingestion_of(
         },
         texts_of(arguments),
     )
+
+
+def manifests_of(arguments: argparse.Namespace) -> list[Manifest]:
+    """Return the manifests that the arguments name; ConfigurationError for what they cannot be."""
+    form = _format(arguments)
+    return [Manifest(*subset_and_uri(each), form) for each in arguments.manifest]
+
+
+def manifest_store(
+    arguments: argparse.Namespace, manifests: Sequence[Manifest], store: ObjectStore
+) -> ObjectStore:
+    """Return a store that may read the manifests too."""
+    recordings = [normalize_uri(arguments.recordings)] if arguments.recordings else []
+    prefixes = [*(manifest.uri for manifest in manifests), *recordings]
+    # Common Voice's table of durations lies beside its table.
+    beside = [m.uri.rpartition("/")[0] for m in manifests if isinstance(m.format, CommonVoice)]
+    return ObjectStore((*store.allowed_prefixes, *prefixes, *beside))
 
 
 def require_same_speakers(

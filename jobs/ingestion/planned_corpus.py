@@ -36,7 +36,6 @@ from pipeline.records import (
 )
 from pipeline.runs.manifest import sha256
 from pipeline.runs.names import ALL_SUBSETS, METADATA_FOLDER, SUBSETS
-from training.decoding.lexicon import parse_lexicon
 
 NUM_SPEAKER_BUCKETS = 4
 IN_FLIGHT = 16
@@ -79,14 +78,13 @@ class MetadataObject:
 
 @dataclass(frozen=True, slots=True)
 class PlannedCorpus:
-    """PlannedCorpus holds all that is to be written: metadata by key, audio, lexicon and the like.
+    """PlannedCorpus holds all that is to be written: metadata by key, audio, language models.
 
     `tallies` are those of the subsets; `quarantined` utterances are in no object.
     """
 
     metadata: Mapping[str, MetadataObject]
     audio: Sequence[AudioFile]
-    lexicon: bytes
     language_data: Mapping[str, bytes]
     tallies: Mapping[str, Tally]
     quarantined: tuple[Quarantined, ...]
@@ -113,9 +111,8 @@ def plan_corpus(directory: KaldiDirectory) -> PlannedCorpus:
     """Read all audio, make all records, and read each record as selection will.
 
     An absent file, a record that its reader refuses, and audio of which no placement can be
-    simulated make ledger rows. ValueError for a lexicon that alignment could not read.
+    simulated make ledger rows.
     """
-    parse_lexicon(directory.lexicon.decode())
     looked = prefetch(_look, directory.utterances, IN_FLIGHT)
     total = len(directory.utterances)
     progress = progress_bar(looked, description="read", total=total, unit="utterance")
@@ -133,7 +130,6 @@ def plan_corpus(directory: KaldiDirectory) -> PlannedCorpus:
     return PlannedCorpus(
         metadata=_metadata(records),
         audio=[each.file for each in kept],
-        lexicon=directory.lexicon,
         language_data=directory.language_data,
         tallies={subset: Tally.of(some) for subset, some in records.items()},
         quarantined=tuple(rows),

@@ -29,6 +29,7 @@ MODELS_FOLDER = "models"
 
 INGEST_STEP = "ingest"
 PLACEMENTS_SETTING = "placements"
+UNKNOWN_WORDS_SETTING = "unknown_words"
 """The setting of ingest, if it simulated placements, that names them by subset."""
 DEV_SHARE_SETTING, MANIFESTS_SETTING = "dev_share", "manifests"
 """Settings of ingest, if it drew development speakers or read manifests: share, SUBSET=URI."""

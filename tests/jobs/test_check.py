@@ -10,15 +10,16 @@ import torch
 from jobs.cli import device_choice
 from pipeline.runs.names import LANGUAGE_MODEL_FILES
 from tests.job_programs import RunJob, Said
+from tests.small_corpus import write_kaldi_tables
 from tests.whole_path.processes import TINY
 
-LEXICON = "A AH\nB B IY\nC S IY\n"
+LEXICON = "A AH S\nB B IY\nC AH S B IY\n"
 PASSWORD = "hunter/2"
 
 
 @pytest.fixture
 def kaldi_dir(tmp_path: Path) -> Path:
-    (tmp_path / "lexicon.txt").write_text(LEXICON)
+    write_kaldi_tables(tmp_path, LEXICON)
     return tmp_path
 
 
@@ -193,6 +194,7 @@ def beside_manifests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[s
     """Options of a manifest of transcribed speech, in a folder with a lexicon and a model."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "words.txt").write_text(LEXICON)
+    (tmp_path / "labelled.jsonl").write_text('{"audio_filepath": "a.flac", "text": "A B"}\n')
     (tmp_path / "own.arpa.gz").write_bytes(gzip.compress(ARPA.encode()))
     return "--manifest", "labelled=labelled.jsonl", "--manifest", "s3://bucket/day.jsonl"
 

@@ -10,6 +10,7 @@ from pipeline.records import (
     Quarantined,
     Tally,
     Utterance,
+    composed,
     parse_utterance,
     stream_order,
 )
@@ -38,7 +39,7 @@ def error_of(**changes: Any) -> MetadataError:
     return caught.value
 
 
-@given(TEXT, TEXT, st.floats(1e-3, 86400), st.none() | TEXT, st.none() | TEXT)
+@given(TEXT, TEXT, st.floats(1e-3, 86400), st.none() | TEXT.map(composed), st.none() | TEXT)
 def test_a_record_survives_its_own_line(
     utterance_id: str, speaker_id: str, duration_s: float, text: str | None, placement: str | None
 ) -> None:
@@ -49,6 +50,13 @@ def test_a_record_survives_its_own_line(
     assert line.isascii()
     assert line.splitlines() == [line]
     assert parse_utterance(line) == record
+
+
+def test_a_transcript_is_read_in_its_composed_form() -> None:
+    """As the lexicon is, so that an accent is no other word; what names things stays as it is."""
+    decomposed = "CAFE\u0301"
+    found = parse_utterance(json.dumps(GOOD | {"text": decomposed, "speaker_id": decomposed}))
+    assert (found.text, found.speaker_id) == ("CAF\u00c9", decomposed)
 
 
 def test_unknown_fields_are_ignored() -> None:

@@ -42,6 +42,8 @@ LANGUAGE_MODEL = tuple(f"corpus/{name}" for name in LANGUAGE_MODEL_FILES)
 OTHER_RUNS_NEED = {
     # Subsets are found by listing; selection alone reads their records.
     *((step, "GetObject", "corpus/metadata/*") for step in ("extract_features", "align")),
+    # A lexicon is replaced until the bootstrap has read it.
+    ("ingest", "GetObject", "alignments/bootstrap/*"),
     # Checkpoints are removed once there are more than num_kept.
     *((step, "DeleteObject", "models/*") for step in ("align", *TRAINING)),
     # Sequence training searches lattices, with the lexicon and a language model.

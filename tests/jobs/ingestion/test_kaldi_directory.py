@@ -29,7 +29,7 @@ def tree(corpus: Path) -> dict[str, tuple[bytes, int]]:
 
 @pytest.mark.parametrize(
     "name",
-    ["wav.scp", "text", "utt2spk", "lexicon.txt", "labelled.speakers", "heldout.speakers"],
+    ["wav.scp", "text", "utt2spk", "labelled.speakers", "heldout.speakers"],
 )
 def test_missing_file_is_named(kaldi_dir: Path, name: str) -> None:
     """The message names the missing file and lists what a data directory needs."""
@@ -97,7 +97,7 @@ def test_file_that_is_not_text_is_named(kaldi_dir: Path) -> None:
         read_kaldi_directory(kaldi_dir)
 
 
-def test_corpus_holds_audio_metadata_and_lexicon(kaldi_dir: Path, tmp_path: Path) -> None:
+def test_corpus_holds_audio_and_metadata(kaldi_dir: Path, tmp_path: Path) -> None:
     """Audio is copied as it is, records point to it, and unlabelled text is nowhere."""
     write(kaldi_dir, "utt2placement", ["eve-1 DP3"])
     write(kaldi_dir, "utt2time", ["eve-1 2020-02-01T00:30:00+01:00"])
@@ -117,7 +117,6 @@ def test_corpus_holds_audio_metadata_and_lexicon(kaldi_dir: Path, tmp_path: Path
     assert (subset, record.placement, record.locale) == ("heldout", "DP3", "en-GB")
     assert list(corpus.glob("metadata/heldout/date=2020-01-31/*/part-00000.jsonl"))
     assert records["bob-1"][1].locale == "und"
-    assert store.get(f"{corpus}/lexicon.txt") == (kaldi_dir / "lexicon.txt").read_bytes()
     assert not any("HELLO" in path.read_text() for path in corpus.glob("metadata/unlabelled/*/*/*"))
 
 

@@ -79,7 +79,7 @@ def test_pieces_hold_each_line_once(corpus: Corpus, monkeypatch: pytest.MonkeyPa
 
 
 def test_texts_beside_manifests_are_stored(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lexicon and language model are objects of the corpus, which the manifest lists."""
+    """Lexicon and language model are objects of the corpus; the manifest lists the latter."""
     folder = corpus.audio.parent
     (corpus.audio / "a.wav").write_bytes(wav(tone(1, 2)))
     rows = [{"audio_filepath": "audio/a.wav", "duration": 2.0, "text": "yes"}]
@@ -91,7 +91,9 @@ def test_texts_beside_manifests_are_stored(corpus: Corpus, monkeypatch: pytest.M
     texts = ("--lexicon", "words.txt", "--language-model", "own.txt.gz")
     manifest = corpus.ingest(*given, *texts)
     corpus_uri = f"{corpus.run_uri}/corpus"
-    assert [output.key for output in manifest.outputs][:2] == ["lexicon.txt", STORED]
+    assert manifest.outputs[0].key == STORED
+    assert "lexicon.txt" not in {*manifest.inputs, *(each.key for each in manifest.outputs)}
+    assert corpus.store.get(f"{corpus_uri}/lexicon.txt") == b"yes Y EH S\n"
     assert corpus.store.get(f"{corpus_uri}/{STORED}") == model
     assert manifest.inputs[STORED] == sha256(model)
     assert manifest.tally_out.utterances == 1
