@@ -132,8 +132,8 @@ def _lines_of(store: ObjectStore, piece: Piece) -> Iterator[bytes]:
 class _Raw(io.RawIOBase):
     """_Raw lets a buffer read another file in blocks of its own."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
+    def __init__(self, file: BinaryIO | io.IOBase) -> None:
+        self._file: Any = file
 
     def readable(self) -> bool:
         """Return True."""
@@ -145,11 +145,11 @@ class _Raw(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Move to a byte."""
-        return self._file.seek(offset, whence)
+        return int(self._file.seek(offset, whence))
 
     def tell(self) -> int:
         """Return the place."""
-        return self._file.tell()
+        return int(self._file.tell())
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         """Read some bytes."""
@@ -158,9 +158,10 @@ class _Raw(io.RawIOBase):
         return len(some)
 
 
-def _unpacked(file: BinaryIO, uri: str) -> Iterator[bytes]:
+def _unpacked(file: BinaryIO | io.IOBase, uri: str) -> Iterator[bytes]:
     try:
-        reader: io.BufferedIOBase = io.BufferedReader(gzip.GzipFile(fileobj=file), _READ_BYTES)
+        packed: Any = file
+        reader: io.BufferedIOBase = io.BufferedReader(gzip.GzipFile(fileobj=packed), _READ_BYTES)
         while line := _next_line(reader):
             yield line
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -267,9 +268,10 @@ def csv_rows(
                 yield Quarantined("", "", error.reason, detail, len(line), 0)
 
 
-def _text_lines(file: BinaryIO, uri: str) -> Iterator[tuple[int, str]]:
+def _text_lines(file: BinaryIO | io.IOBase, uri: str) -> Iterator[tuple[int, str]]:
     """Yield the lines that are not empty, without what ends them, and their numbers."""
-    unpacked: Any = gzip.GzipFile(fileobj=file) if uri.endswith(".gz") else file
+    stored: Any = file
+    unpacked: Any = gzip.GzipFile(fileobj=stored) if uri.endswith(".gz") else stored
     # A byte that is not UTF-8 becomes half a surrogate, which a record's check refuses.
     text = io.TextIOWrapper(unpacked, encoding="utf-8-sig", errors="surrogateescape", newline="")
     number = 0
