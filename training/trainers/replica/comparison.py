@@ -74,7 +74,7 @@ class Replicated:
         claims = self.replica().claims(problem)
         if not problem:
             layout = describe(self.model, set(self.parameters.named))
-            claims = replace(claims, settings={**claims.settings, **layout})
+            claims = replace(claims, settings={**layout, **claims.settings})
         compare(claims, self.group, self.parameters.device)
 
     def _begin_comparison(self, of_part: TensorDigests) -> None:

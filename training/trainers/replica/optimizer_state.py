@@ -87,7 +87,7 @@ def hyperparameter_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
     }
 
 
-def check_optimizer(optimizer: Optimizer) -> None:
+def check_optimizer(optimizer: object) -> None:
     """Raise ValueError for what is no optimizer, wraps another one, or takes no dense gradients."""
     name = type(optimizer).__name__
     if not isinstance(optimizer, Optimizer):
