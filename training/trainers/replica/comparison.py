@@ -70,7 +70,11 @@ class Replicated:
 
     def _compare(self) -> None:
         """Compare all that must be equal; raises ValueError, on all ranks, where one differs."""
-        problem = self._trained.find_change() or find_fault(self.model) or self.find_undone()
+        problem = (
+            self._trained.find_replaced(before_step=False)
+            or find_fault(self.model)
+            or self.find_undone()
+        )
         claims = self.replica().claims(problem)
         if not problem:
             layout = describe(self.model, set(self.parameters.named))

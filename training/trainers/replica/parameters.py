@@ -28,14 +28,6 @@ class FlatParameters:
             )
         # Every trained tensor has its place in the vector: none is left out for its size.
         self.named = {name: p for name, p in named.items() if id(p) in held and p.requires_grad}
-        for name, p in self.named.items():
-            if fault := fault_of(p):
-                raise ValueError(f"parameter {name} {fault}")
-            if p.is_complex():
-                raise ValueError(
-                    f"parameter {name} is {p.dtype}, and trainers compare and round real numbers: "
-                    "keep torch.view_as_real() of it, and make it complex in the forward pass"
-                )
         # model.to() changes a parameter's type and device within the same object.
         self._kinds = [(name, p.dtype, p.device) for name, p in self.named.items()]
         devices = {p.device for p in self.named.values()}
@@ -45,6 +37,14 @@ class FlatParameters:
                 "parameter"
             )
         (self.device,) = devices
+        for name, p in self.named.items():
+            if fault := fault_of(p):
+                raise ValueError(f"parameter {name} {fault}")
+            if p.is_complex():
+                raise ValueError(
+                    f"parameter {name} is {p.dtype}, and trainers compare and round real numbers: "
+                    "keep torch.view_as_real() of it, and make it complex in the forward pass"
+                )
         # A vector of bfloat16 forgets what is below 1/256 of an element: BMUF's models drifted in
         # it by up to 1.7 % in 30 blocks at a rate of 0. So vectors are float32 at least.
         self.vector_dtype = torch.float32

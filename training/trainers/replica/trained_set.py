@@ -43,20 +43,42 @@ class TrainedSet:
 
     def check(self) -> None:
         """Raise ValueError, naming a tensor, where other ones are trained than on entering."""
-        if error := self.find_change():
-            raise ValueError(error)
-
-    def find_change(self) -> str:
-        """Return the error of a change of the trained tensors since entering, or nothing."""
         if (held := self._now_held()) == self._held:
-            return "" if self._is_model_unchanged() else self._find_replaced()
+            if error := self.find_replaced(before_step=True):
+                raise ValueError(error)
+            return
         before, now = ({entry for part in parts for entry in part} for parts in (self._held, held))
         name = self._name_of(now ^ before)
-        return (
+        raise ValueError(
             f"{name} was frozen, unfrozen, added to the optimizer or moved within it since the "
             "trainer was entered: leave the with block and enter it again, so that all ranks "
             "train the same tensors"
         )
+
+    def find_replaced(self, *, before_step: bool) -> str:
+        """Return the error of a parameter of the model that the optimizer misses, or nothing.
+
+        Before a step also one that was added counts, if it wants a gradient.
+        """
+        if self._is_model_unchanged():
+            return ""
+        before, now = self._parameters, self._now_parameters()
+        trained = {number for part in self._held for number, is_trained in part if is_trained}
+        for name in {**before, **now}:
+            old, new = before.get(name), now.get(name)
+            is_missed = before_step and new is not None and new.requires_grad
+            if old is new or not (id(old) in trained or is_missed):
+                continue
+            what = "removed from" if new is None else "added to" if old is None else "replaced in"
+            return (
+                f"parameter {name} was {what} the model since the trainer was entered, as "
+                "load_state_dict(assign=True), pruning, weight_norm and adapters do, so the "
+                "optimizer would train other tensors than the model uses: leave the with block, "
+                "and enter a trainer of an optimizer with the new parameters"
+            )
+        if before_step:  # modules without parameters changed, or frozen ones
+            self._note_parameters()
+        return ""
 
     def note_rates(self, step: int) -> None:
         """Remember the hyperparameters of the step about to be taken, if they are others."""
@@ -80,7 +102,7 @@ class TrainedSet:
 
     def _note_parameters(self) -> None:
         self._parameters = self._now_parameters()
-        # Those of a scripted module are no dictionaries, and nobody replaces what they hold.
+        # Those of a scripted module are no dictionaries, and what they hold stays.
         self._tables = [
             table
             for module in self._model.modules()
@@ -96,24 +118,6 @@ class TrainedSet:
             if table.get(name) is not value:
                 return False
         return list(map(len, self._tables)) == self._table_sizes
-
-    def _find_replaced(self) -> str:
-        """Return the error of a parameter that the optimizer does not reach, or nothing."""
-        before, now = self._parameters, self._now_parameters()
-        trained = {number for part in self._held for number, is_trained in part if is_trained}
-        for name in {**before, **now}:
-            old, new = before.get(name), now.get(name)
-            if old is new or not (id(old) in trained or (new is not None and new.requires_grad)):
-                continue
-            what = "removed from" if new is None else "added to" if old is None else "replaced in"
-            return (
-                f"parameter {name} was {what} the model since the trainer was entered, as "
-                "load_state_dict(assign=True), pruning, weight_norm and adapters do, so the "
-                "optimizer would train other tensors than the model uses: leave the with block, "
-                "and enter a trainer of an optimizer with the new parameters"
-            )
-        self._note_parameters()  # a change of modules without parameters, or of frozen ones
-        return ""
 
     def _now_parameters(self) -> dict[str, nn.Parameter]:
         named = self._model.named_parameters(remove_duplicate=False)
