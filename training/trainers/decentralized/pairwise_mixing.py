@@ -13,7 +13,10 @@ from torch.optim import Optimizer
 
 from training.algorithms.decentralized.topology import drawn_partner, is_active, partners
 from training.distributed import collectives
-from training.distributed.communication_thread import CommunicationThread
+from training.distributed.communication_thread import (
+    CommunicationThread,
+    check_exchanges_beside,
+)
 from training.distributed.pending_exchanges import (
     PendingExchange,
     new_tag,
@@ -68,6 +71,7 @@ class AdPsgd(OwnModels):
         max_staleness: int = 16,
     ) -> None:
         super().__init__(model, optimizer, group=group)
+        check_exchanges_beside(group)
         if max_staleness < 1:
             raise ValueError(f"max_staleness = {max_staleness}: need at least 1 exchange a step")
         self.seed, self.max_staleness = seed, max_staleness
