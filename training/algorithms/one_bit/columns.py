@@ -151,7 +151,7 @@ def _blocks_of(
         for run in [*long, np.concatenate([alike[:0], *short])]:
             for begin in range(0, len(run), max(1, MAX_BLOCK // size)):
                 columns = run[begin : begin + max(1, MAX_BLOCK // size)]
-                elements = (bounds[columns, None] + np.arange(size)).reshape(-1)
+                elements = (bounds[columns, None] + np.arange(size)).ravel()
                 yield Block(size, _index(elements, device), _index(columns, device))
 
 

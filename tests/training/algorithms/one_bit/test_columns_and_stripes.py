@@ -131,6 +131,15 @@ def test_blocks_are_as_few_as_sizes() -> None:
     assert len(lstm.blocks(CPU)) < 50
 
 
+def test_long_runs_are_not_copied() -> None:
+    """Neighbours of one size are slices of the vector, also where others lie between two runs."""
+    columns = columns_of({"a": (64, 128), "b": (64,), "c": (64, 128), "d": (64, 128)})
+    vector = torch.zeros(columns.num_elements)
+    for block in columns.blocks(CPU):
+        block.rows(vector).fill_(1.0)
+    assert bool(vector.all())
+
+
 def test_no_rank_has_no_stripes() -> None:
     """The message names the number and the bound."""
     with pytest.raises(ValueError, match=r"^num_ranks = 0: need at least 1"):
