@@ -189,7 +189,9 @@ FLACS = {
 }
 LOSSY = {
     "OGG cut in half": Kind(VORBIS[: len(VORBIS) // 2], "truncated"),
-    "OGG without its last page": Kind(VORBIS[: VORBIS.rindex(b"OggS")], "duration_mismatch", declared_s=1.05),
+    "OGG without its last page": Kind(
+        VORBIS[: VORBIS.rindex(b"OggS")], "duration_mismatch", declared_s=1.05
+    ),
     "OGG with a bad page checksum": Kind(
         patched(VORBIS, VORBIS.index(b"OggS", 100) + 22, bytes(4)), "truncated"
     ),
