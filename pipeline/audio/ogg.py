@@ -10,7 +10,7 @@ from pipeline.filterbank import SAMPLE_RATE_HZ
 
 _OGG_HEADER = struct.Struct("<4sBBqIIIB")
 _MAX_PAGE_BYTES = 27 + 255 + 255 * 255
-_CONTINUES = 255  # a packet whose last segment has so many bytes goes on in the next page
+_CONTINUES = 255  # bytes of a packet's last segment, if the next page has the rest
 _FLAGS_AT, _CHECKSUM_AT = 5, 22
 _FIRST_OF_STREAM, _END_OF_STREAM = 2, 4
 _OPUS_GRANULES_HZ = 48_000  # Opus counts so, whatever the rate
@@ -21,7 +21,7 @@ _REVERSED_BITS = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 class _Page:
     """_Page holds the statements of an Ogg page's header (RFC 3533, 6).
 
-    `is_continued` where its last packet goes on in the next page.
+    `is_continued` where the next page has the rest of its last packet.
     """
 
     position: int

@@ -37,7 +37,7 @@ HASH_BYTES = 13
 """Bytes that selection stores of a record: its hash, its duration, its share of the speaker."""
 
 COMPARED_SHARE = 0.48
-"""Work of hashing a selected record for the comparison of subsets: 8 us of selection's 21."""
+"""Work of hashing a selected record for the comparison of subsets: 10 us of selection's 21."""
 
 INDEXED_SHARE = 0.18
 """Work of an entry in the id index, as a share of a record's: `tests.benchmarks.id_index`."""

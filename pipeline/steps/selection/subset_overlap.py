@@ -110,7 +110,7 @@ class _Example:
 
 @dataclass(frozen=True, slots=True)
 class _Overlap:
-    """How much of one kind two subsets share, with an example: of audio, of both subsets."""
+    """The number of one kind that two subsets share, and an example: of audio, one of each."""
 
     kind: str
     other: str

@@ -69,7 +69,7 @@ def test_an_end_that_is_not_marked_is_one(subtype: str) -> None:
 
 
 def test_a_packet_that_does_not_end_is_noticed() -> None:
-    """Its page says that it goes on in the next one, which is not there."""
+    """Its page says that the next one has the rest, which is not there."""
     data = encode("OGG", "VORBIS")
     last = data.rindex(b"OggS")
     num_segments = data[last + 26]
