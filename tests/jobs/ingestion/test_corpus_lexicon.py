@@ -104,6 +104,20 @@ def test_a_lexicon_that_other_runs_may_read_is_not_replaced(
     assert "other runs may have read it: give the same, use another corpus.uri" in said.err
 
 
+def test_a_directorys_transcripts_are_compared(
+    run_job: RunJob, kaldi_dir: Path, tmp_path: Path
+) -> None:
+    """Those of its labelled and held-out speakers; unlabelled text is nobody's transcript."""
+    words = {"ann": "HELLO WASP", "bob": "BEE", "eve": "HELLO"}
+    text = [f"{name}-{n} {words[name]}" for name in words for n in (1, 2)]
+    write(kaldi_dir, "text", [*text[:1], "ann-2 WORLD", *text[2:]])
+    given = ("--recipe", str(TINY), "--run", str(tmp_path / "run"), "--kaldi-dir", str(kaldi_dir))
+    said = run_job("check", *given, "--set", "loss_budget=0.5")
+    assert said.code == 0, said.err
+    assert "lacks 1 word, in 1 of 2 labelled utterances: 'WASP'; these" in said.err
+    assert "BEE" not in said.err
+
+
 FAULTS = {
     "no phones": (b"NEW\n", "lexicon line 3: 'NEW' has no phones"),
     "Latin-1": (b"CAF\xe9 K AE F EY\n", "lexicon line 3 is not UTF-8: it has the byte 0xe9"),
