@@ -69,6 +69,9 @@ SIMULATORS = ("espeakng-loader", "numpy", "pyroomacoustics", "scipy", "soundfile
 def run(job: Job) -> StepResults:
     """Write metadata, lexicon and the like, and copy a directory's audio, unless it was done."""
     require_source_options(job.arguments)
+    directory = job.arguments.kaldi_dir
+    if directory and not Path(directory).is_dir():
+        raise ValueError(f"--kaldi-dir {directory} is not a directory: correct the path")
     announce_lexicon(job)
     results = _ingest_manifests(job) if job.arguments.manifest else _ingest_directory(job)
     put_lexicon(job)
@@ -90,8 +93,6 @@ def _ingest_manifests(job: Job) -> StepResults:
 
 def _ingest_directory(job: Job) -> StepResults:
     directory = Path(job.arguments.kaldi_dir)
-    if not directory.is_dir():
-        raise ValueError(f"--kaldi-dir {directory} is not a directory: correct the path")
     digests = {
         path.name: sha256(path.read_bytes())
         for path in sorted(directory.iterdir())

@@ -35,8 +35,10 @@ def announce_lexicon(job: Job) -> None:
 
 def put_lexicon(job: Job) -> None:
     """Store the lexicon that ingest is given, also in the place of one that no step has read."""
-    data = LanguageData.of(job.arguments).lexicon_bytes(job)
-    if data is None or _stored(job) == data:
+    data, stored = LanguageData.of(job.arguments).lexicon_bytes(job), _stored(job)
+    if data is None or data == stored:
+        return
+    if stored is None and job.store.put_if_absent(_uri(job), data):
         return
     require_replaceable(job, data)
     job.store.put(_uri(job), data)

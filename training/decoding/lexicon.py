@@ -28,7 +28,7 @@ _VARIANT = re.compile(r"(?<=.)\(\d+\)$")
 _BLANKS = re.compile(r"[ \t]+")
 _PLAIN = re.compile(r"[\t -~]*").fullmatch
 _JOINERS = "\u200c\u200d"  # Persian and Indic spelling needs them within words
-_PROBABILITIES = "as in lexiconp.txt, which is not read: give lexicon.txt"
+_PROBABILITIES = "as in lexiconp.txt, which is not read: give lexicon.txt, or rename the phone"
 _OTHER_ENCODINGS = {
     b"\xff\xfe": "in UTF-16: convert it, as by iconv -f UTF-16 -t UTF-8",
     b"\xfe\xff": "in UTF-16: convert it, as by iconv -f UTF-16 -t UTF-8",
