@@ -19,6 +19,7 @@ from infra.store.objects import (
     ObjectNotFound,
     ObjectTooLarge,
     PrefixError,
+    RequestRefused,
     StoreError,
     admit_all,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "ObjectStore",
     "ObjectTooLarge",
     "PrefixError",
+    "RequestRefused",
     "SizeBound",
     "StoreError",
     "join_uri",

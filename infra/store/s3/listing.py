@@ -1,14 +1,19 @@
 """List a bucket by pages, and confirm each page by a second answer.
 
 A listing is the only answer of S3 without a digest, and a key lost from it would be lost audio.
+Pages follow each other by key, so a store that lists in another order than that of keys is refused.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from infra.store.objects import Listing, ObjectInfo
 from infra.store.s3.bodies import etag_of, required
-from infra.store.s3.errors import CorruptTransferError
+from infra.store.s3.errors import CorruptTransferError, ListingFaultError
+
+_DIRECTORY_BUCKET = "--x-s3"
+"""The end of the name of each bucket in S3 Express One Zone, and of no other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +38,29 @@ class Page:
 
 
 def confirmed_page(client: Any, bucket: str, folder: str, start_after: str) -> Page:  # noqa: ANN401
-    """List the keys after `start_after`; CorruptTransferError if two answers in a row differ."""
+    """List the keys after `start_after`; CorruptTransferError if two answers in a row differ.
+
+    ListingFaultError unless the keys are in `folder`, and each is behind the one before it.
+    """
+    if bucket.endswith(_DIRECTORY_BUCKET):
+        raise ListingFaultError("a directory bucket, which is not listed in the order of keys,")
     page = _ask(client, bucket, folder, start_after)
     if _ask(client, bucket, folder, start_after) != page:
         raise CorruptTransferError("two listings in a row differ (corrupt, or being written to)")
-    if not page.is_last and page.last_key <= start_after:
-        raise CorruptTransferError(f"a listing with more pages that does not pass {start_after!r},")
+    _require_order(page, folder, start_after)
     return page
+
+
+def _require_order(page: Page, folder: str, start_after: str) -> None:
+    keys = [key for key, _, _ in page.objects]
+    # Python compares text by code points, as S3 compares the bytes of UTF-8: the order is the same.
+    for before, key in pairwise((start_after, *keys)):
+        if key <= before:
+            raise ListingFaultError(f"a listing out of order, with {key!r} behind {before!r},")
+        if not key.startswith(folder):
+            raise ListingFaultError(f"a listing of {folder!r} with {key!r}")
+    if not keys and not page.is_last:
+        raise ListingFaultError(f"a listing with more pages that does not pass {start_after!r},")
 
 
 def _ask(client: Any, bucket: str, folder: str, start_after: str) -> Page:  # noqa: ANN401

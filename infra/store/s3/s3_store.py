@@ -14,8 +14,17 @@ import boto3
 from botocore.awsrequest import AWSPreparedRequest
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+from urllib3.exceptions import HTTPError
 
-from infra.store.objects import Admit, Fetched, FetchedRange, Listing, ObjectInfo, admit_all
+from infra.store.objects import (
+    Admit,
+    Fetched,
+    FetchedRange,
+    Listing,
+    ObjectInfo,
+    StoreError,
+    admit_all,
+)
 from infra.store.request_counts import REQUESTS, RequestCounts
 from infra.store.retry import GaveUpError, confirm, retry
 from infra.store.s3.bodies import described, read_object, read_range, require_md5
@@ -242,7 +251,14 @@ class S3Store:
     def _make_client(self, connect_timeout_s: float, read_timeout_s: float) -> Any:  # noqa: ANN401
         with self._making_client:  # a session's client factory is not thread-safe
             self._session = self._session or boto3.session.Session()
-            client = self._session.client("s3", config=_config(connect_timeout_s, read_timeout_s))
+            config = _config(connect_timeout_s, read_timeout_s)
+            try:
+                client = self._session.client("s3", config=config)
+            except BotoCoreError:  # some of them are ValueErrors
+                raise
+            except ValueError as error:  # its text is the URL, which may hold a password
+                need = "need a URL, such as http://localhost:9000 or https://s3.example.org"
+                raise StoreError(f"AWS_ENDPOINT_URL: {need}") from error
         watch_requests(client)
         client.meta.events.register("before-send.s3", _begin_request)
         return client
@@ -259,6 +275,10 @@ def _watched(attempt: Callable[[], R]) -> R:
             return attempt()
         except BotoCoreError:  # some of them are ValueErrors
             raise
+        # botocore translates most of urllib3's errors; not those within the body of a GET's error,
+        # nor TLS's within any body.
+        except HTTPError as error:
+            raise CorruptTransferError(f"the body broke off: {type(error).__name__}") from error
         except (KeyError, ValueError) as error:
             raise CorruptTransferError(f"an answer that cannot be read ({error!r:.80})") from error
 
