@@ -14,7 +14,6 @@ from infra.cluster import INSTANCE_TYPES, Cluster, require_dependencies
 from infra.configuration import ConfigurationError
 from infra.ranges import AUTO, Range, mebibytes, printable
 from infra.store.object_store import AccessDenied, StoreError, join_uri
-from infra.store.store_check import check_store
 from infra.store.uris import require_within, resolve_prefix
 from jobs.cli.begun import require_base
 from jobs.cli.catalogue import CHECK, EVALUATE, GENERATE_TARGETS, SELECT_UTTERANCES, STEPS
@@ -77,8 +76,8 @@ def _parser() -> argparse.ArgumentParser:
         "there is a lexicon for the manifests' transcripts, and the "
         "installed versions. A model of your own is made and tried on a small minibatch: shapes, "
         "gradients, determinism, padding, look-ahead. A teacher of your own is imported, and its "
-        "settings are compared with its signature. A run in S3 gets a few small objects, which show "
-        "whether the store has conditional writes and lists by key; nothing else is written.",
+        "settings are compared with its signature. A run in S3 gets three small objects, which "
+        "show whether the store has conditional writes and lists by key; nothing else is written.",
         "0 all is well, 2 something is not.",
     )
     add = parser.add_argument
@@ -237,7 +236,7 @@ def _check_own_teacher(recipe: Recipe) -> None:
 def _store_notes(job: Job) -> Iterable[str]:
     """Try the store; yield a note where whoever checks may not write to the run."""
     try:
-        check_store(job.store, join_uri(job.run_uri, STORE_CHECK_FOLDER))
+        job.store.check(join_uri(job.run_uri, STORE_CHECK_FOLDER))
     except AccessDenied as error:
         yield f"the store was not tried, as each step will do: {error}"
 

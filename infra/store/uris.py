@@ -11,7 +11,7 @@ from infra.ranges import printable, shown
 from infra.store.objects import PrefixError
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-# What joins of paths and slips of the keyboard make of s3://bucket/key: no local folder is so named.
+# What joins of paths and slips of the keyboard make of s3://bucket/key; no folder is so named.
 _MISSPELT = re.compile(
     r"""\s*s3[an]?//|(?:.*/)?['"\s]*(?:s3[an]?:|(?:file|ftp|gs|hdfs|https?):(?:/|$))""",
     re.IGNORECASE,

@@ -19,7 +19,6 @@ from infra.ranges import printable
 from infra.spark.standard_error import separate_standard_error
 from infra.store.object_store import PrefixError, StoreError, join_uri
 from infra.store.request_counts import REQUESTS
-from infra.store.store_check import check_store
 from jobs.cli.begun import begin, begun_changes, end, withdraw
 from jobs.cli.catalogue import READS, WRITES
 from jobs.cli.job import Job, job_parser, open_job, read_steps, written_steps
@@ -102,7 +101,7 @@ class Step:
             inherit(job.store, job.run_uri, job.increment.base, inherited)
         begins = job.is_leader and self._has_work(job, writes)
         if begins:
-            check_store(job.store, join_uri(job.run_uri, STORE_CHECK_FOLDER))
+            job.store.check(join_uri(job.run_uri, STORE_CHECK_FOLDER))
             begin(job, writes)
             log(f"begins: recipe {job.recipe.name}, run {printable(job.run_uri)}")
         started, before = time.monotonic(), REQUESTS.total()

@@ -242,15 +242,17 @@ def _refusal(error: ClientError, uri: str, how_often: str) -> StoreError:
         return StoreError(f"{uri}: archived ({status} {code}): {_REMEDIES[code]}")
     answer = f"the store answered {status} {code} at {endpoint()}"
     if status in _REDIRECTS or code in _OTHER_REGION_CODES:
-        return StoreError(f"{uri}: {answer}: {_region_remedy(error)}")
-    if status in {401, 403} or is_lapsed(error):
+        remedy = _region_remedy(error)
+    elif status in {401, 403} or is_lapsed(error):
         is_of_object = code in _DENIED_CODES and error.operation_name in _OBJECT_OPERATIONS
         denied = ObjectDenied if is_of_object else AccessDenied
         remedy = _REMEDIES.get(code, _CHECK_POLICY)
         return denied(f"{uri}: refused ({status} {code}): {remedy}{_suffix(how_often)}")
-    if is_transient(error):
+    elif is_transient(error):
         return StoreError(f"{uri}: {answer}: try again later{_suffix(how_often)}")
-    return RequestRefused(uri, answer, "check the URI and AWS_ENDPOINT_URL")
+    else:
+        remedy = "check the URI and AWS_ENDPOINT_URL"
+    return RequestRefused(uri, answer, remedy)
 
 
 def _region_remedy(error: ClientError) -> str:

@@ -37,6 +37,10 @@ class Page:
         ]
 
 
+_BEFORE_SLASH = " !\"#$%&'()*+,-."
+"""The printable letters before the slash: by bytes day-late/ precedes day/, by name it follows."""
+
+
 def confirmed_page(client: Any, bucket: str, folder: str, start_after: str) -> Page:  # noqa: ANN401
     """List the keys after `start_after`; CorruptTransferError if two answers in a row differ.
 
@@ -61,6 +65,27 @@ def _require_order(page: Page, folder: str, start_after: str) -> None:
             raise ListingFaultError(f"a listing of {folder!r} with {key!r}")
     if not keys and not page.is_last:
         raise ListingFaultError(f"a listing with more pages that does not pass {start_after!r},")
+
+
+def names_before(folder: str, last_key: str) -> list[str]:
+    """Return the prefixes of keys that a walk of directories lists only behind `last_key`.
+
+    It lists day-late/ behind day/. Where a page ends within day/, a store that walks, and resumes
+    by comparing keys, takes all of day-late/ for listed before; yet each page is in order.
+    """
+    names = last_key.removeprefix(folder).split("/")
+    inside = [folder + "/".join(names[:depth]) for depth in range(1, len(names))]
+    return [f"{each}{letter}" for each in inside for letter in _BEFORE_SLASH]
+
+
+def require_order_at(client: Any, bucket: str, folder: str, prefix: str) -> None:  # noqa: ANN401
+    """Raise ListingFaultError if the folder's listing does not come to keys that are there."""
+    if not (there := _ask(client, bucket, prefix, "")).objects:
+        return
+    # A listing that begins before them begins with one of them.
+    first = _ask(client, bucket, folder, prefix[:-1]).objects[:1]
+    if not first or first[0][0] > there.last_key:
+        raise ListingFaultError(f"a listing out of order, without {there.last_key!r},")
 
 
 def _ask(client: Any, bucket: str, folder: str, start_after: str) -> Page:  # noqa: ANN401
