@@ -249,7 +249,8 @@ def _refusal(error: ClientError, uri: str, how_often: str) -> StoreError:
         remedy = _REMEDIES.get(code, _CHECK_POLICY)
         return denied(f"{uri}: refused ({status} {code}): {remedy}{_suffix(how_often)}")
     elif is_transient(error):
-        return StoreError(f"{uri}: {answer}: try again later{_suffix(how_often)}")
+        remedy = _REMEDIES.get(code, "try again later")
+        return StoreError(f"{uri}: {answer}: {remedy}{_suffix(how_often)}")
     else:
         remedy = "check the URI and AWS_ENDPOINT_URL"
     return RequestRefused(uri, answer, remedy)

@@ -12,9 +12,6 @@ from infra.store.objects import Listing, ObjectInfo
 from infra.store.s3.bodies import etag_of, required
 from infra.store.s3.errors import CorruptTransferError, ListingFaultError
 
-_DIRECTORY_BUCKET = "--x-s3"
-"""The end of the name of each bucket in S3 Express One Zone, and of no other."""
-
 
 @dataclass(frozen=True, slots=True)
 class Page:
@@ -46,8 +43,6 @@ def confirmed_page(client: Any, bucket: str, folder: str, start_after: str) -> P
 
     ListingFaultError unless the keys are in `folder`, and each is behind the one before it.
     """
-    if bucket.endswith(_DIRECTORY_BUCKET):
-        raise ListingFaultError("a directory bucket, which is not listed in the order of keys,")
     page = _ask(client, bucket, folder, start_after)
     if _ask(client, bucket, folder, start_after) != page:
         raise CorruptTransferError("two listings in a row differ (corrupt, or being written to)")

@@ -32,6 +32,7 @@ from infra.store.s3.bodies import described, read_object, read_range, require_md
 from infra.store.s3.errors import (
     TRANSPORT_ERRORS,
     CorruptTransferError,
+    ListingFaultError,
     http_status,
     is_lapsed,
     is_misconfigured,
@@ -52,6 +53,8 @@ CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 20.0
 FIRST_CONTACT_LIMIT_S = 20.0
 _RANGE_NOT_SATISFIABLE = 416
+_DIRECTORY_BUCKET = "--x-s3"
+"""The end of the name of each bucket in S3 Express One Zone, and of no other."""
 
 _KINDS = {
     "GetObject": RequestCounts(get=1),
@@ -232,6 +235,8 @@ class S3Store:
         # Once per process: report a wrong endpoint or bucket at once, not after many attempts.
         if bucket in self._reached_buckets:
             return
+        if bucket.endswith(_DIRECTORY_BUCKET):
+            raise ListingFaultError("a directory bucket, which is not listed in the order of keys,")
 
         paced = PacedRequests(self._rates, place_of("read", bucket, ""))
         confirm = Confirmation(lambda error: refusal_of(error) if _is_missing(error) else 0)
