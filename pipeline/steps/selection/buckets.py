@@ -112,8 +112,8 @@ def _require_ingested(
     if missing := sorted(ingested.keys() - listed.keys()):
         raise ValueError(
             f"{metadata_uri}: ingest wrote {len(ingested)} metadata objects, and the listing lacks "
-            f"{len(missing)} of them, such as {missing[0]}: put back what was removed, or use a "
-            "store that lists all that it holds"
+            f"{len(missing)} of them, such as {missing[0]}: put back what was removed, set the "
+            "corpus.uri that ingest had, or use a store that lists all that it holds"
         )
     for name, num_bytes in ingested.items():
         if listed[name] != num_bytes:

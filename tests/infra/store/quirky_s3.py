@@ -77,8 +77,12 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200)
 
     def do_GET(self) -> None:
-        query = parse_qs(urlsplit(self.path).query)
-        assert "list-type" in query, "objects are not read here"
+        parts = urlsplit(self.path)
+        query = parse_qs(parts.query)
+        if "list-type" not in query:
+            data = self.settings.objects.get(unquote(parts.path).split("/", 2)[2])
+            self._answer(404 if data is None else 200, data or b"")
+            return
         prefix, after = (query.get(name, [""])[0] for name in ("prefix", "start-after"))
         keys, is_last = self.settings.page(prefix, after)
         contents = "".join(
