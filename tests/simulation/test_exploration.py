@@ -189,7 +189,7 @@ def test_all_schedules_of_a_stores_check(
     monkeypatch.setattr(schedules, "perform", performed)
     machine = Machine([checks])
     ends = Ends(machine)
-    explore(Scenario(machine, ends, (0, 0)), Faults(crashes=1, busy=1, lost=1, late=1))
+    explore(Scenario(machine, ends, (0, 0)), Faults(lost=1, late=1))
     for _, outcomes in ends.found:
         assert all(re.match(outcome, each) for each in outcomes), outcomes
     assert ends.found
