@@ -234,7 +234,7 @@ def _check_own_teacher(recipe: Recipe) -> None:
 
 
 def _store_notes(job: Job) -> Iterable[str]:
-    """Try the store; yield a note where whoever checks may not write to the run."""
+    """Try the store; yield a note where these credentials may not write to the run."""
     try:
         job.store.check(join_uri(job.run_uri, STORE_CHECK_FOLDER))
     except AccessDenied as error:

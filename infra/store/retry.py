@@ -139,7 +139,7 @@ def retry(
 
 
 class Confirmation:
-    """Confirmation believes a refusal of one operation only at `MAX_ASKS` such answers in a row.
+    """Confirmation raises the refusal of an operation only at `MAX_ASKS` such answers in a row.
 
     `refusal_of` numbers an error's kind of refusal; 0 is none, and raised at once. Such an error is
     no answer to count: the operation's next attempt goes on from the refusals so far. An answer is
@@ -151,17 +151,17 @@ class Confirmation:
         self._last = self._num_alike = self._num_refusals = 0
 
     def __call__(self, action: Callable[[], R]) -> R:
-        """Call `action` until it succeeds, or its refusal is believed."""
+        """Call `action` until it succeeds, or has been refused so often."""
         while True:
             try:
                 return action()
             except Exception as error:
                 refusal = self._refusal_of(error)
-                if refusal == 0 or self._believes(refusal):
+                if refusal == 0 or self._is_confirmed(refusal):
                     raise
             time.sleep(random.uniform(0, FIRST_WAIT_S * 2 ** (self._num_alike - 1)))
 
-    def _believes(self, refusal: int) -> bool:
+    def _is_confirmed(self, refusal: int) -> bool:
         self._num_alike = self._num_alike + 1 if refusal == self._last else 1
         self._last = refusal
         self._num_refusals += 1
