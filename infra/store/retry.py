@@ -142,8 +142,8 @@ class Confirmation:
     """Confirmation raises the refusal of an operation only at `MAX_ASKS` such answers in a row.
 
     `refusal_of` numbers an error's kind of refusal; 0 is none, and raised at once. Such an error is
-    no answer to count: the operation's next attempt goes on from the refusals so far. An answer is
-    no failure, so the calls to confirm it do not count as retries.
+    no answer to count: the operation's next attempt continues from the refusals so far. An answer
+    is no failure, so the calls to confirm it do not count as retries.
     """
 
     def __init__(self, refusal_of: Callable[[Exception], int]) -> None:
