@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from infra.cluster import INSTANCE_TYPES, Cluster, require_dependencies
 from infra.configuration import ConfigurationError
 from infra.ranges import AUTO, Range, mebibytes, printable
-from infra.store.object_store import StoreError, join_uri
+from infra.store.object_store import AccessDenied, StoreError, join_uri
 from infra.store.uris import require_within, resolve_prefix
 from jobs.cli.begun import require_base
 from jobs.cli.catalogue import (
@@ -46,6 +46,7 @@ from pipeline.runs.names import (
     LABELLED,
     LEXICON_FILE,
     METADATA_FOLDER,
+    STORE_CHECK_FOLDER,
     STUDENT,
     TEACHER,
 )
@@ -85,7 +86,8 @@ def _parser() -> argparse.ArgumentParser:
         "there is a lexicon for the manifests' transcripts, and the "
         "installed versions. A model of your own is made and tried on a small minibatch: shapes, "
         "gradients, determinism, padding, look-ahead. A teacher of your own is imported, and its "
-        "settings are compared with its signature. Nothing is written.",
+        "settings are compared with its signature. A run in S3 gets three small objects, which "
+        "show whether the store has conditional writes and lists by key; nothing else is written.",
         "0 all is well, 2 something is not.",
     )
     add = parser.add_argument
@@ -144,7 +146,7 @@ def check(arguments: argparse.Namespace) -> Checked:
     notes = list(language_data.language_model_notes(readers, lexicon))
     if lexicon is not None:
         notes += _lexicon_notes(by_step[INGEST], language_data, lexicon)
-    return Checked(jobs[0], notes)
+    return Checked(jobs[0], (*notes, *_store_notes(jobs[0])))
 
 
 def _ranks(arguments: argparse.Namespace) -> Mapping[str, int]:
@@ -242,6 +244,14 @@ def _check_own_teacher(recipe: Recipe) -> None:
             check_untrained(own)
         except ConfigurationError as error:
             raise ConfigurationError(f"targets: teacher: {error}") from error
+
+
+def _store_notes(job: Job) -> Iterable[str]:
+    """Try the store; yield a note where these credentials may not write to the run."""
+    try:
+        job.store.check(join_uri(job.run_uri, STORE_CHECK_FOLDER))
+    except AccessDenied as error:
+        yield f"the store was not tried, as each step will do: {error}"
 
 
 def _host_mebibytes() -> int:

@@ -281,6 +281,10 @@ BASE_INPUT = "base/"
 """Before the name of a step, the input of an increment's step that is the base's manifest."""
 
 
+STORE_CHECK_FOLDER = f"{STEP_RECORDS_FOLDER}/store_check"
+"""Below it are the objects by which jobs find out whether the store behaves as they need it."""
+
+
 def job_record(job: str) -> str:
     """Return the key of a job's record: its seconds, requests and recipe, and its manifests."""
     return f"{STEP_RECORDS_FOLDER}/{job}.json"

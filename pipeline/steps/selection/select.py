@@ -46,6 +46,7 @@ from pipeline.steps.increments.selected_before import (
     find_selected_before,
 )
 from pipeline.steps.selection.buckets import (
+    NOTHING_INGESTED,
     Bucket,
     digest_buckets,
     input_digests_of,
@@ -103,8 +104,9 @@ def select_utterances(
     config: SelectionConfig,
     loss_budget: float,
     distribute: Distribute,
+    ingested: Mapping[str, int] = NOTHING_INGESTED,
 ) -> StepResult:
-    """Select the utterances of one subset.
+    """Select the utterances of one subset; ValueError if the listing lacks what was `ingested`.
 
     The budget of hours and the filters hold for the unlabelled subset; the others are selected
     whole. ValueError if another subset's selection in this run has an utterance, a speaker or audio
@@ -113,7 +115,7 @@ def select_utterances(
     applied = config if subset == UNLABELLED else config.without_rules()
     step, settings, may_grow = selection_step(subset), plain(config), subset == UNLABELLED
     extended = extended_selection(store, run_uri, step, settings) if may_grow else None
-    everything = list_metadata(store, metadata_uri)
+    everything = list_metadata(store, metadata_uri, ingested)
     listing = listing_to_read(store, run_uri, metadata_uri, everything, applied, extended)
     # Digests go into the fingerprint, so a finished step is found without parsing a record.
     buckets = digest_buckets(store, listing, distribute, f"digest {subset} metadata")
