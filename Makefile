@@ -82,6 +82,7 @@ faults: setup packages
 
 chaos: setup packages $(AIRFLOW)/.ready
 	$(PYTEST) --numprocesses 4 -m 'cluster or chaos' --kills $(KILLS) -rs
+	FUZZ_EXAMPLES=1000 $(PYTEST) --numprocesses 4 tests/fuzzing tests/pipeline tests/training/algorithms
 
 gpu: setup
 	$(PYTEST) -m gpu tests/gpu

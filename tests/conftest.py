@@ -20,8 +20,10 @@ install_checks("pipeline", "training")
 # Collecting the tests makes 700,000 objects and no garbage: to look for some took 2 s of 16.
 gc.disable()
 
-# A deadline would time examples: beside other tests 200 ms have passed for nothing.
-settings.register_profile("untimed", deadline=None)
+# A deadline would time examples: beside other tests 200 ms have passed for nothing. `make chaos`
+# searches with more examples.
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "40"))
+settings.register_profile("untimed", deadline=None, max_examples=EXAMPLES)
 settings.load_profile("untimed")
 
 pytest_plugins = [

@@ -25,7 +25,6 @@ from pipeline.runs.manifest import read_manifest
 from pipeline.runs.names import ALL_SUBSETS
 from tests.job_programs import RunJob
 from tests.jobs.planning.test_throughputs import CALIBRATION
-from tests.notebooks.execution import SHOWN, require_shown
 from tests.training.forked_programs import run_on_ranks
 from tests.whole_path.manifests import manifest_bytes, require_balance
 from tests.whole_path.processes import REPOSITORY, TINY, left_behind, run_all_steps
@@ -126,12 +125,6 @@ def test_the_page_needs_nothing_but_itself(whole: WholeRun) -> None:
     page = (whole.folder / "report" / "report.html").read_text()
     assert f"{whole.report()['wer']['student']['all']:.1f}" in page
     assert not re.search(r"<script|<link|(src|href)=[\"']?(https?:)?//|url\((?!#)|@import", page)
-
-
-@pytest.mark.parametrize("name", SHOWN)
-def test_notebooks_show_the_run(whole: WholeRun, name: str, tmp_path: Path) -> None:
-    """Each is executed from the run's path alone, and draws its pictures."""
-    require_shown(name, str(whole.folder), tmp_path)
 
 
 def test_hours_in_are_hours_out_and_quarantined(whole: WholeRun) -> None:
