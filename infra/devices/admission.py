@@ -1,4 +1,4 @@
-"""Admission of requests to a server's queue, which stays full, bounded and fair to clients."""
+"""Admission of batches to a server's queue, which stays full, bounded and fair to clients."""
 
 import threading
 from collections import deque
@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 class Admission:
     """Admission asks clients in turn for frames, while fewer than `max_frames` wait.
 
-    Each client has one question at a time, for an equal share of the room; so a client with many
-    requests keeps no other from the device. `ask` sends a client the question for so many frames.
-    Safe for threads.
+    Each client has one question at a time, for an equal share of the room, or for a batch of
+    `batch_frames`; so a client with many batches keeps no other from the device. Batches are whole,
+    so that an answer may have a batch more than was asked. `ask` sends a client the question for so
+    many frames. Safe for threads.
     """
 
+    batch_frames: int
     max_frames: int
     waiting: Callable[[], int]
     ask: Callable[[int, int], None]
@@ -23,7 +25,7 @@ class Admission:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def ready(self, client: int) -> None:
-        """Note that a client has requests."""
+        """Note that a client has batches."""
         with self._lock:
             if client not in self._ready and client not in self._asked:
                 self._ready.append(client)
@@ -52,7 +54,7 @@ class Admission:
                 room = self.max_frames - self.waiting() - sum(self._asked.values())
                 if room <= 0:
                     return
-                share = -(-room // len(self._ready))
+                share = max(-(-room // len(self._ready)), self.batch_frames)
                 client = self._ready.popleft()
                 self._asked[client] = share
                 self.ask(client, share)

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from infra.devices import server_link
+from infra.devices.batches import PoolRequest
 from infra.devices.device_pool import DeviceError, DevicePool, _private_directory
-from infra.devices.in_flight_requests import PoolRequest, RequestFailure
+from infra.devices.in_flight_requests import RequestFailure
 from infra.devices.messages import (
     MAX_MESSAGE_BYTES,
     Kind,

@@ -15,8 +15,8 @@ import pytest
 
 from infra.device_faults import FAULTS
 from infra.devices import device_pool, server_link
+from infra.devices.batches import PoolRequest
 from infra.devices.device_pool import DevicePool, _private_directory, _try_connect
-from infra.devices.in_flight_requests import PoolRequest
 from infra.devices.request_stream import RequestStream
 from tests.infra.devices.device_clients import (
     ask,
