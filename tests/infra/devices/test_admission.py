@@ -9,12 +9,12 @@ from infra.devices.admission import Admission
 class Clients:
     """Clients answer each question with requests of one frame as long as they have some."""
 
-    def __init__(self, max_frames: int, has: dict[int, int]) -> None:
+    def __init__(self, max_frames: int, has: dict[int, int], batch_frames: int = 1) -> None:
         self.has = has
         self.queued: list[int] = []
         self.questions: list[tuple[int, int]] = []
         self.most = 0
-        self.admission = Admission(max_frames, lambda: len(self.queued), self.ask)
+        self.admission = Admission(batch_frames, max_frames, lambda: len(self.queued), self.ask)
 
     def ask(self, client: int, num_frames: int) -> None:
         self.questions.append((client, num_frames))
@@ -88,3 +88,16 @@ def test_a_client_that_is_gone_frees_its_share() -> None:
     assert clients.questions == [(0, 8)]
     clients.admission.gone(0)
     assert clients.questions == [(0, 8), (1, 8)]
+
+
+def test_a_client_is_asked_for_a_batch_at_least() -> None:
+    """Of three clients that are ready two fill the room; the third is asked when there is more."""
+    clients = Clients(8, {0: 8, 1: 8, 2: 8}, batch_frames=4)
+    clients.queued = [0] * 8
+    for client in clients.has:
+        clients.admission.ready(client)
+    clients.compute(8)
+    assert clients.questions == [(0, 4), (1, 4)]
+    clients.answer_all()
+    clients.compute(4)
+    assert clients.questions == [(2, 4)]
