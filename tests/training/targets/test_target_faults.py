@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from tests.infra.store.full_disk import file_limit
 from tests.training.targets.faulty_teachers import Faults, batches
 from tests.training.targets.faulty_toy_run import (
     ALIKE,
+    CONFIG,
     IDS,
     LONG,
     SEEDS,
@@ -27,7 +29,6 @@ from tests.training.targets.faulty_toy_run import (
     kinds_of_faults,
     with_first_killed,
 )
-
 
 NUM_BATCHES = 5
 """The batches of both shards."""
@@ -71,7 +72,8 @@ def test_the_loss_budget_bounds_what_the_teacher_fails_at(toy_run: ToyRun) -> No
 
 def test_batches_that_do_not_fit_are_halved(toy_run: ToyRun) -> None:
     """The utterance that does not fit alone is a ledger row with torch's own error."""
-    manifest = toy_run.label(Faults(memory_frames=30), 0.1)
+    # A server of its own, as it remembers for a while what did not fit.
+    manifest = toy_run.on("cpu#3").label(Faults(memory_frames=30), 0.1)
     toy_run.assert_others_whole(manifest, [LONG])
     detail = toy_run.lost(manifest)[LONG]
     assert detail.startswith("OutOfMemoryError: CUDA out of memory: 5")
@@ -158,11 +160,16 @@ def test_a_full_disk_loses_no_target(toy_run: ToyRun) -> None:
     assert sum(len(each.seeds) for each in batches(toy_run.folder)) == 6
 
 
-def test_a_vanished_device_s_utterances_are_labelled_by_another(toy_run: ToyRun) -> None:
+def test_a_vanished_device_s_utterances_are_labelled_by_another(tmp_path: Path) -> None:
     """Of two tasks at once; each utterance is written once, and the loss names the device."""
-    alone = toy_run.on("cpu#0", "cpu#1")
-    toy_run.assert_undisturbed(alone.label(Faults(vanishing="cpu#0"), distribute=at_once))
-    assert len({each.process for each in batches(toy_run.folder)}) == 2
+    # Each utterance is a batch, so that one device does not take all of them.
+    run = ToyRun.make(tmp_path, replace(CONFIG, request_frames=1))
+    try:
+        manifest = run.on("cpu#0", "cpu#1").label(Faults(vanishing="cpu#0"), distribute=at_once)
+        run.assert_undisturbed(manifest)
+        assert len({each.process for each in batches(run.folder)}) == 2
+    finally:
+        run.end()
     (lost,) = [each for each in FAULTS.take() if each.kind == "server lost"]
     assert lost.device == "cpu#0"
     assert lost.reason.endswith("then OSError: no such device: cpu#0")
