@@ -65,8 +65,8 @@ class ComputePipeline(Generic[P, C]):
 
     A batch is decoded and copied while the one before it computes, and answered while the next one
     does. It is computed as it came, since other company would change the last bits of its answers.
-    If it fails it is tried once more, alone in the device; then its client is told. Batches of more
-    frames than one that did not fit alone are not tried, for a while.
+    If it fails it is tried once more, alone in the device; if it fails again, it is its client that
+    divides it. Batches of as many frames as one that did not fit alone are not tried for a while.
     """
 
     def __init__(

@@ -22,7 +22,6 @@ from queue import Queue
 from typing import Annotated, Any
 
 from infra.configuration import read_record
-from infra.devices.admission import Admission
 from infra.devices.batch_watch import BatchWatch
 from infra.devices.batches import PoolRequest
 from infra.devices.compute_pipeline import ComputePipeline, DeviceFunction, reason_of
@@ -38,7 +37,7 @@ from infra.devices.messages import (
     send_message,
 )
 from infra.devices.pool_folder import held, remove_abandoned
-from infra.devices.request_queue import QueuedBatch, RequestQueue
+from infra.devices.request_queue import Admission, QueuedBatch, RequestQueue
 from infra.ranges import Range, Text, check_ranges
 
 BEAT_INTERVAL_S = 1.0
