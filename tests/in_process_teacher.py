@@ -6,9 +6,12 @@ from typing import TypeVar
 
 import numpy as np
 
+from infra.devices.batches import PoolRequest, form_batches
+from infra.devices.request_stream import LOOK_AHEAD_BATCHES
 from pipeline.kbest import KBest, TeacherFailure
-from pipeline.steps.targets import Teacher
+from pipeline.steps.targets import TargetsConfig, Teacher
 from pipeline.steps.teacher_inputs import TeacherInput
+from training.configuration.targets import WindowsConfig
 from training.targets.teacher import TeacherFunction
 from training.targets.teacher_messages import decode_targets, encode_input
 
@@ -24,6 +27,25 @@ def answer_alone(function: TeacherFunction, payload: bytes) -> bytes | Exception
     """Compute one request as a server does that has no other."""
     (answer,) = function.finish(function.compute(function.prepare([payload])))
     return answer
+
+
+def in_batches(function: TeacherFunction, config: TargetsConfig) -> Teacher:
+    """Return a teacher that computes in this process the batches that a task would send."""
+
+    def label(inputs: Iterable[TeacherInput]) -> Iterator[KBest | TeacherFailure]:
+        requests = [PoolRequest(len(each.frames), encode_input(each)) for each in inputs]
+        found: dict[int, KBest | TeacherFailure] = {}
+        longest = max(config.request_frames, WindowsConfig().window_frames)
+        look_ahead = LOOK_AHEAD_BATCHES * longest
+        for batch in form_batches(enumerate(requests), config.request_frames, look_ahead):
+            prepared = function.prepare([each.payload for each in batch.requests])
+            answers = function.finish(function.compute(prepared))
+            for number, answer in zip(batch.numbers, answers, strict=True):
+                assert isinstance(answer, bytes)
+                found[number] = decode_targets(answer, config.k, config.tail_samples)
+        return iter([found[number] for number in range(len(requests))])
+
+    return label
 
 
 def in_process(function: TeacherFunction, k: int) -> Teacher:

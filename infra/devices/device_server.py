@@ -1,4 +1,4 @@
-"""Serve one device: make its function once, then compute what clients send, batch by batch.
+"""Serve one device: make its function once, then compute the batches that clients send.
 
 infra/devices/device_pool.py starts this program with its settings as JSON on standard input.
 """
@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,9 +22,9 @@ from queue import Queue
 from typing import Annotated, Any
 
 from infra.configuration import read_record
-from infra.devices.admission import Admission
 from infra.devices.batch_watch import BatchWatch
-from infra.devices.compute_pipeline import ComputePipeline, DeviceFunction
+from infra.devices.batches import PoolRequest
+from infra.devices.compute_pipeline import ComputePipeline, DeviceFunction, reason_of
 from infra.devices.file_locks import locked
 from infra.devices.frame_budget import FrameBudget
 from infra.devices.messages import (
@@ -36,12 +37,12 @@ from infra.devices.messages import (
     send_message,
 )
 from infra.devices.pool_folder import held, remove_abandoned
-from infra.devices.request_queue import Batch, Request, RequestQueue
+from infra.devices.request_queue import Admission, QueuedBatch, RequestQueue
 from infra.ranges import Range, Text, check_ranges
 
 BEAT_INTERVAL_S = 1.0
 
-_QUEUED_BATCHES = 4  # beside those in work: enough to find neighbours of like length
+_QUEUED_BATCHES = 2  # beside those in work
 _PREDECESSOR_LIMIT_S = 600.0
 _FLUSH_POLL_S = 0.0002
 _ENDED = "ended: "
@@ -84,6 +85,7 @@ class DeviceServer:
         self._outgoing: dict[int, Queue[Message]] = {}
         self._last_used_s = time.monotonic()
         self._admission = Admission(
+            settings.batch_frames,
             _QUEUED_BATCHES * settings.batch_frames,
             waiting=lambda: self._requests.num_frames,
             ask=lambda client, frames: self._send(client, Message(Kind.WANT, num_frames=frames)),
@@ -134,12 +136,18 @@ class DeviceServer:
                 self._send(client, Message(Kind.BEAT))
 
     def _receive(self, client: int, connection: socket.socket) -> None:
+        requests: list[PoolRequest] = []
         try:
             while True:
                 message = receive_message(connection)
                 match message.kind:
-                    case Kind.REQUEST | Kind.ALONE:
-                        self._put(client, message)
+                    case Kind.REQUEST:
+                        requests.append(PoolRequest(message.num_frames, message.body))
+                    case Kind.BATCH | Kind.ISOLATED_BATCH if requests:
+                        is_isolated = message.kind is Kind.ISOLATED_BATCH
+                        batch = QueuedBatch(client, message.number, requests, is_isolated)
+                        self._requests.put(batch)
+                        requests = []
                     case Kind.SENT:
                         self._admission.sent(client, has_more=message.num_frames > 0)
                     case Kind.READY:
@@ -152,13 +160,6 @@ class DeviceServer:
             traceback.print_exc()
         finally:
             self._leave(client, connection)
-
-    def _put(self, client: int, message: Message) -> None:
-        request = Request(client, message.number, message.num_frames, message.body)
-        if message.kind is Kind.ALONE:
-            self._requests.put_batch(Batch([request], is_isolated=True))
-        else:
-            self._requests.put(request)
 
     def _leave(self, client: int, connection: socket.socket) -> None:
         self._last_used_s = time.monotonic()
@@ -178,29 +179,28 @@ class DeviceServer:
         if outgoing is not None:
             outgoing.put(message)
 
-    def taken(self, batch: Batch) -> None:
-        """Tell each client which of its requests are computed, and ask for more."""
-        for request in batch.requests:
-            self._send(request.client, Message(Kind.TAKEN, request.number))
+    def taken(self, batch: QueuedBatch) -> None:
+        """Tell the client that its batch is computed, and ask for more."""
+        self._send(batch.client, Message(Kind.TAKEN, batch.number))
         self._admission.fill()
 
-    def answer(self, request: Request, body: bytes) -> None:
-        """Send an answer."""
-        if len(body) > MAX_MESSAGE_BYTES:
-            need = f"need at most {MAX_MESSAGE_BYTES}"
-            self.failure(request, f"answer of {len(body)} bytes: {need}")
-            return
-        self._send(request.client, Message(Kind.ANSWER, request.number, body=body))
+    def answered(self, batch: QueuedBatch, answers: Sequence[bytes | Exception]) -> None:
+        """Send a batch's answers."""
+        for answer in answers:
+            if isinstance(answer, Exception):
+                message = Message(Kind.FAILURE, batch.number, body=reason_of(answer).encode())
+            elif len(answer) > MAX_MESSAGE_BYTES:
+                too_long = f"answer of {len(answer)} bytes: need at most {MAX_MESSAGE_BYTES}"
+                message = Message(Kind.FAILURE, batch.number, body=too_long.encode())
+            else:
+                message = Message(Kind.ANSWER, batch.number, body=answer)
+            self._send(batch.client, message)
 
-    def failure(self, request: Request, reason: str) -> None:
-        """Send why a request failed that was alone in its batch."""
-        self._send(request.client, Message(Kind.FAILURE, request.number, body=reason.encode()))
-
-    def fault(self, batch: Batch, reason: str, out_of_memory: bool) -> None:
-        """Tell each client of a batch that it failed."""
+    def failed(self, batch: QueuedBatch, reason: str, out_of_memory: bool) -> None:
+        """Send why a batch cannot be computed as it is, and ask for more."""
         kind = Kind.OUT_OF_MEMORY if out_of_memory else Kind.BATCH_FAILED
-        for client in {request.client for request in batch.requests}:
-            self._send(client, Message(kind, body=reason.encode()))
+        self._send(batch.client, Message(kind, batch.number, body=reason.encode()))
+        self._admission.fill()
 
     def flush(self, limit_s: float) -> None:
         """Wait until clients have all messages, at most so long."""

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-_GOOD_BATCHES = 32
-"""So many batches in succession let the budget grow by an eighth: a try in some seconds."""
+_GOOD_BATCHES = 256
+"""So many batches in succession let the budget grow by an eighth: a failed try takes seconds."""
 
 
 @dataclass(slots=True)
 class FrameBudget:
-    """FrameBudget: at most `max_frames` padded frames a batch, half as many after each failure."""
+    """FrameBudget: fewer padded frames a batch than did not fit, and `max_frames` at most."""
 
     max_frames: int
     num_frames: int = 0
@@ -18,8 +18,9 @@ class FrameBudget:
         self.num_frames = self.max_frames
 
     def shrink(self, num_frames: int) -> None:
-        """Take half of a batch's padded frames, which did not fit, as the budget."""
-        self.num_frames = max(1, min(self.num_frames, num_frames // 2))
+        """Take less than a batch's padded frames, which did not fit, as the budget."""
+        # Not half of them: then whether a batch is divided would depend on those before it.
+        self.num_frames = max(1, min(self.num_frames, num_frames - 1))
         self._num_good = 0
 
     def grow(self) -> None:

@@ -1,10 +1,12 @@
 """Messages between a host's tasks and its device servers, over Unix sockets.
 
-A server asks a client for so many frames (WANT), and the client sends requests of about as many
-(REQUEST, ALONE), then whether more wait (SENT). The server names the requests that it takes into a
-batch (TAKEN), and answers each (ANSWER, FAILURE). It says why a batch is tried again: it had too
-little memory (OUT_OF_MEMORY), or failed otherwise (BATCH_FAILED). A client whose queue is no longer
-empty says so (READY). A server that lives says so every second (BEAT).
+A server asks a client for so many frames (WANT). The client sends batches of about as many: each
+request of a batch (REQUEST), then that it is whole (BATCH, or ISOLATED_BATCH for one that may end
+the server). It ends by whether more wait (SENT). The server names a batch that it begins to compute
+(TAKEN), and answers its requests in their order (ANSWER, FAILURE). Or it says why it cannot compute
+the batch as it is: it had too little memory (OUT_OF_MEMORY), or failed otherwise (BATCH_FAILED).
+A client whose queue is no longer empty says so (READY). A server that lives says so every second
+(BEAT).
 """
 
 import socket
@@ -12,7 +14,7 @@ import struct
 from dataclasses import dataclass
 from enum import Enum
 
-_HEADER = struct.Struct("<cQIQ")  # kind, number of the request, frames, bytes of the body
+_HEADER = struct.Struct("<cQIQ")  # kind, number of the batch, frames, bytes of the body
 
 MAX_MESSAGE_BYTES = 1 << 32
 """The longest message; the frames of an utterance of 24 hours, the longest, have 2.2 GB."""
@@ -24,7 +26,8 @@ class Kind(Enum):
     """Kind: the byte that a message begins with."""
 
     REQUEST = b"Q"
-    ALONE = b"O"
+    BATCH = b"C"
+    ISOLATED_BATCH = b"O"
     SENT = b"S"
     READY = b"R"
     WANT = b"W"
@@ -42,7 +45,7 @@ class MessageError(ValueError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Message:
-    """Message: a kind, the request that it is about, a number of frames, and a body."""
+    """Message: a kind, the batch that it is about, a number of frames, and a body."""
 
     kind: Kind
     number: int = 0

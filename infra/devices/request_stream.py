@@ -7,34 +7,43 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 
 from infra.device_faults import FAULTS
+from infra.devices.batches import Batch, PoolRequest, form_batches
 from infra.devices.device_pool import DeviceError, DevicePool
-from infra.devices.in_flight_requests import InFlightRequests, PoolAnswer, PoolRequest
+from infra.devices.in_flight_requests import InFlightRequests, PoolAnswer
+from infra.devices.messages import MAX_MESSAGE_BYTES
 from infra.devices.server_link import ServerLink
 from infra.spark.task_resources import task_devices
 
-_OPEN_AFTER_S = 0.2  # in which requests have waited that no server asks for
+LOOK_AHEAD_BATCHES = 6
+"""The frames among which like lengths are found, in batches. Another number makes other batches."""
+
+_IN_FLIGHT_BATCHES = 6
+_OPEN_AFTER_S = 0.2  # in which batches have waited that no server asks for
 _POLL_INTERVAL_S = 0.1
 _SHARE_BATCHES = 3  # one for each thread of a server; what is beyond waits for another device
 _CLOSE_LIMIT_S = 5.0
 
 
 class RequestStream:
-    """RequestStream keeps requests in flight to as many devices as have room for them.
+    """RequestStream forms a task's batches, and keeps them in flight to its host's devices.
 
-    Devices are opened one by one, the least busy first, while requests wait that no server asks
-    for. A device that cannot be used is left out, and `left_out` says why. At most `window_frames`
-    frames are held at a time, or one request.
+    The requests alone decide which of them are a batch: neither the devices nor other tasks do. A
+    request has at most `longest_frames`, or fits into a batch. Devices are opened one by one, the
+    least busy first, while batches wait that no server asks for. A device that cannot be used is
+    left out, and `left_out` says why.
     """
 
-    def __init__(self, pool: DevicePool, window_frames: int) -> None:
+    def __init__(self, pool: DevicePool, longest_frames: int = 0) -> None:
         self._pool = pool
         self._devices = task_devices(pool.devices)
-        self._window_frames = window_frames
-        share = max(_SHARE_BATCHES * pool.batch_frames, window_frames // len(self._devices))
-        self._in_flight = InFlightRequests(share)
+        longest = max(pool.batch_frames, longest_frames)
+        self._look_ahead_frames = LOOK_AHEAD_BATCHES * longest
+        self._in_flight_frames = _IN_FLIGHT_BATCHES * longest
+        self._in_flight = InFlightRequests(_SHARE_BATCHES)
         self._links: dict[str, ServerLink] = {}
         self._left_out: dict[str, str] = {}
         self._waiting_since_s = 0.0
+        self._num_read = 0
         self._open = ExitStack()
 
     @property
@@ -45,28 +54,39 @@ class RequestStream:
     def answers(self, requests: Iterable[PoolRequest]) -> Iterator[PoolAnswer]:
         """Yield each request's answer, in order; DeviceError if no device can be used.
 
-        `requests` are taken as far ahead as the window has room.
+        `requests` are taken as far ahead as batches look, beyond those in flight.
         """
+        numbered = self._numbered(requests)
+        num_taken = 0
         with self._pool.in_use(), self._open:
-            num_given = num_taken = 0
-            for request in requests:
-                while self._is_full(request):
+            for batch in form_batches(numbered, self._pool.batch_frames, self._look_ahead_frames):
+                # The next answer may be one of this batch, whose first request is the oldest.
+                while self._is_full(batch) and num_taken < batch.numbers[0]:
                     yield self._next(num_taken)
                     num_taken += 1
-                self._give(num_given, request)
-                num_given += 1
+                self._give(batch)
                 while (answer := self._in_flight.take(num_taken)) is not None:
                     yield answer
                     num_taken += 1
-            for number in range(num_taken, num_given):
+            for number in range(num_taken, self._num_read):
                 yield self._next(number)
 
-    def _is_full(self, request: PoolRequest) -> bool:
-        held = self._in_flight.num_frames
-        return held > 0 and held + request.num_frames > self._window_frames
+    def _numbered(self, requests: Iterable[PoolRequest]) -> Iterator[tuple[int, PoolRequest]]:
+        for number, request in enumerate(requests):
+            self._num_read = number + 1
+            num_bytes = len(request.payload)
+            if num_bytes > MAX_MESSAGE_BYTES:
+                need = f"need at most {MAX_MESSAGE_BYTES}"
+                self._in_flight.refuse(number, f"request of {num_bytes} bytes: {need}")
+            else:
+                yield number, request
 
-    def _give(self, number: int, request: PoolRequest) -> None:
-        self._in_flight.add(number, request)
+    def _is_full(self, batch: Batch) -> bool:
+        held = self._in_flight.num_frames
+        return held > 0 and held + batch.num_frames > self._in_flight_frames
+
+    def _give(self, batch: Batch) -> None:
+        self._in_flight.add(batch)
         self._offer()
         self._open_device()
 
@@ -80,7 +100,7 @@ class RequestStream:
         return answer
 
     def _open_device(self) -> None:
-        """Open one more device if requests wait that those open do not ask for."""
+        """Open one more device if batches wait that those open do not ask for."""
         usable = [
             each for each in self._devices if each not in self._links and each not in self._left_out
         ]

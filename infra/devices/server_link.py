@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from infra.device_faults import FAULTS
+from infra.device_faults import FAULTS, FaultKind
 from infra.devices.device_pool import DeviceError, DevicePool, ServerLostError, kill_server
 from infra.devices.in_flight_requests import InFlightRequests, PoolAnswer, RequestFailure
 from infra.devices.messages import Kind, Message, MessageError, receive_message, send_message
@@ -24,10 +24,10 @@ _RESTART_AFTER_S = 0.5
 
 @dataclass(eq=False)
 class ServerLink:
-    """ServerLink sends a device's server what it asks for, and notes what it answers.
+    """ServerLink sends a device's server the batches it asks for, and notes what it answers.
 
     `run` returns when the link is closed, or why the device cannot be used. `lost` is called when
-    requests wait again.
+    batches wait again.
     """
 
     pool: DevicePool
@@ -67,7 +67,7 @@ class ServerLink:
         return ""
 
     def offer(self) -> None:
-        """Tell the server that requests wait which it may have, unless it knows."""
+        """Tell the server that batches wait which it may have, unless it knows."""
         if not self.in_flight.has_for(self.device):
             return
         with self._sending, suppress(OSError):  # the other thread finds out
@@ -106,7 +106,7 @@ class ServerLink:
     def _obey(self, message: Message) -> None:
         match message.kind:
             case Kind.WANT:
-                self._send_requests(message.num_frames)
+                self._send_batches(message.num_frames)
             case Kind.TAKEN:
                 self.in_flight.computing(self.device, message.number)
             case Kind.ANSWER:
@@ -114,9 +114,9 @@ class ServerLink:
             case Kind.FAILURE:
                 self._note(message.number, RequestFailure(_text(message)))
             case Kind.OUT_OF_MEMORY:
-                FAULTS.add(self.device, "out of memory", _text(message))
+                self._divide(message, "out of memory")
             case Kind.BATCH_FAILED:
-                FAULTS.add(self.device, "batch failed", _text(message))
+                self._divide(message, "batch failed")
             case Kind.BEAT:
                 pass
             case other:
@@ -124,18 +124,27 @@ class ServerLink:
 
     def _note(self, number: int, answer: PoolAnswer) -> None:
         self._num_losses = 0
-        self.in_flight.answer(self.device, number, answer)
-        self.offer()  # it may have more for what it answered
+        if self.in_flight.answer(self.device, number, answer):
+            self.offer()  # it may have more for what it answered
 
-    def _send_requests(self, num_frames: int) -> None:
+    def _divide(self, message: Message, kind: FaultKind) -> None:
+        reason = _text(message)
+        is_alone = self.in_flight.fail(self.device, message.number, reason)
+        # That a request fails alone is its own fault, unless it lacks memory.
+        if not is_alone or kind == "out of memory":
+            FAULTS.add(self.device, kind, reason)
+        self.offer()
+
+    def _send_batches(self, num_frames: int) -> None:
         given = self.in_flight.next_for(self.device, num_frames)
         assert self._connection is not None
         with self._sending:
-            for each in given:
-                kind = Kind.ALONE if each.is_alone else Kind.REQUEST
-                request = each.request
-                message = Message(kind, each.number, request.num_frames, request.payload)
-                send_message(self._connection, message)
+            for number, batch in given:
+                for each in batch.requests:
+                    request = Message(Kind.REQUEST, number, each.num_frames, each.payload)
+                    send_message(self._connection, request)
+                kind = Kind.ISOLATED_BATCH if batch.num_lost else Kind.BATCH
+                send_message(self._connection, Message(kind, number))
             has_more = self.in_flight.has_for(self.device)
             self._is_hungry = not has_more
             send_message(self._connection, Message(Kind.SENT, num_frames=int(has_more)))

@@ -41,7 +41,7 @@ class Repetition(Enum):
     SAME_BYTES = "same bytes"
     """Wherever it runs. An attempt whose bytes differ fails the step."""
     OTHER_LAST_BITS = "other last bits"
-    """On another device, or at other company in a batch. The first commit is taken."""
+    """On another kind of device or processor. The first commit is taken."""
 
 
 class RecipeConflictError(ValueError):

@@ -147,7 +147,7 @@ def generate_targets(
 
     place = store, run_uri, targets_round.targets
     reads, digests = [features, *labelling], base.digests if base else {}
-    # Logits differ in their last bits between devices, and with their neighbours in a batch.
+    # Logits differ in their last bits between kinds of devices, which hosts may have several of.
     repetition = Repetition.OTHER_LAST_BITS
     engines = (*(SEARCH_ENGINES if graphs else ()), *hearing.engines)
     return run_step(StepSpec(*place, settings, reads, digests, repetition, engines), label)

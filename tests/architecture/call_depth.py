@@ -21,7 +21,8 @@ from types import FrameType
 
 import pytest
 
-from infra.devices.in_flight_requests import PoolAnswer, PoolRequest
+from infra.devices.batches import PoolRequest
+from infra.devices.in_flight_requests import PoolAnswer
 from infra.devices.request_stream import RequestStream
 from jobs.cli import spark_steps
 from jobs.cli.job import Job

@@ -11,8 +11,9 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
+from infra.devices.batches import PoolRequest
 from infra.devices.device_pool import DevicePool
-from infra.devices.in_flight_requests import PoolAnswer, PoolRequest, RequestFailure
+from infra.devices.in_flight_requests import PoolAnswer, RequestFailure
 from infra.devices.request_stream import RequestStream
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.kbest import KBest, TeacherFailure
@@ -43,10 +44,6 @@ T = TypeVar("T")
 
 CHECK_FRAMES = 16
 """The frames of noise that a device must label to be in use."""
-
-
-_BATCHES_AHEAD = 4
-"""Batches that a task holds, among which a device finds like lengths: 25 MB at 8,192 frames."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -162,7 +159,9 @@ def serve_logits(device: str, run_uri: str, form: str, models: str) -> TeacherFu
 class PooledTeacher(Generic[T]):
     """PooledTeacher sends utterances to a host's devices, long ones in windows.
 
-    `decode` reads an answer, of which it keeps some rows, and `join` puts windows together.
+    The utterances alone decide which of them are computed together, so their answers are the same
+    bits on any schedule. `decode` reads an answer, of which it keeps some rows, and `join` puts
+    windows together.
     """
 
     pool: DevicePool
@@ -173,8 +172,7 @@ class PooledTeacher(Generic[T]):
     def __call__(self, inputs: Iterable[TeacherInput]) -> Iterator[T | TeacherFailure]:
         """Yield what the device makes of each utterance, in order, or why it fails there."""
         sent: deque[Sequence[Window]] = deque()
-        longest = max(self.pool.batch_frames, self.windows.window_frames)
-        stream = RequestStream(self.pool, _BATCHES_AHEAD * longest)
+        stream = RequestStream(self.pool, self.windows.window_frames)
         answers = stream.answers(self._requests(inputs, sent))
         for answer in answers:
             cut = sent.popleft()

@@ -19,8 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+from infra.devices.batches import PoolRequest
 from infra.devices.device_pool import DevicePool
-from infra.devices.in_flight_requests import PoolRequest, RequestFailure
+from infra.devices.in_flight_requests import RequestFailure
 from infra.devices.request_stream import RequestStream
 from tests.benchmarks.device_pool.workload import (
     BATCH_FRAMES,
@@ -56,7 +57,7 @@ def label_file(pool: DevicePool, file: str) -> int:
 def label_all(pool: DevicePool, payloads: Sequence[bytes]) -> int:
     """Stream payloads through the pool as a task does."""
     requests = (PoolRequest(num_frames(each), each) for each in payloads)
-    answers = list(RequestStream(pool, 4 * pool.batch_frames).answers(requests))
+    answers = list(RequestStream(pool).answers(requests))
     assert not [each for each in answers if isinstance(each, RequestFailure)]
     return len(answers)
 

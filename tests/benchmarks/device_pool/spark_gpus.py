@@ -5,7 +5,7 @@ python -m tests.benchmarks.device_pool.spark_gpus --rounds 3
 A discovery script names four GPUs of one host. A device takes two seconds to load a model, and a
 time by the padded frame for a batch, without any core; so four fit on two cores. Spark gives each
 task a GPU (amount 1), or each two tasks one (amount 0.5); a task loads the model and computes its
-batches itself. The pool's servers load it once, and merge what the tasks send.
+batches itself. The pool's servers load it once.
 """
 
 import argparse

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from infra.devices.batches import PoolRequest
 from infra.devices.device_pool import DevicePool, _file_name
-from infra.devices.in_flight_requests import PoolAnswer, PoolRequest
+from infra.devices.in_flight_requests import PoolAnswer
 from infra.devices.request_stream import RequestStream
 
 COMMANDS = "tests.infra.devices.device_functions:Commands"

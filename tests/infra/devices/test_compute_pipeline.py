@@ -2,15 +2,17 @@
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
 
 from infra.devices import compute_pipeline
 from infra.devices.batch_watch import BatchWatch
+from infra.devices.batches import PoolRequest
 from infra.devices.compute_pipeline import ComputePipeline
 from infra.devices.frame_budget import FrameBudget, is_out_of_memory
-from infra.devices.request_queue import Batch, Request, RequestQueue
+from infra.devices.request_queue import QueuedBatch, RequestQueue
 
 LIMIT_S = 20
 
@@ -27,6 +29,7 @@ class Device:
         self.may_compute = threading.Event()
         self.may_compute.set()
         self.prepared: list[list[bytes]] = []
+        self.passing: list[Exception] = []
 
     def check(self) -> None:
         if not self.works:
@@ -42,6 +45,8 @@ class Device:
         self.batches.append(prepared)
         if 10 * len(prepared) > self.memory:
             raise MemoryError("too many frames")
+        if self.passing:
+            raise self.passing.pop()
         if poisoned := self.poison.intersection(prepared):
             raise ValueError(f"poison: {sorted(poisoned)}")
         return [each * 2 for each in prepared]
@@ -51,67 +56,68 @@ class Device:
 
 
 class Pipeline:
-    """Pipeline runs requests of ten frames through a device, and notes what is delivered."""
+    """Pipeline runs batches of requests of ten frames through a device, and notes what is told."""
 
     def __init__(self, device: Device, max_frames: int = 1000) -> None:
         self.requests = RequestQueue()
         self.watch = BatchWatch(LIMIT_S)
         self.budget = FrameBudget(max_frames)
-        self.answers: dict[int, bytes | str] = {}
-        self.deliveries: list[int] = []
-        self.faults: list[tuple[int, str, bool]] = []
+        self.answers: dict[int, list[bytes | str]] = {}
+        self.failures: dict[int, tuple[str, bool]] = {}
         self.flushes: list[float] = []
         self.gave_up: list[str] = []
         parts = self.requests, self.budget, self.watch, self
         self.pipeline = ComputePipeline(device, *parts, self.gave_up.append)
 
-    def taken(self, batch: Batch) -> None: ...
+    def taken(self, batch: QueuedBatch) -> None: ...
 
     def flush(self, limit_s: float) -> None:
         self.flushes.append(limit_s)
 
-    def answer(self, request: Request, body: bytes) -> None:
-        self.deliveries.append(request.number)
-        self.answers[request.number] = body
+    def answered(self, batch: QueuedBatch, answers: Sequence[bytes | Exception]) -> None:
+        assert batch.number not in self.answers
+        self.answers[batch.number] = [
+            each if isinstance(each, bytes) else str(each) for each in answers
+        ]
 
-    def failure(self, request: Request, reason: str) -> None:
-        self.deliveries.append(request.number)
-        self.answers[request.number] = reason
+    def failed(self, batch: QueuedBatch, reason: str, out_of_memory: bool) -> None:
+        assert batch.number not in self.failures
+        self.failures[batch.number] = reason, out_of_memory
 
-    def fault(self, batch: Batch, reason: str, out_of_memory: bool) -> None:
-        self.faults.append((len(batch.requests), reason, out_of_memory))
+    def put(self, number: int, payloads: Sequence[bytes], is_isolated: bool = False) -> None:
+        requests = [PoolRequest(10, each) for each in payloads]
+        self.requests.put(QueuedBatch(0, number, requests, is_isolated))
 
-    def run(self, payloads: Sequence[bytes]) -> dict[int, bytes | str]:
-        for number, payload in enumerate(payloads):
-            self.requests.put(Request(0, number, 10, payload))
+    def run(self, batches: Sequence[Sequence[bytes]]) -> dict[int, list[bytes | str]]:
+        for number, payloads in enumerate(batches):
+            self.put(number, payloads)
         self.pipeline.start()
-        self.wait_for(len(payloads))
+        self.wait_for(len(batches))
         return self.answers
 
     def wait_for(self, count: int) -> None:
         deadline_s = time.monotonic() + LIMIT_S
-        while len(self.answers) < count:
+        while len(self.answers) + len(self.failures) < count:
             assert time.monotonic() < deadline_s
             time.sleep(0.002)
 
 
-def test_each_request_is_answered_once() -> None:
-    """Fifty requests in batches of ten."""
+def test_each_batch_is_computed_as_it_came() -> None:
+    """However small: others that wait would change the last bits of its answers."""
     device = Device()
-    pipeline = Pipeline(device, max_frames=100)
-    payloads = [str(number).encode() for number in range(50)]
-    assert pipeline.run(payloads) == {n: each * 2 for n, each in enumerate(payloads)}
-    assert sorted(pipeline.deliveries) == list(range(50))
-    assert len(device.batches) == 5
+    batches = [[f"{number}-{each}".encode() for each in range(number)] for number in range(1, 8)]
+    answers = Pipeline(device).run(batches)
+    assert device.batches == batches
+    assert answers == {number: [each * 2 for each in one] for number, one in enumerate(batches)}
 
 
 def test_the_next_batch_is_ready_while_one_computes() -> None:
     """Two more batches are prepared at most, so that a device's memory is bounded."""
     device = Device()
     device.may_compute.clear()
-    pipeline = Pipeline(device, max_frames=10)
+    pipeline = Pipeline(device)
     for number in range(8):
-        pipeline.requests.put(Request(0, number, 10, b"x"))
+        pipeline.put(number, [b"x"])
     pipeline.pipeline.start()
     assert device.computing.wait(LIMIT_S)
     time.sleep(0.2)
@@ -121,52 +127,58 @@ def test_the_next_batch_is_ready_while_one_computes() -> None:
     pipeline.wait_for(8)
 
 
-def test_out_of_memory_halves_the_budget_and_loses_nothing() -> None:
-    """A device that holds thirty frames computes forty requests of ten, up to three at a time."""
-    device = Device(memory=30)
-    pipeline = Pipeline(device, max_frames=200)
-    answers = pipeline.run([b"x"] * 40)
-    assert set(answers.values()) == {b"xx"}
-    assert 15 <= pipeline.budget.num_frames <= 30
-    sizes = [len(each) for each in device.batches]
-    assert sizes[0] == 20
-    assert pipeline.faults[0] == (20, "MemoryError: too many frames", True)
-    assert max(sizes[-10:]) <= 3
-
-
-def test_a_request_that_never_fits_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is tried twice, as another process's memory may be free a moment later."""
+@pytest.fixture
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compute_pipeline, "_SECOND_TRY_AFTER_S", 0.0)
-    device = Device(memory=5)
-    answers = Pipeline(device, max_frames=20).run([b"x", b"y"])
-    assert answers == {0: "MemoryError: too many frames", 1: "MemoryError: too many frames"}
-    assert device.batches.count([b"x"]) == 2
 
 
-@pytest.mark.parametrize("poisoned", [(3,), (3, 4), (0, 31), tuple(range(32))])
-def test_a_batch_that_fails_is_bisected(poisoned: tuple[int, ...]) -> None:
-    """Of 32 requests those that fail alone are failures, and the others are answered."""
-    device = Device()
-    payloads = [str(number).encode() for number in range(32)]
-    device.poison = {payloads[number] for number in poisoned}
+@pytest.mark.usefixtures("no_pause")
+def test_a_batch_that_does_not_fit_is_tried_twice() -> None:
+    """Of batches that are as large none is tried for a while; smaller ones are, and single ones."""
+    device = Device(memory=30)
     pipeline = Pipeline(device)
-    answers = pipeline.run(payloads)
-    # What fails alone is no fault of the device.
-    assert {32} <= {size for size, _, _ in pipeline.faults} <= {2, 4, 8, 16, 32}
-    assert not any(out_of_memory for _, _, out_of_memory in pipeline.faults)
-    for number, payload in enumerate(payloads):
-        poison = f"ValueError: poison: [{payload!r}]"
-        assert answers[number] == (poison if number in poisoned else payload * 2)
-    assert len(device.batches) <= 1 + 2 * 5 * len(poisoned)
+    pipeline.run([[b"x"] * 5])
+    for number, size in enumerate((3, 5, 4, 1), start=1):
+        pipeline.put(number, [b"x"] * size)
+    pipeline.wait_for(5)
+    assert Counter(map(len, device.batches)) == {5: 2, 3: 1, 4: 2, 1: 1}
+    assert pipeline.answers.keys() == {1, 4}
+    assert {number: oom for number, (_, oom) in pipeline.failures.items()} == {
+        0: True,
+        2: True,
+        3: True,
+    }
+    assert pipeline.failures[0][0] == "MemoryError: too many frames"
+    assert pipeline.budget.num_frames == 39
 
 
-def test_an_answer_that_is_an_error_is_tried_alone() -> None:
-    """Its neighbours in the batch are answered at once, and once."""
+@pytest.mark.usefixtures("no_pause")
+@pytest.mark.parametrize("error", [MemoryError("busy"), ValueError("busy")])
+def test_a_fault_that_passes_changes_no_batch(error: Exception) -> None:
+    """What fails beside others is computed again as it was, alone in the device."""
     device = Device()
+    device.passing = [error]
     pipeline = Pipeline(device)
-    answers = pipeline.run([b"a", b"nan", b"b"])
-    assert answers == {0: b"aa", 1: "ValueError: NaN", 2: b"bb"}
-    assert device.batches == [[b"a", b"nan", b"b"], [b"nan"]]
+    answers = pipeline.run([[b"a", b"b"], [b"c"]])
+    assert answers == {0: [b"aa", b"bb"], 1: [b"cc"]}
+    assert pipeline.failures == {}
+    assert pipeline.budget.num_frames == 1000
+
+
+def test_a_batch_that_fails_twice_is_its_clients() -> None:
+    """The client is told why, and the batches beside it are answered."""
+    device = Device()
+    device.poison = {b"b"}
+    pipeline = Pipeline(device)
+    assert pipeline.run([[b"a", b"b"], [b"c"]]) == {1: [b"cc"]}
+    assert pipeline.failures == {0: ("ValueError: poison: [b'b']", False)}
+    assert device.batches.count([b"a", b"b"]) == 2
+
+
+def test_an_answer_that_is_an_error_is_its_requests() -> None:
+    """Its neighbours in the batch have their answers."""
+    answers = Pipeline(Device()).run([[b"a", b"nan", b"b"]])
+    assert answers == {0: [b"aa", "NaN", b"bb"]}
 
 
 def test_a_device_that_computes_nothing_any_more_is_given_up() -> None:
@@ -174,22 +186,19 @@ def test_a_device_that_computes_nothing_any_more_is_given_up() -> None:
     device = Device()
     device.poison, device.works = {b"x"}, False
     pipeline = Pipeline(device)
-    pipeline.run([b"x"])
-    assert pipeline.gave_up == ["ValueError: poison: [b'x']; then OSError: device is gone"]
+    pipeline.run([[b"x"]])
+    assert pipeline.gave_up[0] == "ValueError: poison: [b'x']; then OSError: device is gone"
 
 
 def test_an_isolated_batch_is_alone_in_the_device() -> None:
     """What was before it is answered, and what comes after is not begun."""
     device = Device()
-    pipeline = Pipeline(device, max_frames=10)
-    for number in range(4):
-        pipeline.requests.put(Request(0, number, 10, b"x"))
-    pipeline.pipeline.start()
-    pipeline.wait_for(4)
+    pipeline = Pipeline(device)
+    pipeline.run([[b"x"]] * 4)
     device.may_compute.clear()
     device.prepared.clear()
-    pipeline.requests.put_batch(Batch([Request(0, 4, 10, b"poison")], is_isolated=True))
-    pipeline.requests.put(Request(0, 5, 10, b"y"))
+    pipeline.put(4, [b"poison"], is_isolated=True)
+    pipeline.put(5, [b"y"])
     time.sleep(0.2)
     assert device.prepared == [[b"poison"]]
     device.may_compute.set()
@@ -201,8 +210,9 @@ def test_too_few_answers_fail_the_batch() -> None:
     """No request gets another's answer."""
     device = Device()
     device.finish = lambda computed: computed[:1]  # type: ignore[method-assign]
-    answers = Pipeline(device).run([b"a", b"b"])
-    assert answers == {0: b"aa", 1: b"bb"}
+    pipeline = Pipeline(device)
+    assert pipeline.run([[b"a", b"b"], [b"c"]]) == {1: [b"cc"]}
+    assert pipeline.failures == {0: ("ValueError: 1 answers: need 2, one a request", False)}
 
 
 class OutOfMemoryError(RuntimeError):
@@ -225,18 +235,18 @@ def test_errors_of_memory_are_known(error: Exception, expected: bool) -> None:
     assert is_out_of_memory(error) is expected
 
 
-def test_the_budget_regrows_slowly() -> None:
-    """Halved twice, it needs 32 good batches for an eighth more, and never passes its maximum."""
+def test_the_budget_is_what_fits_and_regrows_slowly() -> None:
+    """It needs 256 good batches for an eighth more, and never passes its maximum."""
     budget = FrameBudget(1000)
-    budget.shrink(1000)
-    budget.shrink(400)
-    assert budget.num_frames == 200
-    for _ in range(31):
+    budget.shrink(401)
+    budget.shrink(801)
+    assert budget.num_frames == 400
+    for _ in range(255):
         budget.grow()
-    assert budget.num_frames == 200
+    assert budget.num_frames == 400
     budget.grow()
-    assert budget.num_frames == 226
-    for _ in range(32 * 40):
+    assert budget.num_frames == 451
+    for _ in range(256 * 40):
         budget.grow()
     assert budget.num_frames == 1000
     budget.shrink(1)

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from infra.devices import server_link
+from infra.devices.batches import Batch, PoolRequest
 from infra.devices.device_pool import DeviceError, DevicePool, _private_directory
-from infra.devices.in_flight_requests import PoolRequest, RequestFailure
+from infra.devices.in_flight_requests import RequestFailure
 from infra.devices.messages import (
     MAX_MESSAGE_BYTES,
     Kind,
@@ -75,7 +76,7 @@ def test_more_devices_are_opened_while_requests_wait(pool: DevicePool) -> None:
 def test_a_server_that_has_just_connected_has_time_to_ask(pool: DevicePool) -> None:
     """However long it took to start, requests wait 0.2 s for it before another is started."""
     stream = RequestStream(pool, WINDOW)
-    stream._in_flight.add(0, PoolRequest(10, b"ab"))
+    stream._in_flight.add(Batch([0], [PoolRequest(10, b"ab")]))
     stream._links["cuda:0"] = link = ServerLink(pool, "cuda:0", stream._in_flight, lambda: None)
     stream._waiting_since_s = time.monotonic() - 60
     link.connected_at_s = time.monotonic()
@@ -93,20 +94,19 @@ def test_another_task_takes_the_device_that_is_free(pool: DevicePool) -> None:
         assert served_by(*busy.result())[0] == "cuda:0"
 
 
-def test_requests_of_two_tasks_share_batches(pool: DevicePool) -> None:
-    """While all steps of a device are at work, the requests of both wait, and are merged."""
+def test_the_batches_of_two_tasks_are_their_own(pool: DevicePool) -> None:
+    """However many requests wait at a device, each batch is the one that its task formed alone."""
     pool = replace(pool, devices=("cuda:0",))
     with ThreadPoolExecutor(3) as threads:
         busy = threads.submit(ask, pool, [b"sleep 1"] * 3, 1000)
         wait_until(lambda: list(Path(pool.arguments["directory"]).glob("cuda:0-*")))
-        time.sleep(0.3)
-        both = list(threads.map(ask, [pool] * 2, [[b"size"] * 20] * 2))
+        both = list(threads.map(ask, [pool] * 2, [[b"size"] * 20, [b"size"] * 30]))
         busy.result()
-    assert {int(each) for answers in both for each in answers if isinstance(each, bytes)} == {40}
+    assert both == [[b"20"] * 20, [b"30"] * 30]
 
 
 def test_what_is_given_ahead_is_bounded(pool: DevicePool) -> None:
-    """A task holds no more frames than its window, however slowly its answers are taken."""
+    """A task reads no farther than it looks for batches and has in flight, six batches each."""
     given: list[int] = []
 
     def requests() -> Iterator[PoolRequest]:
@@ -114,9 +114,9 @@ def test_what_is_given_ahead_is_bounded(pool: DevicePool) -> None:
             given.append(number)
             yield PoolRequest(100, b"x")
 
-    answers = RequestStream(pool, 500).answers(requests())
+    answers = RequestStream(replace(pool, batch_frames=200)).answers(requests())
     for taken, _ in enumerate(answers):
-        assert len(given) <= taken + 6
+        assert len(given) <= taken + 6 * 2 + 6 * 2 + 2
     assert len(given) == 100
 
 
@@ -142,9 +142,14 @@ def test_servers_killed_at_work_lose_nothing(pool: DevicePool, tmp_path: Path) -
 
 def test_a_request_that_ends_every_server_fails_alone(pool: DevicePool) -> None:
     """Two of them in one batch, and what they were with is answered, by devices that remain."""
-    answers = ask(pool, [b"ab", b"die", b"cd", b"die", b"die-once"])
+    answers = ask(pool, [b"ab", b"die", b"cd", b"die"])
     ended = "its server ended 3 times, at last: its server ended: it was killed, or crashed"
-    assert answers == [b"ba", RequestFailure(ended), b"dc", RequestFailure(ended), b"alive"]
+    assert answers == [b"ba", RequestFailure(ended), b"dc", RequestFailure(ended)]
+
+
+def test_a_batch_whose_server_ends_once_is_computed_as_it_was(pool: DevicePool) -> None:
+    """By the next server, together: no request's company differs from a run without the loss."""
+    assert ask(pool, [b"die-once", b"size", b"size"]) == [b"alive", b"3", b"3"]
 
 
 def test_requests_that_fail_alone_are_failures(pool: DevicePool) -> None:

@@ -1,105 +1,143 @@
-"""The requests that wait for a device, and the batches that are made of them."""
+"""The batches that wait for a device, and which client its server asks, for how many frames."""
 
 import threading
-from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.devices.request_queue import Batch, Request, RequestQueue, choose_batch
-
-lengths = st.lists(st.integers(0, 50), min_size=1, max_size=30)
-
-
-def requests(lengths: list[int], client: int = 0) -> list[Request]:
-    return [Request(client, number, length, b"") for number, length in enumerate(lengths)]
+from infra.devices.batches import PoolRequest
+from infra.devices.request_queue import Admission, QueuedBatch, RequestQueue
 
 
-def filled(lengths: list[int]) -> RequestQueue:
+def batch(number: int, client: int = 0, num_frames: int = 10) -> QueuedBatch:
+    return QueuedBatch(client, number, [PoolRequest(num_frames, b"")])
+
+
+def test_batches_are_taken_in_their_order_and_as_they_are() -> None:
+    """What is put back is the first again; none is merged with another."""
     queue = RequestQueue()
-    for each in requests(lengths):
+    every = [batch(number) for number in range(3)]
+    for each in every:
         queue.put(each)
-    return queue
-
-
-def numbers(batch: Batch) -> list[int]:
-    return [each.number for each in batch.requests]
-
-
-@given(lengths, st.integers(1, 200))
-def test_a_batch_has_the_oldest_and_fits(lengths: list[int], max_frames: int) -> None:
-    """It is within the budget, with a fifth of padding at most, unless it is one request."""
-    batch = choose_batch(requests(lengths), max_frames)
-    assert batch[0].number == 0
-    assert len({each.number for each in batch}) == len(batch)
-    padded = len(batch) * max(each.num_frames for each in batch)
-    assert len(batch) == 1 or padded <= max_frames
-    assert padded <= 1.25 * sum(each.num_frames for each in batch)
-
-
-@given(lengths, st.integers(1, 200))
-def test_every_request_is_taken_once(lengths: list[int], max_frames: int) -> None:
-    """The oldest is in the next batch, so that none waits for more than were before it."""
-    queue = filled(lengths)
-    taken: list[int] = []
-    while queue.num_frames or len(taken) < len(lengths):
-        left = min(set(range(len(lengths))) - set(taken))
-        batch = numbers(queue.take(max_frames))
-        assert batch[0] == left
-        taken += batch
-    assert sorted(taken) == list(range(len(lengths)))
-
-
-def test_lengths_that_differ_are_computed_apart() -> None:
-    """Four of ten frames and four of a hundred are two batches, though all would fit in one."""
-    queue = filled([10, 100] * 4)
-    assert numbers(queue.take(1000)) == [0, 2, 4, 6]
-    assert numbers(queue.take(1000)) == [1, 3, 5, 7]
-
-
-def test_like_lengths_are_merged_as_far_as_the_budget_goes() -> None:
-    """Of 100, 110, 90 and 105 frames the three that are nearest to the first fit into 330."""
-    queue = filled([100, 110, 90, 105])
-    assert numbers(queue.take(330)) == [0, 3, 1]
-
-
-def test_what_failed_together_comes_back_as_it_is_and_first() -> None:
-    """A fixed batch is merged with nothing; what is put back is merged again, as the oldest."""
-    queue = filled([10, 10])
-    (first, second) = queue.take(100).requests
-    queue.put(Request(0, 7, 10, b""))
-    queue.put_batch(Batch([second], is_isolated=True))
-    queue.put_back(Batch([first]))
-    isolated = queue.take(100)
-    assert isolated.is_isolated
-    assert numbers(isolated) == [1]
-    assert numbers(queue.take(100)) == [0, 7]
+    assert queue.num_frames == 30
+    first = queue.take()
+    queue.put_first(first)
+    assert [queue.take() for _ in every] == every
     assert queue.num_frames == 0
 
 
 def test_a_client_that_is_gone_leaves_nothing() -> None:
-    """Its requests are taken out, from batches that are fixed too; others remain."""
+    """Its batches are taken out; others remain."""
     queue = RequestQueue()
-    for client in (1, 2):
-        for each in requests([10, 20], client):
-            queue.put(each)
-    queue.put_batch(Batch([*requests([5], 1), *requests([6], 2)]))
-    queue.put_batch(Batch(requests([7], 1)))
+    for number in range(4):
+        queue.put(batch(number, client=number % 2))
     queue.drop(1)
-    assert queue.num_frames == 36
-    left = [queue.take(10).requests[0] for _ in range(3)]
-    assert Counter((each.client, each.num_frames) for each in left) == {
-        (2, 6): 1,
-        (2, 10): 1,
-        (2, 20): 1,
-    }
+    assert queue.num_frames == 20
+    assert [queue.take().number for _ in range(2)] == [0, 2]
 
 
 def test_an_empty_queue_is_waited_for() -> None:
-    """A request that comes later is taken by who waits."""
+    """A batch that comes later is taken by who waits."""
     queue, taken = RequestQueue(), []
-    thread = threading.Thread(target=lambda: taken.append(queue.take(100)))
+    thread = threading.Thread(target=lambda: taken.append(queue.take()))
     thread.start()
-    queue.put(requests([10])[0])
+    queue.put(batch(7))
     thread.join(10)
-    assert numbers(taken[0]) == [0]
+    assert [each.number for each in taken] == [7]
+
+
+class Clients:
+    """Clients answer each question with requests of one frame as long as they have some."""
+
+    def __init__(self, max_frames: int, has: dict[int, int], batch_frames: int = 1) -> None:
+        self.has = has
+        self.queued: list[int] = []
+        self.questions: list[tuple[int, int]] = []
+        self.most = 0
+        self.admission = Admission(batch_frames, max_frames, lambda: len(self.queued), self.ask)
+
+    def ask(self, client: int, num_frames: int) -> None:
+        self.questions.append((client, num_frames))
+
+    def answer_all(self) -> None:
+        while self.questions:
+            client, num_frames = self.questions.pop(0)
+            given = min(self.has[client], num_frames)
+            self.has[client] -= given
+            self.queued += [client] * given
+            self.most = max(self.most, len(self.queued))
+            self.admission.sent(client, self.has[client] > 0)
+
+    def compute(self, num_frames: int) -> list[int]:
+        done, self.queued = self.queued[:num_frames], self.queued[num_frames:]
+        self.admission.fill()
+        return done
+
+
+@given(
+    st.integers(1, 50),
+    st.lists(st.integers(1, 100), min_size=1, max_size=6),
+    st.lists(st.integers(1, 20), min_size=1, max_size=200),
+)
+def test_the_queue_is_bounded_and_everything_comes(
+    max_frames: int, has: list[int], computed: list[int]
+) -> None:
+    """However fast the device is, no more than the bound waits, and all clients are served."""
+    clients = Clients(max_frames, dict(enumerate(has)))
+    for client in clients.has:
+        clients.admission.ready(client)
+    clients.answer_all()
+    done = 0
+    while done < sum(has):
+        done += len(clients.compute(computed[done % len(computed)]))
+        clients.answer_all()
+    assert clients.most <= max_frames
+
+
+def test_a_client_with_much_keeps_no_other_waiting() -> None:
+    """Beside a client with a million requests, one with twenty gets half of the device."""
+    clients = Clients(8, {0: 10**6, 1: 20})
+    clients.admission.ready(0)
+    clients.answer_all()
+    clients.admission.ready(1)
+    done: list[int] = []
+    while clients.has[1] or 1 in clients.queued:
+        done += clients.compute(4)
+        clients.answer_all()
+    assert len(done) <= 8 + 2 * 20 + 8
+
+
+def test_a_client_is_asked_once_at_a_time() -> None:
+    """Saying again that requests wait brings no second question, and no lost one."""
+    clients = Clients(8, {0: 3})
+    clients.admission.ready(0)
+    clients.admission.ready(0)
+    assert clients.questions == [(0, 8)]
+    clients.answer_all()
+    assert clients.questions == []
+    clients.has[0] = 1
+    clients.admission.ready(0)
+    assert clients.questions == [(0, 5)]
+
+
+def test_a_client_that_is_gone_frees_its_share() -> None:
+    """What it was asked for goes to another."""
+    clients = Clients(8, {0: 8, 1: 8})
+    clients.admission.ready(0)
+    clients.admission.ready(1)
+    assert clients.questions == [(0, 8)]
+    clients.admission.gone(0)
+    assert clients.questions == [(0, 8), (1, 8)]
+
+
+def test_a_client_is_asked_for_a_batch_at_least() -> None:
+    """Of three clients that are ready two fill the room; the third is asked when there is more."""
+    clients = Clients(8, {0: 8, 1: 8, 2: 8}, batch_frames=4)
+    clients.queued = [0] * 8
+    for client in clients.has:
+        clients.admission.ready(client)
+    clients.compute(8)
+    assert clients.questions == [(0, 4), (1, 4)]
+    clients.answer_all()
+    clients.compute(4)
+    assert clients.questions == [(2, 4)]

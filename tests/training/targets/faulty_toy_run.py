@@ -22,7 +22,7 @@ from pipeline.sampling import sampling_priority
 from pipeline.shards import FeatureRow, read_targets
 from pipeline.splicing import STACK
 from pipeline.steps.targets import TargetsConfig, generate_targets, tail_seed
-from tests.in_process_teacher import in_process
+from tests.in_process_teacher import in_batches
 from tests.infra.devices.device_clients import wait_until
 from tests.small_corpus import serially
 from tests.training.rank_context import rank_context
@@ -87,7 +87,7 @@ class ToyRun:
         store, run_uri, _ = write_unlabelled_toy_run(folder, shards())
         form = canonical_json(BIDIRECTIONAL)
         arguments = {"run_uri": run_uri, "k": str(config.k), "form": form}
-        teacher = in_process(serve_teacher("cpu", **arguments), config.k)
+        teacher = in_batches(serve_teacher("cpu", **arguments), config)
         arguments["folder"] = str(folder)
         pool = DevicePool(FACTORY, arguments, ("cpu",), config.request_frames, 60.0)
         run = cls(folder, store, run_uri, config, pool, {}, {})
@@ -96,9 +96,9 @@ class ToyRun:
         run.undisturbed_objects.update(run.objects())
         return run
 
-    def one_by_one(self, *devices: str) -> "ToyRun":
-        """Let a pool of other devices compute each utterance alone, as the undisturbed step."""
-        return replace(self, pool=replace(self.pool, devices=devices, batch_frames=1))
+    def on(self, *devices: str) -> "ToyRun":
+        """Let other devices compute."""
+        return replace(self, pool=replace(self.pool, devices=devices))
 
     def end(self) -> None:
         """Kill the pool's servers, and remove what they left."""

@@ -1,7 +1,8 @@
-"""Utterances through real device servers: merged, cut into windows, of several tasks."""
+"""Utterances through real device servers: in batches, cut into windows, of several tasks."""
 
 import pickle
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -19,13 +20,13 @@ from pipeline.runs.names import model_step
 from pipeline.runs.step import StepSpec, run_step
 from pipeline.steps.targets import TargetsConfig
 from pipeline.steps.teacher_inputs import TeacherInput
-from tests.in_process_teacher import in_process
+from tests.in_process_teacher import in_batches, in_process
 from training.configuration.models import LstmConfig
 from training.configuration.targets import WindowsConfig
 from training.models.lstm import LstmModel
 from training.models.store import TrainedModel, store_model
 from training.targets.teacher import PooledTeacher, kept_targets, serve_teacher
-from training.targets.teacher_messages import encode_input
+from training.targets.teacher_messages import encode_input, encode_targets
 
 CONFIG = TargetsConfig(5, 400, 3)
 FORM = LstmConfig(1, 16, bidirectional=True, look_ahead=0, dropout=0.0)
@@ -80,13 +81,33 @@ def arguments(pool: DevicePool) -> None:
 
 
 def test_batches_give_what_each_utterance_gives_alone(pool: DevicePool) -> None:
-    """Of two tasks at once, whose utterances are merged, in the order of each."""
-    given = [inputs(1), inputs(2)]
+    """In their order, up to the last bits."""
+    given = inputs(1)
+    assert_close(list(teacher(pool, WindowsConfig())(given)), given)
+
+
+def test_no_task_changes_another_s_bits(pool: DevicePool) -> None:
+    """Four tasks at once, one of which waits at times, have what each has alone, to the bit."""
+    given = [inputs(seed) for seed in (1, 2, 7, 8)]
     whole = teacher(pickle.loads(pickle.dumps(pool)), WindowsConfig())
-    with ThreadPoolExecutor(2) as threads:
-        found = list(threads.map(lambda each: list(whole(each)), given))
+
+    def waiting(utterances: list[TeacherInput]) -> Iterator[TeacherInput]:
+        for number, each in enumerate(utterances):
+            if number % 20 == 10:
+                time.sleep(0.2)
+            yield each
+
+    with ThreadPoolExecutor(len(given)) as threads:
+        streams = [waiting(given[0]), *given[1:]]
+        found = list(threads.map(lambda each: list(whole(each)), streams))
+    alone = in_batches(serve_teacher("cpu", **ARGUMENTS), CONFIG)
     for one, other in zip(found, given, strict=True):
-        assert_close(one, other)
+        assert list(map(encoded, one)) == list(map(encoded, alone(other)))
+
+
+def encoded(targets: KBest | TeacherFailure) -> bytes:
+    assert isinstance(targets, KBest)
+    return encode_targets(targets)
 
 
 def test_the_same_batch_has_the_same_bytes() -> None:
