@@ -16,7 +16,7 @@ from infra.ranges import AUTO, Range, mebibytes, printable
 from infra.store.object_store import StoreError, join_uri
 from infra.store.uris import require_within, resolve_prefix
 from jobs.cli.begun import require_base
-from jobs.cli.catalogue import CHECK, EVALUATE, GENERATE_TARGETS, SELECT_UTTERANCES, STEPS
+from jobs.cli.catalogue import CHECK, EVALUATE, GENERATE_TARGETS, INGEST, SELECT_UTTERANCES, STEPS
 from jobs.cli.command_line import fail
 from jobs.cli.device_choice import choose_device, gpus_for
 from jobs.cli.job import Job, job_parser, open_job, written_steps
@@ -27,6 +27,7 @@ from jobs.cli.parser import (
     add_source_arguments,
 )
 from jobs.ingestion.language_data import LanguageData
+from jobs.ingestion.manifest_choice import require_usable_manifests
 from jobs.ingestion.run_arguments import subset_and_uri
 from pipeline.runs.manifest import manifest_uri
 from pipeline.runs.names import (
@@ -122,6 +123,8 @@ def check(arguments: argparse.Namespace) -> Checked:
     require_base(jobs)
     language_data = LanguageData.of(arguments)
     lexicon = language_data.lexicon(by_step[EVALUATE])
+    if arguments.manifest:
+        _require_usable_manifests(by_step[INGEST], arguments)
     if lexicon is None and (arguments.manifest or arguments.ingested):
         _require_lexicon(by_step[SELECT_UTTERANCES], arguments)
     if lexicon is not None and language_data.has_new_lexicon:
@@ -240,6 +243,16 @@ def _require_corpus(job: Job) -> None:
     if not job.store.list(uri):
         remedy = "name what to ingest by --kaldi-dir or --manifest, or set corpus.uri"
         raise ConfigurationError(f"{uri} holds no metadata: {remedy}")
+
+
+def _require_usable_manifests(job: Job, arguments: argparse.Namespace) -> None:
+    """Raise ConfigurationError if ingest could use no row of a manifest."""
+    try:
+        require_usable_manifests(arguments, job.store, job.run_uri)
+    except ConfigurationError:
+        raise
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
 
 
 def _require_lexicon(job: Job, arguments: argparse.Namespace) -> None:

@@ -32,7 +32,11 @@ from jobs.cli.parser import (
 from jobs.cli.spark_steps import distribute_on_spark
 from jobs.ingestion.corpus import ingest
 from jobs.ingestion.kaldi_directory import KaldiUtterance
-from jobs.ingestion.manifest_choice import ingestion_of, require_same_speakers
+from jobs.ingestion.manifest_choice import (
+    ingestion_of,
+    require_same_speakers,
+    require_usable_manifests,
+)
 from jobs.ingestion.placing import Placing, Simulate
 from jobs.ingestion.run_arguments import require_source_options
 from jobs.synthesis.corpus import draw_acoustics, draw_development_acoustics
@@ -70,6 +74,7 @@ def run(job: Job) -> StepResults:
     if not job.arguments.manifest:
         return _ingest_directory(job)
     ingestion = ingestion_of(job.arguments, job.store)
+    require_usable_manifests(job.arguments, job.store, job.run_uri)
     if job.increment:
         require_same_speakers(job.store, job.increment.bases, ingestion)
     ingestion = replace(ingestion, adds=job.increment is not None)

@@ -15,6 +15,7 @@ from pipeline.steps.ingestion.directories import CommonVoice, Kaldi, LibriSpeech
 from pipeline.steps.ingestion.formats import FIELDS, ManifestFormat, Nemo, Table
 from pipeline.steps.ingestion.ingest_manifests import Manifest, ManifestIngestion
 from pipeline.steps.ingestion.lhotse import LhotseCuts, LhotseSupervisions, Shar
+from pipeline.steps.ingestion.manifest_probe import require_usable_rows
 from pipeline.steps.ingestion.manifest_records import RecordRules
 
 FORMATS: Mapping[str, type[ManifestFormat]] = dict(
@@ -32,13 +33,7 @@ def ingestion_of(arguments: argparse.Namespace, store: ObjectStore) -> ManifestI
     if not SPEAKER_BUCKETS.admits(arguments.speaker_buckets):
         need = f"need {SPEAKER_BUCKETS.need}"
         raise ConfigurationError(f"--speaker-buckets {arguments.speaker_buckets}: {need}")
-    form = _format(arguments)
-    manifests = [Manifest(*subset_and_uri(each), form) for each in arguments.manifest]
-    recordings = [normalize_uri(arguments.recordings)] if arguments.recordings else []
-    prefixes = [*(manifest.uri for manifest in manifests), *recordings]
-    # Common Voice's table of durations lies beside its table.
-    beside = [m.uri.rpartition("/")[0] for m in manifests if isinstance(form, CommonVoice)]
-    manifest_store = ObjectStore((*store.allowed_prefixes, *prefixes, *beside))
+    manifest_store, manifests = manifests_of(arguments, store)
     return ManifestIngestion(
         manifest_store,
         manifests,
@@ -53,6 +48,34 @@ def ingestion_of(arguments: argparse.Namespace, store: ObjectStore) -> ManifestI
         },
         texts_of(arguments),
     )
+
+
+def manifests_of(
+    arguments: argparse.Namespace, store: ObjectStore
+) -> tuple[ObjectStore, list[Manifest]]:
+    """Return the manifests that the arguments name, and a store that may read them."""
+    form = _format(arguments)
+    manifests = [Manifest(*subset_and_uri(each), form) for each in arguments.manifest]
+    recordings = [normalize_uri(arguments.recordings)] if arguments.recordings else []
+    prefixes = [*(manifest.uri for manifest in manifests), *recordings]
+    # Common Voice's table of durations lies beside its table.
+    beside = [m.uri.rpartition("/")[0] for m in manifests if isinstance(form, CommonVoice)]
+    return ObjectStore((*store.allowed_prefixes, *prefixes, *beside)), manifests
+
+
+def require_usable_manifests(
+    arguments: argparse.Namespace, store: ObjectStore, run_uri: str
+) -> None:
+    """Raise ConfigurationError for a manifest of which no row can be used, unless it is ingested.
+
+    Once that is done, manifests and audio may be elsewhere.
+    """
+    if is_finished(store, run_uri, INGEST_STEP):
+        return
+    rules = RecordRules(arguments.locale, arguments.speaker_buckets)
+    manifest_store, manifests = manifests_of(arguments, store)
+    for manifest in manifests:
+        require_usable_rows(store, manifest_store, manifest, rules)
 
 
 def require_same_speakers(

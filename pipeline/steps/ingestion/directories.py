@@ -1,13 +1,13 @@
 """Read the directories of corpora: Kaldi with segments, LibriSpeech, Common Voice."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Quarantined
-from pipeline.steps.ingestion.formats import common_voice_rows, refused
+from pipeline.steps.ingestion.formats import DELIMITED, Look, common_voice_rows, refused
 from pipeline.steps.ingestion.manifest_objects import (
     Piece,
     files_of,
@@ -23,6 +23,12 @@ _KALDI_OPTIONAL = ("segments", "text", "utt2spk", "utt2dur", "utt2time", "spk2lo
 _TRANSCRIPTS = ".trans.txt"
 _CLIP_DURATIONS = "clip_durations.tsv"
 
+ARCHIVES = Look(
+    "Kaldi's archives, or a list of their entries",
+    "they are not read: give --format kaldi and a folder whose wav.scp names audio files",
+    file=re.compile(r".*\.ark|feats\.scp"),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Kaldi:
@@ -30,6 +36,12 @@ class Kaldi:
 
     Recordings are paths relative to the directory, or URIs; a command is a ledger row.
     """
+
+    columns: ClassVar[Mapping[str, str]] = {"audio_uri": "wav.scp"}
+    looks: ClassVar[Sequence[Look]] = (
+        Look("Kaldi's", "give --format kaldi and the folder", file=re.compile(r"wav\.scp")),
+    )
+    contents: ClassVar[Sequence[str]] = ()
 
     def pieces(self, store: ObjectStore, uri: str) -> Iterator[Piece]:
         """Yield the directory as one piece."""
@@ -101,6 +113,16 @@ def _number(text: str | None) -> float | str | None:
 class LibriSpeech:
     """LibriSpeech reads SPEAKER/CHAPTER/SPEAKER-CHAPTER.trans.txt, beside the FLACs it names."""
 
+    columns: ClassVar[Mapping[str, str]] = {}
+    looks: ClassVar[Sequence[Look]] = (
+        Look(
+            "LibriSpeech's",
+            "give --format librispeech and the folder above the chapters",
+            file=re.compile(r".*\.trans\.txt"),
+        ),
+    )
+    contents: ClassVar[Sequence[str]] = ()
+
     def pieces(self, store: ObjectStore, uri: str) -> Iterator[Piece]:
         """Yield some chapters' transcripts at a time."""
         objects = list_objects(store, uri, (_TRANSCRIPTS,))
@@ -120,9 +142,30 @@ class LibriSpeech:
 class CommonVoice:
     """CommonVoice reads tables such as train.tsv, beside clips/ and maybe clip_durations.tsv."""
 
+    columns: ClassVar[Mapping[str, str]] = {
+        "audio_uri": "path",
+        "utterance_id": "path",
+        "speaker_id": "client_id",
+        "text": "sentence",
+    }
+    looks: ClassVar[Sequence[Look]] = (
+        Look(
+            "a table of Common Voice",
+            "give --format common_voice",
+            frozenset({"client_id", "path", "sentence"}),
+            re.compile(r"(validated|clip_durations)\.tsv"),
+        ),
+    )
+    contents: ClassVar[Sequence[str]] = (DELIMITED,)
+
     def pieces(self, store: ObjectStore, uri: str) -> Iterator[Piece]:
         """Yield the table, with the table of durations where there is one."""
-        [found] = list_objects(store, uri, (".tsv",))
+        found, *others = list_objects(store, uri, (".tsv",))
+        if others:
+            tables = [found.uri, *(each.uri for each in others)]
+            train = [each for each in tables if each.endswith("/train.tsv")]
+            need = f"name one of them, such as {[*train, *tables][0]}"
+            raise ValueError(f"{uri} holds {len(tables)} tables: {need}")
         folder = folder_of_object(found.uri)
         durations = [e for e in store.list(folder) if e.uri == join_uri(folder, _CLIP_DURATIONS)]
         yield whole([found, *durations], folder)
@@ -137,12 +180,12 @@ class CommonVoice:
                 continue
             path = str(row.fields.get("path", ""))
             found = {
-                "utterance_id": path.rpartition(".")[0] or path,
+                "utterance_id": path.rpartition(".")[0] or path or None,
                 "speaker_id": row.fields.get("client_id"),
                 "text": row.fields.get("sentence"),
                 "locale": row.fields.get("locale"),
                 "duration_s": seconds.get(path),
-                "audio_uri": f"clips/{path}",
+                "audio_uri": f"clips/{path}" if path else None,
             }
             fields = {name: value for name, value in found.items() if value is not None}
             yield Row(fields, row.num_bytes)

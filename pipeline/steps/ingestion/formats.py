@@ -1,9 +1,10 @@
 """The formats of manifests: which objects they have, and how their rows become our fields."""
 
 import csv
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from infra.store.object_store import ObjectStore
 from pipeline.audio_parts import MEMBER_FIELDS, SEGMENT_FIELDS
@@ -37,9 +38,50 @@ _NUMBERS: Mapping[str, type[float] | type[int]] = {
 _NAMES = ("utterance_id", "speaker_id", "stream")
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Look is how users of another format's reader are told that a manifest is of this one.
+
+    A manifest is `called` so where its rows have all of `keys`, or where the name of an object in
+    it matches `file`; `remedy` says what to give instead.
+    """
+
+    called: str
+    remedy: str
+    keys: frozenset[str] = frozenset()
+    file: re.Pattern[str] = re.compile(r"(?!)")
+
+    def has_keys(self, keys: Collection[str]) -> bool:
+        """Return whether a row with these keys is of the format."""
+        return bool(self.keys) and self.keys.issubset(keys)
+
+
+TARRED = Look(
+    "NeMo's tarred data set",
+    "its members are not read: unpack the tars, and give a manifest of the files",
+    frozenset({"tarred_audio_filepaths"}),
+    re.compile(r".*_OP_\d+\.\.\d+_CL_.*"),
+)
+
+JSON_LINES, DELIMITED, PARQUET = "JSON lines", "a table of text", "Parquet"
+"""What a manifest's object may hold."""
+
+
 @runtime_checkable
 class ManifestFormat(Protocol):
-    """ManifestFormat divides a manifest into pieces, and reads their rows as our fields."""
+    """ManifestFormat divides a manifest into pieces, and reads their rows as our fields.
+
+    The formats of a class share its `looks`. `contents` are what its objects may hold; formats of
+    folders name none.
+    """
+
+    looks: ClassVar[Sequence[Look]]
+    contents: ClassVar[Sequence[str]]
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        """The manifest's names of our fields, where they are others."""
+        ...
 
     def pieces(self, store: ObjectStore, uri: str) -> Iterator[Piece]:
         """Yield the pieces of the manifest at `uri`."""
@@ -55,6 +97,9 @@ class Table:
     """Table reads JSON lines, CSV or Parquet; `columns` names the column of some of our fields."""
 
     columns: Mapping[str, str] = field(default_factory=dict)
+
+    looks: ClassVar[Sequence[Look]] = ()
+    contents: ClassVar[Sequence[str]] = (JSON_LINES, DELIMITED, PARQUET)
 
     def pieces(self, store: ObjectStore, uri: str) -> Iterator[Piece]:
         """Yield ranges of JSON lines and of row groups, and whole CSVs."""
@@ -96,6 +141,12 @@ NEMO_COLUMNS = {
 @dataclass(frozen=True, slots=True)
 class Nemo:
     """Nemo reads NeMo's JSON lines: audio_filepath, duration, text, offset, and some others."""
+
+    columns: ClassVar[Mapping[str, str]] = NEMO_COLUMNS
+    looks: ClassVar[Sequence[Look]] = (
+        Look("NeMo's", "give --format nemo", frozenset({"audio_filepath"})),
+    )
+    contents: ClassVar[Sequence[str]] = (JSON_LINES,)
 
     def pieces(self, store: ObjectStore, uri: str) -> Iterator[Piece]:
         """Yield ranges of JSON lines."""

@@ -1,15 +1,16 @@
 """Read lhotse's manifests: cuts, supervisions with their recordings, and Shar's tars."""
 
+import re
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from infra.ranges import shown
 from infra.store.object_store import ObjectInfo, ObjectStore
 from pipeline.records import Quarantined
-from pipeline.steps.ingestion.formats import JSON_SUFFIXES, by_name, refused
+from pipeline.steps.ingestion.formats import JSON_LINES, JSON_SUFFIXES, Look, by_name, refused
 from pipeline.steps.ingestion.manifest_objects import (
     Piece,
     folder_of_object,
@@ -23,6 +24,33 @@ JOINED_ROWS = 20_000
 """So many supervisions are in memory while their recordings are looked up."""
 
 _WITHOUT_AUDIO = (".json", ".nodata", ".nometa")
+_COLUMNS = {
+    "audio_uri": "recording.sources.source",
+    "utterance_id": "id",
+    "duration_s": "duration",
+    "start_s": "start",
+    "text": "supervisions.text",
+    "speaker_id": "supervisions.speaker",
+    "locale": "supervisions.language",
+}
+CUTS = (
+    Look(
+        "lhotse's cuts",
+        "give --format lhotse, or --format shar for the folder that SharWriter wrote",
+        frozenset({"id", "start", "duration", "channel", "supervisions"}),
+    ),
+    Look("lhotse's mixtures of cuts", "give --format lhotse", frozenset({"id", "tracks"})),
+)
+SUPERVISIONS = Look(
+    "lhotse's supervisions",
+    "give --format lhotse, and their recordings by --recordings URI",
+    frozenset({"id", "recording_id", "start", "duration"}),
+)
+RECORDINGS = Look(
+    "lhotse's recordings, which say of no utterance",
+    "give cuts by --format lhotse, or supervisions with --recordings URI",
+    frozenset({"id", "sources", "sampling_rate"}),
+)
 
 
 class _RefusedError(Exception):
@@ -32,6 +60,10 @@ class _RefusedError(Exception):
 @dataclass(frozen=True, slots=True)
 class LhotseCuts:
     """LhotseCuts reads MonoCuts, each of one file's audio; a mixture is a ledger row."""
+
+    columns: ClassVar[Mapping[str, str]] = _COLUMNS
+    looks: ClassVar[Sequence[Look]] = CUTS
+    contents: ClassVar[Sequence[str]] = (JSON_LINES,)
 
     def pieces(self, store: ObjectStore, uri: str) -> Iterator[Piece]:
         """Yield ranges of JSON lines, and whole archives."""
@@ -49,6 +81,10 @@ class LhotseSupervisions:
     """LhotseSupervisions joins supervisions with the recordings at another URI, by recording_id."""
 
     recordings_uri: str
+
+    columns: ClassVar[Mapping[str, str]] = _COLUMNS
+    looks: ClassVar[Sequence[Look]] = (SUPERVISIONS,)
+    contents: ClassVar[Sequence[str]] = (JSON_LINES,)
 
     def pieces(self, store: ObjectStore, uri: str) -> Iterator[Piece]:
         """Yield ranges of the supervisions' lines."""
@@ -96,6 +132,12 @@ class LhotseSupervisions:
 @dataclass(frozen=True, slots=True)
 class Shar:
     """Shar reads folders of cuts.N.jsonl.gz beside recording.N.tar, whose members are the audio."""
+
+    columns: ClassVar[Mapping[str, str]] = _COLUMNS
+    looks: ClassVar[Sequence[Look]] = (
+        Look("lhotse's Shar", "give --format shar", file=re.compile(r"recording\.\d+\.tar")),
+    )
+    contents: ClassVar[Sequence[str]] = ()
 
     def pieces(self, store: ObjectStore, uri: str) -> Iterator[Piece]:
         """Yield a piece for each pair of cuts and recordings."""
@@ -181,6 +223,8 @@ def _place(row: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(sources, list) or len(sources) != 1 or not isinstance(sources[0], dict):
         raise _RefusedError("sources: need one file of the recording")
     source = sources[0]
+    if source.get("type") == "shar":
+        raise _RefusedError("audio in a Shar: give --format shar and the folder of the cuts")
     if source.get("type") not in ("file", "url"):
         raise _RefusedError(f"source of type {source.get('type')!r}: need file or url")
     channels = source.get("channels") or [0]
