@@ -74,12 +74,12 @@ def run(job: Job) -> StepResults:
     if not job.arguments.manifest:
         return _ingest_directory(job)
     ingestion = ingestion_of(job.arguments, job.store)
-    require_usable_manifests(job.arguments, job.store, job.run_uri)
     if job.increment:
         require_same_speakers(job.store, job.increment.bases, ingestion)
     ingestion = replace(ingestion, adds=job.increment is not None)
     if (placing := placing_of(job.arguments)) is not None:
         ingestion = in_placements(ingestion, placing, job.recipe.features.conversion)
+    require_usable_manifests(job.arguments, job.store, job.run_uri)
     place = job.store, job.run_uri, job.corpus_uri
     with distribute_on_spark(job) as distribute:
         return [ingest_manifests(*place, ingestion, job.recipe.loss_budget, distribute)]

@@ -194,7 +194,12 @@ def beside_manifests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[s
     monkeypatch.chdir(tmp_path)
     (tmp_path / "words.txt").write_text(LEXICON)
     (tmp_path / "own.arpa.gz").write_bytes(gzip.compress(ARPA.encode()))
-    return "--manifest", "labelled=labelled.jsonl", "--manifest", "s3://bucket/day.jsonl"
+    for name in ("labelled", "day"):
+        (tmp_path / "runs/x").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "runs/x" / f"{name}.wav").touch()
+        line = {"audio_filepath": f"runs/x/{name}.wav", "duration": 1.0, "text": "A"}
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(line))
+    return "--manifest", "labelled=labelled.jsonl", "--manifest", "day.jsonl"
 
 
 def test_transcripts_need_a_lexicon(run_job: RunJob, beside_manifests: tuple[str, ...]) -> None:

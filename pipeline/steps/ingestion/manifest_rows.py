@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any, BinaryIO
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -75,7 +75,7 @@ def _lines_of(store: ObjectStore, piece: Piece) -> Iterator[bytes]:
 class _Raw(io.RawIOBase):
     """_Raw lets a buffer read another file in blocks of its own."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: Any) -> None:  # noqa: ANN401 - S3's files lack some of BinaryIO
         self._file = file
 
     def readable(self) -> bool:
@@ -88,11 +88,11 @@ class _Raw(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Move to a byte."""
-        return self._file.seek(offset, whence)
+        return int(self._file.seek(offset, whence))
 
     def tell(self) -> int:
         """Return the place."""
-        return self._file.tell()
+        return int(self._file.tell())
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         """Read some bytes."""
@@ -101,7 +101,7 @@ class _Raw(io.RawIOBase):
         return len(some)
 
 
-def _unpacked(file: BinaryIO, uri: str) -> Iterator[bytes]:
+def _unpacked(file: Any, uri: str) -> Iterator[bytes]:  # noqa: ANN401
     try:
         reader: io.BufferedIOBase = io.BufferedReader(gzip.GzipFile(fileobj=file), _READ_BYTES)
         while line := _next_line(reader):

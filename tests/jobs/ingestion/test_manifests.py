@@ -141,6 +141,7 @@ def as_parquet(path: Path) -> None:
 def test_tables(corpus: Corpus, name: str, write: Callable[[Path], object]) -> None:
     """CSV, Parquet and JSON lines of equal rows give equal records of a labelled subset."""
     path = corpus.audio.parent / name
+    (corpus.audio / "a.wav").touch()
     write(path)
     options = ("--manifest", f"labelled={path}", "--format", "table", "--columns", COLUMNS)
     corpus.ingest(*options, "--locale", "nl-NL")
@@ -175,6 +176,7 @@ def test_lhotse_cuts_and_supervisions(corpus: Corpus) -> None:
         {**cut, "id": "m", "type": "MixedCut", "tracks": []},
     ]
     folder = corpus.audio.parent
+    (corpus.audio / "r.flac").touch()
     uri = write_lines(folder / "cuts.jsonl.gz", cuts)
     corpus.ingest("--manifest", f"heldout={uri}", "--format", "lhotse")
     (by_cut,) = corpus.records("heldout")
@@ -223,7 +225,7 @@ def test_kaldi_directory_with_segments(corpus: Corpus) -> None:
         "utt2spk": "u1 ann\nu2 ann\nu3 ann\nu4 ann\n",
         "text": "u1 a b\n",
     }
-    for name, text in files.items():
+    for name, text in {**files, "r.wav": ""}.items():
         (corpus.audio / name).write_text(text)
     corpus.ingest("--manifest", f"labelled={corpus.audio}", "--format", "kaldi")
     (record,) = corpus.records("labelled")
@@ -268,6 +270,7 @@ def test_common_voice(corpus: Corpus) -> None:
 def test_again_and_elsewhere(corpus: Corpus) -> None:
     """A finished step is found; changed input or another corpus's metadata is refused."""
     path = corpus.audio.parent / "m.jsonl"
+    (corpus.audio / "a").touch()
     options = ("--manifest", write_lines(path, [{"audio_filepath": "audio/a", "duration": 1}]))
     corpus.ingest(*options)
     before = {each.uri: each.etag for each in corpus.store.list(corpus.run_uri)}
