@@ -13,10 +13,20 @@ from dataclasses import dataclass
 from infra.cluster import INSTANCE_TYPES, Cluster, require_dependencies
 from infra.configuration import ConfigurationError
 from infra.ranges import AUTO, Range, mebibytes, printable
+from infra.spark.host_environment import require_environment
+from infra.spark.java import find_java_home
 from infra.store.object_store import StoreError, join_uri
 from infra.store.uris import require_within, resolve_prefix
 from jobs.cli.begun import require_base
-from jobs.cli.catalogue import CHECK, EVALUATE, GENERATE_TARGETS, INGEST, SELECT_UTTERANCES, STEPS
+from jobs.cli.catalogue import (
+    CHECK,
+    EVALUATE,
+    GENERATE_TARGETS,
+    INGEST,
+    SELECT_UTTERANCES,
+    SPARK_STEPS,
+    STEPS,
+)
 from jobs.cli.command_line import fail
 from jobs.cli.device_choice import choose_device, gpus_for
 from jobs.cli.job import Job, job_parser, open_job, written_steps
@@ -108,6 +118,10 @@ def check(arguments: argparse.Namespace) -> Checked:
         choose_device(arguments.device, 0, num_ranks, gpus_for(arguments.device))
         if section in jobs[0].recipe.sequence_training.models:
             check_ranks(jobs[0].recipe, "sequence_training", num_ranks)
+    for step in SPARK_STEPS:
+        require_environment(by_step[step].cluster)
+    if any(by_step[step].cluster.is_local for step in SPARK_STEPS):
+        find_java_home()
     for job in jobs:
         for name in written_steps(job.recipe, job.name):
             prefixes = map(resolve_prefix, job.cluster.writable(job.run_uri, job.corpus_uri))

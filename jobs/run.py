@@ -16,6 +16,7 @@ from typing import Any
 from infra.configuration import ConfigurationError, apply_overrides, read_toml
 from infra.log_lines import begin_log, elapsed_text, log, report_error, report_interrupt
 from infra.ranges import holds_password, printable
+from infra.spark.java import JavaError
 from infra.spark.session import spark_environment
 from infra.supervisor import command_of, describe_end, shell_code
 from jobs.cli.catalogue import (
@@ -203,6 +204,9 @@ def exit_with(action: Callable[[], int]) -> None:
     before = signal.signal(signal.SIGTERM, terminate)
     try:
         sys.exit(action())
+    except JavaError as error:
+        report_error(RUN, error)
+        sys.exit(2)
     except _Terminated:
         said, code = "terminated", 128 + signal.SIGTERM
     except KeyboardInterrupt:
