@@ -91,9 +91,9 @@ def _require_python(name: str, value: str, has_sent_code: bool) -> None:
     try:
         command = [path, "-c", _PYTHON_PROGRAM, *modules]
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    except (OSError, subprocess.SubprocessError) as error:
+        theirs, absent = done.stdout.splitlines()
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise ConfigurationError(f"{name} = {value}: does not run Python 3: unset it") from error
-    theirs, absent = (*done.stdout.splitlines(), "", "")[:2]
     ours = f"{sys.version_info[0]}.{sys.version_info[1]}"
     if theirs != ours:
         raise ConfigurationError(
