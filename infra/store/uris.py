@@ -125,7 +125,8 @@ def require_within(uri: str, resolved_prefixes: Sequence[str]) -> str:
     if any(_is_at_or_below(real, prefix) for prefix in resolved_prefixes):
         return normalized
     if (link := _last_link(normalized)) is None:
-        allowed = ", ".join(resolved_prefixes) or "none"
+        widest = [each for each in resolved_prefixes if not _is_below_one(each, resolved_prefixes)]
+        allowed = ", ".join(dict.fromkeys(widest)) or "none"
         said = f"{uri}: outside the allowed prefixes ({allowed}): allow its prefix, or move it"
     else:
         target = Path(_without_links(str(link)))
@@ -134,6 +135,10 @@ def require_within(uri: str, resolved_prefixes: Sequence[str]) -> str:
     error = PrefixError(said)
     error.is_outside = True
     raise error
+
+
+def _is_below_one(uri: str, prefixes: Sequence[str]) -> bool:
+    return any(uri != each and _is_at_or_below(uri, each) for each in prefixes)
 
 
 def _last_link(uri: str) -> Path | None:

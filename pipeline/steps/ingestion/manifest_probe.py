@@ -21,6 +21,7 @@ from infra.store.object_store import (
 )
 from infra.store.uris import is_absolute, is_s3
 from pipeline.records import Quarantined
+from pipeline.runs.names import OUTSIDE_PREFIXES
 from pipeline.steps.ingestion.directories import ARCHIVES, CommonVoice, Kaldi, LibriSpeech
 from pipeline.steps.ingestion.formats import (
     CSV_SUFFIXES,
@@ -242,16 +243,19 @@ def _fault(
         located = Row({"duration_s": 1.0, **located.fields}, located.num_bytes)
     [record] = records_of(iter([located]), rules, manifest.subset, form.columns)
     if isinstance(record, Quarantined):
+        if isinstance(row, Row) and record.reason == OUTSIDE_PREFIXES:
+            # The wrong folder is the cause, rather than the permission to read there.
+            uri = _at(*_base_and_path(row, piece))
+            if uri.startswith("/") and "/../" not in uri and not Path(uri).exists():
+                return _absent(store, row, piece, keys, f"{uri}: no such object")
         return f"{record.detail}{_found(form, record, keys)}"
+    assert isinstance(row, Row), "a ledger row is no record"
     try:
         store.head(record.audio_uri)
     except ObjectDenied as error:
         return str(error)
     except ObjectNotFound as error:
-        assert isinstance(row, Row), "a ledger row is no record"
-        if "shard_id" in keys:
-            return f"{error}; shard_id is of {TARRED.called}: {TARRED.remedy}"
-        return _absent(store, row, piece, error)
+        return _absent(store, row, piece, keys, str(error))
     return None
 
 
@@ -267,13 +271,12 @@ def _found(form: ManifestFormat, record: Quarantined, keys: Sequence[str]) -> st
     return f"; found {_some(keys)}: {remedy}"
 
 
-def _absent(store: ObjectStore, row: Row, piece: Piece, error: ObjectNotFound) -> str:
+def _absent(store: ObjectStore, row: Row, piece: Piece, keys: Sequence[str], said: str) -> str:
     """Say where an object was looked for, and where it is if that is easily found."""
-    written = str(row.fields["audio_uri"])
-    base = str(row.fields.get("folder", piece.folder))
-    where = (
-        f"{error}" if is_absolute(written) else f"{error}: {shown(written)} is relative to {base}"
-    )
+    if "shard_id" in keys:
+        return f"{said}; shard_id is of {TARRED.called}: {TARRED.remedy}"
+    base, written = _base_and_path(row, piece)
+    where = said if is_absolute(written) else f"{said}: {shown(written)} is relative to {base}"
     for other, need in (
         (unquote(written), "paths are read without decoding %: write"),
         (written.replace("\\", "/"), "need / in place of \\: write"),
@@ -288,6 +291,10 @@ def _absent(store: ObjectStore, row: Row, piece: Piece, error: ObjectNotFound) -
             remedy = f"put the manifest into {folder}, or write whole paths"
             return f"{where}; it is at {join_uri(folder, written)}: {remedy}"
     return where
+
+
+def _base_and_path(row: Row, piece: Piece) -> tuple[str, str]:
+    return str(row.fields.get("folder", piece.folder)), str(row.fields["audio_uri"])
 
 
 def _at(base: str, path: str) -> str:

@@ -165,6 +165,9 @@ def parquet_rows(store: ObjectStore, piece: Piece, columns: list[str]) -> Iterat
             instants = _int96_columns(table)
             groups = range(piece.start, piece.end or table.num_row_groups)
             for batch in table.iter_batches(BATCH_ROWS, row_groups=groups, columns=known):
+                if not known:  # rows without any field, so that each is counted
+                    yield from (Row({}, 0) for _ in range(batch.num_rows))
+                    continue
                 names = batch.schema.names
                 cells = [_values(batch.column(n), name in instants) for n, name in enumerate(names)]
                 for row in zip(*cells, strict=True):
