@@ -22,6 +22,7 @@ from pipeline.runs.names import (
     UNLABELLED,
 )
 from pipeline.sampling import sampling_priority
+from pipeline.steps.ingestion.manifest_records import ARCHIVE_ENTRY, OF_ARCHIVE
 
 UNDETERMINED_LOCALE = "und"
 _UNSAFE_IN_KEYS = "/\\%"
@@ -198,6 +199,8 @@ def _require_file_name(where: str, utterance_id: str, value: str) -> None:
     if value.endswith("|") or value.startswith("|"):
         remedy = "run the commands once into WAV or FLAC files, and name these"
         raise ValueError(f"{where}: a command ({value[:60]}) is not run: {remedy}")
+    if ARCHIVE_ENTRY.search(value):
+        raise ValueError(f"{where}: {value[:60]}: {OF_ARCHIVE}")
     if utterance_id.startswith(".") or any(mark in utterance_id for mark in _UNSAFE_IN_KEYS):
         raise ValueError(f"{where}: becomes an object key: rename it without / \\ % or leading dot")
 

@@ -40,10 +40,10 @@ _NAMES = ("utterance_id", "speaker_id", "stream")
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Look is how users of another format's reader are told that a manifest is of this one.
+    """Look says by what a manifest of a format is known, for messages of other formats' readers.
 
-    A manifest is `called` so where its rows have all of `keys`, or where the name of an object in
-    it matches `file`; `remedy` says what to give instead.
+    Rows of a manifest that is `called` so have all of `keys`, or the name of one of its objects
+    matches `file`; `remedy` says what to give instead.
     """
 
     called: str

@@ -22,7 +22,7 @@ from pipeline.runs.names import DEV, LABELLED, OUTSIDE_PREFIXES, UNLABELLED
 from pipeline.sampling import NUM_PRIORITIES, hash_name
 from pipeline.steps.ingestion.manifest_rows import Row
 
-_ARCHIVE = re.compile(r"\.(ark|scp)(\.gz)?(:\d+)?(\[.*\])?$")
+ARCHIVE_ENTRY = re.compile(r"\.(ark|scp)(\.gz)?(:\d+)?(\[.*\])?$")
 """An entry of a Kaldi archive, such as wav.1.ark:1234."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -52,7 +52,7 @@ class RecordRules:
         return DEV if subset == LABELLED and is_drawn else subset
 
 
-_OF_ARCHIVE = (
+OF_ARCHIVE = (
     "an entry of a Kaldi archive is not read: name files, which "
     "wav-copy scp:wav.scp scp:files.scp writes where files.scp says"
 )
@@ -72,8 +72,8 @@ def with_audio(
         fields["audio_uri"] = uri if is_absolute(uri) else join_uri(base, uri.removeprefix("./"))
         partial = PartialRecord(str(fields.get("utterance_id", "")), fields["audio_uri"])
         try:
-            if _ARCHIVE.search(uri):
-                raise MetadataError("bad_field", f"{uri}: {_OF_ARCHIVE}", partial)
+            if ARCHIVE_ENTRY.search(uri):
+                raise MetadataError("bad_field", f"{uri}: {OF_ARCHIVE}", partial)
             fields["audio_uri"] = require_within(fields["audio_uri"], prefixes)
         except PrefixError as error:
             detail = f"{error}: add it to corpus.audio_prefixes" if error.is_outside else str(error)
