@@ -16,7 +16,6 @@ from typing import Any
 from infra.configuration import ConfigurationError, apply_overrides, read_toml
 from infra.log_lines import begin_log, elapsed_text, log, report_error, report_interrupt
 from infra.ranges import holds_password, printable
-from infra.spark.java import JavaError
 from infra.spark.session import spark_environment
 from infra.supervisor import command_of, describe_end, shell_code
 from jobs.cli.catalogue import (
@@ -204,7 +203,7 @@ def exit_with(action: Callable[[], int]) -> None:
     before = signal.signal(signal.SIGTERM, terminate)
     try:
         sys.exit(action())
-    except JavaError as error:
+    except ConfigurationError as error:
         report_error(RUN, error)
         sys.exit(2)
     except _Terminated:
@@ -290,11 +289,7 @@ def source_options(
 
 def run_chosen(steps: Sequence[Launch], arguments: argparse.Namespace) -> int:
     """Run the steps that the command line chooses, or list what they would do."""
-    try:
-        chosen = chosen_steps(steps, arguments)
-    except ConfigurationError as error:
-        report_error(RUN, error)
-        return 2
+    chosen = chosen_steps(steps, arguments)
     shared = shared_arguments(arguments.recipe, arguments)
     return dry_run(chosen, shared) if arguments.dry_run else run_steps(chosen, shared)
 

@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Quarantined
-from pipeline.steps.ingestion.formats import DELIMITED, Look, common_voice_rows, refused
+from pipeline.steps.ingestion.formats import Look, common_voice_rows, refused
 from pipeline.steps.ingestion.manifest_objects import (
+    DELIMITED,
     Piece,
     files_of,
     folder_of_object,

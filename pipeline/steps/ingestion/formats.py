@@ -10,6 +10,9 @@ from infra.store.object_store import ObjectStore
 from pipeline.audio_parts import MEMBER_FIELDS, SEGMENT_FIELDS
 from pipeline.records import MetadataError, PartialRecord, Quarantined
 from pipeline.steps.ingestion.manifest_objects import (
+    DELIMITED,
+    JSON_LINES,
+    PARQUET,
     Piece,
     folder_of_object,
     list_objects,
@@ -62,9 +65,6 @@ TARRED = Look(
     frozenset({"tarred_audio_filepaths"}),
     re.compile(r".*_OP_\d+\.\.\d+_CL_.*"),
 )
-
-JSON_LINES, DELIMITED, PARQUET = "JSON lines", "a table of text", "Parquet"
-"""What a manifest's object may hold."""
 
 
 @runtime_checkable

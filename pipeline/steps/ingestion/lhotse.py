@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 from infra.ranges import shown
 from infra.store.object_store import ObjectInfo, ObjectStore
 from pipeline.records import Quarantined
-from pipeline.steps.ingestion.formats import JSON_LINES, JSON_SUFFIXES, Look, by_name, refused
+from pipeline.steps.ingestion.formats import JSON_SUFFIXES, Look, by_name, refused
 from pipeline.steps.ingestion.manifest_objects import (
+    JSON_LINES,
     Piece,
     folder_of_object,
     list_objects,

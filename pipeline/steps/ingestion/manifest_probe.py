@@ -1,11 +1,7 @@
 """Read some rows of a manifest before any task does, and say why none of them can be used."""
 
-import csv
-import json
-import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import closing, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
 from urllib.parse import unquote
@@ -25,10 +21,7 @@ from pipeline.runs.names import OUTSIDE_PREFIXES
 from pipeline.steps.ingestion.directories import ARCHIVES, CommonVoice, Kaldi, LibriSpeech
 from pipeline.steps.ingestion.formats import (
     CSV_SUFFIXES,
-    DELIMITED,
-    JSON_LINES,
     JSON_SUFFIXES,
-    PARQUET,
     PARQUET_SUFFIXES,
     TARRED,
     Look,
@@ -38,7 +31,14 @@ from pipeline.steps.ingestion.formats import (
 )
 from pipeline.steps.ingestion.ingest_manifests import Manifest
 from pipeline.steps.ingestion.lhotse import RECORDINGS, LhotseCuts, LhotseSupervisions, Shar
-from pipeline.steps.ingestion.manifest_objects import Piece
+from pipeline.steps.ingestion.manifest_objects import (
+    DELIMITED,
+    JSON_LINES,
+    PARQUET,
+    Content,
+    Piece,
+    content_of,
+)
 from pipeline.steps.ingestion.manifest_records import RecordRules, records_of, with_audio
 from pipeline.steps.ingestion.manifest_rows import Row
 
@@ -49,7 +49,6 @@ PROBED_ROWS = frozenset({0, *(2**power for power in range(13))})
 MAX_PROBES = 40
 """An absent object of S3 costs four requests."""
 
-_HEAD_BYTES = 64 * 2**10
 _LISTED = 10_000
 _FORMATS: Sequence[type[ManifestFormat]] = (
     *(Nemo, LhotseCuts, LhotseSupervisions, Shar, Kaldi, LibriSpeech, CommonVoice),
@@ -60,26 +59,6 @@ _SUFFIXES = {
     DELIMITED: CSV_SUFFIXES,
     PARQUET: PARQUET_SUFFIXES,
 }
-_AUDIO = "an audio file", "name a manifest that lists it"
-_MAGIC = {
-    b"PAR1": (PARQUET, "give --format table"),
-    b"fLaC": _AUDIO,
-    b"RIFF": _AUDIO,
-    b"OggS": _AUDIO,
-    b"ID3": _AUDIO,
-    b"PK\x03\x04": ("a zip archive", "unpack it"),
-    b"\xff\xfe": ("UTF-16", "write it as UTF-8"),
-    b"\xfe\xff": ("UTF-16", "write it as UTF-8"),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class _Content:
-    """_Content says what an object holds, by which keys, and what to do if that is not read."""
-
-    called: str
-    remedy: str = ""
-    keys: Sequence[str] = ()
 
 
 def require_usable_rows(
@@ -146,13 +125,7 @@ def _require_content(store: ObjectStore, form: ManifestFormat, piece: Piece) -> 
     """Return the keys of an object's rows; ConfigurationError if the format does not read it."""
     if not form.contents:
         return ()
-    with closing(store.open(piece.uri)) as file:
-        head = file.read(_HEAD_BYTES)
-    if head and head.startswith(b"\x1f\x8b") is not piece.uri.endswith(".gz"):
-        said = "no gzip, but its name ends in .gz" if piece.uri.endswith(".gz") else "in gzip"
-        need = "without .gz" if piece.uri.endswith(".gz") else "with .gz at its end"
-        raise ConfigurationError(f"{piece.uri} is {said}: call it by a name {need}")
-    content = _content_of(_unpacked(head))
+    content = content_of(store, piece.uri)
     if content is None:
         return ()
     is_own = form.columns.get("audio_uri", "audio_uri") in content.keys or any(
@@ -166,44 +139,7 @@ def _require_content(store: ObjectStore, form: ManifestFormat, piece: Piece) -> 
     return content.keys
 
 
-def _unpacked(head: bytes) -> bytes:
-    if not head.startswith(b"\x1f\x8b"):
-        return head
-    with suppress(zlib.error):  # the reader names it
-        return zlib.decompressobj(31).decompress(head, _HEAD_BYTES)
-    return b""
-
-
-def _content_of(data: bytes) -> _Content | None:
-    """Tell what the first bytes of an object are; None if they are nothing that is known."""
-    for magic, (called, remedy) in _MAGIC.items():
-        if data.startswith(magic):
-            return _Content(called, remedy)
-    text = data.decode("utf-8-sig", "replace").strip()
-    lines = text.splitlines()
-    for line in lines[:100]:
-        if line.startswith("{") and (keys := _keys(line)):
-            return _Content(JSON_LINES, "give --format table", keys)
-    if text.startswith(("[", "{")):
-        keys = _keys(text.lstrip("[ \t\r\n"))
-        called, query = ("a JSON array", ".[]") if text[0] == "[" else ("JSON over lines", ".")
-        return _Content(called, f"write an object a line, as jq -c '{query}' does", keys)
-    delimiter = "\t" if lines and "\t" in lines[0] else ","
-    if lines and delimiter in lines[0]:
-        header = next(csv.reader(lines[:1], delimiter=delimiter))
-        return _Content(DELIMITED, "give --format table, and --columns for other names", header)
-    return _Content("text") if lines else None
-
-
-def _keys(text: str) -> Sequence[str]:
-    try:
-        found, _ = json.JSONDecoder().raw_decode(text)
-    except (ValueError, RecursionError):
-        return ()
-    return tuple(found) if isinstance(found, dict) else ()
-
-
-def _require_read(form: ManifestFormat, uri: str, content: _Content) -> None:
+def _require_read(form: ManifestFormat, uri: str, content: Content) -> None:
     if content.called not in form.contents:
         named = f" with the columns {_some(content.keys)}" if content.called == DELIMITED else ""
         need = f"need {' or '.join(form.contents)}"
