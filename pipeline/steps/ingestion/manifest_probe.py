@@ -131,7 +131,11 @@ def _require_content(store: ObjectStore, form: ManifestFormat, piece: Piece) -> 
     is_own = form.columns.get("audio_uri", "audio_uri") in content.keys or any(
         look.has_keys(content.keys) for look in form.looks
     )
-    looks = [look for look in _LOOKS if look not in form.looks and look.has_keys(content.keys)]
+    # A format that does not read such an object is no remedy.
+    held = content.called if content.called in (DELIMITED, PARQUET) else JSON_LINES
+    readers = [each.looks for each in _FORMATS if held in each.contents]
+    looks = [look for look in (TARRED, *chain(*readers), RECORDINGS) if look not in form.looks]
+    looks = [look for look in looks if look.has_keys(content.keys)]
     looks += [look for look in _LOOKS if look.file.fullmatch(_name(piece.uri))]
     if looks and not is_own:
         raise _looks_like(piece.uri, looks[0])

@@ -8,6 +8,7 @@ from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any
 
+from infra.ranges import shown
 from infra.store.object_store import PrefixError, join_uri
 from infra.store.uris import is_absolute, require_within
 from pipeline.audio_parts import MAX_START_S
@@ -110,11 +111,13 @@ def records_of(
 
 
 def _record(row: Row, rules: RecordRules, subset: str) -> Utterance:
-    if row.fields.get("audio_uri") is None:
+    if not isinstance(uri := row.fields.get("audio_uri"), str):
         # First, as the id that is made of it would be absent, too.
         named = row.fields.get("utterance_id")
         partial = PartialRecord(named if isinstance(named, str) else "")
-        raise MetadataError("missing_field", "audio_uri is absent", partial)
+        if uri is None:
+            raise MetadataError("missing_field", "audio_uri is absent", partial)
+        raise MetadataError("wrong_type", f"audio_uri = {shown(uri)}: need text", partial)
     fields = {**_defaults(row.fields, rules), **row.fields}
     if subset == UNLABELLED:
         fields.pop("text", None)

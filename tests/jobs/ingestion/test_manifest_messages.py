@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import csv
 
 from tests.jobs.ingestion.manifest_corpus import Corpus, write_lines
 
@@ -253,4 +254,25 @@ def test_parquet_is_a_table(refusal: Callable[..., str], tmp_path: Path) -> None
     said = refusal({"m.json": data}, "m.json", *form("table"))
     assert "holds Parquet: call it by a name in .parquet" in said
     said = refusal({"m.parquet": data}, "m.parquet", *form("table"))
-    assert "audio_uri is absent" in said
+    assert "audio_uri is absent; found path: rename a column, or give --columns audio_uri" in said
+
+
+@pytest.mark.parametrize("keys", [["client_id", "path", "sentence"], ["audio_filepath", "text"]])
+@pytest.mark.parametrize("suffix", [".parquet", ".csv"])
+def test_no_format_is_named_that_could_not_read_the_object(
+    refusal: Callable[..., str], tmp_path: Path, keys: Sequence[str], suffix: str
+) -> None:
+    """A table with the columns of NeMo or Common Voice is theirs only in their form."""
+    table = pa.table({key: ["x"] for key in keys})
+    write = pq.write_table if suffix == ".parquet" else csv.write_csv
+    write(table, tmp_path / "x")
+    said = refusal({f"m{suffix}": (tmp_path / "x").read_bytes()}, f"m{suffix}", *form("table"))
+    is_voice = (keys[0], suffix) == ("client_id", ".csv")
+    assert ("looks like a table of Common Voice" if is_voice else "audio_uri is absent") in said
+
+
+def test_audio_that_is_no_path(refusal: Callable[..., str]) -> None:
+    """As where a data set holds the bytes; the column is named, and not the id made of it."""
+    rows = lines({"audio": {"path": "audio/a.wav", "bytes": None}, "text": "yes"})
+    said = refusal({"m.jsonl": rows}, "m.jsonl", *form("table"), "--columns", "audio_uri=audio")
+    assert "audio = {'bytes': None, 'path': 'audio/a.wav'}: need text" in said
