@@ -14,11 +14,12 @@ RECIPE ?= recorded
 SOURCE = $(if $(KALDI_DIR),--kaldi-dir '$(KALDI_DIR)') $(foreach each,$(MANIFEST),--manifest '$(each)') \
   $(if $(LEXICON),--lexicon '$(LEXICON)') $(if $(LANGUAGE_MODEL),--language-model '$(LANGUAGE_MODEL)')
 
-KILLS ?= 30
+# Processes that make chaos kills, on local paths and again in S3.
+KILLS ?= 200
 # A file's tests run in one process and share what they set up; the longest files begin.
 PYTEST = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo run test faults gpu dist format lint audit clean
+.PHONY: help setup demo run test faults chaos packages gpu dist format lint audit clean
 
 help:
 	@echo 'make demo                 synthetic corpus, every step, word error rates (10 minutes, 2 cores)'
@@ -26,8 +27,9 @@ help:
 	@echo 'make run MANIFEST=URIS    the same on audio where it lies: "labelled=URI URI heldout=URI", with'
 	@echo '                          LEXICON=URI, and perhaps LANGUAGE_MODEL=URI; or on the corpus at corpus.uri'
 	@echo 'make setup                the environment of tests and linters, in .venv; demo and run need less'
-	@echo 'make test                 all tests but those of make faults'
-	@echo 'make faults               tests on a Spark cluster, Ceph, sclite, Chromium, PortAudio (apt), Airflow, an S3; KILLS=30'
+	@echo 'make test                 all tests but those below'
+	@echo 'make faults               tests on a Spark cluster, Ceph, sclite, Chromium, PortAudio (apt), every step in an S3'
+	@echo 'make chaos                those of make faults, and the long ones: KILLS=200, all schedules, Airflow'
 	@echo 'make gpu                  tests on a CUDA device, which needs a CUDA build of torch in .venv'
 	@echo 'make dist                 code and dependencies for spark-submit on a cluster'
 	@echo 'make format               format the code, and fix what the linter can fix'
@@ -37,16 +39,24 @@ help:
 
 setup: $(VENV)/.developed
 
-$(VENV)/.ready: pyproject.toml constraints.txt $(wildcard */*/*.c */*/*/*.c)
+INSTALLED_BY = pyproject.toml constraints.txt $(wildcard */*/*.c */*/*/*.c)
+# Python compiles what is imported; to compile all that is installed took a third of the CPU.
+define install
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[demo]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	$(BIN)/python -m infra.spark.session
-	touch $@
+	touch $(VENV)/.ready
+endef
+
+$(VENV)/.ready: EXTRAS = demo
+$(VENV)/.ready: $(INSTALLED_BY)
+	$(install)
 
 # Tests and linters, beside all that a run needs.
-$(VENV)/.developed: $(VENV)/.ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[demo,dev]'
+$(VENV)/.developed: EXTRAS = demo,dev
+$(VENV)/.developed: $(INSTALLED_BY)
+	$(install)
 	touch $@
 
 demo: $(VENV)/.ready
@@ -64,9 +74,14 @@ $(AIRFLOW)/.ready: infra/airflow/constraints.txt
 	$(AIRFLOW)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $< apache-airflow apache-airflow-providers-standard
 	touch $@
 
-faults: setup $(AIRFLOW)/.ready
+packages:
 	sh tests/install_packages.sh || echo 'Ceph, sclite, PortAudio or Chromium cannot be installed here: tests that need the first three are skipped'
-	$(PYTEST) --numprocesses 4 -m cluster --kills $(KILLS) -rs
+
+faults: setup packages
+	$(PYTEST) --numprocesses 3 -m 'cluster and not chaos' -rs
+
+chaos: setup packages $(AIRFLOW)/.ready
+	$(PYTEST) --numprocesses 4 -m 'cluster or chaos' --kills $(KILLS) -rs
 
 gpu: setup
 	$(PYTEST) -m gpu tests/gpu

@@ -10,7 +10,7 @@ from jobs.cli.job import Job
 from jobs.cli.rank_device import arguments_with_device, own_device
 from jobs.cli.spark_steps import distribute_on_spark
 from jobs.cli.training_steps import training_ranks
-from pipeline.runs.manifest import Manifest, is_finished, subsets_of_run
+from pipeline.runs.manifest import Manifest, is_finished, read_manifest, subsets_of_run
 from pipeline.runs.names import (
     ALIGNER,
     DEV,
@@ -27,7 +27,7 @@ from training.fit.train_model import fit_model
 from training.recipes import check_phones, check_ranks, check_senones
 from training.targets.alignment import AlignmentSettings, read_tree, realign
 from training.targets.bootstrap import bootstrap
-from training.targets.labelled import read_lexicon, require_pronunciations
+from training.targets.labelled import CorpusLexicon, check_transcripts
 
 
 def run(job: Job) -> StepResults:
@@ -44,13 +44,17 @@ def run(job: Job) -> StepResults:
         )
     # Now, not after the hours of the bootstrap.
     check_ranks(recipe, ALIGNER, 1)
-    lexicon = read_lexicon(*where, [features]).parse()
+    read_manifest(job.store, job.run_uri, features)
+    rule = recipe.corpus.unknown_words
+    lexicon = CorpusLexicon.read(job.store, job.corpus_uri, rule).parse()
     check_phones(recipe, len(lexicon.phones))
     has_dev = DEV in subsets_of_run(job.store, job.run_uri, features_step)
     if has_dev and not is_finished(job.store, job.run_uri, DEV_ALIGNMENT_STEP):
-        require_pronunciations(job.store, job.run_uri, DEV, lexicon)
+        check_transcripts(job.store, job.run_uri, DEV, lexicon, recipe.loss_budget)
     versions = recipe.alignment.versions
-    bootstrapped = bootstrap(*where, recipe.bootstrap, recipe.senones, recipe.loss_budget, versions)
+    bootstrapped = bootstrap(
+        *where, recipe.bootstrap, recipe.senones, recipe.loss_budget, versions, rule
+    )
     check_senones(recipe, read_tree(job.store, job.run_uri).num_senones)
     if said := unreached_senones(bootstrapped.manifest):
         log(said)

@@ -7,7 +7,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from infra.cluster import INSTANCE_TYPES, Cluster, require_dependencies
@@ -15,7 +15,7 @@ from infra.configuration import ConfigurationError
 from infra.ranges import AUTO, Range, mebibytes, printable
 from infra.spark.host_environment import require_environment
 from infra.spark.java import find_java_home
-from infra.store.object_store import StoreError, join_uri
+from infra.store.object_store import AccessDenied, StoreError, join_uri
 from infra.store.uris import require_within, resolve_prefix
 from jobs.cli.begun import require_base
 from jobs.cli.catalogue import (
@@ -36,9 +36,11 @@ from jobs.cli.parser import (
     add_ranks_arguments,
     add_source_arguments,
 )
+from jobs.ingestion.corpus_lexicon import phone_notes, require_replaceable, vocabulary_notes
 from jobs.ingestion.language_data import LanguageData
 from jobs.ingestion.manifest_choice import require_usable_manifests
-from jobs.ingestion.run_arguments import subset_and_uri
+from jobs.ingestion.run_arguments import require_used_options, subset_and_uri
+from pipeline.runs.ledger import LossBudgetExceededError
 from pipeline.runs.manifest import manifest_uri
 from pipeline.runs.names import (
     ALIGNER,
@@ -48,12 +50,14 @@ from pipeline.runs.names import (
     LABELLED,
     LEXICON_FILE,
     METADATA_FOLDER,
+    STORE_CHECK_FOLDER,
     STUDENT,
     TEACHER,
 )
 from training.configuration.models import FactoryConfig
 from training.configuration.targets import OwnTeacherConfig
 from training.configuration.values import Precision
+from training.decoding.lexicon import Lexicon
 from training.models.parameter_count import num_parameters
 from training.recipes import Recipe, check_phones, check_ranks
 
@@ -86,7 +90,8 @@ def _parser() -> argparse.ArgumentParser:
         "there is a lexicon for the manifests' transcripts, and the "
         "installed versions. A model of your own is made and tried on a small minibatch: shapes, "
         "gradients, determinism, padding, look-ahead. A teacher of your own is imported, and its "
-        "settings are compared with its signature. Nothing is written.",
+        "settings are compared with its signature. A run in S3 gets three small objects, which "
+        "show whether the store has conditional writes and lists by key; nothing else is written.",
         "0 all is well, 2 something is not.",
     )
     add = parser.add_argument
@@ -110,6 +115,7 @@ class Checked:
 
 def check(arguments: argparse.Namespace) -> Checked:
     """Open every step as it will open itself; ConfigurationError names what cannot be done."""
+    require_used_options(arguments)
     ranks = _ranks(arguments)
     by_step = {step: open_job(step, arguments) for step in STEPS}
     jobs = list(by_step.values())
@@ -118,10 +124,7 @@ def check(arguments: argparse.Namespace) -> Checked:
         choose_device(arguments.device, 0, num_ranks, gpus_for(arguments.device))
         if section in jobs[0].recipe.sequence_training.models:
             check_ranks(jobs[0].recipe, "sequence_training", num_ranks)
-    for step in SPARK_STEPS:
-        require_environment(by_step[step].cluster)
-    if any(by_step[step].cluster.is_local for step in SPARK_STEPS):
-        find_java_home()
+    _check_spark([by_step[step].cluster for step in SPARK_STEPS])
     for job in jobs:
         for name in written_steps(job.recipe, job.name):
             prefixes = map(resolve_prefix, job.cluster.writable(job.run_uri, job.corpus_uri))
@@ -138,7 +141,7 @@ def check(arguments: argparse.Namespace) -> Checked:
     language_data = LanguageData.of(arguments)
     lexicon = language_data.lexicon(by_step[EVALUATE])
     if arguments.manifest:
-        _require_usable_manifests(by_step[INGEST], arguments)
+        _require_usable_manifests(by_step[INGEST])
     if lexicon is None and (arguments.manifest or arguments.ingested):
         _require_lexicon(by_step[SELECT_UTTERANCES], arguments)
     if lexicon is not None and language_data.has_new_lexicon:
@@ -147,7 +150,10 @@ def check(arguments: argparse.Namespace) -> Checked:
     if jobs[0].recipe.targets.source == "lattice":
         searching.append(GENERATE_TARGETS)
     readers = [by_step[step] for step in searching]
-    return Checked(jobs[0], tuple(language_data.language_model_notes(readers, lexicon)))
+    notes = list(language_data.language_model_notes(readers, lexicon))
+    if lexicon is not None:
+        notes += _lexicon_notes(by_step[INGEST], language_data, lexicon)
+    return Checked(jobs[0], (*notes, *_store_notes(jobs[0])))
 
 
 def _ranks(arguments: argparse.Namespace) -> Mapping[str, int]:
@@ -158,6 +164,14 @@ def _ranks(arguments: argparse.Namespace) -> Mapping[str, int]:
     supervised = arguments.supervised_ranks
     trained = {BASELINE: supervised, TEACHER: supervised, STUDENT: arguments.student_ranks}
     return {ALIGNER: 1, **trained}
+
+
+def _check_spark(clusters: Sequence[Cluster]) -> None:
+    """Raise ConfigurationError if this host cannot start the Spark of a cluster."""
+    for cluster in clusters:
+        require_environment(cluster)
+    if any(cluster.is_local for cluster in clusters):
+        find_java_home()
 
 
 def _check_host(cluster: Cluster) -> None:
@@ -247,8 +261,27 @@ def _check_own_teacher(recipe: Recipe) -> None:
             raise ConfigurationError(f"targets: teacher: {error}") from error
 
 
+def _store_notes(job: Job) -> Iterable[str]:
+    """Try the store; yield a note where these credentials may not write to the run."""
+    try:
+        job.store.check(join_uri(job.run_uri, STORE_CHECK_FOLDER))
+    except AccessDenied as error:
+        yield f"the store was not tried, as each step will do: {error}"
+
+
 def _host_mebibytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
+
+
+def _lexicon_notes(job: Job, language_data: LanguageData, lexicon: Lexicon) -> Iterator[str]:
+    """Yield what ingest will say; ConfigurationError where it will refuse lexicon or speech."""
+    try:
+        if (data := language_data.lexicon_bytes(job)) is not None:
+            require_replaceable(job, data)
+            yield from phone_notes(data)
+        yield from vocabulary_notes(job, lexicon)
+    except (LossBudgetExceededError, OSError, ValueError) as error:
+        raise ConfigurationError(str(error)) from error
 
 
 def _require_corpus(job: Job) -> None:
@@ -259,12 +292,10 @@ def _require_corpus(job: Job) -> None:
         raise ConfigurationError(f"{uri} holds no metadata: {remedy}")
 
 
-def _require_usable_manifests(job: Job, arguments: argparse.Namespace) -> None:
+def _require_usable_manifests(job: Job) -> None:
     """Raise ConfigurationError if ingest could use no row of a manifest."""
     try:
-        require_usable_manifests(arguments, job.store, job.run_uri)
-    except ConfigurationError:
-        raise
+        require_usable_manifests(job)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
 

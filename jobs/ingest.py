@@ -31,7 +31,8 @@ from jobs.cli.parser import (
 )
 from jobs.cli.spark_steps import distribute_on_spark
 from jobs.ingestion.corpus import ingest
-from jobs.ingestion.kaldi_directory import KaldiUtterance
+from jobs.ingestion.corpus_lexicon import announce_lexicon, put_lexicon
+from jobs.ingestion.kaldi_directory import UNDETERMINED_LOCALE, KaldiUtterance
 from jobs.ingestion.manifest_choice import (
     ingestion_of,
     require_same_speakers,
@@ -56,6 +57,7 @@ from pipeline.runs.names import (
     DEV_SHARE_SETTING,
     HELDOUT,
     INGEST_STEP,
+    LEXICON_FILE,
     PLACEMENTS_SETTING,
 )
 from pipeline.runs.step import StepContents, StepSpec, run_step
@@ -71,32 +73,42 @@ SIMULATORS = ("espeakng-loader", "numpy", "pyroomacoustics", "scipy", "soundfile
 def run(job: Job) -> StepResults:
     """Write metadata, lexicon and the like, and copy a directory's audio, unless it was done."""
     require_source_options(job.arguments)
-    if not job.arguments.manifest:
-        return _ingest_directory(job)
-    ingestion = ingestion_of(job.arguments, job.store)
+    directory = job.arguments.kaldi_dir
+    if directory and not Path(directory).is_dir():
+        raise ValueError(f"--kaldi-dir {directory} is not a directory: correct the path")
+    results = _ingest_manifests(job) if job.arguments.manifest else _ingest_directory(job)
+    put_lexicon(job)
+    return results
+
+
+def _ingest_manifests(job: Job) -> StepResults:
+    channel = job.recipe.features.conversion.channel
+    ingestion = ingestion_of(job.arguments, job.store, channel)
     if job.increment:
         require_same_speakers(job.store, job.increment.bases, ingestion)
     ingestion = replace(ingestion, adds=job.increment is not None)
     if (placing := placing_of(job.arguments)) is not None:
         ingestion = in_placements(ingestion, placing, job.recipe.features.conversion)
-    require_usable_manifests(job.arguments, job.store, job.run_uri)
+    require_usable_manifests(job)
+    announce_lexicon(job)
     place = job.store, job.run_uri, job.corpus_uri
     with distribute_on_spark(job) as distribute:
         return [ingest_manifests(*place, ingestion, job.recipe.loss_budget, distribute)]
 
 
 def _ingest_directory(job: Job) -> StepResults:
+    announce_lexicon(job)
     directory = Path(job.arguments.kaldi_dir)
-    if not directory.is_dir():
-        raise ValueError(f"--kaldi-dir {directory} is not a directory: correct the path")
     digests = {
         path.name: sha256(path.read_bytes())
         for path in sorted(directory.iterdir())
-        if path.is_file() and path.suffix != ".ctm"
+        if path.is_file() and path.suffix != ".ctm" and path.name != LEXICON_FILE
     }
     placing = placing_of(job.arguments)
-    share = job.arguments.dev_share
+    share, locale = job.arguments.dev_share, job.arguments.locale or UNDETERMINED_LOCALE
     config = config_of(placing) | ({DEV_SHARE_SETTING: share} if share else {})
+    # Without one a manifest is as it was before there was one.
+    config |= {"locale": locale} if locale != UNDETERMINED_LOCALE else {}
     engines = () if placing is None else SIMULATORS
     spec = StepSpec(job.store, job.run_uri, INGEST_STEP, config, digests=digests, engines=engines)
     return [run_step(spec, lambda context: _write_corpus(job, context, directory, placing))]
@@ -230,8 +242,8 @@ def _write_corpus(
         budget, quarantined = job.recipe.loss_budget, Tally.of(rows)
         check_loss_budget(job.store, job.run_uri, ledgers, quarantined, tally_in, budget)
 
-    share = job.arguments.dev_share
-    corpus = ingest(directory, job.store, job.corpus_uri, judge, placing, share)
+    share, locale = job.arguments.dev_share, job.arguments.locale or UNDETERMINED_LOCALE
+    corpus = ingest(directory, job.store, job.corpus_uri, judge, placing, share, locale)
     tally, quarantined = (
         sum((output.tally for output in outputs), Tally()) for outputs in (corpus.outputs, ledgers)
     )
@@ -255,12 +267,12 @@ STEP = Step(
     description="Copy a Kaldi data directory into the store as a corpus of audio objects and "
     "metadata. Required are wav.scp, text, utt2spk, lexicon.txt, labelled.speakers, "
     "unlabelled.speakers and heldout.speakers; optional are dev.speakers, utt2placement, utt2time, "
-    "utt2dur, spk2locale, language_model.txt and language_model.arpa, also with .gz. Utterances "
-    "without a usable record or file become ledger rows. With --placements each utterance is "
-    "stored once for each of its placements in simulated rooms, with noise. With --manifest the "
-    "audio stays where it is, in S3 or on local paths below corpus.audio_prefixes, and metadata "
-    "alone is written, or FLACs of simulated placements too, by Spark tasks for each object or "
-    "part of one.",
+    "utt2dur, spk2locale, utt2lang, language_model.txt and language_model.arpa, also with .gz. "
+    "Utterances without a usable record or file become ledger rows. With --placements each "
+    "utterance is stored once for each of its placements in simulated rooms, with noise. With "
+    "--manifest the audio stays where it is, in S3 or on local paths below corpus.audio_prefixes, "
+    "and metadata alone is written, or FLACs of simulated placements too, by Spark tasks for each "
+    "object or part of one.",
     run=run,
 )
 

@@ -38,7 +38,13 @@ from jobs.cli.parser import (
     manifest_options,
     recipe_path,
 )
-from jobs.ingestion.run_arguments import add_run_arguments, dev_share_arguments, placement_arguments
+from jobs.ingestion.run_arguments import (
+    add_run_arguments,
+    dev_share_arguments,
+    locale_arguments,
+    placement_arguments,
+    require_used_options,
+)
 
 JOBS = Path(__file__).parent
 RUN = "run"
@@ -67,7 +73,7 @@ def launches(
     student_ranks: int,
     device: str = AUTO,
     placements: Sequence[str] = (),
-    development: Sequence[str] = (),
+    of_speakers: Sequence[str] = (),
     num_target_rounds: int = 1,
     has_own_teacher: bool = False,
     manifests: Sequence[str] = (),
@@ -76,7 +82,7 @@ def launches(
     """Return the steps in order, each with spark-submit, torchrun or Python before it.
 
     Without `kaldi_dir` ingest receives `manifests`; without these too, the corpus is there.
-    `placements` are ingest's arguments for them, and `development` those for its speakers. Each
+    `placements` are ingest's arguments for them, and `of_speakers` those for its speakers. Each
     round of targets after the first repeats three steps, which then do what has become due. A
     teacher of the user's own is not trained. An increment takes over the baseline and the teacher.
     """
@@ -87,7 +93,7 @@ def launches(
     }
     own: dict[str, tuple[str, ...]] = dict.fromkeys(STEPS_WITH_DEVICE, ("--device", device))
     source = manifests if kaldi_dir is None else (KALDI_DIR, kaldi_dir)
-    own[INGEST] = (*source, *placements, *development)
+    own[INGEST] = (*source, *placements, *of_speakers)
     found = {
         step: Launch(step, prefixes[starter], own.get(step, ())) for step, starter in STEPS.items()
     }
@@ -265,7 +271,13 @@ def main() -> None:
 def check_and_run(arguments: argparse.Namespace) -> int:
     """Check what the steps will need, then run them."""
     ranks = arguments.supervised_ranks, arguments.student_ranks
-    ingested = placement_arguments(arguments), dev_share_arguments(arguments)
+    try:
+        require_used_options(arguments)
+    except ConfigurationError as error:
+        report_error(RUN, error)
+        return 2
+    of_speakers = [*dev_share_arguments(arguments), *locale_arguments(arguments)]
+    ingested = placement_arguments(arguments), of_speakers
     manifests, directory = manifest_options(arguments), arguments.kaldi_dir
     if code := check(arguments, *source_options(directory, manifests, arguments)):
         return code

@@ -8,15 +8,23 @@ from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
 from pipeline.runs.names import UNLABELLED
-from pipeline.steps.selection.buckets import require_known_subsets, subsets_of
+from pipeline.steps.selection.buckets import (
+    NOTHING_INGESTED,
+    ingested_metadata,
+    require_known_subsets,
+    subsets_of,
+)
 from pipeline.steps.selection.select import metadata_uri, select_utterances
 
 
 def run(job: Job) -> StepResults:
     """Select each subset; only the unlabelled one is sampled, and only that one is extended."""
     require_known_subsets(job.store, job.corpus_uri)
-    subsets = subsets_of(job.store, job.corpus_uri) if job.increment is None else (UNLABELLED,)
     with distribute_on_spark(job) as distribute:
+        ingested = ingested_metadata(job.store, job.run_uri, distribute)
+        subsets: tuple[str, ...] = (UNLABELLED,)
+        if job.increment is None:
+            subsets = subsets_of(job.store, job.corpus_uri, ingested)
         return [
             select_utterances(
                 job.store,
@@ -26,6 +34,7 @@ def run(job: Job) -> StepResults:
                 job.recipe.selection,
                 job.recipe.loss_budget,
                 distribute,
+                ingested.get(subset, NOTHING_INGESTED),
             )
             for subset in subsets
         ]

@@ -33,6 +33,7 @@ from jobs.cli.parser import (
 )
 from jobs.ingestion.run_arguments import (
     dev_share_arguments,
+    locale_arguments,
     placement_arguments,
     require_source_options,
 )
@@ -80,7 +81,8 @@ class WorkflowStep:
 def workflow_steps(arguments: argparse.Namespace, recipe: Recipe) -> Iterator[WorkflowStep]:
     """Yield the steps from the first to the last wanted one, as `megahour run` would start them."""
     ranks = arguments.supervised_ranks, arguments.student_ranks
-    ingested = placement_arguments(arguments), dev_share_arguments(arguments)
+    of_speakers = [*dev_share_arguments(arguments), *locale_arguments(arguments)]
+    ingested = placement_arguments(arguments), of_speakers
     own_teacher = recipe.targets.rounds, not recipe.num_teachers
     launched = arguments.kaldi_dir, *ranks, arguments.device, *ingested, *own_teacher
     steps = launches(*launched, manifest_options(arguments), bool(arguments.extends))

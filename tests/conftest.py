@@ -29,13 +29,14 @@ pytest_plugins = [
     "tests.ceph_server",
     "tests.job_programs",
     "tests.file_scheduling",
+    "tests.cpu_times",
 ]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add --kills and --schedules, the lengths of two tests of `make faults`."""
+    """Add --kills and --schedules, the lengths of two tests."""
     lengths = (
-        ("--kills", 30, "processes that tests/faults/killed_processes/test_chaos.py kills in all"),
+        ("--kills", 8, "processes that tests/faults/killed_processes/test_chaos.py kills a place"),
         ("--schedules", 10_000, "random schedules of tests/simulation/test_exploration.py"),
     )
     for option, default, text in lengths:
@@ -47,11 +48,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def rank_server(request: pytest.FixtureRequest) -> None:
     """Start it before the synthesis of a corpus starts its own; it imports torch meanwhile.
 
-    Tests marked `cluster` fork no ranks, and save 6 s of CPU in each process.
+    Tests marked `cluster` or `chaos` fork no ranks, and save 6 s of CPU in each process.
     """
+    from tests.file_scheduling import is_long  # noqa: PLC0415 - a plugin, rewritten by pytest
     from tests.training.rank_context import start_rank_server  # noqa: PLC0415 - as torch below
 
-    if any(item.get_closest_marker("cluster") is None for item in request.session.items):
+    if not all(map(is_long, request.session.items)):
         start_rank_server()
 
 

@@ -29,8 +29,14 @@ LONG_TESTS = ("test_rank_chaos.py",)
 CEPH = "ceph"
 """A mark in the names of the tests on Ceph, whose cluster one process starts for all of them."""
 
-MAY_BE_MARKED = re.compile(r"mark\.cluster|\bServer\b")
-"""The text of a file with tests marked `cluster`, by the file or by a fixture of a server."""
+LONG_MARKS = ("cluster", "chaos")
+"""The marks of tests that `make test` leaves to `make faults` and `make chaos`."""
+
+LONG_RUNS = ("cluster and not chaos", "cluster or chaos")
+"""The values of -m of `make faults` and `make chaos`."""
+
+MAY_BE_MARKED = re.compile(r"mark\.(cluster|chaos)|\bServer\b")
+"""The text of a file with such tests, marked by the file or by a fixture of a server."""
 
 
 class LateScheduling(LoadFileScheduling):
@@ -58,26 +64,31 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedul
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Import, for `-m cluster`, only files that may have such tests."""
-    if config.getoption("markexpr") != "cluster" or not collection_path.match("test_*.py"):
+    """Import, for long tests, only files that may have some."""
+    if config.getoption("markexpr") not in LONG_RUNS or not collection_path.match("test_*.py"):
         return None
     return None if may_be_marked(collection_path) else True
 
 
 def may_be_marked(path: Path) -> bool:
-    """Return whether a file's tests may be marked `cluster`."""
+    """Return whether a file may have tests with one of LONG_MARKS."""
     return MAY_BE_MARKED.search(path.read_text(encoding="utf-8")) is not None
+
+
+def is_long(item: pytest.Item) -> bool:
+    """Return whether a test has one of LONG_MARKS."""
+    return any(item.get_closest_marker(mark) for mark in LONG_MARKS)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest files, in their order.
 
-    Raises UsageError for a test marked `cluster` in a file that `-m cluster` would pass over.
+    Raises UsageError for a long test in a file that `make faults` and `make chaos` pass over.
     """
-    marked = {item.path for item in items if item.get_closest_marker("cluster")}
+    marked = {item.path for item in items if is_long(item)}
     if unsaid := sorted(path for path in marked if not may_be_marked(path)):
-        need = f"need the text {MAY_BE_MARKED.pattern} in a file with tests marked cluster"
+        need = f"need the text {MAY_BE_MARKED.pattern} in a file with tests of {LONG_MARKS}"
         raise pytest.UsageError(f"{', '.join(map(str, unsaid))}: {need}")
     order = {name: place for place, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))

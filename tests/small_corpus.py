@@ -101,3 +101,17 @@ def local_store(folder: Path) -> tuple[ObjectStore, str, str]:
     """Make a store on local paths, with a run and its corpus."""
     run_uri = str(folder / "run")
     return ObjectStore((run_uri,)), run_uri, join_uri(run_uri, "corpus")
+
+
+def write_kaldi_tables(directory: Path, lexicon: str) -> None:
+    """Write the tables of three speakers with an utterance each, whose audio is not there."""
+    speakers = {"ann": "labelled", "bob": "unlabelled", "eve": "heldout"}
+    tables = {
+        "wav.scp": [f"{name}-1 audio/{name}-1.flac" for name in speakers],
+        "utt2spk": [f"{name}-1 {name}" for name in speakers],
+        "text": [f"{name}-1 A B" for name in speakers],
+        "lexicon.txt": lexicon.splitlines(),
+        **{f"{subset}.speakers": [name] for name, subset in speakers.items()},
+    }
+    for name, lines in tables.items():
+        (directory / name).write_text("".join(f"{line}\n" for line in lines))

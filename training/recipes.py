@@ -19,7 +19,7 @@ from pipeline.runs.names import STUDENT, TEACHER, section_of
 from pipeline.steps.repartition import RepartitionConfig
 from pipeline.steps.selection.select import SelectionConfig
 from pipeline.steps.utterance_features import ExtractionConfig
-from training.configuration.alignment import BootstrapConfig, TreeConfig
+from training.configuration.alignment import BootstrapConfig, TreeConfig, UnknownWordsRule
 from training.configuration.augmentation import AugmentationConfig
 from training.configuration.decoding import EvaluationConfig, TuningConfig
 from training.configuration.minibatch_selection import MinibatchSelectionConfig
@@ -53,10 +53,14 @@ MAX_SUB_EPOCHS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class CorpusConfig:
-    """CorpusConfig: the corpus's folder (empty: <run>/corpus) and the prefixes of its audio."""
+    """CorpusConfig: the corpus's folder (empty: <run>/corpus) and the prefixes of its audio.
+
+    An utterance to align with a word that the lexicon lacks is a ledger row, or the word is SPN.
+    """
 
     uri: Uri = ""
     audio_prefixes: Annotated[tuple[Annotated[str, Text(1, 4096)], ...], Items(0, 1000)] = ()
+    unknown_words: UnknownWordsRule = field(default="row", metadata=LATER)
 
     __post_init__ = check_ranges
 

@@ -122,6 +122,10 @@ class LocalStore:
         """Describe the partial files below the directory `prefix`."""
         return sorted(_describe(prefix, partial=True), key=lambda info: info.uri)
 
+    def check(self, folder: str) -> None:
+        """Check nothing: an exclusive link and a walk of directories are the system's own."""
+        del folder
+
     def delete(self, uri: str) -> None:
         """Remove the object, if it is there."""
         with _store_errors(uri), suppress(FileNotFoundError):

@@ -101,6 +101,7 @@ class _Backend(Protocol):
     def open(self, uri: str) -> BinaryIO: ...
     def delete(self, uri: str) -> None: ...
     def leftovers(self, prefix: str) -> Listing: ...
+    def check(self, folder: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -231,6 +232,14 @@ class ObjectStore:
         """
         backend, prefix = self._route(prefix)
         return backend.leftovers(prefix)
+
+    def check(self, folder: str) -> None:
+        """Raise StoreError unless the store has conditional writes, and lists in order all it has.
+
+        In S3 this leaves three small objects below `folder`; local paths need no check.
+        """
+        backend, folder = self._route(folder)
+        backend.check(folder)
 
     def _route(self, uri: str) -> tuple[_Backend, str]:
         normalized = require_within(uri, self.allowed_prefixes)

@@ -14,6 +14,17 @@ class StoreError(Exception):
     """StoreError says that an operation failed for good; it names the URI and a remedy."""
 
 
+class RequestRefused(StoreError):  # noqa: N818
+    """RequestRefused says that the store cannot or will not do what a request asks of it."""
+
+    def __init__(self, uri: str, answer: str, remedy: str) -> None:
+        super().__init__(uri, answer, remedy)  # what unpickling gives back
+        self.uri, self.answer, self.remedy = uri, answer, remedy
+
+    def __str__(self) -> str:
+        return f"{self.uri}: {self.answer}: {self.remedy}"
+
+
 class PrefixError(StoreError):
     """PrefixError refuses a URI that is malformed, has `..`, or is outside allowed prefixes.
 

@@ -138,21 +138,32 @@ def retry(
         time.sleep(wait_s)
 
 
-def confirm(action: Callable[[], R], refusal_of: Callable[[Exception], int]) -> R:
-    """Call `action`; believe a refusal only when `MAX_ASKS` calls in a row end in this one.
+class Confirmation:
+    """Confirmation raises the refusal of an operation only at `MAX_ASKS` such answers in a row.
 
-    `refusal_of` numbers an error's kind of refusal; 0 is none, and raised at once. An answer is no
-    failure, so these calls do not count as retries.
+    `refusal_of` numbers an error's kind of refusal; 0 is none, and raised at once. Such an error is
+    no answer to count: the operation's next attempt continues from the refusals so far. An answer
+    is no failure, so the calls to confirm it do not count as retries.
     """
-    last_refusal = num_alike = 0
-    for _ in range(MAX_CONTRADICTIONS * MAX_ASKS):
-        try:
-            return action()
-        except Exception as error:
-            refusal = refusal_of(error)
-            num_alike = num_alike + 1 if refusal == last_refusal else 1
-            last_refusal = refusal
-            if refusal == 0 or num_alike == MAX_ASKS:
-                raise
-        time.sleep(random.uniform(0, FIRST_WAIT_S * 2 ** (num_alike - 1)))
-    return action()
+
+    def __init__(self, refusal_of: Callable[[Exception], int]) -> None:
+        self._refusal_of = refusal_of
+        self._last = self._num_alike = self._num_refusals = 0
+
+    def __call__(self, action: Callable[[], R]) -> R:
+        """Call `action` until it succeeds, or has been refused so often."""
+        while True:
+            try:
+                return action()
+            except Exception as error:
+                refusal = self._refusal_of(error)
+                if refusal == 0 or self._is_confirmed(refusal):
+                    raise
+            time.sleep(random.uniform(0, FIRST_WAIT_S * 2 ** (self._num_alike - 1)))
+
+    def _is_confirmed(self, refusal: int) -> bool:
+        self._num_alike = self._num_alike + 1 if refusal == self._last else 1
+        self._last = refusal
+        self._num_refusals += 1
+        contradicts_itself = self._num_refusals > MAX_CONTRADICTIONS * MAX_ASKS
+        return self._num_alike == MAX_ASKS or contradicts_itself

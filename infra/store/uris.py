@@ -11,13 +11,18 @@ from infra.ranges import printable, shown
 from infra.store.objects import PrefixError
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+# What joins of paths and slips of the keyboard make of s3://bucket/key; no folder is so named.
+_MISSPELT = re.compile(
+    r"""\s*s3[an]?//|(?:.*/)?['"\s]*(?:s3[an]?:|(?:file|ftp|gs|hdfs|https?):(?:/|$))""",
+    re.IGNORECASE,
+)
 _CONTROL = re.compile(r"[\0-\x1f]")
 _BUCKET = re.compile(r"[A-Za-z0-9._-]{3,63}")
 _HOME = re.compile(r"~[\w.-]*(/|$)")
 _WINDOWS = re.compile(r"[A-Za-z]:[\\/]|\\\\")
 _REMEDIES = {
     **dict.fromkeys(("http", "https", "ftp"), "download it, and name the file"),
-    **dict.fromkeys(("s3a", "s3n"), "write s3://"),
+    **dict.fromkeys(("s3", "s3a", "s3n"), "write s3://"),
 }
 _MAX_KEY_BYTES = 1024  # S3's limit; a longer key is an error, not an absent object
 
@@ -40,6 +45,7 @@ def normalize_uri(uri: str) -> str:
         raise PrefixError(f"{shown(uri)}: need an s3:// URI or a local path, in printable text")
     scheme = _SCHEME.match(uri)
     if scheme is None:
+        _refuse_misspelt(uri, uri)
         _refuse_foreign_path(uri)
         return os.path.abspath(uri)  # noqa: PTH100 - resolve() would also follow symlinks
     if scheme[1] == "file":
@@ -47,7 +53,7 @@ def normalize_uri(uri: str) -> str:
     if scheme[1] != "s3":
         # A password may hold anything, spaces too.
         where = f"{scheme[1]}://***" if "@" in uri else printable(uri)
-        need = f"need s3:// or a local path{_remedy(scheme[1])}"
+        need = f"need s3://bucket/key or a local path{_remedy(scheme[1])}"
         raise PrefixError(f"{where}: unknown scheme {scheme[1]}://, {need}")
     bucket, key = split_s3(uri)
     if ":" in bucket or "@" in bucket:
@@ -58,6 +64,7 @@ def normalize_uri(uri: str) -> str:
     if not _BUCKET.fullmatch(bucket):
         where = printable(uri)
         raise PrefixError(f"{where}: bucket {shown(bucket)}: need 3..63 of A-Z a-z 0-9 . _ -")
+    _refuse_misspelt(key, uri)
     if len(key.encode(errors="surrogatepass")) > _MAX_KEY_BYTES:
         raise PrefixError(f"{uri[:80]}...: need a key of at most {_MAX_KEY_BYTES} bytes")
     refuse_traversal(uri)
@@ -82,8 +89,19 @@ def _remedy(scheme: str) -> str:
     return f": {remedy}" if remedy else ""
 
 
+def _refuse_misspelt(path: str, uri: str) -> None:
+    """Raise PrefixError for a path that is a URI with a slip, or that ends in one."""
+    if (":" in path or "//" in path) and _MISSPELT.match(path):
+        where = "***" if "@" in uri else printable(uri)
+        raise PrefixError(
+            f"{where}: neither a URI nor a local path: need s3://bucket/key, with two slashes, "
+            "file:///absolute/path, or a path without a scheme in it"
+        )
+
+
 def _file_uri_path(uri: str) -> str:
     path = unquote(uri.removeprefix("file://"))
+    _refuse_misspelt(path, uri)
     if not path.startswith("/") or "\0" in path:
         raise PrefixError("file://***: need file:///absolute/path, without a host or NUL")
     return path if path == "/" else path.rstrip("/")

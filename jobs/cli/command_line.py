@@ -37,7 +37,7 @@ from pipeline.runs.commit import RecipeConflictError
 from pipeline.runs.increment import begin_increment, inherit, is_inherited
 from pipeline.runs.ledger import LossBudgetExceededError
 from pipeline.runs.manifest import is_finished
-from pipeline.runs.names import metrics_file
+from pipeline.runs.names import STORE_CHECK_FOLDER, metrics_file
 from pipeline.runs.step import StepResult
 
 StepResults = Sequence[StepResult]
@@ -102,6 +102,7 @@ class Step:
             inherit(job.store, job.run_uri, job.increment.base, inherited)
         begins = job.is_leader and self._has_work(job, writes)
         if begins:
+            job.store.check(join_uri(job.run_uri, STORE_CHECK_FOLDER))
             begin(job, writes)
             log(f"begins: recipe {job.recipe.name}, run {printable(job.run_uri)}")
         started, before = time.monotonic(), REQUESTS.total()

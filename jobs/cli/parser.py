@@ -21,8 +21,11 @@ EXTENDS = "--extends"
 
 KALDI_DIR, MANIFEST = "--kaldi-dir", "--manifest"
 LANGUAGE_MODEL = "--language-model"
-MANIFEST_FORMATS = (*("nemo", "lhotse", "shar", "kaldi", "librispeech", "common_voice", "table"),)
-"""The values of --format."""
+NEMO, LIBRISPEECH, TABLE = "nemo", "librispeech", "table"
+MANIFEST_FORMATS = (NEMO, "lhotse", "shar", "kaldi", LIBRISPEECH, "common_voice", TABLE)
+"""The values of --format; without one it is the first."""
+
+DEFAULT_SPEAKER_BUCKETS = 16
 
 AUTO, ON_CPU = "auto", "cpu"
 DEVICE = re.compile(rf"{AUTO}|{ON_CPU}|cuda(:(?P<number>[0-9]{{1,4}}))?")
@@ -85,7 +88,6 @@ def add_manifest_arguments(
     parser.add_argument(
         "--format",
         choices=MANIFEST_FORMATS,
-        default="nemo",
         help="format of all manifests: nemo is JSON lines of audio_filepath, duration, text and "
         "offset; lhotse is cuts, or supervisions with --recordings; shar, kaldi and librispeech "
         "are folders; common_voice is a .tsv beside clips/; table is JSON lines, CSV or Parquet, "
@@ -104,6 +106,13 @@ def add_manifest_arguments(
         help="for --format table: the columns of fields that have another name there, such as "
         "audio_uri=path,speaker_id=client",
     )
+    add(
+        "--ignore-columns",
+        metavar="COLUMN,...",
+        default="",
+        help="columns of tables, keys of JSON, or tables of a Kaldi directory, to pass over; "
+        "others that are neither used nor known to be harmless are refused",
+    )
     add("--lexicon", metavar="URI", help="Kaldi's lexicon.txt, to align and decode with")
     add(
         LANGUAGE_MODEL,
@@ -112,14 +121,13 @@ def add_manifest_arguments(
         "line, or either in .gz; the corpus has it as language_model.arpa, and so on, which the "
         "recipe's evaluation.arpa or evaluation.language_model_text must name",
     )
-    add("--locale", default="und", help="the locale of rows that have none; default und")
+    add("--locale", help="the locale of rows, or of a directory's speakers, without one; or und")
     add(
         "--speaker-buckets",
         type=int,
-        default=16,
         metavar="N",
-        help="speaker buckets of the metadata, each read by one task of a selection; default 16; "
-        "take about one for each million utterances",
+        help="speaker buckets of the metadata, each read by one task of a selection; default "
+        f"{DEFAULT_SPEAKER_BUCKETS}; take about one for each million utterances",
     )
 
 
@@ -131,13 +139,16 @@ def manifest_options(arguments: argparse.Namespace) -> list[str]:
         "--format": arguments.format,
         "--recordings": arguments.recordings,
         "--columns": arguments.columns,
+        "--ignore-columns": arguments.ignore_columns,
         "--lexicon": arguments.lexicon,
         LANGUAGE_MODEL: arguments.language_model,
         "--locale": arguments.locale,
-        "--speaker-buckets": str(arguments.speaker_buckets),
+        "--speaker-buckets": arguments.speaker_buckets,
     }
     named = [part for each in arguments.manifest for part in (MANIFEST, each)]
-    return [*named, *(part for name, text in given.items() if text for part in (name, text))]
+    # 0 buckets are given, and refused.
+    values = {name: str(value) for name, value in given.items() if value not in (None, "")}
+    return [*named, *(part for pair in values.items() for part in pair)]
 
 
 def add_placement_arguments(parser: argparse.ArgumentParser) -> None:

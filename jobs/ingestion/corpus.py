@@ -1,4 +1,4 @@
-"""Copy a Kaldi data directory into the store as a corpus of audio, metadata and lexicon."""
+"""Copy a Kaldi data directory into the store as a corpus of audio and metadata."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -8,12 +8,12 @@ from pathlib import Path
 from infra.log_lines import progress_bar
 from infra.prefetch import prefetch
 from infra.store.object_store import ObjectInfo, ObjectStore, join_uri, normalize_uri
-from jobs.ingestion.kaldi_directory import read_kaldi_directory
+from jobs.ingestion.kaldi_directory import UNDETERMINED_LOCALE, read_kaldi_directory
 from jobs.ingestion.placing import Placing
 from jobs.ingestion.planned_corpus import IN_FLIGHT, AudioFile, PlannedCorpus, plan_corpus
 from pipeline.records import Quarantined, Tally
 from pipeline.runs.manifest import Output, sha256
-from pipeline.runs.names import LEXICON_FILE, METADATA_FOLDER
+from pipeline.runs.names import METADATA_FOLDER
 
 Judge = Callable[[Sequence[Quarantined], Tally], None]
 """Receives the ledger rows and the tally of all utterances before anything is written."""
@@ -25,7 +25,7 @@ class IngestedCorpus:
 
     `unreadable` utterances are in the corpus, for extraction to quarantine; `unlisted` ones,
     whose speakers are in no list, are not. `new_objects` is 0 when the corpus was complete.
-    Audio and lexicon count no utterance: the metadata objects do.
+    Audio counts no utterance: the metadata objects do.
     """
 
     utterances: Mapping[str, int]
@@ -44,9 +44,11 @@ def ingest(
     judge: Judge = lambda *_: None,
     placing: Placing | None = None,
     dev_share: float = 0.0,
+    locale: str = UNDETERMINED_LOCALE,
 ) -> IngestedCorpus:
     """Copy the data directory to `corpus_uri`, audio byte for byte; existing objects are kept.
 
+    The lexicon is not copied: it is no input of ingest, and steps that read it have its digest.
     With `placing`, each utterance is stored once for each of its placements.
 
     Durations are the files' own; those of unreadable files are utt2dur's, or else 1 ms. Without
@@ -54,7 +56,7 @@ def ingest(
     before the metadata's own reader has read every record, and `judge` has seen the ledger rows.
     Raises ValueError for a fault in the directory, or if `corpus_uri` holds another corpus.
     """
-    directory = read_kaldi_directory(kaldi_dir, dev_share)
+    directory = read_kaldi_directory(kaldi_dir, dev_share, locale)
     if placing is not None:
         directory = placing.place(directory)
     planned = plan_corpus(directory)
@@ -88,8 +90,8 @@ class _Corpus:
         new = [file for file in planned.audio if join_uri(self._uri, file.key) not in there]
         audio = self._each("compare", lambda file: self._compare(file, there), known)
         self._require_same_metadata(planned)
-        texts = {LEXICON_FILE: planned.lexicon, **planned.language_data}
-        written = [self._write_once(name, data, Tally()) for name, data in texts.items()]
+        texts = planned.language_data.items()
+        written = [self._write_once(name, data, Tally()) for name, data in texts]
         audio += self._each("copy", self._copy, new)
         metadata = [
             self._write_once(key, each.data, each.tally) for key, each in planned.metadata.items()

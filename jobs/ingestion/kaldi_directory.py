@@ -1,8 +1,8 @@
 """Read and check a Kaldi data directory with three lists of speakers, before copying begins.
 
 Needed: wav.scp, text, utt2spk, lexicon.txt, {labelled,unlabelled,heldout}.speakers. Optional:
-dev.speakers, utt2placement, utt2time (ISO 8601 with an offset), utt2dur (seconds), spk2locale,
-and language_model.txt and language_model.arpa, also with .gz, which evaluation may use.
+dev.speakers, utt2placement, utt2time (ISO 8601 with an offset), utt2dur (seconds), spk2locale or
+utt2lang, and language_model.txt and language_model.arpa, also with .gz, which evaluation may use.
 """
 
 import codecs
@@ -22,6 +22,11 @@ from pipeline.runs.names import (
     UNLABELLED,
 )
 from pipeline.sampling import sampling_priority
+from pipeline.steps.ingestion.directories import (
+    CHANNELS_OF_RECORDINGS,
+    channel_of_side,
+    require_known_tables,
+)
 from pipeline.steps.ingestion.manifest_records import ARCHIVE_ENTRY, OF_ARCHIVE
 
 UNDETERMINED_LOCALE = "und"
@@ -55,25 +60,26 @@ class KaldiUtterance:
 
 @dataclass(frozen=True)
 class KaldiDirectory:
-    """KaldiDirectory holds the utterances by speaker and id, the lexicon, and a count.
+    """KaldiDirectory holds the utterances by speaker and id, and a count.
 
     `language_data` holds the files of language models that are there. `num_unlisted` counts the
     utterances of speakers that are in no list.
     """
 
     utterances: tuple[KaldiUtterance, ...]
-    lexicon: bytes
     language_data: Mapping[str, bytes]
     num_unlisted: int
 
 
-def read_kaldi_directory(path: Path, dev_share: float = 0.0) -> KaldiDirectory:
+def read_kaldi_directory(
+    path: Path, dev_share: float = 0.0, locale: str = UNDETERMINED_LOCALE
+) -> KaldiDirectory:
     """Read the tables of the directory at `path`; a ValueError names the file and the remedy.
 
     With `dev_share`, that share of the labelled speakers, by a hash of their ids, become
-    development speakers.
+    development speakers. `locale` is that of speakers without one.
     """
-    tables = _Tables(path)
+    tables = _Tables(path, locale)
     subset_of = _read_subsets(path, set(tables.speaker_of.values()))
     if dev_share:
         subset_of |= dict.fromkeys(_development_speakers(path, subset_of, dev_share), DEV)
@@ -85,7 +91,6 @@ def read_kaldi_directory(path: Path, dev_share: float = 0.0) -> KaldiDirectory:
     there = [name for name in LANGUAGE_MODEL_FILES if (path / name).exists()]
     return KaldiDirectory(
         utterances=tuple(tables.utterance(key, subset_of) for key in listed),
-        lexicon=_text(path / "lexicon.txt").encode(),
         language_data={name: _language_data(path / name) for name in there},
         num_unlisted=len(tables.speaker_of) - len(listed),
     )
@@ -94,11 +99,12 @@ def read_kaldi_directory(path: Path, dev_share: float = 0.0) -> KaldiDirectory:
 class _Tables:
     """_Tables holds the tables of the directory by utterance, checked against wav.scp."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, locale: str) -> None:
+        self.path, self.locale = path, locale
         if (path / "segments").exists():
             remedy = "ingest by --manifest DIR --format kaldi, or run Kaldi's extract-segments"
             raise ValueError(f"{path}/segments: recordings are not cut into utterances: {remedy}")
+        _require_known_tables(path)
         self.listed_path_of = _table(path, "wav.scp")
         for key, value in self.listed_path_of.items():
             _require_file_name(f"{path}/wav.scp: {key}", key, value)
@@ -108,6 +114,7 @@ class _Tables:
         self.created_at_of = self._by_utterance("utt2time", optional=True)
         self.duration_of = self._by_utterance("utt2dur", optional=True)
         self.locale_of = _table(path, "spk2locale", optional=True)
+        self.language_of = self._by_utterance("utt2lang", optional=True)
         if without := sorted(self.listed_path_of.keys() - self.speaker_of.keys()):
             raise ValueError(f"{path}/utt2spk: {_some(without)} of wav.scp without speaker: add")
 
@@ -118,11 +125,12 @@ class _Tables:
         if subset != UNLABELLED and text is None:
             remedy = f"add it, or take speaker {speaker_id} out of {subset}.speakers"
             raise ValueError(f"{self.path}/text: no transcript of {utterance_id}: {remedy}")
+        language = self.language_of.get(utterance_id, self.locale)
         return KaldiUtterance(
             utterance_id=utterance_id,
             speaker_id=speaker_id,
             subset=subset,
-            locale=self.locale_of.get(speaker_id, UNDETERMINED_LOCALE),
+            locale=self.locale_of.get(speaker_id, language),
             audio_path=self.path / self.listed_path_of[utterance_id],
             listed_path=self.listed_path_of[utterance_id],
             text=text,
@@ -162,6 +170,18 @@ class _Tables:
         if not 0 < duration_s < math.inf:
             raise ValueError(f"{self.path}/utt2dur: {utterance_id} {value}: need seconds above 0")
         return duration_s
+
+
+def _require_known_tables(path: Path) -> None:
+    """Raise ValueError for tables that are not known, and for a second side of a recording."""
+    try:
+        require_known_tables(each.name for each in path.iterdir())
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    for key, line in _table(path, CHANNELS_OF_RECORDINGS, optional=True).items():
+        if channel_of_side(line) != "0":
+            remedy = "write a file for each side; then remove this table"
+            raise ValueError(f"{path / CHANNELS_OF_RECORDINGS}: {key} {line}: {remedy}")
 
 
 def _read_subsets(path: Path, speakers: set[str]) -> dict[str, str]:
@@ -226,9 +246,15 @@ def _lines(file: Path) -> list[str]:
 
 def _text(file: Path) -> str:
     try:
-        return file.read_bytes().removeprefix(codecs.BOM_UTF8).decode()
+        return file_bytes(file).decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"{file}: not UTF-8: {error}: convert it") from error
+
+
+def file_bytes(file: Path) -> bytes:
+    """Read a file of a directory without its byte-order mark; ValueError if it is missing."""
+    try:
+        return file.read_bytes().removeprefix(codecs.BOM_UTF8)
     except FileNotFoundError as error:
         needed = f"text, utt2spk, wav.scp, lexicon.txt, {', '.join(SUBSETS)}.speakers"
         raise ValueError(f"{file}: missing; a data directory needs {needed}") from error

@@ -1,7 +1,9 @@
 """Read a run's lexicon and language model where they are: before ingestion, or in the corpus."""
 
 import argparse
+import codecs
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,12 +13,14 @@ from infra.store.object_store import ObjectNotFound, ObjectStore, StoreError, jo
 from infra.store.uris import normalize_uri, require_within
 from jobs.cli.job import Job
 from jobs.cli.parser import LANGUAGE_MODEL
+from jobs.ingestion.kaldi_directory import file_bytes
 from pipeline.runs.names import LANGUAGE_MODEL_FILES, LANGUAGE_MODEL_SETTINGS, LEXICON_FILE
 from pipeline.steps.utterance_features import resolve_audio
 from training.configuration.decoding import EvaluationConfig
 from training.decoding.language_model.arpa import RestrictedArpa, read_arpa
-from training.decoding.lexicon import Lexicon, parse_lexicon
+from training.decoding.lexicon import Lexicon
 from training.evaluation.language_model import LanguageModelFile, TextSentences
+from training.targets.labelled import CorpusLexicon
 
 
 def stored_name(uri: str) -> str:
@@ -29,17 +33,6 @@ def stored_name(uri: str) -> str:
     raise ConfigurationError(f"{LANGUAGE_MODEL} {printable(uri)}: {need}")
 
 
-def read_lexicon(uri: str) -> bytes:
-    """Read a lexicon by its URI, which is the permission; ValueError for one that is none."""
-    uri = normalize_uri(uri)
-    data = ObjectStore((uri,)).get(uri)
-    try:
-        parse_lexicon(data.decode())
-    except ValueError as error:
-        raise ValueError(f"{uri}: {error}") from error
-    return data
-
-
 def read_language_model(uri: str) -> LanguageModelFile:
     """Read a language model by its URI; ValueError if it is too large, or no text."""
     uri = normalize_uri(uri)
@@ -49,14 +42,11 @@ def read_language_model(uri: str) -> LanguageModelFile:
 
 
 def texts_of(arguments: argparse.Namespace) -> dict[str, bytes]:
-    """Read what the arguments name beside manifests, by the names in the corpus."""
-    found = {}
-    if arguments.lexicon:
-        found[LEXICON_FILE] = read_lexicon(arguments.lexicon)
-    if arguments.language_model:
-        name = stored_name(arguments.language_model)
-        found[name] = read_language_model(arguments.language_model).data
-    return found
+    """Read the language model that the arguments name beside manifests, by its stored name."""
+    if not arguments.language_model:
+        return {}
+    name = stored_name(arguments.language_model)
+    return {name: read_language_model(arguments.language_model).data}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,29 +75,42 @@ class LanguageData:
 
     def lexicon(self, job: Job) -> Lexicon | None:
         """Read the lexicon; None if there is none yet, ConfigurationError for one that is none."""
-        if self.directory is not None and not self.directory.is_dir():
-            where = printable(str(self.directory))
-            raise ConfigurationError(f"--kaldi-dir {where} is not a directory: correct the path")
+        data = self.lexicon_bytes(job)
+        if data is None and not self.has_new_lexicon:
+            with suppress(ObjectNotFound):
+                data = job.store.get(self._lexicon_place(job))
+        if data is None:
+            return None
+        try:
+            return CorpusLexicon(data, job.recipe.corpus.unknown_words).parse()
+        except ValueError as error:
+            raise ConfigurationError(f"{self._lexicon_place(job)}: {error}") from error
+
+    def lexicon_bytes(self, job: Job) -> bytes | None:
+        """Read the lexicon that ingest will write; None if it brings none."""
+        if self.directory is not None:
+            if not self.directory.is_dir():
+                where = printable(str(self.directory))
+                raise ConfigurationError(
+                    f"--kaldi-dir {where} is not a directory: correct the path"
+                )
+            try:
+                return file_bytes(self.directory / LEXICON_FILE)
+            except (OSError, ValueError) as error:
+                raise ConfigurationError(str(error)) from error
+        if not self.lexicon_uri:
+            return None
         uri = self._lexicon_place(job)
         try:
-            return parse_lexicon(self._lexicon_bytes(job).decode())
+            # The URI is the permission.
+            return ObjectStore((uri,)).get(uri).removeprefix(codecs.BOM_UTF8)
         except ObjectNotFound as error:
-            if self.lexicon_uri:
-                raise ConfigurationError(f"--lexicon {error}") from error
-            return None
-        except (OSError, ValueError) as error:  # ValueError: not UTF-8, or no lexicon
-            raise ConfigurationError(f"{uri}: {error}") from error
+            raise ConfigurationError(f"--lexicon {error}") from error
 
     def _lexicon_place(self, job: Job) -> str:
         if self.directory is not None:
             return str(self.directory / LEXICON_FILE)
         return normalize_uri(self.lexicon_uri or join_uri(job.corpus_uri, LEXICON_FILE))
-
-    def _lexicon_bytes(self, job: Job) -> bytes:
-        uri = self._lexicon_place(job)
-        if self.directory is not None:
-            return Path(uri).read_bytes()
-        return (ObjectStore((uri,)) if self.lexicon_uri else job.store).get(uri)
 
     def language_model_notes(
         self, readers: Sequence[Job], lexicon: Lexicon | None

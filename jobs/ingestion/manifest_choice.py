@@ -1,24 +1,28 @@
 """Read from the command line which manifests are ingested, in which format, into which subset."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from infra.configuration import ConfigurationError
 from infra.ranges import Range, printable
 from infra.store.object_store import ObjectStore, normalize_uri
-from jobs.cli.parser import MANIFEST_FORMATS
+from jobs.cli.job import Job
+from jobs.cli.parser import DEFAULT_SPEAKER_BUCKETS, LIBRISPEECH, MANIFEST_FORMATS, NEMO, TABLE
+from jobs.ingestion.kaldi_directory import UNDETERMINED_LOCALE
 from jobs.ingestion.language_data import texts_of
 from jobs.ingestion.run_arguments import subset_and_uri
+from pipeline.audio.conversion import NO_CONVERSION
 from pipeline.runs.manifest import is_finished, read_manifest
 from pipeline.runs.names import DEV_SHARE_SETTING, INGEST_STEP, LABELLED, MANIFESTS_SETTING
 from pipeline.steps.ingestion.directories import CommonVoice, Kaldi, LibriSpeech
-from pipeline.steps.ingestion.formats import FIELDS, ManifestFormat, Nemo, Table
+from pipeline.steps.ingestion.formats import CHANNEL, FIELDS, ManifestFormat, Nemo, Table
 from pipeline.steps.ingestion.ingest_manifests import Manifest, ManifestIngestion
 from pipeline.steps.ingestion.lhotse import LhotseCuts, LhotseSupervisions, Shar
 from pipeline.steps.ingestion.manifest_probe import require_usable_rows
 from pipeline.steps.ingestion.manifest_records import RecordRules
+from pipeline.steps.ingestion.manifest_rows import IGNORE_COLUMNS
 
-FORMATS: Mapping[str, type[ManifestFormat]] = dict(
+FORMATS: Mapping[str, Callable[..., ManifestFormat]] = dict(
     zip(
         MANIFEST_FORMATS,
         (Nemo, LhotseCuts, Shar, Kaldi, LibriSpeech, CommonVoice, Table),
@@ -28,54 +32,73 @@ FORMATS: Mapping[str, type[ManifestFormat]] = dict(
 SPEAKER_BUCKETS = Range(1, 100_000)
 
 
-def ingestion_of(arguments: argparse.Namespace, store: ObjectStore) -> ManifestIngestion:
-    """Return what the arguments name; ConfigurationError for what they cannot mean."""
-    if not SPEAKER_BUCKETS.admits(arguments.speaker_buckets):
-        need = f"need {SPEAKER_BUCKETS.need}"
-        raise ConfigurationError(f"--speaker-buckets {arguments.speaker_buckets}: {need}")
-    manifest_store, manifests = manifests_of(arguments, store)
+def ingestion_of(
+    arguments: argparse.Namespace, store: ObjectStore, channel: str
+) -> ManifestIngestion:
+    """Return what the arguments name; ConfigurationError for what they cannot mean.
+
+    `channel` is the one that the recipe hears, which rows may name.
+    """
+    rules = _rules(arguments, channel)
+    manifests = manifests_of(arguments)
+    names_channels = any(isinstance(each.format, Nemo | Kaldi | Table) for each in manifests)
     return ManifestIngestion(
-        manifest_store,
+        manifest_store(arguments, manifests, store),
         manifests,
-        RecordRules(arguments.locale, arguments.speaker_buckets, arguments.dev_share),
+        rules,
         {
             MANIFESTS_SETTING: [f"{each.subset}={each.uri}" for each in manifests],
-            "format": arguments.format,
+            "format": arguments.format or NEMO,
             "columns": arguments.columns,
-            "locale": arguments.locale,
-            "speaker_buckets": arguments.speaker_buckets,
+            "locale": rules.locale,
+            "speaker_buckets": rules.num_buckets,
+            # Without them a manifest is as it was before there were any.
+            **({"ignore_columns": arguments.ignore_columns} if arguments.ignore_columns else {}),
+            **({"channel": channel} if names_channels and channel != NO_CONVERSION.channel else {}),
             **({DEV_SHARE_SETTING: arguments.dev_share} if arguments.dev_share else {}),
         },
         texts_of(arguments),
     )
 
 
-def manifests_of(
-    arguments: argparse.Namespace, store: ObjectStore
-) -> tuple[ObjectStore, list[Manifest]]:
-    """Return the manifests that the arguments name, and a store that may read them."""
-    form = _format(arguments)
-    manifests = [Manifest(*subset_and_uri(each), form) for each in arguments.manifest]
-    recordings = [normalize_uri(arguments.recordings)] if arguments.recordings else []
-    prefixes = [*(manifest.uri for manifest in manifests), *recordings]
-    # Common Voice's table of durations lies beside its table.
-    beside = [m.uri.rpartition("/")[0] for m in manifests if isinstance(form, CommonVoice)]
-    return ObjectStore((*store.allowed_prefixes, *prefixes, *beside)), manifests
+def _rules(arguments: argparse.Namespace, channel: str) -> RecordRules:
+    num_buckets = arguments.speaker_buckets
+    num_buckets = DEFAULT_SPEAKER_BUCKETS if num_buckets is None else num_buckets
+    if not SPEAKER_BUCKETS.admits(num_buckets):
+        raise ConfigurationError(f"--speaker-buckets {num_buckets}: need {SPEAKER_BUCKETS.need}")
+    locale = arguments.locale or UNDETERMINED_LOCALE
+    return RecordRules(locale, num_buckets, arguments.dev_share, channel)
 
 
-def require_usable_manifests(
-    arguments: argparse.Namespace, store: ObjectStore, run_uri: str
-) -> None:
+def require_usable_manifests(job: Job) -> None:
     """Raise ConfigurationError for a manifest of which no row can be used, unless it is ingested.
 
     Once that is done, manifests and audio may be elsewhere.
     """
-    if is_finished(store, run_uri, INGEST_STEP):
+    if is_finished(job.store, job.run_uri, INGEST_STEP):
         return
-    rules = RecordRules(arguments.locale, arguments.speaker_buckets)
-    manifest_store, manifests = manifests_of(arguments, store)
+    rules = _rules(job.arguments, job.recipe.features.conversion.channel)
+    manifests = manifests_of(job.arguments)
+    may_read = manifest_store(job.arguments, manifests, job.store)
     for manifest in manifests:
-        require_usable_rows(store, manifest_store, manifest, rules)
+        require_usable_rows(job.store, may_read, manifest, rules)
+
+
+def manifests_of(arguments: argparse.Namespace) -> list[Manifest]:
+    """Return the manifests that the arguments name; ConfigurationError for what they cannot be."""
+    form = _format(arguments)
+    return [Manifest(*subset_and_uri(each), form) for each in arguments.manifest]
+
+
+def manifest_store(
+    arguments: argparse.Namespace, manifests: Sequence[Manifest], store: ObjectStore
+) -> ObjectStore:
+    """Return a store that may read the manifests too."""
+    recordings = [normalize_uri(arguments.recordings)] if arguments.recordings else []
+    prefixes = [*(manifest.uri for manifest in manifests), *recordings]
+    # Common Voice's table of durations lies beside its table.
+    beside = [m.uri.rpartition("/")[0] for m in manifests if isinstance(m.format, CommonVoice)]
+    return ObjectStore((*store.allowed_prefixes, *prefixes, *beside))
 
 
 def require_same_speakers(
@@ -102,22 +125,27 @@ def require_same_speakers(
 
 
 def _format(arguments: argparse.Namespace) -> ManifestFormat:
-    chosen = arguments.format
-    if arguments.columns and chosen != "table":
+    chosen = arguments.format or NEMO
+    ignored = frozenset(filter(None, arguments.ignore_columns.split(",")))
+    if ignored and chosen == LIBRISPEECH:
+        raise ConfigurationError(f"{IGNORE_COLUMNS} with --format {chosen}, which has no columns")
+    if arguments.columns and chosen != TABLE:
         raise ConfigurationError(f"--columns with --format {chosen}: need --format table")
     if arguments.recordings and chosen != "lhotse":
         raise ConfigurationError(f"--recordings with --format {chosen}: need --format lhotse")
     if arguments.recordings:
-        return LhotseSupervisions(normalize_uri(arguments.recordings))
-    return Table(_columns(arguments.columns)) if chosen == "table" else FORMATS[chosen]()
+        return LhotseSupervisions(normalize_uri(arguments.recordings), ignored)
+    if chosen == TABLE:
+        return Table(_columns(arguments.columns), ignored)
+    return LibriSpeech() if chosen == LIBRISPEECH else FORMATS[chosen](ignored)
 
 
 def _columns(text: str) -> dict[str, str]:
     columns: dict[str, str] = {}
     for pair in filter(None, text.split(",")):
         field, _, column = pair.partition("=")
-        if field not in FIELDS or not column or field in columns:
-            need = f"need FIELD=COLUMN, each field once, of {', '.join(FIELDS)}"
+        if field not in (*FIELDS, CHANNEL) or not column or field in columns:
+            need = f"need FIELD=COLUMN, each field once, of {', '.join((*FIELDS, CHANNEL))}"
             raise ConfigurationError(f"--columns {printable(pair)}: {need}")
         columns[field] = column
     return columns

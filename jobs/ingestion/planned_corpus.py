@@ -36,7 +36,6 @@ from pipeline.records import (
 )
 from pipeline.runs.manifest import sha256
 from pipeline.runs.names import ALL_SUBSETS, METADATA_FOLDER, SUBSETS
-from training.decoding.lexicon import parse_lexicon
 
 NUM_SPEAKER_BUCKETS = 4
 IN_FLIGHT = 16
@@ -46,7 +45,6 @@ MAX_FILE_BYTES = max_file_bytes(float(MAX_DECODED_S))
 """Extraction refuses larger files too; several are in memory at a time."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SUFFIX = re.compile(r"\.[a-z0-9]{1,8}")
-_CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +78,13 @@ class MetadataObject:
 
 @dataclass(frozen=True, slots=True)
 class PlannedCorpus:
-    """PlannedCorpus holds all that is to be written: metadata by key, audio, lexicon and the like.
+    """PlannedCorpus holds all that is to be written: metadata by key, audio, language models.
 
     `tallies` are those of the subsets; `quarantined` utterances are in no object.
     """
 
     metadata: Mapping[str, MetadataObject]
     audio: Sequence[AudioFile]
-    lexicon: bytes
     language_data: Mapping[str, bytes]
     tallies: Mapping[str, Tally]
     quarantined: tuple[Quarantined, ...]
@@ -113,11 +110,9 @@ class _Fault:
 def plan_corpus(directory: KaldiDirectory) -> PlannedCorpus:
     """Read all audio, make all records, and read each record as selection will.
 
-    An absent file, a record that its reader refuses, a control character in a transcript and audio
-    of which no placement can be simulated make ledger rows. ValueError for a lexicon that alignment
-    could not read.
+    An absent file, a record that its reader refuses, and audio of which no placement can be
+    simulated make ledger rows.
     """
-    parse_lexicon(directory.lexicon.decode())
     looked = prefetch(_look, directory.utterances, IN_FLIGHT)
     total = len(directory.utterances)
     progress = progress_bar(looked, description="read", total=total, unit="utterance")
@@ -135,7 +130,6 @@ def plan_corpus(directory: KaldiDirectory) -> PlannedCorpus:
     return PlannedCorpus(
         metadata=_metadata(records),
         audio=[each.file for each in kept],
-        lexicon=directory.lexicon,
         language_data=directory.language_data,
         tallies={subset: Tally.of(some) for subset, some in records.items()},
         quarantined=tuple(rows),
@@ -183,8 +177,6 @@ def _fault(utterance: KaldiUtterance, name: str) -> _Fault | None:
     if (num_bytes := len(name.encode())) > MAX_NAME_BYTES:
         detail = f"its object's name has {num_bytes} bytes: need at most {MAX_NAME_BYTES}"
         return _Fault("bad_field", detail)
-    if found := _CONTROL_CHARACTER.search(utterance.text or ""):
-        return _Fault("bad_field", f"text has the control character {found[0]!r}: remove it")
     if (size := _size_of(utterance.audio_path)) is None:
         detail = f"there is no such file as wav.scp names: {utterance.listed_path!r}"
         return _Fault("missing_object", detail)

@@ -69,14 +69,37 @@ def dev_share_arguments(arguments: argparse.Namespace) -> list[str]:
     return ["--dev-share", str(arguments.dev_share)] if arguments.dev_share else []
 
 
+def locale_arguments(arguments: argparse.Namespace) -> list[str]:
+    """Return the arguments that ingest receives for the speakers of a directory."""
+    is_given = arguments.kaldi_dir and arguments.locale
+    return ["--locale", arguments.locale] if is_given else []
+
+
 def require_source_options(arguments: argparse.Namespace) -> None:
-    """Raise ConfigurationError for a directory's options with manifests, and for the reverse."""
+    """Raise ConfigurationError for options of another source than what is ingested."""
+    require_used_options(arguments)
     require_manifest_options(arguments)
-    if arguments.kaldi_dir and (arguments.lexicon or arguments.language_model):
-        remedy = "put the files into the directory"
-        raise ConfigurationError(
-            f"{KALDI_DIR}: with {MANIFEST} alone: --lexicon, {LANGUAGE_MODEL}: {remedy}"
-        )
+
+
+def require_used_options(arguments: argparse.Namespace) -> None:
+    """Raise ConfigurationError for options of manifests without one, which would be passed over."""
+    if arguments.manifest:
+        return
+    of_files = {"--lexicon": arguments.lexicon, LANGUAGE_MODEL: arguments.language_model}
+    given = {
+        "--format": arguments.format,
+        "--recordings": arguments.recordings,
+        "--columns": arguments.columns,
+        "--ignore-columns": arguments.ignore_columns,
+        "--speaker-buckets": arguments.speaker_buckets,
+        **({} if arguments.kaldi_dir else {"--locale": arguments.locale}),
+        **of_files,
+    }
+    if unused := [name for name, value in given.items() if value not in (None, "")]:
+        source = KALDI_DIR if arguments.kaldi_dir else f"no {MANIFEST}"
+        in_directory = arguments.kaldi_dir and unused[0] in of_files
+        remedy = "put the files into the directory" if in_directory else f"leave out {unused[0]}"
+        raise ConfigurationError(f"{source}: with {MANIFEST} alone: {', '.join(unused)}: {remedy}")
 
 
 def require_manifest_options(arguments: argparse.Namespace) -> None:

@@ -1,6 +1,7 @@
 """FLAC by dr_flac (miniaudio): libFLAC's samples to the bit, in about half its time (003 IV-B2)."""
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import miniaudio
@@ -35,29 +36,38 @@ def stream_info(data: bytes) -> StreamInfo:
     return StreamInfo(fields >> 44, (fields >> 41 & 7) + 1, fields & (2**36 - 1))
 
 
-def decode_flac(data: bytes, info: StreamInfo) -> Float32[np.ndarray, " samples"]:
-    """Decode the samples in [-1, 1), channel by turn: at most one more each than the header states.
+def flac_blocks(
+    data: bytes, info: StreamInfo
+) -> Iterator[Float32[np.ndarray, "_samples channels"]]:
+    """Decode the samples in [-1, 1) by blocks, at most as many as the header states.
 
     A frame whose checksum is wrong is left out, which shows as samples that are missing, or as
-    one too many where the header states too few. ValueError if there is no frame at all.
+    too many where the header states too few. AudioError for these, and if there is no frame at all.
     """
-    samples = np.empty((info.num_samples + 1) * info.num_channels, np.float32)
     num_decoded = 0
     try:
-        parts = miniaudio.stream_memory(
+        for part in miniaudio.stream_memory(
             data,
             miniaudio.SampleFormat.FLOAT32,
             info.num_channels,
             info.sample_rate_hz,
             min(info.num_samples + 1, _READ_SAMPLES),
-        )
-        while num_decoded < len(samples) and (part := next(parts, None)):
-            rest = samples[num_decoded : num_decoded + len(part)]
-            rest[:] = part[: len(rest)]
-            num_decoded += len(rest)
+        ):
+            num_samples = len(part) // info.num_channels
+            block = np.frombuffer(part, np.float32)[: num_samples * info.num_channels]
+            num_decoded += num_samples
+            if num_decoded > info.num_samples:
+                raise _surplus(data, info)
+            yield block.reshape(num_samples, info.num_channels)
     except miniaudio.MiniaudioError as error:
-        raise ValueError(f"no frame can be decoded: {error}") from error
-    return samples[: num_decoded - num_decoded % info.num_channels]
+        raise AudioError("truncated", f"no frame can be decoded: {error}") from error
+
+
+def _surplus(data: bytes, info: StreamInfo) -> AudioError:
+    if (position := data.find(b"fLaC", 1)) > 0:
+        return AudioError("joined_files", f"another file begins at byte {position}")
+    detail = f"more than the {info.num_samples} samples that the header says"
+    return AudioError("duration_mismatch", detail)
 
 
 def require_md5(data: bytes, samples: Float32[np.ndarray, " samples"]) -> None:

@@ -26,6 +26,7 @@ _KBIT_PER_S = {
 _RATES_HZ = {3: (44_100, 48_000, 32_000), 2: (22_050, 24_000, 16_000), 0: (11_025, 12_000, 8_000)}
 _COUNT_MARKS = (b"Xing", b"Info")
 _TAGS_AT_END = (b"TAG", b"APETAGEX", b"LYRICSBEGIN")
+_ID3_HEADER_BYTES = 10
 _UNPROTECTED = 0x00010000  # no checksum before the side information
 _BIT_RATE, _MIDDLE_BIT_RATE = 0x0000F000, 0x00008000  # room for the count at any rate
 
@@ -90,6 +91,20 @@ def counted_mp3(data: bytes) -> tuple[bytes, int]:
     return _info_frame(data, num_frames) + sound, num_samples
 
 
+def without_tags(data: bytes) -> bytes:
+    """Return what is behind the ID3 tags at the start, and behind zeros that follow them."""
+    start = 0
+    while data.startswith(b"ID3", start) and start + _ID3_HEADER_BYTES <= len(data):
+        # Four bytes of seven bits state the size; bit 4 of the flags, a footer like the header.
+        size = (
+            data[start + 6] << 21 | data[start + 7] << 14 | data[start + 8] << 7 | data[start + 9]
+        )
+        footer = _ID3_HEADER_BYTES if data[start + 5] & 0x10 else 0
+        start += _ID3_HEADER_BYTES + size + footer
+        start += len(data[start:]) - len(data[start:].lstrip(b"\0"))
+    return data[start:] if start else data
+
+
 def _num_frames(data: bytes, first: Header) -> int:
     """Count the frames from the first byte to the last; AudioError where one is missing."""
     num_frames, position = 0, 0
@@ -109,9 +124,10 @@ def _require_end(data: bytes, position: int, num_frames: int) -> None:
     rest = data[position:].lstrip(b"\0")
     if position > len(data):
         raise AudioError("truncated", f"the last frame needs {position - len(data)} more bytes")
-    if rest.startswith(b"ID3"):
+    behind_tags = without_tags(rest)
+    if len(behind_tags) < len(rest) and parse_header(int.from_bytes(behind_tags[:4], "big")):
         raise AudioError("joined_files", f"another file begins at byte {len(data) - len(rest)}")
-    if rest and not rest.startswith(_TAGS_AT_END):
+    if behind_tags and not behind_tags.startswith(_TAGS_AT_END):
         reason: AudioReason = "truncated" if num_frames > 1 else "not_audio"
         raise AudioError(reason, f"no frame at byte {position}, where frame {num_frames} ends")
 

@@ -9,13 +9,12 @@ import numpy as np
 from jaxtyping import Float32
 
 from pipeline.audio.errors import AudioError
+from pipeline.audio.wav import is_open_length
 from pipeline.filterbank import SAMPLE_RATE_HZ
 
 SAMPLE_BYTES = 2
 FULL_SCALE = np.float32(32768)
 _PCM, _EXTENSIBLE = 1, 0xFFFE
-# Programs that record to a pipe state a length of 0, of 2 GB or of 4 GB.
-_OPEN_END_BYTES = 0x7FFF_0000
 _MAX_CHUNK_BYTES = 1 << 24
 _NEED = "need 16 kHz, 1 channel, 16 bits: arecord -f S16_LE -r 16000 -c 1, or sox's -r 16000 -c 1"
 
@@ -57,7 +56,7 @@ def _bytes_of_wav(file: BinaryIO | io.IOBase) -> int | None:
         if name == b"data":
             if not has_form:
                 raise AudioError("not_audio", "a WAV whose samples come before their format")
-            return size if 0 < size < _OPEN_END_BYTES else None
+            return None if is_open_length(size) else size
         if size > _MAX_CHUNK_BYTES:
             break
         content = file.read(size + size % 2)

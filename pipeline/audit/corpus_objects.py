@@ -184,6 +184,7 @@ def _ingested_findings(
     store: ObjectStore, corpus_uri: str, ingested: Sequence[Manifest], grows: bool
 ) -> Iterator[Finding]:
     outputs = {join_uri(corpus_uri, output.key) for each in ingested for output in each.outputs}
+    outputs.add(join_uri(corpus_uri, LEXICON_FILE))  # the steps that read it have its digest
     remedy = "find its writer, and move it out of the corpus"
     later = tuple(f"{join_uri(corpus_uri, each)}/" for each in _ADDED_FOLDERS)
     for found in store.list(corpus_uri):

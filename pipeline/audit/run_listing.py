@@ -12,6 +12,7 @@ from pipeline.runs.names import (
     MANIFEST_FILE,
     SCRATCH_FOLDER,
     STEP_RECORDS_FOLDER,
+    STORE_CHECK_FOLDER,
 )
 
 _STORED = r"[0-9a-f]{2}/[^/]+-[0-9a-f]{16}[^/]*"
@@ -25,6 +26,7 @@ _PARTIAL = re.compile(r"(.*/)?\.partial-[^/]+")
 _OF_A_TASK = re.compile(rf"{_STORED}|{CHECKPOINTS_FOLDER}/\d+-rank-\d+-[0-9a-f]{{16}}\.npz")
 _NOTE = re.compile(
     rf"{STEP_RECORDS_FOLDER}/(begun/[a-z_]+\.json|[a-z_]+\.prom|increment/[a-z]+\.json)"
+    rf"|{STORE_CHECK_FOLDER}/[Ba]([-/]b)?"
 )
 _SCRATCH = re.compile(rf"{SCRATCH_FOLDER}/({COMMITS_FOLDER}/[^/]+\.json|{_STORED})")
 
@@ -106,7 +108,7 @@ class RunListing:
 
     @property
     def note_keys(self) -> frozenset[str]:
-        """The keys of what jobs say of themselves while they run, and of their metrics."""
+        """The keys of what jobs say of themselves while they run, of metrics, of store checks."""
         return frozenset(key for key in self.other_keys if _NOTE.fullmatch(key))
 
 

@@ -32,6 +32,7 @@ from pipeline.runs.names import (
     PARTITIONS_FOLDER,
     SELECTION_FOLDER,
     STEP_RECORDS_FOLDER,
+    STORE_CHECK_FOLDER,
     STUDENT,
     TARGETS_FOLDER,
     UNLABELLED,
@@ -125,8 +126,10 @@ def begin_increment(store: ObjectStore, run_uri: str, base_uri: str) -> Incremen
     """
     chain, run_uri = chain_of(store, run_uri, base_uri), normalize_uri(run_uri)
     if read_increment(store, run_uri) is None:
-        # Any job has left a record there, which each job may read.
-        if store.list(join_uri(run_uri, STEP_RECORDS_FOLDER)):
+        # Any job has left a record there, which each job may read; check leaves none.
+        records = store.list(join_uri(run_uri, STEP_RECORDS_FOLDER))
+        of_checks = f"{join_uri(run_uri, STORE_CHECK_FOLDER)}/"
+        if any(not each.uri.startswith(of_checks) for each in records):
             raise ValueError(
                 f"{run_uri} has begun without --extends, and cannot extend {base_uri} now: use "
                 "another --run"

@@ -29,6 +29,7 @@ MODELS_FOLDER = "models"
 
 INGEST_STEP = "ingest"
 PLACEMENTS_SETTING = "placements"
+UNKNOWN_WORDS_SETTING = "unknown_words"
 """The setting of ingest, if it simulated placements, that names them by subset."""
 DEV_SHARE_SETTING, MANIFESTS_SETTING = "dev_share", "manifests"
 """Settings of ingest, if it drew development speakers or read manifests: share, SUBSET=URI."""
@@ -278,6 +279,10 @@ INCREMENT_METADATA = f"{STEP_RECORDS_FOLDER}/increment/metadata.json"
 
 BASE_INPUT = "base/"
 """Before the name of a step, the input of an increment's step that is the base's manifest."""
+
+
+STORE_CHECK_FOLDER = f"{STEP_RECORDS_FOLDER}/store_check"
+"""Below it are the objects by which jobs find out whether the store behaves as they need it."""
 
 
 def job_record(job: str) -> str:

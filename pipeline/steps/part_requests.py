@@ -7,7 +7,7 @@ window of neighbouring utterances, whose audio memory can hold, parts are put to
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
@@ -19,10 +19,12 @@ from infra.store.object_store import (
     SizeBound,
     StoreError,
 )
-from infra.store.objects import Admit
+from infra.store.objects import Admit, FetchedRange
+from pipeline.audio.audio_file import require_known
 from pipeline.audio.conversion import NO_CONVERSION, AudioConversion
 from pipeline.audio.errors import AudioError
-from pipeline.audio.recording_segments import HEAD_BYTES, WavLayout, cut_recording, wav_layout
+from pipeline.audio.recording_segments import HEAD_BYTES, cut_recording, segment_samples
+from pipeline.audio.wav import WavLayout, is_wav, wav_layout
 from pipeline.audio_parts import AudioPart, Member, Segment
 
 WINDOW_BYTES = 64 * 2**20
@@ -244,10 +246,20 @@ def _segments(store: ObjectStore, wanted: Sequence[WantedAudio], admit: Admit) -
     uri, segments = wanted[0].uri, tuple(each.part for each in wanted)
     known = tuple(part for part in segments if isinstance(part, Segment))
     assert len(known) == len(segments), "a read of segments has no members"
+    conversion = wanted[0].conversion
     head = store.fetch_range(uri, 0, HEAD_BYTES)
-    layout = wav_layout(head.data, head.object_bytes)
-    if layout is not None:
-        return _WavRanges(store, uri, layout, wanted[0].conversion, head.etag).read(known, admit)
+    try:
+        if is_wav(head.data):
+            recording = ObjectRanges(store, uri, head)
+            layout = wav_layout(recording.read, head.object_bytes)
+            if layout.frame_bytes:
+                conversion.require_accepted(layout.rate_hz, layout.num_channels)
+                layout.require_whole(recording.read)
+                return _WavSegments(recording, layout).read(known, admit)
+        elif head.data and not head.data.startswith(b"ID3"):
+            require_known(head.data)
+    except AudioError as error:
+        return FoundParts((error,) * len(known))
     data = head.data
     if head.object_bytes > len(data):
         if head.object_bytes > MAX_RECORDING_BYTES:
@@ -256,44 +268,72 @@ def _segments(store: ObjectStore, wanted: Sequence[WantedAudio], admit: Admit) -
                 f"{MAX_RECORDING_BYTES}, or a WAV, of which segments are read alone"
             )
         data = store.fetch(uri, admit).data
-    return WholeRecording(data, known, wanted[0].conversion)
+    return WholeRecording(data, known, conversion)
 
 
-@dataclass(frozen=True, slots=True)
-class _WavRanges:
-    """_WavRanges reads the samples of a WAV's segments; near ones by one request."""
+@dataclass(slots=True)
+class ObjectRanges:
+    """ObjectRanges reads an object by ranges: its head is there, and what was read last is kept."""
 
     store: ObjectStore
     uri: str
-    layout: WavLayout
-    conversion: AudioConversion
-    etag: str
-    errors: dict[int, AudioError] = field(default_factory=dict)
+    head: FetchedRange
+    first: int = 0
+    data: bytes = b""
 
-    def read(self, segments: Sequence[Segment], admit: Admit) -> FoundObject:
-        ranges: dict[int, tuple[int, int]] = {}
-        for number, segment in enumerate(segments):
-            try:
-                ranges[number] = self.layout.range_of(segment, self.conversion)
-            except AudioError as error:
-                self.errors[number] = error
-        numbers = list(ranges)
-        admit(sum(size for _, size in ranges.values()))
-        found: dict[int, FoundAudio] = dict(self.errors)
-        for run in joined_ranges([ranges[number] for number in numbers]):
-            found |= self._read_run({numbers[each]: ranges[numbers[each]] for each in run})
-        return FoundParts(tuple(found[number] for number in range(len(segments))))
+    def read(self, first: int, num_bytes: int) -> bytes:
+        """Return so many bytes; fewer where the object ends."""
+        end = min(first + num_bytes, self.head.object_bytes)
+        if end <= max(first, len(self.head.data)):
+            return self.head.data[first:end]
+        if not self.first <= first <= end <= self.first + len(self.data):
+            most = self.head.object_bytes - first
+            self.first, self.data = first, self.fetch(first, min(max(num_bytes, HEAD_BYTES), most))
+        return self.data[first - self.first : end - self.first]
 
-    def _read_run(self, ranges: dict[int, tuple[int, int]]) -> dict[int, FoundAudio]:
-        start = min(first for first, _ in ranges.values())
-        end = max(first + size for first, size in ranges.values())
-        span = self.store.fetch_range(self.uri, start, end - start)
-        if span.etag != self.etag or len(span.data) < end - start:
+    def fetch(self, first: int, num_bytes: int) -> bytes:
+        """Request so many bytes, which must be there; StoreError if the object has changed."""
+        found = self.store.fetch_range(self.uri, first, num_bytes)
+        if found.etag != self.head.etag or len(found.data) < num_bytes:
             raise StoreError(
                 f"{self.uri}: it changed while its segments were read: leave the audio as it is, "
                 "then run the step again"
             )
+        return found.data
+
+
+@dataclass(frozen=True, slots=True)
+class _WavSegments:
+    """_WavSegments reads the samples of a WAV's segments; near ones by one request."""
+
+    recording: ObjectRanges
+    layout: WavLayout
+
+    def read(self, segments: Sequence[Segment], admit: Admit) -> FoundObject:
+        found: dict[int, FoundAudio] = {}
+        ranges: dict[int, tuple[int, int]] = {}
+        for number, segment in enumerate(segments):
+            try:
+                ranges[number] = self._range_of(segment)
+            except AudioError as error:
+                found[number] = error
+        numbers = list(ranges)
+        admit(sum(size for _, size in ranges.values()))
+        for run in joined_ranges([ranges[number] for number in numbers]):
+            found |= self._read_run({numbers[each]: ranges[numbers[each]] for each in run})
+        return FoundParts(tuple(found[number] for number in range(len(segments))))
+
+    def _range_of(self, segment: Segment) -> tuple[int, int]:
+        """Return a segment's first byte and their number; AudioError beyond the end."""
+        layout = self.layout
+        first, count = segment_samples(segment, layout.rate_hz, layout.num_samples)
+        return layout.start + first * layout.frame_bytes, count * layout.frame_bytes
+
+    def _read_run(self, ranges: dict[int, tuple[int, int]]) -> dict[int, FoundAudio]:
+        start = min(first for first, _ in ranges.values())
+        end = max(first + size for first, size in ranges.values())
+        data = self.recording.fetch(start, end - start)
         return {
-            number: _fetched(self.layout.wav(span.data[first - start : first - start + size]))
+            number: _fetched(self.layout.wav(data[first - start : first - start + size]))
             for number, (first, size) in ranges.items()
         }

@@ -1,9 +1,10 @@
-"""No test marked `cluster` is passed over, though other files are not imported for `-m cluster`."""
+"""No long test is passed over, though `make faults` does not import all files."""
 
 import subprocess
 import sys
 from pathlib import Path
 
+from tests.file_scheduling import LONG_RUNS
 from tests.whole_path.processes import REPOSITORY
 
 FIXTURE = """
@@ -21,7 +22,7 @@ OTHER = "raise RuntimeError('imported')\n"
 def collect(folder: Path, files: dict[str, str], *options: str) -> tuple[int, str]:
     """Collect the tests of these files; return pytest's exit code and its output."""
     folder.mkdir()
-    for name, text in {**files, "pytest.ini": "[pytest]\nmarkers = cluster\n"}.items():
+    for name, text in {**files, "pytest.ini": "[pytest]\nmarkers =\n  cluster\n  chaos\n"}.items():
         (folder / name).write_text(text)
     command = [
         sys.executable,
@@ -56,8 +57,8 @@ def test_a_mark_that_the_file_does_not_show_is_an_error(tmp_path: Path) -> None:
 
 
 def test_other_files_are_not_imported(tmp_path: Path) -> None:
-    """With `-m cluster` alone: without, the same file fails."""
+    """As `make faults` collects: without its -m, the same file fails."""
     files = {"test_marked.py": MARKED, "test_other.py": OTHER}
-    code, said = collect(tmp_path / "few", files, "-m", "cluster")
+    code, said = collect(tmp_path / "few", files, "-m", LONG_RUNS[0])
     assert (code, "test_marked.py::test_place" in said) == (0, True)
     assert collect(tmp_path / "all", files)[0] == 2

@@ -51,7 +51,7 @@ def test_lengths_are_skewed_and_files_hold_all(tmp_path: Path) -> None:
     assert found == sorted(len(each.frames) for each in utterances(7))
 
 
-@pytest.mark.cluster
+@pytest.mark.chaos
 def test_a_bare_loop_repeats_the_pools_batches() -> None:
     """Each utterance once, in the same batches and order, on each of two devices."""
     devices = ["cpu#0", "cpu#1"]

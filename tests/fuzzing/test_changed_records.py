@@ -30,6 +30,7 @@ from pipeline.runs.sealed_json import NamedObject, named_objects, naming, read_s
 from pipeline.steps.selection.hash_ranges import HashRange
 from pipeline.steps.selection.id_ranges import IdRange
 from pipeline.steps.selection.statistics import Month, union_statistics
+from pipeline.steps.selection.subset_overlap import SPAN, SubsetRange
 from tests.fuzzing.mutations import changed, changed_json, damaged, repeated_key
 from tests.fuzzing.outcomes import FUZZ, REFUSED, outcome
 from training.checkpoints.place import Place
@@ -274,6 +275,10 @@ def test_changed_lines(kind: str) -> None:
 HASHES = np.arange(5, dtype=np.uint64)
 ARRAYS = {
     "hash range": (HashRange, HashRange(HASHES, np.arange(5), HASHES).to_bytes()),
+    "range of a subset": (
+        SubsetRange,
+        SubsetRange(HashRange(HASHES, np.arange(5), HASHES), np.zeros(5, SPAN)).to_bytes(),
+    ),
     "id index": (IdRange, IdRange(HASHES, np.arange(5, dtype=np.uint32)).to_bytes()),
 }
 

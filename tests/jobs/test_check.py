@@ -2,23 +2,31 @@
 
 import gzip
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from infra.store import retry
+from infra.store.object_store import ObjectStore
 from jobs.cli import device_choice
+from pipeline.audit.run_listing import list_run
+from pipeline.runs.increment import begin_increment
 from pipeline.runs.names import LANGUAGE_MODEL_FILES
+from tests.infra.store.quirky_s3 import QuirkySettings, quirky_s3
 from tests.job_programs import RunJob, Said
+from tests.s3_server import CREDENTIALS
+from tests.small_corpus import write_kaldi_tables
 from tests.whole_path.processes import TINY
 
-LEXICON = "A AH\nB B IY\nC S IY\n"
+LEXICON = "A AH S\nB B IY\nC AH S B IY\n"
 PASSWORD = "hunter/2"
 
 
 @pytest.fixture
 def kaldi_dir(tmp_path: Path) -> Path:
-    (tmp_path / "lexicon.txt").write_text(LEXICON)
+    write_kaldi_tables(tmp_path, LEXICON)
     return tmp_path
 
 
@@ -69,6 +77,12 @@ def test_all_is_well(run_job: RunJob, kaldi_dir: Path) -> None:
         (("--kaldi-dir", "nowhere"), ("--kaldi-dir nowhere is not a directory",)),
         (("--run", f"s3://me:{PASSWORD}@bucket/x"), ("a user, password or port",)),
         (("--run", f"https://me:{PASSWORD}@host/x"), ("https://***: unknown scheme",)),
+        (("--run", "s3:/bucket/x"), ("s3:/bucket/x: ", "need s3://bucket/key")),
+        (("--manifest", "s3:/bucket/m.jsonl"), ("s3:/bucket/m.jsonl: ", "need s3://bucket/key")),
+        (("--manifest", "dev=s3:/bucket/m.jsonl"), ("need s3://bucket/key",)),
+        (("--manifest", "m.jsonl", "--lexicon", "s3:/b/l"), ("s3:/b/l: ", "need s3://bucket/key")),
+        (("--set", "corpus.uri=s3:/bucket/c"), ("s3:/bucket/c: ", "need s3://bucket/key")),
+        (("--set", 'corpus.audio_prefixes=["s3:/b"]'), ("s3:/b: ", "need s3://bucket/key")),
     ],
 )
 def test_what_cannot_be_done_is_named(
@@ -78,6 +92,36 @@ def test_what_cannot_be_done_is_named(
     said = check(run_job, *options)
     require_refusal(said, *parts)
     assert PASSWORD not in said.err
+
+
+@pytest.fixture
+def in_s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[QuirkySettings]:
+    """Let s3://bucket be in a store whose quirks a test sets."""
+    monkeypatch.setattr(retry, "MAX_ASKS", 1)
+    with quirky_s3() as (endpoint, settings):
+        for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": endpoint}.items():
+            monkeypatch.setenv(name, value)
+        yield settings
+
+
+def test_a_store_is_tried_before_a_run(run_job: RunJob, in_s3: QuirkySettings) -> None:
+    """Without conditional writes no run could be exactly-once; a run can begin after its check."""
+
+    def said() -> Said:
+        return run_job("check", "--recipe", str(TINY), "--run", "s3://bucket/x")
+
+    in_s3.refusal = (403, "AccessDenied")
+    denied = said()
+    assert denied.code == 0
+    assert "check: the store was not tried, as each step will do: s3://bucket/x/" in denied.err
+    in_s3.refusal, in_s3.ignores_condition = (0, ""), True
+    require_refusal(said(), "s3://bucket/x/steps/store_check/B: need conditional writes")
+    in_s3.ignores_condition = False
+    assert said() == Said(0, "check: tiny: all is well\n", "")
+    store = ObjectStore(("s3://bucket",))
+    assert begin_increment(store, "s3://bucket/x", "s3://bucket/w").base == "s3://bucket/w"
+    listing = list_run(store, "s3://bucket/x", "s3://bucket/c")
+    assert set(listing.other_keys) == listing.note_keys == listing.keys
 
 
 def test_senones_must_cover_the_phones(run_job: RunJob, kaldi_dir: Path) -> None:
@@ -193,6 +237,7 @@ def beside_manifests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[s
     """Options of a manifest of transcribed speech, in a folder with a lexicon and a model."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "words.txt").write_text(LEXICON)
+    (tmp_path / "labelled.jsonl").write_text('{"audio_filepath": "a.flac", "text": "A B"}\n')
     (tmp_path / "own.arpa.gz").write_bytes(gzip.compress(ARPA.encode()))
     for name in ("labelled", "day"):
         (tmp_path / "runs/x").mkdir(parents=True, exist_ok=True)

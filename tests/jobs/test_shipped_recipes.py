@@ -9,6 +9,7 @@ from pipeline.steps.ingestion.placement_choice import PlacementChoice
 from tests.benchmarks.rotation.__main__ import EVERY_PLACEMENT, NUM_DRAWN
 from tests.documents.document_commands import ROOT, commands_of
 from tests.job_programs import RunJob
+from tests.small_corpus import write_kaldi_tables
 
 SHIPPED = sorted(path.stem for path in (ROOT / "jobs" / "recipes").glob("*.toml"))
 HELP = "demo, recorded, placements, hours_1m"
@@ -17,7 +18,7 @@ HELP = "demo, recorded, placements, hours_1m"
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_recipe_is_checked(run_job: RunJob, tmp_path: Path, name: str) -> None:
     """All is well on two ranks, as for a run on this host; the help of jobs names the recipe."""
-    (tmp_path / "lexicon.txt").write_text("A AH\nB B IY\n")
+    write_kaldi_tables(tmp_path, "A AH\nB B IY\n")
     given = ("--recipe", name, "--run", str(tmp_path / "run"), "--kaldi-dir", str(tmp_path))
     ranks = ("--supervised-ranks", "2", "--student-ranks", "2")
     said = run_job("check", *given, *ranks)

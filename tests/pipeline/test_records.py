@@ -10,6 +10,7 @@ from pipeline.records import (
     Quarantined,
     Tally,
     Utterance,
+    composed,
     parse_utterance,
     stream_order,
 )
@@ -22,7 +23,8 @@ GOOD: dict[str, Any] = {
     "locale": "en-US",
     "audio_uri": "audio/00/utt-1.flac",
 }
-TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=20)
+TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1, max_size=20)
+CONTROL = [*map(chr, (*range(9), *range(10, 32), *range(127, 160))), "\u2028", "\u2029"]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
@@ -37,7 +39,7 @@ def error_of(**changes: Any) -> MetadataError:
     return caught.value
 
 
-@given(TEXT, TEXT, st.floats(1e-3, 86400), st.none() | st.text(), st.none() | TEXT)
+@given(TEXT, TEXT, st.floats(1e-3, 86400), st.none() | TEXT.map(composed), st.none() | TEXT)
 def test_a_record_survives_its_own_line(
     utterance_id: str, speaker_id: str, duration_s: float, text: str | None, placement: str | None
 ) -> None:
@@ -48,6 +50,13 @@ def test_a_record_survives_its_own_line(
     assert line.isascii()
     assert line.splitlines() == [line]
     assert parse_utterance(line) == record
+
+
+def test_a_transcript_is_read_in_its_composed_form() -> None:
+    """As the lexicon is, so that an accent is no other word; what names things stays as it is."""
+    decomposed = "CAFE\u0301"
+    found = parse_utterance(json.dumps(GOOD | {"text": decomposed, "speaker_id": decomposed}))
+    assert (found.text, found.speaker_id) == ("CAF\u00c9", decomposed)
 
 
 def test_unknown_fields_are_ignored() -> None:
@@ -89,6 +98,27 @@ def test_whole_seconds_may_be_an_integer() -> None:
 def test_each_defect_has_a_named_reason(changes: dict[str, Any], reason: str) -> None:
     """The defect of a record decides the reason in the ledger."""
     assert error_of(**changes).reason == reason
+
+
+@pytest.mark.parametrize("name", ["text", "placement", "stream", "speaker_id", "audio_uri"])
+def test_control_characters_are_refused_by_their_code_points(name: str) -> None:
+    """C0, DEL, C1 and Unicode's ends of lines, in any text; the error names the field, too."""
+    for each in CONTROL:
+        detail = error_of(**{name: f"a{each}b"}).detail
+        assert detail.startswith(f"{name} ")
+        assert f"U+{ord(each):04X}" in detail
+
+
+@pytest.mark.parametrize("text", ["a\tb", "a\u00a0b", "a\u3000b", "a\u200db", "\u200fa", " a "])
+def test_blanks_and_characters_of_format_are_text(text: str) -> None:
+    """A tab is a blank; a joiner and a mark of direction are spelling in some scripts."""
+    assert parse_utterance(json.dumps({**GOOD, "text": text})).text == text
+
+
+@pytest.mark.parametrize("text", ["a b\r", "a b\r\n", "\n a b \n"])
+def test_ends_of_lines_around_a_transcript_are_no_part_of_it(text: str) -> None:
+    """So a table that was written with other line ends loses no row."""
+    assert parse_utterance(json.dumps({**GOOD, "text": text})).text == "a b"
 
 
 @pytest.mark.parametrize(

@@ -238,6 +238,9 @@ class SimulatedStore(ObjectStore):
     def delete(self, uri: str) -> None:
         self._ask("delete", uri)
 
+    def check(self, folder: str) -> None:
+        self._ask("check", folder)
+
     def get_many(self, uris: Sequence[str], *_: Any, **__: Any) -> Iterator[tuple[str, Any]]:
         """Read the objects one after the other: threads would make the order of calls chance."""
         for uri in uris:

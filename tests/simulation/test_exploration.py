@@ -1,15 +1,25 @@
 """All schedules of a step's drivers keep the properties of the commit protocol."""
 
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import pytest
 
+from tests.simulation import schedules
 from tests.simulation.exploration import Exploration, Scenario, explore, run_at_random
 from tests.simulation.properties import Properties
-from tests.simulation.replayed_code import run_code
+from tests.simulation.replayed_code import Outcome, run_code
 from tests.simulation.schedules import Faults, Machine, State
-from tests.simulation.simulated_s3 import BUCKET, SimulatedStore, simulated_network
+from tests.simulation.simulated_s3 import (
+    BUCKET,
+    Objects,
+    Request,
+    SimulatedStore,
+    perform,
+    simulated_network,
+)
 from tests.simulation.simulated_step import Recipe, set_bounds_of_two_tasks
 
 RECIPES = (Recipe(20), Recipe(21))
@@ -70,7 +80,7 @@ def test_all_schedules_with_late_and_altered_answers(drivers: tuple[int, ...]) -
     explore_all(drivers, 1, Faults(crashes=1, lost=1, late=1, altered=1))
 
 
-@pytest.mark.cluster
+@pytest.mark.chaos
 @pytest.mark.parametrize("drivers", [SAME, OTHER])
 def test_all_schedules_of_two_crashes_and_more(drivers: tuple[int, ...]) -> None:
     """Two drivers, two tasks, two crashes, a lost answer and a 503: two million states in all."""
@@ -95,7 +105,7 @@ def test_random_schedules() -> None:
     run_random_schedules(100)
 
 
-@pytest.mark.cluster
+@pytest.mark.chaos
 @pytest.mark.timeout(3600)
 def test_many_random_schedules(request: pytest.FixtureRequest) -> None:
     """--schedules N are run.
@@ -154,6 +164,35 @@ def test_orders_that_are_left_out_make_no_difference(
     assert few.num_schedules < all_orders.num_schedules / 100
     assert reduced.found == whole.found
     assert len(whole.found) > 1 or drivers == SAME
+
+
+def checks() -> str:
+    folder = f"s3://{BUCKET}/run/steps/store_check"
+    SimulatedStore((folder,)).check(folder)
+    return "checked"
+
+
+def without_condition(objects: Objects, request: Request) -> tuple[Objects, Outcome]:
+    """Perform a request as a store does that ignores If-None-Match."""
+    return perform(objects, replace(request, if_absent=False))
+
+
+@pytest.mark.parametrize(
+    ("performed", "outcome"), [(perform, "'checked'"), (without_condition, "StoreError: .*ignores")]
+)
+def test_all_schedules_of_a_stores_check(
+    performed: Callable[[Objects, Request], tuple[Objects, Outcome]],
+    outcome: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two drivers at once, lost and late writes: S3 always passes, and such a store never does."""
+    monkeypatch.setattr(schedules, "perform", performed)
+    machine = Machine([checks])
+    ends = Ends(machine)
+    explore(Scenario(machine, ends, (0, 0)), Faults(lost=1, late=1))
+    for _, outcomes in ends.found:
+        assert all(re.match(outcome, each) for each in outcomes), outcomes
+    assert ends.found
 
 
 def writes(name: str) -> None:

@@ -24,7 +24,7 @@ from tests.whole_path.processes import TINY, run_step
 from training.recipes import read_recipe
 from training.targets.teacher import serve_teacher
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(2400)]
 
 STEPS = ("select_utterances", "extract_features", "generate_targets", "repartition")
 RUN_URI = "s3://megahour/run"

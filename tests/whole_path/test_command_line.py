@@ -110,7 +110,10 @@ def test_missing_arguments_are_bad_usage(run_job: RunJob) -> None:
         ("selection.hours", ("--set selection.hours: need section.key=value",)),
         ("name.first=1", ("--set name.first=1: name = 'tiny' is no section",)),
         ("cluster=moon", ("cluster 'moon'", "one of", "demo")),
-        ("corpus.uri=ftp://host/corpus", ("ftp://host/corpus", "need s3:// or a local path")),
+        (
+            "corpus.uri=ftp://host/corpus",
+            ("ftp://host/corpus", "need s3://bucket/key or a local path"),
+        ),
     ],
 )
 def test_a_bad_value_of_the_recipe_is_explained(

@@ -21,7 +21,7 @@ from tests.whole_path.manifests import require_balance
 from tests.whole_path.processes import Environment, run_steps
 from tests.whole_path.reduced_an4 import read_table, write_reduced_an4
 
-pytestmark = [pytest.mark.timeout(2400), pytest.mark.cluster]
+pytestmark = [pytest.mark.timeout(2400), pytest.mark.chaos]
 
 STEPS = [launch.step for launch in launches("", 1, 1)]
 SECOND_NIGHT = STEPS[: STEPS.index("train_student")]

@@ -42,6 +42,8 @@ LANGUAGE_MODEL = tuple(f"corpus/{name}" for name in LANGUAGE_MODEL_FILES)
 OTHER_RUNS_NEED = {
     # Subsets are found by listing; selection alone reads their records.
     *((step, "GetObject", "corpus/metadata/*") for step in ("extract_features", "align")),
+    # A lexicon is replaced until the bootstrap has read it.
+    ("ingest", "GetObject", "alignments/bootstrap/*"),
     # Checkpoints are removed once there are more than num_kept.
     *((step, "DeleteObject", "models/*") for step in ("align", *TRAINING)),
     # Sequence training searches lattices, with the lexicon and a language model.
@@ -205,12 +207,22 @@ def written(bucket: str) -> dict[str, tuple[datetime, str]]:
     return {each["Key"]: (each["LastModified"], each["ETag"]) for each in objects}
 
 
-def test_the_same_command_again_does_nothing(whole: WholeRun) -> None:
+def run_again(whole: WholeRun, run_job: RunJob, run_uri: str, *options: str) -> dict[str, str]:
+    """Run each step of the run's command within this process; return what each printed."""
+    settings = [part for each in SETTINGS for part in ("--set", each)]
+    shared, said = ("--recipe", str(TINY), "--run", run_uri, *settings, *options), {}
+    for launch in launches(str(whole.kaldi_dir), 1, 2):
+        done = run_job(launch.step, *shared, *launch.arguments)
+        assert done.code == 0, done.err
+        said[launch.step] = done.out
+    return said
+
+
+def test_the_same_command_again_does_nothing(whole: WholeRun, run_job: RunJob) -> None:
     """Each step says so, and not one object is written, manifests included."""
     before = written("megahour")
-    done = run_all_steps(whole.uri, whole.kaldi_dir, whole.environment, *whole.options)
-    for step in [launch.step for launch in launches("", 1, 2)]:
-        assert re.search(rf"^{step}: nothing to do \(", done.stdout, re.MULTILINE), step
+    for step, said in run_again(whole, run_job, whole.uri).items():
+        assert re.search(rf"^{step}: nothing to do \(", said, re.MULTILINE), step
     assert written("megahour") == before
 
 
@@ -219,13 +231,12 @@ def states_of(said: str) -> set[str]:
     return set(re.findall(r"^  writes [\w/]+: (\w+)$", said, re.MULTILINE))
 
 
-def test_a_dry_run_of_a_whole_run_writes_nothing(whole: WholeRun) -> None:
+def test_a_dry_run_of_a_whole_run_writes_nothing(whole: WholeRun, run_job: RunJob) -> None:
     """Each step says what it would read and write, and that it is there, in S3."""
     before = written("megahour")
-    done = run_all_steps(whole.uri, whole.kaldi_dir, whole.environment, *whole.options, "--dry-run")
-    for launch in launches("", 1, 2):
-        assert f"{launch.step}: dry run on {whole.uri}\n" in done.stdout
-    assert states_of(done.stdout) == {"there"}
+    for step, said in run_again(whole, run_job, whole.uri, "--dry-run").items():
+        assert f"{step}: dry run on {whole.uri}\n" in said
+        assert states_of(said) == {"there"}, step
     assert written("megahour") == before
 
 
@@ -234,13 +245,9 @@ def test_a_dry_run_of_a_run_that_is_not_there_makes_none(
 ) -> None:
     """Of each step it says that all it would write is missing; no folder is made."""
     run = str(tmp_path / "none")
-    settings = [part for each in SETTINGS for part in ("--set", each)]
-    options, states = ("--recipe", str(TINY), "--run", run, *settings, "--dry-run"), set()
-    for launch in launches(str(whole.kaldi_dir), 1, 2):
-        said = run_job(launch.step, *options, *launch.arguments)
-        assert said.code == 0, said.err
-        assert f"{launch.step}: dry run on {run}\n" in said.out
-        states |= states_of(said.out)
+    said = run_again(whole, run_job, run, "--dry-run")
+    assert all(f"{step}: dry run on {run}\n" in each for step, each in said.items())
+    states = {state for each in said.values() for state in states_of(each)}
     assert states == {"missing"}
     assert not Path(run).exists()
 

@@ -7,6 +7,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from infra.ranges import printable
+from training.trainers.replica.model_tensors import plain_name
 from training.trainers.resharding import State
 from training.trainers.trainer import Trainer
 
@@ -14,6 +15,7 @@ from training.trainers.trainer import Trainer
 def whole_state(model: nn.Module, optimizer: Optimizer, trainer: Trainer) -> State:
     """Return all that training resumes from; this changes nothing and draws no random number.
 
+    Names are those of the model without `torch.compile`.
     Store it before the next step: the tensors of model and optimizer are not copies. "claims" is
     not resumed from: `Checkpointer.save` compares it, and refuses ranks that have drifted apart.
     """
@@ -21,7 +23,7 @@ def whole_state(model: nn.Module, optimizer: Optimizer, trainer: Trainer) -> Sta
     if trainer.parameters.device.type == "cuda":
         random["cuda"] = torch.cuda.get_rng_state(trainer.parameters.device)
     return {
-        "model": dict(model.state_dict()),
+        "model": {plain_name(name): tensor for name, tensor in model.state_dict().items()},
         "optimizer": optimizer.state_dict(),
         "trainer": trainer.state_dict(),
         "random": random,
@@ -47,9 +49,12 @@ def load_whole_state(
 
 
 def _load(state: State, model: nn.Module, optimizer: Optimizer, trainer: Trainer) -> None:
-    model.load_state_dict(state["model"])
+    # Either model, the stored one or this one, may be compiled, wholly or in parts.
+    stored = {plain_name(name): tensor for name, tensor in state["model"].items()}
+    own_names = {plain_name(name): name for name in model.state_dict()}
+    model.load_state_dict({own_names.get(name, name): each for name, each in stored.items()})
     # Tied weights have several names in the model's state, of which only the trainer's is averaged.
-    trained = {name: state["model"][name] for name in trainer.parameters.named}
+    trained = {name: stored[name] for name in trainer.parameters.named}
     with torch.no_grad():
         trainer.parameters.set_weights(trainer.parameters.flatten(trained))
     optimizer.load_state_dict(state["optimizer"])

@@ -1,11 +1,16 @@
 """The settings of the bootstrap alignment and of the tree of senones (paper 003 VII-C2)."""
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
-from infra.configuration import LATER
+from infra.configuration import LATER, plain
 from infra.ranges import Range, check_ranges
 from pipeline.kbest import MAX_SENONES
+from pipeline.placement_versions import Versions
+from pipeline.runs.names import UNKNOWN_WORDS_SETTING
+
+UnknownWordsRule = Literal["row", "spn"]
+"""Whether an utterance with a word that the lexicon lacks is a ledger row, or the word is noise."""
 
 
 @dataclass(frozen=True)
@@ -34,3 +39,12 @@ class TreeConfig:
     min_count: Annotated[int, Range(1, 1_000_000_000)] = 200
 
     __post_init__ = check_ranges
+
+
+def bootstrap_settings(
+    bootstrap: BootstrapConfig, senones: TreeConfig, versions: Versions, rule: UnknownWordsRule
+) -> dict[str, Any]:
+    """Return what the bootstrap's manifest states; settings that came later, if they are set."""
+    settings = {"bootstrap": plain(bootstrap), "senones": plain(senones)}
+    settings |= {} if versions == "own" else {"versions": versions}
+    return settings | ({} if rule == "row" else {UNKNOWN_WORDS_SETTING: rule})

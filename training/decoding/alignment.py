@@ -1,6 +1,7 @@
 """Hold phone alignments, and convert them to the senone of every 10 ms frame."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float32, Int32, Int64, UInt16
@@ -10,7 +11,14 @@ from training.decoding.lexicon import SILENCE_ID
 from training.decoding.senones.senone_tree import SenoneTree
 
 NO_WORDS = "no words: need a transcript to align"
-"""Why an utterance has no alignment, in its ledger row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unaligned:
+    """Unaligned says why an utterance has no alignment, as its ledger row does."""
+
+    detail: str
+    reason: Literal["alignment_failed", "unknown_word"] = "alignment_failed"
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 
-from training.distributed.process_group import ProcessGroup
+from training.distributed.process_group import ProcessGroup, are_exchanges_numbered
 from training.distributed.simulated_group import SimulatedGroup
 
 
@@ -40,3 +40,12 @@ class CommunicationThread:
             self._work()
         except BaseException as error:  # `check` raises it in the training thread
             self._error = error
+
+
+def check_exchanges_beside(group: ProcessGroup) -> None:
+    """Raise ValueError where torch numbers exchanges: those of threads follow no order."""
+    if are_exchanges_numbered() and group.size() > 1 and not isinstance(group, SimulatedGroup):
+        raise ValueError(
+            "TORCH_DISTRIBUTED_DEBUG=DETAIL ends trainings whose exchanges run beside the "
+            "gradients, AdPsgd and OneBit with double_buffering: set it to INFO or OFF"
+        )

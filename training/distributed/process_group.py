@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Shaped
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore
+from torch._C._distributed_c10d import DebugLevel, PrefixStore, get_debug_level
 from torch.distributed import ProcessGroup as ProcessGroup  # noqa: PLC0414 - exported, for annotations
 from torch.distributed import Work as Work  # noqa: PLC0414 - exported too
 from torch.distributed.rendezvous import rendezvous as open_store
@@ -191,6 +191,11 @@ def wait_for(work: dist.Work, values: Shaped[Tensor, "..."], exchange: str) -> N
 def is_read_at_once(device: torch.device) -> bool:
     """Return whether the host reads tensors of `device` without waiting for work under way."""
     return device.type == "cpu"
+
+
+def are_exchanges_numbered() -> bool:
+    """Return whether torch compares, at each collective, how many exchanges each rank has begun."""
+    return get_debug_level() == DebugLevel.DETAIL
 
 
 def explaining_failure(operation: str, group: ProcessGroup) -> AbstractContextManager[None]:

@@ -17,6 +17,7 @@ from pipeline.runs.manifest import Output, read_output
 from pipeline.shards import FeatureRow
 from pipeline.splicing import STACK, low_rate_alignment
 from training.configuration.decoding import DecodingSettings
+from training.decoding.alignment import Unaligned
 from training.decoding.decoder import BestPath, best_path
 from training.decoding.graph.hclg import DecodingGraph
 from training.decoding.lexicon import Lexicon
@@ -129,12 +130,11 @@ def _decode(decoder: _Decoder, row: FeatureRow, piece: Piece) -> _Found:
     words = _timed_words(decoder, path, log_posteriors, piece.first_frame) if path else ()
     is_whole = len(scores) == len(row.features) // STACK
     labels: tuple[int, ...] = ()
-    # A transcript with a word that the lexicon lacks has errors to count, and no alignment.
-    is_known = decoder.lexicon.pronunciations.keys() >= set((row.text or "").split())
-    if isinstance(task.labels, AlignsAt) and is_whole and is_known:
+    if isinstance(task.labels, AlignsAt) and is_whole:
         scaled = task.labels.acoustic_scale * scores
         aligned = align_row(row, scaled, decoder.lexicon, decoder.tree)
-        if not isinstance(aligned, str):
+        # A transcript with a word that the lexicon lacks has errors to count, and no alignment.
+        if not isinstance(aligned, Unaligned):
             labels = tuple(low_rate_alignment(aligned, 0).tolist())
     return _Found(piece.first_frame, path, words, log_posteriors.argmax(axis=1), labels)
 

@@ -85,14 +85,16 @@ class LanguageModelFile:
     def sentences(self, words: Collection[str]) -> "TextSentences":
         """Read it as text, a sentence a line; ValueError where it has none of a lexicon's words."""
         lines = [line.split() for line in self.text().splitlines()]
-        # An unknown word separates what is left and right of it, and is never predicted.
-        found = TextSentences(
-            [[w if w in words else UNKNOWN for w in line] for line in lines if line]
-        )
+        found = TextSentences(_known(filter(None, lines), words))
         if found.num_unknown == found.num_words:
             need = "need the lexicon's spelling, capitals too"
             raise ValueError(f"{self.uri}: a text without any word of lexicon.txt: {need}")
         return found
+
+
+def _known(sentences: Iterable[Sequence[str]], words: Collection[str]) -> list[list[str]]:
+    """Put UNKNOWN for unknown words: it parts what is beside it, and is never predicted."""
+    return [[word if word in words else UNKNOWN for word in each] for each in sentences]
 
 
 def _require_size(uri: str, num_bytes: int) -> None:
@@ -189,7 +191,7 @@ class LanguageModelFiles:
         words = lexicon.pronunciations.keys()
         if (arpa := self.by_setting.get("arpa")) is not None:
             return GivenModel(arpa.arpa(words))
-        sentences = labelled_transcripts(store, run_uri)
+        sentences = _known(labelled_transcripts(store, run_uri), words)
         statistics: dict[str, Any] = {}
         if (text := self.by_setting.get("language_model_text")) is not None:
             extra = text.sentences(words)

@@ -22,6 +22,7 @@ from pipeline.runs.names import (
     selection_step,
     targets_rounds,
 )
+from training.configuration.alignment import bootstrap_settings
 from training.configuration.targets import (
     kbest_costs_settings,
     lattice_settings,
@@ -56,10 +57,12 @@ def step_configs(
     return {
         **{selection_step(subset): plain(recipe.selection) for subset in ALL_SUBSETS},
         **{features_step(subset): plain(recipe.features) for subset in ALL_SUBSETS},
-        BOOTSTRAP_STEP: {
-            "bootstrap": plain(recipe.bootstrap),
-            "senones": asdict(recipe.senones),
-        },
+        BOOTSTRAP_STEP: bootstrap_settings(
+            recipe.bootstrap,
+            recipe.senones,
+            recipe.alignment.versions,
+            recipe.corpus.unknown_words,
+        ),
         **{each.writes: {"acoustic_scale": recipe.evaluation.acoustic_scale} for each in rounds},
         DEV_ALIGNMENT_STEP: {"acoustic_scale": recipe.evaluation.acoustic_scale},
         **{model_step(fit.name): fit.config for fit in fits},

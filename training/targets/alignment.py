@@ -34,7 +34,7 @@ from pipeline.runs.step import Distribute, StepContents, StepResult, StepSpec, T
 from pipeline.shards import FeatureRow, PartitionRow, read_features
 from pipeline.splicing import num_low_rate_frames, splice
 from training.configuration.models import ModelConfig
-from training.decoding.alignment import NO_WORDS, expand_to_frames
+from training.decoding.alignment import NO_WORDS, Unaligned, expand_to_frames
 from training.decoding.decoder import AlignmentError, align
 from training.decoding.graph.hclg import alignment_graph
 from training.decoding.lexicon import Lexicon
@@ -47,6 +47,7 @@ from training.targets.labelled import (
     sum_counts,
     sum_histograms,
     transcribed,
+    unknown_words_of,
 )
 
 MAX_PADDED_FRAMES = 8192
@@ -177,7 +178,7 @@ def network_alignments(
     lexicon: Lexicon,
     tree: SenoneTree,
     acoustic_scale: float,
-) -> dict[str, Senones | str]:
+) -> dict[str, Senones | Unaligned]:
     """Align by the network: the senone of every 10 ms frame, or why an utterance has none."""
     return {
         rows[position].utterance_id: align_row(rows[position], scores, lexicon, tree)
@@ -204,16 +205,18 @@ def align_row(
     scores: Float32[np.ndarray, "_frames senones"],
     lexicon: Lexicon,
     tree: SenoneTree,
-) -> Senones | str:
+) -> Senones | Unaligned:
     """Align one utterance with its transcript, or say why it cannot be."""
     words = transcribed(row).words
     if not words:
-        return NO_WORDS
+        return Unaligned(NO_WORDS)
+    if unknown := unknown_words_of(row, lexicon):
+        return unknown
     graph = alignment_graph(lexicon, tree, words)
     try:
         senones = align(graph, scores)
     except AlignmentError as error:
-        return str(error)
+        return Unaligned(str(error))
     return expand_to_frames(senones, 0, len(row.features))
 
 

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from infra.configuration import plain
 from infra.prefetch import prefetch
 from infra.store.object_store import ObjectStore
 from pipeline.placement_versions import (
@@ -24,20 +23,26 @@ from pipeline.runs.names import BOOTSTRAP_STEP, LABELLED, features_step, task_na
 from pipeline.runs.step import StepContents, StepResult, StepSpec, TaskPlan, run_step, run_tasks
 from pipeline.sampling import sampling_priority
 from pipeline.shards import FeatureRow, read_features
-from training.configuration.alignment import BootstrapConfig, TreeConfig
-from training.decoding.alignment import senone_alignment
+from training.configuration.alignment import (
+    BootstrapConfig,
+    TreeConfig,
+    UnknownWordsRule,
+    bootstrap_settings,
+)
+from training.decoding.alignment import Unaligned, senone_alignment
 from training.decoding.bootstrap.cepstra import speaker_cepstra
 from training.decoding.bootstrap.hmm import bootstrap_alignment
 from training.decoding.lexicon import Lexicon
 from training.decoding.senones.tree_growing import GrownTree, grow_tree
 from training.targets.labelled import (
     Alignments,
+    CorpusLexicon,
     Senones,
+    check_transcripts,
     commit_aligned,
-    read_lexicon,
-    require_pronunciations,
     sum_counts,
     transcribed,
+    unknown_words_of,
 )
 
 READ_AHEAD = 2
@@ -67,19 +72,23 @@ def bootstrap(
     tree_config: TreeConfig,
     loss_budget: float,
     versions: Versions = "own",
+    unknown_words: UnknownWordsRule = "row",
 ) -> StepResult:
     """Align by monophones, grow a senone tree on that, and write the senone of every frame.
 
     Of more than `max_hours` the first network sees a share alone; it then realigns all. With
     `versions` "clearest", the versions of an utterance have the alignment of the clearest one.
-    Raises ValueError for words of the labelled transcripts that the lexicon lacks, drawn or not.
+    With `unknown_words` "row", utterances with a word without pronunciation have no alignment.
+    LossBudgetExceededError if too many of all labelled utterances have one, drawn or not.
     """
     features = features_step(LABELLED)
-    stored = read_lexicon(store, run_uri, corpus_uri, [features])
+    read_manifest(store, run_uri, features)  # what is missing first is named first
+    stored = CorpusLexicon.read(store, corpus_uri, unknown_words)
 
     def align_monophones(context: StepContext) -> StepContents:
         lexicon = stored.parse()
-        samples = _draw(context, lexicon, config.max_hours)
+        check_transcripts(store, run_uri, LABELLED, lexicon, loss_budget)
+        samples = _draw(context, config.max_hours)
         rows = [row for sample in samples.values() for row in sample.rows]
         senones, grown = align_rows(rows, lexicon, config, tree_config, versions)
 
@@ -102,16 +111,12 @@ def bootstrap(
         )
         return run_tasks(context, plan)
 
-    resolved = {"bootstrap": plain(config), "senones": plain(tree_config)}
-    resolved |= {} if versions == "own" else {"versions": versions}
+    resolved = bootstrap_settings(config, tree_config, versions, unknown_words)
     spec = StepSpec(store, run_uri, BOOTSTRAP_STEP, resolved, [features], stored.digests)
     return run_step(spec, align_monophones)
 
 
-def _draw(context: StepContext, lexicon: Lexicon, max_hours: float) -> dict[str, ShardSample]:
-    """Draw from the labelled rows, once the lexicon has the words of all, drawn or not."""
-    # A missing word would otherwise end realignment, after hours of training.
-    require_pronunciations(context.store, context.run_uri, LABELLED, lexicon)
+def _draw(context: StepContext, max_hours: float) -> dict[str, ShardSample]:
     shards = read_manifest(context.store, context.run_uri, features_step(LABELLED)).outputs
     samples = draw_rows(_shards_in_order(context, shards), max_hours)
     if not any(sample.rows for sample in samples.values()):
@@ -130,6 +135,8 @@ def align_rows(
     versions: Versions = "own",
 ) -> tuple[Alignments, GrownTree]:
     """Align by monophones, and grow the senone tree on their segments."""
+    unknown = {row.utterance_id: found for row in rows if (found := unknown_words_of(row, lexicon))}
+    rows = [row for row in rows if row.utterance_id not in unknown]
     heard = heard_versions(rows, versions)
     utterances = [transcribed(row) for row in distinct(heard)]
     # 003 VII-C2 starts from an alignment model at hand; monophones need none.
@@ -137,9 +144,11 @@ def align_rows(
     phones = bootstrapped.alignments
     # 003 VII-C1 grows its tree on LDA and MLLT of PLP; cepstra with deltas replace them.
     grown = grow_tree(speaker_cepstra(utterances), phones, lexicon.phones, tree_config)
-    senones: dict[str, Senones | str] = dict(bootstrapped.failures)
+    senones: dict[str, Senones | Unaligned] = {
+        name: Unaligned(detail) for name, detail in bootstrapped.failures.items()
+    }
     senones |= {name: senone_alignment(each, grown.tree) for name, each in phones.items()}
-    return shared_by_versions(rows, heard, senones), grown
+    return {**unknown, **shared_by_versions(rows, heard, senones)}, grown
 
 
 def one_after_another(elements: Any, function: Any, description: str) -> list[Any]:  # noqa: ANN401

@@ -3,11 +3,13 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from jaxtyping import UInt16
 
+from infra.log_lines import log
 from infra.store.checked_reads import scan_checked
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Quarantined, Tally, source_id
@@ -15,9 +17,11 @@ from pipeline.runs.commit import Commit, StepContext
 from pipeline.runs.manifest import is_finished, read_manifest, read_output, sha256
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
+    BOOTSTRAP_STEP,
     INGEST_STEP,
     LEXICON_FILE,
     PLACEMENTS_SETTING,
+    UNKNOWN_WORDS_SETTING,
     features_step,
     task_name,
 )
@@ -30,20 +34,33 @@ from pipeline.shards import (
     read_partition_transcripts,
     write_partition,
 )
-from training.decoding.alignment import TranscribedUtterance
-from training.decoding.lexicon import Lexicon, parse_lexicon
+from training.configuration.alignment import UnknownWordsRule
+from training.decoding.alignment import TranscribedUtterance, Unaligned
+from training.decoding.lexicon import Lexicon, decode_lexicon, parse_lexicon
 from training.decoding.senones.senone_tree import SenoneTree
+from training.decoding.vocabulary import UnknownWords
 
 Senones = UInt16[np.ndarray, " _frames"]
-Alignments = Mapping[str, Senones | str]
+Alignments = Mapping[str, Senones | Unaligned]
 """By utterance id the senone of every 10 ms frame, or why there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class CorpusLexicon:
-    """CorpusLexicon holds lexicon.txt as it was read, so that a step uses what it digests."""
+    """CorpusLexicon holds lexicon.txt as it was read, so that a step uses what it digests.
+
+    The rule says how words of transcripts are aligned that it lacks.
+    """
 
     data: bytes
+    unknown_words: UnknownWordsRule
+
+    @classmethod
+    def read(
+        cls, store: ObjectStore, corpus_uri: str, unknown_words: UnknownWordsRule
+    ) -> "CorpusLexicon":
+        """Read it for the first step that uses it."""
+        return cls(store.get(join_uri(corpus_uri, LEXICON_FILE)), unknown_words)
 
     @property
     def digests(self) -> dict[str, str]:
@@ -52,7 +69,8 @@ class CorpusLexicon:
 
     def parse(self) -> Lexicon:
         """Read the pronunciations."""
-        return parse_lexicon(self.data.decode())
+        lexicon = parse_lexicon(decode_lexicon(self.data))
+        return lexicon.with_spoken_noise() if self.unknown_words == "spn" else lexicon
 
 
 def read_lexicon(
@@ -60,12 +78,15 @@ def read_lexicon(
 ) -> CorpusLexicon:
     """Read the corpus's lexicon for a step that reads the manifests of the steps `reads`.
 
-    ValueError if one of them is missing, or was made with other pronunciations.
+    Unknown words are aligned as the bootstrap aligned them. ValueError if it or another of the
+    steps is unfinished, or was made with other pronunciations.
     """
-    manifests = [read_manifest(store, run_uri, step) for step in reads]
+    steps = dict.fromkeys((*reads, BOOTSTRAP_STEP))
+    manifests = {step: read_manifest(store, run_uri, step) for step in steps}
     uri = join_uri(corpus_uri, LEXICON_FILE)
-    lexicon = CorpusLexicon(store.get(uri))
-    for manifest in manifests:
+    rule = manifests[BOOTSTRAP_STEP].config.get(UNKNOWN_WORDS_SETTING, "row")
+    lexicon = CorpusLexicon.read(store, corpus_uri, rule)
+    for manifest in manifests.values():
         used = manifest.inputs.get(LEXICON_FILE)
         if used not in (None, lexicon.digests[LEXICON_FILE]):
             raise ValueError(
@@ -75,17 +96,20 @@ def read_lexicon(
     return lexicon
 
 
-def require_pronunciations(store: ObjectStore, run_uri: str, subset: str, lexicon: Lexicon) -> None:
-    """Raise ValueError naming the words of a subset's transcripts that the lexicon lacks.
+def check_transcripts(
+    store: ObjectStore, run_uri: str, subset: str, lexicon: Lexicon, loss_budget: float
+) -> None:
+    """Log which words of a subset's transcripts the lexicon lacks; reads no features.
 
-    Reads the transcripts shard by shard, and no features.
+    LossBudgetExceededError if too many utterances cannot be aligned for them.
     """
-    words: set[str] = set()
-    for output in read_manifest(store, run_uri, features_step(subset)).outputs:
-        uri = output.uri(run_uri)
-        for text in scan_checked(store, uri, read_feature_texts):
-            words.update(text.split())
-    lexicon.require(words)
+    outputs = read_manifest(store, run_uri, features_step(subset)).outputs
+    uris = (output.uri(run_uri) for output in outputs)
+    texts = chain.from_iterable(scan_checked(store, uri, read_feature_texts) for uri in uris)
+    unknown = UnknownWords.of(texts, lexicon)
+    unknown.check_loss(lexicon, subset, loss_budget)
+    if said := unknown.note(lexicon, subset):
+        log(said)
 
 
 def read_shards(store: ObjectStore, run_uri: str, step: str) -> dict[str, list[FeatureRow]]:
@@ -104,6 +128,13 @@ def transcribed(row: FeatureRow) -> TranscribedUtterance:
     return TranscribedUtterance(row.utterance_id, row.speaker_id, words, energies)
 
 
+def unknown_words_of(row: FeatureRow, lexicon: Lexicon) -> Unaligned | None:
+    """Return why an utterance cannot be aligned by the lexicon; None if it has all words."""
+    unknown = lexicon.unaligned((row.text or "").split())
+    named = ", ".join(map(repr, unknown))
+    return Unaligned(f"not in {LEXICON_FILE}: {named}", "unknown_word") if unknown else None
+
+
 def commit_aligned(
     context: StepContext,
     name: str,
@@ -116,8 +147,8 @@ def commit_aligned(
     An utterance without alignment becomes a ledger row, so that the tallies balance.
     """
     pairs = [(row, alignments[row.utterance_id]) for row in rows]
-    aligned = [aligned_row(row, found) for row, found in pairs if not isinstance(found, str)]
-    failed = [unaligned(row, found) for row, found in pairs if isinstance(found, str)]
+    aligned = [aligned_row(row, found) for row, found in pairs if not isinstance(found, Unaligned)]
+    failed = [ledger_row(row, found) for row, found in pairs if isinstance(found, Unaligned)]
     tally = Tally(len(aligned), sum(row.duration_ms for row in aligned))
     outputs = (
         (context.put_output(name, ".parquet", write_partition(aligned), tally),) if aligned else ()
@@ -170,10 +201,10 @@ def aligned_row(row: FeatureRow, senones: Senones) -> PartitionRow:
     )
 
 
-def unaligned(row: FeatureRow, detail: str) -> Quarantined:
+def ledger_row(row: FeatureRow, found: Unaligned) -> Quarantined:
     """Make the ledger row of an utterance that cannot be aligned with its transcript."""
     return Quarantined(
-        row.utterance_id, row.audio_uri, "alignment_failed", detail, 0, row.duration_ms
+        row.utterance_id, row.audio_uri, found.reason, found.detail, 0, row.duration_ms
     )
 
 
@@ -187,7 +218,7 @@ def senone_histogram(rows: list[PartitionRow]) -> list[list[int]]:
 
 
 def labelled_transcripts(store: ObjectStore, run_uri: str) -> list[list[str]]:
-    """Read the words of the labelled utterances that alignment could use, without features.
+    """Read the words of the labelled utterances that were aligned, without features.
 
     An utterance that ingest stored in several placements counts once: in five copies no n-gram
     occurs once, smoothing leaves unseen ones too little, and a trigram's perplexity rose from 33

@@ -158,8 +158,12 @@ def decode_on_all_ranks(
 def weak_graph(
     store: ObjectStore, run_uri: str, lexicon: Lexicon, ngram_order: int
 ) -> DecodingGraph:
-    """Build HCLG with an n-gram model of the labelled transcripts; reads no features."""
-    sentences = labelled_transcripts(store, run_uri)
+    """Build HCLG with an n-gram model of the labelled transcripts; reads no features.
+
+    What was aligned as unknown words is a word of it, so that references have their paths.
+    """
+    sentences = [lexicon.transcript(words) for words in labelled_transcripts(store, run_uri)]
+    lexicon = lexicon.with_unknown_word()
     arpa = witten_bell_arpa(sentences, lexicon.pronunciations, ngram_order)
     return decoding_graph(lexicon, read_tree(store, run_uri), arpa)
 

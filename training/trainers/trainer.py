@@ -10,12 +10,21 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from training.distributed import collectives, process_group
+from training.distributed import process_group
 from training.distributed.traffic import Traffic
 from training.trainers.replica.comparison import Replicated
-from training.trainers.replica.optimizer_state import check_optimizer, check_step
+from training.trainers.replica.model_tensors import (
+    broadcast_buffers,
+    broadcast_parameters,
+    check_model,
+)
+from training.trainers.replica.optimizer_state import check_optimizer, check_step, seeing_scalers
 from training.trainers.replica.parameters import FlatParameters
-from training.trainers.replica.trained_set import TrainedSet, refusing_other_optimizers
+from training.trainers.replica.trained_set import (
+    TrainedSet,
+    check_only_trainer,
+    refusing_other_optimizers,
+)
 from training.trainers.resharding import ReshardingPlan, State
 from training.trainers.statistics import Statistics
 
@@ -37,6 +46,7 @@ class Trainer(Replicated):
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, *, group: ProcessGroup) -> None:
         process_group.check_member(group)
+        check_model(model)
         check_optimizer(optimizer)
         super().__init__(model, optimizer, group)
         self._within = ExitStack()
@@ -109,6 +119,7 @@ class Trainer(Replicated):
     def __enter__(self) -> "Trainer":
         if self._is_entered:
             raise RuntimeError("this trainer is entered already: leave it first")
+        check_only_trainer(self.model, self.optimizer)
         if not self._is_open:
             self.renew_parameters()
         self._trained = TrainedSet(self.model, self.optimizer)
@@ -116,8 +127,8 @@ class Trainer(Replicated):
         self._compare()
         self.connect()
         if not self._is_open:  # else a checkpoint from within: each rank has its own model
-            for tensor in [*self.model.parameters(), *self.model.buffers()]:
-                collectives.broadcast(tensor.detach(), self.group)
+            broadcast_parameters(self.model, self.group)
+            broadcast_buffers(self.model, self.group)
             self.begin()
         self._is_open = self._is_entered = True
         self._last_comparison = self.num_steps
@@ -135,11 +146,18 @@ class Trainer(Replicated):
             if error is not None:
                 self.abandon()
             elif self._is_open:
-                self.finish()
+                self._finish_or_abandon()
         finally:
             self._is_open = self._is_entered = False
             self._comparison = None
             self._within.close()
+
+    def _finish_or_abandon(self) -> None:
+        try:
+            self.finish()
+        except ValueError:  # ranks differ, and their exchanges are still under way
+            self.abandon()
+            raise
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -151,8 +169,7 @@ class Trainer(Replicated):
         with self._traffic.counting(self.groups()):
             self.conclude()
         # No equation averages buffers, so rank 0's replace all, as at the start.
-        for buffer in self.model.buffers():
-            collectives.broadcast(buffer, self.group)
+        broadcast_buffers(self.model, self.group)
         self._is_open = False
 
     def state_dict(self) -> dict[str, Any]:
@@ -211,7 +228,10 @@ class Trainer(Replicated):
             self.optimizer.register_step_post_hook(after),
         ]
         try:
-            with refusing_other_optimizers(self.model, self.optimizer):
+            with (
+                refusing_other_optimizers(self.model, self.optimizer),
+                seeing_scalers(self.optimizer),
+            ):
                 yield
         finally:
             for hook in hooks:

@@ -6,8 +6,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from urllib3.exceptions import HTTPError
-
 from infra.store.objects import Admit, Fetched, FetchedRange, ObjectInfo, admit_all
 from infra.store.request_counts import REQUESTS, RequestCounts
 from infra.store.s3.errors import CorruptTransferError
@@ -60,21 +58,13 @@ def read_body(answer: Mapping[str, Any], admit: Admit) -> bytes:
         admit(expected)
         if watch is not None:
             watch.allow(expected)
-        chunk = _next_chunk(body)
+        chunk: bytes = body.read(CHUNK_BYTES)
         if not chunk:
             return whole.getvalue()
         whole.write(chunk)
         REQUESTS.add(RequestCounts(bytes_received=len(chunk)))
         if watch is not None:
             watch.receive(len(chunk))
-
-
-def _next_chunk(body: Any) -> bytes:  # noqa: ANN401 - botocore's body, or its one with a checksum
-    try:
-        chunk: bytes = body.read(CHUNK_BYTES)
-    except HTTPError as error:  # botocore translates others, but not those of TLS
-        raise CorruptTransferError(f"the body broke off: {type(error).__name__}") from error
-    return chunk
 
 
 def etag_of(answer: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ access (credentials, clock, throttling) is retried, with fresh credentials where
 """
 
 import os
+import re
 from urllib.parse import urlsplit
 
 from botocore.exceptions import (
@@ -27,7 +28,14 @@ from botocore.exceptions import (
 )
 from botocore.parsers import ResponseParserError
 
-from infra.store.objects import AccessDenied, ObjectDenied, ObjectNotFound, StoreError
+from infra.ranges import shown
+from infra.store.objects import (
+    AccessDenied,
+    ObjectDenied,
+    ObjectNotFound,
+    RequestRefused,
+    StoreError,
+)
 from infra.store.uris import split_s3
 
 # Of these the next attempt may find fresh ones: a rotated file, a token service that had failed.
@@ -50,16 +58,29 @@ _LAPSED_CODES = {
 }
 _SKEWED = "RequestTimeTooSkewed"
 _ARCHIVED = "InvalidObjectState"
+_RENEW = "renew the credentials (AWS_SESSION_TOKEN, or those of AWS_PROFILE)"
 _REMEDIES = {
     _ARCHIVED: "restore the object from its archive, then run the step again",
     _SKEWED: "set this machine's clock, then run the step again",
-    "400": "renew the credentials, or check the URI",
-    **dict.fromkeys(_LAPSED_CODES - {"400"}, "renew the credentials, then run the step again"),
+    "400": f"{_RENEW}, or check AWS_DEFAULT_REGION, AWS_ENDPOINT_URL and the URI",
+    **dict.fromkeys(_LAPSED_CODES - {"400"}, f"{_RENEW}, then run the step again"),
+    "InvalidAccessKeyId": "check AWS_ACCESS_KEY_ID, or the one of AWS_PROFILE, and whether "
+    "AWS_ENDPOINT_URL is the store that knows it",
+    "SignatureDoesNotMatch": "check AWS_SECRET_ACCESS_KEY, or the one of AWS_PROFILE, and "
+    "proxies that alter headers",
 }
 _CHECK_POLICY = (
     "check the credentials and the bucket's policy (an absent object is refused too, "
-    "without s3:ListBucket)"
+    "without s3:ListBucket; so is any in a bucket whose requester pays, which is not supported)"
 )
+_REDIRECTS = {301, 302, 307, 308}
+_OTHER_REGION_CODES = {
+    "AuthorizationHeaderMalformed",
+    "IllegalLocationConstraintException",
+    "InvalidLocationConstraint",
+    "InvalidRegion",
+}
+_EXPECTED_REGION = re.compile(r"expecting '([^']+)'")
 _OBJECT_OPERATIONS = {"GetObject", "HeadObject", "PutObject", "DeleteObject"}
 _OPERATIONS = {*_OBJECT_OPERATIONS, "HeadBucket", "ListObjectsV2"}
 _DENIED_CODES = {"AccessDenied", "Forbidden", "403"}
@@ -97,6 +118,13 @@ class CorruptTransferError(Exception):
     """CorruptTransferError says that the bytes received are not the bytes sent."""
 
 
+class ListingFaultError(Exception):
+    """ListingFaultError says that a store's pages are not those of one listing by key.
+
+    Pages after such a one could lack objects, and nothing would tell.
+    """
+
+
 class NoTurnError(Exception):
     """NoTurnError says that a throttled host's requests left no turn for this one."""
 
@@ -119,6 +147,7 @@ TRANSPORT_ERRORS = (
     ClientError,
     ResponseParserError,
     CorruptTransferError,
+    ListingFaultError,
     NoTurnError,
 )
 """All errors that boto3 and our own checks raise when a request fails."""
@@ -190,6 +219,13 @@ def store_error(error: Exception, uri: str, how_often: str = "") -> StoreError:
     elif isinstance(error, CorruptTransferError):
         event = str(error)
         remedy = "check the store's disks, and proxies that alter bytes on the way"
+    elif isinstance(error, ListingFaultError):
+        event = str(error)
+        remedy = (
+            "objects could be lost from it: use a store whose ListObjectsV2 answers in the order "
+            "of the keys' bytes, as general-purpose buckets of AWS S3 do and its directory "
+            "buckets do not"
+        )
     else:
         event = type(error).__name__
         remedy = "check AWS_ENDPOINT_URL, AWS_DEFAULT_REGION and the network"
@@ -204,14 +240,34 @@ def _refusal(error: ClientError, uri: str, how_often: str) -> StoreError:
         return ObjectNotFound(f"{uri}: no such object: check the key")
     if code == _ARCHIVED:
         return StoreError(f"{uri}: archived ({status} {code}): {_REMEDIES[code]}")
-    if status in {401, 403} or is_lapsed(error):
+    answer = f"the store answered {status} {code} at {endpoint()}"
+    if status in _REDIRECTS or code in _OTHER_REGION_CODES:
+        remedy = _region_remedy(error)
+    elif status in {401, 403} or is_lapsed(error):
         is_of_object = code in _DENIED_CODES and error.operation_name in _OBJECT_OPERATIONS
         denied = ObjectDenied if is_of_object else AccessDenied
         remedy = _REMEDIES.get(code, _CHECK_POLICY)
         return denied(f"{uri}: refused ({status} {code}): {remedy}{_suffix(how_often)}")
-    remedy = "try again later" if is_transient(error) else "check the URI and AWS_ENDPOINT_URL"
-    answer = f"the store answered {status} {code} at {endpoint()}"
-    return StoreError(f"{uri}: {answer}: {remedy}{_suffix(how_often)}")
+    elif is_transient(error):
+        remedy = _REMEDIES.get(code, "try again later")
+        return StoreError(f"{uri}: {answer}: {remedy}{_suffix(how_often)}")
+    else:
+        remedy = "check the URI and AWS_ENDPOINT_URL"
+    return RequestRefused(uri, answer, remedy)
+
+
+def _region_remedy(error: ClientError) -> str:
+    """Name the region or the address that the answer expects, if it says so."""
+    headers = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    details: dict[str, str] = dict(error.response.get("Error", {}))
+    expected = _EXPECTED_REGION.search(details.get("Message", ""))
+    region = details.get("Region") or headers.get("x-amz-bucket-region")
+    region = region or (expected[1] if expected else "")
+    address = details.get("Endpoint") or headers.get("location")
+    return (
+        f"set AWS_DEFAULT_REGION to the bucket's region{f' {shown(region)}' if region else ''}, "
+        f"or AWS_ENDPOINT_URL to its endpoint{f' {shown(address)}' if address else ''}"
+    )
 
 
 def _suffix(how_often: str) -> str:

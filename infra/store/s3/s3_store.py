@@ -14,14 +14,25 @@ import boto3
 from botocore.awsrequest import AWSPreparedRequest
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+from urllib3.exceptions import HTTPError
 
-from infra.store.objects import Admit, Fetched, FetchedRange, Listing, ObjectInfo, admit_all
+from infra.store.objects import (
+    Admit,
+    Fetched,
+    FetchedRange,
+    Listing,
+    ObjectInfo,
+    StoreError,
+    admit_all,
+)
 from infra.store.request_counts import REQUESTS, RequestCounts
-from infra.store.retry import GaveUpError, confirm, retry
+from infra.store.retry import Confirmation, GaveUpError, retry
+from infra.store.s3.behaviour import check_behaviour
 from infra.store.s3.bodies import described, read_object, read_range, require_md5
 from infra.store.s3.errors import (
     TRANSPORT_ERRORS,
     CorruptTransferError,
+    ListingFaultError,
     http_status,
     is_lapsed,
     is_misconfigured,
@@ -30,7 +41,7 @@ from infra.store.s3.errors import (
     refusal_of,
     store_error,
 )
-from infra.store.s3.listing import Page, confirmed_page
+from infra.store.s3.listing import Page, confirmed_page, names_before, require_order_at
 from infra.store.s3.shared_rates import PacedRequests, place_of, rates_of_host
 from infra.store.s3.watchdog import Watch, current_watch, watch_requests
 from infra.store.uris import split_s3
@@ -42,6 +53,8 @@ CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 20.0
 FIRST_CONTACT_LIMIT_S = 20.0
 _RANGE_NOT_SATISFIABLE = 416
+_DIRECTORY_BUCKET = "--x-s3"
+"""The end of the name of each bucket in S3 Express One Zone, and of no other."""
 
 _KINDS = {
     "GetObject": RequestCounts(get=1),
@@ -57,14 +70,15 @@ class S3Store:
     """S3Store is the S3 half of ObjectStore, configured by the standard AWS chain.
 
     Transient failures and corrupt bodies are retried as in `retry`, with a fresh session where
-    credentials have lapsed. Absence and denial are asked for again as in `confirm`; other errors
-    are raised at once. The caller sees a StoreError with a remedy.
+    credentials have lapsed. Absence and denial are asked for again by a `Confirmation`; other
+    errors are raised at once. The caller sees a StoreError with a remedy.
     """
 
     def __init__(self) -> None:
         self._session: Any = None
         self._making_client = threading.Lock()
         self._reached_buckets: set[str] = set()
+        self._is_checked = False
         self._rates = rates_of_host()
 
     def get(self, uri: str) -> bytes:
@@ -140,12 +154,25 @@ class S3Store:
         return sorted(self.list_each(prefix), key=lambda info: info.uri)
 
     def list_each(self, prefix: str) -> Iterator[ObjectInfo]:
-        """Yield the objects of a page, then those of the next."""
-        bucket, _ = split_s3(prefix)
-        page = Page()
+        """Yield the objects of a page, then those of the next.
+
+        A store that was not checked is asked for keys that the next page would not reach.
+        """
+        bucket, folder = _listed_folder(prefix)
+        page, asked = Page(), set[str]()
         while not page.is_last:
-            page = self._page(prefix, page.last_key)
+            page = self._ask_of(confirmed_page, prefix, page.last_key)
+            if not page.is_last and not self._is_checked:
+                for name in names_before(folder, page.last_key):
+                    if name not in asked:
+                        self._ask_of(require_order_at, prefix, name)
+                        asked.add(name)
             yield from page.describe(bucket)
+
+    def _ask_of(self, question: Callable[[Any, str, str, str], R], prefix: str, key: str) -> R:
+        """Ask a question about the listing of a prefix, with retries."""
+        bucket, folder = _listed_folder(prefix)
+        return self._perform(prefix, lambda client, _: question(client, bucket, folder, key))
 
     def open(self, uri: str) -> BinaryIO:
         """Open the object for reading and seeking, in blocks of 8 MB."""
@@ -153,6 +180,11 @@ class S3Store:
 
         file: BinaryIO = S3File(self.head(uri), self._perform)
         return file
+
+    def check(self, folder: str) -> None:
+        """Raise StoreError unless the store refuses a second conditional write and lists by key."""
+        check_behaviour(self, folder)
+        self._is_checked = True
 
     def delete(self, uri: str) -> None:
         """Remove the object, if it is there."""
@@ -163,13 +195,6 @@ class S3Store:
         del prefix
         return []
 
-    def _page(self, prefix: str, start_after: str) -> Page:
-        bucket, key = split_s3(prefix)
-        folder = f"{key}/" if key else ""
-        return self._perform(
-            prefix, lambda client, _: confirmed_page(client, bucket, folder, start_after)
-        )
-
     def _perform(
         self, uri: str, attempt: Callable[[Any, dict[str, str]], R], kind: str = "read"
     ) -> R:
@@ -179,7 +204,8 @@ class S3Store:
             self._reach(bucket)
             paced = PacedRequests(self._rates, place_of(kind, bucket, key))
             ask = partial(self._ask, paced, "_client", lambda client: attempt(client, address))
-            return retry(lambda: confirm(ask, refusal_of), is_transient, patience=paced)
+            confirm = Confirmation(refusal_of)
+            return retry(lambda: confirm(ask), is_transient, patience=paced)
         except GaveUpError as error:
             raise store_error(error.last, uri, str(error)) from error
         except TRANSPORT_ERRORS as error:
@@ -209,15 +235,18 @@ class S3Store:
         # Once per process: report a wrong endpoint or bucket at once, not after many attempts.
         if bucket in self._reached_buckets:
             return
+        if bucket.endswith(_DIRECTORY_BUCKET):
+            raise ListingFaultError("a directory bucket, which is not listed in the order of keys,")
 
         paced = PacedRequests(self._rates, place_of("read", bucket, ""))
+        confirm = Confirmation(lambda error: refusal_of(error) if _is_missing(error) else 0)
 
         def attempt() -> None:
             ask = partial(
                 self._ask, paced, "_first_client", lambda it: it.head_bucket(Bucket=bucket)
             )
             try:
-                confirm(ask, lambda error: refusal_of(error) if _is_missing(error) else 0)
+                confirm(ask)
             except ClientError as error:
                 if _is_missing(error):
                     raise missing_bucket(bucket, f"s3://{bucket}") from error
@@ -242,10 +271,23 @@ class S3Store:
     def _make_client(self, connect_timeout_s: float, read_timeout_s: float) -> Any:  # noqa: ANN401
         with self._making_client:  # a session's client factory is not thread-safe
             self._session = self._session or boto3.session.Session()
-            client = self._session.client("s3", config=_config(connect_timeout_s, read_timeout_s))
+            config = _config(connect_timeout_s, read_timeout_s)
+            try:
+                client = self._session.client("s3", config=config)
+            except BotoCoreError:  # some of them are ValueErrors
+                raise
+            except ValueError as error:  # its text is the URL, which may hold a password
+                need = "need a URL, such as http://localhost:9000 or https://s3.example.org"
+                raise StoreError(f"AWS_ENDPOINT_URL: {need}") from error
         watch_requests(client)
         client.meta.events.register("before-send.s3", _begin_request)
+        client.meta.events.register_last("before-parameter-build.s3", _follow_no_head)
         return client
+
+
+def _listed_folder(prefix: str) -> tuple[str, str]:
+    bucket, key = split_s3(prefix)
+    return bucket, f"{key}/" if key else ""
 
 
 def _is_missing(error: Exception) -> bool:
@@ -259,6 +301,10 @@ def _watched(attempt: Callable[[], R]) -> R:
             return attempt()
         except BotoCoreError:  # some of them are ValueErrors
             raise
+        # botocore translates most of urllib3's errors; not those within the body of a GET's error,
+        # nor TLS's within any body.
+        except HTTPError as error:
+            raise CorruptTransferError(f"the body broke off: {type(error).__name__}") from error
         except (KeyError, ValueError) as error:
             raise CorruptTransferError(f"an answer that cannot be read ({error!r:.80})") from error
 
@@ -272,6 +318,13 @@ def _config(connect_timeout_s: float, read_timeout_s: float) -> Config:
         max_pool_connections=MAX_CONNECTIONS,
         request_checksum_calculation="when_required",  # we send Content-MD5, which all servers know
     )
+
+
+def _follow_no_head(model: Any, context: dict[str, Any], **_: object) -> None:  # noqa: ANN401
+    # botocore asks for a redirected bucket's region by a HEAD, and would do so for that HEAD's
+    # redirect without an end.
+    if model.name == "HeadBucket":
+        context["s3_redirect"]["redirected"] = True
 
 
 def _begin_request(event_name: str, request: AWSPreparedRequest, **_: object) -> None:

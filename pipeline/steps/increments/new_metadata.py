@@ -1,6 +1,6 @@
 """List the metadata that an increment reads: what no earlier run of its chain has read, or all."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -127,12 +127,14 @@ def metadata_to_read(
     """Keep the metadata objects that no run of the chain has read, by bucket; or all, read again.
 
     New ones are recorded at the first attempt: an object that arrives later waits for the next
-    increment. ValueError names an object that has another size than the chain read.
+    increment. ValueError names an object that has another size than the chain read, or one that
+    is to be read and is not listed.
     """
     known = _known_sizes(store, extended.bases, extended.base.manifest.step)
     base = f"{normalize_uri(metadata_uri)}/"
     new = [each.uri.removeprefix(base) for each in _unread(listing, base, known)]
     names = _recorded(store, run_uri, new) | (known.keys() if extended.is_read_again else set())
+    _require_listed(listing, base, names)
     kept = {
         bucket: [each for each in objects if each.uri.removeprefix(base) in names]
         for bucket, objects in listing.items()
@@ -173,6 +175,16 @@ def _unread(listing: Buckets, base: str, known: Mapping[str, int]) -> Iterator[O
                 f"{each.uri} has {each.num_bytes} bytes, and had {num_bytes} when an earlier "
                 "run read it: put the object back, and write new records into new objects"
             )
+
+
+def _require_listed(listing: Buckets, base: str, names: Collection[str]) -> None:
+    listed = {each.uri.removeprefix(base) for each in chain(*listing.values())}
+    if missing := sorted(set(names) - listed):
+        raise ValueError(
+            f"{base}: of {len(names)} metadata objects that this increment reads the listing lacks "
+            f"{len(missing)}, such as {missing[0]}: put back what was removed, or use a store that "
+            "lists all that it holds"
+        )
 
 
 def _recorded(store: ObjectStore, run_uri: str, names: Sequence[str]) -> frozenset[str]:

@@ -8,10 +8,13 @@ from typing import Any
 from infra.prefetch import prefetch
 from infra.store.object_store import ObjectStore, StoreError
 from pipeline.audio.decode import MAX_DURATION_S, max_file_bytes, stated_duration_s
+from pipeline.audio.errors import AudioError
 from pipeline.audio.flac import stream_info
-from pipeline.audio.recording_segments import HEAD_BYTES, wav_layout
+from pipeline.audio.recording_segments import HEAD_BYTES
+from pipeline.audio.wav import is_wav, wav_layout
 from pipeline.records import MetadataError, PartialRecord, Quarantined
 from pipeline.steps.ingestion.manifest_rows import Row
+from pipeline.steps.part_requests import ObjectRanges
 from pipeline.steps.utterance_features import REFUSALS
 
 IN_FLIGHT = 16
@@ -23,8 +26,8 @@ def with_durations(
 ) -> Iterator[Row | Quarantined]:
     """Yield the rows in order; those without a duration get that of their audio's header.
 
-    The header is one small GET of a WAV or FLAC; other formats are read whole. `column` is the
-    manifest's name of the duration.
+    A segment without one lasts to the end of its recording. The header is one small GET of a WAV or
+    FLAC; other formats are read whole. `column` is the manifest's name of the duration.
     """
     remaining = iter(rows)
     while batch := list(islice(remaining, _BATCH)):
@@ -36,8 +39,8 @@ def with_durations(
 
 
 def _lacks_duration(fields: Any) -> bool:  # noqa: ANN401 - a row's fields are as they came
-    is_part = "start_s" in fields or "member_offset" in fields
-    return "duration_s" not in fields and not is_part and isinstance(fields.get("audio_uri"), str)
+    is_member = "member_offset" in fields
+    return "duration_s" not in fields and not is_member and isinstance(fields.get("audio_uri"), str)
 
 
 def _with_duration(store: ObjectStore, column: str, row: Row | Quarantined) -> Row | Quarantined:
@@ -57,14 +60,22 @@ def _with_duration(store: ObjectStore, column: str, row: Row | Quarantined) -> R
         return Quarantined.from_error(
             MetadataError("missing_field", detail, partial_record), row.num_bytes
         )
-    return Row({**row.fields, "duration_s": round(duration_s, 6)}, row.num_bytes)
+    start_s = row.fields.get("start_s", 0.0)
+    if not isinstance(start_s, int | float):
+        return row  # the record's check names it
+    return Row({**row.fields, "duration_s": round(duration_s - start_s, 6)}, row.num_bytes)
 
 
 def stated_seconds(store: ObjectStore, uri: str) -> float | None:
     """Return how long an object's audio lasts; None if it does not state it."""
     head = store.fetch_range(uri, 0, HEAD_BYTES)
-    if (layout := wav_layout(head.data, head.object_bytes)) is not None:
-        return layout.num_samples / layout.rate_hz
+    if is_wav(head.data):
+        try:
+            layout = wav_layout(ObjectRanges(store, uri, head).read, head.object_bytes)
+        except AudioError:
+            return None
+        if layout.frame_bytes:
+            return layout.num_samples / layout.rate_hz
     if head.data.startswith(b"fLaC"):
         try:
             info = stream_info(head.data)

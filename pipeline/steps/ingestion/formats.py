@@ -1,10 +1,9 @@
 """The formats of manifests: which objects they have, and how their rows become our fields."""
 
-import csv
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 from infra.store.object_store import ObjectStore
 from pipeline.audio_parts import MEMBER_FIELDS, SEGMENT_FIELDS
@@ -20,7 +19,15 @@ from pipeline.steps.ingestion.manifest_objects import (
     split_row_groups,
     whole,
 )
-from pipeline.steps.ingestion.manifest_rows import Row, csv_rows, json_rows, parquet_rows
+from pipeline.steps.ingestion.manifest_rows import (
+    KnownFields,
+    Row,
+    csv_rows,
+    json_rows,
+    parquet_rows,
+    split_by_commas,
+    split_by_tabs,
+)
 
 JSON_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
 CSV_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
@@ -31,6 +38,20 @@ FIELDS = (
     *("text", "placement", "stream", *SEGMENT_FIELDS, *MEMBER_FIELDS),
 )
 """The fields of a metadata record."""
+
+CHANNEL = "channel"
+"""What some manifests name beside a record's fields: the channel of the audio that is spoken in."""
+
+ABOUT_SPEAKERS = ("gender", "sex", "age", "accent", "accents", "variant")
+ABOUT_TEXTS = ("up_votes", "down_votes", "sentence_id", "sentence_domain", "segment")
+"""Of Common Voice, whose segment is the name of a benchmark."""
+
+ABOUT_FILES = ("sample_rate", "sampling_rate", "num_samples", "num_frames")
+ROW_NUMBERS = ("__index_level_0__", "Unnamed: 0")
+"""The row numbers that pandas writes; in CSV their column may have no name."""
+
+HARMLESS = (*ABOUT_SPEAKERS, *ABOUT_TEXTS, *ABOUT_FILES, *ROW_NUMBERS)
+"""What tables and NeMo's manifests may have without a change to audio, transcript or speaker."""
 
 _NUMBERS: Mapping[str, type[float] | type[int]] = {
     "duration_s": float,
@@ -94,9 +115,13 @@ class ManifestFormat(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Table reads JSON lines, CSV or Parquet; `columns` names the column of some of our fields."""
+    """Table reads JSON lines, CSV or Parquet; `columns` names the column of some of our fields.
+
+    Columns that are `ignored` are passed over.
+    """
 
     columns: Mapping[str, str] = field(default_factory=dict)
+    ignored: Collection[str] = ()
 
     looks: ClassVar[Sequence[Look]] = ()
     contents: ClassVar[Sequence[str]] = (JSON_LINES, DELIMITED, PARQUET)
@@ -114,16 +139,19 @@ class Table:
 
     def rows(self, store: ObjectStore, piece: Piece) -> Iterator[Row | Quarantined]:
         """Yield the rows, each field from its column."""
-        columns = {name: self.columns.get(name, name) for name in FIELDS}
+        columns = {name: self.columns.get(name, name) for name in (*FIELDS, CHANNEL)}
+        known = KnownFields(columns.values(), HARMLESS, self.ignored)
         rows: Iterator[Row | Quarantined]
         if piece.uri.endswith(PARQUET_SUFFIXES):
-            rows = parquet_rows(store, piece, list(columns.values()))
+            rows = parquet_rows(store, piece, known)
         elif piece.uri.endswith(CSV_SUFFIXES):
             is_tabbed = ".tsv" in piece.uri.rpartition("/")[2]
-            rows = csv_rows(store, piece.uri, csv.excel_tab if is_tabbed else csv.excel)
+            rows = csv_rows(
+                store, piece.uri, split_by_tabs if is_tabbed else split_by_commas, known
+            )
         else:
-            rows = json_rows(store, piece)
-        return (row if isinstance(row, Quarantined) else renamed(row, columns) for row in rows)
+            rows = json_rows(store, piece, known)
+        return renamed_rows(rows, columns, self.ignored)
 
 
 NEMO_COLUMNS = {
@@ -135,12 +163,27 @@ NEMO_COLUMNS = {
     "speaker_id": "speaker",
     "locale": "lang",
     "created_at": "created_at",
+    CHANNEL: "channel_selector",
 }
+NEMO_HARMLESS = (
+    *HARMLESS,
+    *("pred_text", "wer", "cer", "score", "confidence", "taskname", "task", "source_lang"),
+    *("target_lang", "pnc", "itn", "timestamp", "diarize", "prompt_format", "decodercontext"),
+    *("num_segments", "num_speakers", "label", "answer", "context", "question", "emotion"),
+    *("text_pc", "text_no_preprocessing", "normalized_text", "orig_sr", "seq_label"),
+    *("rttm_filepath", "uem_filepath", "ctm_filepath"),
+)
+"""What NeMo's tools add to a manifest: hypotheses, prompts, labels, and files of other tasks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Nemo:
-    """Nemo reads NeMo's JSON lines: audio_filepath, duration, text, offset, and some others."""
+    """Nemo reads NeMo's JSON lines: audio_filepath, duration, text, offset, and some others.
+
+    Keys that are `ignored` are passed over.
+    """
+
+    ignored: Collection[str] = ()
 
     columns: ClassVar[Mapping[str, str]] = NEMO_COLUMNS
     looks: ClassVar[Sequence[Look]] = (
@@ -155,8 +198,16 @@ class Nemo:
 
     def rows(self, store: ObjectStore, piece: Piece) -> Iterator[Row | Quarantined]:
         """Yield the rows; with an offset, also of 0, the utterance is a segment."""
-        for row in json_rows(store, piece):
-            yield row if isinstance(row, Quarantined) else renamed(row, NEMO_COLUMNS)
+        known = KnownFields(NEMO_COLUMNS.values(), NEMO_HARMLESS, self.ignored)
+        return renamed_rows(json_rows(store, piece, known), NEMO_COLUMNS, self.ignored)
+
+
+def renamed_rows(
+    rows: Iterator[Row | Quarantined], columns: Mapping[str, str], ignored: Collection[str]
+) -> Iterator[Row | Quarantined]:
+    """Yield the rows by the names of our fields, without the columns that are ignored."""
+    read = {name: column for name, column in columns.items() if column not in ignored}
+    return (row if isinstance(row, Quarantined) else renamed(row, read) for row in rows)
 
 
 def renamed(row: Row, columns: Mapping[str, str]) -> Row:
@@ -183,21 +234,5 @@ def _value(name: str, value: object) -> object:
 def refused(row: Row, uri: str, detail: str) -> Quarantined:
     """Make the ledger row of a manifest's row that says what cannot be read."""
     named = row.fields.get("id")
-    partial = PartialRecord(named if isinstance(named, str) else "", uri)
+    partial = PartialRecord(str(named) if isinstance(named, str | int) else "", uri)
     return Quarantined.from_error(MetadataError("bad_field", detail, partial), row.num_bytes)
-
-
-class _WithoutQuotes(csv.excel_tab):
-    """_WithoutQuotes has tabs between columns, and quotes are letters."""
-
-    quoting = csv.QUOTE_NONE
-
-
-def common_voice_rows(store: ObjectStore, uri: str) -> Iterator[Row | Quarantined]:
-    """Yield the rows of a table of Common Voice."""
-    return csv_rows(store, uri, _WithoutQuotes)
-
-
-def by_name(names: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return some of a row's values."""
-    return {name: row[name] for name in names if row.get(name) is not None}

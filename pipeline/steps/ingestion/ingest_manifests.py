@@ -70,7 +70,7 @@ class PieceTask:
 class ManifestIngestion:
     """ManifestIngestion holds what a run ingests: manifests, and how records are made of them.
 
-    `texts` are a lexicon and a language model, by their names in the corpus. Only `manifest_store`
+    `texts` are language models, by their names in the corpus. Only `manifest_store`
     may read the manifests; the step's own store may read the audio. An increment's ingestion
     `adds` to a corpus that others have written. With `simulated` placements each utterance is
     stored as it sounds there.

@@ -2,15 +2,22 @@
 
 import re
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias, TypeGuard
 
 from infra.ranges import shown
 from infra.store.object_store import ObjectInfo, ObjectStore
+from pipeline.audio_parts import MAX_START_S
 from pipeline.records import Quarantined
-from pipeline.steps.ingestion.formats import JSON_SUFFIXES, Look, by_name, refused
+from pipeline.steps.ingestion.formats import (
+    FIELDS,
+    JSON_SUFFIXES,
+    Look,
+    refused,
+    renamed,
+)
 from pipeline.steps.ingestion.manifest_objects import (
     JSON_LINES,
     Piece,
@@ -19,10 +26,29 @@ from pipeline.steps.ingestion.manifest_objects import (
     split_lines,
     whole,
 )
-from pipeline.steps.ingestion.manifest_rows import Row, json_rows
+from pipeline.steps.ingestion.manifest_rows import IGNORE_COLUMNS, KnownFields, Row, json_rows
 
 JOINED_ROWS = 20_000
 """So many supervisions are in memory while their recordings are looked up."""
+
+FRAME_S = 0.01
+"""A supervision may begin so long before its cut, or end so long after it: lhotse rounds times."""
+
+CUT = ("id", "type", "start", "duration", "channel", "recording", "supervisions")
+MIXTURE = ("tracks", "transforms")
+PADDING = (
+    *("sampling_rate", "feat_value", "num_frames", "num_features", "frame_shift", "num_samples"),
+    "video",
+)
+CUT_HARMLESS = ("features", "custom")
+SUPERVISION = (
+    *("id", "recording_id", "start", "duration", "channel", "text", "speaker", "language"),
+)
+SUPERVISION_HARMLESS = ("gender", "custom", "alignment")
+RECORDING = ("id", "sources", "duration", "channel_ids", "transforms")
+RECORDING_HARMLESS = ("sampling_rate", "num_samples", "custom")
+SOURCE = ("type", "channels", "source")
+SOURCE_HARMLESS = ("video",)
 
 _WITHOUT_AUDIO = (".json", ".nodata", ".nometa")
 _COLUMNS = {
@@ -52,6 +78,7 @@ RECORDINGS = Look(
     "give cuts by --format lhotse, or supervisions with --recordings URI",
     frozenset({"id", "sources", "sampling_rate"}),
 )
+_OURS = {name: name for name in (*FIELDS, "folder")}
 
 
 class _RefusedError(Exception):
@@ -60,7 +87,12 @@ class _RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LhotseCuts:
-    """LhotseCuts reads MonoCuts, each of one file's audio; a mixture is a ledger row."""
+    """LhotseCuts reads MonoCuts, each of one file's audio; a mixture is a ledger row.
+
+    Keys of cuts and of supervisions that are `ignored` are passed over.
+    """
+
+    ignored: Collection[str] = ()
 
     columns: ClassVar[Mapping[str, str]] = _COLUMNS
     looks: ClassVar[Sequence[Look]] = CUTS
@@ -68,20 +100,54 @@ class LhotseCuts:
 
     def pieces(self, store: ObjectStore, uri: str) -> Iterator[Piece]:
         """Yield ranges of JSON lines, and whole archives."""
-        for found in list_objects(store, uri, JSON_SUFFIXES):
-            yield from split_lines(found, folder_of_object(found.uri))
+        return json_pieces(store, uri)
 
     def rows(self, store: ObjectStore, piece: Piece) -> Iterator[Row | Quarantined]:
         """Yield each cut as a segment, or as the whole object if it is the whole recording."""
-        for row in json_rows(store, piece):
+        for row in cut_rows(store, piece, self.ignored):
             yield row if isinstance(row, Quarantined) else _accepted(row, piece.uri, _cut_fields)
+
+
+def json_pieces(store: ObjectStore, uri: str) -> Iterator[Piece]:
+    """Yield ranges of JSON lines, and whole archives."""
+    for found in list_objects(store, uri, JSON_SUFFIXES):
+        yield from split_lines(found, folder_of_object(found.uri))
+
+
+def cut_rows(
+    store: ObjectStore, piece: Piece, ignored: Collection[str]
+) -> Iterator[Row | Quarantined]:
+    """Yield the cuts, with the ledger rows of those with keys that are not known."""
+    for row in json_rows(
+        store, piece, KnownFields((*CUT, *MIXTURE, *PADDING), CUT_HARMLESS, ignored)
+    ):
+        yield row if isinstance(row, Quarantined) else _without(row, ignored)
+
+
+def _without(row: Row, ignored: Collection[str]) -> Row:
+    if not ignored:
+        return row
+    fields = {name: value for name, value in row.fields.items() if name not in ignored}
+    supervisions = fields.get("supervisions")
+    if isinstance(supervisions, list):
+        fields["supervisions"] = [
+            {name: value for name, value in each.items() if name not in ignored}
+            if isinstance(each, dict)
+            else each
+            for each in supervisions
+        ]
+    return Row(fields, row.num_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class LhotseSupervisions:
-    """LhotseSupervisions joins supervisions with the recordings at another URI, by recording_id."""
+    """LhotseSupervisions joins supervisions with the recordings at another URI, by recording_id.
+
+    Keys of supervisions that are `ignored` are passed over.
+    """
 
     recordings_uri: str
+    ignored: Collection[str] = ()
 
     columns: ClassVar[Mapping[str, str]] = _COLUMNS
     looks: ClassVar[Sequence[Look]] = (SUPERVISIONS,)
@@ -89,7 +155,12 @@ class LhotseSupervisions:
 
     def pieces(self, store: ObjectStore, uri: str) -> Iterator[Piece]:
         """Yield ranges of the supervisions' lines."""
-        return LhotseCuts().pieces(store, uri)
+        return json_pieces(store, uri)
+
+    def _alone(self, store: ObjectStore, piece: Piece) -> Iterator[Row | Quarantined]:
+        known = KnownFields(SUPERVISION, SUPERVISION_HARMLESS, self.ignored)
+        for row in json_rows(store, piece, known):
+            yield row if isinstance(row, Quarantined) else _without(row, self.ignored)
 
     def rows(self, store: ObjectStore, piece: Piece) -> Iterator[Row | Quarantined]:
         """Yield each supervision as a segment of its recording.
@@ -97,7 +168,7 @@ class LhotseSupervisions:
         A batch of supervisions is joined by one pass over the recordings.
         """
         batch: list[Row | Quarantined] = []
-        for row in json_rows(store, piece):
+        for row in self._alone(store, piece):
             batch.append(row)
             if len(batch) == JOINED_ROWS:
                 yield from self._joined(store, batch, piece)
@@ -116,12 +187,15 @@ class LhotseSupervisions:
                 yield row
                 continue
             recording = recordings.get(str(row.fields.get("recording_id")))
-            supervised = {**row.fields, "supervisions": [row.fields], "recording": recording}
+            # Its start is within the recording, as a cut's is; a cut's supervisions have theirs
+            # within the cut.
+            itself = {**row.fields, "start": 0.0}
+            supervised = {**row.fields, "supervisions": [itself], "recording": recording}
             yield _accepted(Row(supervised, row.num_bytes), piece.uri, _supervision_fields)
 
     def _recordings(self, store: ObjectStore, wanted: set[str]) -> dict[str, Mapping[str, Any]]:
         found: dict[str, Mapping[str, Any]] = {}
-        for piece in LhotseCuts().pieces(store, self.recordings_uri):
+        for piece in json_pieces(store, self.recordings_uri):
             for row in json_rows(store, piece):
                 if isinstance(row, Quarantined):
                     continue
@@ -132,7 +206,12 @@ class LhotseSupervisions:
 
 @dataclass(frozen=True, slots=True)
 class Shar:
-    """Shar reads folders of cuts.N.jsonl.gz beside recording.N.tar, whose members are the audio."""
+    """Shar reads folders of cuts.N.jsonl.gz beside recording.N.tar, whose members are the audio.
+
+    Keys of cuts and of supervisions that are `ignored` are passed over.
+    """
+
+    ignored: Collection[str] = ()
 
     columns: ClassVar[Mapping[str, str]] = _COLUMNS
     looks: ClassVar[Sequence[Look]] = (
@@ -153,17 +232,22 @@ class Shar:
                 raise ValueError(f"{tar}: missing beside {each.uri}: a compressed tar is not read")
             yield whole([each, there[tar]], folder)
 
+    def _cuts(self, store: ObjectStore, piece: Piece) -> Iterator[Row | Quarantined]:
+        only_cuts = whole([ObjectInfo(piece.uri, 0, "")], piece.folder)
+        return cut_rows(store, only_cuts, self.ignored)
+
     def rows(self, store: ObjectStore, piece: Piece) -> Iterator[Row | Quarantined]:
         """Yield each cut as the member with its id."""
-        cuts, tar = piece.uris
+        _, tar = piece.uris
         members = _members(store, tar)
-        for row in json_rows(store, whole([ObjectInfo(cuts, 0, "")], piece.folder)):
+        for row in self._cuts(store, piece):
             if isinstance(row, Quarantined):
                 yield row
             elif (member := members.get(str(row.fields.get("id")))) is None:
                 yield refused(row, tar, f"{tar} has no plain file with the id of this cut")
             else:
-                yield Row({**_shar_fields(row.fields), "audio_uri": tar, **member}, row.num_bytes)
+                place = {"audio_uri": tar, **member}
+                yield _accepted(row, tar, lambda cut, place=place: {**_shar_fields(cut), **place})
 
 
 def _is_cuts(found: ObjectInfo) -> bool:
@@ -188,49 +272,73 @@ def _members(store: ObjectStore, uri: str) -> dict[str, dict[str, int]]:
     return members
 
 
-def _shar_fields(cut: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        about = _supervised(cut)
-    except _RefusedError:
-        about = {}
-    return {"utterance_id": cut.get("id"), "duration_s": cut.get("duration"), **about}
+Fields: TypeAlias = Mapping[str, Any]
 
 
-def _accepted(row: Row, uri: str, fields_of: Any) -> Row | Quarantined:  # noqa: ANN401
+def _shar_fields(cut: Fields) -> dict[str, Any]:
+    _require_one_recording(cut)
+    about = {"utterance_id": cut.get("id"), "duration_s": cut.get("duration")}
+    return {**about, **_supervised(cut)}
+
+
+def _accepted(
+    row: Row, uri: str, fields_of: Callable[[Fields], dict[str, Any]]
+) -> Row | Quarantined:
     try:
-        return Row(fields_of(row.fields), row.num_bytes)
+        return renamed(Row(fields_of(row.fields), row.num_bytes), _OURS)
     except _RefusedError as error:
         return refused(row, uri, str(error))
 
 
-def _cut_fields(cut: Mapping[str, Any]) -> dict[str, Any]:
-    if (kind := cut.get("type", "MonoCut")) != "MonoCut":
-        raise _RefusedError(f"type = {kind!r}: need MonoCut, of one recording")
+def _cut_fields(cut: Fields) -> dict[str, Any]:
+    _require_one_recording(cut)
     return {**_place(cut), **_supervised(cut), "utterance_id": cut.get("id")}
 
 
-def _supervision_fields(row: Mapping[str, Any]) -> dict[str, Any]:
+def _require_one_recording(cut: Fields) -> None:
+    if (kind := cut.get("type", "MonoCut")) != "MonoCut":
+        raise _RefusedError(f"type = {shown(kind)}: need MonoCut, of one recording")
+    if given := [name for name in MIXTURE if cut.get(name)]:
+        raise _RefusedError(f"{given[0]} of a MonoCut: save the audio first")
+
+
+def _supervision_fields(row: Fields) -> dict[str, Any]:
     if row["recording"] is None:
         raise _RefusedError(f"recording_id = {row.get('recording_id')!r}: no such recording")
     return {**_place(row), **_supervised(row), "utterance_id": row.get("id")}
 
 
-def _place(row: Mapping[str, Any]) -> dict[str, Any]:
+def _require_known(name: str, given: Fields, used: Sequence[str], harmless: Sequence[str]) -> None:
+    """Refuse a key of a nested object that is neither used nor harmless; null is no key."""
+    known = (*used, *harmless, "folder")
+    unknown = [key for key, value in given.items() if key not in known and value is not None]
+    if unknown:
+        remedy = f"remove it, or in supervisions pass over it by {IGNORE_COLUMNS}"
+        raise _RefusedError(f"{name}: {shown(unknown[0])} is not known: {remedy}")
+
+
+def _place(row: Fields) -> dict[str, Any]:
     """Return the audio's object, and the time within it unless it is the whole recording."""
     recording = row.get("recording")
     if not isinstance(recording, dict):
         raise _RefusedError("no recording: need cuts with recordings")
+    _require_known("recording", recording, RECORDING, RECORDING_HARMLESS)
     sources = recording.get("sources")
     if not isinstance(sources, list) or len(sources) != 1 or not isinstance(sources[0], dict):
         raise _RefusedError("sources: need one file of the recording")
     source = sources[0]
     if source.get("type") == "shar":
         raise _RefusedError("audio in a Shar: give --format shar and the folder of the cuts")
+    _require_known("sources", source, SOURCE, SOURCE_HARMLESS)
     if source.get("type") not in ("file", "url"):
         raise _RefusedError(f"source of type {source.get('type')!r}: need file or url")
-    channels = source.get("channels") or [0]
-    if not isinstance(channels, list) or len(channels) > 1:
-        raise _RefusedError(f"channels {shown(channels)}: need one; write a file for each")
+    for channels in (source.get("channels") or [0], recording.get("channel_ids") or [0]):
+        if not isinstance(channels, list) or len(channels) > 1:
+            raise _RefusedError(f"channels {shown(channels)}: need one; write a file for each")
+    [channel] = source.get("channels") or [0]
+    if _channel(row) not in (None, channel):
+        said = f"channel {shown(row['channel'])} of a file of channel {shown(channel)}"
+        raise _RefusedError(f"{said}: write a file for each channel")
     if recording.get("transforms"):
         raise _RefusedError("transforms: the audio in the store is another: save the audio first")
     place = {"audio_uri": source.get("source"), "duration_s": row.get("duration")}
@@ -240,17 +348,61 @@ def _place(row: Mapping[str, Any]) -> dict[str, Any]:
     return place if is_whole else {**place, "start_s": row.get("start")}
 
 
-def _supervised(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return speaker, text and language; an utterance has one speaker."""
-    supervisions = row.get("supervisions") or []
+def _channel(row: Fields) -> object:
+    """Return a cut's or a supervision's channel; lhotse writes one or a list."""
+    named = row.get("channel")
+    return named[0] if isinstance(named, list) and len(named) == 1 else named
+
+
+def _supervised(cut: Fields) -> dict[str, Any]:
+    """Return speaker, text and language; an utterance has one of each, and all of its words."""
+    supervisions = cut.get("supervisions") or []
     is_list = isinstance(supervisions, list)
     if not is_list or not all(isinstance(each, dict) for each in supervisions):
         raise _RefusedError("supervisions: need a list of objects")
-    if len(speakers := {str(each.get("speaker")) for each in supervisions}) > 1:
-        remedy = "cut it by trim_to_supervisions()"
+    for each in supervisions:
+        _require_known("supervisions", each, SUPERVISION, SUPERVISION_HARMLESS)
+    remedy = "cut it by trim_to_supervisions(keep_overlapping=False)"
+    about = {"speaker_id": "speaker", "locale": "language"}
+    values = {ours: [each.get(name) for each in supervisions] for ours, name in about.items()}
+    if len(speakers := set(map(str, values["speaker_id"]))) > 1:
         raise _RefusedError(f"{len(speakers)} speakers in a cut: need one: {remedy}")
-    texts = [each["text"] for each in supervisions if each.get("text")]
-    first = supervisions[0] if supervisions else {}
-    about = {"speaker_id": first.get("speaker"), "locale": first.get("language")}
-    about |= {"text": " ".join(map(str, texts))} if texts else {}
-    return by_name(("speaker_id", "locale", "text"), about)
+    languages = {str(each) for each in values["locale"] if each is not None}
+    if len(languages) > 1:
+        raise _RefusedError(f"{len(languages)} languages in a cut: need one: {remedy}")
+    _require_channel_of_cut(cut, supervisions)
+    spoken = [each for each in supervisions if each.get("text")]
+    for each in spoken:
+        _require_within_cut(cut, each)
+    in_order = sorted(spoken, key=lambda each: float(each["start"]))
+    found = {name: next((v for v in some if v is not None), None) for name, some in values.items()}
+    texts = [str(each["text"]) for each in in_order]
+    return {**found, **({"text": " ".join(texts)} if texts else {})}
+
+
+def _require_channel_of_cut(cut: Fields, supervisions: Sequence[Fields]) -> None:
+    channels = [each for each in map(_channel, (cut, *supervisions)) if each is not None]
+    if any(each != channels[0] for each in channels):
+        named = " and ".join(sorted({shown(each) for each in channels}))
+        raise _RefusedError(f"channels {named} in a cut: need one: write a file for each")
+
+
+def _require_within_cut(cut: Fields, supervision: Fields) -> None:
+    """Refuse a supervision whose words are not all spoken in the cut."""
+    times = supervision.get("start"), supervision.get("duration"), cut.get("duration")
+    numbers = [float(each) for each in times if _is_number(each)]
+    if len(numbers) < len(times):
+        raise _RefusedError("supervisions: need the start and the duration of each with a text")
+    start_s, duration_s, cut_s = numbers
+    end_s = start_s + duration_s
+    most = FRAME_S + 1e-6
+    if start_s < -most or end_s > cut_s + most:
+        said = f"a supervision from {start_s:g} to {end_s:g} s of a cut of {cut_s:g} s"
+        remedy = "cut by trim_to_supervisions(keep_overlapping=False), or drop_supervisions()"
+        raise _RefusedError(f"{said}: its words are not all spoken there: {remedy}")
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return -MAX_START_S <= value <= MAX_START_S  # NaN is in no range

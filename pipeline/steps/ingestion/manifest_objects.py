@@ -93,11 +93,18 @@ def files_of(
     store: ObjectStore, uri: str, names: Sequence[str], optional: Sequence[str]
 ) -> list[ObjectInfo]:
     """Describe the files of a folder by name; ValueError for one that is missing."""
-    there = {each.uri.rpartition("/")[2]: each for each in store.list(uri)}
+    there = files_in(store, uri)
     for name in names:
         if name not in there:
             raise ValueError(f"{join_uri(uri, name)}: missing; need {', '.join(names)}")
     return [there[name] for name in (*names, *optional) if name in there]
+
+
+def files_in(store: ObjectStore, uri: str) -> dict[str, ObjectInfo]:
+    """Return the files of a folder by name, without those of its subfolders, such as split4/1."""
+    folder = normalize_uri(uri)
+    found = store.list(uri)
+    return {e.uri.rpartition("/")[2]: e for e in found if folder_of_object(e.uri) == folder}
 
 
 def folder_of_object(uri: str) -> str:

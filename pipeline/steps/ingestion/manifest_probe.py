@@ -17,7 +17,7 @@ from infra.store.object_store import (
 )
 from infra.store.uris import is_absolute, is_s3
 from pipeline.records import Quarantined
-from pipeline.runs.names import OUTSIDE_PREFIXES
+from pipeline.runs.names import OUTSIDE_PREFIXES, UNLABELLED
 from pipeline.steps.ingestion.directories import ARCHIVES, CommonVoice, Kaldi, LibriSpeech
 from pipeline.steps.ingestion.formats import (
     CSV_SUFFIXES,
@@ -40,7 +40,7 @@ from pipeline.steps.ingestion.manifest_objects import (
     content_of,
 )
 from pipeline.steps.ingestion.manifest_records import RecordRules, records_of, with_audio
-from pipeline.steps.ingestion.manifest_rows import Row
+from pipeline.steps.ingestion.manifest_rows import UNKNOWN_FIELD, Row
 
 PROBED_OBJECTS = 16
 PROBED_ROWS = frozenset({0, *(2**power for power in range(13))})
@@ -68,14 +68,17 @@ def require_usable_rows(
 
     It names the format that the manifest looks like, the column that is absent, or where audio
     was looked for. A single good row is enough: ledgers tell of the others. Durations are not read.
+    A first row with an unknown field is refused alone, since what one row has, most have.
     """
     if TARRED.file.fullmatch(manifest.uri):
         raise _looks_like(manifest.uri, TARRED)
     faults: list[str] = []
     first_uri = manifest.uri
     for piece in _first_pieces(manifest_store, manifest):
-        keys = _require_content(manifest_store, manifest.format, piece)
+        keys = _require_content(manifest_store, manifest, piece)
         for row in _probed_rows(manifest_store, manifest.format, piece):
+            if not faults:
+                _require_known_fields(manifest, piece, row, keys)
             if (fault := _fault(store, manifest, piece, rules, row, keys)) is None:
                 return
             first_uri = first_uri if faults else piece.uri
@@ -109,8 +112,9 @@ def _look_of_names(store: ObjectStore, manifest: Manifest) -> Look | None:
     if found := next((look for look in _LOOKS if look.file.fullmatch(own)), None):
         return found
     names = {_name(each.uri) for each in islice(store.list_each(manifest.uri), _LISTED)}
-    others = (look for look in _LOOKS if look not in manifest.format.looks)
-    return next((look for look in others if any(map(look.file.fullmatch, names))), None)
+    looks = [look for look in _LOOKS if any(map(look.file.fullmatch, names))]
+    is_own = any(look in manifest.format.looks for look in looks)
+    return None if is_own or not looks else looks[0]
 
 
 def _name(uri: str) -> str:
@@ -121,8 +125,9 @@ def _looks_like(uri: str, look: Look) -> ConfigurationError:
     return ConfigurationError(f"{uri} looks like {look.called}: {look.remedy}")
 
 
-def _require_content(store: ObjectStore, form: ManifestFormat, piece: Piece) -> Sequence[str]:
+def _require_content(store: ObjectStore, manifest: Manifest, piece: Piece) -> Sequence[str]:
     """Return the keys of an object's rows; ConfigurationError if the format does not read it."""
+    form = manifest.format
     if not form.contents:
         return ()
     content = content_of(store, piece.uri)
@@ -140,7 +145,35 @@ def _require_content(store: ObjectStore, form: ManifestFormat, piece: Piece) -> 
     if looks and not is_own:
         raise _looks_like(piece.uri, looks[0])
     _require_read(form, piece.uri, content)
+    if content.called != JSON_LINES:  # where each row may have other keys
+        _require_columns(manifest, piece.uri, content.keys)
     return content.keys
+
+
+def _require_columns(manifest: Manifest, uri: str, keys: Sequence[str]) -> None:
+    """Raise ConfigurationError if the columns that every manifest needs are not among the keys."""
+    needed = {"audio_uri": ""}
+    if manifest.subset != UNLABELLED:
+        needed["text"] = f": {manifest.subset} needs it"
+    for name, why in needed.items():
+        column = manifest.format.columns.get(name, name)
+        # A dot is between the keys of nested objects, of which the first row may have none.
+        if column not in keys and "." not in column:
+            found = _found(manifest.format, column, keys)
+            raise ConfigurationError(f"{uri}: {column} is absent{why}{found}")
+
+
+def _require_known_fields(
+    manifest: Manifest, piece: Piece, row: Row | Quarantined, keys: Sequence[str]
+) -> None:
+    """Raise ConfigurationError for an unknown field, or for the absent one that it stands for."""
+    if isinstance(row, Quarantined) and row.reason == UNKNOWN_FIELD:
+        _require_columns(manifest, piece.uri, keys)
+        raise ConfigurationError(f"{piece.uri}: {row.detail}{_of_tars(keys)}")
+
+
+def _of_tars(keys: Sequence[str]) -> str:
+    return f"; shard_id is of {TARRED.called}: {TARRED.remedy}" if "shard_id" in keys else ""
 
 
 def _require_read(form: ManifestFormat, uri: str, content: Content) -> None:
@@ -188,7 +221,9 @@ def _fault(
             uri = _at(*_base_and_path(row, piece))
             if uri.startswith("/") and "/../" not in uri and not Path(uri).exists():
                 return _absent(store, row, piece, keys, f"{uri}: no such object")
-        return f"{record.detail}{_found(form, record, keys)}"
+        if record.reason == "missing_field":
+            return f"{record.detail}{_found(form, record.detail.partition(' ')[0], keys)}"
+        return record.detail
     assert isinstance(row, Row), "a ledger row is no record"
     try:
         store.head(record.audio_uri)
@@ -199,11 +234,10 @@ def _fault(
     return None
 
 
-def _found(form: ManifestFormat, record: Quarantined, keys: Sequence[str]) -> str:
+def _found(form: ManifestFormat, absent: str, keys: Sequence[str]) -> str:
     """Say which columns there are where one is absent, and how to name it."""
-    if record.reason != "missing_field" or not keys:
+    if not keys:
         return ""
-    absent = record.detail.partition(" ")[0]
     fields = [name for name, column in form.columns.items() if column == absent] or [absent]
     option = f"--columns {fields[0]}=COLUMN"
     remedy = f"rename a column, or give --format table with {option}" if form.contents else ""
@@ -213,8 +247,8 @@ def _found(form: ManifestFormat, record: Quarantined, keys: Sequence[str]) -> st
 
 def _absent(store: ObjectStore, row: Row, piece: Piece, keys: Sequence[str], said: str) -> str:
     """Say where an object was looked for, and where it is if that is easily found."""
-    if "shard_id" in keys:
-        return f"{said}; shard_id is of {TARRED.called}: {TARRED.remedy}"
+    if of_tars := _of_tars(keys):
+        return f"{said}{of_tars}"
     base, written = _base_and_path(row, piece)
     where = said if is_absolute(written) else f"{said}: {shown(written)} is relative to {base}"
     for other, need in (

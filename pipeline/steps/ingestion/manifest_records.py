@@ -21,6 +21,7 @@ from pipeline.records import (
 )
 from pipeline.runs.names import DEV, LABELLED, OUTSIDE_PREFIXES, UNLABELLED
 from pipeline.sampling import NUM_PRIORITIES, hash_name
+from pipeline.steps.ingestion.formats import CHANNEL
 from pipeline.steps.ingestion.manifest_rows import Row
 
 ARCHIVE_ENTRY = re.compile(r"\.(ark|scp)(\.gz)?(:\d+)?(\[.*\])?$")
@@ -33,12 +34,15 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class RecordRules:
     """RecordRules: the locale where a row has none, and the number of speaker buckets.
 
-    `dev_share` is the share of the labelled speakers that become development speakers.
+    `dev_share` is the share of the labelled speakers that become development speakers. A row that
+    names a channel is a record if extraction will hear that one: `channel`, as the recipe's
+    features.conversion has it.
     """
 
     locale: str
     num_buckets: int
     dev_share: float = 0.0
+    channel: str = "only"
 
     def subsets_of(self, subset: str) -> tuple[str, ...]:
         """Return the subsets into which a manifest's utterances may go."""
@@ -119,6 +123,7 @@ def _record(row: Row, rules: RecordRules, subset: str) -> Utterance:
             raise MetadataError("missing_field", "audio_uri is absent", partial)
         raise MetadataError("wrong_type", f"audio_uri = {shown(uri)}: need text", partial)
     fields = {**_defaults(row.fields, rules), **row.fields}
+    _require_heard(fields, rules.channel)
     if subset == UNLABELLED:
         fields.pop("text", None)
     record = parse_fields(fields)
@@ -126,6 +131,25 @@ def _record(row: Row, rules: RecordRules, subset: str) -> Utterance:
         partial = PartialRecord(record.utterance_id, record.audio_uri, record.duration_ms)
         raise MetadataError("missing_field", f"text is absent: {subset} needs it", partial)
     return record
+
+
+def _require_heard(fields: dict[str, Any], heard: str) -> None:
+    """Raise MetadataError for a channel that extraction would not hear; NeMo's mean is average."""
+    named = fields.pop(CHANNEL, None)
+    if isinstance(named, list) and len(named) == 1:
+        named = named[0]
+    if isinstance(named, float) and named.is_integer():  # of a column with holes
+        named = int(named)
+    channel = "mean" if named == "average" else str(named)
+    # Files of one channel alone have the first one, which is their mean, too.
+    if named is None or channel == heard or (heard == "only" and channel in ("0", "mean")):
+        return
+    detail = (
+        f"channel = {shown(named)}: not what features.conversion.channel = {heard!r} hears: write "
+        "a file for each channel, or give each channel a run with that setting"
+    )
+    partial = PartialRecord(str(fields.get("utterance_id", "")), str(fields.get("audio_uri", "")))
+    raise MetadataError("bad_field", detail, partial)
 
 
 def _defaults(fields: Any, rules: RecordRules) -> dict[str, Any]:  # noqa: ANN401 - as it came

@@ -1,26 +1,34 @@
 """Read the rows of manifests as they come: JSON lines, CSV and Parquet, a few in memory."""
 
 import csv
+import difflib
 import gzip
 import io
 import json
+import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from infra.ranges import printable
 from infra.store.object_store import ObjectStore
-from pipeline.records import MAX_LINE_BYTES, MetadataError, Quarantined
+from pipeline.records import MAX_LINE_BYTES, MetadataError, Quarantined, without_repeats
 from pipeline.steps.ingestion.manifest_objects import Piece
 
 BATCH_ROWS = 1024
+IGNORE_COLUMNS = "--ignore-columns"
+UNKNOWN_FIELD = "unknown_field"
+"""The reason of ledger rows with a field that is neither used nor known to be harmless."""
+
 _READ_BYTES = 2**20
+_QUOTED_FIELD = re.compile(r'"((?:[^"]|"")*)"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +39,53 @@ class Row:
     num_bytes: int
 
 
-def json_rows(store: ObjectStore, piece: Piece) -> Iterator[Row | Quarantined]:
-    """Yield the objects of JSON lines that begin within the piece; a blank line is no row."""
+@dataclass(frozen=True, slots=True)
+class KnownFields:
+    """KnownFields names what a format uses, and what it may pass over without a loss.
+
+    `ignored` are the names that the user passes over, also of what would be used.
+    """
+
+    used: Collection[str]
+    harmless: Collection[str] = ()
+    ignored: Collection[str] = ()
+
+    @property
+    def read(self) -> frozenset[str]:
+        """The names that are used and not ignored."""
+        return frozenset(self.used) - frozenset(self.ignored)
+
+    @property
+    def all(self) -> frozenset[str]:
+        """The names that a row may have."""
+        return frozenset((*self.used, *self.harmless, *self.ignored))
+
+    def complaint(self, unknown: Collection[str]) -> str:
+        """Say what is not known, what may be meant by it, and the remedies."""
+        first, *others = sorted(unknown)
+        nearest = difflib.get_close_matches(first, sorted(self.read), 1)
+        meant = f" (is it {nearest[0]}?)" if nearest else ""
+        more = f" and {len(others)} more fields" if others else ""
+        named = printable(",".join((first, *others)), 100)
+        return (
+            f"{printable(first, 60)!r}{meant}{more}: not known, so not used: rename it, with "
+            f"--format table name it by --columns, or pass over it: {IGNORE_COLUMNS} {named}"
+        )
+
+    def require(self, names: Collection[str], uri: str) -> None:
+        """Raise ValueError for columns of a table that are not known."""
+        if unknown := set(names) - self.all:
+            raise ValueError(f"{uri}: {self.complaint(unknown)}")
+
+
+def json_rows(
+    store: ObjectStore, piece: Piece, known: KnownFields | None = None
+) -> Iterator[Row | Quarantined]:
+    """Yield the objects of JSON lines that begin within the piece; a blank line is no row.
+
+    An object with a field that is not `known` is a ledger row; null is no field.
+    """
+    names = known.all if known else frozenset[str]()
     for line in _lines_of(store, piece):
         content = line.strip()
         if not content:
@@ -41,14 +94,18 @@ def json_rows(store: ObjectStore, piece: Piece) -> Iterator[Row | Quarantined]:
             if len(line) > MAX_LINE_BYTES:
                 detail = f"a line beyond {MAX_LINE_BYTES} bytes: split it"
                 raise MetadataError("malformed_json", detail)
-            yield Row(_json_object(content), len(content))
+            fields = _json_object(content)
+            unknown = fields.keys() - names if known else ()
+            if known and (named := [name for name in unknown if fields[name] is not None]):
+                raise MetadataError(UNKNOWN_FIELD, known.complaint(named))
+            yield Row(fields, len(content))
         except MetadataError as error:
             yield Quarantined.from_error(error, len(content))
 
 
 def _json_object(content: bytes) -> dict[str, Any]:
     try:
-        fields = json.loads(content)
+        fields = json.loads(content, object_pairs_hook=without_repeats)
     except (ValueError, RecursionError) as error:
         raise MetadataError("malformed_json", str(error)) from error
     if not isinstance(fields, dict):
@@ -75,8 +132,8 @@ def _lines_of(store: ObjectStore, piece: Piece) -> Iterator[bytes]:
 class _Raw(io.RawIOBase):
     """_Raw lets a buffer read another file in blocks of its own."""
 
-    def __init__(self, file: Any) -> None:  # noqa: ANN401 - S3's files lack some of BinaryIO
-        self._file = file
+    def __init__(self, file: BinaryIO | io.IOBase) -> None:
+        self._file: Any = file
 
     def readable(self) -> bool:
         """Return True."""
@@ -101,9 +158,10 @@ class _Raw(io.RawIOBase):
         return len(some)
 
 
-def _unpacked(file: Any, uri: str) -> Iterator[bytes]:  # noqa: ANN401
+def _unpacked(file: BinaryIO | io.IOBase, uri: str) -> Iterator[bytes]:
     try:
-        reader: io.BufferedIOBase = io.BufferedReader(gzip.GzipFile(fileobj=file), _READ_BYTES)
+        packed: Any = file
+        reader: io.BufferedIOBase = io.BufferedReader(gzip.GzipFile(fileobj=packed), _READ_BYTES)
         while line := _next_line(reader):
             yield line
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -123,51 +181,156 @@ def _skip_line(reader: io.BufferedIOBase) -> None:
         pass
 
 
+Split = Callable[[str, int], list[str]]
+"""Divides a line of a table into its fields; the number is that of the table's columns."""
+
+
+def split_by_commas(line: str, num_columns: int) -> list[str]:
+    """Divide a line of CSV; quotes may enclose a field, and are doubled within it."""
+    del num_columns
+    return _split_quoted(line, ",") if '"' in line else line.split(",")
+
+
+def split_by_tabs(line: str, num_columns: int) -> list[str]:
+    """Divide a line of TSV, which spreadsheets quote as CSV, and Common Voice does not quote.
+
+    Quotes are letters unless they enclose a whole field. A tab is within quotes only if the line
+    has too many fields otherwise. A line that ends within quotes is refused: in CSV the next would
+    belong to it.
+    """
+    fields = line.split("\t")
+    if '"' not in line:
+        return fields
+    if len(fields) != num_columns:
+        return _split_quoted(line, "\t")
+    if _leaves_open(line):
+        raise MetadataError("malformed_csv", _OPEN_QUOTE)
+    return [
+        quoted[1].replace('""', '"') if (quoted := _QUOTED_FIELD.fullmatch(field)) else field
+        for field in fields
+    ]
+
+
+def _leaves_open(line: str) -> bool:
+    """Return whether a reader of CSV would take the next line, too."""
+    reader = csv.reader([f"{line}\n", "\n"], csv.excel_tab)
+    try:
+        next(reader)
+    except csv.Error as error:  # a field beyond 128 KiB
+        raise MetadataError("malformed_csv", str(error)) from error
+    return reader.line_num > 1
+
+
+def split_unquoted(line: str, num_columns: int) -> list[str]:
+    """Divide a line of tabs, where quotes are letters."""
+    del num_columns
+    return line.split("\t")
+
+
+_OPEN_QUOTE = (
+    "a quote that is not closed on its line: a row is one line; write quotes within a field twice, "
+    "and enclose the field in quotes"
+)
+
+
+def _split_quoted(line: str, delimiter: str) -> list[str]:
+    try:
+        return next(csv.reader([line], delimiter=delimiter, strict=True))
+    except csv.Error as error:
+        is_open = "end of data" in str(error)
+        raise MetadataError("malformed_csv", _OPEN_QUOTE if is_open else str(error)) from error
+
+
 def csv_rows(
-    store: ObjectStore, uri: str, dialect: type[csv.Dialect] = csv.excel
+    store: ObjectStore, uri: str, split: Split, known: KnownFields
 ) -> Iterator[Row | Quarantined]:
-    """Yield the rows of a table whose first line names its columns."""
+    """Yield the rows of a table whose first line names its columns.
+
+    A row is one line, which CR, LF or both end, and an empty line is none: so each line is a row or
+    one of the ledger, whatever quotes are in it. ValueError for columns that are not known.
+    """
     with closing(store.open(uri)) as file:
-        unpacked: Any = gzip.GzipFile(fileobj=file) if uri.endswith(".gz") else file
-        # A byte that is not UTF-8 becomes half a surrogate, which a record's check refuses.
-        text = io.TextIOWrapper(
-            unpacked, encoding="utf-8-sig", errors="surrogateescape", newline=""
-        )
-        rows = csv.DictReader(text, dialect=dialect)
-        while True:
+        lines = _text_lines(file, uri)
+        first = next(lines, None)
+        if first is None:
+            return
+        names = _column_names(f"{uri}:{first[0]}", first[1], split)
+        known.require([name for name in names if name], uri)
+        read = known.read
+        for number, line in lines:
             try:
-                fields = next(rows)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                yield Quarantined("", "", "malformed_csv", f"row {rows.line_num}: {error}", 0, 0)
-                continue
-            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-                raise ValueError(f"{uri}: no whole gzip file: {error}; write it again") from error
-            yield _csv_row(fields, rows.line_num)
+                if len(line) > MAX_LINE_BYTES:
+                    detail = f"beyond {MAX_LINE_BYTES} characters: split it"
+                    raise MetadataError("malformed_csv", detail)
+                yield _csv_row(names, split(line, len(names)), read)
+            except MetadataError as error:
+                detail = f"line {number}: {error.detail}"
+                yield Quarantined("", "", error.reason, detail, len(line), 0)
 
 
-def _csv_row(fields: Mapping[str | None, Any], number: int) -> Row | Quarantined:
-    num_bytes = sum(len(each or "") for each in fields.values())
-    if None in fields or None in fields.values():
-        detail = f"row {number}: another number of fields than the first line names"
-        return Quarantined("", "", "malformed_csv", detail, num_bytes, 0)
-    return Row({str(name): value for name, value in fields.items() if value}, num_bytes)
+def _text_lines(file: BinaryIO | io.IOBase, uri: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines that are not empty, without what ends them, and their numbers."""
+    stored: Any = file
+    unpacked: Any = gzip.GzipFile(fileobj=stored) if uri.endswith(".gz") else stored
+    # A byte that is not UTF-8 becomes half a surrogate, which a record's check refuses.
+    text = io.TextIOWrapper(unpacked, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    number = 0
+    try:
+        while line := text.readline(MAX_LINE_BYTES + 1):
+            number += 1
+            content = line.rstrip("\r\n")
+            rest = line
+            while rest and not rest.endswith(("\r", "\n")):
+                rest = text.readline(_READ_BYTES)
+            if content:
+                yield number, content
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{uri}: no whole gzip file: {error}; write it again") from error
 
 
-def parquet_rows(store: ObjectStore, piece: Piece, columns: list[str]) -> Iterator[Row]:
-    """Yield the rows of the piece's row groups; of the `columns` those that the object has."""
+def _column_names(where: str, line: str, split: Split) -> list[str]:
+    """Read the line that names the columns; ValueError for one that cannot name them."""
+    if any(each == "\0" or "\ud800" <= each <= "\udfff" for each in line):
+        raise ValueError(f"{where}: the columns' names are not UTF-8: convert the table")
+    try:
+        names = split(line, 0)
+    except MetadataError as error:
+        raise ValueError(f"{where}: the columns' names: {error.detail}") from error
+    _require_once(names, where)
+    return names
+
+
+def _require_once(names: Sequence[str], where: str) -> None:
+    if repeated := [name for name in names if name and names.count(name) > 1]:
+        raise ValueError(f"{where}: column {printable(repeated[0], 80)!r} twice: rename one")
+
+
+def _csv_row(names: Sequence[str], fields: Sequence[str], read: Collection[str]) -> Row:
+    if len(fields) != len(names):
+        detail = f"{len(fields)} fields, and the first line names {len(names)} columns"
+        raise MetadataError("malformed_csv", detail)
+    pairs = list(zip(names, fields, strict=True))
+    # Only the first column may be without a name: of row numbers, as pandas writes them.
+    if any(field and not name for name, field in pairs[1:]):
+        raise MetadataError("malformed_csv", "a field in a column without a name: name the column")
+    found = {name: field for name, field in pairs if field and name in read}
+    return Row(found, sum(map(len, fields)))
+
+
+def parquet_rows(store: ObjectStore, piece: Piece, known: KnownFields) -> Iterator[Row]:
+    """Yield the rows of the piece's row groups; ValueError for columns that are not known."""
     try:
         with closing(store.open(piece.uri)) as file:
             source = pa.PythonFile(file, mode="r")
             table = pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
-            known = [name for name in columns if name in table.schema_arrow.names]
+            stored = table.schema_arrow.names
+            _require_once(stored, piece.uri)
+            known.require(stored, piece.uri)
+            if not (columns := [name for name in stored if name in known.read]):
+                raise ValueError(f"{piece.uri}: none of its columns is used: see --columns")
             instants = _int96_columns(table)
             groups = range(piece.start, piece.end or table.num_row_groups)
-            for batch in table.iter_batches(BATCH_ROWS, row_groups=groups, columns=known):
-                if not known:  # rows without any field, so that each is counted
-                    yield from (Row({}, 0) for _ in range(batch.num_rows))
-                    continue
+            for batch in table.iter_batches(BATCH_ROWS, row_groups=groups, columns=columns):
                 names = batch.schema.names
                 cells = [_values(batch.column(n), name in instants) for n, name in enumerate(names)]
                 for row in zip(*cells, strict=True):

@@ -2,19 +2,25 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
+from itertools import chain
+from types import MappingProxyType
 
 from infra.store.checked_reads import read_checked
 from infra.store.object_store import ObjectInfo, ObjectStore, StoreError, join_uri, normalize_uri
 from pipeline.filters import SelectionFilters
-from pipeline.runs.manifest import sha256
-from pipeline.runs.names import ALL_SUBSETS, METADATA_FOLDER, SUBSETS
+from pipeline.runs.manifest import is_finished, read_manifest, sha256
+from pipeline.runs.names import ALL_SUBSETS, INGEST_STEP, METADATA_FOLDER, SUBSETS
+from pipeline.runs.outputs import Output, OutputsInParts
 from pipeline.runs.step import Distribute
 
 METADATA_SUFFIXES = (".jsonl", ".jsonl.gz")
+
+NOTHING_INGESTED: Mapping[str, int] = MappingProxyType({})
+"""The bytes of metadata objects by name, of a run that reads another's corpus."""
 
 # A task holds this many metadata objects at a time.
 _GETS_IN_FLIGHT = 4
@@ -41,12 +47,16 @@ class Bucket:
                 yield uri, read_checked(store, uri, partial(_require_unchanged, digest))
 
 
-def list_metadata(store: ObjectStore, metadata_uri: str) -> dict[str, list[ObjectInfo]]:
+def list_metadata(
+    store: ObjectStore, metadata_uri: str, ingested: Mapping[str, int] = NOTHING_INGESTED
+) -> dict[str, list[ObjectInfo]]:
     """List the metadata objects of each bucket; buckets and objects are in the order of names.
 
-    ValueError names an object that is neither metadata by its suffix nor a known mark of writers.
+    ValueError names an object that is neither metadata by its suffix nor a known mark of writers,
+    and one that was `ingested` and is not listed with its bytes.
     """
     objects = [found for found in store.list(metadata_uri) if not is_mark(found)]
+    _require_ingested(objects, metadata_uri, ingested)
     for found in objects:
         if not found.uri.endswith(METADATA_SUFFIXES):
             raise ValueError(
@@ -61,6 +71,56 @@ def list_metadata(store: ObjectStore, metadata_uri: str) -> dict[str, list[Objec
     for found in objects:
         buckets[bucket_of(found.uri)].append(found)
     return dict(sorted(buckets.items()))
+
+
+def ingested_metadata(
+    store: ObjectStore, run_uri: str, distribute: Distribute
+) -> dict[str, dict[str, int]]:
+    """Return by subset what the run has ingested itself: each metadata object's name and bytes.
+
+    A run without an ingestion of its own, as of another's corpus, has none.
+    """
+    if not is_finished(store, run_uri, INGEST_STEP):
+        return {}
+    outputs = read_manifest(store, run_uri, INGEST_STEP).outputs
+    if isinstance(outputs, OutputsInParts):
+        found = distribute(outputs.by_part(), metadata_among, "find the metadata of ingest")
+    else:
+        found = [metadata_among(outputs)]
+    by_subset: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    for subset, name, num_bytes in chain.from_iterable(found):
+        by_subset[subset][name] = num_bytes
+    return dict(by_subset)
+
+
+def metadata_among(outputs: Iterable[Output]) -> list[tuple[str, str, int]]:
+    """Return the subset, the name below its folder and the bytes of each metadata object."""
+    folder = f"{METADATA_FOLDER}/"
+    keys = ((each.key.removeprefix(folder).partition("/"), each) for each in outputs)
+    return [
+        (subset, name, each.num_bytes)
+        for (subset, _, name), each in keys
+        if each.key.startswith(folder)
+    ]
+
+
+def _require_ingested(
+    objects: Iterable[ObjectInfo], metadata_uri: str, ingested: Mapping[str, int]
+) -> None:
+    base = f"{normalize_uri(metadata_uri)}/"
+    listed = {each.uri.removeprefix(base): each.num_bytes for each in objects}
+    if missing := sorted(ingested.keys() - listed.keys()):
+        raise ValueError(
+            f"{metadata_uri}: ingest wrote {len(ingested)} metadata objects, and the listing lacks "
+            f"{len(missing)} of them, such as {missing[0]}: put back what was removed, set the "
+            "corpus.uri that ingest had, or use a store that lists all that it holds"
+        )
+    for name, num_bytes in ingested.items():
+        if listed[name] != num_bytes:
+            raise ValueError(
+                f"{base}{name} has {listed[name]} bytes, and ingest wrote {num_bytes}: put the "
+                "object back, or ingest into a new --run"
+            )
 
 
 def within_dates(
@@ -106,8 +166,10 @@ def require_known_subsets(store: ObjectStore, corpus_uri: str) -> None:
             )
 
 
-def subsets_of(store: ObjectStore, corpus_uri: str) -> tuple[str, ...]:
-    """Return the subsets of a corpus that have metadata, such as unlabelled speech alone.
+def subsets_of(
+    store: ObjectStore, corpus_uri: str, ingested: Collection[str] = ()
+) -> tuple[str, ...]:
+    """Return the subsets of a corpus that have metadata, or should have as they were `ingested`.
 
     Where none has any, these are the three of a whole corpus, so that a step names what is missing.
     """
@@ -115,7 +177,8 @@ def subsets_of(store: ObjectStore, corpus_uri: str) -> tuple[str, ...]:
     found = tuple(
         subset
         for subset in ALL_SUBSETS
-        if any(not is_mark(each) for each in store.list(join_uri(base, subset)))
+        if subset in ingested
+        or any(not is_mark(each) for each in store.list(join_uri(base, subset)))
     )
     return found or SUBSETS
 

@@ -46,6 +46,7 @@ from pipeline.steps.increments.selected_before import (
     find_selected_before,
 )
 from pipeline.steps.selection.buckets import (
+    NOTHING_INGESTED,
     Bucket,
     digest_buckets,
     input_digests_of,
@@ -103,17 +104,18 @@ def select_utterances(
     config: SelectionConfig,
     loss_budget: float,
     distribute: Distribute,
+    ingested: Mapping[str, int] = NOTHING_INGESTED,
 ) -> StepResult:
-    """Select the utterances of one subset.
+    """Select the utterances of one subset; ValueError if the listing lacks what was `ingested`.
 
     The budget of hours and the filters hold for the unlabelled subset; the others are selected
-    whole. ValueError if another subset's selection in this run has an utterance or a speaker of
-    this one. An increment selects from the unlabelled metadata that no run before it has read.
+    whole. ValueError if another subset's selection in this run has an utterance, a speaker or audio
+    of this one. An increment selects from the unlabelled metadata that no run before it has read.
     """
     applied = config if subset == UNLABELLED else config.without_rules()
     step, settings, may_grow = selection_step(subset), plain(config), subset == UNLABELLED
     extended = extended_selection(store, run_uri, step, settings) if may_grow else None
-    everything = list_metadata(store, metadata_uri)
+    everything = list_metadata(store, metadata_uri, ingested)
     listing = listing_to_read(store, run_uri, metadata_uri, everything, applied, extended)
     # Digests go into the fingerprint, so a finished step is found without parsing a record.
     buckets = digest_buckets(store, listing, distribute, f"digest {subset} metadata")
@@ -136,7 +138,9 @@ def select_utterances(
             partial(selection_statistics, records.indexes, records.selected),
         )
         contents = run_tasks(context, plan)
-        require_disjoint(context, subset, distribute, is_increment=extended is not None)
+        corpus_uri = metadata_uri.removesuffix(f"/{METADATA_FOLDER}/{subset}")
+        is_increment = extended is not None
+        require_disjoint(context, corpus_uri, subset, distribute, is_increment=is_increment)
         index = index_ids(scratch, committed, context, buckets, contents, ranges, distribute)
         read |= {LAST_PRIORITY: records.last_priority} if applied.hours else {}
         statistics = {**contents.statistics, **unread_statistics(everything, listing), **read}

@@ -118,7 +118,8 @@ NOT_AUDIO = {
     "JSON": Kind(b'{"error": "expired"}', "not_audio"),
     "gzip of a FLAC": Kind(gzip.compress(FLAC), "not_audio"),
     "AIFF": Kind(encode(noise(), "AIFF"), "not_audio"),
-    "RF64": Kind(encode(noise(), "RF64"), "not_audio"),
+    "W64": Kind(encode(noise(), "W64"), "not_audio"),
+    "NIST SPHERE": Kind(encode(noise(), "NIST"), "not_audio"),
     "AVI": Kind(b"RIFF" + struct.pack("<I", 1000) + b"AVI " + bytes(996), "not_audio"),
     "AAC": Kind(b"\xff\xf1\x50\x80" + RANDOM, "not_audio"),
     "signature alone": Kind(b"fLaC", "not_audio"),
@@ -133,7 +134,7 @@ WAVS = {
     "WAV whose data chunk says too little": Kind(
         patched(WAV, 40, struct.pack("<I", 8_000)), "duration_mismatch", declared_s=10.0
     ),
-    "WAV whose data chunk says nothing": Kind(patched(WAV, 40, bytes(4)), "too_short"),
+    "WAV of no samples": Kind(patched(WAV[:44], 40, bytes(4)), "too_short"),
     "WAV of zero channels": Kind(patched(WAV, 22, bytes(2)), "not_audio"),
     "WAV of rate zero": Kind(patched(WAV, 24, bytes(4)), "not_audio"),
     "WAV of rate 2^32 - 1": Kind(patched(WAV, 24, b"\xff" * 4), "not_audio"),
@@ -188,7 +189,9 @@ FLACS = {
 }
 LOSSY = {
     "OGG cut in half": Kind(VORBIS[: len(VORBIS) // 2], "truncated"),
-    "OGG without its last page": Kind(VORBIS[: VORBIS.rindex(b"OggS")], "truncated"),
+    "OGG without its last page": Kind(
+        VORBIS[: VORBIS.rindex(b"OggS")], "duration_mismatch", declared_s=1.05
+    ),
     "OGG with a bad page checksum": Kind(
         patched(VORBIS, VORBIS.index(b"OggS", 100) + 22, bytes(4)), "truncated"
     ),
@@ -270,6 +273,10 @@ SIGNALS = {
 GOOD = {
     "WAV of open length": Kind(OPEN_LENGTH, None),
     "WAV from a SoX pipe": Kind(SOX_LENGTH, None),
+    "WAV of length 0, as before it is recorded": Kind(patched(WAV, 40, bytes(4)), None),
+    "WAV of another RIFF size": Kind(patched(WAV, 4, struct.pack("<I", len(WAV) + 36)), None),
+    "RF64": Kind(encode(noise(), "RF64"), None),
+    "MP3 after an ID3 tag and zeros": Kind(ID3 + bytes(500) + MP3, None),
     "WAV of 24 bits": Kind(encode(noise(), subtype="PCM_24"), None),
     "WAV of floats": Kind(encode(noise(), subtype="FLOAT"), None),
     "WAV of 8 bits": Kind(encode(noise(), subtype="PCM_U8"), None),

@@ -5,7 +5,15 @@ import hashlib
 import pytest
 
 from infra.store import retry
-from infra.store.object_store import Fetched, ObjectStore, ObjectTooLarge, SizeBound, StoreError
+from infra.store.object_store import (
+    Fetched,
+    ObjectDenied,
+    ObjectNotFound,
+    ObjectStore,
+    ObjectTooLarge,
+    SizeBound,
+    StoreError,
+)
 from tests.faults.failing_store.scripted_server import Request, scripted_server
 
 URI = "s3://bucket/x"
@@ -82,6 +90,53 @@ def test_broken_answers_are_not_taken(answer: str, monkeypatch: pytest.MonkeyPat
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
         with pytest.raises(StoreError, match=rf"{URI}: .*{message}.* at 127.*check .*2 attempts"):
             STORE.fetch(URI)
+
+
+ERROR = b"<Error><Code>%s</Code><Message>as asked</Message></Error>"
+REFUSED = [
+    ("404 Not Found", b"NoSuchKey", ObjectNotFound),
+    ("403 X", b"AccessDenied", ObjectDenied),
+]
+
+
+@pytest.mark.usefixtures("s3_bucket")
+@pytest.mark.parametrize("every", [2, 3])
+@pytest.mark.parametrize(("status", "code", "error"), REFUSED)
+def test_an_error_that_breaks_off_is_asked_for_again(
+    status: str, code: bytes, error: type[StoreError], every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each second or third body of an error ends early, and the whole ones are believed."""
+    monkeypatch.setattr(retry, "FIRST_WAIT_S", 0.01)
+    body, num_sent = ERROR % code, 0
+
+    def script(request: Request) -> None:
+        nonlocal num_sent
+        if request.path == "/bucket":
+            request.answer()
+            return
+        num_sent += 1
+        head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        is_broken = num_sent % every == 1
+        request.send(head + body[: len(body) // 2 if is_broken else None])
+        if is_broken:
+            request.hang_up()
+
+    with scripted_server(script) as endpoint:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        with pytest.raises(error, match=URI):
+            STORE.get(URI)
+
+
+@pytest.mark.usefixtures("two_attempts")
+@pytest.mark.parametrize("status", ["403 X", "404 X", "500 X"])
+def test_errors_that_all_break_off_are_named(status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of this software, with a remedy, whatever the status."""
+    answer = f"HTTP/1.1 {status}\r\nContent-Length: 99\r\n\r\n<Error>".encode()
+    with scripted_server(raw(answer)) as endpoint:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        for ask in (STORE.get, STORE.list):
+            with pytest.raises(StoreError, match=rf"{URI}: .*(check|try again)"):
+                ask(URI)
 
 
 PAGE = "<ListBucketResult>%s</ListBucketResult>"

@@ -44,10 +44,10 @@ def begin(kind: str, mark: str) -> "subprocess.Popen[str]":
     ("kind", "number"),
     [
         ("python", signal.SIGINT),
-        ("torchrun", signal.SIGINT),
         ("torchrun", signal.SIGKILL),
         ("Spark", signal.SIGTERM),
-        ("Spark", signal.SIGKILL),
+        pytest.param("torchrun", signal.SIGINT, marks=pytest.mark.chaos),
+        pytest.param("Spark", signal.SIGKILL, marks=pytest.mark.chaos),
     ],
 )
 def test_no_process_is_left_behind(kind: str, number: signal.Signals) -> None:

@@ -17,7 +17,7 @@ from tests.benchmarks.processes import descendants
 from tests.jobs.evaluable_toy_run import options_of, write_evaluable_toy_run
 from tests.whole_path.processes import REPOSITORY
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.chaos
 
 DEMO_CLUSTER = REPOSITORY / "infra" / "clusters" / "demo.toml"
 PYTHON, EXECUTOR = "pyspark.daemon", "CoarseGrainedExecutorBackend"

@@ -9,11 +9,17 @@ from tests.faults.killed_processes.rank_chaos import STRIKES, TRAINERS, RankChao
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 
+FIRST = "htm"
+"""The trainer of `make faults`: groups of ranks, and blocks; `make chaos` strikes them all."""
+
 END_LIMIT_S = 200.0
 """The ranks' own limit, torchrun's grace of 30 s and a busy machine together; else they hang."""
 
 
-@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize(
+    "trainer",
+    [pytest.param(each, marks=() if each == FIRST else pytest.mark.chaos) for each in TRAINERS],
+)
 def test_training_resumes_to_the_same_bytes(tmp_path: Path, trainer: str) -> None:
     """Training survives killed ranks, and a stopped one or a killed torchrun; it names each.
 

@@ -27,7 +27,7 @@ from tests.whole_path.processes import TINY
 from tests.whole_path.reduced_an4 import read_table, write_reduced_an4
 from training.recipes import read_recipe
 
-pytestmark = [pytest.mark.timeout(3600), pytest.mark.cluster]
+pytestmark = [pytest.mark.timeout(3600), pytest.mark.chaos]
 
 FIRST, FAILED, LAST = "2026-11-21", "2026-11-22", "2026-11-23"
 NIGHT = "{{ ds }}"

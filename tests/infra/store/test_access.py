@@ -29,6 +29,8 @@ class ScriptedServer(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.refusals: list[tuple[int, str]] = []
+        self.details = ""
+        self.head_status = 200
         self.lapsed_key = ""
         self.credentials: Path | None = None
 
@@ -41,7 +43,7 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def do_HEAD(self) -> None:
-        self._answer(200)
+        self._answer(self.server.head_status)
 
     def do_GET(self) -> None:
         server = self.server
@@ -50,7 +52,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(400, _error("ExpiredToken"))
         elif server.refusals:
             status, code = server.refusals.pop(0)
-            self._answer(status, _error(code) if code else b"")
+            self._answer(status, _error(code, server.details) if code else b"")
         else:
             self._answer(200, b"audio")
 
@@ -61,8 +63,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-def _error(code: str) -> bytes:
-    return f"<Error><Code>{code}</Code><Message>injected</Message></Error>".encode()
+def _error(code: str, details: str = "") -> bytes:
+    details = details or "<Message>injected</Message>"
+    return f"<Error><Code>{code}</Code>{details}</Error>".encode()
 
 
 def write_credentials(file: Path | None, key: str) -> None:
@@ -86,7 +89,8 @@ def server(scripted_server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> 
     endpoint = f"http://127.0.0.1:{scripted_server.server_port}"
     for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": endpoint}.items():
         monkeypatch.setenv(name, value)
-    scripted_server.refusals = []
+    scripted_server.refusals, scripted_server.details = [], ""
+    scripted_server.head_status = 200
     return scripted_server
 
 
@@ -150,7 +154,7 @@ def test_what_waiting_may_heal_is_retried(server: ScriptedServer, status: int, c
     assert (REQUESTS.total() - before).retries == 1
     answer = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
     error = store_error(ClientError(answer, "GetObject"), URI)  # type: ignore[arg-type]
-    assert type(error) in {StoreError, AccessDenied}
+    assert not isinstance(error, ObjectNotFound | ObjectDenied)
 
 
 def test_patience_with_access_ends(server: ScriptedServer) -> None:
@@ -172,9 +176,9 @@ def test_throttling_uses_up_no_attempts(server: ScriptedServer) -> None:
 
 LASTING = [
     (403, "InvalidObjectState", "restore the object from its archive"),
-    (403, "InvalidAccessKeyId", "check the credentials"),
-    (403, "SignatureDoesNotMatch", "check the credentials"),
-    (403, "AccountProblem", "check the credentials"),
+    (403, "InvalidAccessKeyId", "check AWS_ACCESS_KEY_ID"),
+    (403, "SignatureDoesNotMatch", "check AWS_SECRET_ACCESS_KEY"),
+    (403, "AccountProblem", "check the credentials .*whose requester pays"),
     (404, "NoSuchBucket", "create it, or correct its name"),
     (404, "NoSuchAccessPoint", "check the URI and AWS_ENDPOINT_URL"),
     (405, "MethodNotAllowed", "check the URI and AWS_ENDPOINT_URL"),
@@ -190,6 +194,53 @@ def test_other_refusals_are_of_access(
     with pytest.raises(StoreError, match=remedy) as caught:
         ObjectStore(("s3://bucket",)).get(URI)
     assert not isinstance(caught.value, ObjectNotFound | ObjectDenied)
+
+
+MALFORMED = "AuthorizationHeaderMalformed"
+ELSEWHERE = [
+    (400, MALFORMED, "", "region, or"),
+    (400, MALFORMED, "<Region>garage</Region>", "region 'garage', or"),
+    (400, MALFORMED, "<Message>not 'a'; expecting 'garage'</Message>", "region 'garage', or"),
+    (400, "IllegalLocationConstraintException", "", "region, or"),
+    (301, "PermanentRedirect", "", "region, or AWS_ENDPOINT_URL to its endpoint$"),
+    (301, "PermanentRedirect", "<Endpoint>s3.b.org</Endpoint>", "AWS_ENDPOINT_URL .* 's3.b.org'$"),
+    (307, "TemporaryRedirect", "", "region, or"),
+]
+
+
+@pytest.mark.parametrize(("status", "code", "details", "named"), ELSEWHERE)
+def test_an_answer_to_another_region_names_the_variable(
+    server: ScriptedServer, status: int, code: str, details: str, named: str
+) -> None:
+    """And the region or the endpoint, if the answer does; a HEAD's own redirect has an end."""
+    server.refusals, server.details = [(status, code)] * 4, details
+    server.head_status = status
+    with pytest.raises(StoreError, match=rf"{status} {code}.*set AWS_DEFAULT_REGION .*{named}"):
+        ObjectStore(("s3://bucket",)).get(URI)
+
+
+SPOKEN = [
+    ("ExpiredToken", "AWS_SESSION_TOKEN"),
+    ("RequestTimeTooSkewed", "this machine's clock"),
+    ("400", "AWS_SESSION_TOKEN.*AWS_DEFAULT_REGION, AWS_ENDPOINT_URL"),
+]
+
+
+@pytest.mark.parametrize(("code", "remedy"), SPOKEN)
+def test_lapsed_access_names_what_to_set(code: str, remedy: str) -> None:
+    """A bare 400, as a HEAD has, may be of each."""
+    answer = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": 400}}
+    with pytest.raises(StoreError, match=remedy):
+        raise store_error(ClientError(answer, "GetObject"), URI)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("server")
+def test_an_endpoint_that_is_no_url_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names the variable, and not its value, which may hold a password."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "me:hunter2@localhost:9000")
+    with pytest.raises(StoreError, match=r"AWS_ENDPOINT_URL: need a URL") as caught:
+        ObjectStore(("s3://bucket",)).get(URI)
+    assert "hunter2" not in str(caught.value)
 
 
 def test_an_expired_token_is_replaced_by_the_one_on_disk(

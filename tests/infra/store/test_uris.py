@@ -77,6 +77,58 @@ def test_uris_elsewhere_are_refused(uri: str) -> None:
         require_within(uri, [resolve_prefix("s3://bucket/pre")])
 
 
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "s3:/bucket/key",
+        "s3:bucket/key",
+        "s3:",
+        "S3:/bucket/key",
+        "s3a:/bucket/key",
+        "s3n:/bucket/key",
+        "s3//bucket/key",
+        " s3://bucket/key",
+        "'s3://bucket/key'",
+        "/s3://bucket/key",
+        "./s3:/bucket/key",
+        "/data/s3:/bucket/key",
+        "file:///data/s3:/bucket/key",
+        "s3://bucket/corpus/s3:/other/key",
+        "file:/data",
+        "http:/host/key",
+        "runs/https:/host/key",
+        "gs:/bucket/key",
+    ],
+)
+def test_a_uri_with_a_slip_is_no_local_path(uri: str) -> None:
+    """A slash forgotten, or lost where paths were joined, makes no folder named s3:."""
+    with pytest.raises(PrefixError, match=r"need s3://bucket/key, with two slashes"):
+        normalize_uri(uri)
+
+
+@pytest.mark.parametrize("scheme", ["S3", "s3a", "s3n", "http", "https", "gs", "hdfs"])
+def test_other_schemes_are_named(scheme: str) -> None:
+    """The message holds the scheme that is meant."""
+    need = rf"unknown scheme {scheme}://, need s3://bucket/key or a local path"
+    with pytest.raises(PrefixError, match=need):
+        normalize_uri(f"{scheme}://bucket/key")
+
+
+@pytest.mark.parametrize(
+    "path", ["/data/12:30/run", "/data/s3/x", "/data/as3:/x", "/data/file:1.wav", "/data/s3-/x"]
+)
+def test_colons_are_letters_of_local_paths(path: str) -> None:
+    """Only what is no path by its look is refused."""
+    assert normalize_uri(path) == path
+
+
+def test_a_slip_shows_no_password() -> None:
+    """The message hides what is before an @."""
+    with pytest.raises(PrefixError) as caught:
+        normalize_uri("s3:/key:hunter2@bucket/x")
+    assert "hunter2" not in str(caught.value)
+
+
 def test_the_refusal_names_what_is_allowed() -> None:
     """The message holds the URI and the allowed prefixes."""
     with pytest.raises(PrefixError, match=r"/b: outside the allowed prefixes \(/a\)"):

@@ -29,7 +29,7 @@ def tree(corpus: Path) -> dict[str, tuple[bytes, int]]:
 
 @pytest.mark.parametrize(
     "name",
-    ["wav.scp", "text", "utt2spk", "lexicon.txt", "labelled.speakers", "heldout.speakers"],
+    ["wav.scp", "text", "utt2spk", "labelled.speakers", "heldout.speakers"],
 )
 def test_missing_file_is_named(kaldi_dir: Path, name: str) -> None:
     """The message names the missing file and lists what a data directory needs."""
@@ -53,6 +53,9 @@ def test_missing_file_is_named(kaldi_dir: Path, name: str) -> None:
         ("utt2dur", "ann-1 -2", "utt2dur: ann-1 -2: need seconds above 0"),
         ("heldout.speakers", "ann", "ann also in labelled.speakers: leave it in one"),
         ("unlabelled.speakers", "zoe", "zoe not in utt2spk"),
+        ("utt2lang", "ann-9 nl", "utt2lang: ann-9 not in wav.scp"),
+        ("utt2mood", "ann-1 glad", "data: utt2mood: a table that is not known: move it out"),
+        ("reco2file_and_channel", "ann-1 ann B", "ann-1 ann B: write a file for each side"),
     ],
 )
 def test_broken_line_is_named(kaldi_dir: Path, name: str, line: str, message: str) -> None:
@@ -60,6 +63,22 @@ def test_broken_line_is_named(kaldi_dir: Path, name: str, line: str, message: st
     append(kaldi_dir, name, line)
     with pytest.raises(ValueError, match=message):
         read_kaldi_directory(kaldi_dir)
+
+
+def test_locales_are_a_speakers_an_utterances_or_the_options(kaldi_dir: Path) -> None:
+    """In this order; harmless tables change nothing."""
+    write(kaldi_dir, "spk2locale", ["ann nl-NL"])
+    write(kaldi_dir, "utt2lang", ["ann-1 de", "bob-1 de"])
+    write(kaldi_dir, "spk2gender", ["ann f"])
+    write(kaldi_dir, "reco2file_and_channel", ["ann-1 ann A"])
+    found = read_kaldi_directory(kaldi_dir, locale="en-GB").utterances
+    locales = {each.utterance_id: each.locale for each in found}
+    assert locales == {
+        "ann-1": "nl-NL",
+        "ann-2": "nl-NL",
+        "bob-1": "de",
+        **dict.fromkeys(("bob-2", "eve-1", "eve-2"), "en-GB"),
+    }
 
 
 def test_labelled_utterance_needs_a_transcript(kaldi_dir: Path) -> None:
@@ -79,7 +98,7 @@ def test_file_that_is_not_text_is_named(kaldi_dir: Path) -> None:
         read_kaldi_directory(kaldi_dir)
 
 
-def test_corpus_holds_audio_metadata_and_lexicon(kaldi_dir: Path, tmp_path: Path) -> None:
+def test_corpus_holds_audio_and_metadata(kaldi_dir: Path, tmp_path: Path) -> None:
     """Audio is copied as it is, records point to it, and unlabelled text is nowhere."""
     write(kaldi_dir, "utt2placement", ["eve-1 DP3"])
     write(kaldi_dir, "utt2time", ["eve-1 2020-02-01T00:30:00+01:00"])
@@ -99,7 +118,6 @@ def test_corpus_holds_audio_metadata_and_lexicon(kaldi_dir: Path, tmp_path: Path
     assert (subset, record.placement, record.locale) == ("heldout", "DP3", "en-GB")
     assert list(corpus.glob("metadata/heldout/date=2020-01-31/*/part-00000.jsonl"))
     assert records["bob-1"][1].locale == "und"
-    assert store.get(f"{corpus}/lexicon.txt") == (kaldi_dir / "lexicon.txt").read_bytes()
     assert not any("HELLO" in path.read_text() for path in corpus.glob("metadata/unlabelled/*/*/*"))
 
 

@@ -79,7 +79,7 @@ def test_pieces_hold_each_line_once(corpus: Corpus, monkeypatch: pytest.MonkeyPa
 
 
 def test_texts_beside_manifests_are_stored(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lexicon and language model are objects of the corpus, which the manifest lists."""
+    """Lexicon and language model are objects of the corpus; the manifest lists the latter."""
     folder = corpus.audio.parent
     (corpus.audio / "a.wav").write_bytes(wav(tone(1, 2)))
     rows = [{"audio_filepath": "audio/a.wav", "duration": 2.0, "text": "yes"}]
@@ -91,7 +91,9 @@ def test_texts_beside_manifests_are_stored(corpus: Corpus, monkeypatch: pytest.M
     texts = ("--lexicon", "words.txt", "--language-model", "own.txt.gz")
     manifest = corpus.ingest(*given, *texts)
     corpus_uri = f"{corpus.run_uri}/corpus"
-    assert [output.key for output in manifest.outputs][:2] == ["lexicon.txt", STORED]
+    assert manifest.outputs[0].key == STORED
+    assert "lexicon.txt" not in {*manifest.inputs, *(each.key for each in manifest.outputs)}
+    assert corpus.store.get(f"{corpus_uri}/lexicon.txt") == b"yes Y EH S\n"
     assert corpus.store.get(f"{corpus_uri}/{STORED}") == model
     assert manifest.inputs[STORED] == sha256(model)
     assert manifest.tally_out.utterances == 1
@@ -107,7 +109,7 @@ def test_texts_of_a_directory_lie_in_it(corpus: Corpus) -> None:
     texts = ("--lexicon", "words.txt")
     said = corpus.job("ingest", "--kaldi-dir", ".", *texts)
     assert said.code == 2
-    assert "--kaldi-dir: with --manifest alone: --lexicon, --language-model: put the" in said.err
+    assert "--kaldi-dir: with --manifest alone: --lexicon: put the files into" in said.err
     said = corpus.job("ingest", "--manifest", "m.jsonl", "--language-model", "own.bin")
     assert (said.code, "need a name that ends with one of .txt, " in said.err) == (2, True)
 
@@ -149,6 +151,29 @@ def test_tables(corpus: Corpus, name: str, write: Callable[[Path], object]) -> N
     assert (first.utterance_id, first.speaker_id, first.duration_s) == ("u1", "ann", 3.0)
     assert (second.text, second.locale, second.duration_s) == ("no", "nl-NL", 1.0)
     assert [record.audio_uri for record in (first, second)] == [str(corpus.audio / "a.wav")] * 2
+
+
+def test_a_table_is_read_as_it_is(corpus: Corpus) -> None:
+    """A column that is not known is refused, and passed over where the option names it."""
+    path = corpus.audio.parent / "t.csv"
+    path.write_text("audio_uri,duration_s,mood\naudio/a.wav,1.5,glad\n")
+    options = ("--manifest", str(path), "--format", "table")
+    said = corpus.job("ingest", *options)
+    assert said.code == 1
+    assert f"{path}: 'mood': not known, so not used" in said.err
+    manifest = corpus.ingest(*options, "--ignore-columns", "mood")
+    assert [record.duration_s for record in corpus.records()] == [1.5]
+    assert manifest.config["ignore_columns"] == "mood"
+
+
+def test_the_channel_that_rows_may_name_decides_the_step(corpus: Corpus) -> None:
+    """So another recipe's channel does not take over the records of this one's."""
+    rows = [{"audio_filepath": "audio/a.wav", "duration": 1.0, "channel_selector": 1}]
+    options = ("--manifest", write_lines(corpus.audio.parent / "m.jsonl", rows))
+    manifest = corpus.ingest(*options, "--set", 'features.conversion.channel="1"')
+    assert manifest.tally_out.utterances == 1
+    said = corpus.job("ingest", *options, "--set", 'features.conversion.channel="0"')
+    assert "was made from another recipe or other inputs" in said.err
 
 
 def test_lhotse_cuts_and_supervisions(corpus: Corpus) -> None:
@@ -295,6 +320,15 @@ def test_again_and_elsewhere(corpus: Corpus) -> None:
         (("--manifest", "/x", "--speaker-buckets", "0"), "--speaker-buckets 0: need 1..100000"),
         (("--manifest", "/x", "--placements", "9"), "--placements: placements = 9: need 1..5"),
         (("--manifest", "/x", "--heldout-placements", "2"), "without --placements: give both"),
+        (
+            ("--manifest", "/x", "--format", "librispeech", "--ignore-columns", "a"),
+            "--ignore-columns with --format librispeech",
+        ),
+        (("--kaldi-dir", "x", "--format", "nemo"), "--kaldi-dir: with --manifest alone: --format"),
+        (("--kaldi-dir", "x", "--columns", "text=a"), "alone: --columns: leave out --columns"),
+        (("--kaldi-dir", "x", "--ignore-columns", "a"), "alone: --ignore-columns: leave out"),
+        (("--kaldi-dir", "x", "--recordings", "r"), "alone: --recordings: leave out"),
+        (("--kaldi-dir", "x", "--speaker-buckets", "0"), "alone: --speaker-buckets: leave out"),
         (("--manifest", "/x", "--dev-share", "0.2"), "need --manifest labelled=URI, or leave it"),
         (
             ("--manifest", "labelled=/x", "--manifest", "dev=/y", "--dev-share", "0.2"),

@@ -13,7 +13,9 @@ import soundfile
 from infra.store.object_store import ObjectStore
 from jobs.cli import spark_steps
 from pipeline.runs.manifest import read_manifest
-from pipeline.steps.ingestion.formats import FIELDS
+from pipeline.steps.ingestion.directories import COMMON_VOICE_HARMLESS, KALDI_HARMLESS
+from pipeline.steps.ingestion.formats import FIELDS, NEMO_HARMLESS
+from pipeline.steps.ingestion.lhotse import CUT_HARMLESS, SUPERVISION_HARMLESS
 from tests.documents.document_commands import (
     EXAMPLE_FILE,
     ROOT,
@@ -74,6 +76,16 @@ def test_the_page_has_its_examples() -> None:
         for name in re.findall(r"`(\w+)`", row)
     ]
     assert named == list(FIELDS)
+
+
+def test_the_page_names_what_is_passed_over() -> None:
+    """Each column, key and table that is known to be harmless, and no other."""
+    page = (ROOT / "docs" / "manifest_columns.md").read_text()
+    cells = [row.split("|") for row in re.findall(r"^\| .*\|$", page, re.MULTILINE)]
+    named = {name for row in cells for name in re.findall(r"`([\w.: ]+)`", row[3])}
+    of_lhotse = (*CUT_HARMLESS, *SUPERVISION_HARMLESS)
+    harmless = {*NEMO_HARMLESS, *KALDI_HARMLESS, *COMMON_VOICE_HARMLESS, *of_lhotse}
+    assert named - {"table"} == harmless
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=str)

@@ -187,11 +187,16 @@ def id3(content: bytes, flags: int = 0) -> bytes:
 
 @pytest.mark.parametrize("container", ["FLAC", "MP3", "WAV"])
 def test_tags_before_the_audio_are_skipped(container: str) -> None:
-    """One or two, of more than 127 bytes, and one with a footer as long as its header."""
+    """One or two, of more than 127 bytes, one with a footer, and zeros behind one."""
     subtype = "MPEG_LAYER_III" if container == "MP3" else "PCM_16"
     data = encode(noise(), container, subtype)
     samples = decode_audio(data)
-    for tags in (id3(bytes(300)), id3(b"one") + id3(b""), id3(bytes(20), flags=0x10) + bytes(10)):
+    for tags in (
+        id3(bytes(300)),
+        id3(b"one") + id3(b""),
+        id3(bytes(20), flags=0x10) + bytes(10),
+        id3(b"one") + bytes(700),
+    ):
         np.testing.assert_array_equal(decode_audio(tags + data), samples)
         assert stated_duration_s(tags + data) == 2.0
 

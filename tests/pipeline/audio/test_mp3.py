@@ -107,7 +107,15 @@ def test_what_is_not_one_file_of_frames_is_refused(reason: str, data: bytes) -> 
     assert caught.value.reason == reason
 
 
-@pytest.mark.parametrize("tail", [b"TAG" + bytes(125), b"APETAGEX" + bytes(24), bytes(50)])
+@pytest.mark.parametrize(
+    "tail",
+    [
+        b"TAG" + bytes(125),
+        b"APETAGEX" + bytes(24),
+        bytes(50),
+        b"ID3\4\0\x10\0\0\0\x05title" + b"3DI\4\0\x10\0\0\0\x05",
+    ],
+)
 def test_a_tag_at_the_end_is_no_fault(tail: bytes) -> None:
-    """ID3v1, APE and filling with zeros."""
+    """ID3v1, APE, filling with zeros, and ID3v2 with a footer."""
     assert counted_mp3(MP3 + tail)[1] == counted_mp3(MP3)[1]

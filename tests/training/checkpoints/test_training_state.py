@@ -9,11 +9,12 @@ from torch import nn
 from torch.distributed import ProcessGroup
 
 from infra.store.object_store import ObjectStore
-from tests.training.trainers.ranks import minibatch, sgd, small_model, weights
+from tests.training.trainers.ranks import minibatch, sgd, small_model, take_step, weights
 from training.checkpoints import training_state
 from training.checkpoints.checkpointer import Checkpointer
 from training.checkpoints.training_state import load_whole_state, whole_state
 from training.distributed.simulated_group import simulate_ranks
+from training.tensor_encoding import decode_state, encode_state
 from training.trainers import Bmuf, Gtc, Htm
 from training.trainers.resharding import State
 
@@ -127,3 +128,41 @@ def test_random_numbers_resume_on_another_device(monkeypatch: pytest.MonkeyPatch
     assert seeded[0] == seeded[1]
     assert seeded[0][1] == expected
     assert seeded[0][0] not in ("[]", drawn_after(early, monkeypatch, "cuda:0")[0])
+
+
+def plain(model: nn.Module) -> nn.Module:
+    return model
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    return torch.compile(model)  # type: ignore[return-value]
+
+
+def compiled_in_part(model: nn.Module) -> nn.Module:
+    model[2] = torch.compile(model[2])  # type: ignore[index, operator]
+    return model
+
+
+def train_through(group: ProcessGroup, first: Any, second: Any) -> torch.Tensor:
+    """Four steps of one form of the model, then four of another, from the first one's state."""
+    settings = {"group_size": 1, "block_size": 3, "gradient_threshold": 1 / 64}
+    state = b""
+    for form in (first, second):
+        model = form(small_model())
+        optimizer = sgd(model)
+        trainer = Htm(model, optimizer, group=group, **settings)
+        if state:
+            load_whole_state(decode_state(state), model, optimizer, trainer)
+        with trainer:
+            for _ in range(4):
+                take_step(model, optimizer, trainer.num_steps, group.rank())
+            state = encode_state(whole_state(model, optimizer, trainer))
+    return weights(model)
+
+
+def test_compiled_models_share_checkpoints_with_plain_ones() -> None:
+    """In both directions, compiled wholly or in part: the names are those of the plain model."""
+    with torch.compiler.set_stance("force_eager"):
+        expected = simulate_ranks(2, train_through, plain, plain)
+        for forms in ((compiled, plain), (plain, compiled), (compiled, compiled_in_part)):
+            assert all(map(torch.equal, simulate_ranks(2, train_through, *forms), expected))

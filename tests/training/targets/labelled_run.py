@@ -14,7 +14,7 @@ from pipeline.runs.step import StepContents, StepSpec, run_step
 from pipeline.shards import FeatureRow, write_features
 from tests.small_corpus import local_store
 from tests.training.decoding.toy_language import LEXICON_TXT
-from training.configuration.alignment import BootstrapConfig, TreeConfig
+from training.configuration.alignment import BootstrapConfig, TreeConfig, UnknownWordsRule
 from training.configuration.models import LstmConfig, ModelConfig
 from training.models.registry import make_model
 from training.models.store import TrainedModel, store_model
@@ -82,11 +82,15 @@ def write_features_of(
 
 
 def bootstrapped(
-    place: Place, loss_budget: float = 0.0, versions: Versions = "own", **settings: float
+    place: Place,
+    loss_budget: float = 0.0,
+    versions: Versions = "own",
+    unknown_words: UnknownWordsRule = "row",
+    **settings: float,
 ):
     """Bootstrap the run, with few iterations and senones."""
     config = replace(BootstrapConfig(num_iterations=2, max_gaussians=1), **settings)
-    return bootstrap(*place, config, TreeConfig(20, 30), loss_budget, versions)
+    return bootstrap(*place, config, TreeConfig(20, 30), loss_budget, versions, unknown_words)
 
 
 NETWORK = LstmConfig(1, 16, bidirectional=False, look_ahead=3, dropout=0.0)

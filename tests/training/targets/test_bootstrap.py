@@ -9,11 +9,14 @@ import pytest
 
 from pipeline.audit.verify import verify_run
 from pipeline.records import Tally
+from pipeline.runs.json_lines import QUARANTINED, read_lines
 from pipeline.runs.ledger import LossBudgetExceededError
 from pipeline.runs.manifest import Manifest, read_manifest, read_output
 from pipeline.shards import FeatureRow, read_partition
 from tests.training.targets.labelled_run import FEATURES, bootstrapped, row, shards, write_labelled
+from training.targets.alignment import read_tree
 from training.targets.bootstrap import MS_PER_HOUR, draw_places, draw_rows
+from training.targets.labelled import read_lexicon
 
 LOUD, QUIET = 30, 3
 
@@ -132,24 +135,65 @@ def test_a_bound_shorter_than_an_utterance_is_refused(tmp_path: Path) -> None:
         bootstrapped(place, max_hours=0.001)
 
 
-def test_a_word_outside_the_draw_is_refused_before_training(
+def with_a_wasp(parts: list[list[FeatureRow]], chosen: str) -> list[list[FeatureRow]]:
+    """Put a word that the lexicon lacks into one transcript."""
+    return [
+        [replace(each, text="see a wasp") if each.utterance_id == chosen else each for each in part]
+        for part in parts
+    ]
+
+
+def test_words_outside_the_draw_count_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lexicon must have all labelled words, as the network aligns what was not drawn."""
+    """The network aligns what was not drawn, so the loss budget is compared with all words."""
     parts = shards()
     hours = 8_000 / MS_PER_HOUR
     samples = draw_rows(((str(n), part) for n, part in enumerate(parts)), hours)
     chosen = {each.utterance_id for sample in samples.values() for each in sample.rows}
     left = next(each for part in parts for each in part if each.utterance_id not in chosen)
-    missing = [
-        [replace(each, text="see a wasp") if each is left else each for each in part]
-        for part in parts
-    ]
-    place = write_labelled(tmp_path, missing)
+    place = write_labelled(tmp_path, with_a_wasp(parts, left.utterance_id))
     fail = "training.targets.bootstrap.align_rows", lambda *_: pytest.fail("trained")
     monkeypatch.setattr(*fail)
-    with pytest.raises(ValueError, match=r"out of vocabulary: 'wasp' \(1 words\)"):
+    said = "lexicon.txt lacks 1 word, in 1 of 24 labelled utterances: 'wasp'; the loss budget is"
+    with pytest.raises(LossBudgetExceededError, match=said):
         bootstrapped(place, max_hours=hours)
+
+
+def test_an_utterance_with_an_unknown_word_is_a_ledger_row(whole: Manifest, tmp_path: Path) -> None:
+    """The row names the word; what remains is aligned as if the utterance were not there."""
+    parts = shards()
+    place = write_labelled(tmp_path / "row", with_a_wasp(parts, "utterance-09"))
+    manifest = bootstrapped(place, 0.05).manifest
+    assert manifest.tally_in == manifest.tally_out + manifest.quarantined
+    ((row,),) = (
+        read_lines(read_output(*place[:2], each), QUARANTINED) for each in manifest.ledgers
+    )
+    assert (row["utterance_id"], row["reason"]) == ("utterance-09", "unknown_word")
+    assert row["detail"] == "not in lexicon.txt: 'wasp'"
+    without = [[each for each in part if each.utterance_id != "utterance-09"] for part in parts]
+    other = write_labelled(tmp_path / "without", without)
+    aligned, expected = (
+        read_aligned(place, manifest),
+        read_aligned(other, bootstrapped(other).manifest),
+    )
+    assert aligned.keys() == expected.keys()
+    assert all(np.array_equal(aligned[name], expected[name]) for name in expected)
+    assert "unknown_words" not in whole.config
+
+
+def test_unknown_words_may_be_aligned_as_spoken_noise(tmp_path: Path) -> None:
+    """They are SPN, a phone of the tree, and later steps read so from the bootstrap's manifest."""
+    place = write_labelled(tmp_path, with_a_wasp(shards(), "utterance-09"))
+    manifest = bootstrapped(place, unknown_words="spn").manifest
+    assert (manifest.tally_in, manifest.quarantined) == (manifest.tally_out, Tally())
+    lexicon = read_lexicon(*place, []).parse()
+    tree = read_tree(*place[:2])
+    assert tree.phones == lexicon.phones
+    noise = set(tree.table[:, lexicon.phone_ids["SPN"]].flat)
+    aligned = read_aligned(place, manifest)
+    assert noise & set(aligned["utterance-09"])
+    assert not noise & set(aligned["utterance-08"])
 
 
 def test_the_loss_budget_is_of_what_is_bootstrapped(tmp_path: Path) -> None:

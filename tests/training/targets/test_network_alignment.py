@@ -9,6 +9,8 @@ import torch
 from pipeline.shards import FeatureRow
 from tests.training.decoding.toy_language import toy_lexicon, toy_tree
 from training.configuration.models import LstmConfig
+from training.decoding.alignment import Unaligned
+from training.decoding.senones.senone_tree import SenoneTree
 from training.models.lstm import LstmModel
 from training.models.store import TrainedModel
 from training.targets import alignment
@@ -23,11 +25,11 @@ TREE, LEXICON = toy_tree(), toy_lexicon()
 SENTENCES = ("see a cab", "sake", "be cabs", "a bee see sake")
 
 
-def network() -> TrainedModel:
+def network(num_senones: int = TREE.num_senones) -> TrainedModel:
     torch.manual_seed(3)
     config = LstmConfig(2, 24, bidirectional=False, look_ahead=3, dropout=0.0)
-    model = LstmModel(config, TREE.num_senones).eval()
-    return TrainedModel(model, torch.randn(TREE.num_senones))
+    model = LstmModel(config, num_senones).eval()
+    return TrainedModel(model, torch.randn(num_senones))
 
 
 def rows(num: int, longest: int) -> list[FeatureRow]:
@@ -75,7 +77,7 @@ def test_an_empty_transcript_is_a_ledger_row(text: str | None) -> None:
     """The reason is the bootstrap's; the utterances beside it are aligned."""
     first, *others = rows(4, 200)
     found = network_alignments([replace(first, text=text), *others], network(), LEXICON, TREE, 0.3)
-    assert found.pop(first.utterance_id) == "no words: need a transcript to align"
+    assert found.pop(first.utterance_id) == Unaligned("no words: need a transcript to align")
     assert len(found) == 3
     assert all(isinstance(each, np.ndarray) for each in found.values())
 
@@ -114,5 +116,20 @@ def test_what_cannot_be_aligned_is_named() -> None:
     short = replace(row, features=row.features[:6])
     some = [short, replace(row, utterance_id="u")]
     found = network_alignments(some, network(), LEXICON, TREE, 0.3)
-    assert found[row.utterance_id] == "2 frames: too few for the words to align"
+    assert found[row.utterance_id] == Unaligned("2 frames: too few for the words to align")
     assert isinstance(found["u"], np.ndarray)
+
+
+def test_an_unknown_word_is_named_or_is_spoken_noise() -> None:
+    """Without spoken noise the utterance is left out; with it, it has the noise's senone."""
+    (row,) = (replace(each, text="see wasp") for each in rows(1, 200))
+    found = network_alignments([row], network(), LEXICON, TREE, 0.3)
+    unknown = Unaligned("not in lexicon.txt: 'wasp'", "unknown_word")
+    assert found == {row.utterance_id: unknown}
+    noisy = LEXICON.with_spoken_noise()
+    tree = SenoneTree(noisy.phones, tuple(range(len(noisy.phones))))
+    found = network_alignments([row], network(tree.num_senones), noisy, tree, 0.3)
+    senones = found[row.utterance_id]
+    assert isinstance(senones, np.ndarray)
+    spoken = [noisy.phones[each] for each in dict.fromkeys(senones.tolist())]
+    assert [each for each in spoken if each != "SIL"] == ["S", "IY", "SPN"]

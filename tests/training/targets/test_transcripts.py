@@ -25,9 +25,12 @@ from tests.training.sequence_training.toy_run import (
 )
 from training.configuration.decoding import EvaluationConfig
 from training.configuration.targets import LatticeConfig
-from training.decoding.lexicon import parse_lexicon
+from training.decoding.language_model.arpa import read_arpa
+from training.decoding.lexicon import Lexicon, parse_lexicon
+from training.decoding.senones.senone_tree import SenoneTree
 from training.distributed.simulated_group import simulate_ranks
 from training.evaluation.language_model import EstimatedModel, LanguageModelFiles
+from training.targets import lattices
 from training.targets.labelled import labelled_transcripts, transcript_reads
 from training.targets.lattices import generate_lattices, weak_graph
 
@@ -91,6 +94,24 @@ def test_placements_leave_the_weak_graph_as_it_is(tmp_path: Path) -> None:
     write_ingest(placed, {"placements": {"training": CHOICE, "heldout": CHOICE, "seed": 0}})
     graphs = [str(weak_graph(*place[:2], LEXICON, 2).fst) for place in (plain, placed)]
     assert graphs[0] == graphs[1]
+
+
+def test_unknown_words_are_words_of_lattices_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """References need their path; the model that hypotheses are searched with has a gap there."""
+    place = write_toy_run(tmp_path)
+    known = {word: spelled for word, spelled in LEXICON.pronunciations.items() if word != "see"}
+    noisy = Lexicon(known).with_spoken_noise()
+    model = LanguageModelFiles({}).model(*place[:2], noisy, CONFIG)
+    assert isinstance(model, EstimatedModel)
+    entries = read_arpa(model.arpa(2))
+    assert {each.ngram[0] for each in entries if len(each.ngram) == 1} == {*known, "<s>", "</s>"}
+    tree = SenoneTree(noisy.phones, tuple(range(len(noisy.phones))))
+    monkeypatch.setattr(lattices, "read_tree", lambda *_: tree)
+    words = weak_graph(*place[:2], noisy, 2).words
+    assert {*words} >= {*known, "<unk>"}
+    assert "see" not in words
 
 
 def test_ids_that_only_look_like_versions_count_apart(tmp_path: Path) -> None:

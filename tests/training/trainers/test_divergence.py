@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
+from torch.nn.utils import parametrizations, prune
 
 from infra.store.object_store import ObjectStore
 from tests.training.trainers.ranks import RankPool, all_equal, sgd, small_model, take_step, weights
 from training.checkpoints.checkpointer import Checkpointer
 from training.checkpoints.training_state import whole_state
 from training.configuration.block_codes import TopK
+from training.distributed import collectives
 from training.distributed.simulated_group import simulate_ranks
 from training.trainers import (
     Bmuf,
@@ -95,6 +97,72 @@ def test_the_trained_set_is_that_of_entering(name: str) -> None:
         simulate_ranks(NUM_RANKS, train, name, unfreeze, 3, 2)
     with pytest.raises(ValueError, match="a tensor was frozen, unfrozen, added to the optimizer"):
         simulate_ranks(NUM_RANKS, train, name, add_group, 3, 2)
+
+
+def assign(parts: Parts, _: int) -> None:
+    state = {name: tensor.clone() for name, tensor in parts[0].state_dict().items()}
+    parts[0].load_state_dict(state, assign=True)
+
+
+def adapt(parts: Parts, _: int) -> None:
+    """As low-rank adapters do: the layer within another one, that has parameters beside it."""
+    adapter = nn.Module()
+    adapter.base, adapter.low_rank = parts[0][2], nn.Linear(7, 1)
+    adapter.forward = parts[0][2].forward
+    parts[0][2] = adapter
+
+
+REPLACED: dict[str, tuple[Callable[[Parts, int], object], str]] = {
+    "assigned": (assign, r"0\.weight was replaced in"),
+    "adapted": (adapt, r"2\.weight was removed from"),
+    "added": (
+        lambda parts, _: parts[0].register_parameter("scale", nn.Parameter(torch.ones(1))),
+        "scale was added to",
+    ),
+    "removed": (lambda parts, _: setattr(parts[0][2], "bias", None), r"2\.bias was removed from"),
+    "pruned": (
+        lambda parts, _: prune.l1_unstructured(parts[0][2], "weight", amount=0.5),
+        r"2\.weight was removed from",
+    ),
+    "normed": (
+        lambda parts, _: parametrizations.weight_norm(parts[0][2]),
+        r"2\.weight was removed from",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REPLACED)
+def test_parameters_that_are_replaced_are_named(what: str) -> None:
+    """Before the next step, and on leaving: the optimizer would train what the model left."""
+    change, expected = REPLACED[what]
+    message = f"parameter {expected} the model since the trainer was entered"
+    is_left = what != "added"  # which leaves all that was trained in its place
+    for name, num_steps in [("synchronous", 3), ("bmuf", 3), *[("synchronous", 2)] * is_left]:
+        with pytest.raises(ValueError, match=message):
+            simulate_ranks(2, train, name, change, num_steps, 2)
+
+
+def test_modules_without_trained_parameters_may_change() -> None:
+    """Another activation, and an average of the model that begins within the block."""
+
+    def change(parts: Parts, _: int) -> None:
+        parts[0][1] = nn.ReLU()
+        parts[0].average = nn.Linear(2, 2).requires_grad_(False)
+
+    assert all_equal(simulate_ranks(2, leave_changed, change))
+
+
+def leave_changed(group: ProcessGroup, change: Callable[[Parts, int], None]) -> Tensor:
+    parts = build(group, "synchronous")
+    inputs = torch.ones(1, 5)
+    with parts[2]:
+        for step in range(3):
+            parts[1].zero_grad()
+            parts[0][2](parts[0][1](parts[0][0](inputs))).sum().backward()
+            parts[1].step()
+            if step == 1:
+                change(parts, group.rank())
+    return weights(parts[0][2])
 
 
 def thaw_between(group: ProcessGroup, name: str) -> dict[str, Any]:
@@ -192,6 +260,20 @@ def test_two_trainers_share_a_model() -> None:
     assert all_equal(simulate_ranks(2, train_by_two))
 
 
+def enter_twice(group: ProcessGroup, name: str) -> None:
+    model, optimizer, trainer = build(group, name)
+    other = sgd(model) if name == "synchronous" else optimizer
+    with trainer, Synchronous(model, other, group=group):
+        pass
+
+
+@pytest.mark.parametrize("name", ["synchronous", "bmuf"])
+def test_a_second_trainer_of_a_parameter_is_refused(name: str) -> None:
+    """Of the same optimizer, or of another one with the same tensors, while one is entered."""
+    with pytest.raises(ValueError, match=r"parameter 0\.weight is trained by a trainer that is"):
+        simulate_ranks(2, enter_twice, name)
+
+
 @torch.no_grad()
 def drift(parts: Parts, rank: int) -> None:
     parts[0][2].weight[0, 0] += 1e-3 * (rank == 1)
@@ -222,6 +304,24 @@ def test_a_replica_that_drifts_is_found(name: str) -> None:
         simulate_ranks(NUM_RANKS, train, name, drift, last, last - 7)
     with pytest.raises(ValueError, match=message):
         simulate_ranks(NUM_RANKS, train, name, drift, 2, 2)
+
+
+def agree_again(group: ProcessGroup) -> None:
+    """Drift before the step whose replicas are compared; have one model again when leaving."""
+    model, optimizer, trainer = build(group, "synchronous")
+    with trainer:
+        for step in range(STEPS_BETWEEN_COMPARISONS):
+            if step + 1 == STEPS_BETWEEN_COMPARISONS:
+                drift((model, optimizer, trainer), group.rank())
+            take_step(model, optimizer, step, group.rank())
+        for p in model.parameters():
+            collectives.broadcast(p.detach(), group)
+
+
+def test_leaving_looks_at_the_comparison_under_way() -> None:
+    """No step follows that would report it, and the replicas are equal by now."""
+    with pytest.raises(ValueError, match=r"parameter 2\.weight: digest \w{16} on rank 1"):
+        simulate_ranks(NUM_RANKS, agree_again)
 
 
 def test_real_ranks_find_a_drift(rank_pool: RankPool) -> None:

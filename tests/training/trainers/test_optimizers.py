@@ -21,11 +21,13 @@ from training.configuration.block_codes import TopK
 from training.distributed.finiteness import FiniteCheck
 from training.distributed.simulated_group import simulate_ranks
 from training.trainers import (
+    AdPsgd,
     Bmuf,
     D1dPsgd,
     DPsgd,
     Gtc,
     Htm,
+    OneBit,
     RandPsgd,
     SparseLoco,
     Synchronous,
@@ -53,36 +55,53 @@ def make(group: ProcessGroup, name: str, model: nn.Module, optimizer: Any) -> Tr
     return trainer_class(model, optimizer, group=group, **settings)
 
 
-def train_scaled(group: ProcessGroup, name: str, fused: bool, unscale: bool) -> Tensor:
-    """A loop with `GradScaler`, whose scale 2**10 changes no bit of float32."""
+SCALED = {**TRAINERS, "one_bit": (OneBit, {}), "ad_psgd": (AdPsgd, {"seed": 1})}
+
+
+def train_scaled(
+    group: ProcessGroup, name: str, fused: bool, unscale: bool, enabled: bool = True
+) -> Tensor:
+    """A loop with `GradScaler`, in the trainer's block and after it."""
+    trainer_class, settings = SCALED[name]
     model = small_model()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=fused)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    with make(group, name, model, optimizer):
-        for step in range(4):
-            optimizer.zero_grad()
-            inputs, targets = minibatch(step, group.rank())
-            scaler.scale(nn.functional.cross_entropy(model(inputs), targets)).backward()
-            if unscale:
-                scaler.unscale_(optimizer)
-            scaler.step(optimizer)
-            scaler.update()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=enabled)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        inputs, targets = minibatch(number, group.rank())
+        scaler.scale(nn.functional.cross_entropy(model(inputs), targets)).backward()
+        if unscale:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+
+    try:
+        with trainer_class(model, optimizer, group=group, **settings):
+            for number in range(4):
+                step(number)
+    finally:
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=enabled)
+        before = weights(model)
+        step(4)
+        assert torch.any(weights(model) != before)
     return weights(model)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_scaled_gradients_of_a_fused_optimizer_are_refused(name: str) -> None:
-    """It would divide the sum by the scale only after GTC compared it with the threshold."""
-    with pytest.raises(ValueError, match=r"use torch\.autocast with bfloat16 and no scaler, or an"):
-        simulate_ranks(4, train_scaled, name, True, False)
+@pytest.mark.parametrize("name", sorted(SCALED))
+def test_a_gradient_scaler_is_refused(name: str) -> None:
+    """At its first step on every rank, whether the scaler would skip it or not.
+
+    Ranks would skip steps at different times. After leaving, the scaler is the optimizer's again.
+    """
+    for fused, unscale in ((False, False), (False, True), (True, False), (True, True)):
+        with pytest.raises(ValueError, match=r"^GradScaler: each rank's.*use torch\.autocast"):
+            simulate_ranks(4, train_scaled, name, fused, unscale)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_unscaled_gradients_are_exchanged(name: str) -> None:
-    """Those that the scaler has unscaled before the step give the same as an unfused Adam's."""
-    fused, plain = (simulate_ranks(4, train_scaled, name, fused, True) for fused in (True, False))
-    assert all_equal(fused)
-    torch.testing.assert_close(fused[0], plain[0])
+def test_a_scaler_that_is_disabled_is_none() -> None:
+    """It calls the step as a loop without it does."""
+    simulate_ranks(2, train_scaled, "synchronous", False, False, False)
 
 
 class Bag(nn.Module):

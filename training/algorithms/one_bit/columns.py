@@ -6,8 +6,8 @@ a row of torch's weight, so every column is contiguous in the vector.
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
 
@@ -17,6 +17,12 @@ from jaxtyping import Int64, Shaped
 from torch import Tensor
 
 _RECURRENT = re.compile(r"(?P<prefix>.*)(weight|bias)_(ih|hh)(?P<layer>(_l\d+)?(_reverse)?)")
+
+MAX_BLOCK = 2**19
+"""Elements of a block: operators' results then stay in a core's cache, 4 to 9 times as fast."""
+
+MIN_SLICE = 2**12
+"""Elements below which a run of columns is copied by index: launching operators costs more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +40,30 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True)
+class Block:
+    """Block is some columns of one size, on which torch's operators work together.
+
+    `elements` and `columns` index a vector, and what has one value a column. They are slices where
+    the columns are neighbours.
+    """
+
+    column_size: int
+    elements: slice | Int64[Tensor, " block_elements"]
+    columns: slice | Int64[Tensor, " block_columns"]
+
+    def rows(self, vector: Shaped[Tensor, " elements"]) -> Shaped[Tensor, "block_columns size"]:
+        """Return the block's part of a vector, a column a row; uncopied if it is a slice."""
+        return vector[self.elements].view(-1, self.column_size)
+
+
+@dataclass(frozen=True, slots=True)
 class Columns:
     """Columns divides a vector into matrices, in the vector's order and without a gap."""
 
     matrices: tuple[Matrix, ...]
+    _blocks: dict[torch.device, tuple[Block, ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def num_columns(self) -> int:
@@ -49,19 +75,11 @@ class Columns:
         """Return the vector's length."""
         return sum(matrix.num_elements for matrix in self.matrices)
 
-    def views(self, vector: Shaped[Tensor, " elements"]) -> list[Shaped[Tensor, "_ _"]]:
-        """Return each matrix's part of a vector of `num_elements`, a column a row, uncopied."""
-        parts = torch.split(vector, [matrix.num_elements for matrix in self.matrices])
-        return [
-            part.view(matrix.num_columns, matrix.column_size)
-            for part, matrix in zip(parts, self.matrices, strict=True)
-        ]
-
-    def split(
-        self, of_columns: Shaped[Tensor, "... all_columns"]
-    ) -> tuple[Shaped[Tensor, "... _"], ...]:
-        """Return each matrix's part of what has one value a column, uncopied."""
-        return torch.split(of_columns, [matrix.num_columns for matrix in self.matrices], dim=-1)
+    def blocks(self, device: torch.device) -> tuple[Block, ...]:
+        """Divide the columns into few blocks, for vectors on a device; made once."""
+        if device not in self._blocks:
+            self._blocks[device] = tuple(_blocks_of(self.bounds(), device))
+        return self._blocks[device]
 
     def bounds(self) -> Int64[np.ndarray, " columns_and_one"]:
         """Return the index at which each column begins, and the vector's length."""
@@ -118,6 +136,33 @@ def _num_gates(name: str, shapes: Mapping[str, Sequence[int]]) -> int:
     if len(recurrent) != 2 or recurrent[0] % units[1] or shapes[name][0] != recurrent[0]:
         return 1
     return recurrent[0] // units[1]
+
+
+def _blocks_of(
+    bounds: Int64[np.ndarray, " columns_and_one"], device: torch.device
+) -> Iterator[Block]:
+    """Cut long runs of equal columns into slices; gather the short ones of a size by index."""
+    sizes = np.diff(bounds)
+    for size in np.unique(sizes).tolist():
+        alike = np.flatnonzero(sizes == size)
+        runs = np.split(alike, np.flatnonzero(np.diff(alike) > 1) + 1)
+        long = [run for run in runs if len(run) * size >= MIN_SLICE]
+        short = [run for run in runs if len(run) * size < MIN_SLICE]
+        for run in [*long, np.concatenate([alike[:0], *short])]:
+            for begin in range(0, len(run), max(1, MAX_BLOCK // size)):
+                columns = run[begin : begin + max(1, MAX_BLOCK // size)]
+                elements = (bounds[columns, None] + np.arange(size)).ravel()
+                yield Block(size, _index(elements, device), _index(columns, device))
+
+
+def _index(
+    places: Int64[np.ndarray, " places"], device: torch.device
+) -> slice | Int64[Tensor, " places"]:
+    """Return a slice of ascending places if there is no gap among them, else all of them."""
+    first, end = int(places[0]), int(places[-1]) + 1
+    if end - first == len(places):
+        return slice(first, end)
+    return torch.from_numpy(places).to(device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,8 @@ def bootstrap_alignment(
     Raises ValueError for words that the lexicon lacks. Utterances without words, or with too few
     frames, are returned as failures.
     """
-    lexicon.require(word for utterance in utterances for word in utterance.words)
+    for utterance in utterances:
+        lexicon.require(lexicon.transcript(utterance.words))
     paths, failures = _flat_start(utterances, lexicon)
     cepstra = speaker_cepstra(utterances)
     examples = {
@@ -80,7 +81,8 @@ def _flat_start(
 
 
 def _first_states(words: Sequence[str], lexicon: Lexicon) -> Int64[np.ndarray, " states"]:
-    spoken = [phone for word in words for phone in lexicon.pronunciations[word][0]]
+    spelled = [lexicon.spoken(word)[0] for word in lexicon.transcript(words)]
+    spoken = [phone for pronunciation in spelled for phone in pronunciation]
     phones = np.array([lexicon.phone_ids[phone] for phone in (SILENCE, *spoken, SILENCE)])
     return (phones[:, np.newaxis] * STATES_PER_PHONE + np.arange(STATES_PER_PHONE)).ravel()
 

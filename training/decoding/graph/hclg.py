@@ -75,6 +75,7 @@ def _transcript(
     """Return the lexicon and table of a transcript's words, and the transcript as a grammar."""
     if not words:
         raise ValueError(NO_WORDS)
+    words = lexicon.transcript(words)
     spoken = lexicon.restricted_to(words)
     table = _word_table(spoken)
     return spoken, table, linear_grammar(words, {word: i for i, word in enumerate(table)})

@@ -15,11 +15,17 @@ class Staleness:
 
     num_exchanges: int = 0
     num_busy: int = 0
+    num_steps: int = 0
     largest: int = 0
     total: int = 0
 
+    def mean(self) -> float:
+        """Return the mean of the steps that were counted; 0 of none."""
+        return self.total / max(self.num_steps, 1)
+
     def note(self, staleness: int) -> None:
         """Count one step."""
+        self.num_steps += 1
         self.largest = max(self.largest, staleness)
         self.total += staleness
 

@@ -13,7 +13,10 @@ from torch.optim import Optimizer
 
 from training.algorithms.decentralized.topology import drawn_partner, is_active, partners
 from training.distributed import collectives
-from training.distributed.communication_thread import CommunicationThread
+from training.distributed.communication_thread import (
+    CommunicationThread,
+    check_exchanges_beside,
+)
 from training.distributed.pending_exchanges import (
     PendingExchange,
     new_tag,
@@ -68,6 +71,7 @@ class AdPsgd(OwnModels):
         max_staleness: int = 16,
     ) -> None:
         super().__init__(model, optimizer, group=group)
+        check_exchanges_beside(group)
         if max_staleness < 1:
             raise ValueError(f"max_staleness = {max_staleness}: need at least 1 exchange a step")
         self.seed, self.max_staleness = seed, max_staleness
@@ -166,7 +170,8 @@ class AdPsgd(OwnModels):
         super().load_state_dict(state)
         check_settings(state, {"seed": self.seed})
         own = self.parameters.flatten(state["own_model"]).cpu()
-        counts = Staleness(**state["exchanges"])
+        # Checkpoints of earlier versions lack the number of steps that were counted.
+        counts = Staleness(**{"num_steps": self.num_steps, **state["exchanges"]})
         self._motion = ModelInMotion(own, self.max_staleness, counts)
         self.num_offers = state["num_offers"]
 
@@ -183,7 +188,7 @@ class AdPsgd(OwnModels):
             bytes_sent=self._traffic.num_bytes,
             num_exchanges=counts.num_exchanges,
             num_busy=counts.num_busy,
-            mean_staleness=counts.total / max(self.num_steps, 1),
+            mean_staleness=counts.mean(),
             max_staleness=counts.largest,
         )
 

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from training.algorithms.one_bit.aggregation import TwoStageAggregation
 from training.configuration.trainers import ON_AGGREGATE, AdaGrad
+from training.distributed.communication_thread import check_exchanges_beside
 from training.distributed.finiteness import FiniteCheck, FirstFault
 from training.distributed.pending_exchanges import new_tag
 from training.trainers.one_bit.double_buffer import PendingUpdate, needs_thread
@@ -229,6 +230,8 @@ class OneBit(Trainer):
         self._layout = self.parameters
         stripes = stripes_for(self.parameters.named, self.group.size())
         is_beside = self.double_buffering and needs_thread(self.group, self.parameters.device)
+        if is_beside:
+            check_exchanges_beside(self.group)
         self._exchange = MessageExchange(
             TwoStageAggregation(stripes, self.momentum, self.adagrad),
             self.group,

@@ -1,12 +1,14 @@
 """Say what must be equal on ranks, and compare it: at once, or while the next step is taken."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from training.distributed.agreement import Comparison, Replica, TensorDigests, compare
+from training.trainers.replica.model_tensors import describe, find_fault
 from training.trainers.replica.optimizer_state import (
     hyperparameter_tensors,
     hyperparameters,
@@ -68,7 +70,15 @@ class Replicated:
 
     def _compare(self) -> None:
         """Compare all that must be equal; raises ValueError, on all ranks, where one differs."""
-        claims = self.replica().claims(self.find_undone())
+        problem = (
+            self._trained.find_replaced(before_step=False)
+            or find_fault(self.model)
+            or self.find_undone()
+        )
+        claims = self.replica().claims(problem)
+        if not problem:
+            layout = describe(self.model, set(self.parameters.named))
+            claims = replace(claims, settings={**layout, **claims.settings})
         compare(claims, self.group, self.parameters.device)
 
     def _begin_comparison(self, of_part: TensorDigests) -> None:

@@ -1,6 +1,7 @@
 """Define what trainers do with an optimizer: its state, its hyperparameters and its step."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -86,8 +87,22 @@ def hyperparameter_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
     }
 
 
-def check_optimizer(optimizer: Optimizer) -> None:
-    """Raise ValueError for an optimizer that takes no dense gradients."""
+def check_optimizer(optimizer: object) -> None:
+    """Raise ValueError for what is no optimizer, wraps another one, or takes no dense gradients."""
+    name = type(optimizer).__name__
+    if not isinstance(optimizer, Optimizer):
+        raise ValueError(
+            f"optimizer is a {name}: need a torch.optim.Optimizer, not a schedule or a wrapper "
+            "around it"
+        )
+    for attribute, value in vars(optimizer).items():
+        members = value if isinstance(value, list | tuple) else [value]
+        inner = next((type(each).__name__ for each in members if isinstance(each, Optimizer)), "")
+        if inner:
+            raise ValueError(
+                f"{name} wraps another optimizer, the {inner} in its attribute {attribute}, whose "
+                "steps would go past the trainer: build model and trainer around that optimizer"
+            )
     if isinstance(optimizer, SparseAdam):
         raise ValueError(
             "SparseAdam takes sparse gradients alone, and ranks exchange dense ones: use Adam or "
@@ -111,16 +126,39 @@ def check_plain_sgd(optimizer: Optimizer) -> None:
                 )
 
 
+@contextmanager
+def seeing_scalers(optimizer: Optimizer) -> Iterator[None]:
+    """Make a `GradScaler` call each step, with marks of itself that `check_step` sees.
+
+    It otherwise skips the steps of overflowing gradients, unseen, on one rank and not on others.
+    """
+    mark = "_step_supports_amp_scaling"
+    before = vars(optimizer).get(mark)
+    setattr(optimizer, mark, True)
+    try:
+        yield
+    finally:
+        if before is None:
+            delattr(optimizer, mark)
+        else:
+            setattr(optimizer, mark, before)
+
+
 def check_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raise ValueError for a step whose gradients are not there yet, or are scaled."""
+    """Raise ValueError for a step whose gradients are not there yet, or are a `GradScaler`'s."""
     if len(args) > 1 or kwargs.get("closure") is not None:
         raise ValueError(
             "step(closure) computes gradients after they were exchanged: call backward() first, "
             "then step()"
         )
-    # A fused optimizer divides by the scale within its step, after the gradients were exchanged.
-    if getattr(optimizer, "grad_scale", None) is not None or "grad_scaler" in kwargs:
+    marks = [
+        name for name in ("grad_scale", "found_inf") if getattr(optimizer, name, None) is not None
+    ]
+    if marks or "grad_scaler" in kwargs:
+        for name in marks:  # which the scaler removes after a step that raises nothing
+            delattr(optimizer, name)
         raise ValueError(
-            "a GradScaler gave the fused optimizer scaled gradients, which ranks cannot sum: use "
-            "torch.autocast with bfloat16 and no scaler, or an optimizer with fused=False"
+            "GradScaler: each rank's would skip the steps of its own overflows, and ranks would "
+            "sum gradients of different minibatches: use torch.autocast with bfloat16, which needs "
+            "no scaler, or GradScaler(enabled=False)"
         )

@@ -7,18 +7,20 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from training.trainers.replica.model_tensors import fault_of, named_parameters, plain_name
+
 
 class FlatParameters:
     """FlatParameters holds the parameters that `optimizer` trains, by their names in `model`.
 
     The vector is float32, whatever types of the parameters it holds side by side (float64, where
-    one is). Raises ValueError where the optimizer trains a tensor that the model does not have, and
-    where it trains none, or some on several devices.
+    one is). Raises ValueError where the optimizer trains a tensor that the model does not have, or
+    that ranks cannot exchange, and where it trains none, or some on several devices.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         held = {id(p) for settings in optimizer.param_groups for p in settings["params"]}
-        named = dict(model.named_parameters())
+        named = named_parameters(model)
         if held - {id(p) for p in named.values()}:
             raise ValueError(
                 "the optimizer trains a parameter that the model does not have: its replicas would "
@@ -35,6 +37,14 @@ class FlatParameters:
                 "parameter"
             )
         (self.device,) = devices
+        for name, p in self.named.items():
+            if fault := fault_of(p):
+                raise ValueError(f"parameter {name} {fault}")
+            if p.is_complex():
+                raise ValueError(
+                    f"parameter {name} is {p.dtype}, and trainers compare and round real numbers: "
+                    "keep torch.view_as_real() of it, and make it complex in the forward pass"
+                )
         # A vector of bfloat16 forgets what is below 1/256 of an element: BMUF's models drifted in
         # it by up to 1.7 % in 30 blocks at a rate of 0. So vectors are float32 at least.
         self.vector_dtype = torch.float32
@@ -132,8 +142,9 @@ class FlatParameters:
 
     def flatten(self, by_name: Mapping[str, Tensor]) -> Float[Tensor, " elements"]:
         """Invert `by_name`; raise ValueError where names or shapes are not the model's."""
+        tensors = {plain_name(name): tensor for name, tensor in by_name.items()}
         expected = {name: tuple(p.shape) for name, p in self.named.items()}
-        found = {name: tuple(tensor.shape) for name, tensor in by_name.items()}
+        found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         if found != expected:
             name = next(n for n in expected | found if expected.get(n) != found.get(n))
             raise ValueError(
@@ -142,7 +153,7 @@ class FlatParameters:
             )
         flat = self.zeros()
         for name, view in self.views(flat).items():
-            view.copy_(by_name[name])
+            view.copy_(tensors[name])
         return flat
 
     def carry_over(

@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from training.distributed.agreement import Facts
+from training.trainers.replica.model_tensors import named_parameters, plain_name
 from training.trainers.replica.optimizer_state import hyperparameters
 
 Held: TypeAlias = tuple[tuple[tuple[int, bool], ...], ...]
@@ -25,9 +26,11 @@ class TrainedSet:
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
-        self._names = {id(tensor): name for name, tensor in model.named_parameters()}
+        self._names = {id(tensor): name for name, tensor in named_parameters(model).items()}
+        self._model = model
         self._optimizer = optimizer
         self._held = self._now_held()
+        self._note_parameters()
         # Ranks that hold a tensor in other groups would train it at other rates.
         self._places = {
             f"place of parameter {self._names[id(tensor)]}": f"{place} of parameter group {number}"
@@ -39,8 +42,10 @@ class TrainedSet:
         self._history = 0
 
     def check(self) -> None:
-        """Raise ValueError, naming a tensor, where the optimizer trains others than on entering."""
+        """Raise ValueError, naming a tensor, where other ones are trained than on entering."""
         if (held := self._now_held()) == self._held:
+            if error := self.find_replaced(before_step=True):
+                raise ValueError(error)
             return
         before, now = ({entry for part in parts for entry in part} for parts in (self._held, held))
         name = self._name_of(now ^ before)
@@ -49,6 +54,31 @@ class TrainedSet:
             "trainer was entered: leave the with block and enter it again, so that all ranks "
             "train the same tensors"
         )
+
+    def find_replaced(self, *, before_step: bool) -> str:
+        """Return the error of a parameter of the model that the optimizer misses, or nothing.
+
+        Before a step also one that was added counts, if it wants a gradient.
+        """
+        if self._is_model_unchanged():
+            return ""
+        before, now = self._parameters, self._now_parameters()
+        trained = {number for part in self._held for number, is_trained in part if is_trained}
+        for name in {**before, **now}:
+            old, new = before.get(name), now.get(name)
+            is_missed = before_step and new is not None and new.requires_grad
+            if old is new or not (id(old) in trained or is_missed):
+                continue
+            what = "removed from" if new is None else "added to" if old is None else "replaced in"
+            return (
+                f"parameter {name} was {what} the model since the trainer was entered, as "
+                "load_state_dict(assign=True), pruning, weight_norm and adapters do, so the "
+                "optimizer would train other tensors than the model uses: leave the with block, "
+                "and enter a trainer of an optimizer with the new parameters"
+            )
+        if before_step:  # modules without parameters changed, or frozen ones
+            self._note_parameters()
+        return ""
 
     def note_rates(self, step: int) -> None:
         """Remember the hyperparameters of the step about to be taken, if they are others."""
@@ -69,6 +99,29 @@ class TrainedSet:
             tuple((id(tensor), tensor.requires_grad) for tensor in settings["params"])
             for settings in self._optimizer.param_groups
         )
+
+    def _note_parameters(self) -> None:
+        self._parameters = self._now_parameters()
+        # Those of a scripted module are no dictionaries, and what they hold stays.
+        self._tables = [
+            table
+            for module in self._model.modules()
+            for table in (module._parameters, module._modules)
+            if isinstance(table, dict)
+        ]
+        self._table_sizes = list(map(len, self._tables))
+        self._entries = [(table, *entry) for table in self._tables for entry in table.items()]
+
+    def _is_model_unchanged(self) -> bool:
+        # 36 us for 300 parameters, where plain SGD takes 2500; named_parameters() takes 700.
+        for table, name, value in self._entries:
+            if table.get(name) is not value:
+                return False
+        return list(map(len, self._tables)) == self._table_sizes
+
+    def _now_parameters(self) -> dict[str, nn.Parameter]:
+        named = self._model.named_parameters(remove_duplicate=False)
+        return {plain_name(name): parameter for name, parameter in named}
 
     def _name_of(self, entries: set[tuple[int, bool]]) -> str:
         names = [self._names.get(number) for number, _ in entries]
@@ -98,7 +151,7 @@ def refusing_other_optimizers(model: nn.Module, optimizer: Optimizer) -> Iterato
     trained = {id(tensor) for settings in optimizer.param_groups for tensor in settings["params"]}
     watches = {
         id(tensor): _Watch(name, optimizer, tensor.requires_grad and id(tensor) in trained)
-        for name, tensor in model.named_parameters()
+        for name, tensor in named_parameters(model).items()
     }
     for number, watch in watches.items():
         _watches.setdefault(number, []).append(watch)
@@ -116,12 +169,24 @@ def refusing_other_optimizers(model: nn.Module, optimizer: Optimizer) -> Iterato
             _hook.pop().remove()
 
 
+def check_only_trainer(model: nn.Module, optimizer: Optimizer) -> None:
+    """Raise ValueError where an entered trainer trains a parameter of `optimizer` already."""
+    trained = {id(tensor) for settings in optimizer.param_groups for tensor in settings["params"]}
+    for name, tensor in named_parameters(model).items():
+        is_mine = tensor.requires_grad and id(tensor) in trained
+        if is_mine and any(watch.is_trained for watch in _watches.get(id(tensor), [])):
+            raise ValueError(
+                f"parameter {name} is trained by a trainer that is entered already, and two would "
+                "exchange each gradient twice: leave the other's with block first"
+            )
+
+
 def constant_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
     """Return the parameters that no entered trainer trains; entering made them rank 0's."""
     trained = {id(tensor) for settings in optimizer.param_groups for tensor in settings["params"]}
     return {
         f"parameter {name}": parameter
-        for name, parameter in model.named_parameters()
+        for name, parameter in named_parameters(model).items()
         if not (id(parameter) in trained and parameter.requires_grad)
         and not any(watch.is_trained for watch in _watches.get(id(parameter), []))
     }

@@ -92,6 +92,20 @@ def test_a_changed_object_is_refused(nights: Nights) -> None:
         nights.select("night-2", "night-1")
 
 
+@pytest.mark.parametrize(("day", "settings"), [(2, {}), (1, {"hours": 0.0})])
+def test_metadata_that_are_not_listed_any_more_are_refused(
+    nights: Nights, day: int, settings: dict[str, float]
+) -> None:
+    """Those that the first attempt found new; and with more hours, those that the base read."""
+    base = nights.select("night-1b", hours=1e-4) and "night-1b" if settings else "night-1"
+    nights.add(2, SPEAKERS)
+    nights.select("night-2", base, **settings)
+    lost = f"date=2026-01-0{day}/speaker_bucket=01/part-0.jsonl"
+    nights.store.delete(join_uri(nights.corpus_uri, "metadata", SUBSET, lost))
+    with pytest.raises(ValueError, match=rf"the listing lacks 1, such as {lost}: put back"):
+        nights.select("night-2", base, **settings)
+
+
 def test_what_arrives_during_an_increment_waits_for_the_next(nights: Nights) -> None:
     """A second attempt reads what the first one found, whatever has arrived meanwhile."""
     ids = nights.add(2, SPEAKERS)

@@ -2,6 +2,7 @@
 
 import json
 import tarfile
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -13,9 +14,12 @@ import pytest
 
 from infra.store.object_store import ObjectStore
 from pipeline.records import Quarantined, Utterance
-from pipeline.steps.ingestion.formats import Table
-from pipeline.steps.ingestion.lhotse import Shar
+from pipeline.steps.ingestion.audio_durations import with_durations
+from pipeline.steps.ingestion.directories import Kaldi
+from pipeline.steps.ingestion.formats import ManifestFormat, Nemo, Table
+from pipeline.steps.ingestion.lhotse import LhotseCuts, LhotseSupervisions, Shar
 from pipeline.steps.ingestion.manifest_records import RecordRules, records_of, with_audio
+from tests.small_corpus import tone, wav
 
 NOON = datetime(2026, 1, 1, 12)
 MICROSECONDS = 1_767_268_800_000_000
@@ -90,3 +94,274 @@ def test_a_member_with_holes_is_no_utterance(tmp_path: Path) -> None:
     (row,) = Shar().rows(store, piece)
     assert isinstance(row, Quarantined)
     assert "no plain file with the id" in row.detail
+
+
+def found_in(
+    folder: Path, form: ManifestFormat, name: str, channel: str = "only"
+) -> list[Utterance | Quarantined]:
+    """Read a labelled manifest as ingest does, where extraction hears this channel."""
+    store = ObjectStore((str(folder),))
+    found: list[Utterance | Quarantined] = []
+    for piece in form.pieces(store, str(folder / name)):
+        rows = with_audio(form.rows(store, piece), piece.folder, store.allowed_prefixes)
+        rules = RecordRules("und", 4, channel=channel)
+        found += records_of(with_durations(store, rows), rules, "labelled")
+    return found
+
+
+def write_json(path: Path, rows: Sequence[Any]) -> None:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def supervision(start: float, duration: float, text: str = "A", **more: Any) -> dict[str, Any]:
+    return {"id": text, "start": start, "duration": duration, "text": text, **more}
+
+
+def cut(supervisions: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
+    source = {"type": "file", "channels": [0], "source": "r.wav"}
+    recording = {"id": "r", "sources": [source], "duration": 9.0}
+    about = {"id": 1, "start": 2.0, "duration": 3.0, "recording": recording}
+    return {**about, "supervisions": list(supervisions), **more}
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ([supervision(0, 3)], "A"),
+        ([supervision(-0.01, 3.02)], "A"),
+        ([supervision(1.5, 1, "B"), supervision(0.5, 1, "A")], "A B"),
+        ([supervision(1.0, 1, "B"), supervision(1.0, 1, "A")], "B A"),
+        ([supervision(0, 3, channel=0), supervision(0, 3, "B", channel=[0])], "A B"),
+        ([supervision(0, 3, gender="f", custom={"a": 1}, alignment={}, odd=None)], "A"),
+    ],
+)
+def test_words_of_a_cut_are_in_order_of_time(
+    tmp_path: Path, given: Sequence[Mapping[str, Any]], text: str
+) -> None:
+    """All that begin and end in it, to a frame, and those of equal times as they are listed."""
+    write_json(tmp_path / "cuts.jsonl", [cut(given)])
+    [record] = found_in(tmp_path, LhotseCuts(), "cuts.jsonl")
+    assert isinstance(record, Utterance)
+    assert (record.utterance_id, record.text) == ("1", text)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (cut([supervision(-0.02, 2)]), "from -0.02 to 1.98 s of a cut of 3 s"),
+        (cut([supervision(0, 3.02)]), "its words are not all spoken there"),
+        (cut([supervision(0, 1), supervision(2.9, 9, "B")]), "from 2.9 to 11.9 s"),
+        (cut([{"id": "s", "text": "A"}]), "need the start and the duration"),
+        (cut([supervision(0, 1, channel=0), supervision(1, 1, channel=1)]), "channels 0 and 1"),
+        (cut([supervision(0, 1, channel=1)], channel=0), "channels 0 and 1 in a cut"),
+        (cut([], channel=1), "channel 1 of a file of channel 0"),
+        (cut([supervision(0, 1, language="en"), supervision(1, 1, language="nl")]), "2 languages"),
+        (cut([supervision(0, 1, speed=2)]), "supervisions: 'speed' is not known"),
+        (cut([], type="PaddingCut", feat_value=0.0), "type = 'PaddingCut': need MonoCut"),
+        (cut([], type="MixedCut", tracks=[1], transforms=[2]), "type = 'MixedCut': need MonoCut"),
+        (cut([], transforms=[{"name": "Speed"}]), "transforms of a MonoCut: save the audio"),
+    ],
+)
+def test_a_cut_of_other_audio_or_words_is_a_ledger_row(
+    tmp_path: Path, given: Mapping[str, Any], said: str
+) -> None:
+    """What is not all spoken in it, in one channel, in one language, as it lies in the store."""
+    write_json(tmp_path / "cuts.jsonl", [given])
+    [row] = found_in(tmp_path, LhotseCuts(), "cuts.jsonl")
+    assert isinstance(row, Quarantined)
+    assert (row.utterance_id, row.reason) == ("1", "bad_field")
+    assert said in row.detail
+
+
+def test_supervisions_begin_within_their_recording(tmp_path: Path) -> None:
+    """A cut's begin within the cut; a speaker may be a number."""
+    write_json(tmp_path / "s.jsonl", [supervision(5, 2, recording_id="r", speaker=12)])
+    write_json(tmp_path / "r.jsonl", [cut([])["recording"]])
+    form = LhotseSupervisions(str(tmp_path / "r.jsonl"))
+    [record] = found_in(tmp_path, form, "s.jsonl")
+    assert isinstance(record, Utterance)
+    assert (record.speaker_id, record.text, record.duration_s) == ("12", "A", 2)
+    assert record.part is not None
+    assert record.part.fields() == {"start_s": 5}
+
+
+def test_a_window_in_a_shar_is_a_ledger_row(tmp_path: Path) -> None:
+    """Its words are not all in its member, whose text was lost without one before."""
+    for name, given in (("c0", supervision(0, 1)), ("c1", supervision(0, 2))):
+        with (tmp_path / "cuts.000000.jsonl").open("a") as file:
+            fields = {"id": name, "start": 0, "duration": 1.0, "supervisions": [given]}
+            file.write(f"{json.dumps(fields)}\n")
+    with tarfile.open(tmp_path / "recording.000000.tar", "w") as archive:
+        for name in ("c0.wav", "c1.wav"):
+            archive.addfile(tarfile.TarInfo(name))
+    store = ObjectStore((str(tmp_path),))
+    [piece] = Shar().pieces(store, str(tmp_path))
+    kept, refused = Shar().rows(store, piece)
+    assert not isinstance(kept, Quarantined)
+    assert kept.fields["text"] == "A"
+    assert isinstance(refused, Quarantined)
+    assert "its words are not all spoken there" in refused.detail
+
+
+KALDI = {
+    "wav.scp": "r r.wav\n",
+    "segments": "u r 0.5 2\n",
+    "text": "u HI\n",
+    "spk2gender": "ann f\n",
+    "split2/1/segments": "x r 0 1\n",
+}
+
+
+def kaldi(folder: Path, **files: str) -> Path:
+    for name, text in {**KALDI, **files}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    (folder / "r.wav").write_bytes(wav(tone(1, 3)))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("files", "heard"),
+    [
+        ({"segments": "u r 0.5 2 0\n"}, "only"),
+        ({"segments": "u r 0.5 2 0\n"}, "0"),
+        ({"segments": "u r 0.5 2 1\n"}, "1"),
+        ({"reco2file_and_channel": "r call A\n"}, "only"),
+        ({"reco2file_and_channel": "r\tcall\tB\n"}, "1"),
+    ],
+)
+def test_the_channel_that_is_heard_may_be_named(
+    tmp_path: Path, files: Mapping[str, str], heard: str
+) -> None:
+    """By the fifth column of segments, or by reco2file_and_channel."""
+    [record] = found_in(kaldi(tmp_path, **files), Kaldi(), "", heard)
+    assert isinstance(record, Utterance)
+    assert (record.text, record.duration_s) == ("HI", 1.5)
+
+
+@pytest.mark.parametrize(
+    ("files", "heard"),
+    [
+        ({"segments": "u r 0.5 2 1\n"}, "only"),
+        ({"segments": "u r 0.5 2 1\n"}, "0"),
+        ({"segments": "u r 0.5 2 0\n"}, "mean"),
+        ({"segments": "u r 0.5 2 B\n"}, "1"),
+        ({"reco2file_and_channel": "r call B\n"}, "only"),
+    ],
+)
+def test_another_channel_than_is_heard_is_a_ledger_row(
+    tmp_path: Path, files: Mapping[str, str], heard: str
+) -> None:
+    """So both sides of a call never have the features of one."""
+    [row] = found_in(kaldi(tmp_path, **files), Kaldi(), "", heard)
+    assert isinstance(row, Quarantined)
+    assert f"features.conversion.channel = '{heard}' hears" in row.detail
+
+
+@pytest.mark.parametrize(
+    "files", [{}, {"reco2dur": "r 3.0\n"}, {"utt2dur": "u 2.5\n", "reco2dur": "r 3.0\n"}]
+)
+def test_an_end_of_minus_one_is_the_recordings(tmp_path: Path, files: Mapping[str, str]) -> None:
+    """By a table of durations, or else by the header of the audio."""
+    [record] = found_in(kaldi(tmp_path, segments="u r 0.5 -1\n", **files), Kaldi(), "")
+    assert isinstance(record, Utterance)
+    assert record.duration_s == 2.5
+    assert record.part is not None
+    assert record.part.fields() == {"start_s": 0.5}
+
+
+def test_languages_and_placements_of_a_directory(tmp_path: Path) -> None:
+    """utt2lang and utt2placement are used."""
+    tables = {"utt2lang": "u nl\n", "utt2placement": "u DP1\n"}
+    [record] = found_in(kaldi(tmp_path, **tables), Kaldi(), "")
+    assert isinstance(record, Utterance)
+    assert (record.locale, record.placement) == ("nl", "DP1")
+
+
+@pytest.mark.parametrize("name", ["utt2emotion", "spk1.scp", "reco2segments"])
+def test_a_table_that_is_not_known_is_refused(tmp_path: Path, name: str) -> None:
+    """It may change what is heard; the option passes over it."""
+    folder = kaldi(tmp_path, **{name: "u x\n"})
+    with pytest.raises(ValueError, match=rf"{name}: a table .* --ignore-columns {name}"):
+        found_in(folder, Kaldi(), "")
+    assert len(found_in(folder, Kaldi((name,)), "")) == 1
+
+
+NEMO = {"audio_filepath": "r.wav", "duration": 1.0, "text": "A"}
+
+
+@pytest.mark.parametrize("key", ["channel", "offset_s", "end", "shard_id", "speaker_id"])
+def test_a_key_that_is_not_known_is_refused_at_once_or_by_a_row(tmp_path: Path, key: str) -> None:
+    """At once where the first row has it; the option passes over it; null is no value."""
+    write_json(tmp_path / "m.jsonl", [{**NEMO, key: 1}, NEMO])
+    with pytest.raises(
+        ValueError, match=f"m.jsonl: '{key}'.*: not known, .*--ignore-columns {key}"
+    ):
+        found_in(tmp_path, Nemo(), "m.jsonl")
+    assert len(found_in(tmp_path, Nemo((key,)), "m.jsonl")) == 2
+    write_json(tmp_path / "m.jsonl", [{**NEMO, key: None}, {**NEMO, key: 1}])
+    kept, row = found_in(tmp_path, Nemo(), "m.jsonl")
+    assert isinstance(kept, Utterance)
+    assert isinstance(row, Quarantined)
+    assert row.reason == "unknown_field"
+
+
+@pytest.mark.parametrize(
+    ("named", "heard", "is_kept"),
+    [
+        (0, "only", True),
+        ([0], "0", True),
+        (1, "0", False),
+        ([0, 1], "0", False),
+        ("average", "mean", True),
+        ("average", "0", False),
+        (True, "1", False),
+        (1.0, "1", True),
+    ],
+)
+def test_channel_selector(tmp_path: Path, named: object, heard: str, is_kept: bool) -> None:
+    """NeMo's channels are heard, or refused by a row."""
+    write_json(tmp_path / "m.jsonl", [{**NEMO, "channel_selector": named}])
+    [found] = found_in(tmp_path, Nemo(), "m.jsonl", heard)
+    assert isinstance(found, Utterance) is is_kept
+
+
+def test_a_repeated_key_is_a_ledger_row(tmp_path: Path) -> None:
+    """Readers of JSON differ in which one they take."""
+    text = json.dumps(NEMO)
+    (tmp_path / "m.jsonl").write_text(f'{text[:-1]}, "text": "B"}}\n')
+    [row] = found_in(tmp_path, Nemo(), "m.jsonl")
+    assert isinstance(row, Quarantined)
+    assert "field 'text' twice" in row.detail
+
+
+def test_columns_of_parquet_that_are_not_known(tmp_path: Path) -> None:
+    """They are refused by name; those of people and of pandas are harmless."""
+    [first, _] = records(tmp_path, {"gender": ["f", "m"], "__index_level_0__": [0, 1]})
+    assert isinstance(first, Utterance)
+    with pytest.raises(ValueError, match=r"t\.parquet: 'start' \(is it start_s"):
+        records(tmp_path, {"start": [1.0, 2.0]})
+
+
+@pytest.mark.parametrize("character", ["\x00", "\x0b", "\x85", "\u2028"])
+def test_control_characters_in_transcripts_are_refused_in_any_format(
+    tmp_path: Path, character: str
+) -> None:
+    """JSON lines, CSV, Parquet, lhotse and Kaldi: the row names the character."""
+    text = f"A{character}B"
+    write_json(tmp_path / "m.jsonl", [{**NEMO, "text": text}])
+    write_json(tmp_path / "cuts.jsonl", [cut([supervision(0, 1, text)])])
+    table = {"audio_uri": "r.wav", "duration_s": 1.0, "text": text}
+    (tmp_path / "t.csv").write_text(f"audio_uri,duration_s,text\nr.wav,1.0,{text}\n")
+    pq.write_table(pa.Table.from_pylist([table]), tmp_path / "t.parquet")
+    kaldi(tmp_path / "k", text=f"u {text}\n")
+    for form, name in (
+        (Nemo(), "m.jsonl"),
+        (LhotseCuts(), "cuts.jsonl"),
+        (Table(), "t.csv"),
+        (Table(), "t.parquet"),
+        (Kaldi(), "k"),
+    ):
+        [row] = found_in(tmp_path, form, name)
+        assert isinstance(row, Quarantined), name
+        assert f"text has the control character U+{ord(character):04X}" in row.detail

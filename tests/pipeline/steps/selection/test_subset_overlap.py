@@ -1,4 +1,4 @@
-"""No utterance and no speaker may be selected for two subsets; metadata has known names."""
+"""No utterance, speaker or audio may be selected for two subsets; metadata has known names."""
 
 import json
 import pickle
@@ -7,6 +7,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from infra.store.object_store import ObjectStore, join_uri
@@ -133,6 +134,97 @@ def test_development_speakers_are_in_no_other_subset(run: Run, other: str, is_fi
     assert not is_selected(run, second)
 
 
+WHOLE: dict[str, Any] = {}
+
+
+def put_audio(run: Run, subset: str, audio_uri: str, fields: Mapping[str, Any]) -> str:
+    """Write one utterance of a speaker of its own, with this audio; return its id."""
+    store, _, corpus_uri = run
+    line = {"utterance_id": f"{subset}-x", "speaker_id": f"{subset}-0", "audio_uri": audio_uri}
+    line |= {"duration_s": 1.0, "created_at": "2026-01-01T00:00:00+00:00", "locale": "en-US"}
+    data = json.dumps(line | fields).encode()
+    store.put(join_uri(metadata_uri(corpus_uri, subset), PART.format(bucket="0")), data)
+    return f"{subset}-x"
+
+
+def member(offset: int) -> dict[str, Any]:
+    return {"member_offset": offset, "member_bytes": 1000}
+
+
+def segment(start_s: float, duration_s: float = 1.0) -> dict[str, Any]:
+    return {"start_s": start_s, "duration_s": duration_s}
+
+
+@pytest.mark.parametrize(
+    ("uri", "fields", "other_uri", "other_fields", "is_shared"),
+    [
+        ("a.wav", WHOLE, "a.wav", WHOLE, True),
+        ("a.wav", WHOLE, "{corpus}/a.wav", WHOLE, True),
+        ("a.wav", WHOLE, "file://{corpus}/a.wav", WHOLE, True),
+        ("{corpus}/a.wav", WHOLE, "{corpus}//a.wav", WHOLE, True),
+        ("a.wav", WHOLE, "b.wav", WHOLE, False),
+        ("s3://bucket/a/x", WHOLE, "s3://bucket/a/x", WHOLE, True),
+        ("s3://bucket/a/x", WHOLE, "s3://bucket/a//x", WHOLE, False),  # two keys of S3
+        ("s3://bucket/a%20x", WHOLE, "s3://bucket/a x", WHOLE, False),
+        ("a.wav", WHOLE, "a.wav", segment(7_000.0), True),
+        ("a.wav", segment(2.0), "a.wav", segment(2.0), True),
+        ("a.wav", segment(2.0), "a.wav", segment(2.99), True),
+        ("a.wav", segment(2.0, 9.0), "a.wav", segment(4.0), True),
+        ("a.wav", segment(4.0), "a.wav", segment(2.0, 9.0), True),
+        ("a.wav", segment(2.0), "a.wav", segment(3.0), False),
+        ("a.wav", segment(0.2345, 1.0), "a.wav", segment(1.2345), False),
+        ("a.wav", segment(2.0), "b.wav", segment(2.0), False),
+        ("a.tar", member(512), "a.tar", member(512), True),
+        ("a.tar", member(512), "a.tar", member(2048), False),
+    ],
+)
+def test_the_same_audio_under_other_ids_is_refused(
+    tmp_path: Path,
+    uri: str,
+    fields: Mapping[str, Any],
+    other_uri: str,
+    other_fields: Mapping[str, Any],
+    is_shared: bool,
+) -> None:
+    """However its URI is spelt, by both ids; segments that do not overlap are other audio."""
+    _, _, corpus_uri = run = local_store(tmp_path)
+    put_audio(run, "labelled", uri.format(corpus=corpus_uri), fields)
+    put_audio(run, "heldout", other_uri.format(corpus=corpus_uri), other_fields)
+    select(run, "labelled")
+    if is_shared:
+        said = (
+            r"selection/heldout shares the audio of 1 utterance\(s\) with selection/labelled, such "
+            r"as '.*', which is 'heldout-x' here and 'labelled-x' there: need"
+        )
+        with pytest.raises(ValueError, match=said):
+            select(run, "heldout")
+    else:
+        select(run, "heldout")
+    assert is_selected(run, "heldout") is not is_shared
+
+
+def test_overlaps_are_those_of_each_pair() -> None:
+    """Of random spans of a few recordings, as found one by one."""
+    generator = np.random.default_rng(0)
+
+    def spans(count: int) -> np.ndarray:
+        found = np.empty(count, subset_overlap.SPAN)
+        found["audio"] = generator.integers(5, size=count) * 2**62
+        found["start_ms"] = generator.integers(100_000, size=count)
+        found["duration_ms"] = generator.integers(1, 2_000, size=count)
+        return found
+
+    def are_shared(one: np.void, two: np.void) -> bool:
+        ends = [int(each["start_ms"]) + int(each["duration_ms"]) for each in (one, two)]
+        common = min(ends) - max(int(one["start_ms"]), int(two["start_ms"]))
+        return bool(one["audio"] == two["audio"]) and common > 1
+
+    own, others = spans(200), spans(100)
+    expected = [any(are_shared(one, two) for two in others) for one in own]
+    assert 20 < sum(expected) < 180
+    assert subset_overlap.overlapping(own, others).tolist() == expected
+
+
 def test_all_that_is_shared_is_counted(run: Run) -> None:
     """Both kinds with both other subsets, each with its number and an example."""
     store, _, corpus_uri = run
@@ -144,6 +236,7 @@ def test_all_that_is_shared_is_counted(run: Run) -> None:
     for part in (
         "4 speaker(s) with selection/labelled, such as 'labelled-spk-",
         "8 utterance(s) with selection/labelled, such as 'labelled-utt-",
+        "the audio of 8 utterance(s) with selection/labelled, such as 'audio/labelled-utt-",
         "1 speaker(s) with selection/unlabelled, such as 'unlabelled-spk-0'",
         "1 utterance(s) with selection/unlabelled, such as 'unlabelled-utt-0'",
     ):

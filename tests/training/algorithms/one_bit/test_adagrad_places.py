@@ -83,11 +83,11 @@ def quantized(residual: Tensor, vector: Tensor) -> Tensor:
     """Quantize by columns with feedback, a column at a time."""
     residual += vector
     sent = torch.empty_like(vector)
-    for r, q in zip(COLUMNS.views(residual), COLUMNS.views(sent), strict=True):
-        for row, result in zip(r, q, strict=True):
-            for side in (row >= 0, row < 0):
-                result[side] = row[side].mean() if side.any() else 0
-            row.sub_(result)
+    sizes = [8] * 6 + [6]
+    for column, result in zip(residual.split(sizes), sent.split(sizes), strict=True):
+        for side in (column >= 0, column < 0):
+            result[side] = column[side].mean() if side.any() else 0
+        column.sub_(result)
     return sent
 
 

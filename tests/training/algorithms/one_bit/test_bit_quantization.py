@@ -68,7 +68,7 @@ def test_values_beat_every_other_pair_and_every_column_has_its_own() -> None:
     """A pair moved by 1 % in any direction raises the column's error; columns differ."""
     columns = Columns((Matrix("a", 40, 33),))
     vector = random_vector(0, columns)
-    (v,), (q,) = columns.views(vector), columns.views(quantized(vector, columns))
+    v, q = (each.view(40, 33) for each in (vector, quantized(vector, columns)))
     least = (v - q).double().square().sum(1)
     for factors in itertools.product((0.99, 1.0, 1.01), repeat=2):
         moved = q * torch.where(v >= 0, *factors)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,40 @@ def test_a_slow_rank_is_busy_rather_than_stale() -> None:
     assert counts[2].num_busy > 0
     assert counts[50].max_staleness > 2
     assert counts[50].num_busy == 0
+
+
+def count_by_step(
+    group: SimulatedGroup, step_s: list[float]
+) -> tuple[list[int], list[AdPsgdStatistics]]:
+    """Enter twice; return the exchanges between each two steps, and the counts after each step."""
+    model = Vector()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    trainer = AdPsgd(model, optimizer, group=group, seed=SEED)
+    exchanges, found = [], []
+    for _ in range(2):
+        with trainer:
+            before = num_exchanges_of(trainer)
+            for _ in range(NUM_STEPS):
+                model.weights.grad = torch.zeros_like(model.weights)
+                group.advance(step_s[group.rank()])
+                optimizer.step()
+                counts = trainer.statistics()
+                assert isinstance(counts, AdPsgdStatistics)
+                exchanges.append(counts.num_exchanges - before)
+                before = counts.num_exchanges
+                found.append(counts)
+    return exchanges, found
+
+
+def test_a_steps_staleness_is_the_exchanges_since_the_step_before() -> None:
+    """Those after the last step are not of the next entry's first, whose weights are read later."""
+    ranks = simulate_ranks(4, count_by_step, [1.0, 4.5, 1.0, 0.25], link=LINK)
+    for exchanges, found in ranks:
+        for num_steps, counts in enumerate(found, 1):
+            assert counts.max_staleness == max(exchanges[:num_steps])
+            assert counts.mean_staleness == pytest.approx(np.mean(exchanges[:num_steps]))
+    assert {0, 1} < {each for exchanges, _ in ranks for each in exchanges}
+    assert any(found[-1].num_exchanges > sum(exchanges) for exchanges, found in ranks)
 
 
 def test_exchanges_bring_models_together() -> None:
@@ -288,6 +322,38 @@ def test_resumes_with_the_models_it_saved() -> None:
     offers, exchanges = zip(*(counts for (_, counts), _ in ranks), strict=True)
     assert sum(offers) > 0
     assert all(each["num_exchanges"] > 0 for each in exchanges)
+
+
+def load_earlier(group: SimulatedGroup) -> tuple[AdPsgdStatistics, AdPsgdStatistics]:
+    """The counts when a state was saved, and when it is loaded after more steps."""
+    model = Vector()
+    trainer = TimedAdPsgd(
+        model, torch.optim.SGD(model.parameters(), lr=0.05), group=group, seed=SEED
+    )
+    with trainer:
+        take_empty_steps(trainer, 5)
+        state, saved = trainer.state_dict(), trainer.statistics()
+        take_empty_steps(trainer, 5)
+    del state["exchanges"]["num_steps"]  # as in a state of an earlier version
+    trainer.load_state_dict(state)
+    loaded = trainer.statistics()
+    assert isinstance(saved, AdPsgdStatistics)
+    assert isinstance(loaded, AdPsgdStatistics)
+    return saved, loaded
+
+
+def take_empty_steps(trainer: AdPsgd, num_steps: int) -> None:
+    for _ in range(num_steps):
+        trainer.optimizer.step()
+
+
+def test_loading_a_state_sets_the_counts_back() -> None:
+    """All but the bytes, which this process has sent; also of a state without counted steps."""
+    ranks = simulate_ranks(4, load_earlier, link=LINK)
+    for saved, loaded in ranks:
+        assert replace(loaded, bytes_sent=0) == replace(saved, bytes_sent=0)
+        assert loaded.bytes_sent > saved.bytes_sent
+    assert any(saved.mean_staleness > 0 for saved, _ in ranks)
 
 
 def test_a_step_is_applied_where_the_model_has_moved_to() -> None:

@@ -11,6 +11,7 @@ from training.distributed.simulated_group import SimulatedGroup, SimulatedLink, 
 from training.tensor_encoding import decode_state, encode_state
 from training.trainers import AdPsgd
 from training.trainers.resharding import State
+from training.trainers.statistics import AdPsgdStatistics, Statistics
 
 LINK = SimulatedLink(latency_s=0.05)
 NUM_OLD, NUM_STEPS = 4, 7
@@ -41,13 +42,14 @@ def save(group: SimulatedGroup) -> tuple[bytes, Tensor, Tensor]:
     return state, own, parts[0].weights.detach()
 
 
-def resume(group: SimulatedGroup, states: list[State]) -> tuple[int, Tensor]:
-    """Return the offers of three more steps, and the model that leaving gives."""
+def resume(group: SimulatedGroup, states: list[State]) -> tuple[int, Tensor, Statistics]:
+    """Return the offers and the counts of three more steps, and the model that leaving gives."""
     parts = make(group)
     load_whole_state(states[group.rank()], *parts)
     with parts[2]:
         take_steps(parts, 3)
-    return parts[2].num_offers, parts[0].weights.detach()
+        statistics = parts[2].statistics()
+    return parts[2].num_offers, parts[0].weights.detach(), statistics
 
 
 @pytest.mark.parametrize("num_new", [1, 3, 6])
@@ -68,7 +70,12 @@ def test_other_ranks_begin_from_the_mean_of_all_models(num_new: int) -> None:
         assert state["trainer"]["num_offers"] == 0
         assert state["trainer"]["num_steps"] == NUM_STEPS
     resumed = simulate_ranks(num_new, resume, states, link=LINK)
-    assert all(torch.equal(model, resumed[0][1]) for _, model in resumed)
+    assert all(torch.equal(model, resumed[0][1]) for _, model, _ in resumed)
     # An active rank with a neighbour offers again, from the first of the new ranks' exchanges on.
     is_offering = [rank % 2 == 0 and num_new > 1 for rank in range(num_new)]
-    assert [offers > 0 for offers, _ in resumed] == is_offering
+    assert [offers > 0 for offers, *_ in resumed] == is_offering
+    # Each exchange makes one step staler by one; no step before resharding is in the mean.
+    for *_, counts in resumed:
+        assert isinstance(counts, AdPsgdStatistics)
+        assert counts.mean_staleness == pytest.approx(counts.num_exchanges / 3)
+    assert any(counts.mean_staleness for *_, counts in resumed) == (num_new > 1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from tests.training.trainers.one_bit.test_one_bit import PLAIN, gradient, linear
+from tests.training.trainers.one_bit.test_one_bit import PLAIN, PLAINEST, gradient, linear
 from tests.training.trainers.ranks import RankPool, all_equal, sgd, small_model, take_step, weights
 from training.distributed import collectives
 from training.distributed.simulated_group import SimulatedGroup, SimulatedLink, simulate_ranks
@@ -93,6 +93,25 @@ def test_the_first_step_applies_nothing(rank_pool: RankPool) -> None:
     """Its own update is under way; leaving applies it."""
     assert not any(within.any() for within in rank_pool.run(2, quadratic, 1, False))
     assert all(left.all() for left in rank_pool.run(2, quadratic, 1, True))
+
+
+def leave_with_two_rates(group: ProcessGroup) -> tuple[Tensor, Tensor]:
+    """One step of gradients of 1, whose update is under way when the ranks leave."""
+    model = linear()
+    groups = [{"params": [model.weight], "lr": 1.0}, {"params": [model.bias], "lr": 0.25}]
+    optimizer = torch.optim.SGD(groups)
+    with OneBit(model, optimizer, group=group, double_buffering=True, **PLAINEST):
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+    return model.weight.detach(), model.bias.detach()
+
+
+def test_leaving_applies_the_rate_of_each_parameter_group() -> None:
+    """The last update is 2 for every element of two ranks; a rate is 1 or 1/4 of it."""
+    for weight, bias in simulate_ranks(2, leave_with_two_rates):
+        assert weight.unique().tolist() == [-2.0]
+        assert bias.unique().tolist() == [-0.5]
 
 
 def train_beside_exchanges(group: ProcessGroup, is_busy: bool) -> Tensor:

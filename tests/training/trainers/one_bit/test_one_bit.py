@@ -13,7 +13,7 @@ from tests.training.trainers.ranks import RankPool, all_equal, sgd, small_model,
 from training.algorithms.one_bit.aggregation import TwoStageAggregation
 from training.algorithms.one_bit.columns import columns_of, stripes_of
 from training.configuration.trainers import AdaGrad, AdaGradPlace, OneBitConfig
-from training.distributed.simulated_group import simulate_ranks
+from training.distributed.simulated_group import SimulatedGroup, SimulatedLink, simulate_ranks
 from training.distributed.traffic import Traffic
 from training.trainers import OneBit, Synchronous
 
@@ -170,6 +170,24 @@ def test_messages_are_a_thirtieth_of_the_gradients(rank_pool: RankPool) -> None:
     late = partial(OneBit, num_unquantized_steps=ALWAYS)
     for found in rank_pool.run(4, count, late):
         assert found == (3 * 2 * 3 * 4 * whole // 4,) * 2
+
+
+def spend(group: SimulatedGroup) -> float:
+    """The virtual seconds of five steps of 40 tensors of two shapes in turn."""
+    shapes = [((4, 3), (5,))[number % 2] for number in range(40)]
+    model = nn.ParameterList(torch.zeros(shape) for shape in shapes)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with OneBit(model, optimizer, group=group):
+        begin = group.now()
+        for _ in range(5):
+            optimizer.step()
+        return group.now() - begin
+
+
+def test_a_stage_is_one_exchange_of_all_tensors() -> None:
+    """A step takes a link's latency twice, however many tensors are trained."""
+    for seconds in simulate_ranks(3, spend, link=SimulatedLink(latency_s=1.0)):
+        assert seconds == pytest.approx(5 * 2)
 
 
 def train_with(group: ProcessGroup, value: float, settings: dict[str, Any], size: int) -> str:

@@ -175,6 +175,29 @@ def test_another_number_of_ranks_needs_resharding() -> None:
         simulate_ranks(2, resume, {}, states, range(0))
 
 
+def count_around_loading(group: ProcessGroup, settings: dict[str, Any]) -> list[int]:
+    """The bytes that were sent after three steps, after loading twice, and after three more."""
+    model, optimizer, trainer = build(group, settings)
+    sent = []
+    for _ in range(2):
+        with trainer:
+            for step in range(3):
+                take_step(model, optimizer, step, group.rank())
+        sent.append(trainer.statistics().bytes_sent)
+        for _ in range(2):
+            trainer.load_state_dict(trainer.state_dict())
+            sent.append(trainer.statistics().bytes_sent)
+    return sent
+
+
+@pytest.mark.parametrize("double_buffering", [False, True])
+def test_loading_a_state_forgets_no_bytes(double_buffering: bool) -> None:
+    """They are what this process has sent, whatever state it trains on."""
+    for sent in simulate_ranks(2, count_around_loading, {"double_buffering": double_buffering}):
+        assert sent[0] > 0
+        assert sent == [sent[0]] * 3 + [2 * sent[0]] * 3
+
+
 def thaw(group: ProcessGroup, place: str, is_first_frozen: bool) -> dict[str, Any]:
     """Train with a layer frozen, or with all; then with the other choice. The state around that."""
     model = small_model()
