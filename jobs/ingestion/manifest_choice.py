@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from infra.configuration import ConfigurationError
 from infra.ranges import Range, printable
@@ -39,7 +40,7 @@ def ingestion_of(
 
     `channel` is the one that the recipe hears, which rows may name.
     """
-    rules = _rules(arguments, channel)
+    rules = replace(_rules(arguments, channel), dev_share=arguments.dev_share)
     manifests = manifests_of(arguments)
     names_channels = any(isinstance(each.format, Nemo | Kaldi | Table) for each in manifests)
     return ManifestIngestion(
@@ -67,7 +68,7 @@ def _rules(arguments: argparse.Namespace, channel: str) -> RecordRules:
     if not SPEAKER_BUCKETS.admits(num_buckets):
         raise ConfigurationError(f"--speaker-buckets {num_buckets}: need {SPEAKER_BUCKETS.need}")
     locale = arguments.locale or UNDETERMINED_LOCALE
-    return RecordRules(locale, num_buckets, arguments.dev_share, channel)
+    return RecordRules(locale, num_buckets, channel=channel)
 
 
 def require_usable_manifests(job: Job) -> None:

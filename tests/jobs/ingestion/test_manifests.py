@@ -156,6 +156,7 @@ def test_tables(corpus: Corpus, name: str, write: Callable[[Path], object]) -> N
 def test_a_table_is_read_as_it_is(corpus: Corpus) -> None:
     """A column that is not known is refused, and passed over where the option names it."""
     path = corpus.audio.parent / "t.csv"
+    (corpus.audio / "a.wav").touch()
     path.write_text("audio_uri,duration_s,mood\naudio/a.wav,1.5,glad\n")
     options = ("--manifest", str(path), "--format", "table")
     said = corpus.job("ingest", *options)
@@ -168,6 +169,7 @@ def test_a_table_is_read_as_it_is(corpus: Corpus) -> None:
 
 def test_the_channel_that_rows_may_name_decides_the_step(corpus: Corpus) -> None:
     """So another recipe's channel does not take over the records of this one's."""
+    (corpus.audio / "a.wav").touch()
     rows = [{"audio_filepath": "audio/a.wav", "duration": 1.0, "channel_selector": 1}]
     options = ("--manifest", write_lines(corpus.audio.parent / "m.jsonl", rows))
     manifest = corpus.ingest(*options, "--set", 'features.conversion.channel="1"')
