@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from infra.cluster import INSTANCE_TYPES, Cluster, require_dependencies
 from infra.configuration import ConfigurationError
 from infra.ranges import AUTO, Range, mebibytes, printable
+from infra.spark.host_environment import require_environment
+from infra.spark.java import find_java_home
 from infra.store.object_store import AccessDenied, StoreError, join_uri
 from infra.store.uris import require_within, resolve_prefix
 from jobs.cli.begun import require_base
@@ -22,6 +24,7 @@ from jobs.cli.catalogue import (
     GENERATE_TARGETS,
     INGEST,
     SELECT_UTTERANCES,
+    SPARK_STEPS,
     STEPS,
 )
 from jobs.cli.command_line import fail
@@ -35,6 +38,7 @@ from jobs.cli.parser import (
 )
 from jobs.ingestion.corpus_lexicon import phone_notes, require_replaceable, vocabulary_notes
 from jobs.ingestion.language_data import LanguageData
+from jobs.ingestion.manifest_choice import require_usable_manifests
 from jobs.ingestion.run_arguments import require_used_options, subset_and_uri
 from pipeline.runs.ledger import LossBudgetExceededError
 from pipeline.runs.manifest import manifest_uri
@@ -120,6 +124,7 @@ def check(arguments: argparse.Namespace) -> Checked:
         choose_device(arguments.device, 0, num_ranks, gpus_for(arguments.device))
         if section in jobs[0].recipe.sequence_training.models:
             check_ranks(jobs[0].recipe, "sequence_training", num_ranks)
+    _check_spark([by_step[step].cluster for step in SPARK_STEPS])
     for job in jobs:
         for name in written_steps(job.recipe, job.name):
             prefixes = map(resolve_prefix, job.cluster.writable(job.run_uri, job.corpus_uri))
@@ -135,6 +140,8 @@ def check(arguments: argparse.Namespace) -> Checked:
     require_base(jobs)
     language_data = LanguageData.of(arguments)
     lexicon = language_data.lexicon(by_step[EVALUATE])
+    if arguments.manifest:
+        _require_usable_manifests(by_step[INGEST])
     if lexicon is None and (arguments.manifest or arguments.ingested):
         _require_lexicon(by_step[SELECT_UTTERANCES], arguments)
     if lexicon is not None and language_data.has_new_lexicon:
@@ -157,6 +164,14 @@ def _ranks(arguments: argparse.Namespace) -> Mapping[str, int]:
     supervised = arguments.supervised_ranks
     trained = {BASELINE: supervised, TEACHER: supervised, STUDENT: arguments.student_ranks}
     return {ALIGNER: 1, **trained}
+
+
+def _check_spark(clusters: Sequence[Cluster]) -> None:
+    """Raise ConfigurationError if this host cannot start the Spark of a cluster."""
+    for cluster in clusters:
+        require_environment(cluster)
+    if any(cluster.is_local for cluster in clusters):
+        find_java_home()
 
 
 def _check_host(cluster: Cluster) -> None:
@@ -275,6 +290,14 @@ def _require_corpus(job: Job) -> None:
     if not job.store.list(uri):
         remedy = "name what to ingest by --kaldi-dir or --manifest, or set corpus.uri"
         raise ConfigurationError(f"{uri} holds no metadata: {remedy}")
+
+
+def _require_usable_manifests(job: Job) -> None:
+    """Raise ConfigurationError if ingest could use no row of a manifest."""
+    try:
+        require_usable_manifests(job)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
 
 
 def _require_lexicon(job: Job, arguments: argparse.Namespace) -> None:

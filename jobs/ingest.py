@@ -33,7 +33,11 @@ from jobs.cli.spark_steps import distribute_on_spark
 from jobs.ingestion.corpus import ingest
 from jobs.ingestion.corpus_lexicon import announce_lexicon, put_lexicon
 from jobs.ingestion.kaldi_directory import UNDETERMINED_LOCALE, KaldiUtterance
-from jobs.ingestion.manifest_choice import ingestion_of, require_same_speakers
+from jobs.ingestion.manifest_choice import (
+    ingestion_of,
+    require_same_speakers,
+    require_usable_manifests,
+)
 from jobs.ingestion.placing import Placing, Simulate
 from jobs.ingestion.run_arguments import require_source_options
 from jobs.synthesis.corpus import draw_acoustics, draw_development_acoustics
@@ -72,7 +76,6 @@ def run(job: Job) -> StepResults:
     directory = job.arguments.kaldi_dir
     if directory and not Path(directory).is_dir():
         raise ValueError(f"--kaldi-dir {directory} is not a directory: correct the path")
-    announce_lexicon(job)
     results = _ingest_manifests(job) if job.arguments.manifest else _ingest_directory(job)
     put_lexicon(job)
     return results
@@ -86,12 +89,15 @@ def _ingest_manifests(job: Job) -> StepResults:
     ingestion = replace(ingestion, adds=job.increment is not None)
     if (placing := placing_of(job.arguments)) is not None:
         ingestion = in_placements(ingestion, placing, job.recipe.features.conversion)
+    require_usable_manifests(job)
+    announce_lexicon(job)
     place = job.store, job.run_uri, job.corpus_uri
     with distribute_on_spark(job) as distribute:
         return [ingest_manifests(*place, ingestion, job.recipe.loss_budget, distribute)]
 
 
 def _ingest_directory(job: Job) -> StepResults:
+    announce_lexicon(job)
     directory = Path(job.arguments.kaldi_dir)
     digests = {
         path.name: sha256(path.read_bytes())

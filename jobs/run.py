@@ -209,6 +209,9 @@ def exit_with(action: Callable[[], int]) -> None:
     before = signal.signal(signal.SIGTERM, terminate)
     try:
         sys.exit(action())
+    except ConfigurationError as error:
+        report_error(RUN, error)
+        sys.exit(2)
     except _Terminated:
         said, code = "terminated", 128 + signal.SIGTERM
     except KeyboardInterrupt:
@@ -298,11 +301,7 @@ def source_options(
 
 def run_chosen(steps: Sequence[Launch], arguments: argparse.Namespace) -> int:
     """Run the steps that the command line chooses, or list what they would do."""
-    try:
-        chosen = chosen_steps(steps, arguments)
-    except ConfigurationError as error:
-        report_error(RUN, error)
-        return 2
+    chosen = chosen_steps(steps, arguments)
     shared = shared_arguments(arguments.recipe, arguments)
     return dry_run(chosen, shared) if arguments.dry_run else run_steps(chosen, shared)
 

@@ -1,24 +1,16 @@
-"""The house rules of names and words hold: folders, file names, small files, docstrings, words."""
+"""The house rules of names and words hold: file names, docstrings, words."""
 
 import ast
 import io
 import re
 import tokenize
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 from tests.source_trees import sources, trees
 
 STEPS = Path("jobs")  # one file a step, named by its verb
-MAX_MODULES = 13
-MIN_LINES = 40
-SMALL_FILES = {
-    "infra/spark/standard_error.py": "programs call it before they import pyspark, or without it",
-    "pipeline/shards/quantization.py": "the equations of features in one byte",
-    "training/algorithms/sparsification/code_words.py": "the format of codes in words",
-    "training/algorithms/sparsification/elias_fano.py": "the code of Elias and Fano",
-}
 VAGUE_NAMES = {"base", "common", "helpers", "misc", "util", "utils"}
 ENDINGS = re.compile(r"(s|es|ed|er|ers|ing|ings|ion|ions)$")
 QUESTION_WORDS = ("What", "Who", "Whoever", "Whose", "Which", "Where", "How", "Why")
@@ -53,27 +45,6 @@ def prose() -> Iterator[tuple[str, str]]:
                 yield f"{path}:{node.lineno}", node.value
 
 
-def importers() -> dict[Path, set[Path]]:
-    """Return the files of the packages that import each module, by the module's path."""
-    found: dict[Path, set[Path]] = defaultdict(set)
-    for path, tree in trees().items():
-        for node in ast.walk(tree):
-            names = []
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-            for name in names:
-                found[Path(*name.split(".")).with_suffix(".py")].add(path)
-    return found
-
-
-def test_folders_are_small() -> None:
-    """No folder has more than 13 modules, except for the steps that can be run."""
-    sizes = Counter(path.parent for path in modules() if path.parent != STEPS)
-    assert {str(folder): size for folder, size in sizes.items() if size > MAX_MODULES} == {}
-
-
 def test_names_differ_by_more_than_their_ending() -> None:
     """No two names of a folder are one word with two endings, as fit, fits and fitting."""
     names = {
@@ -85,17 +56,6 @@ def test_names_differ_by_more_than_their_ending() -> None:
             stems[name.parent / ENDINGS.sub("", name.name)].add(str(name))
     assert [sorted(same) for same in stems.values() if len(same) > 1] == []
     assert {str(path) for path in modules() if path.stem in VAGUE_NAMES} == set()
-
-
-def test_small_files_have_several_importers() -> None:
-    """A file below 40 lines with one importer is merged into it, or listed here with a reason."""
-    users = importers()
-    small = {
-        str(path)
-        for path in modules()
-        if len(sources()[path].splitlines()) < MIN_LINES and len(users[path]) == 1
-    }
-    assert small == set(SMALL_FILES)
 
 
 def test_docstrings_begin_with_a_verb_or_a_name() -> None:

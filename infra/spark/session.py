@@ -17,6 +17,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from infra.cluster import Cluster, require_dependencies
+from infra.spark.host_environment import require_environment, temporary_folder
 from infra.spark.java import find_java_home
 from infra.spark.observer import ObservedFunction, Observer, Summaries
 from infra.spark.progress import IDLE_LIMIT_S, TaskError, await_tasks
@@ -40,6 +41,8 @@ getent hosts "$(uname -n)" > /dev/null 2>&1 || : "${{SPARK_LOCAL_IP:=127.0.0.1}}
 [ -f /dev/stderr ] && [ ! /dev/stdout -ef /dev/stderr ] && exec 2>> /dev/stderr
 """
 
+_JAVA_TEMPORARY = "-Djava.io.tmpdir="
+
 _LOG4J2 = """\
 # Written by `python -m infra.spark.session`: errors only, and on standard error.
 rootLogger.level = error
@@ -59,8 +62,12 @@ def spark_environment() -> dict[str, str]:
     """
     scripts = str(Path(sys.executable).parent)  # spark-submit calls find-spark-home and python3
     path = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    options = os.environ.get("SPARK_SUBMIT_OPTS", "")
+    if (folder := temporary_folder()) and _JAVA_TEMPORARY not in options:
+        options = f'{options} "{_JAVA_TEMPORARY}{folder}"'.strip()
     return {
         **os.environ,
+        **({"SPARK_SUBMIT_OPTS": options} if options else {}),
         "JAVA_HOME": str(find_java_home()),
         "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON") or sys.executable,
         "PATH": os.pathsep.join([scripts, *(part for part in path if part != scripts)]),
@@ -88,9 +95,10 @@ def spark_session(app_name: str, cluster: Cluster) -> Iterator[SparkSession]:
     """Start Spark as `cluster` says, and stop it at the end of the `with` statement.
 
     Under spark-submit its options win. Raises ConfigurationError if a Python dependency of the
-    cluster is not installed, and JavaError if there is no Java.
+    cluster is not installed, or if the environment names what Spark cannot use.
     """
     require_dependencies(cluster)
+    require_environment(cluster)
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         conf = submitted_conf(app_name, cluster)
     else:

@@ -9,6 +9,7 @@ from pyspark import SparkConf, SparkContext
 
 from infra.cluster import Cluster
 from infra.ranges import mebibytes
+from infra.spark.host_environment import temporary_folder
 
 # Also for a local master from the command line: nothing listens beyond this host.
 LOCAL_SETTINGS: Mapping[str, str] = {
@@ -43,7 +44,11 @@ def cluster_settings(cluster: Cluster) -> dict[str, str]:
         "spark.dynamicAllocation.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
-    return settings | (dict(LOCAL_SETTINGS) if cluster.is_local else {}) | cluster.spark
+    if cluster.is_local:
+        settings |= LOCAL_SETTINGS
+        if folder := temporary_folder():
+            settings["spark.local.dir"] = folder
+    return settings | cluster.spark
 
 
 def launch_options(cluster: Cluster) -> list[str]:

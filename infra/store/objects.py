@@ -26,7 +26,12 @@ class RequestRefused(StoreError):  # noqa: N818
 
 
 class PrefixError(StoreError):
-    """PrefixError refuses a URI that is malformed, has `..`, or is outside allowed prefixes."""
+    """PrefixError refuses a URI that is malformed, has `..`, or is outside allowed prefixes.
+
+    `is_outside` says that it is the last of these.
+    """
+
+    is_outside = False
 
 
 class ObjectNotFound(StoreError):  # noqa: N818

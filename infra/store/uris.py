@@ -18,6 +18,12 @@ _MISSPELT = re.compile(
 )
 _CONTROL = re.compile(r"[\0-\x1f]")
 _BUCKET = re.compile(r"[A-Za-z0-9._-]{3,63}")
+_HOME = re.compile(r"~[\w.-]*(/|$)")
+_WINDOWS = re.compile(r"[A-Za-z]:[\\/]|\\\\")
+_REMEDIES = {
+    **dict.fromkeys(("http", "https", "ftp"), "download it, and name the file"),
+    **dict.fromkeys(("s3", "s3a", "s3n"), "write s3://"),
+}
 _MAX_KEY_BYTES = 1024  # S3's limit; a longer key is an error, not an absent object
 
 
@@ -40,15 +46,15 @@ def normalize_uri(uri: str) -> str:
     scheme = _SCHEME.match(uri)
     if scheme is None:
         _refuse_misspelt(uri, uri)
+        _refuse_foreign_path(uri)
         return os.path.abspath(uri)  # noqa: PTH100 - resolve() would also follow symlinks
     if scheme[1] == "file":
         return _file_uri_path(uri)
     if scheme[1] != "s3":
         # A password may hold anything, spaces too.
         where = f"{scheme[1]}://***" if "@" in uri else printable(uri)
-        raise PrefixError(
-            f"{where}: unknown scheme {scheme[1]}://, need s3://bucket/key or a local path"
-        )
+        need = f"need s3://bucket/key or a local path{_remedy(scheme[1])}"
+        raise PrefixError(f"{where}: unknown scheme {scheme[1]}://, {need}")
     bucket, key = split_s3(uri)
     if ":" in bucket or "@" in bucket:
         raise PrefixError(
@@ -63,6 +69,24 @@ def normalize_uri(uri: str) -> str:
         raise PrefixError(f"{uri[:80]}...: need a key of at most {_MAX_KEY_BYTES} bytes")
     refuse_traversal(uri)
     return f"s3://{bucket}/{key}".rstrip("/")
+
+
+def is_absolute(uri: str) -> bool:
+    """Return whether a URI or path is relative to no folder, on this system or on another."""
+    return uri.startswith("/") or "://" in uri or bool(_HOME.match(uri) or _WINDOWS.match(uri))
+
+
+def _refuse_foreign_path(path: str) -> None:
+    if _HOME.match(path):
+        raise PrefixError(f"{shown(path)}: ~ is for a shell to expand: write the whole path")
+    if _WINDOWS.match(path):
+        need = "need the path by which this host reaches the file"
+        raise PrefixError(f"{shown(path)}: a path of Windows: {need}")
+
+
+def _remedy(scheme: str) -> str:
+    remedy = _REMEDIES.get(scheme.lower())
+    return f": {remedy}" if remedy else ""
 
 
 def _refuse_misspelt(path: str, uri: str) -> None:
@@ -118,10 +142,27 @@ def require_within(uri: str, resolved_prefixes: Sequence[str]) -> str:
     real = normalized if is_s3(normalized) else _without_links(normalized)
     if any(_is_at_or_below(real, prefix) for prefix in resolved_prefixes):
         return normalized
-    allowed = ", ".join(resolved_prefixes) or "none"
-    raise PrefixError(
-        f"{uri}: outside the allowed prefixes ({allowed}): allow its prefix, or move it"
-    )
+    if (link := _last_link(normalized)) is None:
+        widest = [each for each in resolved_prefixes if not _is_below_one(each, resolved_prefixes)]
+        allowed = ", ".join(dict.fromkeys(widest)) or "none"
+        said = f"{uri}: outside the allowed prefixes ({allowed}): allow its prefix, or move it"
+    else:
+        target = Path(_without_links(str(link)))
+        folder = target if target.is_dir() else target.parent
+        said = f"{link} is a link to {target}, outside the allowed prefixes: allow {folder}"
+    error = PrefixError(said)
+    error.is_outside = True
+    raise error
+
+
+def _is_below_one(uri: str, prefixes: Sequence[str]) -> bool:
+    return any(uri != each and _is_at_or_below(uri, each) for each in prefixes)
+
+
+def _last_link(uri: str) -> Path | None:
+    path = Path(uri)
+    names = () if is_s3(uri) else (path, *path.parents)
+    return next((each for each in names if each.is_symlink()), None)
 
 
 def _is_within(uri: str, prefix: str) -> bool:

@@ -1,8 +1,8 @@
 """Run steps and queries: open the job, run it, print its answer, exit with its code.
 
 Exit codes: 0 done (also when the step was finished before), 1 failed, 2 bad usage or recipe,
-3 loss budget exceeded, 130 interrupted. With --json one object goes to standard output; logs go to
-standard error.
+3 loss budget exceeded, 130 interrupted, 141 if the reader of the output ended first. With --json
+one object goes to standard output; logs go to standard error.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from infra.store.request_counts import REQUESTS
 from jobs.cli.begun import begin, begun_changes, end, withdraw
 from jobs.cli.catalogue import READS, WRITES
 from jobs.cli.job import Job, job_parser, open_job, read_steps, written_steps
+from jobs.cli.megahour import ended_by_closed_pipe
 from jobs.cli.metrics import metrics_path, metrics_text, write_metrics
 from jobs.cli.parser import add_extends_argument
 from jobs.cli.summary import (
@@ -164,7 +165,8 @@ class Query:
 
 def main(command: Step | Query, arguments: argparse.Namespace | None = None) -> None:
     """Run the step or query with these arguments, or the command line's; exit with its code."""
-    sys.exit(execute(command, arguments or command.parser().parse_args()))
+    with ended_by_closed_pipe():
+        sys.exit(execute(command, arguments or command.parser().parse_args()))
 
 
 def execute(command: Step | Query, arguments: argparse.Namespace) -> int:

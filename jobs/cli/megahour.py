@@ -1,19 +1,26 @@
 """Start megahour: list every step and query as the story of a run, and start each."""
 
 import difflib
+import os
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
 from infra.log_lines import report_error
 from infra.ranges import printable
 from jobs.cli.catalogue import STORY, Starter, module_of, summary_of
 
+CLOSED_PIPE = 141
+"""The exit code if the reader of our output ended first: 128 + SIGPIPE, as of other programs."""
+
 HEAD = """\
 megahour: from a firehose of untranscribed speech to a deployed acoustic model
 
 usage: megahour COMMAND [OPTIONS]
-       megahour COMMAND --help      explains a command, its options and its exit codes
+       megahour COMMAND --help      explains a command, its options and its exit codes;
+                                    all end with 141 if the reader of their output ends first
 """
 
 FOOT = """\
@@ -27,6 +34,11 @@ torchrun  trains alone, on one rank. For four ranks:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """List the commands, or start the named one with the rest of the arguments."""
+    with ended_by_closed_pipe():
+        _start(arguments)
+
+
+def _start(arguments: Sequence[str] | None) -> None:
     name, *options = arguments or sys.argv[1:] or ["--help"]
     if name in ("-h", "--help"):
         print(listing())
@@ -40,6 +52,55 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:  # while it imports
         report_error(name, "interrupted: the same command resumes")
         sys.exit(130)
+
+
+class _Output:
+    """_Output is standard output or error; writing to a reader that has ended ends us, silently.
+
+    SIGPIPE itself would also end us where a connection closes, which is retried.
+    """
+
+    def __init__(self, stream: Any) -> None:  # noqa: ANN401
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            return int(self._stream.write(text))
+        except BrokenPipeError:
+            self._end()
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            self._end()
+
+    def _end(self) -> NoReturn:
+        # What is still buffered is written at the end of the process, and would fail again.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
+        sys.exit(CLOSED_PIPE)
+
+
+@contextmanager
+def ended_by_closed_pipe() -> Iterator[None]:
+    """End this process with 141 and no word once the reader of its output has ended (| head)."""
+    before: Any = sys.stdout, sys.stderr
+    after: Any = [stream and _Output(stream) for stream in before]
+    sys.stdout, sys.stderr = after
+    try:
+        yield
+    finally:
+        try:
+            for stream in after:
+                if stream:
+                    stream.flush()
+        finally:
+            sys.stdout, sys.stderr = before
 
 
 def listing() -> str:

@@ -27,6 +27,7 @@ from pipeline.steps.ingestion.directories import (
     channel_of_side,
     require_known_tables,
 )
+from pipeline.steps.ingestion.manifest_records import ARCHIVE_ENTRY, OF_ARCHIVE
 
 UNDETERMINED_LOCALE = "und"
 _UNSAFE_IN_KEYS = "/\\%"
@@ -218,6 +219,8 @@ def _require_file_name(where: str, utterance_id: str, value: str) -> None:
     if value.endswith("|") or value.startswith("|"):
         remedy = "run the commands once into WAV or FLAC files, and name these"
         raise ValueError(f"{where}: a command ({value[:60]}) is not run: {remedy}")
+    if ARCHIVE_ENTRY.search(value):
+        raise ValueError(f"{where}: {value[:60]}: {OF_ARCHIVE}")
     if utterance_id.startswith(".") or any(mark in utterance_id for mark in _UNSAFE_IN_KEYS):
         raise ValueError(f"{where}: becomes an object key: rename it without / \\ % or leading dot")
 

@@ -2,10 +2,12 @@
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from infra.configuration import ConfigurationError
 from infra.ranges import Range, printable
 from infra.store.object_store import ObjectStore, normalize_uri
+from jobs.cli.job import Job
 from jobs.cli.parser import DEFAULT_SPEAKER_BUCKETS, LIBRISPEECH, MANIFEST_FORMATS, NEMO, TABLE
 from jobs.ingestion.kaldi_directory import UNDETERMINED_LOCALE
 from jobs.ingestion.language_data import texts_of
@@ -17,6 +19,7 @@ from pipeline.steps.ingestion.directories import CommonVoice, Kaldi, LibriSpeech
 from pipeline.steps.ingestion.formats import CHANNEL, FIELDS, ManifestFormat, Nemo, Table
 from pipeline.steps.ingestion.ingest_manifests import Manifest, ManifestIngestion
 from pipeline.steps.ingestion.lhotse import LhotseCuts, LhotseSupervisions, Shar
+from pipeline.steps.ingestion.manifest_probe import require_usable_rows
 from pipeline.steps.ingestion.manifest_records import RecordRules
 from pipeline.steps.ingestion.manifest_rows import IGNORE_COLUMNS
 
@@ -37,23 +40,19 @@ def ingestion_of(
 
     `channel` is the one that the recipe hears, which rows may name.
     """
-    num_buckets = arguments.speaker_buckets
-    num_buckets = DEFAULT_SPEAKER_BUCKETS if num_buckets is None else num_buckets
-    if not SPEAKER_BUCKETS.admits(num_buckets):
-        raise ConfigurationError(f"--speaker-buckets {num_buckets}: need {SPEAKER_BUCKETS.need}")
-    locale = arguments.locale or UNDETERMINED_LOCALE
+    rules = replace(_rules(arguments, channel), dev_share=arguments.dev_share)
     manifests = manifests_of(arguments)
     names_channels = any(isinstance(each.format, Nemo | Kaldi | Table) for each in manifests)
     return ManifestIngestion(
         manifest_store(arguments, manifests, store),
         manifests,
-        RecordRules(locale, num_buckets, arguments.dev_share, channel),
+        rules,
         {
             MANIFESTS_SETTING: [f"{each.subset}={each.uri}" for each in manifests],
             "format": arguments.format or NEMO,
             "columns": arguments.columns,
-            "locale": locale,
-            "speaker_buckets": num_buckets,
+            "locale": rules.locale,
+            "speaker_buckets": rules.num_buckets,
             # Without them a manifest is as it was before there were any.
             **({"ignore_columns": arguments.ignore_columns} if arguments.ignore_columns else {}),
             **({"channel": channel} if names_channels and channel != NO_CONVERSION.channel else {}),
@@ -61,6 +60,29 @@ def ingestion_of(
         },
         texts_of(arguments),
     )
+
+
+def _rules(arguments: argparse.Namespace, channel: str) -> RecordRules:
+    num_buckets = arguments.speaker_buckets
+    num_buckets = DEFAULT_SPEAKER_BUCKETS if num_buckets is None else num_buckets
+    if not SPEAKER_BUCKETS.admits(num_buckets):
+        raise ConfigurationError(f"--speaker-buckets {num_buckets}: need {SPEAKER_BUCKETS.need}")
+    locale = arguments.locale or UNDETERMINED_LOCALE
+    return RecordRules(locale, num_buckets, channel=channel)
+
+
+def require_usable_manifests(job: Job) -> None:
+    """Raise ConfigurationError for a manifest of which no row can be used, unless it is ingested.
+
+    Once that is done, manifests and audio may be elsewhere.
+    """
+    if is_finished(job.store, job.run_uri, INGEST_STEP):
+        return
+    rules = _rules(job.arguments, job.recipe.features.conversion.channel)
+    manifests = manifests_of(job.arguments)
+    may_read = manifest_store(job.arguments, manifests, job.store)
+    for manifest in manifests:
+        require_usable_rows(job.store, may_read, manifest, rules)
 
 
 def manifests_of(arguments: argparse.Namespace) -> list[Manifest]:

@@ -239,7 +239,12 @@ def beside_manifests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[s
     (tmp_path / "words.txt").write_text(LEXICON)
     (tmp_path / "labelled.jsonl").write_text('{"audio_filepath": "a.flac", "text": "A B"}\n')
     (tmp_path / "own.arpa.gz").write_bytes(gzip.compress(ARPA.encode()))
-    return "--manifest", "labelled=labelled.jsonl", "--manifest", "s3://bucket/day.jsonl"
+    for name in ("labelled", "day"):
+        (tmp_path / "runs/x").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "runs/x" / f"{name}.wav").touch()
+        line = {"audio_filepath": f"runs/x/{name}.wav", "duration": 1.0, "text": "A"}
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(line))
+    return "--manifest", "labelled=labelled.jsonl", "--manifest", "day.jsonl"
 
 
 def test_transcripts_need_a_lexicon(run_job: RunJob, beside_manifests: tuple[str, ...]) -> None:
@@ -261,6 +266,28 @@ def test_transcripts_need_a_lexicon(run_job: RunJob, beside_manifests: tuple[str
     require_refusal(check(run_job, *beside_manifests[2:]), "lexicon.txt is absent", "give --lexic")
     Path("runs/x/corpus/lexicon.txt").write_text(LEXICON)
     assert check(run_job, "--ingested").code == check(run_job, *beside_manifests).code == 0
+
+
+def test_a_manifest_that_ingest_cannot_use(
+    run_job: RunJob, beside_manifests: tuple[str, ...]
+) -> None:
+    """It is refused here, in ingest's words, until it is ingested; also what no task could read."""
+    given = (*beside_manifests, "--lexicon", "words.txt")
+    for text, said in (
+        ('{"id": "m", "tracks": []}', "looks like lhotse's mixtures of cuts: give --format lhotse"),
+        ('{"audio_filepath": "b.wav", "text": "A"}', "b.wav: no such object"),
+    ):
+        Path("day.jsonl").write_text(text)
+        require_refusal(check(run_job, *given), "day.jsonl", said)
+    require_refusal(check(run_job, *given, "--format", "kaldi"), "wav.scp: missing; need wav.scp")
+
+
+def test_a_variable_that_spark_cannot_use(run_job: RunJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name is in the message, and no step starts."""
+    for name in ("SPARK_HOME", "PYSPARK_PYTHON", "JAVA_HOME", "TMPDIR"):
+        with monkeypatch.context() as environment:
+            environment.setenv(name, "/absent")
+            require_refusal(check(run_job), f"{name} = /absent: no ")
 
 
 def test_a_language_model_beside_manifests_is_read_first(

@@ -22,19 +22,19 @@ _BATCH = 256
 
 
 def with_durations(
-    store: ObjectStore, rows: Iterable[Row | Quarantined]
+    store: ObjectStore, rows: Iterable[Row | Quarantined], column: str = "duration_s"
 ) -> Iterator[Row | Quarantined]:
     """Yield the rows in order; those without a duration get that of their audio's header.
 
     A segment without one lasts to the end of its recording. The header is one small GET of a WAV or
-    FLAC; other formats are read whole.
+    FLAC; other formats are read whole. `column` is the manifest's name of the duration.
     """
     remaining = iter(rows)
     while batch := list(islice(remaining, _BATCH)):
         if all(isinstance(row, Quarantined) or not _lacks_duration(row.fields) for row in batch):
             yield from batch
             continue
-        for _, found in prefetch(partial(_with_duration, store), batch, IN_FLIGHT):
+        for _, found in prefetch(partial(_with_duration, store, column), batch, IN_FLIGHT):
             yield found
 
 
@@ -43,7 +43,7 @@ def _lacks_duration(fields: Any) -> bool:  # noqa: ANN401 - a row's fields are a
     return "duration_s" not in fields and not is_member and isinstance(fields.get("audio_uri"), str)
 
 
-def _with_duration(store: ObjectStore, row: Row | Quarantined) -> Row | Quarantined:
+def _with_duration(store: ObjectStore, column: str, row: Row | Quarantined) -> Row | Quarantined:
     if isinstance(row, Quarantined) or not _lacks_duration(row.fields):
         return row
     uri = row.fields["audio_uri"]
@@ -56,7 +56,7 @@ def _with_duration(store: ObjectStore, row: Row | Quarantined) -> Row | Quaranti
         refused = MetadataError(reason, str(error), partial_record)
         return Quarantined.from_error(refused, row.num_bytes)
     if duration_s is None:
-        detail = "duration_s is absent, and the audio does not state how long it lasts"
+        detail = f"{column} is absent, and the audio does not state how long it lasts"
         return Quarantined.from_error(
             MetadataError("missing_field", detail, partial_record), row.num_bytes
         )

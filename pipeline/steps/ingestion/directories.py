@@ -1,9 +1,9 @@
 """Read the directories of corpora: Kaldi with segments, LibriSpeech, Common Voice."""
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Quarantined
@@ -11,10 +11,11 @@ from pipeline.steps.ingestion.formats import (
     ABOUT_SPEAKERS,
     ABOUT_TEXTS,
     CHANNEL,
-    checked_first,
+    Look,
     refused,
 )
 from pipeline.steps.ingestion.manifest_objects import (
+    DELIMITED,
     Piece,
     files_in,
     files_of,
@@ -61,6 +62,13 @@ def require_known_tables(names: Iterable[str], ignored: Collection[str] = ()) ->
         raise ValueError(f"{unknown[0]}: a table that is not known: {remedy}")
 
 
+ARCHIVES = Look(
+    "Kaldi's archives, or a list of their entries",
+    "they are not read: give --format kaldi and a folder whose wav.scp names audio files",
+    file=re.compile(r".*\.ark|feats\.scp"),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Kaldi:
     """Kaldi reads wav.scp with or without segments; one task holds a directory's tables.
@@ -70,6 +78,12 @@ class Kaldi:
     """
 
     ignored: Collection[str] = ()
+
+    columns: ClassVar[Mapping[str, str]] = {"audio_uri": "wav.scp"}
+    looks: ClassVar[Sequence[Look]] = (
+        Look("Kaldi's", "give --format kaldi and the folder", file=re.compile(r"wav\.scp")),
+    )
+    contents: ClassVar[Sequence[str]] = ()
 
     def pieces(self, store: ObjectStore, uri: str) -> Iterator[Piece]:
         """Yield the directory as one piece."""
@@ -169,6 +183,16 @@ def _number(text: str | None) -> float | str | None:
 class LibriSpeech:
     """LibriSpeech reads SPEAKER/CHAPTER/SPEAKER-CHAPTER.trans.txt, beside the FLACs it names."""
 
+    columns: ClassVar[Mapping[str, str]] = {}
+    looks: ClassVar[Sequence[Look]] = (
+        Look(
+            "LibriSpeech's",
+            "give --format librispeech and the folder above the chapters",
+            file=re.compile(r".*\.trans\.txt"),
+        ),
+    )
+    contents: ClassVar[Sequence[str]] = ()
+
     def pieces(self, store: ObjectStore, uri: str) -> Iterator[Piece]:
         """Yield some chapters' transcripts at a time."""
         objects = list_objects(store, uri, (_TRANSCRIPTS,))
@@ -201,13 +225,32 @@ class CommonVoice:
 
     ignored: Collection[str] = ()
 
+    columns: ClassVar[Mapping[str, str]] = {
+        "audio_uri": "path",
+        "utterance_id": "path",
+        **_CLIP_COLUMNS,
+    }
+    looks: ClassVar[Sequence[Look]] = (
+        Look(
+            "a table of Common Voice",
+            "give --format common_voice",
+            frozenset({"client_id", "path", "sentence"}),
+            re.compile(r"(validated|clip_durations)\.tsv"),
+        ),
+    )
+    contents: ClassVar[Sequence[str]] = (DELIMITED,)
+
     def pieces(self, store: ObjectStore, uri: str) -> Iterator[Piece]:
         """Yield the table, with the table of durations where there is one."""
-        [found] = list_objects(store, uri, (".tsv",))
+        found, *others = list_objects(store, uri, (".tsv",))
+        if others:
+            tables = [found.uri, *(each.uri for each in others)]
+            train = [each for each in tables if each.endswith("/train.tsv")]
+            need = f"name one of them, such as {[*train, *tables][0]}"
+            raise ValueError(f"{uri} holds {len(tables)} tables: {need}")
         folder = folder_of_object(found.uri)
         durations = [e for e in store.list(folder) if e.uri == join_uri(folder, _CLIP_DURATIONS)]
-        pieces = iter([whole([found, *durations], folder)])
-        yield from checked_first(pieces, lambda piece: self.rows(store, piece))
+        yield whole([found, *durations], folder)
 
     def rows(self, store: ObjectStore, piece: Piece) -> Iterator[Row | Quarantined]:
         """Yield each clip; a client is a speaker."""
@@ -220,10 +263,10 @@ class CommonVoice:
                 continue
             path = str(row.fields.get("path", ""))
             found = {
-                "utterance_id": path.rpartition(".")[0] or path,
+                "utterance_id": path.rpartition(".")[0] or path or None,
                 **{name: row.fields.get(column) for name, column in _CLIP_COLUMNS.items()},
                 "duration_s": seconds.get(path),
-                "audio_uri": f"clips/{path}",
+                "audio_uri": f"clips/{path}" if path else None,
             }
             fields = {name: value for name, value in found.items() if value is not None}
             yield Row(fields, row.num_bytes)

@@ -1,13 +1,17 @@
 """The formats of manifests: which objects they have, and how their rows become our fields."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 from infra.store.object_store import ObjectStore
 from pipeline.audio_parts import MEMBER_FIELDS, SEGMENT_FIELDS
 from pipeline.records import MetadataError, PartialRecord, Quarantined
 from pipeline.steps.ingestion.manifest_objects import (
+    DELIMITED,
+    JSON_LINES,
+    PARQUET,
     Piece,
     folder_of_object,
     list_objects,
@@ -16,7 +20,6 @@ from pipeline.steps.ingestion.manifest_objects import (
     whole,
 )
 from pipeline.steps.ingestion.manifest_rows import (
-    UNKNOWN_FIELD,
     KnownFields,
     Row,
     csv_rows,
@@ -59,9 +62,47 @@ _NUMBERS: Mapping[str, type[float] | type[int]] = {
 _NAMES = ("utterance_id", "speaker_id", "stream")
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Look says by what a manifest of a format is known, for messages of other formats' readers.
+
+    Rows of a manifest that is `called` so have all of `keys`, or the name of one of its objects
+    matches `file`; `remedy` says what to give instead.
+    """
+
+    called: str
+    remedy: str
+    keys: frozenset[str] = frozenset()
+    file: re.Pattern[str] = re.compile(r"(?!)")
+
+    def has_keys(self, keys: Collection[str]) -> bool:
+        """Return whether a row with these keys is of the format."""
+        return bool(self.keys) and self.keys.issubset(keys)
+
+
+TARRED = Look(
+    "NeMo's tarred data set",
+    "its members are not read: unpack the tars, and give a manifest of the files",
+    frozenset({"tarred_audio_filepaths"}),
+    re.compile(r".*_OP_\d+\.\.\d+_CL_.*"),
+)
+
+
 @runtime_checkable
 class ManifestFormat(Protocol):
-    """ManifestFormat divides a manifest into pieces, and reads their rows as our fields."""
+    """ManifestFormat divides a manifest into pieces, and reads their rows as our fields.
+
+    The formats of a class share its `looks`. `contents` are what its objects may hold; formats of
+    folders name none.
+    """
+
+    looks: ClassVar[Sequence[Look]]
+    contents: ClassVar[Sequence[str]]
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        """The manifest's names of our fields, where they are others."""
+        ...
 
     def pieces(self, store: ObjectStore, uri: str) -> Iterator[Piece]:
         """Yield the pieces of the manifest at `uri`."""
@@ -70,20 +111,6 @@ class ManifestFormat(Protocol):
     def rows(self, store: ObjectStore, piece: Piece) -> Iterator[Row | Quarantined]:
         """Yield the rows of a piece, with the fields that a metadata record has."""
         ...
-
-
-def checked_first(
-    pieces: Iterator[Piece], rows: Callable[[Piece], Iterator[Row | Quarantined]]
-) -> Iterator[Piece]:
-    """Yield the pieces; ValueError before the first if its first row has an unknown field.
-
-    What one row has, most have, so it is said at once, and not by a ledger row of each.
-    """
-    for number, piece in enumerate(pieces):
-        first = next(rows(piece), None) if number == 0 else None
-        if isinstance(first, Quarantined) and first.reason == UNKNOWN_FIELD:
-            raise ValueError(f"{piece.uri}: {first.detail}")
-        yield piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +123,11 @@ class Table:
     columns: Mapping[str, str] = field(default_factory=dict)
     ignored: Collection[str] = ()
 
+    looks: ClassVar[Sequence[Look]] = ()
+    contents: ClassVar[Sequence[str]] = (JSON_LINES, DELIMITED, PARQUET)
+
     def pieces(self, store: ObjectStore, uri: str) -> Iterator[Piece]:
         """Yield ranges of JSON lines and of row groups, and whole CSVs."""
-        yield from checked_first(self._pieces(store, uri), lambda piece: self.rows(store, piece))
-
-    def _pieces(self, store: ObjectStore, uri: str) -> Iterator[Piece]:
         for found in list_objects(store, uri, (*JSON_SUFFIXES, *CSV_SUFFIXES, *PARQUET_SUFFIXES)):
             folder = folder_of_object(found.uri)
             if found.uri.endswith(PARQUET_SUFFIXES):
@@ -158,11 +185,14 @@ class Nemo:
 
     ignored: Collection[str] = ()
 
+    columns: ClassVar[Mapping[str, str]] = NEMO_COLUMNS
+    looks: ClassVar[Sequence[Look]] = (
+        Look("NeMo's", "give --format nemo", frozenset({"audio_filepath"})),
+    )
+    contents: ClassVar[Sequence[str]] = (JSON_LINES,)
+
     def pieces(self, store: ObjectStore, uri: str) -> Iterator[Piece]:
         """Yield ranges of JSON lines."""
-        yield from checked_first(self._pieces(store, uri), lambda piece: self.rows(store, piece))
-
-    def _pieces(self, store: ObjectStore, uri: str) -> Iterator[Piece]:
         for found in list_objects(store, uri, JSON_SUFFIXES):
             yield from split_lines(found, folder_of_object(found.uri))
 

@@ -259,8 +259,9 @@ def _records(task: PieceTask) -> Iterator[Any]:
     store = task.context.store
     rows = _rows_of(task, task.manifest.format.rows(task.manifest_store, task.piece))
     located = with_audio(rows, task.piece.folder, store.allowed_prefixes)
-    timed = with_durations(store, located)
-    return records_of(timed, task.rules, task.manifest.subset)
+    columns = task.manifest.format.columns
+    timed = with_durations(store, located, columns.get("duration_s", "duration_s"))
+    return records_of(timed, task.rules, task.manifest.subset, columns)
 
 
 def _rows_of(task: PieceTask, rows: Iterator[Row | Quarantined]) -> Iterator[Row | Quarantined]:

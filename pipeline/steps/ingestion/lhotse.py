@@ -1,10 +1,11 @@
 """Read lhotse's manifests: cuts, supervisions with their recordings, and Shar's tars."""
 
+import re
 import tarfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, ClassVar, TypeAlias, TypeGuard
 
 from infra.ranges import shown
 from infra.store.object_store import ObjectInfo, ObjectStore
@@ -13,11 +14,12 @@ from pipeline.records import Quarantined
 from pipeline.steps.ingestion.formats import (
     FIELDS,
     JSON_SUFFIXES,
-    checked_first,
+    Look,
     refused,
     renamed,
 )
 from pipeline.steps.ingestion.manifest_objects import (
+    JSON_LINES,
     Piece,
     folder_of_object,
     list_objects,
@@ -49,6 +51,33 @@ SOURCE = ("type", "channels", "source")
 SOURCE_HARMLESS = ("video",)
 
 _WITHOUT_AUDIO = (".json", ".nodata", ".nometa")
+_COLUMNS = {
+    "audio_uri": "recording.sources.source",
+    "utterance_id": "id",
+    "duration_s": "duration",
+    "start_s": "start",
+    "text": "supervisions.text",
+    "speaker_id": "supervisions.speaker",
+    "locale": "supervisions.language",
+}
+CUTS = (
+    Look(
+        "lhotse's cuts",
+        "give --format lhotse, or --format shar for the folder that SharWriter wrote",
+        frozenset({"id", "start", "duration", "channel", "supervisions"}),
+    ),
+    Look("lhotse's mixtures of cuts", "give --format lhotse", frozenset({"id", "tracks"})),
+)
+SUPERVISIONS = Look(
+    "lhotse's supervisions",
+    "give --format lhotse, and their recordings by --recordings URI",
+    frozenset({"id", "recording_id", "start", "duration"}),
+)
+RECORDINGS = Look(
+    "lhotse's recordings, which say of no utterance",
+    "give cuts by --format lhotse, or supervisions with --recordings URI",
+    frozenset({"id", "sources", "sampling_rate"}),
+)
 _OURS = {name: name for name in (*FIELDS, "folder")}
 
 
@@ -65,9 +94,13 @@ class LhotseCuts:
 
     ignored: Collection[str] = ()
 
+    columns: ClassVar[Mapping[str, str]] = _COLUMNS
+    looks: ClassVar[Sequence[Look]] = CUTS
+    contents: ClassVar[Sequence[str]] = (JSON_LINES,)
+
     def pieces(self, store: ObjectStore, uri: str) -> Iterator[Piece]:
         """Yield ranges of JSON lines, and whole archives."""
-        yield from checked_first(json_pieces(store, uri), lambda piece: self.rows(store, piece))
+        return json_pieces(store, uri)
 
     def rows(self, store: ObjectStore, piece: Piece) -> Iterator[Row | Quarantined]:
         """Yield each cut as a segment, or as the whole object if it is the whole recording."""
@@ -116,9 +149,13 @@ class LhotseSupervisions:
     recordings_uri: str
     ignored: Collection[str] = ()
 
+    columns: ClassVar[Mapping[str, str]] = _COLUMNS
+    looks: ClassVar[Sequence[Look]] = (SUPERVISIONS,)
+    contents: ClassVar[Sequence[str]] = (JSON_LINES,)
+
     def pieces(self, store: ObjectStore, uri: str) -> Iterator[Piece]:
         """Yield ranges of the supervisions' lines."""
-        yield from checked_first(json_pieces(store, uri), lambda piece: self._alone(store, piece))
+        return json_pieces(store, uri)
 
     def _alone(self, store: ObjectStore, piece: Piece) -> Iterator[Row | Quarantined]:
         known = KnownFields(SUPERVISION, SUPERVISION_HARMLESS, self.ignored)
@@ -176,15 +213,14 @@ class Shar:
 
     ignored: Collection[str] = ()
 
+    columns: ClassVar[Mapping[str, str]] = _COLUMNS
+    looks: ClassVar[Sequence[Look]] = (
+        Look("lhotse's Shar", "give --format shar", file=re.compile(r"recording\.\d+\.tar")),
+    )
+    contents: ClassVar[Sequence[str]] = ()
+
     def pieces(self, store: ObjectStore, uri: str) -> Iterator[Piece]:
         """Yield a piece for each pair of cuts and recordings."""
-        yield from checked_first(self._pieces(store, uri), lambda piece: self._cuts(store, piece))
-
-    def _cuts(self, store: ObjectStore, piece: Piece) -> Iterator[Row | Quarantined]:
-        only_cuts = whole([ObjectInfo(piece.uri, 0, "")], piece.folder)
-        return cut_rows(store, only_cuts, self.ignored)
-
-    def _pieces(self, store: ObjectStore, uri: str) -> Iterator[Piece]:
         there = {each.uri: each for each in store.list(uri)}
         cuts = [each for each in there.values() if _is_cuts(each)]
         if not cuts:
@@ -195,6 +231,10 @@ class Shar:
             if tar not in there:
                 raise ValueError(f"{tar}: missing beside {each.uri}: a compressed tar is not read")
             yield whole([each, there[tar]], folder)
+
+    def _cuts(self, store: ObjectStore, piece: Piece) -> Iterator[Row | Quarantined]:
+        only_cuts = whole([ObjectInfo(piece.uri, 0, "")], piece.folder)
+        return cut_rows(store, only_cuts, self.ignored)
 
     def rows(self, store: ObjectStore, piece: Piece) -> Iterator[Row | Quarantined]:
         """Yield each cut as the member with its id."""
@@ -287,6 +327,8 @@ def _place(row: Fields) -> dict[str, Any]:
     if not isinstance(sources, list) or len(sources) != 1 or not isinstance(sources[0], dict):
         raise _RefusedError("sources: need one file of the recording")
     source = sources[0]
+    if source.get("type") == "shar":
+        raise _RefusedError("audio in a Shar: give --format shar and the folder of the cuts")
     _require_known("sources", source, SOURCE, SOURCE_HARMLESS)
     if source.get("type") not in ("file", "url"):
         raise _RefusedError(f"source of type {source.get('type')!r}: need file or url")

@@ -1,7 +1,11 @@
-"""List the objects of a manifest, and divide them into pieces, each of which one task reads."""
+"""List the objects of a manifest, tell what they hold, and divide them into tasks' pieces."""
 
+import csv
+import json
 import re
+import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -15,7 +19,31 @@ PIECE_BYTES = 64 * 2**20
 LISTS_PER_PIECE = 64
 """A piece has so many small lists, such as LibriSpeech's transcripts of a chapter."""
 
+JSON_LINES, DELIMITED, PARQUET = "JSON lines", "a table of text", "Parquet"
+"""What a manifest's object may hold."""
+
 _MARKS = re.compile(r"_SUCCESS|\..*|.*_\$folder\$")
+_AUDIO = "an audio file", "name a manifest that lists it"
+_MAGIC = {
+    b"fLaC": _AUDIO,
+    b"RIFF": _AUDIO,
+    b"OggS": _AUDIO,
+    b"ID3": _AUDIO,
+    b"PK\x03\x04": ("a zip archive", "unpack it"),
+    b"\xff\xfe": ("UTF-16", "write it as UTF-8"),
+    b"\xfe\xff": ("UTF-16", "write it as UTF-8"),
+}
+_GZIP = b"\x1f\x8b"
+_HEAD_BYTES = 64 * 2**10
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Content says what an object holds, by which keys, and what to do if that is not read."""
+
+    called: str
+    remedy: str = ""
+    keys: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,3 +145,58 @@ def in_groups(
     lists = [each for each in objects if is_with(each)]
     for start in range(0, len(lists), LISTS_PER_PIECE):
         yield whole(lists[start : start + LISTS_PER_PIECE], folder)
+
+
+def content_of(store: ObjectStore, uri: str) -> Content | None:
+    """Tell what an object holds by its first bytes; None if that is nothing known.
+
+    Raises ValueError for one whose name does not say whether it is in gzip.
+    """
+    with closing(store.open(uri)) as file:
+        head = file.read(_HEAD_BYTES)
+        if head.startswith(b"PAR1"):
+            with suppress(pa.ArrowException, OSError):  # the reader names it
+                names = pq.ParquetFile(pa.PythonFile(file, mode="r")).schema_arrow.names
+                return Content(PARQUET, "give --format table", names)
+    is_named = uri.endswith(".gz")
+    if head and head.startswith(_GZIP) is not is_named:
+        said = "is no gzip, but its name ends in .gz" if is_named else "is in gzip"
+        need = "without .gz" if is_named else "with .gz at its end"
+        raise ValueError(f"{uri} {said}: call it by a name {need}")
+    return _content_of(_unpacked(head))
+
+
+def _unpacked(head: bytes) -> bytes:
+    if not head.startswith(_GZIP):
+        return head
+    with suppress(zlib.error):  # the reader names it
+        return zlib.decompressobj(31).decompress(head, _HEAD_BYTES)
+    return b""
+
+
+def _content_of(data: bytes) -> Content | None:
+    for magic, (called, remedy) in _MAGIC.items():
+        if data.startswith(magic):
+            return Content(called, remedy)
+    text = data.decode("utf-8-sig", "replace").strip()
+    lines = text.splitlines()
+    for line in lines[:100]:
+        if line.startswith("{") and (keys := _keys(line)):
+            return Content(JSON_LINES, "give --format table", keys)
+    if text.startswith(("[", "{")):
+        keys = _keys(text.lstrip("[ \t\r\n"))
+        called, query = ("a JSON array", ".[]") if text[0] == "[" else ("JSON over lines", ".")
+        return Content(called, f"write an object a line, as jq -c '{query}' does", keys)
+    delimiter = "\t" if lines and "\t" in lines[0] else ","
+    if lines and delimiter in lines[0]:
+        header = next(csv.reader(lines[:1], delimiter=delimiter))
+        return Content(DELIMITED, "give --format table, and --columns for other names", header)
+    return Content("text") if lines else None
+
+
+def _keys(text: str) -> Sequence[str]:
+    try:
+        found, _ = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return ()
+    return tuple(found) if isinstance(found, dict) else ()

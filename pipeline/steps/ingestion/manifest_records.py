@@ -1,14 +1,16 @@
 """Make metadata records of a manifest's rows: absolute URIs, ids, times, and what is dropped."""
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import Any
 
 from infra.ranges import shown
 from infra.store.object_store import PrefixError, join_uri
-from infra.store.uris import require_within
+from infra.store.uris import is_absolute, require_within
 from pipeline.audio_parts import MAX_START_S
 from pipeline.records import (
     MetadataError,
@@ -21,6 +23,9 @@ from pipeline.runs.names import DEV, LABELLED, OUTSIDE_PREFIXES, UNLABELLED
 from pipeline.sampling import NUM_PRIORITIES, hash_name
 from pipeline.steps.ingestion.formats import CHANNEL
 from pipeline.steps.ingestion.manifest_rows import Row
+
+ARCHIVE_ENTRY = re.compile(r"\.(ark|scp)(\.gz)?(:\d+)?(\[.*\])?$")
+"""An entry of a Kaldi archive, such as wav.1.ark:1234."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -52,10 +57,16 @@ class RecordRules:
         return DEV if subset == LABELLED and is_drawn else subset
 
 
+OF_ARCHIVE = (
+    "an entry of a Kaldi archive is not read: name files, which "
+    "wav-copy scp:wav.scp scp:files.scp writes where files.scp says"
+)
+
+
 def with_audio(
     rows: Iterator[Row | Quarantined], folder: str, prefixes: Sequence[str]
 ) -> Iterator[Row | Quarantined]:
-    """Make each row's audio URI absolute; one outside the prefixes becomes a ledger row."""
+    """Make each row's audio URI absolute; one that cannot be read becomes a ledger row."""
     for row in rows:
         uri = None if isinstance(row, Quarantined) else row.fields.get("audio_uri")
         if isinstance(row, Quarantined) or not isinstance(uri, str) or not uri:
@@ -63,29 +74,33 @@ def with_audio(
             continue
         fields = dict(row.fields)
         base = fields.pop("folder", folder)
-        fields["audio_uri"] = uri if _is_absolute(uri) else join_uri(base, uri.removeprefix("./"))
+        fields["audio_uri"] = uri if is_absolute(uri) else join_uri(base, uri.removeprefix("./"))
+        partial = PartialRecord(str(fields.get("utterance_id", "")), fields["audio_uri"])
         try:
+            if ARCHIVE_ENTRY.search(uri):
+                raise MetadataError("bad_field", f"{uri}: {OF_ARCHIVE}", partial)
             fields["audio_uri"] = require_within(fields["audio_uri"], prefixes)
         except PrefixError as error:
-            partial = PartialRecord(str(fields.get("utterance_id", "")), fields["audio_uri"])
-            detail = f"{error}: add it to corpus.audio_prefixes"
+            detail = f"{error}: add it to corpus.audio_prefixes" if error.is_outside else str(error)
             refused = MetadataError(OUTSIDE_PREFIXES, detail, partial)
             yield Quarantined.from_error(refused, row.num_bytes)
-            continue
-        yield Row(fields, row.num_bytes)
-
-
-def _is_absolute(uri: str) -> bool:
-    return uri.startswith("/") or "://" in uri
+        except MetadataError as error:
+            yield Quarantined.from_error(error, row.num_bytes)
+        else:
+            yield Row(fields, row.num_bytes)
 
 
 def records_of(
-    rows: Iterator[Row | Quarantined], rules: RecordRules, subset: str
+    rows: Iterator[Row | Quarantined],
+    rules: RecordRules,
+    subset: str,
+    columns: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Utterance | Quarantined]:
     """Yield the records, checked as selection will; transcripts of unlabelled speech are dropped.
 
     A row without id is named by its audio; without speaker, its recording is the speaker; without
-    time, it is as long after 1970 as it begins within its recording.
+    time, it is as long after 1970 as it begins within its recording. Ledger rows call a field as
+    the manifest does, by `columns`.
     """
     for row in rows:
         if isinstance(row, Quarantined):
@@ -94,10 +109,19 @@ def records_of(
         try:
             yield _record(row, rules, subset)
         except MetadataError as error:
+            name, blank, said = error.detail.partition(" ")
+            error.detail = f"{columns.get(name, name)}{blank}{said}"
             yield Quarantined.from_error(error, row.num_bytes)
 
 
 def _record(row: Row, rules: RecordRules, subset: str) -> Utterance:
+    if not isinstance(uri := row.fields.get("audio_uri"), str):
+        # First, as the id that is made of it would be absent, too.
+        named = row.fields.get("utterance_id")
+        partial = PartialRecord(named if isinstance(named, str) else "")
+        if uri is None:
+            raise MetadataError("missing_field", "audio_uri is absent", partial)
+        raise MetadataError("wrong_type", f"audio_uri = {shown(uri)}: need text", partial)
     fields = {**_defaults(row.fields, rules), **row.fields}
     _require_heard(fields, rules.channel)
     if subset == UNLABELLED:

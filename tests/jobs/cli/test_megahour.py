@@ -1,6 +1,7 @@
 """The megahour command lists every command of jobs/ and starts each."""
 
 import ast
+import os
 import runpy
 import subprocess
 import sys
@@ -103,3 +104,15 @@ def test_the_console_script_is_this_command(capsys: pytest.CaptureFixture[str]) 
         runpy.run_module("jobs", run_name="__main__")
         script()
     assert capsys.readouterr().out == 2 * f"{listing()}\n"
+
+
+@pytest.mark.parametrize("is_error_closed", [False, True])
+def test_a_reader_that_ends_first_ends_a_command_quietly(is_error_closed: bool) -> None:
+    """`megahour ... | head` ends with 141, as other programs do, and prints no traceback."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "jobs", "plan", "--help"]
+    error = writer if is_error_closed else subprocess.PIPE
+    done = subprocess.run(command, stdout=writer, stderr=error, check=False, timeout=300)
+    os.close(writer)
+    assert (done.returncode, done.stderr or b"") == (141, b"")

@@ -41,6 +41,7 @@ def test_missing_file_is_named(kaldi_dir: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "line", "message"),
     [
+        ("wav.scp", "ann-3 raw.1.ark:234", "an entry of a Kaldi archive is not read: name files"),
         ("wav.scp", "ann-3 sox a.mp3 -t wav - |", "a command .* is not run: run the commands once"),
         ("wav.scp", "../ann audio/ann-1.flac", "becomes an object key: rename"),
         ("wav.scp", "ann-3 audio/ann-1.flac", "utt2spk: ann-3 of wav.scp without speaker"),

@@ -38,7 +38,10 @@ def rows(speakers: Iterable[str], day: int = 1) -> list[dict[str, Any]]:
     ]
 
 
-def written(corpus: Corpus, name: str, lines: Sequence[object]) -> str:
+def written(corpus: Corpus, name: str, lines: Sequence[dict[str, Any]]) -> str:
+    """Write a manifest, and audio that no test decodes."""
+    for line in lines:
+        (corpus.audio.parent / line["audio_filepath"]).touch()
     return write_lines(corpus.audio.parent / name, lines)
 
 

@@ -143,6 +143,7 @@ def as_parquet(path: Path) -> None:
 def test_tables(corpus: Corpus, name: str, write: Callable[[Path], object]) -> None:
     """CSV, Parquet and JSON lines of equal rows give equal records of a labelled subset."""
     path = corpus.audio.parent / name
+    (corpus.audio / "a.wav").touch()
     write(path)
     options = ("--manifest", f"labelled={path}", "--format", "table", "--columns", COLUMNS)
     corpus.ingest(*options, "--locale", "nl-NL")
@@ -155,6 +156,7 @@ def test_tables(corpus: Corpus, name: str, write: Callable[[Path], object]) -> N
 def test_a_table_is_read_as_it_is(corpus: Corpus) -> None:
     """A column that is not known is refused, and passed over where the option names it."""
     path = corpus.audio.parent / "t.csv"
+    (corpus.audio / "a.wav").touch()
     path.write_text("audio_uri,duration_s,mood\naudio/a.wav,1.5,glad\n")
     options = ("--manifest", str(path), "--format", "table")
     said = corpus.job("ingest", *options)
@@ -167,6 +169,7 @@ def test_a_table_is_read_as_it_is(corpus: Corpus) -> None:
 
 def test_the_channel_that_rows_may_name_decides_the_step(corpus: Corpus) -> None:
     """So another recipe's channel does not take over the records of this one's."""
+    (corpus.audio / "a.wav").touch()
     rows = [{"audio_filepath": "audio/a.wav", "duration": 1.0, "channel_selector": 1}]
     options = ("--manifest", write_lines(corpus.audio.parent / "m.jsonl", rows))
     manifest = corpus.ingest(*options, "--set", 'features.conversion.channel="1"')
@@ -200,6 +203,7 @@ def test_lhotse_cuts_and_supervisions(corpus: Corpus) -> None:
         {**cut, "id": "m", "type": "MixedCut", "tracks": []},
     ]
     folder = corpus.audio.parent
+    (corpus.audio / "r.flac").touch()
     uri = write_lines(folder / "cuts.jsonl.gz", cuts)
     corpus.ingest("--manifest", f"heldout={uri}", "--format", "lhotse")
     (by_cut,) = corpus.records("heldout")
@@ -248,7 +252,7 @@ def test_kaldi_directory_with_segments(corpus: Corpus) -> None:
         "utt2spk": "u1 ann\nu2 ann\nu3 ann\nu4 ann\n",
         "text": "u1 a b\n",
     }
-    for name, text in files.items():
+    for name, text in {**files, "r.wav": ""}.items():
         (corpus.audio / name).write_text(text)
     corpus.ingest("--manifest", f"labelled={corpus.audio}", "--format", "kaldi")
     (record,) = corpus.records("labelled")
@@ -293,6 +297,7 @@ def test_common_voice(corpus: Corpus) -> None:
 def test_again_and_elsewhere(corpus: Corpus) -> None:
     """A finished step is found; changed input or another corpus's metadata is refused."""
     path = corpus.audio.parent / "m.jsonl"
+    (corpus.audio / "a").touch()
     options = ("--manifest", write_lines(path, [{"audio_filepath": "audio/a", "duration": 1}]))
     corpus.ingest(*options)
     before = {each.uri: each.etag for each in corpus.store.list(corpus.run_uri)}

@@ -13,6 +13,8 @@ NAMES = [f"s{number:02d}-0.wav" for number in range(6)]
 @pytest.fixture
 def ingested(corpus: Corpus) -> Corpus:
     """Ingest the records of six speakers, of each twice: with transcripts and without."""
+    (corpus.audio / f"l{NAMES[0]}").touch()
+    (corpus.audio / NAMES[0]).touch()
     given = {
         "labelled": manifest_of(corpus, "labelled.jsonl", [row(f"l{name}") for name in NAMES]),
         "unlabelled": manifest_of(corpus, "unlabelled.jsonl", [row(name) for name in NAMES]),
@@ -56,6 +58,7 @@ def test_a_long_list_of_outputs_is_read_by_parts(
     """As a large ingestion's manifest has it."""
     for module in (many_tasks, commit):
         monkeypatch.setattr(module, "MAX_LISTED", 1)
+    (corpus.audio / NAMES[0]).touch()
     given = {"unlabelled": manifest_of(corpus, "unlabelled.jsonl", [row(each) for each in NAMES])}
     assert ingest_tables(corpus, given).parts
     uris = objects(corpus, "unlabelled")

@@ -17,7 +17,9 @@ from pipeline.records import Quarantined, Utterance
 from pipeline.steps.ingestion.audio_durations import with_durations
 from pipeline.steps.ingestion.directories import Kaldi
 from pipeline.steps.ingestion.formats import ManifestFormat, Nemo, Table
+from pipeline.steps.ingestion.ingest_manifests import Manifest
 from pipeline.steps.ingestion.lhotse import LhotseCuts, LhotseSupervisions, Shar
+from pipeline.steps.ingestion.manifest_probe import require_usable_rows
 from pipeline.steps.ingestion.manifest_records import RecordRules, records_of, with_audio
 from tests.small_corpus import tone, wav
 
@@ -294,10 +296,12 @@ NEMO = {"audio_filepath": "r.wav", "duration": 1.0, "text": "A"}
 def test_a_key_that_is_not_known_is_refused_at_once_or_by_a_row(tmp_path: Path, key: str) -> None:
     """At once where the first row has it; the option passes over it; null is no value."""
     write_json(tmp_path / "m.jsonl", [{**NEMO, key: 1}, NEMO])
+    store = ObjectStore((str(tmp_path),))
+    manifest = Manifest("labelled", str(tmp_path / "m.jsonl"), Nemo())
     with pytest.raises(
         ValueError, match=f"m.jsonl: '{key}'.*: not known, .*--ignore-columns {key}"
     ):
-        found_in(tmp_path, Nemo(), "m.jsonl")
+        require_usable_rows(store, store, manifest, RecordRules("und", 4))
     assert len(found_in(tmp_path, Nemo((key,)), "m.jsonl")) == 2
     write_json(tmp_path / "m.jsonl", [{**NEMO, key: None}, {**NEMO, key: 1}])
     kept, row = found_in(tmp_path, Nemo(), "m.jsonl")

@@ -1,0 +1,153 @@
+"""Check what Spark takes from this host, and name the variable, where Spark would print a trace."""
+
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from infra.cluster import Cluster
+from infra.configuration import ConfigurationError
+
+OPEN_FILES = 512
+"""A local Spark opens so many files; its JVM starts with those of 280 jars."""
+
+_FREE_MEBIBYTES = 32
+_PYTHONS = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
+_NEEDED_MODULES = ("megahour", "numpy", "pyarrow")
+_PYTHON_PROGRAM = """\
+import importlib.util, sys
+print("%d.%d" % sys.version_info[:2])
+print(*[name for name in sys.argv[1:] if importlib.util.find_spec(name) is None])
+"""
+_TEMPORARY = "TMPDIR"
+_VERSION = re.compile(r"\d+\.\d+\.\d+")
+
+
+def require_environment(cluster: Cluster) -> None:
+    """Raise ConfigurationError for what Spark cannot use here; raise the limit of open files.
+
+    Of a cluster elsewhere SPARK_HOME alone is checked, as its executors have other hosts.
+    """
+    _require_spark_home()
+    if not cluster.is_local:
+        return
+    for name in _PYTHONS:
+        if value := os.environ.get(name):
+            _require_python(name, value, "PYSPARK_GATEWAY_PORT" in os.environ)
+    _require_open_files()
+    _require_temporary_folders(cluster)
+
+
+def temporary_folder() -> str:
+    """Return TMPDIR, which a JVM does not read; "" if it is not set."""
+    return os.environ.get(_TEMPORARY, "")
+
+
+def _require_spark_home() -> None:
+    home = os.environ.get("SPARK_HOME")
+    try:
+        ours = version("pyspark")
+    except PackageNotFoundError:  # a cluster's own, which belongs to its SPARK_HOME
+        return
+    if not home:
+        return
+    if not Path(home, "bin", "spark-submit").is_file():
+        raise ConfigurationError(
+            f"SPARK_HOME = {home}: no bin/spark-submit there: unset it, so that the installed "
+            f"pyspark {ours} runs"
+        )
+    theirs = _version_of(Path(home))
+    if theirs and theirs != _VERSION.findall(ours)[0]:
+        raise ConfigurationError(
+            f"SPARK_HOME = {home}: Spark {theirs}, but pyspark {ours} is installed: unset it, or "
+            "install the version of the other"
+        )
+
+
+def _version_of(home: Path) -> str:
+    """Read the version of an installed Spark; "" if it does not say it."""
+    texts = [each.name for each in sorted(home.glob("jars/spark-core_*.jar"))]
+    for file in (home / "RELEASE", home / "python" / "pyspark" / "version.py"):
+        if file.is_file():
+            texts.append(file.read_text(encoding="utf-8", errors="replace"))
+    return next((found[0] for text in texts if (found := _VERSION.findall(text))), "")
+
+
+@cache
+def _require_python(name: str, value: str, has_sent_code: bool) -> None:
+    path = shutil.which(value)
+    if path is None:
+        raise ConfigurationError(f"{name} = {value}: no such program: unset it")
+    if os.path.abspath(path) == sys.executable:  # noqa: PTH100 - a venv's python is a link
+        return
+    # spark-submit may send our modules to the workers, which have none of their own.
+    modules = () if has_sent_code else _NEEDED_MODULES
+    try:
+        command = [path, "-c", _PYTHON_PROGRAM, *modules]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        theirs, absent = done.stdout.splitlines()
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise ConfigurationError(f"{name} = {value}: does not run Python 3: unset it") from error
+    ours = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    if theirs != ours:
+        raise ConfigurationError(
+            f"{name} = {value}: Python {theirs}, but this is Python {ours}: unset it, or name a "
+            f"Python {ours} with megahour"
+        )
+    if absent:
+        lacks = ", ".join(absent.split())
+        raise ConfigurationError(
+            f"{name} = {value}: it has no {lacks}: unset it, or install megahour there"
+        )
+
+
+def _require_open_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < OPEN_FILES:
+        raise ConfigurationError(
+            f"ulimit -n is {hard}: Spark needs {OPEN_FILES} open files: raise it, by "
+            f"ulimit -Hn {OPEN_FILES} as root or in /etc/security/limits.conf"
+        )
+    if soft != resource.RLIM_INFINITY and soft < OPEN_FILES:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, hard))
+
+
+def _require_temporary_folders(cluster: Cluster) -> None:
+    chosen = temporary_folder()
+    if chosen and not Path(chosen).is_dir():
+        raise ConfigurationError(
+            f"{_TEMPORARY} = {chosen}: no such folder: make it, or set {_TEMPORARY} to another"
+        )
+    _require_room(_TEMPORARY, chosen or "/tmp")  # noqa: S108 - a JVM's own choice
+    listed = os.environ.get("SPARK_LOCAL_DIRS")
+    name = "SPARK_LOCAL_DIRS" if listed else "spark.local.dir"
+    for folder in (listed or cluster.spark.get("spark.local.dir", "")).split(","):
+        if folder:
+            _require_room(name, folder)
+
+
+def _require_room(name: str, folder: str) -> None:
+    """Raise ConfigurationError for a folder that cannot be made or written, or is nearly full."""
+    place = Path(folder)
+    while not place.exists():  # Spark makes it
+        place = place.parent
+    remedy = f"set {name} to another folder"
+    try:
+        free = shutil.disk_usage(place).free >> 20
+        if free < _FREE_MEBIBYTES:
+            raise ConfigurationError(
+                f"{folder}: {free} MB are free: Spark needs {_FREE_MEBIBYTES} MB for temporary "
+                f"files: make room, or {remedy}"
+            )
+        with tempfile.TemporaryFile(dir=place) as file:
+            file.write(b"0")
+    except OSError as error:
+        raise ConfigurationError(
+            f"{folder}: {error.strerror}: Spark keeps temporary files there: {remedy}"
+        ) from error

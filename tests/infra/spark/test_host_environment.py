@@ -1,0 +1,123 @@
+"""What Spark takes from the host is checked before Spark starts; messages name the variable."""
+
+import resource
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pyspark import __version__
+
+from infra.cluster import load_cluster
+from infra.configuration import ConfigurationError
+from infra.spark import host_environment
+from infra.spark.host_environment import OPEN_FILES, require_environment
+from infra.spark.session import spark_environment
+from infra.spark.settings import cluster_settings
+
+DEMO = load_cluster("demo")
+
+
+def refusal(monkeypatch: pytest.MonkeyPatch, name: str, value: object) -> str:
+    monkeypatch.setenv(name, str(value))
+    with pytest.raises(ConfigurationError) as caught:
+        require_environment(DEMO)
+    return str(caught.value)
+
+
+def spark_home(folder: Path, place: str, content: str = "") -> Path:
+    for name, text in (("bin/spark-submit", ""), (place, content)):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("place", "content"),
+    [
+        ("RELEASE", "Spark 3.5.6 (git revision 0) built for Hadoop 3.3.4"),
+        ("jars/spark-core_2.12-3.5.6.jar", ""),
+        ("python/pyspark/version.py", '__version__: str = "3.5.6"'),
+    ],
+)
+def test_spark_of_another_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, content: str
+) -> None:
+    """Both versions are named, for a cluster elsewhere, too; the installed one is accepted."""
+    home = spark_home(tmp_path, place, content)
+    said = refusal(monkeypatch, "SPARK_HOME", home)
+    assert said.startswith(f"SPARK_HOME = {home}: Spark 3.5.6, but pyspark {__version__} is inst")
+    with pytest.raises(ConfigurationError, match="SPARK_HOME"):
+        require_environment(replace(DEMO, master="yarn"))
+    names = place.replace("3.5.6", __version__), content.replace("3.5.6", __version__)
+    monkeypatch.setenv("SPARK_HOME", str(spark_home(tmp_path / "same", *names)))
+    require_environment(DEMO)
+
+
+def test_spark_in_an_absent_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder without Spark is the same."""
+    for folder in (tmp_path / "absent", tmp_path):
+        said = refusal(monkeypatch, "SPARK_HOME", folder)
+        assert f"SPARK_HOME = {folder}: no bin/spark-submit there: unset it" in said
+
+
+@pytest.mark.parametrize("name", ["PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"])
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("printf '3.1\\n\\n'", "Python 3.1, but this is Python 3."),
+        ("printf '%d.%d\\nnumpy pyarrow\\n' {} {}", "it has no numpy, pyarrow: unset it, or inst"),
+        ("exit 1", "does not run Python 3: unset it"),
+        ("echo jupyter", "does not run Python 3: unset it"),
+        (None, "no such program: unset it"),
+    ],
+)
+def test_another_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, script: str | None, said: str
+) -> None:
+    """One without our modules, of another minor version, none at all, or the one that runs."""
+    python = tmp_path / "python"
+    if script is not None:
+        python.write_text(f"#!/bin/sh\n{script.format(*sys.version_info[:2])}\n")
+        python.chmod(0o755)
+    assert f"{name} = {python}: {said}" in refusal(monkeypatch, name, python)
+    require_environment(replace(DEMO, master="yarn"))  # its executors have other hosts
+    monkeypatch.setenv(name, sys.executable)
+    require_environment(DEMO)
+
+
+def test_too_few_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A soft limit is raised as far as Spark needs it; a hard one is an error with the number."""
+    limits = {"soft": 100, "hard": 4096}
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limits["soft"], limits["hard"]))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, new: limits.update(soft=new[0]))
+    require_environment(DEMO)
+    assert limits["soft"] == OPEN_FILES
+    limits["hard"] = 256
+    with pytest.raises(ConfigurationError, match=f"ulimit -n is 256: Spark needs {OPEN_FILES} op"):
+        require_environment(DEMO)
+
+
+@pytest.mark.parametrize("name", ["TMPDIR", "SPARK_LOCAL_DIRS"])
+def test_temporary_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """One that cannot be written, or has no room, is named with its variable."""
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "folder"
+    assert str(folder) in (said := refusal(monkeypatch, name, folder))
+    assert f"set {name} to another" in said
+    monkeypatch.setattr(host_environment, "_FREE_MEBIBYTES", 1 << 40)
+    said = refusal(monkeypatch, name, tmp_path)
+    assert "MB are free: Spark needs" in said
+
+
+def test_spark_keeps_its_files_in_tmpdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The JVM, which does not read TMPDIR, is given it; a cluster file's own folder wins."""
+    monkeypatch.delenv("SPARK_SUBMIT_OPTS", raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert spark_environment()["SPARK_SUBMIT_OPTS"] == f'"-Djava.io.tmpdir={tmp_path}"'
+    assert cluster_settings(DEMO)["spark.local.dir"] == str(tmp_path)
+    own = replace(DEMO, spark={"spark.local.dir": "/scratch"})
+    assert cluster_settings(own)["spark.local.dir"] == "/scratch"
+    monkeypatch.delenv("TMPDIR")
+    assert "spark.local.dir" not in cluster_settings(DEMO)
+    assert "SPARK_SUBMIT_OPTS" not in spark_environment()
