@@ -16,7 +16,7 @@ from infra.store.object_store import (
     join_uri,
 )
 from infra.store.uris import is_absolute, is_s3
-from pipeline.records import Quarantined
+from pipeline.records import Quarantined, Utterance
 from pipeline.runs.names import OUTSIDE_PREFIXES, UNLABELLED
 from pipeline.steps.ingestion.directories import ARCHIVES, CommonVoice, Kaldi, LibriSpeech
 from pipeline.steps.ingestion.formats import (
@@ -49,6 +49,9 @@ PROBED_ROWS = frozenset({0, *(2**power for power in range(13))})
 MAX_PROBES = 40
 """An absent object of S3 costs four requests."""
 
+VALUE_FAULTS = frozenset(("malformed_json", "malformed_csv", "bad_duration", "bad_timestamp"))
+"""Reasons of rows that are faulty by themselves: ledger rows and the loss budget tell of them."""
+
 _LISTED = 10_000
 _FORMATS: Sequence[type[ManifestFormat]] = (
     *(Nemo, LhotseCuts, LhotseSupervisions, Shar, Kaldi, LibriSpeech, CommonVoice),
@@ -73,20 +76,26 @@ def require_usable_rows(
     if TARRED.file.fullmatch(manifest.uri):
         raise _looks_like(manifest.uri, TARRED)
     faults: list[str] = []
-    first_uri = manifest.uri
+    first_uri, is_empty = manifest.uri, True
     for piece in _first_pieces(manifest_store, manifest):
         keys = _require_content(manifest_store, manifest, piece)
         for row in _probed_rows(manifest_store, manifest.format, piece):
+            is_empty = False
             if not faults:
                 _require_known_fields(manifest, piece, row, keys)
-            if (fault := _fault(store, manifest, piece, rules, row, keys)) is None:
+            record = _record(store, manifest, piece, rules, row)
+            if isinstance(record, Quarantined) and record.reason in VALUE_FAULTS:
+                continue
+            if (fault := _fault(store, manifest, piece, row, record, keys)) is None:
                 return
             first_uri = first_uri if faults else piece.uri
             faults.append(fault)
             if len(faults) == MAX_PROBES:
                 break
-    if not faults:
+    if is_empty:
         raise ConfigurationError(f"{manifest.uri}: no row: name a manifest that lists audio")
+    if not faults:
+        return
     tried = "its row" if len(faults) == 1 else f"none of {len(faults)} rows that were tried"
     can = "cannot" if len(faults) == 1 else "can"
     raise ConfigurationError(f"{first_uri}: {tried} {can} be used: {faults[0]}")
@@ -200,21 +209,30 @@ def _probed_rows(
             yield row
 
 
-def _fault(
+def _record(
     store: ObjectStore,
     manifest: Manifest,
     piece: Piece,
     rules: RecordRules,
     row: Row | Quarantined,
-    keys: Sequence[str],
-) -> str | None:
-    """Say why a row is no record whose audio is there; None if it is one."""
-    form = manifest.format
+) -> Utterance | Quarantined:
     [located] = with_audio(iter([row]), piece.folder, store.allowed_prefixes)
     if isinstance(located, Row):
         # Without a duration it is read of the audio, which costs more than to see that it is there.
         located = Row({"duration_s": 1.0, **located.fields}, located.num_bytes)
-    [record] = records_of(iter([located]), rules, manifest.subset, form.columns)
+    [record] = records_of(iter([located]), rules, manifest.subset, manifest.format.columns)
+    return record
+
+
+def _fault(
+    store: ObjectStore,
+    manifest: Manifest,
+    piece: Piece,
+    row: Row | Quarantined,
+    record: Utterance | Quarantined,
+    keys: Sequence[str],
+) -> str | None:
+    """Say why a row is no record whose audio is there; None if it is one."""
     if isinstance(record, Quarantined):
         if isinstance(row, Row) and record.reason == OUTSIDE_PREFIXES:
             # The wrong folder is the cause, rather than the permission to read there.
@@ -222,7 +240,8 @@ def _fault(
             if uri.startswith("/") and "/../" not in uri and not Path(uri).exists():
                 return _absent(store, row, piece, keys, f"{uri}: no such object")
         if record.reason == "missing_field":
-            return f"{record.detail}{_found(form, record.detail.partition(' ')[0], keys)}"
+            absent = record.detail.partition(" ")[0]
+            return f"{record.detail}{_found(manifest.format, absent, keys)}"
         return record.detail
     assert isinstance(row, Row), "a ledger row is no record"
     try:

@@ -248,6 +248,12 @@ def test_one_good_row_is_enough(corpus: Corpus) -> None:
     assert corpus.ledger()[0]["detail"] == "audio_filepath is absent"
 
 
+def test_faulty_values_alone_are_the_ledgers(refusal: Callable[..., str]) -> None:
+    """No cause is common to them: they are ingested as rows, and the loss budget decides."""
+    said = refusal({"m.jsonl": nemo("audio/a.wav", duration=-1) + "{"}, "m.jsonl")
+    assert "2 of 2 utterances quarantined" in said
+
+
 def test_ledger_rows_call_a_field_as_the_manifest_does(corpus: Corpus) -> None:
     """A value that is refused is found by its column."""
     (corpus.audio / "a.wav").touch()
