@@ -15,10 +15,10 @@ MAX_DURATION_S = 24 * 3600.0
 MAX_NAME_CHARACTERS = 1024  # what S3 allows a key
 MAX_LINE_BYTES = 2**20
 MAX_DETAIL_CHARACTERS = 300
-# C0, DEL, C1, and Unicode's own ends of lines. A tab is a blank between words, and the characters
-# of format, such as a zero-width joiner, are spelling in some scripts.
-_CONTROL_IN_NAME = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-_CONTROL_IN_TEXT = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
+_CONTROL_IN_NAME = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+# C0 and DEL. A tab is a blank between words; Unicode's own ends of lines, U+0085 and U+2028, come
+# with text from web pages and end no line of ours; a zero-width joiner is spelling in some scripts.
+_CONTROL_IN_TEXT = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _BLANKS_AROUND = " \t\r\n"
 _PASSWORD = re.compile(r"(://)[^/?#\s]*@")  # a user alone may be a token
 _QUERY = re.compile(r"\?[^\s#'\"]*")

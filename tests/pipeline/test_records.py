@@ -23,8 +23,8 @@ GOOD: dict[str, Any] = {
     "locale": "en-US",
     "audio_uri": "audio/00/utt-1.flac",
 }
-TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1, max_size=20)
-CONTROL = [*map(chr, (*range(9), *range(10, 32), *range(127, 160))), "\u2028", "\u2029"]
+TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=20)
+CONTROL = [*map(chr, (*range(9), *range(10, 32), 127))]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
@@ -102,14 +102,14 @@ def test_each_defect_has_a_named_reason(changes: dict[str, Any], reason: str) ->
 
 @pytest.mark.parametrize("name", ["text", "placement", "stream", "speaker_id", "audio_uri"])
 def test_control_characters_are_refused_by_their_code_points(name: str) -> None:
-    """C0, DEL, C1 and Unicode's ends of lines, in any text; the error names the field, too."""
+    """C0 and DEL, in any text; the error names the field, too."""
     for each in CONTROL:
         detail = error_of(**{name: f"a{each}b"}).detail
         assert detail.startswith(f"{name} ")
         assert f"U+{ord(each):04X}" in detail
 
 
-@pytest.mark.parametrize("text", ["a\tb", "a\u00a0b", "a\u3000b", "a\u200db", "\u200fa", " a "])
+@pytest.mark.parametrize("text", ["a\tb", "a\u0085b", "a\u2028b", "a\u3000b", "a\u200db", " a "])
 def test_blanks_and_characters_of_format_are_text(text: str) -> None:
     """A tab is a blank; a joiner and a mark of direction are spelling in some scripts."""
     assert parse_utterance(json.dumps({**GOOD, "text": text})).text == text

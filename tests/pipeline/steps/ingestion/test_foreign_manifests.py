@@ -347,7 +347,7 @@ def test_columns_of_parquet_that_are_not_known(tmp_path: Path) -> None:
         records(tmp_path, {"start": [1.0, 2.0]})
 
 
-@pytest.mark.parametrize("character", ["\x00", "\x0b", "\x85", "\u2028"])
+@pytest.mark.parametrize("character", ["\x00", "\x0b", "\x7f"])
 def test_control_characters_in_transcripts_are_refused_in_any_format(
     tmp_path: Path, character: str
 ) -> None:
