@@ -34,6 +34,9 @@ _MAGIC = {
     b"\xfe\xff": ("UTF-16", "write it as UTF-8"),
 }
 _GZIP = b"\x1f\x8b"
+_TABLE = re.compile(r"\.[ct]sv(\.gz)?$")
+"""The name of a table, which may have a single column, and so no delimiter."""
+
 _HEAD_BYTES = 64 * 2**10
 
 
@@ -163,7 +166,7 @@ def content_of(store: ObjectStore, uri: str) -> Content | None:
         said = "is no gzip, but its name ends in .gz" if is_named else "is in gzip"
         need = "without .gz" if is_named else "with .gz at its end"
         raise ValueError(f"{uri} {said}: call it by a name {need}")
-    return _content_of(_unpacked(head))
+    return _content_of(_unpacked(head), is_table=_TABLE.search(uri) is not None)
 
 
 def _unpacked(head: bytes) -> bytes:
@@ -174,7 +177,7 @@ def _unpacked(head: bytes) -> bytes:
     return b""
 
 
-def _content_of(data: bytes) -> Content | None:
+def _content_of(data: bytes, *, is_table: bool) -> Content | None:
     for magic, (called, remedy) in _MAGIC.items():
         if data.startswith(magic):
             return Content(called, remedy)
@@ -188,7 +191,7 @@ def _content_of(data: bytes) -> Content | None:
         called, query = ("a JSON array", ".[]") if text[0] == "[" else ("JSON over lines", ".")
         return Content(called, f"write an object a line, as jq -c '{query}' does", keys)
     delimiter = "\t" if lines and "\t" in lines[0] else ","
-    if lines and delimiter in lines[0]:
+    if lines and (delimiter in lines[0] or is_table):
         header = next(csv.reader(lines[:1], delimiter=delimiter))
         return Content(DELIMITED, "give --format table, and --columns for other names", header)
     return Content("text") if lines else None

@@ -153,6 +153,16 @@ def test_tables(corpus: Corpus, name: str, write: Callable[[Path], object]) -> N
     assert [record.audio_uri for record in (first, second)] == [str(corpus.audio / "a.wav")] * 2
 
 
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv"])
+def test_a_table_of_one_column(corpus: Corpus, name: str) -> None:
+    """That of the audio is enough, though no delimiter shows that it is a table."""
+    path = corpus.audio.parent / name
+    (corpus.audio / "a.wav").write_bytes(wav(tone(1, 2)))
+    path.write_text("audio_uri\naudio/a.wav\n")
+    corpus.ingest("--manifest", str(path), "--format", "table")
+    assert [record.duration_s for record in corpus.records()] == [2.0]
+
+
 def test_a_table_is_read_as_it_is(corpus: Corpus) -> None:
     """A column that is not known is refused, and passed over where the option names it."""
     path = corpus.audio.parent / "t.csv"
