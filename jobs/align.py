@@ -26,8 +26,8 @@ from training.fit.model_specs import aligner_fit
 from training.fit.train_model import fit_model
 from training.recipes import check_phones, check_ranks, check_senones
 from training.targets.alignment import AlignmentSettings, read_tree, realign
-from training.targets.bootstrap import bootstrap
-from training.targets.labelled import CorpusLexicon, check_transcripts
+from training.targets.bootstrap import bootstrap, check_transcripts
+from training.targets.labelled import CorpusLexicon
 
 
 def run(job: Job) -> StepResults:

@@ -187,3 +187,9 @@ def _without_links(path: str) -> str:
 def _is_at_or_below(uri: str, prefix: str) -> bool:
     # With the slash, so that s3://bucket/pre does not admit s3://bucket/prefix2.
     return uri == prefix or uri.startswith(prefix.rstrip("/") + "/")
+
+
+def resolve_audio(corpus_uri: str, audio_uri: str) -> str:
+    """Resolve an audio URI against the corpus; an absolute one stays as it is."""
+    absolute = audio_uri.startswith("/") or "://" in audio_uri
+    return audio_uri if absolute else join_uri(corpus_uri, audio_uri)

@@ -10,12 +10,11 @@ from pathlib import Path
 from infra.configuration import ConfigurationError
 from infra.ranges import printable
 from infra.store.object_store import ObjectNotFound, ObjectStore, StoreError, join_uri
-from infra.store.uris import normalize_uri, require_within
+from infra.store.uris import normalize_uri, require_within, resolve_audio
 from jobs.cli.job import Job
 from jobs.cli.parser import LANGUAGE_MODEL
 from jobs.ingestion.kaldi_directory import file_bytes
 from pipeline.runs.names import LANGUAGE_MODEL_FILES, LANGUAGE_MODEL_SETTINGS, LEXICON_FILE
-from pipeline.steps.utterance_features import resolve_audio
 from training.configuration.decoding import EvaluationConfig
 from training.decoding.language_model.arpa import RestrictedArpa, read_arpa
 from training.decoding.lexicon import Lexicon

@@ -9,7 +9,7 @@ from jaxtyping import Int64
 
 from infra.prefetch import prefetch
 from infra.store.object_store import Fetched, ObjectNotFound, ObjectStore, SizeBound
-from infra.store.uris import is_s3
+from infra.store.uris import is_s3, resolve_audio
 from pipeline.audio.conversion import ANY_AUDIO
 from pipeline.audio.errors import AudioError
 from pipeline.audio_parts import part_from_text
@@ -22,7 +22,6 @@ from pipeline.runs.names import FEATURES_FOLDER, INGEST_STEP, folder_of
 from pipeline.runs.step import Distribute
 from pipeline.steps.part_requests import FoundAudio, WantedAudio, read_audio
 from pipeline.steps.selection.hash_ranges import is_among
-from pipeline.steps.utterance_features import resolve_audio
 
 GETS_IN_FLIGHT = 16
 

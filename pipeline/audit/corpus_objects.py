@@ -7,6 +7,7 @@ import numpy as np
 
 from infra.configuration import read_record
 from infra.store.object_store import Fetched, ObjectNotFound, ObjectStore, join_uri
+from infra.store.uris import resolve_audio
 from pipeline.audit.contents import AudioVersion, hash_names
 from pipeline.audit.step_records import Finding, StepRecords
 from pipeline.audit.stored_objects import Holding, version_name
@@ -29,7 +30,6 @@ from pipeline.runs.step import Distribute
 from pipeline.steps.selection.buckets import is_mark, is_within_dates
 from pipeline.steps.selection.id_index import metadata_names
 from pipeline.steps.selection.select import metadata_uri
-from pipeline.steps.utterance_features import resolve_audio
 
 GETS_IN_FLIGHT = 16
 

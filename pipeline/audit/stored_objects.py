@@ -7,13 +7,13 @@ from typing import Any
 
 from infra.prefetch import prefetch
 from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri
+from infra.store.uris import resolve_audio
 from pipeline.audit.contents import AudioVersion, Contents, Hashes, hash_names, read_contents
 from pipeline.audit.hashed_names import HashedNames
 from pipeline.audit.step_records import Finding, StepRecords
 from pipeline.runs.manifest import Output, read_output, sha256
 from pipeline.runs.names import AUDIO_FOLDER, INGEST_STEP, LEDGER_SUFFIX
 from pipeline.runs.step import Distribute
-from pipeline.steps.utterance_features import resolve_audio
 
 GETS_IN_FLIGHT = 8
 """Shards of 100 MB in memory at a time."""

@@ -17,8 +17,8 @@ from infra.store.object_store import (
     PrefixError,
     SizeBound,
     StoreError,
-    join_uri,
 )
+from infra.store.uris import resolve_audio
 from pipeline.audio.conversion import NO_CONVERSION, AudioConversion
 from pipeline.audio.decode import MAX_DURATION_S, decode_utterance, max_file_bytes
 from pipeline.audio.errors import AudioError
@@ -127,12 +127,6 @@ def size_bound(declared_s: float, conversion: AudioConversion = NO_CONVERSION) -
     longest_s = min(declared_s, float(MAX_DURATION_S))
     pcm_bytes_per_s = PCM_BYTES_PER_SAMPLE * conversion.max_samples_per_s
     return SizeBound(round(longest_s * pcm_bytes_per_s), max_file_bytes(longest_s, conversion))
-
-
-def resolve_audio(corpus_uri: str, audio_uri: str) -> str:
-    """Resolve an audio URI against the corpus; an absolute one stays as it is."""
-    absolute = audio_uri.startswith("/") or "://" in audio_uri
-    return audio_uri if absolute else join_uri(corpus_uri, audio_uri)
 
 
 def extract_utterance(

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from infra.store.object_store import ObjectStore
+from infra.store.uris import resolve_audio
 from pipeline.records import Tally
 from pipeline.runs.commit import StepContext
 from pipeline.runs.manifest import Output, sha256
 from pipeline.runs.names import LANGUAGE_MODEL_SETTINGS
-from pipeline.steps.utterance_features import resolve_audio
 from training.configuration.decoding import EvaluationConfig
 from training.decoding.language_model import kneser_ney_arpa, witten_bell_arpa
 from training.decoding.language_model.arpa import RestrictedArpa, restrict_arpa

@@ -6,9 +6,12 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
+from infra.log_lines import log
 from infra.prefetch import prefetch
+from infra.store.checked_reads import scan_checked
 from infra.store.object_store import ObjectStore
 from pipeline.placement_versions import (
     Versions,
@@ -22,7 +25,7 @@ from pipeline.runs.manifest import Output, read_manifest, read_output
 from pipeline.runs.names import BOOTSTRAP_STEP, LABELLED, features_step, task_name
 from pipeline.runs.step import StepContents, StepResult, StepSpec, TaskPlan, run_step, run_tasks
 from pipeline.sampling import sampling_priority
-from pipeline.shards import FeatureRow, read_features
+from pipeline.shards import FeatureRow, read_feature_texts, read_features
 from training.configuration.alignment import (
     BootstrapConfig,
     TreeConfig,
@@ -34,11 +37,11 @@ from training.decoding.bootstrap.cepstra import speaker_cepstra
 from training.decoding.bootstrap.hmm import bootstrap_alignment
 from training.decoding.lexicon import Lexicon
 from training.decoding.senones.tree_growing import GrownTree, grow_tree
+from training.decoding.vocabulary import UnknownWords
 from training.targets.labelled import (
     Alignments,
     CorpusLexicon,
     Senones,
-    check_transcripts,
     commit_aligned,
     sum_counts,
     transcribed,
@@ -114,6 +117,22 @@ def bootstrap(
     resolved = bootstrap_settings(config, tree_config, versions, unknown_words)
     spec = StepSpec(store, run_uri, BOOTSTRAP_STEP, resolved, [features], stored.digests)
     return run_step(spec, align_monophones)
+
+
+def check_transcripts(
+    store: ObjectStore, run_uri: str, subset: str, lexicon: Lexicon, loss_budget: float
+) -> None:
+    """Log which words of a subset's transcripts the lexicon lacks; reads no features.
+
+    LossBudgetExceededError if too many utterances cannot be aligned for them.
+    """
+    outputs = read_manifest(store, run_uri, features_step(subset)).outputs
+    uris = (output.uri(run_uri) for output in outputs)
+    texts = chain.from_iterable(scan_checked(store, uri, read_feature_texts) for uri in uris)
+    unknown = UnknownWords.of(texts, lexicon)
+    unknown.check_loss(lexicon, subset, loss_budget)
+    if said := unknown.note(lexicon, subset):
+        log(said)
 
 
 def _draw(context: StepContext, max_hours: float) -> dict[str, ShardSample]:

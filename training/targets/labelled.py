@@ -3,13 +3,11 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import numpy as np
 from jaxtyping import UInt16
 
-from infra.log_lines import log
 from infra.store.checked_reads import scan_checked
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Quarantined, Tally, source_id
@@ -22,14 +20,12 @@ from pipeline.runs.names import (
     LEXICON_FILE,
     PLACEMENTS_SETTING,
     UNKNOWN_WORDS_SETTING,
-    features_step,
     task_name,
 )
 from pipeline.shards import (
     Alignment,
     FeatureRow,
     PartitionRow,
-    read_feature_texts,
     read_features,
     read_partition_transcripts,
     write_partition,
@@ -38,7 +34,6 @@ from training.configuration.alignment import UnknownWordsRule
 from training.decoding.alignment import TranscribedUtterance, Unaligned
 from training.decoding.lexicon import Lexicon, decode_lexicon, parse_lexicon
 from training.decoding.senones.senone_tree import SenoneTree
-from training.decoding.vocabulary import UnknownWords
 
 Senones = UInt16[np.ndarray, " _frames"]
 Alignments = Mapping[str, Senones | Unaligned]
@@ -94,22 +89,6 @@ def read_lexicon(
                 f"{lexicon.digests[LEXICON_FILE][:12]}): put it back, or use another --run"
             )
     return lexicon
-
-
-def check_transcripts(
-    store: ObjectStore, run_uri: str, subset: str, lexicon: Lexicon, loss_budget: float
-) -> None:
-    """Log which words of a subset's transcripts the lexicon lacks; reads no features.
-
-    LossBudgetExceededError if too many utterances cannot be aligned for them.
-    """
-    outputs = read_manifest(store, run_uri, features_step(subset)).outputs
-    uris = (output.uri(run_uri) for output in outputs)
-    texts = chain.from_iterable(scan_checked(store, uri, read_feature_texts) for uri in uris)
-    unknown = UnknownWords.of(texts, lexicon)
-    unknown.check_loss(lexicon, subset, loss_budget)
-    if said := unknown.note(lexicon, subset):
-        log(said)
 
 
 def read_shards(store: ObjectStore, run_uri: str, step: str) -> dict[str, list[FeatureRow]]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from infra.configuration import read_record
 from infra.store.object_store import ObjectStore, SizeBound, StoreError
+from infra.store.uris import resolve_audio
 from pipeline.audio.conversion import ANY_AUDIO
 from pipeline.audio.errors import AudioError
 from pipeline.audio_parts import parse_part
@@ -15,7 +16,6 @@ from pipeline.runs.manifest import Manifest
 from pipeline.runs.names import UNLABELLED
 from pipeline.steps.part_requests import WantedAudio, read_audio
 from pipeline.steps.selection.buckets import METADATA_SUFFIXES
-from pipeline.steps.utterance_features import resolve_audio
 
 
 def metadata_of_day(store: ObjectStore, metadata_uri: str, created_at: str | None) -> list[str]:

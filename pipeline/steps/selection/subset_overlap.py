@@ -22,6 +22,7 @@ import numpy as np
 from jaxtyping import Bool, Int64, UInt64
 
 from infra.store.object_store import PrefixError, normalize_uri
+from infra.store.uris import resolve_audio
 from pipeline.audio_parts import Member, Segment
 from pipeline.records import Tally, Utterance, parse_utterance
 from pipeline.runs.commit import StepContext, read_commits
@@ -36,7 +37,6 @@ from pipeline.steps.selection.hash_ranges import (
     is_among,
     range_edges,
 )
-from pipeline.steps.utterance_features import resolve_audio
 
 _RANGE_UTTERANCES = 10_000_000
 """A range's task holds of so many utterances 12 bytes of names and 20 of audio, and a copy."""
