@@ -148,7 +148,7 @@ def require_within(uri: str, resolved_prefixes: Sequence[str]) -> str:
         said = f"{uri}: outside the allowed prefixes ({allowed}): allow its prefix, or move it"
     else:
         target = Path(_without_links(str(link)))
-        folder = target if target.is_dir() else target.parent
+        folder = "that folder" if target.is_dir() else "that file's folder"
         said = f"{link} is a link to {target}, outside the allowed prefixes: allow {folder}"
     error = PrefixError(said)
     error.is_outside = True

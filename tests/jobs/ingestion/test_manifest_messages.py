@@ -244,7 +244,8 @@ def test_links_to_another_folder(refusal: Callable[..., str], tmp_path: Path, li
     audio = f"audio/{name}/b.wav" if linked == "folder" else f"audio/{name}"
     said = refusal({"m.jsonl": nemo(audio)}, "m.jsonl")
     assert f"{link} is a link to {speech}" in said
-    assert f"allow {speech}: add it to" in said
+    folder = "that folder" if linked == "folder" else "that file's folder"
+    assert f"allow {folder}: add it to corpus.audio_prefixes" in said
 
 
 def test_one_good_row_is_enough(corpus: Corpus) -> None:
