@@ -28,6 +28,7 @@ from training.models.registry import make_model
 from training.tensor_encoding import decode_state, encode_state
 from training.trainers import Trainer
 from training.trainers.registry import make_trainer
+from training.trainers.replica import model_tensors
 
 META = torch.device("meta")
 
@@ -46,6 +47,12 @@ class Arrival:
 
     def values(self) -> Tensor:
         return self._values
+
+
+@pytest.fixture(autouse=True)
+def shapes_are_exchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let trainers take meta's tensors for those of a device that computes."""
+    monkeypatch.setattr(model_tensors, "holds_no_values", lambda _: False)
 
 
 def fitting_on(device: torch.device, folder: Path, what: Fit, group: ProcessGroup) -> Fitting:

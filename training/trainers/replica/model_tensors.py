@@ -47,11 +47,16 @@ def check_model(model: nn.Module) -> None:
         )
 
 
+def holds_no_values(tensor: Tensor) -> bool:
+    """Return whether a tensor is a shape alone."""
+    return tensor.is_meta
+
+
 def fault_of(tensor: Tensor) -> str:
     """Say why a tensor cannot be overwritten by rank 0's values; nothing if it can."""
     if is_lazy(tensor):
         return "has no shape yet: run the lazy model on one input first"
-    if tensor.is_meta:
+    if holds_no_values(tensor):
         return "lies on the meta device and holds no values: call to_empty() and initialize it"
     is_plain = tensor.layout == torch.strided and not is_traceable_wrapper_subclass(tensor)
     if not is_plain or tensor.is_nested or tensor.is_quantized:
