@@ -3,6 +3,7 @@
 import json
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -129,8 +130,8 @@ def without_repeats(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Make an object of JSON; ValueError for a repeated field, of which readers differ in one."""
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"field {next(n for n in names if names.count(n) > 1)!r} twice")
+        repeated, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise ValueError(f"field {repeated!r} twice")
     return fields
 
 

@@ -50,12 +50,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def rank_server(request: pytest.FixtureRequest) -> None:
     """Start it before the synthesis of a corpus starts its own; it imports torch meanwhile.
 
-    Tests marked `cluster` or `chaos` fork no ranks, and save 6 s of CPU in each process.
+    Tests marked `cluster` fork no ranks, and save 6 s of CPU in each process.
     """
-    from tests.file_scheduling import is_long  # noqa: PLC0415 - a plugin, rewritten by pytest
     from tests.training.rank_context import start_rank_server  # noqa: PLC0415 - as torch below
 
-    if not all(map(is_long, request.session.items)):
+    if any(item.get_closest_marker("cluster") is None for item in request.session.items):
         start_rank_server()
 
 

@@ -4,8 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.file_scheduling import LONG_RUNS
 from tests.whole_path.processes import REPOSITORY
+
+pytestmark = pytest.mark.chaos
 
 FIXTURE = """
 import pytest

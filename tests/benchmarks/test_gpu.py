@@ -14,6 +14,8 @@ from training.algorithms.gtc.encoding import take_message
 from training.configuration.values import Precision
 from training.distributed import process_group
 
+pytestmark = pytest.mark.chaos
+
 CPU = torch.device("cpu")
 assert interpreted
 

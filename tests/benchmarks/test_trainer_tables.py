@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from tests.benchmarks.trainer_tables.__main__ import make_optimizer, straggling, trained
@@ -9,6 +10,8 @@ from tests.benchmarks.trainer_tables.chunks import CHUNK_FRAMES, CONTEXT, Chunks
 from tests.benchmarks.trainer_tables.rows import TABLE_3
 from tests.benchmarks.trainer_tables.selecting import Selection, train_selecting
 from training.distributed.simulated_group import simulate_ranks
+
+pytestmark = pytest.mark.chaos
 
 NUM_SENONES = 4
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -132,6 +133,7 @@ def test_bmuf_is_the_textbook(symbols: Settings, num_ranks: int, seed: int) -> N
     check(simulated, train(start, gradients, symbols))
 
 
+@pytest.mark.chaos
 def test_no_gradient_is_lost_on_64_ranks() -> None:
     """Applied sums + all residuals = all gradients, exactly, on 64 ranks, as in the papers."""
     symbols = Settings(64, 1, 8.0, 0.0, 1.0, "nesterov", 1.0, 0.0)

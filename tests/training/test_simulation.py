@@ -118,7 +118,7 @@ def test_ranks_with_different_numbers_of_steps_are_an_error() -> None:
         simulate(training, 2, TRAINERS["gtc"])
 
 
-@pytest.mark.parametrize("num_ranks", [8, 64])
+@pytest.mark.parametrize("num_ranks", [8, pytest.param(64, marks=pytest.mark.chaos)])
 def test_ranks_that_share_a_gpu_train_as_on_a_cpu(
     monkeypatch: pytest.MonkeyPatch, races: StreamRaces, num_ranks: int
 ) -> None:

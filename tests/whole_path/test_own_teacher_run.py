@@ -27,6 +27,8 @@ from tests.training.decoding.toy_language import LEXICON_TXT
 from tests.whole_path.processes import REPOSITORY, TINY
 from training.targets.alignment import read_tree
 
+pytestmark = pytest.mark.chaos
+
 GUIDE = REPOSITORY / "training" / "targets" / "README.md"
 SIZES = {"labelled": (3, 10), "unlabelled": (2, 4), "heldout": (1, 3)}
 SENTENCES = ("see a cab", "sake a bee", "be cabs", "a bee see sake", "cab see a sake")

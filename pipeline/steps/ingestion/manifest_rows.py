@@ -7,6 +7,7 @@ import io
 import json
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -301,8 +302,9 @@ def _column_names(where: str, line: str, split: Split) -> list[str]:
 
 
 def _require_once(names: Sequence[str], where: str) -> None:
-    if repeated := [name for name in names if name and names.count(name) > 1]:
-        raise ValueError(f"{where}: column {printable(repeated[0], 80)!r} twice: rename one")
+    counts = Counter(filter(None, names))
+    if repeated := next((name for name, count in counts.items() if count > 1), None):
+        raise ValueError(f"{where}: column {printable(repeated, 80)!r} twice: rename one")
 
 
 def _csv_row(names: Sequence[str], fields: Sequence[str], read: Collection[str]) -> Row:

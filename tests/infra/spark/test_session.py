@@ -181,6 +181,7 @@ def test_spark_submit_works_without_java(java_free: dict[str, str]) -> None:
     assert "WARN" not in done.stderr.replace("WARNING", "")
 
 
+@pytest.mark.chaos
 def test_what_the_user_submits_wins(java_free: dict[str, str]) -> None:
     """--master and --conf of the command line win over the cluster's settings."""
     options = ["--master", "local[*]", "--conf", "spark.sql.shuffle.partitions=7"]
@@ -203,6 +204,7 @@ def test_a_lost_jvm_is_explained() -> None:
     assert done.returncode == 1
 
 
+@pytest.mark.chaos
 def test_no_java_is_left_behind() -> None:
     """When the program ends by an error, its JVM ends too."""
     repository = str(Path(__file__).parents[3])

@@ -59,6 +59,7 @@ def table(directory: Path, name: str) -> dict[str, str]:
     return dict(line.split(" ", 1) for line in lines)
 
 
+@pytest.mark.chaos
 def test_bytes_do_not_depend_on_the_number_of_processes(directory: Path, tmp_path: Path) -> None:
     """One process and two write the same files, byte for byte."""
     synthesize(TINY, tmp_path / "again", num_processes=1)
@@ -93,6 +94,7 @@ def test_missing_demo_package_is_named(
     assert main(["--out", str(tmp_path / "corpus")]) == 1
 
 
+@pytest.mark.chaos
 def test_unfinished_corpus_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that fails midway leaves neither the directory nor scratch files."""
 

@@ -96,6 +96,7 @@ def test_sums_as_gloo_does(eight_ranks: RankPool, num_ranks: int, num_values: in
     assert all_equal([*simulated, *eight_ranks.run(num_ranks, add_numbers, num_values)])
 
 
+@pytest.mark.chaos
 def test_128_ranks() -> None:
     """128 synchronous ranks, as in the papers' largest runs, equal one on all minibatches."""
     models = simulate_ranks(128, train_alike)

@@ -31,6 +31,8 @@ from training.recipes import CheckpointConfig
 from training.trainers import trainer
 from training.trainers.replica import comparison
 
+pytestmark = pytest.mark.chaos
+
 TRAINERS = ["synchronous", "gtc", "bmuf", "sparse_loco", "one_bit", "htm"]
 
 

@@ -33,6 +33,8 @@ from training.trainers import (
     Trainer,
 )
 
+pytestmark = pytest.mark.chaos
+
 SIZES = (8, 16, 32, 64)
 NUM_CLASSES, NUM_INPUTS, NUM_FRAMES = 3, 6, 512
 

@@ -16,6 +16,8 @@ from training.fit.model_specs import Fit, baseline_fit, sequence_fit, student_fi
 from training.recipes import CheckpointConfig, read_recipe
 from training.trainers.one_bit.one_bit import OneBit
 
+pytestmark = pytest.mark.chaos
+
 EVERY_STEP = CheckpointConfig(steps=1, num_kept=1000)
 FRAMES_OF_ALL = 64  # of 2 ranks
 HOUR = 3600 / LOW_RATE_FRAME_S

@@ -182,6 +182,7 @@ def test_another_number_of_ranks_resumes(run: Path, trainer: str, num_ranks: int
     assert curve[-1]["expected_frame_accuracy"] > curve[0]["expected_frame_accuracy"] + 0.01
 
 
+@pytest.mark.chaos
 def test_gtc_on_16_ranks_trains_on_every_utterance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

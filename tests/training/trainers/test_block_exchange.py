@@ -20,6 +20,8 @@ from training.distributed.simulated_group import simulate_ranks
 from training.tensor_encoding import decode_state, encode_state
 from training.trainers import Bmuf, Htm, SparseLoco, Trainer
 
+pytestmark = pytest.mark.chaos
+
 BLOCK_SIZE, NUM_ELEMENTS, TAU = 3, 66, 1 / 64
 CODES: dict[str, BlockCode] = {
     "bfloat16": Bfloat16(),

@@ -19,6 +19,8 @@ from training.tensor_encoding import decode_state, encode_state
 from training.trainers import Bmuf, Gtc, Htm, OneBit, SparseLoco, Synchronous, Trainer
 from training.trainers.replica.parameters import FlatParameters
 
+pytestmark = pytest.mark.chaos
+
 BLOCK_SIZE, TAU = 2, 1 / 64
 TOP_K = TopK(density=0.5, bits=4)
 # Three models: their mean is a sum of which no bfloat16 has all bits.

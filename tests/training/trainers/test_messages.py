@@ -120,6 +120,7 @@ def train_by_htm(group: ProcessGroup, stop: int) -> tuple[Tensor, int]:
     return model.weight.detach().clone(), state["trainer"]["message_capacity"]
 
 
+@pytest.mark.chaos
 def test_htms_checkpoint_holds_the_messages_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """Resuming is bitwise never having stopped, where a new trainer would send all at once."""
     monkeypatch.setattr(gtc, "ExactMessages", FixedMessages)

@@ -13,6 +13,8 @@ from training.decoding.alignment import TranscribedUtterance
 from training.decoding.bootstrap.hmm import Bootstrap, bootstrap_alignment
 from training.decoding.lexicon import SILENCE, Lexicon
 
+pytestmark = pytest.mark.chaos
+
 VOICES = ("gmw/en-us", "gmw/en-gb-x-rp", "gmw/en-us+f2", "gmw/en-gb-x-rp+f4")
 NUM_EACH = 15
 STOPS = {"B", "CH", "D", "G", "JH", "K", "P", "T"}

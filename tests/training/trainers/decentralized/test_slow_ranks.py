@@ -16,6 +16,8 @@ from training.algorithms.decentralized.topology import Ring, fixed_ring, permute
 from training.distributed.simulated_group import SimulatedGroup, SimulatedLink, simulate_ranks
 from training.trainers.trainer import STEPS_BETWEEN_COMPARISONS
 
+pytestmark = pytest.mark.chaos
+
 NUM_RANKS, NUM_STEPS = 12, 24
 NUM_COMPARED, NUM_LOOKED_AT = 36, 68
 """Steps after one comparison of replicas, and after a second one, when the first is looked at."""

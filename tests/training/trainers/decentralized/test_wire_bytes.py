@@ -12,6 +12,8 @@ from tests.training.trainers.decentralized.mixing_runs import (
 )
 from training.distributed.simulated_group import SimulatedGroup, simulate_ranks
 
+pytestmark = pytest.mark.chaos
+
 NUM_STEPS = 8  # fewer than trainers take between two comparisons of their replicas
 BYTES_PER_WEIGHT = 8
 
