@@ -170,8 +170,7 @@ class AdPsgd(OwnModels):
         super().load_state_dict(state)
         check_settings(state, {"seed": self.seed})
         own = self.parameters.flatten(state["own_model"]).cpu()
-        # Checkpoints of earlier versions lack the number of steps that were counted.
-        counts = Staleness(**{"num_steps": self.num_steps, **state["exchanges"]})
+        counts = Staleness(**state["exchanges"])
         self._motion = ModelInMotion(own, self.max_staleness, counts)
         self.num_offers = state["num_offers"]
 

@@ -334,7 +334,6 @@ def load_earlier(group: SimulatedGroup) -> tuple[AdPsgdStatistics, AdPsgdStatist
         take_empty_steps(trainer, 5)
         state, saved = trainer.state_dict(), trainer.statistics()
         take_empty_steps(trainer, 5)
-    del state["exchanges"]["num_steps"]  # as in a state of an earlier version
     trainer.load_state_dict(state)
     loaded = trainer.statistics()
     assert isinstance(saved, AdPsgdStatistics)
@@ -348,7 +347,7 @@ def take_empty_steps(trainer: AdPsgd, num_steps: int) -> None:
 
 
 def test_loading_a_state_sets_the_counts_back() -> None:
-    """All but the bytes, which this process has sent; also of a state without counted steps."""
+    """All but the bytes, which this process has sent."""
     ranks = simulate_ranks(4, load_earlier, link=LINK)
     for saved, loaded in ranks:
         assert replace(loaded, bytes_sent=0) == replace(saved, bytes_sent=0)
