@@ -48,6 +48,7 @@ class Trainer(Replicated):
         process_group.check_member(group)
         check_model(model)
         check_optimizer(optimizer)
+        check_only_trainer(model, optimizer)
         super().__init__(model, optimizer, group)
         self._within = ExitStack()
         self._is_entered = False

@@ -263,15 +263,25 @@ def test_two_trainers_share_a_model() -> None:
 def enter_twice(group: ProcessGroup, name: str) -> None:
     model, optimizer, trainer = build(group, name)
     other = sgd(model) if name == "synchronous" else optimizer
-    with trainer, Synchronous(model, other, group=group):
+    second = Synchronous(model, other, group=group)
+    with trainer, second:
         pass
 
 
+def make_within(group: ProcessGroup, name: str) -> None:
+    model, optimizer, trainer = build(group, name)
+    with trainer:
+        Synchronous(model, optimizer, group=group)
+
+
+@pytest.mark.parametrize("begin", [enter_twice, make_within])
 @pytest.mark.parametrize("name", ["synchronous", "bmuf"])
-def test_a_second_trainer_of_a_parameter_is_refused(name: str) -> None:
+def test_a_second_trainer_of_a_parameter_is_refused(
+    begin: Callable[[ProcessGroup, str], None], name: str
+) -> None:
     """Of the same optimizer, or of another one with the same tensors, while one is entered."""
     with pytest.raises(ValueError, match=r"parameter 0\.weight is trained by a trainer that is"):
-        simulate_ranks(2, enter_twice, name)
+        simulate_ranks(2, begin, name)
 
 
 @torch.no_grad()
