@@ -15,6 +15,8 @@ from tests.pipeline.runs.small_commits import set_small_bounds
 from tests.small_corpus import local_store, write_corpus
 from tests.whole_path.processes import TINY
 
+pytestmark = pytest.mark.chaos
+
 NUM_UTTERANCES = 6
 
 

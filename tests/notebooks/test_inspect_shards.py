@@ -22,6 +22,8 @@ from pipeline.shards import FeatureRow, TargetRow, write_features, write_targets
 from pipeline.splicing import splice
 from tests.notebooks.execution import FOLDERS, REPOSITORY, read_notebook
 
+pytestmark = pytest.mark.chaos
+
 NOTEBOOK = REPOSITORY / "notebooks" / "inspect_shards.ipynb"
 SECONDS = (2.0, 1.2)
 DRAWN = """

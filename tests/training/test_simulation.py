@@ -27,6 +27,8 @@ from training.trainers import (
     Synchronous,
 )
 
+pytestmark = pytest.mark.chaos
+
 __all__ = ["races"]
 
 NUM_STEPS, RATES = 6, (0.05, 0.02)

@@ -13,6 +13,8 @@ from infra.store.byte_budget import ByteBudget, NoRoomError, Reservation, SizeBo
 from infra.store.object_store import Fetched, ObjectStore, ObjectTooLarge, join_uri
 from tests.faults.failing_store.scripted_server import Request, scripted_server
 
+pytestmark = pytest.mark.chaos
+
 MB = 2**20
 BUDGET = 32 * MB
 OBJECT = 8 * MB

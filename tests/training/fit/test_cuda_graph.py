@@ -36,6 +36,8 @@ from training.targets.hard import HardTargets
 from training.targets.sequence import SequenceTargets
 from training.targets.soft import GhostTargets, SoftTargets
 
+pytestmark = pytest.mark.chaos
+
 NUM_SENONES, NUM_CHUNKS, FRAMES = 7, 3, 5
 CONFIG = LoopConfig(minibatch_frames=NUM_CHUNKS * FRAMES, max_gradient_norm=0.01)
 SHAPES = [(3, 5), (3, 5), (2, 5), (3, 5), (3, 4), (3, 5)]

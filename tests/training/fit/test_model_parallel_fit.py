@@ -14,6 +14,8 @@ from training.fit.model_specs import Fit, sequence_fit, sibling_fits, student_fi
 from training.fit.steps import LoopConfig
 from training.recipes import CheckpointConfig, check_ranks, read_recipe
 
+pytestmark = pytest.mark.chaos
+
 EVERY_STEP = CheckpointConfig(steps=1, num_kept=1000)
 PLAIN_SGD = 'student.optimizer={ name = "sgd", momentum = 0.0 }'
 

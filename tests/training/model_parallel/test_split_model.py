@@ -16,6 +16,8 @@ from training.models.acoustic_model import AcousticModel
 from training.models.lstm import LstmModel
 from training.trainers import OneBit, Synchronous
 
+pytestmark = pytest.mark.chaos
+
 NUM_SENONES = 7
 
 
