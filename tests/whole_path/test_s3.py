@@ -16,7 +16,13 @@ from jobs.ingestion.corpus import ingest
 from jobs.run import launches
 from jobs.synthesis.corpus import synthesize
 from jobs.synthesis.plan import SynthesisConfig
-from pipeline.runs.names import LANGUAGE_MODEL_FILES, SUBSETS, model_step, teachers
+from pipeline.runs.names import (
+    LANGUAGE_MODEL_FILES,
+    LEXICON_FILE,
+    SUBSETS,
+    model_step,
+    teachers,
+)
 from pipeline.steps.features import extract_features
 from pipeline.steps.repartition import repartition
 from pipeline.steps.selection.select import metadata_uri, select_utterances
@@ -123,6 +129,7 @@ def local(whole: WholeRun, tmp_path_factory: pytest.TempPathFactory) -> tuple[Ob
     store, corpus_uri = ObjectStore((run_uri,)), join_uri(run_uri, "corpus")
     recipe = read_recipe(str(TINY))
     ingest(whole.kaldi_dir, store, corpus_uri)
+    store.put(join_uri(corpus_uri, LEXICON_FILE), (whole.kaldi_dir / LEXICON_FILE).read_bytes())
     budget = recipe.loss_budget
     for subset in SUBSETS:
         uri = metadata_uri(corpus_uri, subset)
