@@ -22,7 +22,7 @@ CASES = {
     # HTM's groups of two have both backends, too.
     "stop": Case(Train("htm"), 2, SILENT, signal.SIGSTOP),
     "kill": Case(WaitForDevice(1, "sleep"), 1, SILENT, signal.SIGKILL),
-    "sleep": Case(WaitForDevice(0, "sleep"), 0, " came to no exchange for ", None, 6.0),
+    "sleep": Case(WaitForDevice(0, "sleep"), 0, " came to no exchange for ", None, 20.0),
     "raise": Case(WaitForDevice(3, "raise"), 3, " ended: ValueError: this rank's data are corrupt"),
     "leave": Case(WaitForDevice(2, "leave"), 2, " had ended: took fewer steps than the others"),
 }
