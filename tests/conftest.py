@@ -38,7 +38,7 @@ pytest_plugins = [
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add --kills and --schedules, the lengths of two tests."""
     lengths = (
-        ("--kills", 8, "processes that tests/faults/killed_processes/test_chaos.py kills a place"),
+        ("--kills", 5, "processes that tests/faults/killed_processes/test_chaos.py kills a place"),
         ("--schedules", 10_000, "random schedules of tests/simulation/test_exploration.py"),
     )
     for option, default, text in lengths:

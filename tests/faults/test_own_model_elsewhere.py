@@ -30,7 +30,7 @@ from training.configuration.targets import WindowsConfig
 from training.targets.alignment import AlignmentSettings, realign
 from training.targets.teacher import PooledTeacher, kept_targets
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.chaos
 
 SOURCE = """\
 from torch import nn

@@ -179,6 +179,7 @@ def test_selection_and_features_do_not_depend_on_the_place(
     require_same(whole, local, steps)
 
 
+@pytest.mark.chaos
 def test_alignments_do_not_depend_on_the_place(
     whole: WholeRun, local: tuple[ObjectStore, str]
 ) -> None:

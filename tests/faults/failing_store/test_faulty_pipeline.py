@@ -17,16 +17,10 @@ from tests.small_corpus import write_corpus
 pytestmark = pytest.mark.timeout(300)
 
 NUM_SPEAKERS = 20
-NUM_EACH = {"s3": 15, "ceph": 60}
+NUM_EACH = 15
 NUM_EACH_IN_CHUNKS = 3
 # A stall costs the client's whole read timeout, 4 s here.
 WEIGHTS = {"stall": 0.3}
-
-
-@pytest.fixture
-def num_each(request: pytest.FixtureRequest) -> int:
-    """Return the number of utterances of each speaker: more on the faster server."""
-    return NUM_EACH[request.node.callspec.params["server"]]
 
 
 def undisturbed(folder: Path, num_each: int) -> tuple[str, dict[str, bytes]]:
@@ -47,10 +41,10 @@ def copy(source: ObjectStore, source_uri: str, target: ObjectStore, target_uri: 
 
 @pytest.mark.usefixtures("impatient")
 def test_faults_change_no_byte_and_lose_nothing(
-    server: Server, num_each: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Manifests are as without faults, every utterance is there once, a fault costs a retry."""
-    local_corpus, expected = undisturbed(tmp_path, num_each)
+    local_corpus, expected = undisturbed(tmp_path, NUM_EACH)
     run_uri, corpus_uri = join_uri(server.uri, "run"), join_uri(server.uri, "corpus")
     store = ObjectStore((server.uri,))
     copy(ObjectStore((local_corpus,)), local_corpus, store, corpus_uri)
@@ -68,7 +62,7 @@ def test_faults_change_no_byte_and_lose_nothing(
         for output in read_manifest(store, run_uri, "partitions/unlabelled").outputs
         for row in read_partition(read_output(store, run_uri, output))
     )
-    assert len(utterances) == NUM_SPEAKERS * num_each
+    assert len(utterances) == NUM_SPEAKERS * NUM_EACH
     assert set(utterances.values()) == {1}
     require_counts_agree(made, proxy)
     assert proxy.num_faults > 0.03 * made.num_requests > 10

@@ -66,9 +66,12 @@ class Chaos:
         store = ObjectStore((run_uri,))
         store_random_teacher(store, run_uri)
         self.record.num_rounds += 1
-        per_step = min(MAX_KILLS_PER_STEP, -(-num_kills // len(STEPS)))
         for step in STEPS:
-            kills = self._step(step, run_uri, self.killer.kinds(step, per_step))
+            # Rounded up for targets: they have a device server beside what every step has.
+            is_targets = step == "generate_targets"
+            number = -(-num_kills // len(STEPS)) if is_targets else num_kills // len(STEPS)
+            kinds = self.killer.kinds(step, min(MAX_KILLS_PER_STEP, max(1, number)))
+            kills = self._step(step, run_uri, kinds)
             self.record.kills.update({(kind, step): count for kind, count in kills.items()})
             said = f"round {self.record.num_rounds}: {step}: killed {dict(kills)}"
             print(said, file=sys.stderr, flush=True)

@@ -35,6 +35,8 @@ class Killer:
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
+        # The first kills are of all kinds, however few a step has.
+        self._turn = self._random.sample(EVERYWHERE, len(EVERYWHERE))
         self._spread_s: dict[str, float] = {}
         self._paused: dict[int, float] = {}
 
@@ -43,11 +45,14 @@ class Killer:
 
         generate_targets begins with a device server, which lives for a few seconds alone.
         """
-        turn = [*_TURN, DEVICE_SERVER] if step == "generate_targets" else _TURN
-        drawn: list[str] = [DEVICE_SERVER] if step == "generate_targets" else []
+        has_server = step == "generate_targets"
+        turn = [*_TURN, DEVICE_SERVER] if has_server else _TURN
+        drawn: list[str] = [DEVICE_SERVER] if has_server else []
         while len(drawn) < number:
-            drawn += self._random.sample(turn, len(turn))
-        return drawn[:number]
+            if not self._turn:
+                self._turn = self._random.sample(turn, len(turn))
+            drawn.append(self._turn.pop())
+        return drawn
 
     def delay_s(self, step: str) -> float:
         """Draw the wait before the next kill."""

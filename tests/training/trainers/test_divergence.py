@@ -48,7 +48,13 @@ TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
     "one bit": (OneBit, {}),
     "one bit with double buffering": (OneBit, {"double_buffering": True}),
 }
-NAMES = sorted(TRAINERS)
+IN_CI = ("synchronous", "bmuf", "htm", "d_psgd", "one bit")
+NAMES = [
+    name if name in IN_CI else pytest.param(name, marks=pytest.mark.chaos)
+    for name in sorted(TRAINERS)
+]
+"""One trainer of each kind of exchange; the others share its comparison."""
+
 NUM_RANKS = 4
 Parts = tuple[nn.Module, torch.optim.Optimizer, Trainer]
 
